@@ -1,0 +1,119 @@
+"""What an agent may know of its environment, and nothing more.
+
+Agents see actions in canonical form: continuous actions live in [-1, 1] per dimension (unbounded dimensions are left
+as they are), discrete ones are integers from 0. `to_env` is the one place where they become the environment's own.
+"""
+
+from dataclasses import dataclass
+from math import isfinite, prod
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from whorl import tree
+
+MASK_KEY = "action_mask"
+"""Observations are dicts with this key where the environment says which discrete actions are allowed."""
+
+
+@dataclass(frozen=True)
+class Array:
+    """One observation leaf of one lane."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    low: float = float("-inf")
+    high: float = float("inf")
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """A vector of real numbers, with the environment's own bounds per dimension (flattened)."""
+
+    shape: tuple[int, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bounded(self) -> tuple[bool, ...]:
+        return tuple(isfinite(a) and isfinite(b) for a, b in zip(self.low, self.high))
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """One choice out of `n`; the environment counts from `start`, agents from 0."""
+
+    n: int
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """Several independent choices; dimension i has `nvec[i]` of them."""
+
+    nvec: tuple[int, ...]
+
+
+ActionLeaf: TypeAlias = Continuous | Discrete | MultiDiscrete
+SpecTree: TypeAlias = Any
+"""A leaf (`Array` for observations, an `ActionLeaf` for actions) or a dict of such trees."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Observation tree, action tree, number of lanes."""
+
+    observation: SpecTree
+    action: SpecTree
+    lanes: int
+
+    @property
+    def masked(self) -> bool:
+        """Whether observations carry an action mask."""
+        return isinstance(self.observation, dict) and MASK_KEY in self.observation
+
+
+def empty_obs(spec: SpecTree, leading: tuple[int, ...], device: torch.device | str = "cpu") -> tree.Tree:
+    """Zeros in the shape of the observation tree, with `leading` axes in front."""
+    return tree.map(
+        lambda a: torch.zeros(*leading, *a.shape, dtype=getattr(torch, a.dtype), device=device), spec
+    )
+
+
+def empty_action(spec: SpecTree, leading: tuple[int, ...], device: torch.device | str = "cpu") -> tree.Tree:
+    """Zeros in the shape of canonical actions: float [..., size], int64 [...] or int64 [..., dimensions]."""
+
+    def leaf(a: ActionLeaf) -> Tensor:
+        if isinstance(a, Continuous):
+            return torch.zeros(*leading, a.size, device=device)
+        if isinstance(a, Discrete):
+            return torch.zeros(*leading, dtype=torch.int64, device=device)
+        return torch.zeros(*leading, len(a.nvec), dtype=torch.int64, device=device)
+
+    return tree.map(leaf, spec)
+
+
+def to_env(spec: SpecTree, action: tree.Tree) -> tree.Tree:
+    """Canonical actions [..., size] into the environment's own range and shape: clip to [-1, 1], then rescale."""
+
+    def leaf(a: ActionLeaf, value: Tensor) -> Tensor:
+        if isinstance(a, Continuous):
+            bounded = torch.tensor(a.bounded, device=value.device)
+            low = torch.tensor([x if b else -1.0 for x, b in zip(a.low, a.bounded)], device=value.device)
+            high = torch.tensor([x if b else 1.0 for x, b in zip(a.high, a.bounded)], device=value.device)
+            scaled = low + (value.clamp(-1, 1) + 1) * 0.5 * (high - low)
+            return torch.where(bounded, scaled, value).reshape(*value.shape[:-1], *a.shape)
+        if isinstance(a, Discrete) and a.start:
+            return value + a.start
+        return value
+
+    return tree.map(leaf, spec, action)

@@ -1,0 +1,83 @@
+"""Nested tensors: a tree is a tensor, or a dict of trees with string keys.
+
+Observations, actions, memories and states are trees. These few functions are all the library needs of them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Tree: TypeAlias = Any
+"""A `Tensor`, or a `dict[str, Tree]`. (Recursive aliases trip type checkers; the functions below check.)"""
+
+
+def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:  # noqa: A001 - read as tree.map
+    """Apply `fn` leaf by leaf to trees of the same structure."""
+    if isinstance(tree, Mapping):
+        return {key: map(fn, value, *(other[key] for other in others)) for key, value in tree.items()}
+    return fn(tree, *others)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """All leaves, in key order of the dicts."""
+    if isinstance(tree, Mapping):
+        return [leaf for value in tree.values() for leaf in leaves(value)]
+    return [tree]
+
+
+def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Pairs of a dotted path and a leaf; the path of a bare leaf is the empty string."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from items(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, tree
+
+
+def first(tree: Tree) -> Any:
+    """Any one leaf, to ask for a device or a leading shape."""
+    while isinstance(tree, Mapping):
+        tree = next(iter(tree.values()))
+    return tree
+
+
+def index(tree: Tree, where: Any) -> Tree:
+    """`leaf[where]` for each leaf."""
+    return map(lambda leaf: leaf[where], tree)
+
+
+def stack(trees: list[Tree], dim: int = 0) -> Tree:
+    """Stack trees of the same structure along a new axis."""
+    return map(lambda *found: torch.stack(found, dim), trees[0], *trees[1:])
+
+
+def cat(trees: list[Tree], dim: int = 0) -> Tree:
+    """Concatenate trees of the same structure along an axis."""
+    return map(lambda *found: torch.cat(found, dim), trees[0], *trees[1:])
+
+
+def copy_(target: Tree, source: Tree) -> None:
+    """Write `source` into `target` in place: no tensor of `target` is rebound."""
+    map(lambda into, value: into.copy_(value), target, source)
+
+
+def clone(tree: Tree) -> Tree:
+    """A copy that shares no memory."""
+    return map(torch.clone, tree)
+
+
+def to(tree: Tree, device: torch.device | str) -> Tree:
+    """The same tree on `device` (leaves already there are not copied)."""
+    return map(lambda leaf: leaf.to(device, non_blocking=True), tree)
+
+
+def where(condition: Tensor, yes: Tree, no: Tree) -> Tree:
+    """Choose lane by lane; `condition` is [B] and is broadcast over each leaf's trailing axes."""
+    return map(lambda a, b: torch.where(expand(condition, a), a, b), yes, no)
+
+
+def expand(condition: Tensor, like: Tensor) -> Tensor:
+    """View `condition` with trailing axes of size one, so that it broadcasts against `like`."""
+    return condition.reshape(condition.shape + (1,) * (like.dim() - condition.dim()))
