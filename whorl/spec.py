@@ -4,7 +4,7 @@ Agents see actions in canonical form: continuous actions live in [-1, 1] per dim
 as they are), discrete ones are integers from 0. `to_env` is the one place where they become the environment's own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, prod
 from typing import Any, TypeAlias
 
@@ -80,6 +80,10 @@ class Spec:
     def masked(self) -> bool:
         """Whether observations carry an action mask."""
         return isinstance(self.observation, dict) and MASK_KEY in self.observation
+
+    def with_lanes(self, lanes: int) -> "Spec":
+        """The same environment with another number of lanes."""
+        return replace(self, lanes=lanes)
 
 
 def empty_obs(spec: SpecTree, leading: tuple[int, ...], device: torch.device | str = "cpu") -> tree.Tree:

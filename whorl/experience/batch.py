@@ -52,6 +52,8 @@ class Batch:
     """[T, B] 0 on rows that are no transition: the row from a final observation, padding, burn-in"""
     memory: Tree = field(default_factory=dict)
     """[B, ...] memory before row 0, keyed by net; a missing key starts at zero"""
+    memories: Tree = field(default_factory=dict)
+    """[T / stride, B, ...] memory before every stride-th row of a rollout, so that it can be cut into chunks"""
     burn_in: int = 0
     """static: the first rows only warm the memory up"""
     extras: dict[str, Any] = field(default_factory=dict)
@@ -79,9 +81,9 @@ class Batch:
     def _rows(self, start: int, stop: int) -> Rows:
         return Rows(self.obs, self.reset, self.memory, self.burn_in, start, stop)
 
-    def with_extras(self, **extras: Tensor) -> "Batch":
-        """The same batch with more columns."""
-        return replace(self, extras={**self.extras, **extras})
+    def replace(self, **changes: Any) -> "Batch":
+        """The same batch with some fields changed."""
+        return replace(self, **changes)
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on `device`."""
@@ -99,11 +101,6 @@ class Batch:
             "keep": self.keep,
             "mask": self.mask,
             "memory": self.memory,
+            "memories": self.memories,
             "extras": self.extras,
         }
-
-
-def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the rows where `mask` is 1; zero where there is none. A masked NaN has no influence."""
-    kept = torch.where(mask > 0, value, torch.zeros((), dtype=value.dtype, device=value.device))
-    return (kept * mask).sum() / mask.sum().clamp(min=1)

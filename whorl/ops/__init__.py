@@ -1,1 +1,70 @@
+"""Pure tensor maths: no state, no value read back to the host, no shape that depends on values."""
 
+from whorl.ops.distributions import (
+    Categorical,
+    Distribution,
+    Joint,
+    MultiCategorical,
+    Normal,
+    TanhNormal,
+)
+from whorl.ops.losses import (
+    blank,
+    clipped_surrogate,
+    clipped_value_loss,
+    explained_variance,
+    huber,
+    masked_mean,
+    masked_normalize,
+    quantile_huber,
+)
+from whorl.ops.returns import (
+    discounted_return,
+    gae,
+    lambda_return,
+    n_step_return,
+    retrace,
+    reverse_scan,
+    vtrace,
+)
+from whorl.ops.targets import hard_update_, polyak_
+from whorl.ops.transforms import (
+    categorical_projection,
+    symexp,
+    symlog,
+    two_hot,
+    value_rescale,
+    value_rescale_inverse,
+)
+
+__all__ = [
+    "Categorical",
+    "Distribution",
+    "Joint",
+    "MultiCategorical",
+    "Normal",
+    "TanhNormal",
+    "blank",
+    "categorical_projection",
+    "clipped_surrogate",
+    "clipped_value_loss",
+    "discounted_return",
+    "explained_variance",
+    "gae",
+    "hard_update_",
+    "huber",
+    "lambda_return",
+    "masked_mean",
+    "masked_normalize",
+    "n_step_return",
+    "polyak_",
+    "quantile_huber",
+    "retrace",
+    "reverse_scan",
+    "symexp",
+    "symlog",
+    "two_hot",
+    "value_rescale",
+    "value_rescale_inverse",
+    "vtrace",
+]

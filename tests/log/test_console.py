@@ -1,0 +1,181 @@
+"""The console: what people see in a terminal, a narrow terminal, a pipe, and no terminal at all."""
+
+import io
+from collections.abc import Callable
+
+import pytest
+
+from whorl.log.console import Console, compact
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    """A file that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Terminal]:
+    def make(columns: int) -> Terminal:
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("LINES", "20")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        return Terminal()
+
+    return make
+
+
+def test_a_pipe_gets_one_plain_line_every_ten_seconds() -> None:
+    out, clock = io.StringIO(), Clock()
+    with Console(10_000_000, file=out, clock=clock) as console:
+        for second in range(1, 26):
+            clock.now = second
+            console.update(second * 48_000, {"steps": second * 48_000, "episode/return": 123.4})
+    assert out.getvalue().splitlines() == [
+        "5% 480k/10M steps · 48,000 steps/s · return 123.4 · 3:18 left",
+        "10% 960k/10M steps · 48,000 steps/s · return 123.4 · 3:08 left",
+        "12% 1.2M/10M steps · 48,000 steps/s · return 123.4 · 3:03 left",
+    ]
+
+
+def test_a_resumed_run_counts_its_rate_from_where_it_resumed() -> None:
+    out, clock = io.StringIO(), Clock()
+    with Console(1000, done=500, file=out, clock=clock) as console:
+        clock.now = 10.0
+        console.update(600, {})
+    assert out.getvalue() == "60% 600/1k steps · 10 steps/s · 0:40 left\n"
+
+
+def test_metrics_stay_on_display_until_newer_ones_come() -> None:
+    out, clock = io.StringIO(), Clock()
+    with Console(100, file=out, clock=clock) as console:
+        console.update(10, {"evaluation/return": 7.5})
+        clock.now = 10.0
+        console.update(50, {"episode/return": -3.0})
+    assert "return -3 · evaluation 7.5" in out.getvalue()
+
+
+def test_a_budget_in_seconds_shows_the_speed_that_the_row_reports() -> None:
+    out, clock = io.StringIO(), Clock()
+    with Console(100, unit="s", file=out, clock=clock) as console:
+        clock.now = 10.0
+        console.update(10, {"time/steps_per_second": 1234.5})
+    assert out.getvalue() == "10% 10/100 s · 1,234 steps/s · 1:30 left\n"
+
+
+def test_a_terminal_is_redrawn_at_most_five_times_a_second(terminal: Callable[[int], Terminal]) -> None:
+    out, clock = terminal(100), Clock()
+    with Console(1000, title="ppo · CartPole-v1", file=out, clock=clock) as console:
+        for i in range(1000):
+            clock.now = i / 1000
+            console.update(i)
+    # The start, one per 0.2 s, the last state, and the closing frame.
+    assert 5 <= out.getvalue().count("/1k steps") <= 8
+
+
+@pytest.mark.parametrize("columns", [1, 5, 12, 30, 80, 200])
+def test_no_line_is_wider_than_the_terminal(terminal: Callable[[int], Terminal], columns: int) -> None:
+    out, clock = terminal(columns), Clock()
+    console = Console(10_000_000, title="a title that may be too long", file=out, clock=clock)
+    clock.now = 5.0
+    with console:
+        clock.now = 8.0
+        console.update(1_200_000, {"episode/return": 123.4, "evaluation/return": 150.0})
+        lines = console._terminal.render_lines(console._picture(), pad=False)
+        console.summary({"return": 150.0, "a rather long name for a value": "x" * 40})
+    assert max(sum(segment.cell_length for segment in line) for line in lines) <= columns
+
+
+def test_a_message_appears_above_the_bar(terminal: Callable[[int], Terminal]) -> None:
+    out = terminal(80)
+    with Console(10, file=out, clock=Clock()) as console:
+        console.message("saved [a checkpoint]")
+    assert "saved [a checkpoint]" in out.getvalue()
+
+
+def test_no_color_is_honoured(terminal: Callable[[int], Terminal], monkeypatch: pytest.MonkeyPatch) -> None:
+    out = terminal(80)
+    monkeypatch.setenv("NO_COLOR", "1")
+    with Console(10, file=out, clock=Clock()) as console:
+        console.update(5)
+    assert "\x1b[38;" not in out.getvalue() and "\x1b[36m" not in out.getvalue()
+
+
+def test_a_dumb_terminal_gets_plain_lines(
+    terminal: Callable[[int], Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = terminal(80)
+    monkeypatch.setenv("TERM", "dumb")
+    with Console(10, file=out, clock=Clock()) as console:
+        console.update(5)
+    assert out.getvalue() == "50% 5/10 steps\n"
+
+
+def test_an_ascii_stream_gets_ascii() -> None:
+    raw = io.BytesIO()
+    with Console(
+        10, title="é", file=io.TextIOWrapper(raw, "ascii", write_through=True), clock=Clock()
+    ) as console:
+        console.update(5, {"episode/return": 1.0})
+        console.message("été")
+        console.summary({"naïve": "ü"})
+    assert b"50% 5/10 steps | return 1" in raw.getvalue()
+
+
+def test_quiet_prints_nothing() -> None:
+    out = io.StringIO()
+    with Console(10, title="title", quiet=True, file=out) as console:
+        console.update(10, {"episode/return": 1.0})
+        console.message("text")
+        console.summary({"return": 1.0})
+    assert out.getvalue() == ""
+
+
+class Gone(io.StringIO):
+    """Standard output after `| head` has left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError("gone")
+
+
+def test_a_reader_that_goes_away_does_not_stop_training() -> None:
+    with Console(10, title="title", file=Gone(), clock=Clock()) as console:
+        console.update(5)
+        console.message("text")
+        console.summary({"return": 1.0})
+
+
+def test_the_summary_lists_every_value() -> None:
+    out = io.StringIO()
+    Console(10, file=out).summary({"return": 1234.5, "steps": 1_000_000, "folder": "runs/ppo"})
+    for text in ("1,234.5", "1,000,000", "runs/ppo"):
+        assert text in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (7, "7"),
+        (0.25, "0.25"),
+        (999, "999"),
+        (1000, "1k"),
+        (12_345, "12.3k"),
+        (999_999, "1M"),
+        (1.2e6, "1.2M"),
+        (1e7, "10M"),
+        (-2500, "-2.5k"),
+        (3e9, "3G"),
+    ],
+)
+def test_compact_numbers_have_three_digits_and_a_unit(number: float, text: str) -> None:
+    assert compact(number) == text

@@ -1,0 +1,170 @@
+"""Losses with numbers worked by hand, and what masks promise."""
+
+from math import exp, log
+
+import pytest
+import torch
+from torch import Tensor
+
+from whorl.ops import (
+    blank,
+    clipped_surrogate,
+    clipped_value_loss,
+    explained_variance,
+    huber,
+    masked_mean,
+    masked_normalize,
+    quantile_huber,
+)
+
+NAN, INF = float("nan"), float("inf")
+MASK = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+
+
+def test_masked_mean_ignores_masked_nan_and_infinity_in_value_and_gradient() -> None:
+    for poison in (NAN, INF, -INF):
+        value = torch.tensor([[1.0, poison], [2.0, 6.0]], requires_grad=True)
+        mean = masked_mean(value, MASK)
+        mean.backward()
+        assert mean.item() == 3.0  # (1 + 2 + 6) / 3
+        assert value.grad is not None
+        torch.testing.assert_close(value.grad, torch.tensor([[1 / 3, 0.0], [1 / 3, 1 / 3]]))
+        assert value.grad[0, 1] == 0
+
+
+def test_blank_keeps_a_masked_nan_out_of_the_gradient_of_a_formula() -> None:
+    # d/dw (w * x - y)^2 at w = 1 over (x, y) = (1, 3), (nan, nan), (2, 0), (0, 0): (2*-2*1 + 2*2*2) / 3 = 4/3
+    weight = torch.tensor(1.0, requires_grad=True)
+    x, y = torch.tensor([[1.0, NAN], [2.0, 0.0]]), torch.tensor([[3.0, NAN], [0.0, 0.0]])
+    masked_mean((weight * blank(x, MASK) - blank(y, MASK)).square(), MASK).backward()
+    assert weight.grad is not None and float(weight.grad) == pytest.approx(4 / 3)
+
+
+def test_masked_mean_shares_the_mask_among_leading_axes() -> None:
+    value = torch.stack((torch.tensor([[1.0, NAN], [2.0, 6.0]]), torch.tensor([[3.0, NAN], [4.0, 8.0]])))
+    assert float(masked_mean(value, MASK)) == 4.0  # (9 + 15) / 6
+
+
+def test_masked_mean_of_nothing_is_zero() -> None:
+    assert float(masked_mean(torch.tensor([NAN, INF]), torch.zeros(2))) == 0.0
+
+
+def test_masked_normalize_uses_unmasked_entries_only() -> None:
+    # (1, 2, 6): mean 3, population variance (4 + 1 + 9) / 3 = 14/3
+    got = masked_normalize(torch.tensor([[1.0, NAN], [2.0, 6.0]]), MASK)
+    std = (14 / 3) ** 0.5
+    torch.testing.assert_close(got, torch.tensor([[-2 / std, 0.0], [-1 / std, 3 / std]]))
+
+
+def test_masked_normalize_of_a_constant_is_zero() -> None:
+    assert torch.equal(masked_normalize(torch.full((2, 2), 7.0), MASK), torch.zeros(2, 2))
+
+
+def test_clipped_surrogate_matches_the_published_case() -> None:
+    # Ratios 1, 1, exp(-2), advantages ±(.3, .2, .1): mean of (.3, .2, .0135335), and of (-.3, -.2, -.08).
+    # The first is printed as .171175, itself from a ratio in single precision; by hand it is .1711778.
+    log_ratio, advantage = torch.tensor([0.0, 0.0, -2.0]), torch.tensor([0.3, 0.2, 0.1])
+    assert float(-clipped_surrogate(log_ratio, advantage, 0.2).mean()) == pytest.approx(-0.1711778, abs=1e-6)
+    assert float(-clipped_surrogate(log_ratio, -advantage, 0.2).mean()) == pytest.approx(0.193333, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "objective", "slope"),
+    [
+        (1.5, 2.0, 2.4, 0.0),  # above the range and good: clipped, no gradient
+        (1.5, -2.0, -3.0, -3.0),  # above and bad: unclipped, d/dlog r = r * A
+        (0.5, -2.0, -1.6, 0.0),  # below and bad: clipped
+        (0.5, 2.0, 1.0, 1.0),  # below and good: unclipped
+    ],
+)
+def test_clipped_surrogate_clips_only_the_side_that_helps(
+    ratio: float, advantage: float, objective: float, slope: float
+) -> None:
+    log_ratio = torch.tensor(log(ratio), requires_grad=True)
+    got = clipped_surrogate(log_ratio, torch.tensor(advantage), torch.tensor(0.2))
+    got.backward()
+    assert got.item() == pytest.approx(objective, abs=1e-6)
+    assert log_ratio.grad is not None and float(log_ratio.grad) == pytest.approx(slope, abs=1e-6)
+
+
+def test_clipped_surrogate_does_not_overflow() -> None:
+    log_ratio = torch.tensor([500.0], requires_grad=True)
+    got = clipped_surrogate(log_ratio, torch.tensor([-1.0]), 0.2)
+    got.sum().backward()
+    assert got.item() == pytest.approx(-exp(30), rel=1e-5)
+    assert log_ratio.grad is not None and log_ratio.grad.isfinite().all()
+
+
+def test_clipped_value_loss_by_hand() -> None:
+    # V 3, old 1, clip .5, target 2: 1/2 * max(1, (1.5 - 2)^2) = .5; target 5: 1/2 * max(4, 3.5^2) = 6.125
+    value, old = torch.tensor([3.0, 3.0]), torch.tensor([1.0, 1.0])
+    got = clipped_value_loss(value, old, torch.tensor([2.0, 5.0]), 0.5)
+    torch.testing.assert_close(got, torch.tensor([0.5, 6.125]))
+
+
+def test_huber_by_hand() -> None:
+    # delta 2: .5 * 1; at the seam .5 * 4 = 2; beyond 2 * (5 - 1) = 8
+    error = torch.tensor([-1.0, 2.0, -5.0], requires_grad=True)
+    got = huber(error, 2.0)
+    torch.testing.assert_close(got, torch.tensor([0.5, 2.0, 8.0]))
+    got.sum().backward()
+    torch.testing.assert_close(error.grad, torch.tensor([-1.0, 2.0, -2.0]))
+
+
+@pytest.mark.parametrize(
+    ("tau", "kappa", "expected"),
+    [
+        # d = (-2, 5, 3; -6, 1, -1), |tau - 1{d < 0}| = (.8, .2, .2; .3, .7, .3): (1.6+1+.6+1.8+.7+.3) / 3
+        ((0.2, 0.7), 0.0, 2.0),
+        # huber 1: (1.5, 4.5, 2.5; 5.5, .5, .5) weighted: (1.2+.9+.5+1.65+.35+.15) / 3
+        ((0.2, 0.7), 1.0, 1.583333),
+        # huber 2: (2, 8, 4; 10, .5, .5) weighted: (1.6+1.6+.8+3+.35+.15) / 3
+        ((0.2, 0.7), 2.0, 2.5),
+        ((0.0, 0.4), 0.0, 2.2),
+        ((0.0, 0.4), 2.0, 8.5 / 3),
+    ],
+)
+def test_quantile_huber_matches_the_published_case(
+    tau: tuple[float, ...], kappa: float, expected: float
+) -> None:
+    got = quantile_huber(torch.tensor([-1.0, 3.0]), torch.tensor(tau), torch.tensor([-3.0, 4.0, 2.0]), kappa)
+    assert float(got) == pytest.approx(expected, abs=1e-6)
+
+
+def test_quantile_huber_serves_an_ensemble_with_one_target() -> None:
+    quantile, target = torch.randn(5, 3, 2, 7), torch.randn(3, 2, 4)
+    tau = (torch.arange(7) + 0.5) / 7
+    got = quantile_huber(quantile, tau, target)
+    assert got.shape == (5, 3, 2)
+    torch.testing.assert_close(got[4, 1], quantile_huber(quantile[4, 1], tau, target[1]))
+
+
+def test_the_minimum_of_quantile_regression_is_the_quantile() -> None:
+    # Targets 0..100: the quantile at tau = .25 is 25, where the slope changes sign
+    target, tau = torch.arange(101.0), torch.tensor([0.25])
+
+    def loss(at: float) -> Tensor:
+        return quantile_huber(torch.tensor([at]), tau, target, 0.0)
+
+    assert loss(25) < loss(24) and loss(25) < loss(26)
+
+
+def test_explained_variance_by_hand() -> None:
+    target = torch.tensor([[1.0, NAN], [2.0, 6.0]])
+    assert float(explained_variance(target, target, MASK)) == 1.0
+    assert float(explained_variance(torch.full((2, 2), 5.0), target, MASK)) == pytest.approx(0.0, abs=1e-6)
+    # errors (1, 0, 2): variance 2/3 against 14/3
+    value = torch.tensor([[0.0, INF], [2.0, 4.0]])
+    assert float(explained_variance(value, target, MASK)) == pytest.approx(1 - 2 / 14, abs=1e-6)
+    assert float(explained_variance(value, torch.ones(2, 2), MASK)) == 0.0
+
+
+def test_shapes_are_checked_on_entry() -> None:
+    with pytest.raises(ValueError, match=r"mask has shape \(2, 1\).*\(2, 2\)"):
+        masked_mean(torch.zeros(2, 2), torch.zeros(2, 1))
+    with pytest.raises(ValueError, match="shapes differ"):
+        clipped_surrogate(torch.zeros(2, 2), torch.zeros(2), 0.2)
+    with pytest.raises(ValueError, match=r"need the shapes"):
+        quantile_huber(torch.zeros(2, 3), torch.zeros(4), torch.zeros(2, 5))
+    with pytest.raises(ValueError, match="does not line up"):
+        quantile_huber(torch.zeros(2, 3), torch.zeros(3), torch.zeros(4, 5))

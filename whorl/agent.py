@@ -1,0 +1,260 @@
+"""The base of every algorithm: plumbing only. Optimizers, `minimize`, counters, and the two marks on methods.
+
+An agent's state is parameters, buffers, optimizer state and the counter `updates`; all of it is updated in place and no
+tensor is ever rebound, so that an update can be captured as a CUDA graph and a checkpoint restores bit for bit.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from whorl.experience.batch import Batch
+from whorl.experience.rollouts import Rollouts
+from whorl.registry import Part, resolve
+from whorl.spec import Spec
+from whorl.tree import Tree
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass
+class Context:
+    """What acting may know besides the observation."""
+
+    reset: Tensor
+    """[B] bool: this observation opens an episode"""
+    generator: torch.Generator
+    greedy: bool = False
+
+
+@dataclass
+class Acted:
+    action: Tree
+    memory: Tree
+    extras: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Updated:
+    metrics: dict[str, Tensor]
+    """0-dim tensors on the device, `group/name`"""
+    priority: Tensor | None = None
+    """[B] new priorities of the rows that were learned from"""
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """columns [T, B] that the experience should keep beside the batch"""
+
+
+def pure(method: F) -> F:
+    """Mark a loss: tensors in, tensors out, randomness as an argument. The unit that may be compiled."""
+    method.pure = True  # type: ignore[attr-defined]
+    return method
+
+
+def captured(method: F) -> F:
+    """Mark a step that mutates only its own tensors, with static shapes and no host sync: it may run as a CUDA graph.
+
+    Keyword arguments are static: each combination of them is captured apart. The learner decides; without one the
+    method simply runs.
+    """
+
+    @wraps(method)
+    def call(self: "Agent", batch: Batch, **static: Any) -> Updated:
+        if self.runner is None:
+            return method(self, batch, **static)
+        return self.runner(method, self, batch, static)
+
+    return call  # type: ignore[return-value]
+
+
+class Agent(nn.Module):
+    """An algorithm: a module with a frozen config, built from a `Spec` alone."""
+
+    Config: ClassVar[type]
+    runner: Callable[..., Updated] | None = None
+    progress: Tensor
+
+    def __init__(self, spec: Spec, cfg: Any) -> None:
+        super().__init__()
+        self.spec = spec
+        self.cfg = cfg
+        self.updates = 0
+        self.generators: dict[str, torch.Generator] = {}
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._parameters_of: dict[str, list[nn.Parameter]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        # Share of the budget that is spent, for schedules; the loop writes it in place before each update.
+        self.register_buffer("progress", torch.zeros(()))
+
+    def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        """Actions for one row of every lane."""
+        raise NotImplementedError(f"{type(self).__name__} must define act()")
+
+    def update(self, batch: Batch) -> Updated:
+        """Learn from one batch."""
+        raise NotImplementedError(f"{type(self).__name__} must define update()")
+
+    def initial_memory(self, lanes: int) -> Tree:
+        """Memory before the first row, keyed by net; agents without memory have none."""
+        return {}
+
+    def check(self, rows: int) -> None:
+        """Raise a `ConfigError` where the settings do not fit rollouts of `rows` rows."""
+
+    @property
+    def stride(self) -> int:
+        """How often memory is stored along a rollout: where there is memory, every `chunk` rows."""
+        return self.cfg.chunk if self.initial_memory(1) else 1
+
+    def normalizer_values(self) -> dict[str, Any]:
+        """Observation statistics as plain numbers, per key; empty where the agent keeps none."""
+        return {}
+
+    def experience(self) -> Any:
+        """What turns rollouts into batches for this agent."""
+        return Rollouts()
+
+    @property
+    def device(self) -> torch.device:
+        return self.progress.device
+
+    # Optimizers
+
+    def add_optimizer(
+        self, name: str, modules: nn.Module | Iterable[nn.Module], part: Part, lr: float, **defaults: Any
+    ) -> None:
+        """Give `modules` an optimizer of their own; its rate is the buffer `lr_NAME`, so that schedules work in graphs."""
+        modules = [modules] if isinstance(modules, nn.Module) else list(modules)
+        self._parameters_of[name] = [p for module in modules for p in module.parameters()]
+        self.register_buffer(f"lr_{name}", torch.tensor(lr))
+        self._optimizers[name] = _build_optimizer(self._parameters_of[name], part, lr, defaults)
+
+    def prepare(self, device: torch.device | str, seeds: Callable[[str], torch.Generator]) -> "Agent":
+        """Move to `device`, and give every optimizer its state and every learner its random stream there."""
+        self.to(device)
+        for name, optimizer in self._optimizers.items():
+            _initialise_state(optimizer, getattr(self, f"lr_{name}"))
+            self.generators[name] = seeds(name)
+        return self
+
+    def random(self, name: str) -> torch.Generator:
+        """The random stream of the learner called `name`."""
+        return self.generators[name]
+
+    def minimize(self, name: str, loss: Tensor, max_norm: float = 0.0, gate: Tensor | None = None) -> Tensor:
+        """One optimizer step; returns the gradient norm before clipping. Where `gate` is 0 no parameter moves."""
+        parameters = self._parameters_of[name]
+        optimizer = self._optimizers[name]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        if max_norm > 0:
+            torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = gradient
+        rate = getattr(self, f"lr_{name}")
+        for group in optimizer.param_groups:
+            # A gated step keeps its moments going but moves nothing: the rate is zero, on the device.
+            group["lr"].copy_(rate if gate is None else rate * gate)
+        optimizer.step()
+        return norm
+
+    def together(self, *steps: Callable[[], Any]) -> list[Any]:
+        """Run independent learners at the same time: streams of one graph on a GPU, threads on a CPU.
+
+        They must share no parameters, buffers they write, or random streams.
+        """
+        if self.device.type == "cuda":
+            return self._on_streams(steps)
+        if self._pool is None:
+            return [step() for step in steps]
+        futures = [self._pool.submit(step) for step in steps[1:]]
+        first = steps[0]()
+        return [first, *(future.result() for future in futures)]
+
+    def use_threads(self, count: int) -> None:
+        """Let `together` use `count` threads on a CPU; 1 runs one learner after the other."""
+        self._pool = ThreadPoolExecutor(count - 1, thread_name_prefix="learner") if count > 1 else None
+
+    def _on_streams(self, steps: Sequence[Callable[[], Any]]) -> list[Any]:
+        here = torch.cuda.current_stream(self.device)
+        results, streams = [], []
+        for step in steps[1:]:
+            stream = torch.cuda.Stream(self.device)
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                results.append(step())
+            streams.append(stream)
+        first = steps[0]()
+        for stream in streams:
+            here.wait_stream(stream)
+        return [first, *results]
+
+    # State
+
+    def state(self) -> dict[str, Any]:
+        """Everything that changes the future, as tensors and plain containers."""
+        return {
+            "module": dict(self.state_dict()),
+            "optimizers": {
+                name: [
+                    {key: value for key, value in optimizer.state[p].items() if isinstance(value, Tensor)}
+                    for p in self._parameters_of[name]
+                ]
+                for name, optimizer in self._optimizers.items()
+            },
+            "updates": self.updates,
+        }
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore in place: captured graphs and shared views stay valid."""
+        self.load_state_dict(state["module"])
+        for name, optimizer in self._optimizers.items():
+            for parameter, saved in zip(self._parameters_of[name], state["optimizers"][name], strict=True):
+                for key, value in saved.items():
+                    optimizer.state[parameter][key].copy_(value)
+        self.updates = int(state["updates"])
+
+    def state_tensors(self) -> list[Tensor]:
+        """Every tensor that an update may write."""
+        tensors = [*self.parameters(), *self.buffers()]
+        for name, optimizer in self._optimizers.items():
+            for parameter in self._parameters_of[name]:
+                tensors += [v for v in optimizer.state[parameter].values() if isinstance(v, Tensor)]
+        return tensors
+
+
+def _build_optimizer(
+    parameters: list[nn.Parameter], part: Part, lr: float, defaults: dict[str, Any]
+) -> torch.optim.Optimizer:
+    build = resolve("optimizer", part.name)
+    taken = inspect.signature(build).parameters
+    options = {**{key: value for key, value in defaults.items() if key in taken}, **part.options}
+    if build in (torch.optim.Adam, torch.optim.AdamW):
+        # One kernel for all tensors, on CPU and GPU, and the step counter lives on the device.
+        options.setdefault("fused", True)
+    return build(parameters, lr=lr, **options)
+
+
+def _initialise_state(optimizer: torch.optim.Optimizer, rate: Tensor) -> None:
+    """Create optimizer state by one step of zero gradients that is then undone: state exists before any capture."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.zeros_like(rate)
+        if "capturable" in group and rate.device.type == "cuda":
+            group["capturable"] = True
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    saved = [p.detach().clone() for p in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    with torch.no_grad():
+        for parameter, value in zip(parameters, saved):
+            parameter.copy_(value)
+            for entry in optimizer.state[parameter].values():
+                if isinstance(entry, Tensor):
+                    entry.zero_()

@@ -1,0 +1,215 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347) with two independent learners.
+
+actor:   maximise E[min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)] + entropy_coef * H,  ratio = pi(a|s) / pi_old(a|s)
+critic:  minimise E[(V(s) - target)^2] / 2
+A = generalised advantage estimate (Schulman et al. 2015, arXiv:1506.02438); target = A + V, or the bootstrapped
+discounted return of the segment (lambda = 1).
+
+Differs from the paper: actor and critic share nothing, so their passes over the rollout run at the same time (seed 000's
+dual learners); log ratios are clamped at 30; values are computed when the rollout is learned from, not while acting.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.config import NetworkConfig
+from whorl.experience.batch import Batch, Rows
+from whorl.experience.rollouts import check_batch_size, minibatches
+from whorl.nets.normalize import Observations, ReturnScale
+from whorl.nets.policy import Policy, Value
+from whorl.ops.losses import clipped_surrogate, clipped_value_loss, explained_variance, masked_mean, masked_normalize
+from whorl.ops.returns import discounted_return, gae
+from whorl.spec import Spec
+from whorl.tree import Tree
+
+
+@dataclass(frozen=True)
+class Config(NetworkConfig):
+    gamma: float = 0.995
+    """discount per step"""
+    lam: float = 0.95
+    """lambda of the generalised advantage estimate"""
+    epochs: int = 3
+    """passes over each rollout"""
+    batch_size: int = 512
+    """rows per minibatch; must divide lanes * rollout_steps"""
+    clip: float = 0.2
+    """how far the probability ratio may move before its gradient is cut"""
+    entropy_coef: float = 0.0
+    """weight of the entropy bonus"""
+    normalize_advantage: Literal["minibatch", "rollout", "none"] = "minibatch"
+    """over what advantages are centred and scaled"""
+    value_target: Literal["gae", "return"] = "gae"
+    """what the critic learns: advantage + value, or the bootstrapped return of the segment (seed 000)"""
+    clip_value: bool = False
+    """clip the critic's step around its old prediction"""
+    value_clip: float = 0.2
+    """how far, if so"""
+    lr_schedule: Literal["constant", "linear", "kl"] = "constant"
+    """constant, linear to zero over the budget, or the actor's rate adapted to the KL divergence per pass"""
+    target_kl: float = 0.01
+    """with lr_schedule kl: the rate shrinks by a fifth above twice this divergence and grows below half of it"""
+    kl_cut: float = 0.0
+    """the actor stands still for the rest of the epoch once the divergence passes this; 0: never"""
+
+
+class PPO(Agent):
+    """Proximal policy optimisation: clipped policy steps over several passes."""
+
+    Config = Config
+    cfg: Config
+    lr_actor: Tensor
+    lr_critic: Tensor
+
+    def __init__(self, spec: Spec, cfg: Config) -> None:
+        super().__init__(spec, cfg)
+        self.observations = Observations(
+            spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
+        )
+        self.rewards = ReturnScale(spec.lanes, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0)
+        self.actor = Policy("actor", spec, cfg)
+        self.critic = Value("critic", spec, cfg)
+        self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, eps=cfg.adam_eps)
+        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, eps=cfg.adam_eps)
+
+    def check(self, rows: int) -> None:
+        check_batch_size(self.cfg.batch_size, rows, self.stride)
+
+    def initial_memory(self, lanes: int) -> Tree:
+        nets = (self.actor, self.critic)
+        return {k: v for net in nets for k, v in net.body.initial_memory(lanes, self.device).items()}
+
+    def normalizer_values(self) -> dict[str, Any]:
+        return self.observations.values()
+
+    def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        obs = self.observations(obs)
+        policy, after = self.actor.step(obs, memory, context.reset)
+        action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
+        after = {**after, **self.critic.body.advance(obs, memory, context.reset)}
+        return Acted(action, after, {"log_prob": policy.log_prob(action)})
+
+    def update(self, batch: Batch) -> Updated:
+        return self.step(batch)
+
+    @captured
+    def step(self, batch: Batch) -> Updated:
+        self.rewards.merge_(batch.reward, batch.keep, batch.mask, self.cfg.gamma)
+        if self.cfg.lr_schedule == "linear":
+            self.lr_actor.copy_(self.cfg.actor_lr * (1 - self.progress))
+            self.lr_critic.copy_(self.cfg.critic_lr * (1 - self.progress))
+        raw = batch.obs
+        batch = batch.replace(obs=self.observations(raw))
+        advantage, target, value = self.estimate(batch)
+        actor, critic = self.together(
+            lambda: self.improve_policy(batch, advantage), lambda: self.fit_value(batch, target, value)
+        )
+        # After learning: the statistics that acted are the ones that learned.
+        self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
+        fit = {"value/explained_variance": explained_variance(value, target, batch.mask)}
+        return Updated({**actor, **critic, **fit})
+
+    @pure
+    @torch.no_grad()
+    def estimate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Advantage, value target and value of each row [T, B]."""
+        cfg = self.cfg
+        value = self.critic(batch.all)  # [T+1, B]
+        reward = self.rewards(batch.reward)
+        advantage = gae(reward, batch.discount, value, batch.keep, cfg.lam)
+        if cfg.value_target == "gae":
+            target = advantage + value[:-1]
+        else:
+            target = discounted_return(reward, batch.discount, batch.keep, value)
+        if cfg.normalize_advantage == "rollout":
+            advantage = masked_normalize(advantage, batch.mask)
+        return advantage, target, value[:-1]
+
+    def improve_policy(self, batch: Batch, advantage: Tensor) -> dict[str, Tensor]:
+        """The actor's passes over the rollout."""
+        cfg = self.cfg
+        columns = {
+            "action": batch.action,
+            "log_prob": batch.extras["log_prob"],
+            "advantage": advantage,
+            "mask": batch.mask,
+        }
+        adaptive = cfg.lr_schedule == "kl" or cfg.kl_cut > 0
+        open_gate = torch.ones((), device=self.device)
+        metrics: dict[str, Tensor] = {}
+        for epoch in range(cfg.epochs):
+            found = []
+            for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("actor")):
+                loss, parts = self.actor_loss(rows, data)
+                norm = self.minimize("actor", loss, cfg.max_grad_norm, open_gate if cfg.kl_cut > 0 else None)
+                if adaptive or epoch == cfg.epochs - 1:
+                    found.append(torch.stack([loss.detach(), norm, *self.distance(parts, data)]))
+            if found:
+                loss, norm, entropy, kl, clipped = torch.stack(found).mean(0).unbind()
+                metrics = {
+                    "loss/actor": loss,
+                    "gradient/actor": norm,
+                    "policy/entropy": entropy,
+                    "policy/kl": kl,
+                    "policy/clip_fraction": clipped,
+                    "policy/learning_rate": self.lr_actor.clone(),
+                }
+                if cfg.kl_cut > 0:
+                    open_gate = open_gate * (kl < cfg.kl_cut)
+                if cfg.lr_schedule == "kl":
+                    faster = torch.where(kl < cfg.target_kl / 2, 1.2, 1.0)
+                    self.lr_actor.mul_(torch.where(kl > cfg.target_kl * 2, 1 / 1.2, faster)).clamp_(1e-5, 1e-2)
+        return metrics
+
+    @pure
+    def actor_loss(self, rows: Rows, data: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """-E[min(ratio A, clip(ratio) A)] - entropy_coef * H"""
+        policy = self.actor(rows)
+        log_ratio = policy.log_prob(data["action"]) - data["log_prob"]
+        advantage = data["advantage"]
+        if self.cfg.normalize_advantage == "minibatch":
+            advantage = masked_normalize(advantage, data["mask"])
+        loss = -masked_mean(clipped_surrogate(log_ratio, advantage, self.cfg.clip), data["mask"])
+        entropy = policy.entropy().expand_as(data["mask"])
+        if self.cfg.entropy_coef:
+            loss = loss - self.cfg.entropy_coef * masked_mean(entropy, data["mask"])
+        return loss, (log_ratio, entropy)
+
+    @torch.no_grad()
+    def distance(self, parts: tuple[Tensor, Tensor], data: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Entropy, KL(old || new) by the estimator (ratio - 1) - log ratio, and the share of clipped rows."""
+        log_ratio, entropy = parts
+        ratio = log_ratio.exp()
+        mask = data["mask"]
+        kl = masked_mean(ratio - 1 - log_ratio, mask)
+        clipped = masked_mean(((ratio - 1).abs() > self.cfg.clip).float(), mask)
+        return masked_mean(entropy, mask), kl, clipped
+
+    def fit_value(self, batch: Batch, target: Tensor, value: Tensor) -> dict[str, Tensor]:
+        """The critic's passes over the rollout."""
+        cfg = self.cfg
+        columns = {"target": target, "value": value, "mask": batch.mask}
+        found = []
+        for epoch in range(cfg.epochs):
+            for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("critic")):
+                loss = self.critic_loss(rows, data)
+                norm = self.minimize("critic", loss, cfg.max_grad_norm)
+                if epoch == cfg.epochs - 1:
+                    found.append(torch.stack([loss.detach(), norm]))
+        loss, norm = torch.stack(found).mean(0).unbind()
+        return {"loss/critic": loss, "gradient/critic": norm}
+
+    @pure
+    def critic_loss(self, rows: Rows, data: dict[str, Tensor]) -> Tensor:
+        """E[(V(s) - target)^2] / 2, optionally with the step clipped around the old value"""
+        value = self.critic(rows)
+        if self.cfg.clip_value:
+            error = clipped_value_loss(value, data["value"], data["target"], self.cfg.value_clip)
+        else:
+            error = 0.5 * (value - data["target"]).square()
+        return masked_mean(error, data["mask"])

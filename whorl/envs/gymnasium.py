@@ -1,0 +1,179 @@
+"""Gymnasium environments as lanes: spaces into a `Spec`, and stepping in this process."""
+
+import importlib
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+from torch import Tensor
+
+from whorl import tree
+from whorl.envs.lanes import MASK_KEY, Buffers, Factory, Lanes, Layout, children, nest, probe
+from whorl.envs.vector import Step
+from whorl.errors import EnvError, missing_extra, nearest
+from whorl.spec import Array, Continuous, Discrete, MultiDiscrete, Spec, SpecTree
+from whorl.tree import Tree
+
+EXTRAS = {"mujoco": ("mujoco", "mujoco"), "box2d": ("Box2D", "box2d"), "ale": ("ale-py", "atari")}
+"""a word in Gymnasium's complaint -> the package that is missing, and our extra that brings it"""
+
+
+def factory_from_id(id: str, **kwargs: Any) -> Factory:
+    """A function that makes the registered environment `id`; it also works in a worker that registered nothing."""
+    spec = _find(id)
+    try:
+        if isinstance(spec.entry_point, str):
+            load_env_creator(spec.entry_point)
+    except ImportError as error:
+        raise _missing(id, error) from error
+    # Lanes never step before a reset, and the checker is a tool of its own: neither wrapper earns its time per step.
+    return partial(_make, replace(spec, order_enforce=False), kwargs)
+
+
+class GymnasiumVector:
+    """`lanes` Gymnasium environments stepped one after another in this process; a `VectorEnv`."""
+
+    def __init__(self, factory: Factory, lanes: int, id: str) -> None:
+        self.id = id
+        self.layout = probe(factory)
+        self.spec = to_spec(self.layout, lanes)
+        self.snapshots = self.layout.snapshots
+        self._lanes = Lanes(factory, self.layout, list(range(lanes)))
+        self._buffers = Buffers.empty(self.layout, lanes)
+        self._action = [np.zeros((lanes, *leaf.shape), leaf.dtype) for leaf in self.layout.action]
+        self._action_tensors = nest(self.layout.action, [torch.from_numpy(leaf) for leaf in self._action])
+        self._step = to_step(self.layout, self._buffers)
+
+    def reset(self, seed: int) -> Tree:
+        self._lanes.reset(seed, self._buffers)
+        return self._step.obs
+
+    def step(self, action: Tree) -> Step:
+        tree.copy_(self._action_tensors, action)
+        self._lanes.step(self._action, self._buffers)
+        return replace(self._step)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "obs": tree.clone(self._step.obs),
+            "lanes": [to_tensors(lane) for lane in self._lanes.snapshot()],
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> Tree:
+        check_lanes(snapshot, self.spec.lanes)
+        self._lanes.restore([to_arrays(lane) for lane in snapshot["lanes"]])
+        tree.copy_(self._step.obs, snapshot["obs"])
+        return self._step.obs
+
+    def render(self, lane: int = 0) -> np.ndarray | None:
+        return self._lanes.render(lane)
+
+    def close(self) -> None:
+        self._lanes.close()
+
+
+def to_spec(layout: Layout, lanes: int) -> Spec:
+    """What an agent may know of an environment with this layout."""
+    arrays = [Array(leaf.shape, leaf.dtype, leaf.low, leaf.high) for leaf in layout.observation]
+    return Spec(nest(layout.observation, arrays), action_spec(layout.action_space), lanes)
+
+
+def action_spec(space: spaces.Space) -> SpecTree:
+    """The action tree of a space: MultiBinary is MultiDiscrete of twos, Tuple a dict keyed "0", "1", …"""
+    inner = children(space)
+    if inner:
+        return {key: action_spec(child) for key, _, child in inner}
+    if isinstance(space, spaces.Box):
+        low, high = space.low.reshape(-1).tolist(), space.high.reshape(-1).tolist()
+        return Continuous(space.shape, tuple(low), tuple(high))
+    if isinstance(space, spaces.Discrete):
+        return Discrete(int(space.n), int(space.start))
+    if isinstance(space, spaces.MultiDiscrete):
+        return MultiDiscrete(tuple(int(n) for n in space.nvec.reshape(-1)))
+    return MultiDiscrete((2,) * int(np.prod(space.shape or ())))
+
+
+def to_step(layout: Layout, buffers: Buffers) -> Step:
+    """Tensors that share the buffers' memory."""
+    share = torch.from_numpy
+    obs = nest(layout.observation, [share(leaf) for leaf in buffers.obs])
+    flags = buffers.terminated, buffers.truncated, buffers.reset
+    return Step(obs, share(buffers.reward), *(share(flag) for flag in flags))
+
+
+def to_tensors(value: Any) -> Any:
+    """Plain data with its numpy arrays as tensors, which `torch.load(weights_only=True)` reads."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    if isinstance(value, dict):
+        return {key: to_tensors(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [to_tensors(inner) for inner in value]
+    return value
+
+
+def to_arrays(value: Any) -> Any:
+    """The inverse of `to_tensors`."""
+    if isinstance(value, Tensor):
+        return value.cpu().numpy()
+    if isinstance(value, dict):
+        return {key: to_arrays(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [to_arrays(inner) for inner in value]
+    return value
+
+
+def check_lanes(snapshot: dict[str, Any], lanes: int) -> None:
+    if len(snapshot["lanes"]) != lanes:
+        raise EnvError(
+            f"the snapshot has {len(snapshot['lanes'])} lanes, not {lanes}; resume with as many lanes"
+        )
+
+
+def _make(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env:
+    try:
+        return gymnasium.make(spec, disable_env_checker=True, **kwargs)
+    except ImportError as error:
+        raise _missing(spec.id, error) from error
+    except gymnasium.error.Error as error:
+        raise EnvError(f"{spec.id} can't be made: {error}") from error
+
+
+def _find(id: str) -> EnvSpec:
+    module, _, name = id.rpartition(":")
+    if name.startswith("ALE/"):
+        module = module or "ale_py"
+    if module:
+        try:
+            imported = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise _missing(id, error) from error
+        gymnasium.register_envs(imported)
+    registry = gymnasium.registry
+    if name in registry:
+        return registry[name]
+    versions = [key for key in registry if key.rpartition("-v")[0] == name]
+    if versions:
+        return registry[max(versions, key=lambda key: int(key.rpartition("-v")[2]))]
+    raise EnvError(f"unknown environment {id!r}; {_suggestion(name, list(registry))}")
+
+
+def _suggestion(name: str, ids: list[str]) -> str:
+    hint = nearest(name, ids)
+    # Without a near miss the list of every registered id would bury the message.
+    return (
+        hint if hint.startswith("did") else "import the package that registers it, or write 'package:Name-v0'"
+    )
+
+
+def _missing(id: str, error: ImportError) -> Exception:
+    text = str(error).lower()
+    for word, (package, extra) in EXTRAS.items():
+        if word in text:
+            return missing_extra(package, extra)
+    return EnvError(f"{id} needs a package that can't be imported: {error}")

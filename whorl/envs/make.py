@@ -1,0 +1,116 @@
+"""From whatever the user has (an id, an environment, a factory) to lanes that step together."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import torch
+
+from whorl.envs import native
+from whorl.envs.gymnasium import GymnasiumVector, factory_from_id, to_spec
+from whorl.envs.lanes import probe
+from whorl.envs.pool import WorkerPool, default_workers
+from whorl.envs.vector import VectorEnv
+from whorl.errors import EnvError
+from whorl.registry import registered
+from whorl.spec import Spec
+
+Factory = Callable[[], gymnasium.Env]
+
+
+class Made(gymnasium.Wrapper):
+    """What `whorl.make` returns: a Gymnasium environment that knows how to make more of its kind."""
+
+    def __init__(self, env: gymnasium.Env, source: "Source") -> None:
+        super().__init__(env)
+        self.source = source
+        self.id = source.id
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where lanes come from: an id with options, and a factory of single environments."""
+
+    id: str
+    factory: Factory
+    options: Mapping[str, Any] = field(default_factory=dict)
+    world: type | None = None
+    named: bool = True
+    """whether the id alone finds the environment again, for instance when a run is resumed"""
+
+    def vector(
+        self, lanes: int, device: torch.device | str = "cpu", workers: int = 0, compile: bool = False
+    ) -> VectorEnv:
+        """`lanes` copies. Worlds of our own are stepped as tensors on `device`; others here, or by `workers` processes."""
+        if self.world is not None:
+            extra = {"compile": True} if compile else {}
+            return self.world(lanes=lanes, device=device, **self._world_options(), **extra)
+        if workers > 0:
+            return WorkerPool(self.factory, lanes, self.id, workers=min(workers, lanes))
+        return GymnasiumVector(self.factory, lanes, self.id)
+
+    def spec(self, lanes: int) -> Spec:
+        """What an agent may know of `lanes` lanes, without making them."""
+        if self.world is not None:
+            return self.world(lanes=1, **self._world_options()).spec.with_lanes(lanes)
+        return to_spec(probe(self.factory), lanes)
+
+    def _world_options(self) -> dict[str, Any]:
+        return {key: value for key, value in self.options.items() if key != "render_mode"}
+
+    def workers(self, asked: int, lanes: int) -> int:
+        """How many worker processes to use where `asked` is -1: as many as cores, except where stepping is cheap."""
+        if self.world is not None:
+            return 0
+        if asked >= 0:
+            return min(asked, lanes)
+        env = self.factory()
+        cheap = any(word in type(env.unwrapped).__module__ for word in ("classic_control", "toy_text", "tabular"))
+        env.close()
+        count = default_workers(lanes)
+        return 0 if cheap or count < 2 else count
+
+
+def make(env: str | gymnasium.Env | Factory, **options: Any) -> Made:
+    """An environment by id (ours, Gymnasium's, or one you registered), from an object, or from a factory."""
+    source = find(env, options)
+    return Made(source.factory(), source)
+
+
+def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
+    """The source behind an id, a made environment, a Gymnasium environment or a factory."""
+    options = dict(options or {})
+    if isinstance(env, Made):
+        return env.source
+    if isinstance(env, str):
+        return _from_id(env, options)
+    if isinstance(env, gymnasium.Env):
+        return _from_env(env)
+    if callable(env):
+        built = env()
+        if not isinstance(built, gymnasium.Env):
+            raise EnvError(f"the factory returned a {type(built).__name__}; it must return a gymnasium.Env")
+        name = built.spec.id if built.spec is not None else type(built.unwrapped).__name__
+        built.close()
+        return Source(name, env, named=False)
+    raise EnvError(f"{env!r} is no environment; give an id, a gymnasium.Env or a function that makes one")
+
+
+def _from_id(id: str, options: dict[str, Any]) -> Source:
+    own = registered("environment")
+    if id in own:
+        return Source(id, lambda: own[id](**options), options)
+    if id in native.WORLDS:
+        return Source(id, factory_from_id(id, **options), options, native.WORLDS[id])
+    return Source(id, factory_from_id(id, **options), options)
+
+
+def _from_env(env: gymnasium.Env) -> Source:
+    spec = env.spec
+    if spec is not None and spec.id in native.WORLDS:
+        return Source(spec.id, factory_from_id(spec.id), dict(spec.kwargs), native.WORLDS[spec.id])
+    # Copies of the object itself: wrappers that the user put around it come along.
+    name = spec.id if spec is not None else type(env.unwrapped).__name__
+    return Source(name, lambda: copy.deepcopy(env), named=False)

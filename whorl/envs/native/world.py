@@ -1,0 +1,111 @@
+"""Batched tensor worlds: one implementation for CPU and CUDA, for one lane or a hundred thousand.
+
+A world says how an episode starts, how it advances and what is seen; `World` adds the time limit, next-step autoreset,
+snapshots and seeding. Nothing in `step` waits for the device or rebinds a tensor, so a rollout can be captured in a CUDA
+graph: register `world.generator` with it, and every replay moves the same buffers on.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.envs.vector import Step
+from whorl.errors import ConfigError, EnvError
+from whorl.spec import Spec
+
+State: TypeAlias = dict[str, Tensor]
+"""Tensors of any shape whose LAST axis is the lanes: wide contiguous rows per component, and flags [B] broadcast."""
+
+
+class World(ABC):
+    """`lanes` copies of one world. A subclass sets `id`, `max_steps` and `spec`, and writes the three methods below."""
+
+    id: ClassVar[str]
+    max_steps: ClassVar[int]
+    """an episode is truncated after so many steps"""
+    spec: Spec
+    snapshots: bool = True
+
+    def __init__(self, lanes: int, device: torch.device | str = "cpu") -> None:
+        if lanes < 1:
+            raise ConfigError(f"lanes is {lanes}; a world needs at least 1")
+        self.lanes = lanes
+        self.device = torch.device(device)
+        self.generator = torch.Generator(self.device)
+        self.state: State = {}
+        self.steps = torch.zeros(lanes, dtype=torch.int64, device=self.device)
+        self.returns = torch.zeros(lanes, device=self.device)
+        """[B] undiscounted return of the episode so far"""
+        self.ended = torch.zeros(lanes, dtype=torch.bool, device=self.device)
+        """[B] the lane's episode is over: the next step resets it"""
+
+    @abstractmethod
+    def initial(self, generator: torch.Generator) -> State:
+        """A fresh first state for every lane."""
+
+    @abstractmethod
+    def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
+        """The next state, reward [B] and terminated [B]. Writes to no tensor of `state`; draws from `generator` only."""
+
+    @abstractmethod
+    def observe(self, state: State) -> tree.Tree:
+        """Observations [B, ...] in memory of their own."""
+
+    @torch.no_grad()
+    def reset(self, seed: int) -> tree.Tree:
+        self.generator.manual_seed(seed)
+        self._write(self.initial(self.generator))
+        self.steps.zero_()
+        self.returns.zero_()
+        self.ended.zero_()
+        return self.observe(self.state)
+
+    @torch.no_grad()
+    def step(self, action: tree.Tree) -> Step:
+        if not self.state:
+            raise EnvError(f"{self.id} has no state yet; call reset(seed) before the first step")
+        reset = self.ended.clone()
+        fresh = self.initial(self.generator)
+        stepped, reward, terminated = self.advance(self.state, action)
+        # Choose for all keys before writing any: a new tensor may be a view of another key's old one.
+        self._write({key: torch.where(reset, fresh[key], stepped[key]) for key in self.state})
+        reward = reward.masked_fill(reset, 0)
+        terminated = terminated & ~reset
+        self.steps.add_(1).masked_fill_(reset, 0)
+        self.returns.masked_fill_(reset, 0).add_(reward)
+        truncated = (self.steps >= self.max_steps) & ~terminated
+        torch.logical_or(terminated, truncated, out=self.ended)
+        return Step(self.observe(self.state), reward, terminated, truncated, reset)
+
+    def snapshot(self) -> dict[str, Any]:
+        counters = {"steps": self.steps, "returns": self.returns, "ended": self.ended}
+        return tree.clone({"state": self.state, **counters, "generator": self.generator.get_state()})
+
+    @torch.no_grad()
+    def restore(self, snapshot: dict[str, Any]) -> tree.Tree:
+        lanes = snapshot["steps"].shape[0]
+        if lanes != self.lanes:
+            raise EnvError(f"the snapshot holds {lanes} lanes of {self.id}, this world {self.lanes}; make it alike")
+        self._write(snapshot["state"])
+        self.steps.copy_(snapshot["steps"])
+        self.returns.copy_(snapshot["returns"])
+        self.ended.copy_(snapshot["ended"])
+        self.generator.set_state(snapshot["generator"].cpu())
+        return self.observe(self.state)
+
+    def render(self, lane: int = 0) -> Any:
+        return None
+
+    def close(self) -> None:
+        """Nothing to free: the tensors go with the object."""
+
+    def _write(self, state: State) -> None:
+        """Move `state` into the buffers, which are made by the first call and keep their addresses ever after."""
+        if not self.state:
+            self.state = {
+                key: torch.empty(x.shape, dtype=x.dtype, device=self.device) for key, x in state.items()
+            }
+        tree.copy_(self.state, state)

@@ -1,0 +1,200 @@
+"""The exact state of one Gymnasium environment, wrappers and random stream included, as plain data.
+
+Plain means containers, numbers, strings and numpy arrays: nothing that has to be unpickled, so restoring runs no code of
+the snapshot's. Known are Gymnasium's own environments with their state in plain attributes (classic control, toy text),
+its MuJoCo environments, and whatever has `get_snapshot()` and `set_snapshot(snapshot)`. For the rest there is no snapshot.
+"""
+
+from collections import deque
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from whorl.errors import EnvError
+
+PLAIN_FAMILIES = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
+MUJOCO_FAMILY = "gymnasium.envs.mujoco."
+CONSTANT = {
+    "env",
+    "spec",
+    "metadata",
+    "model",
+    "data",
+    "mujoco_renderer",
+    "_ezpickle_args",
+    "_ezpickle_kwargs",
+}
+"""attributes that an environment made anew has already, or that are captured by other means"""
+DRAWING = {
+    "screen",
+    "clock",
+    "surf",
+    "window_surface",
+    "isopen",
+    "_cached_spec",
+    "_saved_kwargs",
+    "P",
+    "desc",
+}
+"""attributes with no influence on the future of an episode"""
+
+
+class _Unknown(Exception):
+    """A value that plain data can't express."""
+
+
+def snapshot_env(env: gymnasium.Env) -> dict[str, Any] | None:
+    """Everything from which `restore_env` continues exactly, or None where that can't be promised."""
+    layers: list[dict[str, Any]] = []
+    try:
+        for layer in _stack(env):
+            if hasattr(layer, "get_snapshot"):
+                # Covers what the layer wraps, too: it alone knows what it keeps where.
+                layers.append({"own": _encode(layer.get_snapshot())})
+                return {"layers": layers}
+            state: dict[str, Any] = {"attributes": _attributes(layer)}
+            if not isinstance(layer, gymnasium.Wrapper):
+                family = type(layer).__module__ + "."
+                if family.startswith(MUJOCO_FAMILY) and hasattr(layer, "data"):
+                    state["data"] = _mujoco_state(layer)
+                elif not family.startswith(PLAIN_FAMILIES):
+                    return None
+            layers.append(state)
+    except _Unknown:
+        return None
+    return {"layers": layers}
+
+
+def restore_env(env: gymnasium.Env, snapshot: dict[str, Any]) -> None:
+    """Continue from a snapshot of an environment made the same way; `env` may be fresh, it need not have been reset."""
+    layers = snapshot["layers"]
+    stack = list(_stack(env))
+    covered = bool(layers) and "own" in layers[-1]
+    if len(layers) > len(stack) or (len(layers) < len(stack) and not covered):
+        raise EnvError(
+            f"the snapshot has {len(layers)} layers but {env} has {len(stack)}; make it with the same wrappers"
+        )
+    for layer, state in zip(stack, layers):
+        if "own" in state:
+            layer.set_snapshot(_decode(state["own"], None))  # type: ignore[attr-defined]  # duck-typed protocol
+            continue
+        for name, value in state["attributes"].items():
+            setattr(layer, name, _decode(value, layer.__dict__.get(name)))
+        if "data" in state:
+            data: Any = layer.data  # type: ignore[attr-defined]  # only MuJoCo environments have it
+            for name, value in state["data"].items():
+                if name == "time":
+                    data.time = float(value)
+                else:
+                    getattr(data, name)[...] = value
+
+
+def _stack(env: Any) -> Any:
+    """The layers from the outermost wrapper to the environment itself."""
+    yield env
+    while isinstance(env, gymnasium.Wrapper):
+        env = env.env
+        yield env
+
+
+def _attributes(layer: Any) -> dict[str, Any]:
+    ours = type(layer).__module__.startswith("gymnasium.")
+    found = {}
+    for name, value in layer.__dict__.items():
+        if name in CONSTANT or name in DRAWING or isinstance(value, spaces.Space):
+            continue
+        if ours and callable(value):
+            continue
+        found[name] = _encode(value)
+    return found
+
+
+def _mujoco_state(env: Any) -> dict[str, Any]:
+    """Every array of MjData whose size the model fixes: the state, the warm start, and the derived quantities that the
+    next step's reward reads before it steps (positions, forces). Constraint arrays are rebuilt by each step.
+    """
+    import mujoco
+
+    if env.model.nplugin:
+        raise _Unknown
+    blank = mujoco.MjData(env.model)
+    state: dict[str, Any] = {"time": float(env.data.time)}
+    for name in dir(env.data):
+        value = None if name.startswith("_") else getattr(env.data, name)
+        if isinstance(value, np.ndarray) and value.size and getattr(blank, name).shape == value.shape:
+            state[name] = value.copy()
+    return state
+
+
+def _encode(value: Any) -> Any:
+    if value is None or isinstance(value, bool | float | str):
+        # np.float64 is a float and np.bool_ is not a bool; both must come back as what they were.
+        return _scalar(value) if isinstance(value, np.generic) else value
+    if isinstance(value, int):
+        return value if abs(value) < 2**63 else {"kind": "int", "value": str(value)}
+    if isinstance(value, np.generic):
+        return _scalar(value)
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biuf":
+            raise _Unknown
+        return value.copy()
+    if isinstance(value, np.random.Generator):
+        stream = value.bit_generator
+        return {"kind": "stream", "name": type(stream).__name__, "value": _encode(dict(stream.state))}
+    if isinstance(value, deque):
+        return {"kind": "deque", "value": [_encode(x) for x in value], "length": value.maxlen}
+    if isinstance(value, list | tuple):
+        return {"kind": type(value).__name__, "value": [_encode(x) for x in value]}
+    if isinstance(value, dict):
+        return {
+            "kind": "dict",
+            "keys": [_encode(k) for k in value],
+            "value": [_encode(x) for x in value.values()],
+        }
+    if type(value).__module__.startswith("gymnasium.wrappers"):
+        return {"kind": "object", "value": {name: _encode(x) for name, x in vars(value).items()}}
+    raise _Unknown
+
+
+def _scalar(value: np.generic) -> dict[str, Any]:
+    if value.dtype.kind not in "biuf":
+        raise _Unknown
+    return {"kind": "scalar", "value": np.asarray(value)}
+
+
+def _decode(value: Any, current: Any) -> Any:
+    """The value that was encoded; objects and random streams are restored into `current` where there is one."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if not isinstance(value, dict):
+        return value
+    kind, inner = value["kind"], value["value"]
+    if kind == "int":
+        return int(inner)
+    if kind == "scalar":
+        return inner[()]
+    if kind == "dict":
+        return {_decode(key, None): _decode(x, None) for key, x in zip(value["keys"], inner)}
+    if kind == "list":
+        return [_decode(x, None) for x in inner]
+    if kind == "tuple":
+        return tuple(_decode(x, None) for x in inner)
+    if kind == "deque":
+        return deque((_decode(x, None) for x in inner), value["length"])
+    if kind == "object":
+        for name, x in inner.items():
+            setattr(current, name, _decode(x, vars(current).get(name)))
+        return current
+    return _stream(value["name"], _decode(inner, None))
+
+
+def _stream(name: str, state: dict[str, Any]) -> np.random.Generator:
+    known = {"PCG64": np.random.PCG64, "PCG64DXSM": np.random.PCG64DXSM, "MT19937": np.random.MT19937}
+    known |= {"Philox": np.random.Philox, "SFC64": np.random.SFC64}
+    if name not in known:
+        raise EnvError(f"the snapshot holds an unknown random stream {name!r}; known are {', '.join(known)}")
+    bits: Any = known[name]()
+    bits.state = state
+    return np.random.Generator(bits)

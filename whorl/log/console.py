@@ -1,0 +1,220 @@
+"""Live progress in a terminal, plain lines in a file or pipe, nothing when quiet."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TextIO
+
+import rich.console
+from rich import box
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+LIVE_SECONDS = 0.2
+PLAIN_SECONDS = 10.0
+RATE_SAMPLES = 100
+"""The rate is taken over this many samples, about 20 s of a live display."""
+
+
+class Console:
+    """Progress of one run: `with Console(total) as console`, then `update` once per rollout.
+
+    Drawing happens inside `update`, at most five times a second; there is no thread, so forking stays safe. A
+    terminal that goes away (closed pipe, lost connection) silences the display and never the training.
+
+    Args:
+        done: where a resumed run starts; the rate and the time left count from there.
+        file: where to write instead of standard output.
+        clock: seconds from any origin, for tests.
+    """
+
+    def __init__(
+        self,
+        total: float,
+        unit: str = "steps",
+        title: str = "",
+        quiet: bool = False,
+        *,
+        done: float = 0,
+        file: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total = total
+        self.unit = unit
+        self.title = title
+        self._clock = clock
+        self._done = done
+        self._row: dict[str, float | int | str] = {}
+        self._began = self._drawn = clock()
+        self._samples: deque[tuple[float, float]] = deque([(self._began, done)], maxlen=RATE_SAMPLES)
+        self._stale = False
+        self._terminal = _Terminal(file=file, quiet=quiet, highlight=False)
+        self._unicode = self._terminal.encoding.lower().startswith("utf")
+        self._live: Live | None = None
+
+    def __enter__(self) -> "Console":
+        self._began = self._drawn = self._clock()
+        self._samples[0] = (self._began, self._done)
+        # A dumb terminal (an editor's shell, some CI) can't move its cursor: it gets plain lines.
+        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._terminal.quiet:
+            self._live = Live(console=self._terminal, auto_refresh=False, get_renderable=self._picture)
+            with self._surviving():
+                self._live.start(refresh=True)
+        elif self.title:
+            self._print(self.title)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stale:
+            self._draw()
+        if self._live:
+            with self._surviving():
+                self._live.stop()
+            self._live = None
+
+    def update(self, done: float, row: Mapping[str, float | int | str] | None = None) -> None:
+        """Report progress, and the metrics of a row as far as the display shows them."""
+        if self._terminal.quiet:
+            return
+        self._done = done
+        self._row.update({key: row[key] for key in _SHOWN if key in row} if row else {})
+        self._stale = True
+        now = self._clock()
+        if now - self._samples[-1][0] >= LIVE_SECONDS:
+            self._samples.append((now, done))
+        if now - self._drawn >= (LIVE_SECONDS if self._live else PLAIN_SECONDS):
+            self._draw()
+
+    def message(self, text: str) -> None:
+        """Print a sentence above the bar."""
+        self._print(text)
+
+    def summary(self, values: Mapping[str, float | int | str], title: str = "") -> None:
+        """Print the closing table."""
+        table = Table(title=title or None, box=box.ROUNDED, show_header=False, title_justify="left")
+        table.add_column(style="bold", overflow="fold")
+        table.add_column(justify="right", overflow="fold")
+        for key, value in values.items():
+            table.add_row(Text(self._legible(key)), Text(self._legible(_amount(value))))
+        with self._surviving():
+            self._terminal.print(table)
+
+    def _draw(self) -> None:
+        self._drawn = self._clock()
+        self._stale = False
+        if self._live:
+            with self._surviving():
+                self._live.refresh()
+        else:
+            parts = [f"{self._share():.0%} {self._progress()}", *self._numbers(), self._left()]
+            self._print(self._joined(parts))
+
+    def _picture(self) -> Group:
+        """The live display: bar and time left, then as many numbers as the width has room for."""
+        width = self._terminal.width
+        share, left = f" {self._share():>4.0%}", self._left()
+        ending = f"{share}  {left}" if left and width >= 30 else share
+        head = Table.grid()
+        bar_width = max(1, min(60, width - len(ending)))
+        bar = ProgressBar(total=1.0, completed=self._share(), width=bar_width)
+        head.add_row(bar, Text(ending, style="bold", no_wrap=True, overflow="crop"))
+        elapsed = f"{_duration(self._clock() - self._began)} elapsed"
+        parts = [self._progress()]
+        for part in (*self._numbers(), elapsed):
+            if len(self._joined([*parts, part])) <= width:
+                parts.append(part)
+        lines = [Text(self._legible(self.title), style="bold cyan", no_wrap=True, overflow="crop")]
+        numbers = Text(self._joined(parts), no_wrap=True, overflow="crop")
+        return Group(*(lines if self.title else []), head, numbers)
+
+    def _share(self) -> float:
+        return min(1.0, self._done / self.total) if self.total > 0 else 1.0
+
+    def _progress(self) -> str:
+        return f"{compact(self._done)}/{compact(self.total)} {self.unit}"
+
+    def _rate(self) -> float:
+        """Units per second of late, 0 while unknown."""
+        (before, from_), (now, to) = self._samples[0], self._samples[-1]
+        return (to - from_) / (now - before) if now > before else 0.0
+
+    def _numbers(self) -> list[str]:
+        row = self._row
+        rate = row.get("time/steps_per_second", self._rate() if self.unit == "steps" else 0.0)
+        parts = [f"{rate:,.0f} steps/s"] if isinstance(rate, int | float) and rate > 0 else []
+        if "episode/return" in row:
+            parts.append(f"return {_amount(row['episode/return'])}")
+        if "evaluation/return" in row:
+            parts.append(f"evaluation {_amount(row['evaluation/return'])}")
+        return parts
+
+    def _left(self) -> str:
+        rate = self._rate()
+        return f"{_duration((self.total - self._done) / rate)} left" if rate > 0 and self._share() < 1 else ""
+
+    def _joined(self, parts: list[str]) -> str:
+        return (" · " if self._unicode else " | ").join(part for part in parts if part)
+
+    def _print(self, text: str) -> None:
+        with self._surviving():
+            self._terminal.print(self._legible(text), markup=False, soft_wrap=self._live is None)
+
+    def _legible(self, text: str) -> str:
+        """The text with what the terminal's encoding can't show replaced."""
+        return text.encode(self._terminal.encoding, "replace").decode(self._terminal.encoding)
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError):  # ValueError: the file object was closed
+            self._terminal.quiet = True
+
+
+_SHOWN = ("episode/return", "evaluation/return", "time/steps_per_second")
+
+
+class _Terminal(rich.console.Console):
+    def on_broken_pipe(self) -> None:
+        # The base class exits the process here.
+        raise BrokenPipeError("standard output was closed")
+
+
+def compact(number: float) -> str:
+    """1234567 -> '1.23M': three digits and a unit, for counts."""
+    for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        # 999,999 rounds to 1M, not to 1000k.
+        if abs(number) >= size * 0.9995:
+            return f"{_digits(number / size)}{suffix}"
+    return _digits(number)
+
+
+def _digits(number: float) -> str:
+    text = f"{number:.{max(0, 3 - len(str(int(abs(number)))))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _amount(value: float | int | str) -> str:
+    """A metric for people: about four digits, no exponent where it can be helped."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, float):
+        return str(value)
+    if abs(value) >= 10_000:
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, second = divmod(round(max(0.0, seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24}d {hours % 24}h"
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,0 +1,170 @@
+"""Running statistics that live inside the agent, so that a saved policy carries them.
+
+They are frozen while a rollout is collected and learned from, and merged after it: acting and learning then see the same
+numbers, and the probability ratio of a fresh batch is exactly one.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from whorl import tree
+from whorl.spec import MASK_KEY, Array, SpecTree
+from whorl.tree import Tree
+
+EPSILON = 1e-6
+
+
+class RunningStatistics(nn.Module):
+    """Mean and variance of a stream of rows, merged block by block (Chan et al. 1979)."""
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def merge_(self, rows: Tensor, weight: Tensor) -> None:
+        """Add `rows` [N, ...]; `weight` [N] is 0 for rows that do not count."""
+        weight = weight.to(rows.dtype)
+        spread = tree.expand(weight, rows)
+        total = weight.sum()
+        size = total.clamp(min=1)
+        mean = (rows * spread).sum(0) / size
+        var = ((rows - mean).square() * spread).sum(0) / size
+        both = self.count + total
+        share = (total / both.clamp(min=1)).to(mean.dtype)
+        delta = mean - self.mean
+        # The first block replaces the placeholder statistics: its share is then exactly one.
+        self.var.copy_(self.var * (1 - share) + var * share + delta.square() * share * (1 - share))
+        self.mean.add_(delta * share)
+        self.count.copy_(both)
+
+
+class Observations(nn.Module):
+    """Per-key normalisation of float observations, (x - mean) / sqrt(var + 1e-6), optionally clipped.
+
+    Images (uint8) are scaled to [0, 1] instead, action masks pass through untouched.
+    """
+
+    def __init__(self, observation: SpecTree, enabled: bool, clip: float) -> None:
+        super().__init__()
+        self.clip = clip
+        self.kinds: dict[str, str] = {}
+        self.statistics = nn.ModuleDict()
+        for path, leaf in tree.items(observation):
+            self.kinds[path] = kind = _kind(path, leaf, enabled)
+            if kind == "running":
+                self.statistics[_key(path)] = Scale(leaf.shape)
+        self._plain = list(self.kinds) == [""]
+
+    def forward(self, obs: Tree) -> Tree:
+        if self._plain:
+            return self._leaf("", obs)
+        return _map_paths(self._leaf, obs)
+
+    def _leaf(self, path: str, value: Tensor) -> Tensor:
+        kind = self.kinds[path]
+        if kind == "running":
+            value = self.statistics[_key(path)](value)
+            return value.clamp(-self.clip, self.clip) if self.clip > 0 else value
+        if kind == "image":
+            return value.float() / 255
+        return value
+
+    @torch.no_grad()
+    def merge_(self, obs: Tree, weight: Tensor) -> None:
+        """Merge raw observations [T, B, ...]; rows with weight 0 [T, B] do not count."""
+        flat = weight.reshape(-1)
+        for path, value in tree.items(obs):
+            if self.kinds[path] == "running":
+                self.statistics[_key(path)].merge_(value.flatten(0, 1), flat)
+
+    def values(self) -> dict[str, dict[str, list[float] | float]]:
+        """Mean, deviation, variance and count per key, as plain numbers for people and other programs."""
+        return {
+            path or "observation": {
+                "mean": module.mean.flatten().tolist(),
+                "std": (module.var + EPSILON).sqrt().flatten().tolist(),
+                "var": module.var.flatten().tolist(),
+                "count": float(module.count),
+            }
+            for path, kind in self.kinds.items()
+            if kind == "running"
+            for module in [self.statistics[_key(path)]]
+        }
+
+
+class Scale(RunningStatistics):
+    """Running statistics with the affine form cached: one fused multiply-add per call."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(shape)
+        self.register_buffer("scale", torch.ones(shape))
+        self.register_buffer("shift", torch.zeros(shape))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return torch.addcmul(self.shift, value, self.scale)
+
+    @torch.no_grad()
+    def merge_(self, rows: Tensor, weight: Tensor) -> None:
+        super().merge_(rows, weight)
+        self.scale.copy_((self.var + EPSILON).rsqrt())
+        self.shift.copy_(-self.mean * self.scale)
+
+
+class ReturnScale(nn.Module):
+    """Divides rewards by the deviation of the discounted return, no mean removed (seed 000's reward scaling)."""
+
+    running: Tensor
+
+    def __init__(self, lanes: int, enabled: bool, clip: float) -> None:
+        super().__init__()
+        self.enabled = enabled
+        self.clip = clip
+        self.statistics = RunningStatistics(())
+        self.register_buffer("running", torch.zeros(lanes))
+
+    @torch.no_grad()
+    def merge_(self, reward: Tensor, keep: Tensor, mask: Tensor, gamma: float) -> None:
+        """Follow each lane's discounted return over a rollout [T, B] and merge it."""
+        if not self.enabled:
+            return
+        seen = torch.empty_like(reward)
+        running = self.running.clone()
+        for row in range(reward.shape[0]):
+            running = running * gamma + reward[row] * mask[row]
+            seen[row] = running
+            running = running * keep[row]
+        self.running.copy_(running)
+        self.statistics.merge_(seen.flatten(), mask.flatten())
+
+    def forward(self, reward: Tensor) -> Tensor:
+        if self.enabled:
+            reward = reward * (self.statistics.var + EPSILON).rsqrt()
+        return reward.clamp(-self.clip, self.clip) if self.clip > 0 else reward
+
+
+def _kind(path: str, leaf: Array, enabled: bool) -> str:
+    if path.rpartition(".")[2] == MASK_KEY:
+        return "mask"
+    if leaf.dtype == "uint8":
+        return "image"
+    return "running" if enabled and leaf.dtype.startswith("float") else "raw"
+
+
+def _key(path: str) -> str:
+    return path.replace(".", "/") or "observation"
+
+
+def _map_paths(fn, value: Tree, prefix: str = "") -> Tree:  # type: ignore[no-untyped-def]  # fn: (path, leaf) -> leaf
+    if isinstance(value, dict):
+        return {k: _map_paths(fn, v, f"{prefix}.{k}" if prefix else k) for k, v in value.items()}
+    return fn(prefix, value)

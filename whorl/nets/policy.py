@@ -1,0 +1,100 @@
+"""Policy and value networks: a body with a head that fits the action tree."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whorl.config import NetworkConfig
+from whorl.experience.batch import Rows
+from whorl.nets.body import Body, BodySettings
+from whorl.nets.layers import orthogonal_
+from whorl.ops.distributions import Categorical, Joint, MultiCategorical, Normal
+from whorl.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec, SpecTree
+from whorl.registry import Part
+from whorl.tree import Tree
+
+
+class GaussianHead(nn.Module):
+    """A diagonal Gaussian with one state-independent log-deviation per dimension."""
+
+    def __init__(self, inputs: int, action: Continuous, log_std: float, bound: tuple[float, float]) -> None:
+        super().__init__()
+        self.mean = orthogonal_(nn.Linear(inputs, action.size), 0.01)
+        self.log_std = nn.Parameter(torch.full((action.size,), log_std))
+        self.bound = bound
+
+    def forward(self, features: Tensor, mask: Tensor | None) -> Normal:
+        return Normal(self.mean(features), self.log_std.clamp(*self.bound))
+
+
+class CategoricalHead(nn.Module):
+    """Independent choices; actions that the environment masks out have probability zero."""
+
+    def __init__(self, inputs: int, nvec: tuple[int, ...], single: bool) -> None:
+        super().__init__()
+        self.logits = orthogonal_(nn.Linear(inputs, sum(nvec)), 0.01)
+        self.nvec = nvec
+        self.single = single
+
+    def forward(self, features: Tensor, mask: Tensor | None) -> Categorical | MultiCategorical:
+        logits = self.logits(features)
+        return Categorical(logits, mask) if self.single else MultiCategorical(logits, self.nvec, mask)
+
+
+class JointHead(nn.Module):
+    """One head per branch of a dict of actions."""
+
+    def __init__(self, heads: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict(heads)
+
+    def forward(self, features: Tensor, mask: Tensor | None) -> Joint:
+        return Joint({name: head(features, None) for name, head in self.heads.items()})
+
+
+def policy_head(
+    action: SpecTree, inputs: int, log_std: float = 0.0, bound: tuple[float, float] = (-20.0, 2.0)
+) -> nn.Module:
+    """The head that fits an action tree."""
+    if isinstance(action, dict):
+        return JointHead({name: policy_head(leaf, inputs, log_std, bound) for name, leaf in action.items()})
+    leaf: ActionLeaf = action
+    if isinstance(leaf, Continuous):
+        return GaussianHead(inputs, leaf, log_std, bound)
+    if isinstance(leaf, Discrete):
+        return CategoricalHead(inputs, (leaf.n,), single=True)
+    return CategoricalHead(inputs, leaf.nvec, single=False)
+
+
+class Policy(nn.Module):
+    """Rows of observations -> a distribution over actions."""
+
+    def __init__(self, name: str, spec: Spec, cfg: NetworkConfig) -> None:
+        super().__init__()
+        self.body = Body(name, spec.observation, _settings(cfg, cfg.actor_hidden, cfg.actor_network))
+        self.head = policy_head(spec.action, self.body.size, cfg.log_std_init, cfg.log_std_bound)
+        self.masked = spec.masked
+
+    def forward(self, rows: Rows) -> Any:
+        return self.head(self.body(rows), rows.selected[MASK_KEY] if self.masked else None)
+
+    def step(self, obs: Tree, memory: Tree, reset: Tensor) -> tuple[Any, Tree]:
+        features, memory = self.body.step(obs, memory, reset)
+        return self.head(features, obs[MASK_KEY] if self.masked else None), memory
+
+
+class Value(nn.Module):
+    """Rows of observations -> a value [R, B]."""
+
+    def __init__(self, name: str, spec: Spec, cfg: NetworkConfig) -> None:
+        super().__init__()
+        self.body = Body(name, spec.observation, _settings(cfg, cfg.critic_hidden, cfg.critic_network))
+        self.head = orthogonal_(nn.Linear(self.body.size, 1), 1.0)
+
+    def forward(self, rows: Rows) -> Tensor:
+        return self.head(self.body(rows))[..., 0]
+
+
+def _settings(cfg: NetworkConfig, hidden: tuple[int, ...], network: Part) -> BodySettings:
+    return BodySettings(hidden, cfg.activation, network, cfg.encoder, cfg.memory, cfg.memory_size)

@@ -1,0 +1,130 @@
+"""Losses and statistics, per element where the caller averages, and over unmasked rows where it does not.
+
+A mask is 0 on rows that are no transition and covers the last axes of what it masks; axes in front of it (an
+ensemble of critics) all share it.
+"""
+
+import torch
+from torch import Tensor
+
+MAX_LOG_RATIO = 30.0
+"""exp(30) is 1e13: no ratio of two policies means anything beyond, and exp(89) overflows single precision"""
+
+
+def blank(value: Tensor, mask: Tensor) -> Tensor:
+    """`value` with 0 where `mask` is 0, whatever stood there; no gradient flows back from these entries.
+
+    `masked_mean` does this to what it averages. Do it also to the *inputs* of a formula whose slope is not
+    finite on masked rows (the square of a nan, the log of 0): that slope times a zero gradient is nan.
+    """
+    _check_mask(value, mask)
+    return torch.where(mask > 0, value, 0.0)
+
+
+def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
+    """Mean of `value` [..., T, B] over the entries where `mask` [T, B] is above 0; 0 where there are none.
+
+    Masked entries have no influence on the mean or its gradient, even if they are nan or infinite.
+    """
+    return blank(value, mask).sum() / _count(value, mask)
+
+
+def masked_normalize(value: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
+    """(x - mean) / (std + eps) with mean and (population) std of the unmasked entries; 0 where masked."""
+    centred = blank(value - masked_mean(value, mask), mask)
+    std = masked_mean(centred.square(), mask).sqrt()
+    return centred / (std + eps)
+
+
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
+    """PPO's objective, to be maximised (Schulman et al. 2017, arXiv:1707.06347, eq. 7), per element.
+
+    min(r * A, clamp(r, 1 - clip, 1 + clip) * A),   r = exp(log_ratio)
+    """
+    _check_same(log_ratio=log_ratio, advantage=advantage)
+    # Clamp before exp: an overflow would make inf - inf of the gradient.
+    ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+    return torch.minimum(ratio * advantage, (1 + _within(ratio - 1, clip)) * advantage)
+
+
+def clipped_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | Tensor) -> Tensor:
+    """PPO's value clipping, per element.
+
+    1/2 * max((V - G)^2, (V_old + clamp(V - V_old, -clip, clip) - G)^2)
+    """
+    _check_same(value=value, old_value=old_value, target=target)
+    near = old_value + _within(value - old_value, clip)
+    return 0.5 * torch.maximum((value - target).square(), (near - target).square())
+
+
+def huber(error: Tensor, delta: float = 1.0) -> Tensor:
+    """1/2 * e^2 up to |e| = delta, then delta * (|e| - delta / 2) (Huber 1964), per element."""
+    size = error.abs()
+    inner = size.clamp(max=delta)
+    return 0.5 * inner.square() + delta * (size - inner)
+
+
+def quantile_huber(quantile: Tensor, tau: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
+    """Quantile regression (Dabney et al. 2018, arXiv:1710.10044, eq. 10): all pairs, [...].
+
+    sum_i mean_j |tau_i - 1{d_ij < 0}| * huber(d_ij, kappa),   d_ij = target_j - quantile_i
+
+    `quantile` [..., N], `tau` [N] or [..., N], `target` [..., M]. The Huber loss is not divided by
+    kappa; kappa 0 means |d_ij|. Gradients flow into `target` too unless it is detached.
+    """
+    if min(quantile.dim(), tau.dim(), target.dim()) == 0 or tau.shape[-1] != quantile.shape[-1]:
+        raise ValueError(
+            f"quantile {tuple(quantile.shape)}, tau {tuple(tau.shape)} and target {tuple(target.shape)} "
+            "need the shapes [..., N], [..., N] and [..., M]"
+        )
+    if (
+        target.dim() > quantile.dim()
+        or target.shape[:-1] != quantile.shape[quantile.dim() - target.dim() : -1]
+    ):
+        raise ValueError(
+            f"target {tuple(target.shape)} does not line up with quantile {tuple(quantile.shape)}; "
+            "all axes but the last must agree, counted from the end"
+        )
+    error = target.unsqueeze(-2) - quantile.unsqueeze(-1)  # [..., N, M]
+    size = error.abs() if kappa == 0 else huber(error, kappa)
+    weight = (tau.unsqueeze(-1) - (error < 0).to(tau.dtype)).abs()
+    return (weight * size).mean(-1).sum(-1)
+
+
+def explained_variance(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """1 - Var(target - value) / Var(target) over unmasked entries: 1 is perfect, 0 no better than a constant.
+
+    0 where the target does not vary.
+    """
+    _check_same(value=value, target=target)
+    spread = _masked_variance(target, mask)
+    left = _masked_variance(target - value, mask)
+    varies = spread > 0
+    return torch.where(varies, 1 - left / torch.where(varies, spread, 1.0), 0.0)
+
+
+def _within(value: Tensor, limit: float | Tensor) -> Tensor:
+    return value.clamp(-limit, limit)  # type: ignore[arg-type]  # the stubs want both numbers or both tensors
+
+
+def _masked_variance(value: Tensor, mask: Tensor) -> Tensor:
+    return masked_mean((value - masked_mean(value, mask)).square(), mask)
+
+
+def _count(value: Tensor, mask: Tensor) -> Tensor:
+    """How many entries of `value` are unmasked, at least 1, as a 0-dim tensor: the host never learns it."""
+    shared = value.numel() // max(mask.numel(), 1)
+    return (mask > 0).sum().clamp(min=1) * shared
+
+
+def _check_mask(value: Tensor, mask: Tensor) -> None:
+    if mask.dim() > value.dim() or value.shape[value.dim() - mask.dim() :] != mask.shape:
+        raise ValueError(
+            f"mask has shape {tuple(mask.shape)}; it must equal the last axes of value {tuple(value.shape)}"
+        )
+
+
+def _check_same(**tensors: Tensor) -> None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"shapes differ: {shapes}")

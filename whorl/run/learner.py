@@ -1,0 +1,148 @@
+"""Makes `update` fast and safe: capture as CUDA graphs, metrics that stay on the device until they are wanted.
+
+Nothing here waits for the device, except `drain`, which reads all metrics in one transfer.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.agent import Agent, Updated
+from whorl.errors import DivergedError
+from whorl.experience.batch import Batch
+from whorl.tree import Tree
+
+
+class Learner:
+    """Runs an agent's updates and keeps the running mean of their metrics."""
+
+    def __init__(self, agent: Agent, capture: bool) -> None:
+        self.agent = agent
+        self.count: dict[str, int] = {}
+        self._sums: dict[str, dict[str, Tensor]] = {}
+        agent.runner = Capture() if capture else None
+
+    def update(self, phase: str, batch: Batch) -> Updated:
+        """One round of learning: `agent.update(batch)`, or another phase of the agent by its name."""
+        updated = getattr(self.agent, phase)(batch)
+        if phase == "update":
+            self.agent.updates += 1
+        sums = self._sums.get(phase)
+        if sums is None or not self.count[phase]:
+            self._sums[phase] = {name: value.detach().clone() for name, value in updated.metrics.items()}
+            self.count[phase] = 0
+        else:
+            torch._foreach_add_(list(sums.values()), list(updated.metrics.values()))
+        self.count[phase] += 1
+        return updated
+
+    def drain(self) -> dict[str, float]:
+        """Means since the last call; raises where one of them is no finite number. The one transfer from the device."""
+        found = self._means()
+        _require_finite(found)
+        self.count = dict.fromkeys(self.count, 0)
+        return found
+
+    def check_finite(self) -> None:
+        """Raise where a metric gathered so far is no finite number, and leave them all as they are."""
+        _require_finite(self._means())
+
+    def _means(self) -> dict[str, float]:
+        names, values = [], []
+        for phase, sums in self._sums.items():
+            if self.count[phase]:
+                names += list(sums)
+                values += [value.float() / self.count[phase] for value in sums.values()]
+        return dict(zip(names, torch.stack(values).tolist())) if values else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": dict(self.count), "sums": {phase: dict(sums) for phase, sums in self._sums.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        device = self.agent.device
+        self.count = dict(state["count"])
+        self._sums = tree.to(state["sums"], device)
+
+
+def _require_finite(found: dict[str, float]) -> None:
+    for name, value in found.items():
+        if not math.isfinite(value):
+            raise DivergedError(
+                f"{name} became {value}; lower the learning rate or the gradient norm, "
+                "or look at the rewards' scale; the last good checkpoint is kept"
+            )
+
+
+@dataclass
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    inputs: dict[str, Tree]
+    output: Updated
+
+
+class Capture:
+    """Records each captured step once per shape and static flags, then replays it.
+
+    Warm-up runs on the real state, so weights, optimizer state and random streams are put back after it.
+    """
+
+    def __init__(self) -> None:
+        self._graphs: dict[Any, _Graph] = {}
+
+    def __call__(self, method: Any, agent: Agent, batch: Batch, static: dict[str, Any]) -> Updated:
+        key = (method.__qualname__, tuple(sorted(static.items())), _signature(batch))
+        found = self._graphs.get(key)
+        if found is None:
+            found = self._graphs[key] = self._record(method, agent, batch, static)
+        else:
+            tree.copy_(found.inputs, batch.tensors())
+        found.graph.replay()
+        return found.output
+
+    def _record(self, method: Any, agent: Agent, batch: Batch, static: dict[str, Any]) -> _Graph:
+        inputs = tree.clone(batch.tensors())
+        held = Batch(**inputs, burn_in=batch.burn_in)
+        graph = torch.cuda.CUDAGraph()
+        streams = list(agent.generators.values())
+        output = record(graph, lambda: method(agent, held, **static), agent.state_tensors(), streams)
+        return _Graph(graph, inputs, output)
+
+
+def record(
+    graph: torch.cuda.CUDAGraph, step: Callable[[], Any], tensors: list[Tensor], generators: list[torch.Generator]
+) -> Any:
+    """Warm `step` up on a side stream, put its state back, and record it into `graph`; returns its static result."""
+    saved = [tensor.detach().clone() for tensor in tensors]
+    states = [generator.get_state() for generator in generators]
+
+    def put_back() -> None:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, saved):
+                tensor.copy_(value)
+        for generator, state in zip(generators, states):
+            generator.set_state(state)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+            put_back()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        result = step()
+    put_back()
+    return result
+
+
+def _signature(batch: Batch) -> tuple[Any, ...]:
+    shapes = tuple((path, tuple(leaf.shape), leaf.dtype) for path, leaf in tree.items(batch.tensors()))
+    return (batch.burn_in, shapes)

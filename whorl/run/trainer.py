@@ -1,0 +1,500 @@
+"""The loop that all algorithms share, and what surrounds it: counters, log, evaluation, checkpoints, resume.
+
+    while there is budget:
+        rollout = collector.collect()
+        experience.add(rollout)
+        for phase, batch in experience.due():
+            experience.settle(batch, learner.update(phase, batch))
+        advance: counters, log, evaluate, checkpoint
+"""
+
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import yaml
+
+from whorl.agent import Agent
+from whorl.config import Settings
+from whorl.envs.make import Source
+from whorl.envs.vector import VectorEnv
+from whorl.errors import CheckpointError, ConfigError, DivergedError
+from whorl.log.console import Console
+from whorl.log.writers import Log, LogFile, MetricFiles, Sink, TensorBoard, WandB
+from whorl.run.callbacks import BestCheckpoint, Callback
+from whorl.run.collector import Collector
+from whorl.run.evaluate import Evaluation, run_episodes
+from whorl.run.learner import Learner
+from whorl.run.workers import WorkerCollector
+from whorl.state import checkpoint, files
+from whorl.state.policy import build_agent, export
+from whorl.state.runfolder import new_run_folder, resolve_run
+from whorl.state.streams import Streams
+
+EVAL_LANES = 32
+COUNTERS = ("steps", "epoch", "episodes", "resets", "saved_epoch", "best_return", "mean_return")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a call of `train` ended."""
+
+    run_dir: Path
+    steps: int
+    epochs: int
+    episodes: int
+    mean_return: float
+    """of the last evaluation, or of the last episodes seen in training where there was none"""
+    wall_time: float
+    """seconds of training, earlier sittings of a resumed run included"""
+    reason: str
+
+
+class Trainer:
+    """One run: builds everything from settings, trains, saves, resumes."""
+
+    def __init__(self, source: Source, settings: Settings, callbacks: Sequence[Callback] = ()) -> None:
+        self.source, self.settings = source, settings
+        self.callbacks: list[Callback] = list(callbacks)
+        if settings.run.eval and settings.run.save_model:
+            self.callbacks.insert(0, BestCheckpoint())
+        self.run_dir: Path | None = None
+        self.steps = self.epoch = self.episodes = self.resets = self.saved = 0
+        self.saved_epoch = 0
+        self.wall_time = 0.0
+        self.best_return = float("-inf")
+        self.mean_return = float("nan")
+        self._stop_reason = ""
+        self._built = False
+        self._purge: int | None = None
+        self._branched = False
+
+    @property
+    def config(self) -> Settings:
+        """The settings of this run."""
+        return self.settings
+
+    # Building
+
+    def build(self) -> "Trainer":
+        """Make environment, agent, collector, learner; `train` does it by itself."""
+        if self._built:
+            return self
+        run = self.settings.run
+        self.device = choose_device(run.learner_device)
+        acting_device = choose_device(run.worker_device)
+        torch.set_num_threads(run.threads)
+        self.streams = Streams(run.seed)
+        spec = self.source.spec(run.lanes)
+        self.agent = build_agent(self.settings, spec, self.streams.seed("learner"))
+        self.agent.check(run.lanes * run.rollout_steps)
+        self.agent.prepare(self.device, lambda name: self.streams.generator("learner", self.device, name))
+        self.agent.use_threads(run.learner_threads if self.device.type == "cpu" else 1)
+        # Whoever acts elsewhere holds a copy of the weights, refreshed once per rollout.
+        self.actor = self.agent
+        if acting_device != self.device:
+            self.actor = build_agent(self.settings, spec).to(acting_device)
+        self.actor_copies = self.actor is not self.agent
+        self._build_collector(acting_device)
+        self.experience = self.agent.experience()
+        self.learner = Learner(self.agent, capture=self.device.type == "cuda")
+        self._eval_env: VectorEnv | None = None
+        self._built = True
+        return self
+
+    def _build_collector(self, device: torch.device) -> None:
+        run, gamma = self.settings.run, self.settings.gamma
+        workers = self.source.workers(run.workers, run.lanes)
+        self.collector: Collector | WorkerCollector
+        if workers and run.acting != "central":
+            copy = build_agent(self.settings, self.agent.spec)
+            self.collector = WorkerCollector(
+                self.source, copy, run.lanes, run.rollout_steps, workers, gamma, self.streams
+            )
+            self.actor, self.actor_copies = copy, True
+            self.env: VectorEnv = self.collector.env
+            return
+        self.env = self.source.vector(run.lanes, device, workers, run.compile)
+        capture = device.type == "cuda" and self.source.world is not None
+        generator = self.streams.generator("act", device)
+        self.collector = Collector(self.env, self.actor, run.rollout_steps, gamma, generator, capture)
+
+    # Training
+
+    def train(self) -> Result:
+        """Train until the budget is spent, a callback stops it, or Ctrl-C; always leaves a checkpoint behind."""
+        run = self.settings.run
+        self._stop_reason = ""
+        fresh = self.run_dir is None
+        threads = torch.get_num_threads()
+        with ExitStack() as stack:
+            stack.callback(torch.set_num_threads, threads)
+            stack.callback(self.close)
+            self.build()
+            if fresh:
+                self._open_run()
+            assert self.run_dir is not None
+            log = self.log = stack.enter_context(self._logs())
+            console = stack.enter_context(self._console())
+            stack.enter_context(_interrupts(self))
+            if fresh:
+                self.collector.reset(self.streams.seed("env", "0"))
+            elif self._branched:
+                self.save()  # from now on the newest checkpoint is one of this line
+            for callback in self.callbacks:
+                callback.on_start(self)
+            began, before = time.perf_counter(), self.wall_time
+            while not self._finished():
+                row = self._epoch()
+                self.wall_time = before + time.perf_counter() - began
+                row["time/elapsed"] = self.wall_time
+                self._observe(row)
+                if self.epoch % run.log_freq == 0 or "evaluation/return" in row:
+                    log.write(row)
+                console.update(self._done()[0], row)
+                self._maybe_save()
+            self._save_last()
+            result = self._result()
+            for callback in self.callbacks:
+                callback.on_end(self, result)
+            self._upload()
+            console.update(self._done()[0])
+        return result
+
+    def stop(self, reason: str) -> None:
+        """End training after this epoch."""
+        self._stop_reason = self._stop_reason or reason
+
+    def _epoch(self) -> dict[str, Any]:
+        """One rollout and the updates that are due; returns the epoch's row of metrics."""
+        began = time.perf_counter()
+        self.agent.progress.fill_(self._progress())
+        if self.actor_copies:
+            copy_weights(self.actor, self.agent)
+        cut = self._resets_after_this()
+        rollout = self.collector.collect(cut)
+        seen = self.collector.tally.drain()
+        for name in ("observation", "reward"):
+            if seen[f"bad_{name}"]:
+                raise DivergedError(
+                    f"the environment gave a {name} that is not finite at about step {self.steps}; "
+                    "look at it with whorl.check(env); the last good checkpoint is kept"
+                )
+        steps = int(seen["steps"])
+        if self.device != rollout.mask.device:
+            rollout = rollout.to(self.device)
+        for callback in self.callbacks:
+            callback.on_rollout(self, rollout)
+        collected = time.perf_counter()
+        self.experience.add(rollout)
+        for phase, batch in self.experience.due():
+            self.experience.settle(batch, self.learner.update(phase, batch))
+        self.epoch += 1
+        self.steps += steps
+        self.episodes += int(seen["episodes"])
+        if cut:
+            self.resets += 1
+            self.collector.reset(self.streams.seed("env", str(self.resets)))
+        row: dict[str, Any] = {"steps": self.steps, "epoch": self.epoch, "episodes": self.episodes}
+        if seen["episodes"]:
+            row["episode/return"] = seen["return"] / seen["episodes"]
+            row["episode/length"] = seen["length"] / seen["episodes"]
+            self.mean_return = row["episode/return"]
+        if self.epoch % self.settings.run.log_freq == 0:
+            row.update(self.learner.drain())
+        ended = time.perf_counter()
+        row["time/collect"] = collected - began
+        row["time/update"] = ended - collected
+        row["time/steps_per_second"] = steps / (ended - began)
+        return row
+
+    def _observe(self, row: dict[str, Any]) -> None:
+        """Callbacks and evaluation of this epoch; neither draws from a training stream."""
+        for callback in self.callbacks:
+            callback.on_update(self, row)
+        run = self.settings.run
+        if run.eval and (self.epoch % run.eval_freq == 0 or self._finished()):
+            evaluation = self.evaluate()
+            row.update(evaluation.metrics())
+            for callback in self.callbacks:
+                callback.on_evaluation(self, evaluation)
+
+    def evaluate(self, episodes: int = 0) -> Evaluation:
+        """Play `episodes` (default: as configured) with the mean action."""
+        episodes = episodes or self.settings.run.eval_episodes
+        lanes = min(episodes, EVAL_LANES) if self.source.world is None else episodes
+        if self._eval_env is None or self._eval_env.spec.lanes != lanes:
+            self._close_eval()
+            self._eval_env = self.source.vector(lanes, self.actor.device, 0, self.settings.run.compile)
+        if self.actor_copies:
+            copy_weights(self.actor, self.agent)
+        seed = self.streams.seed("eval", str(self.epoch))
+        evaluation = run_episodes(self.actor, self._eval_env, episodes, seed)
+        self.mean_return = evaluation.mean_return
+        return evaluation
+
+    # Budget
+
+    def _done(self) -> tuple[float, float, str]:
+        """How much of which limit is spent: the one that is nearest to its end."""
+        run = self.settings.run
+        limits = [(self.steps, run.total_steps, "steps")] if run.total_steps else []
+        limits += [(self.episodes, run.total_episodes, "episodes")] if run.total_episodes else []
+        limits += [(self.epoch, run.max_epochs, "epochs")]
+        return max(limits, key=lambda limit: limit[0] / max(limit[1], 1))
+
+    def _progress(self) -> float:
+        done, total, _ = self._done()
+        return min(done / max(total, 1), 1.0)
+
+    def _finished(self) -> bool:
+        done, total, _ = self._done()
+        return done >= total or bool(self._stop_reason)
+
+    # Saving
+
+    def _reset_period(self) -> int:
+        """Epochs between fresh starts of lanes that can't be snapshotted."""
+        run = self.settings.run
+        return max(1, -(-run.reset_every // (run.lanes * run.rollout_steps)))
+
+    def _resets_after_this(self) -> bool:
+        return not self.env.snapshots and (self.epoch + 1) % self._reset_period() == 0
+
+    def _maybe_save(self) -> None:
+        run = self.settings.run
+        due = self.epoch // run.model_checkpoint_freq > self.saved_epoch // run.model_checkpoint_freq
+        # Without snapshots only a fresh start of all lanes can be repeated exactly.
+        if run.save_model and due and (self.env.snapshots or self.epoch % self._reset_period() == 0):
+            self.save()
+
+    def _save_last(self) -> None:
+        if not self.settings.run.save_model or self.saved_epoch == self.epoch:
+            return
+        if not self.env.snapshots and self.epoch % self._reset_period():
+            self.resets += 1  # the lanes' state is lost: a resumed run starts them anew
+        self.save()
+
+    def save(self) -> Path:
+        """Write a checkpoint now. Metrics are looked at first: a diverged run keeps its last good one."""
+        if self.run_dir is None:
+            raise CheckpointError("there is no run to save yet; call train() first")
+        self.learner.check_finite()
+        self.log.flush()
+        self.saved += 1
+        self.saved_epoch = self.epoch
+        folder = checkpoint.save(
+            self.run_dir,
+            self.saved,
+            self.state(),
+            export(self.agent, self.settings),
+            self.settings.plain(),
+            self._metadata(),
+            self.agent.normalizer_values() or None,
+        )
+        checkpoint.retain(self.run_dir, self.settings.run.keep_checkpoints)
+        for callback in self.callbacks:
+            callback.on_checkpoint(self, folder)
+        return folder
+
+    def save_best(self, evaluation: Evaluation) -> None:
+        """Write the policy alone into the run's `best` folder, in one move."""
+        assert self.run_dir is not None
+        metadata = {**self._metadata(), "mean_return": evaluation.mean_return}
+        policy = export(self.agent, self.settings)
+        values = self.agent.normalizer_values() or None
+        checkpoint.save_best(self.run_dir, policy, self.settings.plain(), metadata, values)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that changes the future, as tensors and plain containers."""
+        return {
+            "agent": self.agent.state(),
+            "learner": self.learner.state_dict(),
+            "experience": self.experience.state_dict(),
+            "streams": self.streams.state_dict(),
+            "collector": self.collector.state_dict(),
+            "env": self.env.snapshot() if self.env.snapshots else {},
+            "counters": {name: getattr(self, name) for name in COUNTERS},
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on exactly where `state` was taken."""
+        self.build()
+        self.agent.load_state(state["agent"])
+        self.learner.load_state_dict(state["learner"])
+        self.experience.load_state_dict(state["experience"])
+        self.streams.load_state_dict(state["streams"])
+        for name in COUNTERS:
+            setattr(self, name, state["counters"][name])
+        if self.env.snapshots:
+            self.env.restore(state["env"])
+            self.collector.load_state_dict(state["collector"])
+        else:
+            self.collector.reset(self.streams.seed("env", str(self.resets)))
+
+    def load_weights(self, run: str | Path) -> None:
+        """Weights, optimizers and normalisers of another run or checkpoint; counters stay."""
+        folder = resolve_run(run)
+        found = find_checkpoint(folder, self._warn)
+        try:
+            self.agent.load_state({**found.state["agent"], "updates": self.agent.updates})
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"the weights in {found.folder} do not fit these settings: {' '.join(str(error).split())[:300]}"
+            ) from None
+
+    def _metadata(self) -> dict[str, Any]:
+        return {
+            "epochs": self.epoch,
+            "steps": self.steps,
+            "episodes": self.episodes,
+            "mean_return": self.mean_return,
+            "wall_time": self.wall_time,
+            "metrics_offset": self.metric_files.offset(),
+        }
+
+    # The run folder
+
+    def _open_run(self) -> None:
+        run = self.settings.run
+        self.run_dir = new_run_folder(Path(run.runs), self.settings.algorithm, self.source.id, run.tag)
+        text = yaml.safe_dump(self.settings.plain(), sort_keys=False)
+        files.write_atomic(self.run_dir / checkpoint.CONFIG, text.encode())
+        if run.load_model:
+            if not run.load_checkpoint_dir:
+                raise ConfigError("load_model is set, but load_checkpoint_dir names no checkpoint")
+            self.load_weights(run.load_checkpoint_dir)
+
+    def attach(self, run_dir: Path, loaded: checkpoint.Loaded) -> "Trainer":
+        """Take up an existing run at a checkpoint: state, counters, and metric files cut back to it."""
+        self.run_dir = run_dir
+        self.load_state(loaded.state)
+        self.wall_time = float(loaded.metadata["wall_time"])
+        # Number on after all that are there: one taken up again, or a damaged one that was skipped, is not overwritten.
+        self.saved = max(checkpoint.number(folder) for folder in checkpoint.checkpoints(run_dir))
+        self._branched = checkpoint.number(loaded.folder) != self.saved
+        metrics = MetricFiles(run_dir)
+        metrics.cut(int(loaded.metadata["metrics_offset"]))
+        metrics.close()
+        self._purge = self.steps + 1
+        return self
+
+    @contextmanager
+    def _logs(self) -> Iterator[Log]:
+        assert self.run_dir is not None
+        run = self.settings.run
+        self.metric_files = MetricFiles(self.run_dir)
+        self.wandb: WandB | None = None
+        sinks: list[Sink] = [self.metric_files]
+        if run.tensorboard:
+            sinks.append(TensorBoard(self.run_dir, self._purge))
+        if run.log_file:
+            sinks.append(LogFile(self.run_dir / "log.txt"))
+        if run.use_wandb:
+            self.wandb = WandB(
+                self.run_dir,
+                self.settings.plain(),
+                run.wandb_project,
+                run.wandb_entity or None,
+                self.run_dir.name,
+                run.wandb_mode,
+            )
+            sinks.append(self.wandb)
+        log = Log(*sinks)
+        try:
+            yield log
+        finally:
+            log.close()
+
+    def _console(self) -> Console:
+        done, total, unit = self._done()
+        title = f"{self.settings.algorithm} on {self.source.id}: {self.run_dir}"
+        return Console(total, unit, title, self.settings.run.quiet, done=done)
+
+    def _upload(self) -> None:
+        if self.wandb is not None and self.saved and self.run_dir is not None:
+            policy = self.run_dir / f"checkpoint_{self.saved}" / checkpoint.POLICY
+            self.wandb.artifact(policy, f"{self.settings.algorithm}-{self.source.id}-policy")
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(text, stacklevel=3)
+
+    def _result(self) -> Result:
+        assert self.run_dir is not None
+        reason = self._stop_reason or f"{self._done()[2]} are spent"
+        return Result(
+            self.run_dir, self.steps, self.epoch, self.episodes, self.mean_return, self.wall_time, reason
+        )
+
+    def _close_eval(self) -> None:
+        if self._eval_env is not None:
+            self._eval_env.close()
+            self._eval_env = None
+
+    def close(self) -> None:
+        """Stop worker processes and free the environments."""
+        if self._built:
+            self._close_eval()
+            self.collector.close()
+            self.env.close()
+            self._built = False
+
+
+def find_checkpoint(folder: Path, warn: Any) -> checkpoint.Loaded:
+    """A checkpoint folder as it is, or the newest whole one of a run folder."""
+    if folder.name.startswith("checkpoint_"):
+        return checkpoint.load(folder)
+    return checkpoint.load_newest(folder, warn)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that a setting names; auto is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"no device is called {name!r}; use auto, cpu, cuda or cuda:0") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device {name!r} was asked for, but torch sees no GPU here; use auto or cpu")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(f"device {name!r} was asked for, but there are {torch.cuda.device_count()} GPUs")
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+@torch.no_grad()
+def copy_weights(into: Agent, source: Agent) -> None:
+    """Parameters and buffers, in place."""
+    for a, b in zip(into.parameters(), source.parameters()):
+        a.copy_(b)
+    for a, b in zip(into.buffers(), source.buffers()):
+        a.copy_(b)
+
+
+@contextmanager
+def _interrupts(trainer: Trainer) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) ends training after this epoch, with a checkpoint; the second one at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        trainer.stop("it was interrupted")
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

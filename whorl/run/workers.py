@@ -1,0 +1,152 @@
+"""Acting inside the worker processes: each holds a copy of the policy and collects its lanes' part of a rollout alone.
+
+This is seed 000's way (one policy version per rollout, statistics frozen in it) without its costs: weights travel
+through shared memory once per rollout, rows come back the same way, and nobody waits for anybody within a rollout.
+"""
+
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.agent import Agent
+from whorl.envs.gymnasium import GymnasiumVector
+from whorl.envs.make import Source
+from whorl.envs.pool import WorkerPool
+from whorl.experience.batch import Batch
+from whorl.run.collector import Collector, Storage, Tally
+from whorl.state.streams import Streams
+from whorl.tree import Tree
+
+WEIGHTS = "weights"
+
+
+class WorkerCollector:
+    """A collector whose lanes, policy copies and random streams live in the workers."""
+
+    def __init__(
+        self, source: Source, agent: Agent, lanes: int, steps: int, workers: int, gamma: float, streams: Streams
+    ) -> None:
+        self.agent, self.gamma, self.steps = agent, gamma, steps
+        layout = Storage.allocate(agent, lanes, steps)
+        shapes = {path: _array(leaf) for path, leaf in tree.items(layout.tensors)}
+        shapes[WEIGHTS] = ((sum(_padded(tensor) for tensor in weights_of(agent)),), "uint8")
+        self.env = WorkerPool(source.factory, lanes, source.id, workers, arrays=shapes)
+        self.storage = Storage(_nested(layout.tensors, self.env.arrays))
+        self.tally = Tally(lanes, torch.device("cpu"))
+        self._weights = _views(torch.from_numpy(self.env.arrays[WEIGHTS]), agent)
+        self.env.install("open", open_collector)
+        self.env.install("collect", collect)
+        self.env.install("reset", reset)
+        self.env.install("state", state)
+        self.env.install("load", load)
+        packed = cloudpickle.dumps(agent)
+        seeds = [streams.seed("act", f"worker {number}") for number in range(workers)]
+        self._run("open", [(packed, steps, gamma, source.id, seed) for seed in seeds])
+
+    def reset(self, seed: int) -> None:
+        """Start every lane anew; the next rollout begins there."""
+        self._run("reset", [seed] * self.env.workers)
+
+    def collect(self, cut: bool = False) -> Batch:
+        """One rollout, as views of shared memory: learn from it before the next call."""
+        for into, tensor in zip(self._weights, weights_of(self.agent)):
+            into.copy_(tensor)
+        self._run("collect", [None] * self.env.workers)
+        batch = self.storage.batch(self.gamma)
+        self.tally.add(batch)
+        if cut:
+            batch.keep[-1] = 0
+            self.tally.forget()
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"workers": self._run("state", [None] * self.env.workers), "tally": self.tally.state_dict()}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self._run("load", saved["workers"])
+        self.tally.load_state_dict(saved["tally"])
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _run(self, name: str, arguments: list[Any]) -> list[Any]:
+        self.env.start(name, arguments)
+        return self.env.collect(name)
+
+
+# What follows runs in the workers; `held` is the dict that stays with a worker between calls.
+
+
+def open_collector(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
+    """Build the policy copy and a collector over this worker's lanes."""
+    torch.set_num_threads(1)
+    packed, steps, gamma, id, seed = argument
+    agent: Agent = cloudpickle.loads(packed)
+    generator = torch.Generator().manual_seed(seed)
+    env = GymnasiumVector.over(lanes, id)
+    held["collector"] = Collector(env, agent, steps, gamma, generator)
+    held["weights"] = _views(torch.from_numpy(arrays[WEIGHTS]), agent)
+    held["shared"] = _nested(held["collector"].storage.tensors, arrays)
+
+
+@torch.no_grad()
+def collect(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
+    """Take the newest weights, roll, and write this worker's columns of the rollout."""
+    collector: Collector = held["collector"]
+    for tensor, value in zip(weights_of(collector.agent), held["weights"]):
+        tensor.copy_(value)
+    collector.roll()
+    tree.map(lambda into, value: _put(into, lanes.numbers, value), held["shared"], collector.storage.tensors)
+
+
+def reset(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
+    held["collector"].reset(argument)
+
+
+def state(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> dict[str, Any]:
+    collector: Collector = held["collector"]
+    return tree.clone({**collector.state_dict(), "generator": collector.generator.get_state()})
+
+
+def load(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
+    collector: Collector = held["collector"]
+    collector.generator.set_state(argument["generator"])
+    collector.load_state_dict(argument)
+
+
+def weights_of(agent: Agent) -> list[Tensor]:
+    """What acting reads: parameters and buffers."""
+    return [*agent.parameters(), *agent.buffers()]
+
+
+def _padded(tensor: Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // 8) * 8
+
+
+def _views(raw: Tensor, agent: Agent) -> list[Tensor]:
+    """Places for the weights in one block of bytes, each aligned to eight."""
+    views, start = [], 0
+    for tensor in weights_of(agent):
+        size = tensor.numel() * tensor.element_size()
+        views.append(raw[start : start + size].view(tensor.dtype).view(tensor.shape))
+        start += _padded(tensor)
+    return views
+
+
+def _array(leaf: Tensor) -> tuple[tuple[int, ...], str]:
+    return tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")
+
+
+def _nested(like: Tree, arrays: dict[str, np.ndarray], prefix: str = "") -> Tree:
+    """The shared arrays as tensors, in the shape of the tree `like`."""
+    if isinstance(like, dict):
+        return {k: _nested(v, arrays, f"{prefix}.{k}" if prefix else k) for k, v in like.items()}
+    return torch.from_numpy(arrays[prefix])
+
+
+def _put(into: Tensor, lanes: list[int], value: Tensor) -> None:
+    into[:, lanes] = value

@@ -1,0 +1,128 @@
+"""Files that are either whole or not there: atomic writes, hidden scratch names, checksums."""
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+_SCRATCH = re.compile(r"\..+\.tmp-([0-9]{1,10})-([0-9a-f]{8})")
+_mine: set[str] = set()  # tokens of the scratch names in use in this process
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full; free some space",
+    errno.EDQUOT: "the disk quota is used up; free some space",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EACCES: "permission denied; make the folder writable or choose another one",
+    errno.EPERM: "permission denied; make the folder writable or choose another one",
+    errno.ENOENT: "the folder does not exist; create it or choose another one",
+    errno.ENOTDIR: "a file stands where a folder should be; choose another folder",
+}
+
+
+def reason(error: OSError) -> str:
+    """What went wrong and what to do about it, as the second half of a sentence."""
+    return _REASONS.get(error.errno or 0, str(error.strerror or error).lower())
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a mixture."""
+    with scratch(path) as temp:
+        with open(temp, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temp, path)
+    fsync_dir(path.parent)
+
+
+def fsync_dir(folder: Path) -> None:
+    """Make renames inside `folder` survive a power cut (Windows offers no such call and needs none)."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """The hexadecimal digest of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def free_names(path: Path) -> Iterator[Path]:
+    """`path`, `path_2`, `path_3`, ... as far as not taken; create exclusively, as others may be as quick."""
+    for n in count(1):
+        candidate = path if n == 1 else path.with_name(f"{path.name}_{n}")
+        if not os.path.lexists(candidate):
+            yield candidate
+
+
+@contextmanager
+def scratch(path: Path) -> Iterator[Path]:
+    """A hidden name beside `path` for a file or folder on its way in or out; what is left is removed."""
+    token = secrets.token_hex(4)
+    temp = path.with_name(f".{path.name}.tmp-{os.getpid()}-{token}")
+    _mine.add(token)
+    try:
+        yield temp
+    finally:
+        _remove(temp)
+        _mine.discard(token)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes that died left behind under scratch names; never what a live one is writing."""
+    for entry in list(folder.iterdir()):
+        match = _SCRATCH.fullmatch(entry.name)
+        if match is None:
+            continue
+        pid, token = int(match[1]), match[2]
+        # A restarted container hands out the same process ids: our own id proves nothing, the token does.
+        in_use = token in _mine if pid == os.getpid() else _alive(pid)
+        if not in_use:
+            _remove(entry)
+
+
+def _remove(path: Path) -> None:
+    # Whatever resists stays hidden under its scratch name, and the next sweep tries again.
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _alive(pid: int) -> bool:
+    if sys.platform == "win32":
+        # os.kill(pid, 0) would send Ctrl-C there.
+        import ctypes
+
+        query_limited_information, still_active = 0x1000, 259
+        kernel = ctypes.windll.kernel32
+        handle = kernel.OpenProcess(query_limited_information, False, pid)
+        if not handle:
+            return False
+        code = ctypes.c_ulong()
+        kernel.GetExitCodeProcess(handle, ctypes.byref(code))
+        kernel.CloseHandle(handle)
+        return code.value == still_active
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

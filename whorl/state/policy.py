@@ -1,0 +1,136 @@
+"""A trained policy that stands alone: weights, normalisers, memory and action scaling travel together."""
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whorl import spec as specs
+from whorl import tree
+from whorl.agent import Agent, Context
+from whorl.config import Settings, algorithm_class, configure
+from whorl.registry import only_trusted
+from whorl.spec import Spec, to_env
+from whorl.tree import Tree
+
+FORMAT = 1
+
+
+class SavedPolicy:
+    """Acts in the environment's own actions. Recurrent policies remember from call to call until `reset`."""
+
+    def __init__(self, agent: Agent, settings: Settings) -> None:
+        self.agent = agent.eval()
+        self.settings = settings
+        self.spec = agent.spec
+        self._generator = torch.Generator(agent.device).manual_seed(0)
+        self._memory: Tree = {}
+        self._fresh: Tensor | None = None
+
+    def reset(self, where: np.ndarray | Tensor | None = None) -> None:
+        """Forget: call it when an episode starts; `where` [B] names the lanes of a batch that start anew."""
+        if where is None or self._fresh is None:
+            self._fresh = None
+        else:
+            self._fresh |= torch.as_tensor(where, device=self._fresh.device)
+
+    def seed(self, seed: int) -> None:
+        """Seed the sampling of actions."""
+        self._generator.manual_seed(seed)
+
+    @torch.no_grad()
+    def act(self, obs: Any, deterministic: bool = True) -> Any:
+        """The action for one observation or a batch of them; arrays give arrays, tensors give tensors."""
+        given = tree.first(obs)
+        single = np.ndim(given) == len(tree.first(self.spec.observation).shape)
+        device = self.agent.device
+        tensors = tree.map(
+            lambda leaf, like: torch.as_tensor(leaf, device=device).to(getattr(torch, like.dtype)),
+            _reshape(obs, self.spec),
+            self.spec.observation,
+        )
+        if single:
+            tensors = tree.map(lambda leaf: leaf.unsqueeze(0), tensors)
+        lanes = len(tree.first(tensors))
+        if self._fresh is None or len(self._fresh) != lanes:
+            self._fresh = torch.ones(lanes, dtype=torch.bool, device=device)
+            self._memory = self.agent.initial_memory(lanes)
+        acted = self.agent.act(tensors, self._memory, Context(self._fresh, self._generator, greedy=deterministic))
+        self._memory = acted.memory
+        self._fresh = torch.zeros_like(self._fresh)
+        action = to_env(self.spec.action, acted.action)
+        if single:
+            action = tree.index(action, 0)
+        if isinstance(given, Tensor):
+            return action
+        return tree.map(lambda leaf: leaf.cpu().numpy() if leaf.dim() else leaf.cpu().numpy()[()], action)
+
+    __call__ = act
+
+
+def _reshape(obs: Any, spec: Spec) -> Any:
+    """Dicts are read by the keys that the policy knows, tuples by number."""
+    if not isinstance(spec.observation, dict):
+        return obs
+    if isinstance(obs, tuple):
+        obs = {str(number): value for number, value in enumerate(obs)}
+    return {key: obs[key] for key in spec.observation}
+
+
+def export(agent: Agent, settings: Settings) -> dict[str, Any]:
+    """The policy as tensors and plain containers."""
+    return {
+        "format": FORMAT,
+        "config": settings.plain(),
+        "spec": pack_spec(agent.spec),
+        "module": dict(agent.state_dict()),
+    }
+
+
+def load_policy(saved: dict[str, Any], trust: tuple[str, ...] = (), device: str = "cpu") -> SavedPolicy:
+    """Rebuild an exported policy."""
+    config = dict(saved["config"])
+    with only_trusted(trust):
+        settings = configure(config["algorithm"], config["env"], config, presets=False)
+        agent = build_agent(settings, unpack_spec(saved["spec"]))
+    agent.to(device).load_state_dict(saved["module"])
+    return SavedPolicy(agent, settings)
+
+
+def build_agent(settings: Settings, spec: Spec, seed: int = 0) -> Agent:
+    """The agent that settings describe, its weights drawn from `seed` and no global random state touched."""
+    _, cls, _ = algorithm_class(settings.algorithm)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return cls(spec, settings.algo)
+
+
+def pack_spec(spec: Spec) -> dict[str, Any]:
+    """A spec as plain containers."""
+
+    def leaf(value: Any) -> dict[str, Any]:
+        return {"leaf": type(value).__name__, **{k: _plain(v) for k, v in asdict(value).items()}}
+
+    return {
+        "observation": tree.map(leaf, spec.observation),
+        "action": tree.map(leaf, spec.action),
+        "lanes": spec.lanes,
+    }
+
+
+def unpack_spec(packed: dict[str, Any]) -> Spec:
+    """What `pack_spec` packed."""
+
+    def unpack(value: dict[str, Any]) -> Any:
+        if "leaf" not in value:
+            return {key: unpack(branch) for key, branch in value.items()}
+        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "leaf"}
+        return getattr(specs, value["leaf"])(**fields)
+
+    return Spec(unpack(packed["observation"]), unpack(packed["action"]), int(packed["lanes"]))
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value

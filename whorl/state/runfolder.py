@@ -1,0 +1,49 @@
+"""Run folders: `runs/PPO_Quadrotor-v0_2026-11-15_03-10-22`, one per training run, never reused."""
+
+import re
+from datetime import datetime
+from pathlib import Path
+
+from whorl.errors import CheckpointError, nearest
+from whorl.state import files
+
+RUNS = Path("runs")
+"""where run folders are made and looked for by default"""
+_LONGEST = 80  # characters of an environment id or tag that go into the name; file systems stop at 255 in all
+
+
+def new_run_folder(runs: Path, algorithm: str, env_id: str, tag: str = "") -> Path:
+    """Create `runs/ALGO_ENV_date_time[_tag]`, and `runs` when it is missing."""
+    now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    parts = [_safe(algorithm).upper(), _safe(env_id), now, _safe(tag)]
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        return _create(runs / "_".join(part for part in parts if part))
+    except OSError as error:
+        raise CheckpointError(f"can't create a run folder in {runs}: {files.reason(error)}") from error
+
+
+def resolve_run(path_or_name: Path | str, runs: Path = RUNS) -> Path:
+    """The run or checkpoint folder meant by its path, or by its name in `runs`."""
+    for candidate in (Path(path_or_name), runs / path_or_name):
+        if candidate.is_dir():
+            return candidate.resolve()
+    known = [entry.name for entry in runs.iterdir() if entry.is_dir()] if runs.is_dir() else []
+    hint = nearest(Path(path_or_name).name, known) if known else f"there are no runs in {runs} yet"
+    raise CheckpointError(f"no run {str(path_or_name)!r}; {hint}")
+
+
+def _create(path: Path) -> Path:
+    for candidate in files.free_names(path):
+        try:
+            candidate.mkdir()
+        except FileExistsError:
+            continue  # another process took the name between the look and the call
+        files.fsync_dir(candidate.parent)
+        return candidate
+    raise AssertionError("free names never run out")
+
+
+def _safe(text: str) -> str:
+    """Letters, digits, '.', '_', '-' only; no dot at either end, which Windows drops or Unix hides."""
+    return re.sub(r"[^\w.-]+", "-", text)[:_LONGEST].strip(".-")
