@@ -128,7 +128,7 @@ class Agent(nn.Module):
     def add_optimizer(
         self, name: str, modules: nn.Module | Iterable[nn.Module], part: Part, lr: float, **defaults: Any
     ) -> None:
-        """Give `modules` an optimizer of their own; its rate is the buffer `lr_NAME`, so that schedules work in graphs."""
+        """Give `modules` an optimizer of their own; its rate is the buffer `lr_NAME`: schedules work in graphs."""
         modules = [modules] if isinstance(modules, nn.Module) else list(modules)
         self._parameters_of[name] = [p for module in modules for p in module.parameters()]
         self.register_buffer(f"lr_{name}", torch.tensor(lr))

@@ -69,12 +69,16 @@ def load_run(
     loaded = find_checkpoint(folder, _warn)
     run_dir = loaded.folder.parent
     with only_trusted(tuple(trust)):
-        settings = configure(loaded.config["algorithm"], loaded.config["env"], {**loaded.config, **changes}, presets=False)
+        settings = configure(
+            loaded.config["algorithm"], loaded.config["env"], {**loaded.config, **changes}, presets=False
+        )
         source = _source(env, settings.env, settings.env_options)
         return Trainer(source, settings, callbacks).attach(run_dir, loaded)
 
 
-def restore(run: str | Path, *, best: bool = False, trust: Sequence[str] = (), device: str = "cpu") -> SavedPolicy:
+def restore(
+    run: str | Path, *, best: bool = False, trust: Sequence[str] = (), device: str = "cpu"
+) -> SavedPolicy:
     """The trained policy of a run or checkpoint, self-contained: normalisers, memory and action scaling inside."""
     folder = resolve_run(run)
     found = checkpoint.load(folder / checkpoint.BEST) if best else find_checkpoint(folder, _warn)
@@ -128,7 +132,9 @@ def evaluate(
 def algorithms() -> dict[str, str]:
     """Every algorithm's name with one line about it."""
     known = {name: load_preset(name)["about"] for name in preset_names()}
-    users = {name: (inspect.getdoc(cls) or "").split("\n")[0] for name, cls in registered("algorithm").items()}
+    users = {
+        name: (inspect.getdoc(cls) or "").split("\n")[0] for name, cls in registered("algorithm").items()
+    }
     return dict(sorted({**known, **users}.items()))
 
 
@@ -143,7 +149,9 @@ def _source(env: Any, id: str, options: Mapping[str, Any]) -> Any:
     try:
         return find(id, options)
     except WhorlError as error:
-        raise CheckpointError(f"{error} (the run was made with an environment of your own? pass it as env=)") from None
+        raise CheckpointError(
+            f"{error} (the run was made with an environment of your own? pass it as env=)"
+        ) from None
 
 
 def _warn(text: str) -> None:

@@ -310,7 +310,9 @@ def read_file(path: str | Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text("utf-8")) or {}
     except yaml.YAMLError as error:
-        raise ConfigError(f"settings file {str(path)!r} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(
+            f"settings file {str(path)!r} is not valid YAML: {' '.join(str(error).split())}"
+        ) from None
     if not isinstance(content, dict):
         raise ConfigError(f"settings file {str(path)!r} must hold a mapping of settings")
     parents = content.pop("inherits", [])

@@ -34,7 +34,9 @@ class Part:
         if isinstance(value, (list, tuple)):
             return Part("layers", {"layers": list(value)})
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{value!r} names no part; give a name, an import path or a mapping with 'class'")
+            raise ConfigError(
+                f"{value!r} names no part; give a name, an import path or a mapping with 'class'"
+            )
         options = dict(value)
         params = options.pop("params", None) or {}
         name = options.pop("class", "layers" if "layers" in options or "layers" in params else None)

@@ -13,7 +13,7 @@ Tree: TypeAlias = Any
 """A `Tensor`, or a `dict[str, Tree]`. (Recursive aliases trip type checkers; the functions below check.)"""
 
 
-def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:  # noqa: A001 - read as tree.map
+def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply `fn` leaf by leaf to trees of the same structure."""
     if isinstance(tree, Mapping):
         return {key: map(fn, value, *(other[key] for other in others)) for key, value in tree.items()}

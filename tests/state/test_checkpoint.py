@@ -395,7 +395,7 @@ def test_a_disk_that_fills_while_tensors_are_written_is_one_sentence(tmp_path: P
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # real failing writes, inside torch.save
     try:
         with pytest.raises(
-            CheckpointError, match=r"can't save checkpoint 2 in .*: file too large; what was there"
+            CheckpointError, match=r"can't save checkpoint_2 in .*: file too large; what was there"
         ):
             write(tmp_path, 2, ring=torch.zeros(1_000_000))
     finally:

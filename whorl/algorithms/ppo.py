@@ -1,12 +1,11 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347) with two independent learners.
 
-actor:   maximise E[min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)] + entropy_coef * H,  ratio = pi(a|s) / pi_old(a|s)
+actor:   maximise E[min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)] + entropy_coef * H, ratio = pi(a|s) / pi_old(a|s)
 critic:  minimise E[(V(s) - target)^2] / 2
 A = generalised advantage estimate (Schulman et al. 2015, arXiv:1506.02438); target = A + V, or the bootstrapped
 discounted return of the segment (lambda = 1).
 
-Differs from the paper: actor and critic share nothing, so their passes over the rollout run at the same time (seed 000's
-dual learners); log ratios are clamped at 30; values are computed when the rollout is learned from, not while acting.
+Differs from the paper: actor and critic share nothing, so their passes over the rollout run at the same time (as in D2AC); log ratios are clamped at 30; values are computed when the rollout is learned from, not while acting.
 """
 
 from dataclasses import dataclass
@@ -22,7 +21,13 @@ from whorl.experience.batch import Batch, Rows
 from whorl.experience.rollouts import check_batch_size, minibatches
 from whorl.nets.normalize import Observations, ReturnScale
 from whorl.nets.policy import Policy, Value
-from whorl.ops.losses import clipped_surrogate, clipped_value_loss, explained_variance, masked_mean, masked_normalize
+from whorl.ops.losses import (
+    clipped_surrogate,
+    clipped_value_loss,
+    explained_variance,
+    masked_mean,
+    masked_normalize,
+)
 from whorl.ops.returns import discounted_return, gae
 from whorl.spec import Spec
 from whorl.tree import Tree
@@ -71,7 +76,9 @@ class PPO(Agent):
         self.observations = Observations(
             spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
         )
-        self.rewards = ReturnScale(spec.lanes, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0)
+        self.rewards = ReturnScale(
+            spec.lanes, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
+        )
         self.actor = Policy("actor", spec, cfg)
         self.critic = Value("critic", spec, cfg)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, eps=cfg.adam_eps)
@@ -163,7 +170,9 @@ class PPO(Agent):
                     open_gate = open_gate * (kl < cfg.kl_cut)
                 if cfg.lr_schedule == "kl":
                     faster = torch.where(kl < cfg.target_kl / 2, 1.2, 1.0)
-                    self.lr_actor.mul_(torch.where(kl > cfg.target_kl * 2, 1 / 1.2, faster)).clamp_(1e-5, 1e-2)
+                    self.lr_actor.mul_(torch.where(kl > cfg.target_kl * 2, 1 / 1.2, faster)).clamp_(
+                        1e-5, 1e-2
+                    )
         return metrics
 
     @pure
@@ -181,7 +190,9 @@ class PPO(Agent):
         return loss, (log_ratio, entropy)
 
     @torch.no_grad()
-    def distance(self, parts: tuple[Tensor, Tensor], data: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def distance(
+        self, parts: tuple[Tensor, Tensor], data: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Entropy, KL(old || new) by the estimator (ratio - 1) - log ratio, and the share of clipped rows."""
         log_ratio, entropy = parts
         ratio = log_ratio.exp()

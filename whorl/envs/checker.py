@@ -24,7 +24,7 @@ class _Stop(Exception):
 
 
 def check(env: str | gymnasium.Env | Callable[[], gymnasium.Env]) -> list[str]:
-    """What is wrong with an environment, given as an id, an instance, or a function that makes one; [] if nothing is.
+    """What is wrong with an environment, given as an id, an instance, or a function that makes one.
 
     An instance is stepped and reset, but stays open.
     """
@@ -76,7 +76,9 @@ def _check_spaces(env: Any, findings: list[str]) -> None:
             raise _Stop(f"{name} is {space!r}; set it to a gymnasium space in __init__")
         for path, box in _boxes(space, name):
             if np.isnan(box.low).any() or np.isnan(box.high).any():
-                findings.append(f"{path} has NaN bounds; give numbers, or -inf and inf where there is no bound")
+                findings.append(
+                    f"{path} has NaN bounds; give numbers, or -inf and inf where there is no bound"
+                )
             elif (box.low > box.high).any():
                 findings.append(f"{path} has a lower bound above its upper bound; swap them")
             elif name == "action_space" and not box.is_bounded("both"):
@@ -99,9 +101,16 @@ def _walk(env: Any, findings: list[str]) -> list[Any]:
     obs, _ = env.reset(seed=123)
     _check_obs(env, obs, "reset()", findings)
     trace: list[Any] = [_copied(obs)]
-    resets = _count_resets(env)
+    resets = _ResetCounter(env)
+    try:
+        _follow(env, obs, resets, trace, findings)
+    finally:
+        resets.undo()
+    return trace
+
+
+def _follow(env: Any, obs: Any, resets: "_ResetCounter", trace: list[Any], findings: list[str]) -> None:
     deadline = time.monotonic() + SECONDS
-    ended = False
     for _ in range(STEPS):
         action = env.action_space.sample()
         before, kept = obs, _copied(obs)
@@ -110,7 +119,9 @@ def _walk(env: Any, findings: list[str]) -> list[Any]:
         _check_obs(env, obs, "step()", findings)
         _check_reward(reward, findings)
         if not _same(before, kept):
-            findings.append("step() overwrites the observation it returned before; return a copy of the array")
+            findings.append(
+                "step() overwrites the observation it returned before; return a copy of the array"
+            )
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
                 findings.append(f"step() returns {name} as {type(flag).__name__}; return a bool")
@@ -119,8 +130,7 @@ def _walk(env: Any, findings: list[str]) -> list[Any]:
         if resets.count or "final_obs" in info or "final_observation" in info:
             findings.append("the environment resets itself inside step(); leave that to the caller")
             break
-        ended = bool(terminated or truncated)
-        if ended or findings or time.monotonic() > deadline:
+        if terminated or truncated or findings or time.monotonic() > deadline:
             break
     else:
         if getattr(env.spec, "max_episode_steps", None) is None:
@@ -128,8 +138,6 @@ def _walk(env: Any, findings: list[str]) -> list[Any]:
                 f"no episode ended within {STEPS} random steps; if that is not meant, add a limit with "
                 f"gymnasium.wrappers.TimeLimit"
             )
-    resets.undo()
-    return trace
 
 
 def _check_repeats(env: Any, first: list[Any], findings: list[str]) -> None:
@@ -139,7 +147,9 @@ def _check_repeats(env: Any, first: list[Any], findings: list[str]) -> None:
     env.action_space.seed(0)
     obs, _ = env.reset(seed=123)
     if not _same(obs, first[0]):
-        findings.append("reset(seed=123) twice gives two beginnings; draw from self.np_random and nothing else")
+        findings.append(
+            "reset(seed=123) twice gives two beginnings; draw from self.np_random and nothing else"
+        )
         return
     for index, expected in enumerate(first[1:], 1):
         obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
@@ -207,7 +217,9 @@ def _check_reward(reward: Any, findings: list[str]) -> None:
 
 def _five(result: Any) -> Any:
     if isinstance(result, tuple) and len(result) == 4:
-        raise _Stop("step() returns 4 values as in the old gym API; return obs, reward, terminated, truncated, info")
+        raise _Stop(
+            "step() returns 4 values as in the old gym API; return obs, reward, terminated, truncated, info"
+        )
     if not isinstance(result, tuple) or len(result) != 5 or not isinstance(result[4], dict):
         raise _Stop(f"step() returns {_shape_of(result)}; return obs, reward, terminated, truncated, info")
     return result
@@ -235,10 +247,6 @@ class _ResetCounter:
     def undo(self) -> None:
         for layer in self._layers:
             del layer.reset
-
-
-def _count_resets(env: Any) -> _ResetCounter:
-    return _ResetCounter(env)
 
 
 def _guard(call: Callable[[], Any], what: str) -> Any:

@@ -10,28 +10,29 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.error import DependencyNotInstalled
 from torch import Tensor
 
 from whorl import tree
-from whorl.envs.lanes import MASK_KEY, Buffers, Factory, Lanes, Layout, children, nest, probe
+from whorl.envs.lanes import Buffers, Factory, Lanes, Layout, children, nest, probe
 from whorl.envs.vector import Step
 from whorl.errors import EnvError, missing_extra, nearest
 from whorl.spec import Array, Continuous, Discrete, MultiDiscrete, Spec, SpecTree
 from whorl.tree import Tree
 
-EXTRAS = {"mujoco": ("mujoco", "mujoco"), "box2d": ("Box2D", "box2d"), "ale": ("ale-py", "atari")}
+EXTRAS = {"mujoco": ("mujoco", "mujoco"), "box2d": ("Box2D", "box2d"), "ale_py": ("ale-py", "atari")}
 """a word in Gymnasium's complaint -> the package that is missing, and our extra that brings it"""
 
 
 def factory_from_id(id: str, **kwargs: Any) -> Factory:
-    """A function that makes the registered environment `id`; it also works in a worker that registered nothing."""
+    """A function that makes the registered environment `id`, also in a worker that registered nothing."""
     spec = _find(id)
     try:
         if isinstance(spec.entry_point, str):
             load_env_creator(spec.entry_point)
-    except ImportError as error:
+    except (ImportError, DependencyNotInstalled) as error:
         raise _missing(id, error) from error
-    # Lanes never step before a reset, and the checker is a tool of its own: neither wrapper earns its time per step.
+    # Lanes never step before a reset, and checking is a tool of its own: those wrappers don't earn their time.
     return partial(_make, replace(spec, order_enforce=False), kwargs)
 
 
@@ -138,7 +139,7 @@ def check_lanes(snapshot: dict[str, Any], lanes: int) -> None:
 def _make(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env:
     try:
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
-    except ImportError as error:
+    except (ImportError, DependencyNotInstalled) as error:
         raise _missing(spec.id, error) from error
     except gymnasium.error.Error as error:
         raise EnvError(f"{spec.id} can't be made: {error}") from error
@@ -171,7 +172,7 @@ def _suggestion(name: str, ids: list[str]) -> str:
     )
 
 
-def _missing(id: str, error: ImportError) -> Exception:
+def _missing(id: str, error: Exception) -> Exception:
     text = str(error).lower()
     for word, (package, extra) in EXTRAS.items():
         if word in text:

@@ -116,7 +116,7 @@ class Lanes:
                 out.obs[-1][row] = self._masks[lane](info)
 
     def step(self, action: list[np.ndarray], out: Buffers, start: int = 0) -> None:
-        """Step lanes `start, start + 1, …` with canonical actions, one array [rows, ...] per leaf of the action tree."""
+        """Step lanes `start, start + 1, …` with canonical actions, one array [rows, ...] per action leaf."""
         choices = self._decode(action)
         reward, terminated, truncated, reset = out.reward, out.terminated, out.truncated, out.reset
         terminated.fill(False)
@@ -145,9 +145,7 @@ class Lanes:
         for number, env, pending in zip(self.numbers, self.envs, self.pending):
             state = snapshot_env(env)
             if state is None:
-                raise EnvError(
-                    f"lane {number}: {env} can't be snapshot; give it get_snapshot and set_snapshot"
-                )
+                raise EnvError(f"lane {number}: {env} has no snapshot; give it get_snapshot and set_snapshot")
             found.append({"env": state, "pending": pending})
         return found
 

@@ -13,6 +13,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ from whorl.envs.lanes import Buffers, Factory, Layout, nest, probe
 from whorl.envs.shared import Block, Segment
 from whorl.envs.vector import Step
 from whorl.envs.worker import (
+    ARRAY_PREFIX,
     BUFFERS,
     FAILURE,
     LENGTH,
@@ -34,6 +36,7 @@ from whorl.envs.worker import (
     RESULT,
     Assignment,
     Slice,
+    asked_for,
     read_exactly,
     write_all,
 )
@@ -42,7 +45,6 @@ from whorl.tree import Tree
 
 PATIENCE = 2.0
 """seconds that workers get to close their environments before they are ended"""
-ARRAY_PREFIX = "user/"
 
 
 def default_workers(lanes: int) -> int:
@@ -52,11 +54,11 @@ def default_workers(lanes: int) -> int:
 
 
 class WorkerPool:
-    """A `VectorEnv` over processes. Lanes of a group are contiguous: first every worker's first half, then the second.
+    """A `VectorEnv` over processes. A group's lanes are contiguous: every worker's first half, then the second.
 
-    Besides `step`, `send(group, action)` and `receive(group)` let one group step while the caller acts for the other; what
-    `receive` returns stays valid until the same group's next `receive`. `install`, `start` and `collect` run a function
-    inside the workers, next to the lanes, with the shared `arrays`.
+    Besides `step`, `send(group, action)` and `receive(group)` let one group step while the caller acts for the
+    other; what `receive` returns stays valid until the same group's next `receive`. `install`, `start` and `collect`
+    run a function inside the workers, next to the lanes, with the shared `arrays` (name -> shape and dtype).
     """
 
     def __init__(
@@ -77,12 +79,13 @@ class WorkerPool:
         self.groups = 2 if lanes >= 2 * workers else 1
         self._slices = _split(lanes, workers, self.groups)
         self._failed = ""
+        """why the pool is of no more use"""
+        self._running = ""
+        """the task that was started and not collected"""
 
         segment = Segment(_blocks(self.layout, lanes, arrays or {}))
         shared = segment.arrays
-        self.arrays = {
-            name.removeprefix(ARRAY_PREFIX): a for name, a in shared.items() if name.startswith(ARRAY_PREFIX)
-        }
+        self.arrays = asked_for(shared)
         """the shared arrays that were asked for, by name"""
         self._wire_buffers(shared)
 
@@ -97,7 +100,7 @@ class WorkerPool:
             path = [entry or str(Path.cwd()) for entry in sys.path]
             for worker, slices in enumerate(self._slices):
                 self._write(worker, _framed(path))
-                told = Assignment(path, environment, slices, segment.blocks, segment.handle)
+                told = Assignment(environment, slices, segment.blocks, segment.handle)
                 self._write(worker, _framed(told))
             self._results(range(workers))
         finally:
@@ -125,6 +128,8 @@ class WorkerPool:
 
     def send(self, group: int, action: Tree) -> None:
         """Start a step of a group's lanes with canonical actions [lanes of the group, ...]."""
+        if self._failed:
+            raise EnvError(self._failed)
         if self._flying[group]:
             raise EnvError(f"group {group} is stepping already; receive it before sending again")
         tree.copy_(self._action_of[group], action)
@@ -139,6 +144,8 @@ class WorkerPool:
 
     def receive(self, group: int) -> Step:
         """The results of a group's step, once all its lanes are done."""
+        if self._failed:
+            raise EnvError(self._failed)
         if not self._flying[group]:
             raise EnvError(f"nothing was sent to group {group}; send actions before receiving")
         self._await(group)
@@ -213,9 +220,8 @@ class WorkerPool:
         self._buffer = [0] * self.groups
         """which copy holds each group's latest results"""
         self._flying = [False] * self.groups
-        self._early: list[set[int]] = [set() for _ in range(self.workers)]
-        """answers that arrived while another group's was awaited"""
-        self._running = ""
+        self._arrived: list[set[int]] = [set() for _ in range(self.workers)]
+        """answers that nobody has taken yet"""
 
     def _current_obs(self) -> Tree:
         parts = [self._parts[group][self._buffer[group]].obs for group in range(self.groups)]
@@ -225,12 +231,12 @@ class WorkerPool:
         buffer = (self._buffer[group] + 1) % BUFFERS
         expected = group * BUFFERS + buffer
         for worker, answers in enumerate(self._answers):
-            early = self._early[worker]
-            if expected in early:
-                early.discard(expected)
-                continue
-            while (answer := self._answer(worker, answers)) != expected:
-                early.add(answer)
+            arrived = self._arrived[worker]
+            while expected not in arrived:
+                arrived.add(self._answer(worker, answers))
+        # Only now, so that an interrupted wait can be taken up again.
+        for arrived in self._arrived:
+            arrived.discard(expected)
         self._flying[group] = False
         self._buffer[group] = buffer
 
@@ -261,13 +267,19 @@ class WorkerPool:
         """The framed answers of several workers, taken as they come, so that a dead one is noticed at once."""
         found: dict[int, Any] = {}
         waiting = {self._answers[worker]: worker for worker in workers}
-        while waiting:
-            for answers in _ready(list(waiting)):
-                worker = waiting.pop(answers)
-                kind = os.read(answers, 1)
-                if kind == FAILURE:
-                    self._raise(worker)
-                found[worker] = self._payload(worker) if kind == RESULT else self._died(worker)
+        try:
+            while waiting:
+                for answers in _ready(list(waiting)):
+                    worker = waiting.pop(answers)
+                    kind = os.read(answers, 1)
+                    if kind == FAILURE:
+                        self._raise(worker)
+                    found[worker] = self._payload(worker) if kind == RESULT else self._died(worker)
+        except KeyboardInterrupt:
+            # Answers may be half read: nothing that comes after them could be trusted.
+            self._failed = "the pool was interrupted while its workers answered; make a new one"
+            self.close()
+            raise
         return [found[worker] for worker in workers]
 
     def _payload(self, worker: int) -> Any:
@@ -301,7 +313,9 @@ class WorkerPool:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
             how = f"left with exit code {code}"
-        self._fail(f"{self._place(worker)} {how}; see its messages above, or step fewer lanes if memory ran out")
+        self._fail(
+            f"{self._place(worker)} {how}; see its messages above, or step fewer lanes if memory ran out"
+        )
 
     def _fail(self, message: str) -> NoReturn:
         self._failed = message
@@ -309,8 +323,8 @@ class WorkerPool:
         raise EnvError(message)
 
     def _place(self, worker: int) -> str:
-        spans = [f"{s.start}-{s.stop - 1}" if s.stop - s.start > 1 else f"{s.start}" for s in self._slices[worker]]
-        return f"worker {worker} (lanes {', '.join(spans)})"
+        lanes = ", ".join(str(lane) for lane in _numbers(self._slices[worker]))
+        return f"worker {worker} (lanes {lanes})"
 
 
 def _split(lanes: int, workers: int, groups: int) -> list[list[Slice]]:
@@ -345,9 +359,16 @@ def _launch(segment: Segment) -> "subprocess.Popen[bytes]":
     environ = dict(os.environ)
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environ.get("PYTHONPATH")]))
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        environ.setdefault(name, "1")  # the workers are the parallelism; threads inside them would fight over cores
+        environ.setdefault(
+            name, "1"
+        )  # the workers are the parallelism; threads inside them would fight over cores
     command = [sys.executable, "-m", "whorl.envs.worker"]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0, "env": environ}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "bufsize": 0,
+        "env": environ,
+    }
     # A session (or group) of its own keeps a Ctrl-C at the terminal away from the worker from its very first moment.
     if sys.platform == "win32":
         return subprocess.Popen(command, creationflags=subprocess.CREATE_NEW_PROCESS_GROUP, **pipes)
@@ -358,10 +379,8 @@ def _shut_down(processes: "list[subprocess.Popen[bytes]]", owner: int) -> None:
     if os.getpid() != owner:
         return  # a fork of the parent must not end the parent's workers
     for process in processes:
-        try:
+        with suppress(OSError):  # it may be gone already
             os.write(_pipe(process.stdin), QUIT)
-        except (OSError, ValueError):
-            pass  # it is gone already
     deadline = time.monotonic() + PATIENCE
     for process in processes:
         try:

@@ -59,7 +59,7 @@ class Segment:
 
 
 def _descriptor(size: int) -> int:
-    """A file without a name. memfd first: it is not bound by the size of /dev/shm, which containers keep tiny."""
+    """A file without a name; memfd first, since /dev/shm is often tiny in containers."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("whorl")
     else:

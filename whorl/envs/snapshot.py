@@ -1,8 +1,8 @@
 """The exact state of one Gymnasium environment, wrappers and random stream included, as plain data.
 
-Plain means containers, numbers, strings and numpy arrays: nothing that has to be unpickled, so restoring runs no code of
-the snapshot's. Known are Gymnasium's own environments with their state in plain attributes (classic control, toy text),
-its MuJoCo environments, and whatever has `get_snapshot()` and `set_snapshot(snapshot)`. For the rest there is no snapshot.
+Plain means containers, numbers, strings and numpy arrays: nothing has to be unpickled, so restoring runs no foreign
+code. Known are Gymnasium's environments with their state in plain attributes (classic control, toy text), its MuJoCo
+environments, and whatever has `get_snapshot()` and `set_snapshot(snapshot)`. For the rest there is no snapshot.
 """
 
 from collections import deque
@@ -16,29 +16,12 @@ from whorl.errors import EnvError
 
 PLAIN_FAMILIES = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
 MUJOCO_FAMILY = "gymnasium.envs.mujoco."
-CONSTANT = {
-    "env",
-    "spec",
-    "metadata",
-    "model",
-    "data",
-    "mujoco_renderer",
-    "_ezpickle_args",
-    "_ezpickle_kwargs",
+SKIPPED = {
+    *("env", "spec", "metadata", "_cached_spec", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"),
+    *("model", "data", "mujoco_renderer", "P", "desc"),
+    *("screen", "clock", "surf", "window_surface", "isopen"),
 }
-"""attributes that an environment made anew has already, or that are captured by other means"""
-DRAWING = {
-    "screen",
-    "clock",
-    "surf",
-    "window_surface",
-    "isopen",
-    "_cached_spec",
-    "_saved_kwargs",
-    "P",
-    "desc",
-}
-"""attributes with no influence on the future of an episode"""
+"""attributes that a new environment has already, that are captured by other means, or that serve drawing only"""
 
 
 class _Unknown(Exception):
@@ -78,12 +61,12 @@ def restore_env(env: gymnasium.Env, snapshot: dict[str, Any]) -> None:
         )
     for layer, state in zip(stack, layers):
         if "own" in state:
-            layer.set_snapshot(_decode(state["own"], None))  # type: ignore[attr-defined]  # duck-typed protocol
+            layer.set_snapshot(_decode(state["own"], None))
             continue
         for name, value in state["attributes"].items():
             setattr(layer, name, _decode(value, layer.__dict__.get(name)))
         if "data" in state:
-            data: Any = layer.data  # type: ignore[attr-defined]  # only MuJoCo environments have it
+            data: Any = layer.data
             for name, value in state["data"].items():
                 if name == "time":
                     data.time = float(value)
@@ -103,7 +86,7 @@ def _attributes(layer: Any) -> dict[str, Any]:
     ours = type(layer).__module__.startswith("gymnasium.")
     found = {}
     for name, value in layer.__dict__.items():
-        if name in CONSTANT or name in DRAWING or isinstance(value, spaces.Space):
+        if name in SKIPPED or isinstance(value, spaces.Space):
             continue
         if ours and callable(value):
             continue
@@ -165,7 +148,7 @@ def _scalar(value: np.generic) -> dict[str, Any]:
 
 
 def _decode(value: Any, current: Any) -> Any:
-    """The value that was encoded; objects and random streams are restored into `current` where there is one."""
+    """The value that was encoded; an object is restored into `current`, the one that the layer has."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if not isinstance(value, dict):

@@ -1,7 +1,7 @@
 """The child side of the process pool: a slice of lanes, stepped on command. Started as `python -m whorl.envs.worker`.
 
-One byte on stdin steps a group of lanes, the same byte on stdout says that it is done; anything rarer is a framed message.
-Imports no torch, so that a worker is up in a fraction of a second; a task that needs torch imports it itself.
+One byte on stdin steps a group of lanes, the same byte on stdout says that it is done; anything rarer is a framed
+message. Imports no torch, so that a worker starts fast; a task that needs torch imports it itself.
 """
 
 import gc
@@ -21,6 +21,7 @@ import numpy as np
 
 from whorl.envs.shared import Block, Segment
 
+ARRAY_PREFIX = "user/"
 MESSAGE, RESULT, FAILURE, QUIT = b"m", b"=", b"!", b"q"
 LENGTH = struct.Struct("<Q")
 BUFFERS = 2
@@ -42,18 +43,18 @@ class Slice:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker is told at its start; `factory` and `layout` are pickled apart, once `sys.path` is in place."""
+    """What a worker is told at its start."""
 
-    path: list[str]
     environment: bytes
+    """factory and layout, pickled"""
     slices: list[Slice]
     blocks: list[Block]
     handle: int | str
 
 
 Task: TypeAlias = Callable[[Any, dict[str, np.ndarray], dict[str, Any], Any], Any]
-"""`task(lanes, arrays, state, argument)`: `lanes` is the worker's `Lanes`, `arrays` the shared ones by name, and `state` a
-dict that stays with the worker between calls."""
+"""`task(lanes, arrays, state, argument)`: the worker's `Lanes`, the shared arrays by name, a dict that stays with the
+worker between calls, and what `start` was given for this worker."""
 
 
 class Channel:
@@ -94,7 +95,9 @@ class Worker:
         numbers = [lane for part in assignment.slices for lane in range(part.start, part.stop)]
         self.lanes = Lanes(factory, layout, numbers)
         self.slices = assignment.slices
-        self.arrays = {name.removeprefix("user/"): a for name, a in arrays.items() if name.startswith("user/")}
+        self.arrays = {
+            name.removeprefix("user/"): a for name, a in arrays.items() if name.startswith("user/")
+        }
         self.state: dict[str, Any] = {}
         self.tasks: dict[str, Task] = {}
         action = [arrays[f"action/{index}"] for index in range(len(layout.action))]
@@ -155,6 +158,11 @@ class Worker:
         return self.tasks[name](self.lanes, self.arrays, self.state, argument)
 
 
+def asked_for(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of a segment that the pool's user asked for, under the names they gave."""
+    return {name.removeprefix(ARRAY_PREFIX): x for name, x in arrays.items() if name.startswith(ARRAY_PREFIX)}
+
+
 def read_exactly(descriptor: int, size: int) -> bytes | None:
     """`size` bytes, or None where the other side is gone."""
     parts = []
@@ -179,7 +187,7 @@ def leave() -> NoReturn:
 
 
 def _watch(commands: int) -> None:
-    """Leave when the parent dies even in the middle of a long step. Asks for no events, so it hears only of a hang-up."""
+    """Leave when the parent dies even in a long step. It asks for no events, so it hears only of a hang-up."""
     poll = select.poll()
     poll.register(commands, 0)
     poll.poll()

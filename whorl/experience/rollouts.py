@@ -13,7 +13,7 @@ from whorl.tree import Tree
 
 
 class Rollouts:
-    """Yields each rollout once for `update`; with `history` also the last `history` rollouts together for a second phase.
+    """Yields each rollout once for `update`; with `history` also that many rollouts together for a second phase.
 
     The history holds rows (observations, resets, memory) and the columns that the update asked to keep.
     """

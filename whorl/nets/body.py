@@ -78,7 +78,9 @@ class Body(nn.Module):
             build = resolve("network", settings.network.name)
             self.torso = build(width, **settings.network.options)
             if not isinstance(self.torso, nn.Module):
-                raise ConfigError(f"network {settings.network.name!r} built a {type(self.torso).__name__}, not a Module")
+                raise ConfigError(
+                    f"network {settings.network.name!r} built a {type(self.torso).__name__}, not a Module"
+                )
             self.size = width_of(self.torso, width)
 
     def forward(self, rows: Rows) -> Tensor:
@@ -104,5 +106,3 @@ class Body(nn.Module):
 
     def initial_memory(self, lanes: int, device: torch.device) -> Tree:
         return {} if self.memory is None else {self.name: self.memory.initial(lanes, device)}
-
-

@@ -1,6 +1,6 @@
 """Running statistics that live inside the agent, so that a saved policy carries them.
 
-They are frozen while a rollout is collected and learned from, and merged after it: acting and learning then see the same
+They are frozen while a rollout is collected and learned from, and merged after it: acting and learning see the same
 numbers, and the probability ratio of a fresh batch is exactly one.
 """
 

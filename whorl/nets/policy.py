@@ -10,8 +10,8 @@ from whorl.experience.batch import Rows
 from whorl.nets.body import Body, BodySettings
 from whorl.nets.layers import orthogonal_
 from whorl.ops.distributions import Categorical, Joint, MultiCategorical, Normal
-from whorl.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec, SpecTree
 from whorl.registry import Part
+from whorl.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec, SpecTree
 from whorl.tree import Tree
 
 

@@ -131,7 +131,17 @@ class Collector:
 class Row:
     """One row of one group of lanes: views of the storage, made once so that the loop only copies."""
 
-    __slots__ = ("action", "extras", "next_obs", "next_reset", "obs", "reset", "reward", "terminated", "truncated")
+    __slots__ = (
+        "action",
+        "extras",
+        "next_obs",
+        "next_reset",
+        "obs",
+        "reset",
+        "reward",
+        "terminated",
+        "truncated",
+    )
 
     def __init__(self, tensors: dict[str, Tree], t: int, lanes: slice) -> None:
         def at(name: str, row: int) -> Tree:
@@ -172,7 +182,9 @@ class Storage:
         with torch.no_grad():
             acted = agent.act(empty_obs(spec.observation, (lanes,), device), memory, Context(no_flags, probe))
         if steps % agent.stride:
-            raise ConfigError(f"rollout_steps {steps} is no multiple of chunk {agent.stride}; change one of them")
+            raise ConfigError(
+                f"rollout_steps {steps} is no multiple of chunk {agent.stride}; change one of them"
+            )
         return Storage(
             {
                 "obs": empty_obs(spec.observation, (steps + 1, lanes), device),
@@ -181,7 +193,9 @@ class Storage:
                 "reward": torch.zeros(steps, lanes, device=device),
                 "terminated": no_flags.expand(steps, lanes).clone(),
                 "truncated": no_flags.expand(steps, lanes).clone(),
-                "extras": {name: value.new_zeros(steps, *value.shape) for name, value in acted.extras.items()},
+                "extras": {
+                    name: value.new_zeros(steps, *value.shape) for name, value in acted.extras.items()
+                },
                 "memories": tree.map(lambda leaf: leaf.new_zeros(steps // agent.stride, *leaf.shape), memory),
             }
         )
@@ -231,7 +245,9 @@ class Tally:
         any_ended = last > 0
         finished = torch.where(any_ended, self.open + until, 0.0).sum(1)
         self.open.copy_(torch.where(any_ended, earned[:, -1] - until, self.open + earned[:, -1]))
-        bad_obs = sum(~torch.isfinite(leaf).all() for leaf in tree.leaves(batch.obs) if leaf.is_floating_point())
+        bad_obs = sum(
+            ~torch.isfinite(leaf).all() for leaf in tree.leaves(batch.obs) if leaf.is_floating_point()
+        )
         counts = [batch.mask.sum(), ended.sum(), finished[0], finished[1]]
         bad = [torch.as_tensor(bad_obs, device=ended.device), ~torch.isfinite(batch.reward).all()]
         self.sums.add_(torch.stack([value.double() for value in [*counts, *bad]]))

@@ -114,7 +114,10 @@ class Capture:
 
 
 def record(
-    graph: torch.cuda.CUDAGraph, step: Callable[[], Any], tensors: list[Tensor], generators: list[torch.Generator]
+    graph: torch.cuda.CUDAGraph,
+    step: Callable[[], Any],
+    tensors: list[Tensor],
+    generators: list[torch.Generator],
 ) -> Any:
     """Warm `step` up on a side stream, put its state back, and record it into `graph`; returns its static result."""
     saved = [tensor.detach().clone() for tensor in tensors]

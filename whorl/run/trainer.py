@@ -1,11 +1,11 @@
 """The loop that all algorithms share, and what surrounds it: counters, log, evaluation, checkpoints, resume.
 
-    while there is budget:
-        rollout = collector.collect()
-        experience.add(rollout)
-        for phase, batch in experience.due():
-            experience.settle(batch, learner.update(phase, batch))
-        advance: counters, log, evaluate, checkpoint
+while there is budget:
+    rollout = collector.collect()
+    experience.add(rollout)
+    for phase, batch in experience.due():
+        experience.settle(batch, learner.update(phase, batch))
+    advance: counters, log, evaluate, checkpoint
 """
 
 import signal
@@ -467,7 +467,9 @@ def choose_device(name: str) -> torch.device:
         if not torch.cuda.is_available():
             raise ConfigError(f"device {name!r} was asked for, but torch sees no GPU here; use auto or cpu")
         if (device.index or 0) >= torch.cuda.device_count():
-            raise ConfigError(f"device {name!r} was asked for, but there are {torch.cuda.device_count()} GPUs")
+            raise ConfigError(
+                f"device {name!r} was asked for, but there are {torch.cuda.device_count()} GPUs"
+            )
         return torch.device("cuda", device.index or 0)
     return device
 

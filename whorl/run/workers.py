@@ -28,7 +28,14 @@ class WorkerCollector:
     """A collector whose lanes, policy copies and random streams live in the workers."""
 
     def __init__(
-        self, source: Source, agent: Agent, lanes: int, steps: int, workers: int, gamma: float, streams: Streams
+        self,
+        source: Source,
+        agent: Agent,
+        lanes: int,
+        steps: int,
+        workers: int,
+        gamma: float,
+        streams: Streams,
     ) -> None:
         self.agent, self.gamma, self.steps = agent, gamma, steps
         layout = Storage.allocate(agent, lanes, steps)

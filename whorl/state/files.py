@@ -22,6 +22,7 @@ _REASONS = {
     errno.EACCES: "permission denied; make the folder writable or choose another one",
     errno.EPERM: "permission denied; make the folder writable or choose another one",
     errno.ENOENT: "the folder does not exist; create it or choose another one",
+    errno.EEXIST: "a file stands where a folder should be; choose another folder",
     errno.ENOTDIR: "a file stands where a folder should be; choose another folder",
 }
 

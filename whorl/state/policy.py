@@ -57,7 +57,9 @@ class SavedPolicy:
         if self._fresh is None or len(self._fresh) != lanes:
             self._fresh = torch.ones(lanes, dtype=torch.bool, device=device)
             self._memory = self.agent.initial_memory(lanes)
-        acted = self.agent.act(tensors, self._memory, Context(self._fresh, self._generator, greedy=deterministic))
+        acted = self.agent.act(
+            tensors, self._memory, Context(self._fresh, self._generator, greedy=deterministic)
+        )
         self._memory = acted.memory
         self._fresh = torch.zeros_like(self._fresh)
         action = to_env(self.spec.action, acted.action)

@@ -1,8 +1,8 @@
-"""Quadrotor-v0: fly to a goal from a tumbling start, with rotor lag, noisy thrust and a different vehicle each episode.
+"""Quadrotor-v0: fly to a goal from a tumbling start, with rotor lag, noisy thrust and another vehicle each episode.
 
-z points down, so gravity is +z and the upper bound on flight is a floor on z. Sensed: goal - position, velocity, sine and
-cosine of roll, pitch and yaw, body rates; three such frames, newest first. Commanded: thrust per rotor, [-1, 1] from none
-to full. Differs from the original: rotor state and noise start anew each episode, and a failed rotor gives no thrust.
+z points down, so gravity is +z and the ceiling is the lowest z allowed. Sensed: goal - position, velocity, sine and
+cosine of roll, pitch and yaw, body rates; three such frames, newest first. Commanded: thrust per rotor, [-1, 1] from
+none to full. Differs from the original: rotors and noise start anew each episode, a failed rotor gives no thrust.
 """
 
 import math
@@ -36,7 +36,7 @@ FRAMES, FRAME = 3, 15
 
 
 class Quadrotor(World):
-    """State: `body` [12, B] position, Euler angles, velocity, rates; `rotor`, `noise` [4, B]; `params` [6, B]; `frames`.
+    """State: `body` [12, B] (position, Euler angles, velocity, rates), `rotor`, `noise` [4, B], `params`, `frames`.
 
     Args:
         faults: 0 for a rotor that gives no thrust; the reward then leaves yaw out, as it can't be held.
@@ -61,7 +61,9 @@ class Quadrotor(World):
     ) -> None:
         super().__init__(lanes, device)
         if len(faults) != 4 or not set(faults) <= {0, 1}:
-            raise ConfigError(f"faults is {faults!r}; give four numbers, 1 for a sound rotor and 0 for a failed one")
+            raise ConfigError(
+                f"faults is {faults!r}; give four numbers, 1 for a sound rotor and 0 for a failed one"
+            )
         self.spec = Spec(
             observation=Array((FRAMES * FRAME,), str(dtype).removeprefix("torch.")),
             action=Continuous((4,), (-1.0,) * 4, (1.0,) * 4),
@@ -115,7 +117,7 @@ class Quadrotor(World):
         return new, reward(body, self._goal, command, yaw=all(self.faults)), ~inside
 
     def observe(self, state: State) -> Tensor:
-        return state["frames"].flatten(0, 1).T.contiguous()
+        return state["frames"].flatten(0, 1).T.clone(memory_format=torch.contiguous_format)
 
     def render(self, lane: int = 0) -> np.ndarray:
         """One RGB frame; call it after each step, as the view remembers the path it has been shown."""
@@ -174,11 +176,13 @@ def fly(
     return body, rotor
 
 
-def integrate(body: Tensor, lift: Tensor, roll_drive: Tensor, pitch_drive: Tensor, yaw_drive: Tensor) -> Tensor:
+def integrate(
+    body: Tensor, lift: Tensor, roll_drive: Tensor, pitch_drive: Tensor, yaw_drive: Tensor
+) -> Tensor:
     """S RK4 substeps of the rigid body [12, B] under the rotors' specific force and angular accelerations [S, B].
 
     Exactly classical RK4, ordered by who depends on whom: yaw rate -> roll and pitch rate -> roll and pitch -> yaw ->
-    velocity -> position. Only roll, pitch and their rates must go stage by stage; the rest are wide tensors of all stages.
+    velocity -> position. Only roll, pitch and their rates must go stage by stage; the rest are wide tensors.
     """
     roll, pitch, yaw = body[3:6]
     p, q, r = body[9:]
@@ -215,7 +219,9 @@ def integrate(body: Tensor, lift: Tensor, roll_drive: Tensor, pitch_drive: Tenso
     gain = _rk4(turn)  # [S, B]
     ends = yaw + gain.cumsum(0)
     start = (ends - gain)[:, None]
-    yaws = torch.cat([start, torch.add(start, turn[:, :2], alpha=DT / 2), torch.add(start, turn[:, 2:3], alpha=DT)], 1)
+    yaws = torch.cat(
+        [start, torch.add(start, turn[:, :2], alpha=DT / 2), torch.add(start, turn[:, 2:3], alpha=DT)], 1
+    )
 
     sin_yaw, cos_yaw, tilt = yaws.sin(), yaws.cos(), cos_roll * sin_pitch
     lift = lift[:, None]
@@ -229,7 +235,9 @@ def integrate(body: Tensor, lift: Tensor, roll_drive: Tensor, pitch_drive: Tenso
     velocity = body[6:9] + gain.cumsum(0)  # [S, 3, B] after each substep
     drift = torch.add(velocity - gain, acceleration[:, :3].sum(1), alpha=DT / 6)
     position = torch.add(body[:3], drift.sum(0), alpha=DT)
-    return torch.cat([position, torch.stack([roll, pitch, ends[-1]]), velocity[-1], torch.stack([p, q, after[-1]])])
+    return torch.cat(
+        [position, torch.stack([roll, pitch, ends[-1]]), velocity[-1], torch.stack([p, q, after[-1]])]
+    )
 
 
 def _rk4(slope: Tensor) -> Tensor:

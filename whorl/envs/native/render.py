@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -23,7 +24,7 @@ TRAIL_LENGTH = 100
 
 
 class QuadrotorView:
-    """Follows one lane: a chase camera that never turns, the vehicle, its goal, its path and a small panel of figures."""
+    """Follows one lane: a camera that moves but never turns, the vehicle, its goal, its path, a panel of figures."""
 
     def __init__(self, goal: Sequence[float], faults: Sequence[int]) -> None:
         self.goal = np.asarray(goal, dtype=np.float64)
@@ -32,7 +33,12 @@ class QuadrotorView:
         self.step = 0
 
     def draw(
-        self, position: Sequence[float], angles: Sequence[float], thrust: Sequence[float], step: int, total: float
+        self,
+        position: Sequence[float],
+        angles: Sequence[float],
+        thrust: Sequence[float],
+        step: int,
+        total: float,
     ) -> np.ndarray:
         """One RGB frame [360, 480, 3]; `thrust` is normalised, `step` counts from the episode's start."""
         at = np.asarray(position, dtype=np.float64)
@@ -63,12 +69,17 @@ class QuadrotorView:
 
     def _path(self, pen: ImageDraw.ImageDraw, camera: "_Camera") -> None:
         points = [camera.project(point)[:2] for point in self.trail]
-        for i, pair in enumerate(zip(points, points[1:])):
+        for i, pair in enumerate(pairwise(points)):
             share = (i + 1 + TRAIL_LENGTH - len(points)) / TRAIL_LENGTH
             pen.line(pair, fill=(*TRAIL, round(200 * share)), width=2 + round(3 * share))
 
     def _vehicle(
-        self, pen: ImageDraw.ImageDraw, camera: "_Camera", at: np.ndarray, turn: np.ndarray, thrust: Sequence[float]
+        self,
+        pen: ImageDraw.ImageDraw,
+        camera: "_Camera",
+        at: np.ndarray,
+        turn: np.ndarray,
+        thrust: Sequence[float],
     ) -> None:
         # Drawn at three times its true size, or it would be a dot among metres.
         rotors = [at + turn @ (3 * arm) for arm in ARMS]
@@ -96,7 +107,12 @@ class QuadrotorView:
         _disc(pen, centre[0], centre[1], 0.09 * centre[2], (*FRAME, 255))
 
     def _panel(
-        self, image: Image.Image, at: np.ndarray, angles: Sequence[float], thrust: Sequence[float], total: float
+        self,
+        image: Image.Image,
+        at: np.ndarray,
+        angles: Sequence[float],
+        thrust: Sequence[float],
+        total: float,
     ) -> None:
         pen = ImageDraw.Draw(image, "RGBA")
         pen.rounded_rectangle([8, 8, 150, 100], 6, fill=(255, 255, 255, 185))
@@ -171,7 +187,11 @@ def _ground(pen: ImageDraw.ImageDraw, camera: _Camera, goal: np.ndarray, at: np.
         for a, b in (((i, -reach), (i, reach)), ((-reach, i), (reach, i))):
             ends = _clip(camera, np.array([*a, FLOOR]), np.array([*b, FLOOR]))
             if ends is not None:
-                pen.line([camera.project(end)[:2] for end in ends], fill=(*GRID, 200 if i % 5 == 0 else 90), width=2)
+                pen.line(
+                    [camera.project(end)[:2] for end in ends],
+                    fill=(*GRID, 200 if i % 5 == 0 else 90),
+                    width=2,
+                )
     for point, colour, radius in ((goal, GOAL, 0.22), (at, INK, 0.32)):
         foot = np.array([point[0], point[1], FLOOR])
         rim = [camera.project(foot + radius * edge)[:2] for edge in CIRCLE]
@@ -179,7 +199,8 @@ def _ground(pen: ImageDraw.ImageDraw, camera: _Camera, goal: np.ndarray, at: np.
         top, bottom = camera.project(point), camera.project(foot)
         for k in range(0, 20, 2):
             piece = [
-                (top[0] + (bottom[0] - top[0]) * s / 20, top[1] + (bottom[1] - top[1]) * s / 20) for s in (k, k + 1)
+                (top[0] + (bottom[0] - top[0]) * s / 20, top[1] + (bottom[1] - top[1]) * s / 20)
+                for s in (k, k + 1)
             ]
             pen.line(piece, fill=(*colour, 90), width=2)
 
@@ -196,7 +217,9 @@ def _clip(camera: _Camera, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np
     return a, b
 
 
-def _disc(pen: ImageDraw.ImageDraw, x: float, y: float, radius: float, colour: tuple[int, int, int, int]) -> None:
+def _disc(
+    pen: ImageDraw.ImageDraw, x: float, y: float, radius: float, colour: tuple[int, int, int, int]
+) -> None:
     pen.ellipse([x - radius, y - radius, x + radius, y + radius], fill=colour)
 
 

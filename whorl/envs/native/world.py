@@ -1,8 +1,8 @@
 """Batched tensor worlds: one implementation for CPU and CUDA, for one lane or a hundred thousand.
 
-A world says how an episode starts, how it advances and what is seen; `World` adds the time limit, next-step autoreset,
-snapshots and seeding. Nothing in `step` waits for the device or rebinds a tensor, so a rollout can be captured in a CUDA
-graph: register `world.generator` with it, and every replay moves the same buffers on.
+A world says how an episode starts, how it advances and what is seen; `World` adds the time limit, next-step
+autoreset, snapshots and seeding. Nothing in `step` waits for the device or rebinds a tensor, so a rollout can be
+captured in a CUDA graph: register `world.generator` with it, and every replay moves the same buffers on.
 """
 
 from abc import ABC, abstractmethod
@@ -48,11 +48,11 @@ class World(ABC):
 
     @abstractmethod
     def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
-        """The next state, reward [B] and terminated [B]. Writes to no tensor of `state`; draws from `generator` only."""
+        """The next state, reward [B], terminated [B]. Writes to no tensor of `state`; draws from `generator` only."""
 
     @abstractmethod
     def observe(self, state: State) -> tree.Tree:
-        """Observations [B, ...] in memory of their own."""
+        """Observations [B, ...] that share no memory with `state`."""
 
     @torch.no_grad()
     def reset(self, seed: int) -> tree.Tree:
@@ -88,7 +88,9 @@ class World(ABC):
     def restore(self, snapshot: dict[str, Any]) -> tree.Tree:
         lanes = snapshot["steps"].shape[0]
         if lanes != self.lanes:
-            raise EnvError(f"the snapshot holds {lanes} lanes of {self.id}, this world {self.lanes}; make it alike")
+            raise EnvError(
+                f"the snapshot holds {lanes} lanes of {self.id}, this world {self.lanes}; make it alike"
+            )
         self._write(snapshot["state"])
         self.steps.copy_(snapshot["steps"])
         self.returns.copy_(snapshot["returns"])
@@ -100,7 +102,7 @@ class World(ABC):
         return None
 
     def close(self) -> None:
-        """Nothing to free: the tensors go with the object."""
+        return None
 
     def _write(self, state: State) -> None:
         """Move `state` into the buffers, which are made by the first call and keep their addresses ever after."""

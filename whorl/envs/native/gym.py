@@ -1,0 +1,76 @@
+"""Native worlds as Gymnasium environments: one lane, numpy in and out, for libraries that know nothing of lanes."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from whorl import tree
+from whorl.envs.native import WORLDS
+from whorl.spec import ActionLeaf, Array, Continuous, Discrete, MultiDiscrete
+
+
+class WorldEnv(gymnasium.Env):
+    """One lane of a registered world; `options` go to the world's constructor. It keeps its own time limit."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012 - Gymnasium's own declaration
+
+    def __init__(self, world_id: str, render_mode: str | None = None, **options: Any) -> None:
+        self.world = WORLDS[world_id](1, **options)
+        self.render_mode = render_mode
+        self.observation_space = _space(self.world.spec.observation)
+        self.action_space = _space(self.world.spec.action)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._out(self.world.reset(int(self.np_random.integers(2**31)))), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        step = self.world.step(_canonical(self.world.spec.action, action))
+        return self._out(step.obs), float(step.reward), bool(step.terminated), bool(step.truncated), {}
+
+    def render(self) -> Any:
+        return self.world.render(0) if self.render_mode == "rgb_array" else None
+
+    def close(self) -> None:
+        self.world.close()
+
+    def _out(self, obs: tree.Tree) -> Any:
+        return tree.map(lambda leaf: leaf[0].cpu().numpy(), obs)
+
+
+def _space(spec: Any) -> spaces.Space[Any]:
+    """The Gymnasium space of an observation or action tree."""
+    if isinstance(spec, dict):
+        return spaces.Dict({key: _space(value) for key, value in spec.items()})
+    if isinstance(spec, Array):
+        return spaces.Box(spec.low, spec.high, spec.shape, np.dtype(spec.dtype))
+    if isinstance(spec, Continuous):
+        low, high = (np.array(x, np.float32).reshape(spec.shape) for x in (spec.low, spec.high))
+        return spaces.Box(low, high, dtype=np.float32)
+    if isinstance(spec, Discrete):
+        return spaces.Discrete(spec.n, start=spec.start)
+    return spaces.MultiDiscrete(spec.nvec)
+
+
+def _canonical(spec: Any, action: Any) -> tree.Tree:
+    """The inverse of `whorl.spec.to_env`, with a lane axis of one."""
+
+    def leaf(a: ActionLeaf, value: Any) -> torch.Tensor:
+        if isinstance(a, Discrete):
+            return torch.as_tensor([int(value) - a.start])
+        if isinstance(a, MultiDiscrete):
+            return torch.as_tensor(np.asarray(value)[None])
+        flat = np.asarray(value, np.float32).reshape(1, -1)
+        bounds = zip(a.low, a.high, a.bounded)
+        scaled = [
+            2 * (x - low) / (high - low) - 1 if bounded else x
+            for x, (low, high, bounded) in zip(flat[0], bounds)
+        ]
+        return torch.tensor([scaled])
+
+    return tree.map(leaf, spec, action)
