@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from whorl.experience.batch import Batch
 from whorl.experience.rollouts import Rollouts
-from whorl.registry import Part, resolve
+from whorl.registry import Part, construct, resolve
 from whorl.spec import Spec
 from whorl.tree import Tree
 
@@ -115,8 +115,8 @@ class Agent(nn.Module):
         """Observation statistics as plain numbers, per key; empty where the agent keeps none."""
         return {}
 
-    def experience(self) -> Any:
-        """What turns rollouts into batches for this agent."""
+    def experience(self, generator: torch.Generator) -> Any:
+        """What turns rollouts into batches for this agent; `generator`, on its device, is for drawing them."""
         return Rollouts()
 
     @property
@@ -238,7 +238,7 @@ def _build_optimizer(
     if build in (torch.optim.Adam, torch.optim.AdamW):
         # One kernel for all tensors, on CPU and GPU, and the step counter lives on the device.
         options.setdefault("fused", True)
-    return build(parameters, lr=lr, **options)
+    return construct("optimizer", Part(part.name, options), parameters, lr=lr)
 
 
 def _initialise_state(optimizer: torch.optim.Optimizer, rate: Tensor) -> None:

@@ -1,26 +1,33 @@
 """The public API: make, load, train, resume, restore, evaluate, check, algorithms, register."""
 
-import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from gymnasium.error import DependencyNotInstalled
 
-from whorl.config import algorithm_class, configure, load_preset, preset_names
-from whorl.envs.checker import check
-from whorl.envs.make import find, make
-from whorl.errors import CheckpointError, WhorlError
+from whorl.config import MAY_CHANGE, RunConfig, algorithm_class, algorithms, canonical, configure, fields_of
+from whorl.envs import checker
+from whorl.envs import make as envs
+from whorl.envs.make import Made, Source, find
+from whorl.errors import CheckpointError, ConfigError, WhorlError
 from whorl.log.video import save_video
-from whorl.registry import only_trusted, register, registered
+from whorl.registry import only_trusted, register, require_trust
 from whorl.run.callbacks import Callback
 from whorl.run.evaluate import Evaluation, run_episodes
-from whorl.run.trainer import Result, Trainer, find_checkpoint
+from whorl.run.trainer import Result, Trainer, choose_device, find_checkpoint
 from whorl.state import checkpoint
 from whorl.state.policy import SavedPolicy, load_policy
 from whorl.state.runfolder import resolve_run
 
 __all__ = ["algorithms", "check", "evaluate", "load", "make", "register", "restore", "resume", "train"]
+
+
+def make(env_id: Any, **options: Any) -> Made:
+    """An environment by id (ours, Gymnasium's, or one you registered), from an object, or from a factory."""
+    return envs.make(env_id, **options)
 
 
 def load(
@@ -33,9 +40,11 @@ def load(
     env_options: Mapping[str, Any] | None = None,
 ) -> Trainer:
     """A trainer for `algorithm` on `env` (an id, an environment or a factory); tuned preset < files < config."""
-    source = find(env, env_options)
-    arguments = {**(config or {}), "env_options": dict(source.options)}
-    return Trainer(source, configure(algorithm, source.id, arguments, files), callbacks)
+    given = {} if env_options is None else {"env_options": dict(env_options)}
+    made = None if isinstance(env, str) else find(env)
+    settings = configure(algorithm, env if made is None else made.id, {**(config or {}), **given}, files)
+    source = find(env, settings.env_options) if made is None else _with_options(made, settings.env_options)
+    return Trainer(source, replace(settings, env_options=dict(source.options)), callbacks)
 
 
 def train(env: Any, algorithm: str = "ppo", **config: Any) -> Result:
@@ -66,6 +75,11 @@ def load_run(
 ) -> Trainer:
     """The trainer of a saved run, its state restored."""
     folder = resolve_run(run)
+    if folder.name == checkpoint.BEST:
+        raise CheckpointError(
+            f"{folder} holds a policy alone, without the state to go on; resume {folder.parent}"
+        )
+    _check_changes(changes)
     loaded = find_checkpoint(folder, _warn)
     run_dir = loaded.folder.parent
     with only_trusted(tuple(trust)):
@@ -81,8 +95,10 @@ def restore(
 ) -> SavedPolicy:
     """The trained policy of a run or checkpoint, self-contained: normalisers, memory and action scaling inside."""
     folder = resolve_run(run)
-    found = checkpoint.load(folder / checkpoint.BEST) if best else find_checkpoint(folder, _warn)
-    return load_policy(found.policy, tuple(trust), device)
+    if best and folder.name != checkpoint.BEST:
+        folder = (folder.parent if folder.name.startswith("checkpoint_") else folder) / checkpoint.BEST
+    found = checkpoint.load(folder) if folder.name == checkpoint.BEST else find_checkpoint(folder, _warn)
+    return load_policy(found.policy, tuple(trust), str(choose_device(device)))
 
 
 def evaluate(
@@ -99,43 +115,35 @@ def evaluate(
     device: str = "cpu",
 ) -> Evaluation:
     """Play whole episodes with a trained policy; `video` records the first one, `render` shows it in a window."""
+    if episodes < 1:
+        raise ConfigError(f"episodes is {episodes}; it must be at least 1")
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
     options = dict(policy.settings.env_options)
     if video is not None or render:
         options["render_mode"] = "human" if render else "rgb_array"
-    source = _source(env, policy.settings.env, options)
-    lanes = 1 if render else min(episodes, 32)
-    vector = source.vector(lanes, device)
-    frames: list[Any] = []
-    over = [False]
-
-    def watch(world: Any, step: Any) -> None:
-        if not over[0]:
-            frame = world.render(0)
-            if frame is None:
-                raise WhorlError(f"{source.id} draws no frames, so there is nothing to record")
-            frames.append(frame)
-            over[0] = bool(step.terminated[0] | step.truncated[0])
-
+    with only_trusted(tuple(trust)):
+        source = _source(env, policy.settings.env, options)
+    if render and source.world is not None:
+        raise WhorlError(
+            f"{source.id} has no window; record it with video=PATH (on the command line --video)"
+        )
+    vector = source.vector(1 if render else min(episodes, 32), policy.agent.device)
+    camera = _Camera(source.id) if video is not None else None
     try:
         with torch.no_grad():
-            found = run_episodes(
-                policy.agent, vector, episodes, seed, deterministic, watch if video is not None else None
-            )
+            found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera)
+    except DependencyNotInstalled as error:
+        raise WhorlError(f"{source.id} can't be drawn: {error}") from error
     finally:
         vector.close()
-    if video is not None:
-        save_video(frames, Path(video), fps=30)
+    if video is not None and camera is not None:
+        save_video(camera.frames, Path(video), _frame_rate(source))
     return found
 
 
-def algorithms() -> dict[str, str]:
-    """Every algorithm's name with one line about it."""
-    known = {name: load_preset(name)["about"] for name in preset_names()}
-    users = {
-        name: (inspect.getdoc(cls) or "").split("\n")[0] for name, cls in registered("algorithm").items()
-    }
-    return dict(sorted({**known, **users}.items()))
+def check(env: Any) -> list[str]:
+    """What is wrong with an environment (an id, an instance, or a function that makes one), each with its remedy."""
+    return checker.check(find(env).factory if isinstance(env, str) else env)
 
 
 def describe(algorithm: str) -> type:
@@ -143,9 +151,57 @@ def describe(algorithm: str) -> type:
     return algorithm_class(algorithm)[1].Config  # type: ignore[attr-defined]
 
 
-def _source(env: Any, id: str, options: Mapping[str, Any]) -> Any:
+class _Camera:
+    """Keeps the frames of the first lane's first episode."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.frames: list[Any] = []
+        self.over = False
+
+    def __call__(self, world: Any, step: Any) -> None:
+        if self.over:
+            return
+        frame = world.render(0)
+        if frame is None:
+            raise WhorlError(f"{self.id} draws no frames, so there is nothing to record")
+        self.frames.append(frame)
+        self.over = bool(step.terminated[0] | step.truncated[0])
+
+
+def _frame_rate(source: Source) -> float:
+    env = source.factory()
+    env.close()
+    return float((env.metadata or {}).get("render_fps") or 30)
+
+
+def _with_options(source: Source, options: Mapping[str, Any]) -> Source:
+    """A made environment's source, under options from a file or the config."""
+    if not options or dict(options) == dict(source.options):
+        return source
+    if not source.named:
+        raise ConfigError("env_options can't change an environment that is already made; pass its id instead")
+    return find(source.id, {**source.options, **options})
+
+
+def _check_changes(changes: Mapping[str, Any]) -> None:
+    for key in changes:
+        name = canonical(str(key).partition(".")[0])
+        if name not in MAY_CHANGE:
+            what = name if name in fields_of(RunConfig) else f"{name!r}"
+            raise ConfigError(
+                f"a resumed run can't change {what}, only {', '.join(MAY_CHANGE)}; for anything else start a new run "
+                "with load_model and load_checkpoint_dir"
+            )
+
+
+def _source(env: Any, id: str, options: Mapping[str, Any]) -> Source:
+    """The environment of a saved run, or the one the caller gives in its place."""
     if env is not None:
         return find(env, options)
+    module = id.rpartition(":")[0]
+    if module:
+        require_trust(module, "an environment of")
     try:
         return find(id, options)
     except WhorlError as error:

@@ -4,9 +4,14 @@ A run's settings are two flat frozen dataclasses, the loop's (`RunConfig`) and t
 The string under a field is its documentation and its command-line help.
 """
 
+import copy
 import dataclasses
+import inspect
 import math
+import numbers
+import re
 import types
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -98,7 +103,7 @@ class NetworkConfig:
     """widths of the policy's hidden layers"""
     critic_hidden: tuple[int, ...] = (64, 64)
     """widths of the critic's hidden layers"""
-    activation: str = "elu"
+    activation: Literal["elu", "relu", "tanh", "silu", "gelu", "leaky_relu", "identity"] = "elu"
     """activation after each hidden layer"""
     memory: Literal["none", "lstm", "gru"] = "none"
     """recurrent memory before the hidden layers, in policy and critic apart"""
@@ -106,6 +111,8 @@ class NetworkConfig:
     """units of that memory"""
     chunk: int = 32
     """rows per chunk that a recurrent net is unrolled over while learning"""
+    mean_init: float = 0.0
+    """the policy's mean action at the start, in canonical [-1, 1] (continuous actions)"""
     log_std_init: float = 0.0
     """the policy's log standard deviation at the start (continuous actions)"""
     log_std_bound: tuple[float, float] = (-20.0, 2.0)
@@ -165,6 +172,44 @@ ALIASES = {
 }
 """Other systems' words (seed 000's configuration tables first) for our fields."""
 
+OFF_POLICY = (
+    "noise_scale",
+    "target_noise_clip",
+    "target_noise_scale",
+    "offline_buffer_capacity",
+    "update_after",
+    "max_random_rollout",
+    "tau",
+    "temperature_lr",
+    "n_critics",
+    "n_quantiles",
+    "n_drop_atoms",
+)
+"""Seed 000's keys that only algorithms with a replay buffer know."""
+
+AUXILIARY = ("aux_every", "aux_epochs", "aux_batch_factor", "bc_coef")
+"""Settings of PPG's auxiliary phase; seed 000 gives them to PPO too, which makes no use of them."""
+
+LIMITS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("lanes", "rollout_steps", "batch_size", "epochs", "max_epochs"), (1, math.inf)),
+    **dict.fromkeys(("eval_freq", "eval_episodes", "model_checkpoint_freq", "log_freq"), (1, math.inf)),
+    **dict.fromkeys(("threads", "learner_threads", "reset_every", "memory_size", "chunk"), (1, math.inf)),
+    **dict.fromkeys(("seed", "total_steps", "total_episodes", "keep_checkpoints"), (0, math.inf)),
+    **dict.fromkeys(("actor_lr", "critic_lr", "max_grad_norm"), (0, math.inf)),
+    **dict.fromkeys(("actor_hidden", "critic_hidden"), (1, math.inf)),
+    **dict.fromkeys(("gamma", "lam"), (0, 1)),
+    "workers": (-1, math.inf),
+}
+"""What a number may be, where not every number makes sense."""
+
+MAY_CHANGE = (
+    *("max_epochs", "total_steps", "total_episodes", "learner_device", "worker_device"),
+    *("threads", "learner_threads", "eval", "eval_freq", "eval_episodes", "save_model"),
+    *("model_checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
+    *("use_wandb", "wandb_project", "wandb_entity", "wandb_mode"),
+)
+"""What a resumed run may change: how long, where and what is told, but nothing that its saved state depends on."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -177,6 +222,8 @@ class Settings:
     env_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("run", "algo"):  # not there yet while a copy is being made
+            raise AttributeError(name)
         name = ALIASES.get(name, name)
         for config in (self.run, self.algo):
             if name in {f.name for f in dataclasses.fields(config)}:
@@ -186,7 +233,8 @@ class Settings:
     def plain(self) -> dict[str, Any]:
         """Plain containers, as written to config.yaml."""
         merged = {**_plain_fields(self.run), **_plain_fields(self.algo)}
-        return {"algorithm": self.algorithm, "env": self.env, "env_options": dict(self.env_options), **merged}
+        options = copy.deepcopy(dict(self.env_options))
+        return {"algorithm": self.algorithm, "env": self.env, "env_options": options, **merged}
 
     def replace(self, **changes: Any) -> "Settings":
         """The same settings with some values changed (names or aliases)."""
@@ -194,17 +242,37 @@ class Settings:
 
 
 def algorithm_class(name: str) -> tuple[str, type, dict[str, Any]]:
-    """Canonical name, agent class and preset of an algorithm, by its name in any case."""
-    word = name.lower().replace("-", "_")
-    users = {key.lower(): (key, cls) for key, cls in registered("algorithm").items()}
+    """Canonical name, agent class and preset of an algorithm, by its name in any case or its import path."""
+    word = _word(name)
+    users = {_word(key): (key, cls) for key, cls in registered("algorithm").items()}
     if word in users:
         key, cls = users[word]
         return key, cls, {}
+    if "." in name:
+        found = resolve("algorithm", name)
+        if not hasattr(found, "Config"):
+            raise ConfigError(
+                f"{name!r} is no algorithm; derive a class with a Config from whorl.agent.Agent"
+            )
+        return name, found, {}  # type: ignore[return-value]
     presets = preset_names()
     if word not in presets:
         raise ConfigError(f"no algorithm is called {name!r}; {nearest(word, [*presets, *users])}")
     preset = load_preset(word)
     return word, resolve("algorithm", preset["rule"]), preset  # type: ignore[return-value]
+
+
+def _word(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def algorithms() -> dict[str, str]:
+    """Every algorithm's name with one line about it."""
+    known = {name: load_preset(name)["about"] for name in preset_names()}
+    users = {
+        name: (inspect.getdoc(cls) or "").split("\n")[0] for name, cls in registered("algorithm").items()
+    }
+    return dict(sorted({**known, **users}.items()))
 
 
 @cache
@@ -217,7 +285,7 @@ def preset_names() -> tuple[str, ...]:
 @cache
 def load_preset(name: str) -> dict[str, Any]:
     """What an algorithm name stands for: `rule`, `about`, `settings`, and `environments` with tuned settings."""
-    return yaml.safe_load((resources.files("whorl.presets") / f"{name}.yaml").read_text("utf-8"))
+    return read_yaml((resources.files("whorl.presets") / f"{name}.yaml").read_text("utf-8"))
 
 
 def configure(
@@ -229,190 +297,268 @@ def configure(
 ) -> Settings:
     """Merge tuned preset < files < arguments into checked, typed settings."""
     name, cls, preset = algorithm_class(algorithm)
+    hints = fields_of(RunConfig, cls.Config)  # type: ignore[attr-defined]
     layers: list[Mapping[str, Any]] = []
     if presets:
         layers += [preset.get("settings") or {}, (preset.get("environments") or {}).get(env) or {}]
-    layers += [read_file(path) for path in files]
-    layers.append(arguments)
-    classes = (RunConfig, cls.Config)  # type: ignore[attr-defined]
+    layers += [layer for path in files for layer in read_file(path)]
     merged: dict[str, Any] = {}
-    for layer in layers:
-        merge(merged, expand(layer))
+    for layer in [*layers, arguments]:
+        merge(merged, layer, hints)
     for key, value in (("algorithm", name), ("env", env)):
-        given = merged.pop(key, value)
-        if str(given).lower() != value.lower():
+        given = str(merged.pop(key, value))
+        if _word(given) != _word(value):
             raise ConfigError(f"the settings name {key} {given!r}, but {value!r} was asked for")
-    env_options = merged.pop("env_options", {})
-    run, algo = (build(config, merged) for config in classes)
-    unknown = set(merged) - {f.name for config in classes for f in dataclasses.fields(config)}
-    if unknown:
-        key = sorted(unknown)[0]
-        words = [f.name for config in classes for f in dataclasses.fields(config)]
-        usable = [*words, *(alias for alias, ours in ALIASES.items() if ours in words)]
-        raise ConfigError(f"{name} has no setting {key!r}; {nearest(key, usable)}")
-    return Settings(name, env, run, algo, env_options)
+    env_options = merged.pop("env_options", None) or {}
+    if not isinstance(env_options, Mapping):
+        raise _wrong("env_options", env_options, "a mapping of options to values")
+    for key in sorted(set(merged) - set(hints)):
+        if key not in AUXILIARY:
+            raise unknown_setting(name, key, hints)
+        warnings.warn(f"{key} is a setting of PPG; {name} makes no use of it", stacklevel=2)
+    run, algo = (build(config, merged) for config in (RunConfig, cls.Config))  # type: ignore[attr-defined]
+    return Settings(name, env, run, algo, dict(env_options))
 
 
-def expand(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Resolve aliases and dotted keys: {'optimizer.weight_decay': 0.1} becomes a nested mapping."""
-    result: dict[str, Any] = {}
+def fields_of(*configs: type) -> dict[str, Any]:
+    """The settings of config classes by name, with their types."""
+    return {f.name: get_type_hints(c)[f.name] for c in configs for f in dataclasses.fields(c)}
+
+
+def unknown_setting(algorithm: str, key: str, known: Iterable[str]) -> ConfigError:
+    """The error for a setting that an algorithm does not have."""
+    if key in OFF_POLICY:
+        return ConfigError(
+            f"{key!r} belongs to off-policy algorithms (DDPG, TD3, SAC, TQC); {algorithm} keeps no replay buffer, "
+            "so leave it out"
+        )
+    words = [*known, *(alias for alias, ours in ALIASES.items() if ours in known)]
+    return ConfigError(f"{algorithm} has no setting {key!r}; {nearest(key, words)}")
+
+
+def canonical(key: str) -> str:
+    """Our name of a setting, from an alias or with hyphens."""
+    key = key.replace("-", "_")
+    return ALIASES.get(key, key)
+
+
+def merge(into: dict[str, Any], layer: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Put `layer` over `into`.
+
+    Parts and `env_options` are overridden option by option, unless another class is named. Dotted keys such as
+    `optimizer.weight_decay` change one entry, of what the same layer says where it says something.
+    """
     for key, value in layer.items():
-        head, _, rest = str(key).partition(".")
-        head = head.replace("-", "_")
-        head = ALIASES.get(head, head)
-        if rest:
-            result[head] = {**result.get(head, {}), "..": {**result.get(head, {}).get("..", {}), rest: value}}
-        else:
-            result[head] = value
-    return result
-
-
-def merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
-    """Put `layer` over `into`; nested mappings are overridden field by field, unless they name another class."""
+        if "." not in str(key):
+            name = canonical(str(key))
+            into[name] = _combined(into.get(name), value, name, hints.get(name) is Part)
     for key, value in layer.items():
-        old = into.get(key)
-        if isinstance(value, Mapping) and ".." in value:
-            value = _override(old, value[".."], key)
-        elif isinstance(value, Mapping) and isinstance(old, (Mapping, Part)):
-            before = old.plain() if isinstance(old, Part) else dict(old)
-            same = "class" not in value or value["class"] == before.get("class")
-            value = {**before, **value} if same else dict(value)
-        into[key] = value
+        head, _, path = str(key).partition(".")
+        if path:
+            name = canonical(head)
+            into[name] = _override(into.get(name), path, value, name)
 
 
-def _override(old: Any, changes: Mapping[str, Any], key: str) -> Any:
-    """Change single entries of a nested setting by dotted path; list items by number."""
-    value = old.plain() if isinstance(old, Part) else ({} if old is None else old)
-    if isinstance(value, str):
-        value = {"class": value}
-    value = yaml.safe_load(yaml.safe_dump(value))  # a deep copy of plain containers
-    for path, new in changes.items():
-        node = value
-        *parents, last = path.split(".")
-        try:
-            for word in parents:
-                node = node[int(word)] if isinstance(node, list) else node.setdefault(word, {})
-            node[int(last) if isinstance(node, list) else last] = new
-        except (ValueError, IndexError, AttributeError, TypeError):
-            raise ConfigError(f"{key}.{path} names nothing in {value!r}") from None
+def _combined(old: Any, new: Any, name: str, part: bool) -> Any:
+    if part:
+        new = _options(new) if isinstance(new, Mapping) else Part.of(new).plain()
+    if not isinstance(new, Mapping) or not isinstance(old, Mapping):
+        return dict(new) if isinstance(new, Mapping) else new
+    if part and "class" in new and new["class"] != old.get("class"):
+        return dict(new)
+    return {**old, **new}
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A part's mapping in one form: options beside `class`, none under `params`, and a list of layers named as such."""
+    found = {**(given.get("params") or {}), **{key: value for key, value in given.items() if key != "params"}}
+    return {"class": "layers", **found} if "layers" in found else found
+
+
+def _override(old: Any, path: str, new: Any, name: str) -> Any:
+    """`old` with the entry at a dotted path changed; items of a list are named by number."""
+    value = copy.deepcopy({} if old is None else old)
+    node, words = value, path.split(".")
+    try:
+        for word, after in zip(words, [*words[1:], None]):
+            index: Any = int(word) if isinstance(node, list) else word
+            if after is None:
+                node[index] = new
+            elif isinstance(node, list):
+                # A layer that is just a name gets room for options.
+                node[index] = {"class": node[index]} if isinstance(node[index], str) else node[index]
+                node = node[index]
+            else:
+                node = node.setdefault(index, {})
+    except (ValueError, IndexError, AttributeError, TypeError):
+        raise ConfigError(f"{name}.{path} names nothing in {old!r}") from None
     return value
 
 
-def read_file(path: str | Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A YAML file of settings; `inherits:` names files it builds on, beside it or among the presets."""
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's numbers: 1e-3 is one, although it has no dot."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def read_yaml(text: str) -> Any:
+    """Plain values from YAML."""
+    return yaml.load(text, _Loader)
+
+
+def read_file(path: str | Path, seen: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
+    """The layers of a YAML file of settings: those it `inherits:`, from files beside it or presets; then its own."""
     path = Path(path)
-    if not path.exists():
+    if not path.is_file():
         others = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         hint = f"; {nearest(path.name, others)}" if others else ""
-        raise ConfigError(f"no settings file {str(path)!r}{hint}")
-    if path in seen:
+        raise ConfigError(f"there is no settings file {str(path)!r}{hint}")
+    if path.resolve() in seen:
         raise ConfigError(f"settings file {str(path)!r} inherits from itself")
     try:
-        content = yaml.safe_load(path.read_text("utf-8")) or {}
+        content = read_yaml(path.read_text("utf-8")) or {}
     except yaml.YAMLError as error:
         raise ConfigError(
             f"settings file {str(path)!r} is not valid YAML: {' '.join(str(error).split())}"
         ) from None
     if not isinstance(content, dict):
         raise ConfigError(f"settings file {str(path)!r} must hold a mapping of settings")
-    parents = content.pop("inherits", [])
-    result: dict[str, Any] = {}
-    for parent in [parents] if isinstance(parents, str) else parents:
-        merge(result, expand(_inherited(parent, path, seen)))
-    merge(result, expand(content))
-    return result
+    parents = content.pop("inherits", None) or []
+    names = [parents] if isinstance(parents, str) else parents
+    inherited = [layer for name in names for layer in _inherited(str(name), path, seen)]
+    return [*inherited, content]
 
 
-def _inherited(name: str, child: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _inherited(name: str, child: Path, seen: tuple[Path, ...]) -> list[dict[str, Any]]:
     for candidate in (child.parent / name, child.parent / f"{name}.yaml"):
-        if candidate.exists():
-            return read_file(candidate, (*seen, child))
-    if name.lower() in preset_names():
-        return load_preset(name.lower()).get("settings") or {}
+        if candidate.is_file():
+            return read_file(candidate, (*seen, child.resolve()))
+    algorithm, _, env = name.partition("/")
+    if _word(algorithm) in preset_names():
+        preset = load_preset(_word(algorithm))
+        return [preset.get("settings") or {}, (preset.get("environments") or {}).get(env) or {}]
     beside = [p.stem for p in child.parent.glob("*.yaml") if p != child]
-    raise ConfigError(f"{str(child)!r} inherits from {name!r}, which is neither a file beside it nor a preset; "
-                      + nearest(name, [*beside, *preset_names()]))  # fmt: skip
+    raise ConfigError(
+        f"{str(child)!r} inherits from {name!r}, which is neither a file beside it nor a preset; "
+        f"{nearest(name, [*beside, *preset_names()])}"
+    )
 
 
 def build(config: type, values: Mapping[str, Any]) -> Any:
     """One checked dataclass out of merged values; keys of the other classes are left alone."""
-    hints = get_type_hints(config)
+    hints = fields_of(config)
     found = {}
     for f in dataclasses.fields(config):
         if f.name in values:
-            value = values[f.name]
-            default = f.default
-            if hints[f.name] is Part and isinstance(default, Part) and isinstance(value, Mapping):
-                value = {"class": "layers" if "layers" in value else default.name, **value}
-            found[f.name] = coerce(f.name, value, hints[f.name])
+            value, default = values[f.name], f.default
+            if isinstance(value, Mapping) and isinstance(default, Part):
+                value = {"class": default.name, **value}
+            found[f.name] = checked = coerce(f.name, value, hints[f.name])
+            _check_limits(f.name, checked)
     return config(**found)
+
+
+def _check_limits(name: str, value: Any) -> None:
+    low, high = LIMITS.get(name, (-math.inf, math.inf))
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, (int, float)) and not low <= number <= high:
+            wanted = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+            raise _wrong(name, number, wanted)
 
 
 def coerce(name: str, value: Any, hint: Any) -> Any:
     """`value` as the type that the field declares, or one sentence that says what it should have been."""
-    origin = get_origin(hint)
+    origin, options = get_origin(hint), get_args(hint)
     if origin is Literal:
-        allowed = get_args(hint)
         word = value.lower() if isinstance(value, str) else value
-        if word not in allowed:
-            raise ConfigError(f"{name} is {value!r}; {nearest(str(value), [str(a) for a in allowed])}")
+        if word not in options:
+            raise ConfigError(f"{name} is {value!r}; {nearest(str(value), [str(o) for o in options])}")
         return word
-    if origin is tuple:
-        item = get_args(hint)[0]
-        if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-            raise _wrong(name, value, f"a list of {item.__name__}s")
-        found = tuple(coerce(name, v, item) for v in value)
-        if get_args(hint)[-1] is not Ellipsis and len(found) != len(get_args(hint)):
-            raise _wrong(name, value, f"{len(get_args(hint))} {item.__name__}s")
-        return found
+    if origin in (tuple, list):
+        return origin(_items(name, value, hint))
     if origin in (Union, types.UnionType):
-        for option in get_args(hint):
+        for option in options:
             try:
                 return coerce(name, value, option)
             except ConfigError:
                 continue
-        raise _wrong(name, value, str(hint))
+        raise _wrong(name, value, describe(hint))
     if hint is Part:
         return Part.of(value)
-    if hint is bool:
-        if not isinstance(value, bool):
-            raise _wrong(name, value, "true or false")
-        return value
     if hint in (int, float):
         return _number(name, value, hint)
-    if hint is str:
-        if not isinstance(value, str):
-            raise _wrong(name, value, "a word")
-        return value
+    if hint in (bool, str, type(None)) and not isinstance(value, hint):
+        raise _wrong(name, value, describe(hint))
     return value
 
 
+def _items(name: str, value: Any, hint: Any) -> list[Any]:
+    options = get_args(hint)
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise _wrong(name, value, describe(hint))
+    values = list(value)
+    kinds = (
+        options if get_origin(hint) is tuple and options[-1] is not Ellipsis else options[:1] * len(values)
+    )
+    if len(kinds) != len(values):
+        raise _wrong(name, value, describe(hint))
+    try:
+        return [coerce(name, v, kind) for v, kind in zip(values, kinds)]
+    except ConfigError:
+        raise _wrong(name, value, describe(hint)) from None
+
+
+def describe(hint: Any) -> str:
+    """What a setting of this type must be, in words."""
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "a word",
+        type(None): "none",
+    }
+    origin, options = get_origin(hint), get_args(hint)
+    if hint is Part:
+        return "a name, an import path, or a mapping with 'class'"
+    if origin is Literal:
+        return "one of " + ", ".join(str(option) for option in options)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(option) for option in options)
+    if origin in (tuple, list):
+        plural = words.get(options[0], str(options[0])).removeprefix("a ") + "s"
+        return (
+            f"a list of {plural}" if origin is list or options[-1] is Ellipsis else f"{len(options)} {plural}"
+        )
+    return words.get(hint, str(hint))
+
+
 def _number(name: str, value: Any, hint: type) -> Any:
-    kind = "a whole number" if hint is int else "a number"
-    if isinstance(value, bool):
-        raise _wrong(name, value, kind)
-    if isinstance(value, str):  # YAML reads 1e6 as a word
+    kind, given = describe(hint), value
+    if isinstance(value, str):  # from the command line, or quoted in a file
         try:
-            value = float(value)
+            value = int(value) if hint is int and not set(value.lower()) & set(".e") else float(value)
         except ValueError:
-            raise _wrong(name, value, kind) from None
-    if not isinstance(value, (int, float)) or (isinstance(value, float) and math.isnan(value)):
-        raise _wrong(name, value, kind)
+            raise _wrong(name, given, kind) from None
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
+        raise _wrong(name, given, kind)
     if hint is int:
-        if value != int(value):
-            raise _wrong(name, value, kind)
-        return int(value)
+        if not float(value).is_integer():
+            raise _wrong(name, given, kind)
+        return int(value)  # type: ignore[call-overload]  # a real number that is whole
     return float(value)
 
 
 def _wrong(name: str, value: Any, wanted: str) -> ConfigError:
-    return ConfigError(f"{name} is {value!r}, a {type(value).__name__}; it must be {wanted}")
+    return ConfigError(f"{name} is {value!r}; it must be {wanted}")
 
 
 def _plain_fields(config: Any) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, Part):
-            return value.plain()
+            return copy.deepcopy(value.plain())
         return list(value) if isinstance(value, tuple) else value
 
     return {f.name: plain(getattr(config, f.name)) for f in dataclasses.fields(config)}

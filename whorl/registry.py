@@ -1,18 +1,18 @@
 """Names for parts that users may swap: algorithms, networks, encoders, layers, optimizers, losses, environments.
 
 A part is named by a word that someone registered, or by an import path such as `mypackage.nets.Residual`. Paths that
-come from a saved config are data, not code: they resolve only inside `whorl`, to what the caller registered, or to what
-the caller trusts by name (`trust=`).
+come from a saved config are data, not code: they resolve only to a part of that kind inside `whorl`, to what the caller
+registered, or to what the caller trusts by name (`trust=`).
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
-
-from torch import nn, optim
 
 from whorl.errors import ConfigError, nearest
 
@@ -42,7 +42,8 @@ class Part:
         name = options.pop("class", "layers" if "layers" in options or "layers" in params else None)
         if not isinstance(name, str):
             raise ConfigError(f"{dict(value)!r} has no 'class'; give a name or an import path")
-        return Part(name, {**options, **params})
+        # What stands beside `params` was put there by an override of a single option.
+        return Part(name, {**params, **options})
 
     def plain(self) -> dict[str, Any]:
         """The mapping that `of` reads back."""
@@ -77,12 +78,23 @@ def registered(kind: str) -> dict[str, Any]:
 
 @contextmanager
 def only_trusted(trust: tuple[str, ...]) -> Iterator[None]:
-    """Within, import paths resolve only inside `whorl`, to registered names, or to the paths in `trust`."""
+    """Within, import paths resolve only to parts of `whorl`, or to `trust`: whole paths, or packages and modules."""
     token = _trusted.set(trust)
     try:
         yield
     finally:
         _trusted.reset(token)
+
+
+def require_trust(name: str, what: str) -> None:
+    """Raise where only trusted paths count and `name` is none of them."""
+    trust = _trusted.get()
+    if trust is None or any(name == known or name.startswith(f"{known}.") for known in trust):
+        return
+    raise ConfigError(
+        f"the saved config names {what} {name!r}, which is not part of whorl; if you know it, pass "
+        f"trust=[{name!r}] (on the command line --trust {name})"
+    )
 
 
 def resolve(kind: str, name: str) -> Callable[..., Any]:
@@ -94,39 +106,76 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
         return found
     if "." not in name:
         raise ConfigError(f"no {kind} is called {name!r}; {nearest(name, known(kind))}")
-    trust = _trusted.get()
-    if trust is not None and not (name.startswith("whorl.") or name in trust):
-        raise ConfigError(
-            f"the saved config names {name!r}, which is not part of whorl; if you know it, pass trust=[{name!r}]"
-        )
-    module, _, attribute = name.rpartition(".")
+    if not name.startswith("whorl."):
+        require_trust(name, kind)
+        return _import(kind, name)
+    found = _import(kind, name)
+    if _trusted.get() is not None and not _is_ours(kind, found):
+        raise ConfigError(f"the saved config names {kind} {name!r}, but whorl has no such {kind}")
+    return found
+
+
+def construct(kind: str, part: Part, *args: Any, **defaults: Any) -> Any:
+    """Call what `part` names with `args` and its options over `defaults`; options must fit its signature."""
+    build = resolve(kind, part.name)
+    options = {**defaults, **part.options}
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{kind} {name!r} can't be imported: {error}") from None
+        inspect.signature(build).bind(*args, **options)
+    except (TypeError, ValueError) as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in part.options.items()) or "no options"
+        raise ConfigError(f"{kind} {part.name!r} can't be built with {given}: {error}") from None
+    try:
+        return build(*args, **options)
+    except ValueError as error:
+        raise ConfigError(f"{kind} {part.name!r}: {error}") from error
 
 
 def known(kind: str) -> list[str]:
     """The names that `resolve` knows without an import path."""
-    return sorted({*_registered[kind], *(_TORCH.get(kind, {}))})
+    return sorted({*_registered[kind], *_torch_parts(kind)})
 
 
-_TORCH: dict[str, dict[str, Any]] = {
-    "optimizer": {
+def _import(kind: str, name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{kind} {name!r} can't be imported: {error}") from None
+
+
+def _is_ours(kind: str, found: Any) -> bool:
+    """Whether a saved config may name `found`: defined in whorl, and of the right kind.
+
+    A module of ours also holds what it imported; a name like `whorl.api.torch` must lead nowhere.
+    """
+    from torch import Tensor, nn, optim
+
+    if not str(getattr(found, "__module__", "")).startswith("whorl."):
+        return False
+    if isinstance(found, type):
+        base = optim.Optimizer if kind == "optimizer" else nn.Module
+        return issubclass(found, base) and (kind != "algorithm" or hasattr(found, "Config"))
+    if not inspect.isfunction(found) or kind not in ("network", "encoder", "layer", "loss"):
+        return False
+    made = inspect.signature(found).return_annotation
+    return isinstance(made, type) and issubclass(made, Tensor if kind == "loss" else nn.Module)
+
+
+@cache
+def _torch_parts(kind: str) -> dict[str, Any]:
+    if kind not in ("layer", "optimizer"):
+        return {}
+    from torch import nn, optim  # here, so that listing names and reading files need no torch
+
+    where, base = (nn, nn.Module) if kind == "layer" else (optim, optim.Optimizer)
+    return {
         name: cls
-        for name, cls in vars(optim).items()
-        if isinstance(cls, type) and issubclass(cls, optim.Optimizer) and cls is not optim.Optimizer
-    },
-    "layer": {
-        name: cls for name, cls in vars(nn).items() if isinstance(cls, type) and issubclass(cls, nn.Module)
-    },
-}
+        for name, cls in vars(where).items()
+        if isinstance(cls, type) and issubclass(cls, base) and cls is not base
+    }
 
 
 def _from_torch(kind: str, name: str) -> Any:
     """torch's layers and optimizers count as our own: `Linear`, `torch.nn.Linear`, `adamw`, `torch.optim.AdamW`."""
-    table = _TORCH.get(kind)
-    if table is None:
-        return None
     word = name.removeprefix("torch.nn.").removeprefix("torch.optim.")
-    return {key.lower(): value for key, value in table.items()}.get(word.lower())
+    return {key.lower(): value for key, value in _torch_parts(kind).items()}.get(word.lower())

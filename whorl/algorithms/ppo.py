@@ -5,7 +5,8 @@ critic:  minimise E[(V(s) - target)^2] / 2
 A = generalised advantage estimate (Schulman et al. 2015, arXiv:1506.02438); target = A + V, or the bootstrapped
 discounted return of the segment (lambda = 1).
 
-Differs from the paper: actor and critic share nothing, so their passes over the rollout run at the same time (as in D2AC); log ratios are clamped at 30; values are computed when the rollout is learned from, not while acting.
+Differs from the paper: actor and critic share nothing, so their passes over the rollout run at the same time (D2AC,
+seed 000); log ratios are clamped at 30; values are computed when the rollout is learned from, not while acting.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from whorl.agent import Acted, Agent, Context, Updated, captured, pure
 from whorl.config import NetworkConfig
 from whorl.experience.batch import Batch, Rows
 from whorl.experience.rollouts import check_batch_size, minibatches
+from whorl.nets.losses import value_loss
 from whorl.nets.normalize import Observations, ReturnScale
 from whorl.nets.policy import Policy, Value
 from whorl.ops.losses import (
@@ -29,6 +31,7 @@ from whorl.ops.losses import (
     masked_normalize,
 )
 from whorl.ops.returns import discounted_return, gae
+from whorl.registry import Part
 from whorl.spec import Spec
 from whorl.tree import Tree
 
@@ -55,6 +58,8 @@ class Config(NetworkConfig):
     """clip the critic's step around its old prediction"""
     value_clip: float = 0.2
     """how far, if so"""
+    critic_loss: Part = Part("squared")
+    """the critic's error per element: squared, huber, or an import path of a function of (value, target)"""
     lr_schedule: Literal["constant", "linear", "kl"] = "constant"
     """constant, linear to zero over the budget, or the actor's rate adapted to the KL divergence per pass"""
     target_kl: float = 0.01
@@ -81,6 +86,7 @@ class PPO(Agent):
         )
         self.actor = Policy("actor", spec, cfg)
         self.critic = Value("critic", spec, cfg)
+        self.value_loss = value_loss(cfg.critic_loss)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, eps=cfg.adam_eps)
         self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, eps=cfg.adam_eps)
 
@@ -217,10 +223,10 @@ class PPO(Agent):
 
     @pure
     def critic_loss(self, rows: Rows, data: dict[str, Tensor]) -> Tensor:
-        """E[(V(s) - target)^2] / 2, optionally with the step clipped around the old value"""
-        value = self.critic(rows)
+        """E[(V(s) - target)^2] / 2 or another loss, optionally with the step clipped around the old value"""
+        value, target = self.critic(rows), data["target"]
         if self.cfg.clip_value:
-            error = clipped_value_loss(value, data["value"], data["target"], self.cfg.value_clip)
+            error = clipped_value_loss(value, data["value"], target, self.cfg.value_clip, self.value_loss)
         else:
-            error = 0.5 * (value - data["target"]).square()
+            error = self.value_loss(value, target)
         return masked_mean(error, data["mask"])

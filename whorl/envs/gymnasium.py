@@ -14,14 +14,21 @@ from gymnasium.error import DependencyNotInstalled
 from torch import Tensor
 
 from whorl import tree
-from whorl.envs.lanes import Buffers, Factory, Lanes, Layout, children, nest, probe
+from whorl.envs.lanes import (
+    Buffers,
+    Factory,
+    Lanes,
+    Layout,
+    children,
+    make_registered,
+    missing_package,
+    nest,
+    probe,
+)
 from whorl.envs.vector import Step
-from whorl.errors import EnvError, missing_extra, nearest
+from whorl.errors import EnvError, nearest
 from whorl.spec import Array, Continuous, Discrete, MultiDiscrete, Spec, SpecTree
 from whorl.tree import Tree
-
-EXTRAS = {"mujoco": ("mujoco", "mujoco"), "box2d": ("Box2D", "box2d"), "ale_py": ("ale-py", "atari")}
-"""a word in Gymnasium's complaint -> the package that is missing, and our extra that brings it"""
 
 
 def factory_from_id(id: str, **kwargs: Any) -> Factory:
@@ -31,20 +38,30 @@ def factory_from_id(id: str, **kwargs: Any) -> Factory:
         if isinstance(spec.entry_point, str):
             load_env_creator(spec.entry_point)
     except (ImportError, DependencyNotInstalled) as error:
-        raise _missing(id, error) from error
+        raise missing_package(id, error) from error
     # Lanes never step before a reset, and checking is a tool of its own: those wrappers don't earn their time.
-    return partial(_make, replace(spec, order_enforce=False), kwargs)
+    return partial(make_registered, replace(spec, order_enforce=False), kwargs)
 
 
 class GymnasiumVector:
     """`lanes` Gymnasium environments stepped one after another in this process; a `VectorEnv`."""
 
     def __init__(self, factory: Factory, lanes: int, id: str) -> None:
-        self.id = id
-        self.layout = probe(factory)
+        layout = probe(factory)
+        self._take(Lanes(factory, layout, list(range(lanes))), id)
+
+    @classmethod
+    def over(cls, lanes: Lanes, id: str) -> "GymnasiumVector":
+        """The same over lanes that exist already, such as a worker's own."""
+        vector = cls.__new__(cls)
+        vector._take(lanes, id)
+        return vector
+
+    def _take(self, stepped: Lanes, id: str) -> None:
+        self.id, self._lanes, self.layout = id, stepped, stepped.layout
+        lanes = len(stepped)
         self.spec = to_spec(self.layout, lanes)
         self.snapshots = self.layout.snapshots
-        self._lanes = Lanes(factory, self.layout, list(range(lanes)))
         self._buffers = Buffers.empty(self.layout, lanes)
         self._action = [np.zeros((lanes, *leaf.shape), leaf.dtype) for leaf in self.layout.action]
         self._action_tensors = nest(self.layout.action, [torch.from_numpy(leaf) for leaf in self._action])
@@ -130,19 +147,9 @@ def to_arrays(value: Any) -> Any:
 
 
 def check_lanes(snapshot: dict[str, Any], lanes: int) -> None:
-    if len(snapshot["lanes"]) != lanes:
-        raise EnvError(
-            f"the snapshot has {len(snapshot['lanes'])} lanes, not {lanes}; resume with as many lanes"
-        )
-
-
-def _make(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env:
-    try:
-        return gymnasium.make(spec, disable_env_checker=True, **kwargs)
-    except (ImportError, DependencyNotInstalled) as error:
-        raise _missing(spec.id, error) from error
-    except gymnasium.error.Error as error:
-        raise EnvError(f"{spec.id} can't be made: {error}") from error
+    found = len(snapshot["lanes"])
+    if found != lanes:
+        raise EnvError(f"the snapshot has {found} lanes and not {lanes}; resume with {found} lanes")
 
 
 def _find(id: str) -> EnvSpec:
@@ -153,7 +160,7 @@ def _find(id: str) -> EnvSpec:
         try:
             imported = importlib.import_module(module)
         except ModuleNotFoundError as error:
-            raise _missing(id, error) from error
+            raise missing_package(id, error) from error
         gymnasium.register_envs(imported)
     registry = gymnasium.registry
     if name in registry:
@@ -170,11 +177,3 @@ def _suggestion(name: str, ids: list[str]) -> str:
     return (
         hint if hint.startswith("did") else "import the package that registers it, or write 'package:Name-v0'"
     )
-
-
-def _missing(id: str, error: Exception) -> Exception:
-    text = str(error).lower()
-    for word, (package, extra) in EXTRAS.items():
-        if word in text:
-            return missing_extra(package, extra)
-    return EnvError(f"{id} needs a package that can't be imported: {error}")

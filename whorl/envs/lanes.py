@@ -12,15 +12,19 @@ from typing import Any, Literal, TypeAlias
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.error import DependencyNotInstalled
 
 from whorl.envs.snapshot import restore_env, snapshot_env
-from whorl.errors import EnvError
+from whorl.errors import EnvError, WhorlError, missing_extra
 
 Factory: TypeAlias = Callable[[], gymnasium.Env]
 MaskSource: TypeAlias = Literal["none", "info", "method", "observation"]
 
 MASK_KEY = "action_mask"
 """The same word as `whorl.spec.MASK_KEY`, which can't be imported here because it brings torch."""
+EXTRAS = {"mujoco": ("mujoco", "mujoco"), "box2d": ("Box2D", "box2d"), "ale_py": ("ale-py", "atari")}
+"""a word in a complaint about an import -> the package that is missing, and our extra that brings it"""
 
 
 @dataclass(frozen=True)
@@ -187,6 +191,25 @@ def lane_seed(seed: int, lane: int) -> int:
     """The seed of a lane's first reset: streams of neighbouring lanes and seeds are unrelated."""
     # 31 bits, because some environments hand the seed to a C int.
     return int(np.random.SeedSequence((seed, lane)).generate_state(1)[0] >> 1)
+
+
+def make_registered(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env:
+    """Make what a registry entry describes; the registry itself may be empty, as it is in a worker."""
+    try:
+        return gymnasium.make(spec, disable_env_checker=True, **kwargs)
+    except (ImportError, DependencyNotInstalled) as error:
+        raise missing_package(spec.id, error) from error
+    except gymnasium.error.Error as error:
+        raise EnvError(f"{spec.id} can't be made: {error}") from error
+
+
+def missing_package(id: str, error: Exception) -> WhorlError:
+    """The error for an environment whose package is not installed."""
+    text = str(error).lower()
+    for word, (package, extra) in EXTRAS.items():
+        if word in text:
+            return missing_extra(package, extra)
+    return EnvError(f"{id} needs a package that can't be imported: {error}")
 
 
 def probe(factory: Factory) -> Layout:
@@ -356,17 +379,18 @@ def _rescaler(space: spaces.Box) -> Callable[[np.ndarray], list[Any]]:
     flat_high = space.high.reshape(-1).astype(np.float32)
     bounded = np.isfinite(flat_low) & np.isfinite(flat_high)
     low = np.where(bounded, flat_low, np.float32(-1))
-    width = np.where(bounded, flat_high, np.float32(1)) - low
+    # Halving is exact, so scaling the width instead of the action rounds no differently.
+    half_width = (np.where(bounded, flat_high, np.float32(1)) - low) * np.float32(0.5)
+    one, minus_one = np.ones_like(low), -np.ones_like(low)
     unbounded = None if bounded.all() else ~bounded
     whole = np.issubdtype(space.dtype, np.integer)
     shape, dtype = space.shape, space.dtype
 
     def rescale(array: np.ndarray) -> list[Any]:
-        scaled = np.maximum(array, np.float32(-1))
-        np.minimum(scaled, np.float32(1), out=scaled)
-        scaled += np.float32(1)
-        scaled *= np.float32(0.5)
-        scaled *= width
+        scaled = np.maximum(array, minus_one)
+        np.minimum(scaled, one, out=scaled)
+        scaled += one
+        scaled *= half_width
         scaled += low
         if unbounded is not None:
             np.copyto(scaled, array, where=unbounded)

@@ -110,7 +110,8 @@ def _from_id(id: str, options: dict[str, Any]) -> Source:
 def _from_env(env: gymnasium.Env) -> Source:
     spec = env.spec
     if spec is not None and spec.id in native.WORLDS:
-        return Source(spec.id, factory_from_id(spec.id), dict(spec.kwargs), native.WORLDS[spec.id])
+        options = {key: value for key, value in spec.kwargs.items() if key not in ("world_id", "render_mode")}
+        return Source(spec.id, factory_from_id(spec.id, **options), options, native.WORLDS[spec.id])
     # Copies of the object itself: wrappers that the user put around it come along.
     name = spec.id if spec is not None else type(env.unwrapped).__name__
     return Source(name, lambda: copy.deepcopy(env), named=False)

@@ -95,9 +95,7 @@ class Worker:
         numbers = [lane for part in assignment.slices for lane in range(part.start, part.stop)]
         self.lanes = Lanes(factory, layout, numbers)
         self.slices = assignment.slices
-        self.arrays = {
-            name.removeprefix("user/"): a for name, a in arrays.items() if name.startswith("user/")
-        }
+        self.arrays = asked_for(arrays)
         self.state: dict[str, Any] = {}
         self.tasks: dict[str, Task] = {}
         action = [arrays[f"action/{index}"] for index in range(len(layout.action))]

@@ -15,7 +15,7 @@ from whorl.errors import ConfigError
 from whorl.experience.batch import Rows
 from whorl.nets.layers import layered, mlp, width_of
 from whorl.nets.memory import Recurrent
-from whorl.registry import Part, register, resolve
+from whorl.registry import Part, construct, register
 from whorl.spec import MASK_KEY, SpecTree
 from whorl.tree import Tree
 
@@ -65,7 +65,7 @@ class Body(nn.Module):
     def __init__(self, name: str, observation: SpecTree, settings: BodySettings) -> None:
         super().__init__()
         self.name = name
-        self.encoder = resolve("encoder", settings.encoder.name)(observation, **settings.encoder.options)
+        self.encoder = construct("encoder", settings.encoder, observation)
         width = int(self.encoder.size)
         self.memory: Recurrent | None = None
         if settings.memory != "none":
@@ -75,8 +75,7 @@ class Body(nn.Module):
             self.torso: nn.Module = mlp(width, settings.hidden, settings.activation)
             self.size = settings.hidden[-1] if settings.hidden else width
         else:
-            build = resolve("network", settings.network.name)
-            self.torso = build(width, **settings.network.options)
+            self.torso = construct("network", settings.network, width)
             if not isinstance(self.torso, nn.Module):
                 raise ConfigError(
                     f"network {settings.network.name!r} built a {type(self.torso).__name__}, not a Module"

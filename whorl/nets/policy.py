@@ -18,9 +18,13 @@ from whorl.tree import Tree
 class GaussianHead(nn.Module):
     """A diagonal Gaussian with one state-independent log-deviation per dimension."""
 
-    def __init__(self, inputs: int, action: Continuous, log_std: float, bound: tuple[float, float]) -> None:
+    def __init__(
+        self, inputs: int, action: Continuous, mean: float, log_std: float, bound: tuple[float, float]
+    ) -> None:
         super().__init__()
-        self.mean = orthogonal_(nn.Linear(inputs, action.size), 0.01)
+        self.mean = nn.Linear(inputs, action.size)
+        orthogonal_(self.mean, 0.01)
+        nn.init.constant_(self.mean.bias, mean)
         self.log_std = nn.Parameter(torch.full((action.size,), log_std))
         self.bound = bound
 
@@ -53,15 +57,13 @@ class JointHead(nn.Module):
         return Joint({name: head(features, None) for name, head in self.heads.items()})
 
 
-def policy_head(
-    action: SpecTree, inputs: int, log_std: float = 0.0, bound: tuple[float, float] = (-20.0, 2.0)
-) -> nn.Module:
+def policy_head(action: SpecTree, inputs: int, cfg: NetworkConfig) -> nn.Module:
     """The head that fits an action tree."""
     if isinstance(action, dict):
-        return JointHead({name: policy_head(leaf, inputs, log_std, bound) for name, leaf in action.items()})
+        return JointHead({name: policy_head(leaf, inputs, cfg) for name, leaf in action.items()})
     leaf: ActionLeaf = action
     if isinstance(leaf, Continuous):
-        return GaussianHead(inputs, leaf, log_std, bound)
+        return GaussianHead(inputs, leaf, cfg.mean_init, cfg.log_std_init, cfg.log_std_bound)
     if isinstance(leaf, Discrete):
         return CategoricalHead(inputs, (leaf.n,), single=True)
     return CategoricalHead(inputs, leaf.nvec, single=False)
@@ -73,7 +75,7 @@ class Policy(nn.Module):
     def __init__(self, name: str, spec: Spec, cfg: NetworkConfig) -> None:
         super().__init__()
         self.body = Body(name, spec.observation, _settings(cfg, cfg.actor_hidden, cfg.actor_network))
-        self.head = policy_head(spec.action, self.body.size, cfg.log_std_init, cfg.log_std_bound)
+        self.head = policy_head(spec.action, self.body.size, cfg)
         self.masked = spec.masked
 
     def forward(self, rows: Rows) -> Any:

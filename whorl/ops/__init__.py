@@ -17,6 +17,7 @@ from whorl.ops.losses import (
     masked_mean,
     masked_normalize,
     quantile_huber,
+    squared,
 )
 from whorl.ops.returns import (
     discounted_return,
@@ -61,6 +62,7 @@ __all__ = [
     "quantile_huber",
     "retrace",
     "reverse_scan",
+    "squared",
     "symexp",
     "symlog",
     "two_hot",

@@ -4,6 +4,8 @@ A mask is 0 on rows that are no transition and covers the last axes of what it m
 ensemble of critics) all share it.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -47,14 +49,25 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float | Tensor
     return torch.minimum(ratio * advantage, (1 + _within(ratio - 1, clip)) * advantage)
 
 
-def clipped_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | Tensor) -> Tensor:
+def squared(value: Tensor, target: Tensor) -> Tensor:
+    """1/2 * (V - G)^2, per element."""
+    return 0.5 * (value - target).square()
+
+
+def clipped_value_loss(
+    value: Tensor,
+    old_value: Tensor,
+    target: Tensor,
+    clip: float | Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor] = squared,
+) -> Tensor:
     """PPO's value clipping, per element.
 
-    1/2 * max((V - G)^2, (V_old + clamp(V - V_old, -clip, clip) - G)^2)
+    max(loss(V, G), loss(V_old + clamp(V - V_old, -clip, clip), G))
     """
     _check_same(value=value, old_value=old_value, target=target)
     near = old_value + _within(value - old_value, clip)
-    return 0.5 * torch.maximum((value - target).square(), (near - target).square())
+    return torch.maximum(loss(value, target), loss(near, target))
 
 
 def huber(error: Tensor, delta: float = 1.0) -> Tensor:

@@ -109,7 +109,14 @@ class Collector:
     def _record(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         world: Any = self.env
-        tensors = [*world.state_tensors(), *tree.leaves(self.memory), *tree.leaves(self.storage.tensors)]
+        tensors = [
+            *world.state.values(),
+            world.steps,
+            world.returns,
+            world.ended,
+            *tree.leaves(self.memory),
+            *tree.leaves(self.storage.tensors),
+        ]
         record(graph, self.roll, tensors, [self.generator, world.generator])
         return graph
 

@@ -1,14 +1,15 @@
 """Episodes with a fixed policy: evaluation never touches a training stream."""
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean, pstdev
-from typing import Any
 
 import torch
 
 from whorl import tree
 from whorl.agent import Agent, Context
-from whorl.envs.vector import VectorEnv
+from whorl.envs.vector import Step, VectorEnv
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Evaluation:
         }
 
 
+SYNC_EVERY = 32
+"""steps between looks at a GPU for whether all episodes are over"""
+
+
 @torch.no_grad()
 def run_episodes(
     agent: Agent,
@@ -47,38 +52,37 @@ def run_episodes(
     episodes: int,
     seed: int,
     deterministic: bool = True,
-    watch: Any = None,
+    watch: Callable[[VectorEnv, Step], None] | None = None,
 ) -> Evaluation:
     """Play until `episodes` episodes are over, the same number (give or take one) on every lane.
 
     Taking the first episodes to finish would favour short ones. `watch(env, step)` is called after each step.
     """
-    lanes = env.spec.lanes
-    device = agent.device
+    lanes, device = env.spec.lanes, agent.device
     generator = torch.Generator(device).manual_seed(seed)
-    quota = torch.tensor([episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)])
+    most = -(-episodes // lanes)
+    quota = torch.tensor(
+        [episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)], device=device
+    )
+    # One column per lane, one row per episode, and a spare row that takes what is beyond the quota.
+    returns = torch.zeros(most + 1, lanes, dtype=torch.float64, device=device)
+    lengths = torch.zeros(most + 1, lanes, dtype=torch.int64, device=device)
+    episode = torch.zeros(1, lanes, dtype=torch.int64, device=device)
     obs = tree.to(env.reset(seed), device)
     reset = torch.ones(lanes, dtype=torch.bool, device=device)
     memory = agent.initial_memory(lanes)
-    total = torch.zeros(lanes, dtype=torch.float64)
-    length = torch.zeros(lanes, dtype=torch.int64)
-    returns: list[list[float]] = [[] for _ in range(lanes)]
-    lengths: list[list[int]] = [[] for _ in range(lanes)]
-    while bool((quota > 0).any()):
+    for number in itertools.count(1):
         acted = agent.act(obs, memory, Context(reset, generator, greedy=deterministic))
         memory = acted.memory
         step = env.step(acted.action)
-        obs, reset = tree.to(step.obs, device), step.reset.to(device)
-        real = ~step.reset.cpu()
-        total += step.reward.double().cpu() * real
-        length += real
-        ended = (step.terminated | step.truncated).cpu()
-        for lane in ended.nonzero()[:, 0].tolist():
-            if quota[lane] > 0:
-                returns[lane].append(float(total[lane]))
-                lengths[lane].append(int(length[lane]))
-                quota[lane] -= 1
-            total[lane], length[lane] = 0.0, 0
+        obs, reset = tree.to(step.obs, device), step.reset.to(device, copy=True)
+        at = torch.minimum(episode, quota)
+        returns.scatter_add_(0, at, step.reward.to(device, torch.float64).unsqueeze(0))
+        lengths.scatter_add_(0, at, (~reset).long().unsqueeze(0))
+        episode += (step.terminated | step.truncated).to(device)
         if watch is not None:
             watch(env, step)
-    return Evaluation([x for lane in returns for x in lane], [x for lane in lengths for x in lane])
+        if (device.type == "cpu" or number % SYNC_EVERY == 0) and bool((episode[0] >= quota).all()):
+            break
+    counted = torch.arange(most + 1, device=device).unsqueeze(1) < quota
+    return Evaluation(returns[counted].tolist(), lengths[counted].tolist())

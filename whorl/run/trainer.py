@@ -104,7 +104,7 @@ class Trainer:
             self.actor = build_agent(self.settings, spec).to(acting_device)
         self.actor_copies = self.actor is not self.agent
         self._build_collector(acting_device)
-        self.experience = self.agent.experience()
+        self.experience = self.agent.experience(self.streams.generator("replay", self.device))
         self.learner = Learner(self.agent, capture=self.device.type == "cuda")
         self._eval_env: VectorEnv | None = None
         self._built = True
@@ -231,6 +231,8 @@ class Trainer:
         """Play `episodes` (default: as configured) with the mean action."""
         episodes = episodes or self.settings.run.eval_episodes
         lanes = min(episodes, EVAL_LANES) if self.source.world is None else episodes
+        if self.actor.device.type == "cuda":
+            lanes = max(lanes, self.settings.run.lanes)  # the shape that is compiled already
         if self._eval_env is None or self._eval_env.spec.lanes != lanes:
             self._close_eval()
             self._eval_env = self.source.vector(lanes, self.actor.device, 0, self.settings.run.compile)

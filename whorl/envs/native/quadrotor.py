@@ -42,7 +42,7 @@ class Quadrotor(World):
         faults: 0 for a rotor that gives no thrust; the reward then leaves yaw out, as it can't be held.
         randomize: draw mass, arm, kt, inertia, kq within 5 % and the rotor lag within [0.05, 0.2] s per episode.
         noise: add Ornstein-Uhlenbeck noise to the rotors.
-        compile: fuse the integrator with torch.compile (a first call of about a minute, then 3 to 5 times faster).
+        compile: fuse the integrator with torch.compile (a slow first call of up to a minute, then 2 to 5 times faster).
         dtype: of physics and observations.
     """
 
@@ -57,27 +57,29 @@ class Quadrotor(World):
         randomize: bool = True,
         noise: bool = True,
         compile: bool = False,
-        dtype: torch.dtype = torch.float32,
+        dtype: str = "float32",
     ) -> None:
         super().__init__(lanes, device)
         if len(faults) != 4 or not set(faults) <= {0, 1}:
             raise ConfigError(
                 f"faults is {faults!r}; give four numbers, 1 for a sound rotor and 0 for a failed one"
             )
+        if dtype not in ("float32", "float64"):
+            raise ConfigError(f"dtype is {dtype!r}; choose float32 or float64")
         self.spec = Spec(
-            observation=Array((FRAMES * FRAME,), str(dtype).removeprefix("torch.")),
+            observation=Array((FRAMES * FRAME,), dtype),
             action=Continuous((4,), (-1.0,) * 4, (1.0,) * 4),
             lanes=lanes,
         )
-        self.dtype = dtype
+        self.dtype = torch.float64 if dtype == "float64" else torch.float32
         self.faults = tuple(faults)
         self.sigma = NOISE_SIGMA if noise else 0.0
-        self.returns = self.returns.to(dtype)
+        self.returns = self.returns.to(self.dtype)
         self._integrate = _compiled(integrate) if compile else integrate
         self._views: dict[int, QuadrotorView] = {}
 
         def constant(values: Sequence[float]) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=self.device)
+            return torch.tensor(values, dtype=self.dtype, device=self.device)
 
         low, high = zip(*_start_ranges(randomize))
         self._low = constant(low)[:, None]  # [18, 1]
@@ -218,9 +220,9 @@ def integrate(
     turn = swing / cos_pitch
     gain = _rk4(turn)  # [S, B]
     ends = yaw + gain.cumsum(0)
-    start = (ends - gain)[:, None]
+    yaw = (ends - gain)[:, None]  # where each substep starts
     yaws = torch.cat(
-        [start, torch.add(start, turn[:, :2], alpha=DT / 2), torch.add(start, turn[:, 2:3], alpha=DT)], 1
+        [yaw, torch.add(yaw, turn[:, :2], alpha=DT / 2), torch.add(yaw, turn[:, 2:3], alpha=DT)], 1
     )
 
     sin_yaw, cos_yaw, tilt = yaws.sin(), yaws.cos(), cos_roll * sin_pitch

@@ -1,0 +1,117 @@
+"""Every update rule × every contract, and four toy agents that try the seams. Presets are at least built and stepped."""
+
+import re
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from toys import TOYS
+
+from whorl import conformance
+from whorl.config import load_preset, preset_names
+from whorl.conformance import ACTIONS, CHECKS, MEMORIES, OBSERVATIONS, Subject
+from whorl.errors import ConfigError
+
+SETTINGS = {name: {"ratio": 0.1} for name in TOYS if name != "toy_policy_gradient"}
+"""Enough updates for what is checked"""
+METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def rules() -> list[str]:
+    """One name for each update rule: the preset named like its file, else the first."""
+    found: dict[str, str] = {}
+    for name in preset_names():
+        rule = load_preset(name)["rule"]
+        if rule not in found or rule.split(".")[-2] == name:
+            found[rule] = name
+    return sorted(found.values())
+
+
+RULES = [*rules(), *TOYS]
+CELLS = list(product(OBSERVATIONS, MEMORIES, ACTIONS))
+COMMON = [
+    ("vector", "none", "discrete"),
+    ("dict", "none", "continuous"),
+    ("dict", "gru", "masked"),
+    ("vector", "lstm", "multi-discrete"),
+    ("vector", "lstm", "discrete"),
+]
+"""Cells in which each kind of each axis occurs; the others are run by the full suite."""
+
+
+def cells() -> list[object]:
+    marks = {cell: [] if cell in COMMON else [pytest.mark.full] for cell in CELLS}
+    return [
+        pytest.param(rule, *cell, marks=marks[cell], id="-".join((rule, *cell)))
+        for rule in RULES
+        for cell in CELLS
+    ]
+
+
+def subject(rule: str, *cell: str) -> Subject:
+    try:
+        found = conformance.subject(rule, *cell, **SETTINGS.get(rule, {}))
+        found.agent()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    return found
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(("rule", "observation", "memory", "action"), cells())
+def test_contract(rule: str, observation: str, memory: str, action: str, check: str) -> None:
+    CHECKS[check](subject(rule, observation, memory, action))
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+@pytest.mark.parametrize("rule", RULES)
+def test_not_even_nan_in_a_masked_row_has_influence(rule: str, memory: str) -> None:
+    for action in ("discrete", "continuous"):
+        try:
+            found = conformance.subject(rule, "vector", memory, action, **SETTINGS.get(rule, {}))
+            found.agent()
+        except ConfigError:
+            continue
+        conformance.masked_rows_have_no_influence(found, float("nan"))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_takes_some_kind_of_environment(rule: str) -> None:
+    taken = 0
+    for cell in CELLS:
+        try:
+            conformance.subject(rule, *cell).agent()
+            taken += 1
+        except ConfigError:
+            continue
+    assert taken
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_truncation_is_no_termination(rule: str) -> None:
+    action = "continuous" if rule == "toy_actor_critic" else "discrete"
+    conformance.tells_truncation_from_termination(subject(rule, "vector", "none", action))
+
+
+@pytest.mark.parametrize("name", sorted(set(preset_names()) - set(rules())))
+def test_a_further_preset_is_built_and_stepped(name: str) -> None:
+    found = subject(name, "vector", "none", "discrete")
+    run = conformance.Run(found)
+    assert run.feed(found.rollouts(run.agent, 4))
+
+
+@pytest.mark.parametrize("name", [*preset_names(), *TOYS])
+def test_every_metric_is_documented(name: str) -> None:
+    action = "continuous" if name == "toy_actor_critic" else "discrete"
+    documented = set(re.findall(r"^\| `([^`]+)` \|", METRICS.read_text("utf-8"), re.MULTILINE))
+    unknown = conformance.metric_names(subject(name, "vector", "none", action)) - documented
+    assert not unknown, f"docs/metrics.md does not say what {sorted(unknown)} mean"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("cell", COMMON, ids="-".join)
+@pytest.mark.parametrize("rule", RULES)
+def test_captured_equals_eager(rule: str, cell: tuple[str, str, str]) -> None:
+    conformance.captured_equals_eager(subject(rule, *cell))

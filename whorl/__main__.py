@@ -1,0 +1,8 @@
+"""`python -m whorl` is the command `whorl`."""
+
+import sys
+
+from whorl.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

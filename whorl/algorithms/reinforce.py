@@ -1,0 +1,174 @@
+"""REINFORCE (Williams 1992, Machine Learning 8): one step along the Monte-Carlo policy gradient per rollout.
+
+policy:    maximise E[log pi(a|s) * (G - b(s))],  G_t = r_t + gamma * r_{t+1} + ... up to the episode's end
+baseline:  b = V learned by least squares on G; without it b = 0, and returns are centred over the rollout instead
+
+G never crosses an episode's end. What it should hold where the data stop first is a choice:
+- An episode may still be open when the rollout ends. To drop its rows would select by outcome: near the rollout's end
+  only failures would be left. So rows are left out by place alone: the last `lookahead` rows of a rollout lend their
+  rewards to earlier rows but are not learned from, and every row that is has seen at least that far.
+- Without a baseline nothing stands for what comes after a truncation or the rollout's end: G stops there. The
+  objective is then the return within the time limit. With a baseline V is added in these two places, and there only.
+
+Differs from the paper: no gamma^t in front of each row's gradient, as in nearly all later work.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.config import NetworkConfig
+from whorl.errors import ConfigError
+from whorl.experience.batch import Batch
+from whorl.nets.normalize import Observations, ReturnScale
+from whorl.nets.policy import Policy, Value
+from whorl.ops.losses import blank, explained_variance, masked_mean, masked_normalize
+from whorl.ops.returns import discounted_return
+from whorl.spec import Spec
+from whorl.tree import Tree
+
+
+@dataclass(frozen=True)
+class Config(NetworkConfig):
+    gamma: float = 0.99
+    """discount per step"""
+    baseline: bool = False
+    """subtract a learned state value from the return"""
+    baseline_steps: int = 10
+    """gradient steps of the baseline per rollout"""
+    lookahead: int = 64
+    """a row is learned from only if so many rows follow it in the rollout"""
+    normalize_returns: bool = True
+    """centre and scale what multiplies the log-probability, over the rollout"""
+    entropy_coef: float = 0.0
+    """weight of the entropy bonus"""
+    normalize_reward: bool = False
+    """divide rewards by the deviation of the discounted return"""
+
+
+class Reinforce(Agent):
+    """The Monte-Carlo policy gradient, with or without a learned baseline."""
+
+    Config = Config
+    cfg: Config
+    lr_actor: Tensor
+    lr_critic: Tensor
+
+    def __init__(self, spec: Spec, cfg: Config) -> None:
+        super().__init__(spec, cfg)
+        self.observations = Observations(
+            spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
+        )
+        self.rewards = ReturnScale(
+            spec.lanes, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
+        )
+        self.actor = Policy("actor", spec, cfg)
+        self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, eps=cfg.adam_eps)
+        self.nets: list[Policy | Value] = [self.actor]
+        if cfg.baseline:
+            self.critic = Value("critic", spec, cfg)
+            self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, eps=cfg.adam_eps)
+            self.nets.append(self.critic)
+
+    def check(self, rows: int) -> None:
+        steps = rows // self.spec.lanes
+        if self.cfg.lookahead >= steps:
+            raise ConfigError(
+                f"lookahead {self.cfg.lookahead} leaves none of the {steps} rows of a rollout to learn from; "
+                f"use {steps // 2}, or more rollout_steps"
+            )
+
+    @property
+    def stride(self) -> int:
+        """Nets with memory are unrolled over the whole rollout: any length will do, `chunk` is not read."""
+        return 1
+
+    def initial_memory(self, lanes: int) -> Tree:
+        return {k: v for net in self.nets for k, v in net.body.initial_memory(lanes, self.device).items()}
+
+    def normalizer_values(self) -> dict[str, Any]:
+        return self.observations.values()
+
+    def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        obs = self.observations(obs)
+        policy, after = self.actor.step(obs, memory, context.reset)
+        action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
+        for net in self.nets[1:]:
+            after = {**after, **net.body.advance(obs, memory, context.reset)}
+        return Acted(action, after)
+
+    def update(self, batch: Batch) -> Updated:
+        return self.step(batch)
+
+    @captured
+    def step(self, batch: Batch) -> Updated:
+        self.rewards.merge_(batch.reward, batch.keep, batch.mask, self.cfg.gamma)
+        if self.cfg.lr_schedule == "linear":
+            self.lr_actor.copy_(self.cfg.actor_lr * (1 - self.progress))
+            if self.cfg.baseline:
+                self.lr_critic.copy_(self.cfg.critic_lr * (1 - self.progress))
+        raw = batch.obs
+        batch = batch.replace(obs=self.observations(raw))
+        learned = self.learned_rows(batch.mask)
+        returns, value = self.estimate(batch)
+        steps = [lambda: self.improve_policy(batch, returns - value, learned)]
+        if self.cfg.baseline:
+            steps.append(lambda: self.fit_baseline(batch, returns, learned))
+        found = self.together(*steps)
+        # After learning: the statistics that acted are the ones that learned.
+        self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
+        metrics = {name: metric for part in found for name, metric in part.items()}
+        if self.cfg.baseline:
+            metrics["value/explained_variance"] = explained_variance(value, returns, learned)
+        return Updated(metrics)
+
+    def learned_rows(self, mask: Tensor) -> Tensor:
+        """The mask [T, B] without the rows that see less than `lookahead` rows ahead."""
+        learned = mask.clone()
+        learned[mask.shape[0] - self.cfg.lookahead :] = 0
+        return learned
+
+    @pure
+    @torch.no_grad()
+    def estimate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return to go and baseline of each row [T, B]; both 0 on rows that are no transition."""
+        if self.cfg.baseline:
+            value = self.critic(batch.all)  # [T+1, B]
+        else:
+            value = torch.zeros_like(batch.reset, dtype=batch.reward.dtype)
+        returns = discounted_return(self.rewards(batch.reward), batch.discount, batch.keep, value)
+        return blank(returns, batch.mask), blank(value[:-1], batch.mask)
+
+    def improve_policy(self, batch: Batch, advantage: Tensor, learned: Tensor) -> dict[str, Tensor]:
+        """The policy's step."""
+        loss, entropy = self.actor_loss(batch, advantage, learned)
+        norm = self.minimize("actor", loss, self.cfg.max_grad_norm)
+        return {
+            "loss/actor": loss.detach(),
+            "gradient/actor": norm,
+            "policy/entropy": entropy.detach(),
+            "policy/learning_rate": self.lr_actor.clone(),
+        }
+
+    @pure
+    def actor_loss(self, batch: Batch, advantage: Tensor, learned: Tensor) -> tuple[Tensor, Tensor]:
+        """-E[log pi(a|s) * (G - b(s))] - entropy_coef * H"""
+        policy = self.actor(batch.now)
+        if self.cfg.normalize_returns:
+            advantage = masked_normalize(advantage, learned)
+        # Whatever stands in rows that are no transition must not reach the gradient, not even as 0 * nan.
+        action = tree.where(batch.mask > 0, batch.action, tree.map(torch.zeros_like, batch.action))
+        entropy = masked_mean(policy.entropy().expand_as(learned), learned)
+        loss = -masked_mean(policy.log_prob(action) * advantage, learned)
+        return loss - self.cfg.entropy_coef * entropy, entropy
+
+    def fit_baseline(self, batch: Batch, returns: Tensor, learned: Tensor) -> dict[str, Tensor]:
+        """The baseline's steps: E[(V(s) - G)^2] / 2"""
+        for _ in range(self.cfg.baseline_steps):
+            loss = masked_mean(0.5 * (self.critic(batch.now) - returns).square(), learned)
+            norm = self.minimize("critic", loss, self.cfg.max_grad_norm)
+        return {"loss/critic": loss.detach(), "gradient/critic": norm}

@@ -1,0 +1,198 @@
+"""Replay storage: a ring of rows per lane in preallocated tensors, of which every kind of sample is a view.
+
+Row t+1 is the successor of row t, so no next observation is stored. All lanes advance together: row number r of every
+lane lies in slot r % slots. A *start* is a row at which a sample may begin, a *cell* one row of one lane.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.errors import ConfigError
+from whorl.experience.batch import Batch
+from whorl.spec import Array, Spec, empty_action, empty_obs
+from whorl.tree import Tree
+
+
+class Ring:
+    """`capacity` rows over all lanes, the oldest overwritten first.
+
+    Args:
+        extras: columns of `Batch.extras` to store, with the shape and dtype that one lane's row has.
+        memory: the agent's `initial_memory(1)`, where sequences are to open from stored memory.
+        stride: memory is stored before every so many rows; rollouts hold a multiple of it.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        capacity: int,
+        device: torch.device | str = "cpu",
+        *,
+        extras: Mapping[str, Array] | None = None,
+        memory: Tree | None = None,
+        stride: int = 1,
+    ) -> None:
+        self.lanes, self.stride = spec.lanes, stride
+        self.slots = slots_for(spec, capacity, stride)
+        self.device = torch.device(device)
+        self.rows = 0
+        """rows per lane ever written"""
+        allocated = _allocate(spec, self.slots, extras or {}, memory or {}, stride, self.device)
+        self.columns: dict[str, Tree] = allocated["columns"]
+        """[slots, lanes, ...]"""
+        self.memories: Tree = allocated["memories"]
+        """[slots / stride, lanes, ...]"""
+        # What must follow: whether the next row opens an episode, and where it was announced not to follow at all.
+        self._next_reset = torch.zeros(self.lanes, dtype=torch.bool, device=self.device)
+        self._cut = torch.zeros_like(self._next_reset)
+
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest row that is still there."""
+        return max(0, self.rows - self.slots)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the storage."""
+        return _bytes({"columns": self.columns, "memories": self.memories})
+
+    @torch.no_grad()
+    def add(self, rollout: Batch) -> None:
+        """Append a rollout's T rows. It must go on where the last one ended, or open an episode, or follow `cut`."""
+        steps, lanes = rollout.shape
+        if lanes != self.lanes or steps > self.slots or (self.memories and steps % self.stride):
+            raise ConfigError(
+                f"a rollout of {steps} rows and {lanes} lanes does not fit a ring of {self.slots} rows and "
+                f"{self.lanes} lanes with memory every {self.stride} rows; change rollout_steps or the capacity"
+            )
+        self._close_gaps(rollout.reset[0])
+        given = rollout.tensors()
+        rows = {name: tree.index(given[name], slice(0, steps)) for name in self.columns if name != "extras"}
+        rows["extras"] = {name: given["extras"][name] for name in self.columns["extras"]}
+        at = self.rows % self.slots
+        _write(self.columns, rows, at)
+        self.columns["reset"][at].logical_or_(self._cut)
+        if self.memories:
+            _write(self.memories, rollout.memories, at // self.stride)
+        self.rows += steps
+        self._next_reset.copy_(rollout.reset[steps])
+        self._cut.zero_()
+
+    def cut(self) -> None:
+        """Announce that the next rollout does not go on from the newest row: a dropped slab, a new actor."""
+        self._cut.fill_(True)
+
+    def _close_gaps(self, reset: Tensor) -> None:
+        """Where the new rows do not follow, the newest row has lost its successor: it is no transition any more.
+
+        Returns stop one row earlier, and bootstrap from that row's observation, which is still true.
+        """
+        gap = (reset.to(self.device) & ~self._next_reset) | self._cut
+        if self.rows:
+            newest, before = (self.rows - 1) % self.slots, (self.rows - 2) % self.slots
+            self.columns["mask"][newest].logical_and_(~gap)
+            self.columns["keep"][newest].logical_and_(~gap)
+            self.columns["keep"][before].logical_and_(~gap)
+
+    def take(self, name: str, cell: Tensor) -> Tree:
+        """The rows of a column at cells of any shape [...]: [..., ...]."""
+        return take(self.columns[name], cell)
+
+    def cells(self, slot: Tensor, lane: Tensor) -> Tensor:
+        """Cells of slots, which may count on past the ring's end."""
+        return slot % self.slots * self.lanes + lane
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "columns": self.columns,
+            "memories": self.memories,
+            "next_reset": self._next_reset,
+            "cut": self._cut,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows = int(state["rows"])
+        tree.copy_(self.columns, state["columns"])
+        tree.copy_(self.memories, state["memories"])
+        self._next_reset.copy_(state["next_reset"])
+        self._cut.copy_(state["cut"])
+
+
+def take(column: Tree, cell: Tensor) -> Tree:
+    """Gather from leaves [slots, lanes, ...] by cell, whatever the shape of `cell`."""
+    flat = cell.reshape(-1)
+    return tree.map(
+        lambda leaf: leaf.flatten(0, 1).index_select(0, flat).reshape(*cell.shape, *leaf.shape[2:]), column
+    )
+
+
+def slots_for(spec: Spec, capacity: int, stride: int = 1) -> int:
+    """Rows per lane of a ring of `capacity` rows."""
+    slots = capacity // spec.lanes // stride * stride
+    if slots == 0:
+        raise ConfigError(
+            f"a replay capacity of {capacity} holds no row for each of {spec.lanes} lanes"
+            f"{f' and a stride of {stride}' if stride > 1 else ''}; use at least {spec.lanes * stride}"
+        )
+    return slots
+
+
+def replay_bytes(
+    spec: Spec,
+    capacity: int,
+    *,
+    extras: Mapping[str, Array] | None = None,
+    memory: Tree | None = None,
+    stride: int = 1,
+) -> int:
+    """What a ring with these settings will take, without allocating it."""
+    slots = slots_for(spec, capacity, stride)
+    return _bytes(_allocate(spec, slots, extras or {}, memory or {}, stride, torch.device("meta")))
+
+
+def _allocate(
+    spec: Spec, slots: int, extras: Mapping[str, Array], memory: Tree, stride: int, device: torch.device
+) -> dict[str, Tree]:
+    shape = (slots, spec.lanes)
+
+    def zeros(dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    return {
+        "columns": {
+            "obs": empty_obs(spec.observation, shape, device),
+            "reset": zeros(torch.bool),
+            "action": empty_action(spec.action, shape, device),
+            "reward": zeros(torch.float32),
+            "discount": zeros(torch.float32),
+            "keep": zeros(torch.bool),
+            "mask": zeros(torch.bool),
+            "extras": empty_obs(dict(extras), shape, device),
+        },
+        "memories": tree.map(
+            lambda leaf: torch.zeros(
+                slots // stride, spec.lanes, *leaf.shape[1:], dtype=leaf.dtype, device=device
+            ),
+            memory,
+        ),
+    }
+
+
+def _bytes(tensors: Tree) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(tensors))
+
+
+def _write(column: Tree, rows: Tree, at: int) -> None:
+    """Copy rows into slots from `at` on, going round once at most."""
+
+    def leaf(into: Tensor, value: Tensor) -> None:
+        first = min(len(value), len(into) - at)
+        into[at : at + first].copy_(value[:first])
+        into[: len(value) - first].copy_(value[first:])
+
+    tree.map(leaf, column, rows)

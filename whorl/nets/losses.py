@@ -1,0 +1,36 @@
+"""Losses that settings can name: functions of (value, target), per element."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from whorl.errors import ConfigError
+from whorl.ops import losses
+from whorl.registry import Part, construct, register, resolve
+
+
+def huber(value: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
+    """Squared up to an error of `delta`, then linear (Huber 1964)."""
+    return losses.huber(value - target, delta)
+
+
+register("loss", "squared", losses.squared)
+register("loss", "huber", huber)
+
+
+def value_loss(part: Part) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss that `part` names: a function with its options, or an instance of a class."""
+    found = resolve("loss", part.name)
+    loss = construct("loss", part) if isinstance(found, type) else partial(found, **part.options)
+    example = torch.zeros(2, 3)
+    try:
+        error = loss(example, example)
+    except TypeError as problem:
+        raise ConfigError(f"loss {part.name!r} can't be called with (value, target): {problem}") from None
+    if not isinstance(error, Tensor) or error.shape != example.shape:
+        raise ConfigError(
+            f"loss {part.name!r} must give one number per element; pass reduction: none to torch's own"
+        )
+    return loss
