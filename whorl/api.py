@@ -84,7 +84,7 @@ def load_run(
     run_dir = loaded.folder.parent
     with only_trusted(tuple(trust)):
         settings = configure(
-            loaded.config["algorithm"], loaded.config["env"], {**loaded.config, **changes}, presets=False
+            loaded.config["algorithm"], loaded.config["env"], loaded.config, presets=False, changes=changes
         )
         source = _source(env, settings.env, settings.env_options)
         return Trainer(source, settings, callbacks).attach(run_dir, loaded)

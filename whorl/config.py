@@ -238,7 +238,7 @@ class Settings:
 
     def replace(self, **changes: Any) -> "Settings":
         """The same settings with some values changed (names or aliases)."""
-        return configure(self.algorithm, self.env, {**self.plain(), **changes}, presets=False)
+        return configure(self.algorithm, self.env, self.plain(), presets=False, changes=changes)
 
 
 def algorithm_class(name: str) -> tuple[str, type, dict[str, Any]]:
@@ -294,8 +294,9 @@ def configure(
     arguments: Mapping[str, Any],
     files: Iterable[str | Path] = (),
     presets: bool = True,
+    changes: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Merge tuned preset < files < arguments into checked, typed settings."""
+    """Merge tuned preset < files < arguments < changes into checked, typed settings."""
     name, cls, preset = algorithm_class(algorithm)
     hints = fields_of(RunConfig, cls.Config)  # type: ignore[attr-defined]
     layers: list[Mapping[str, Any]] = []
@@ -303,7 +304,7 @@ def configure(
         layers += [preset.get("settings") or {}, (preset.get("environments") or {}).get(env) or {}]
     layers += [layer for path in files for layer in read_file(path)]
     merged: dict[str, Any] = {}
-    for layer in [*layers, arguments]:
+    for layer in [*layers, arguments, changes or {}]:
         merge(merged, layer, hints)
     for key, value in (("algorithm", name), ("env", env)):
         given = str(merged.pop(key, value))
@@ -356,6 +357,8 @@ def merge(into: dict[str, Any], layer: Mapping[str, Any], hints: Mapping[str, An
         head, _, path = str(key).partition(".")
         if path:
             name = canonical(head)
+            if name in hints and hints[name] is not Part:
+                raise ConfigError(f"{key} names nothing: {name} is {describe(hints[name])}, without parts")
             into[name] = _override(into.get(name), path, value, name)
 
 

@@ -52,6 +52,9 @@ SMALL: dict[str, Any] = {
     "hidden": (16,),
     "memory_size": 8,
     "lookahead": 0,
+    "epochs": 2,
+    "aux_every": 2,
+    "aux_epochs": 2,
     "lr_schedule": "constant",
 }
 """Settings that keep a check short; an algorithm takes those that it has."""
@@ -475,10 +478,12 @@ READS = (
 )
 """methods of a tensor that hand its values to the host, or move it; on a CPU some of them leave no other trace"""
 SYNCS = (
-    *("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique", "_unique2"),
-    *("unique_dim", "unique_consecutive", "bincount", "histc", "repeat_interleave", "lift_fresh"),
+    *("_local_scalar_dense", "is_nonzero", "equal", "allclose", "nonzero", "masked_select", "_unique", "_unique2"),
+    *("unique_dim", "unique_consecutive", "bincount", "histc", "repeat_interleave"),
 )
-"""operators that read a value, whose shape depends on values, or that bring host data in"""
+"""operators that read a value, or whose shape depends on values"""
+HOST_DATA = ("tensor", "as_tensor", "asarray", "from_numpy")
+"""functions that bring host data in"""
 
 
 class NotCapturable(AssertionError):
@@ -490,13 +495,24 @@ class _Methods(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in READS and not _paused():
             raise NotCapturable(f"Tensor.{name} can't be captured: the host would have to wait for the value")
+        if name in HOST_DATA and not isinstance(args[0], Tensor) and not _paused():
+            raise NotCapturable(
+                f"torch.{name} of host data can't be captured; use torch.full, or make it before"
+            )
+        if name in ("__getitem__", "__setitem__") and _has_list(args[1]):
+            raise NotCapturable(
+                "a list as an index can't be captured: it is host data; use slices, or a tensor"
+            )
         return func(*args, **(kwargs or {}))
+
+
+def _has_list(index: Any) -> bool:
+    return isinstance(index, list) or (isinstance(index, tuple) and any(_has_list(part) for part in index))
 
 
 class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        result = None
         if not _paused():
             if name in SYNCS:
                 raise NotCapturable(

@@ -1,4 +1,4 @@
-"""Every update rule × every contract, and four toy agents that try the seams. Presets are at least built and stepped."""
+"""Every update rule × every contract, and four toys that try the seams. Presets are at least built and stepped."""
 
 import re
 from itertools import product

@@ -34,7 +34,15 @@ from whorl.experience.rollouts import Rollouts, check_batch_size, minibatches
 from whorl.nets.layers import orthogonal_
 from whorl.nets.normalize import EPSILON, Observations, ReturnScale
 from whorl.nets.policy import Policy, Value
-from whorl.ops.losses import blank, clipped_surrogate, explained_variance, masked_mean, masked_normalize
+from whorl.ops.losses import (
+    blank,
+    clipped_surrogate,
+    clipped_value_loss,
+    explained_variance,
+    masked_mean,
+    masked_normalize,
+    squared,
+)
 from whorl.ops.returns import gae
 from whorl.ops.targets import hard_update_
 from whorl.spec import MASK_KEY, Spec
@@ -57,6 +65,10 @@ class Config(NetworkConfig):
     """weight of the entropy bonus"""
     normalize_advantage: bool = True
     """centre and scale advantages over each minibatch"""
+    clip_value: bool = False
+    """clip the critic's step around its old prediction (policy phase)"""
+    value_clip: float = 0.2
+    """how far, if so"""
     aux_every: int = 32
     """policy phases before each auxiliary phase; 0: no auxiliary phase"""
     aux_epochs: int = 6
@@ -130,7 +142,7 @@ class PPG(Agent):
         batch = batch.replace(obs=self.observations(raw))
         advantage, target, value = self.estimate(batch)
         actor, critic = self.together(
-            lambda: self.improve_policy(batch, advantage), lambda: self.fit_value(batch, target)
+            lambda: self.improve_policy(batch, advantage), lambda: self.fit_value(batch, target, value)
         )
         # After learning: the statistics that acted are the ones that learned.
         self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
@@ -190,9 +202,9 @@ class PPG(Agent):
             clipped = masked_mean(((ratio - 1).abs() > self.cfg.clip).float(), mask)
         return loss - self.cfg.entropy_coef * entropy, (entropy.detach(), kl, clipped)
 
-    def fit_value(self, batch: Batch, target: Tensor) -> dict[str, Tensor]:
+    def fit_value(self, batch: Batch, target: Tensor, value: Tensor) -> dict[str, Tensor]:
         """The critic's passes over the rollout."""
-        columns = {"target": target, "mask": batch.mask}
+        columns = {"target": target, "value": value, "mask": batch.mask}
         found = []
         for epoch in range(self.cfg.epochs):
             for rows, data in minibatches(batch, columns, self.cfg.batch_size, self.random("critic")):
@@ -205,8 +217,13 @@ class PPG(Agent):
 
     @pure
     def critic_loss(self, rows: Rows, data: dict[str, Tensor]) -> Tensor:
-        """E[(V(s) - target)^2] / 2"""
-        return masked_mean(0.5 * (self.critic(rows) - data["target"]).square(), data["mask"])
+        """E[(V(s) - target)^2] / 2, in the policy phase optionally with the step clipped around the old value"""
+        value, target = self.critic(rows), data["target"]
+        if self.cfg.clip_value and "value" in data:
+            error = clipped_value_loss(value, data["value"], target, self.cfg.value_clip)
+        else:
+            error = squared(value, target)
+        return masked_mean(error, data["mask"])
 
     def auxiliary(self, batch: Batch) -> Updated:
         """The auxiliary phase, over the rows [T, B * aux_every] and targets of all rollouts since the last one.

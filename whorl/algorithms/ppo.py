@@ -24,6 +24,7 @@ from whorl.nets.losses import value_loss
 from whorl.nets.normalize import Observations, ReturnScale
 from whorl.nets.policy import Policy, Value
 from whorl.ops.losses import (
+    blank,
     clipped_surrogate,
     clipped_value_loss,
     explained_variance,
@@ -134,11 +135,11 @@ class PPO(Agent):
         cfg = self.cfg
         value = self.critic(batch.all)  # [T+1, B]
         reward = self.rewards(batch.reward)
-        advantage = gae(reward, batch.discount, value, batch.keep, cfg.lam)
+        advantage = blank(gae(reward, batch.discount, value, batch.keep, cfg.lam), batch.mask)
         if cfg.value_target == "gae":
             target = advantage + value[:-1]
         else:
-            target = discounted_return(reward, batch.discount, batch.keep, value)
+            target = blank(discounted_return(reward, batch.discount, batch.keep, value), batch.mask)
         if cfg.normalize_advantage == "rollout":
             advantage = masked_normalize(advantage, batch.mask)
         return advantage, target, value[:-1]
@@ -146,9 +147,10 @@ class PPO(Agent):
     def improve_policy(self, batch: Batch, advantage: Tensor) -> dict[str, Tensor]:
         """The actor's passes over the rollout."""
         cfg = self.cfg
+        # Whatever stands in rows that are no transition must not reach the gradient, not even as 0 * nan.
         columns = {
-            "action": batch.action,
-            "log_prob": batch.extras["log_prob"],
+            "action": tree.where(batch.mask > 0, batch.action, tree.map(torch.zeros_like, batch.action)),
+            "log_prob": blank(batch.extras["log_prob"], batch.mask),
             "advantage": advantage,
             "mask": batch.mask,
         }

@@ -67,7 +67,9 @@ class Source:
         if asked >= 0:
             return min(asked, lanes)
         env = self.factory()
-        cheap = any(word in type(env.unwrapped).__module__ for word in ("classic_control", "toy_text", "tabular"))
+        cheap = any(
+            word in type(env.unwrapped).__module__ for word in ("classic_control", "toy_text", "tabular")
+        )
         env.close()
         count = default_workers(lanes)
         return 0 if cheap or count < 2 else count
@@ -100,11 +102,18 @@ def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
 
 def _from_id(id: str, options: dict[str, Any]) -> Source:
     own = registered("environment")
-    if id in own:
-        return Source(id, lambda: own[id](**options), options)
-    if id in native.WORLDS:
-        return Source(id, factory_from_id(id, **options), options, native.WORLDS[id])
-    return Source(id, factory_from_id(id, **options), options)
+    factory = (lambda: own[id](**options)) if id in own else factory_from_id(id, **options)
+    if options.keys() - {"render_mode"}:
+        _try(id, factory, options)
+    return Source(id, factory, options, None if id in own else native.WORLDS.get(id))
+
+
+def _try(id: str, factory: Factory, options: dict[str, Any]) -> None:
+    """Options are the user's, so that one the environment does not take is an error of theirs, told at once."""
+    try:
+        factory().close()
+    except TypeError as error:
+        raise EnvError(f"{id} can't be made with {options}: {error}") from error
 
 
 def _from_env(env: gymnasium.Env) -> Source:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from whorl import tree
 from whorl.errors import ConfigError
 from whorl.experience.batch import Rows
-from whorl.nets.layers import layered, mlp, width_of
+from whorl.nets.layers import MLP, layered, width_of
 from whorl.nets.memory import Recurrent
 from whorl.registry import Part, construct, register
 from whorl.spec import MASK_KEY, SpecTree
@@ -72,7 +72,7 @@ class Body(nn.Module):
             self.memory = Recurrent(settings.memory, width, settings.memory_size)
             width = settings.memory_size
         if settings.network.name == "mlp":
-            self.torso: nn.Module = mlp(width, settings.hidden, settings.activation)
+            self.torso: nn.Module = MLP(width, settings.hidden, settings.activation.lower())
             self.size = settings.hidden[-1] if settings.hidden else width
         else:
             self.torso = construct("network", settings.network, width)

@@ -137,10 +137,11 @@ class ReturnScale(nn.Module):
         """Follow each lane's discounted return over a rollout [T, B] and merge it."""
         if not self.enabled:
             return
+        reward = torch.where(mask > 0, reward, 0.0)  # 0 * nan would be nan
         seen = torch.empty_like(reward)
         running = self.running.clone()
         for row in range(reward.shape[0]):
-            running = running * gamma + reward[row] * mask[row]
+            running = running * gamma + reward[row]
             seen[row] = running
             running = running * keep[row]
         self.running.copy_(running)

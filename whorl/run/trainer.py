@@ -235,7 +235,8 @@ class Trainer:
             lanes = max(lanes, self.settings.run.lanes)  # the shape that is compiled already
         if self._eval_env is None or self._eval_env.spec.lanes != lanes:
             self._close_eval()
-            self._eval_env = self.source.vector(lanes, self.actor.device, 0, self.settings.run.compile)
+            workers = min(self.source.workers(self.settings.run.workers, self.settings.run.lanes), lanes)
+            self._eval_env = self.source.vector(lanes, self.actor.device, workers, self.settings.run.compile)
         if self.actor_copies:
             copy_weights(self.actor, self.agent)
         seed = self.streams.seed("eval", str(self.epoch))

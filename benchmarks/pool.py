@@ -1,0 +1,167 @@
+"""Steps per second of the worker pool with pre-drawn actions, beside raw processes and other libraries' vector envs.
+
+`python benchmarks/pool.py HalfCheetah-v5 --lanes 8 --workers 2 --seconds 4 --rounds 3`: contestants alternate, the
+median of the rounds is printed as a rate and as a ratio. Every contestant steps the same number of lanes with next-step
+autoreset and float actions drawn beforehand.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import gymnasium
+import numpy as np
+import torch
+
+from whorl.envs.gymnasium import factory_from_id
+from whorl.envs.pool import WorkerPool
+
+RAW = """
+import sys, time, gymnasium, numpy as np
+id, seconds, seed = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+env = gymnasium.make(id, disable_env_checker=True)
+env.action_space.seed(seed)
+actions = [env.action_space.sample() for _ in range(512)]
+env.reset(seed=seed)
+print("ready", flush=True); sys.stdin.readline()
+count, end = 0, time.perf_counter() + seconds
+while time.perf_counter() < end:
+    for action in actions[:64]:
+        _, _, a, b, _ = env.step(action)
+        if a or b: env.reset()
+    count += 64
+print(count / seconds)
+"""
+
+
+def raw(id: str, workers: int, seconds: float) -> float:
+    """Independent processes that step one environment each and talk to nobody: the roof."""
+    command = [sys.executable, "-c", RAW, id, str(seconds)]
+    pipe = subprocess.PIPE
+    found = [
+        subprocess.Popen([*command, str(n)], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+        for n in range(workers)
+    ]
+    for process in found:
+        assert process.stdout and process.stdout.readline() == "ready\n"
+    for process in found:
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    return sum(float(process.communicate()[0]) for process in found)
+
+
+def drawn(id: str, lanes: int) -> torch.Tensor:
+    space = gymnasium.make(id).action_space
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return torch.randint(int(space.n), (256, lanes), generator=generator)
+    return torch.rand(256, lanes, int(np.prod(space.shape)), generator=generator) * 2 - 1
+
+
+def ours(id: str, lanes: int, workers: int, seconds: float, grouped: bool) -> float:
+    pool = WorkerPool(factory_from_id(id), lanes, id, workers)
+    actions = drawn(id, lanes)
+    pool.reset(0)
+    parts = [[row[pool.lanes_of(g)] for g in range(pool.groups)] for row in actions]
+
+    def rounds(count: int) -> None:
+        if not grouped or pool.groups == 1:
+            for t in range(count):
+                pool.step(actions[t % 256])
+            return
+        for g in range(pool.groups):
+            pool.send(g, parts[0][g])
+        for t in range(1, count):
+            for g in range(pool.groups):
+                pool.receive(g)
+                pool.send(g, parts[t % 256][g])
+        for g in range(pool.groups):
+            pool.receive(g)
+
+    try:
+        return timed(rounds, lanes, seconds)
+    finally:
+        pool.close()
+
+
+def timed(rounds: Callable[[int], None], lanes: int, seconds: float) -> float:
+    rounds(16)
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        rounds(32)
+        count += 32
+    return count * lanes / (time.perf_counter() - began)
+
+
+def asynchronous(id: str, lanes: int, seconds: float) -> float:
+    env = gymnasium.make_vec(id, num_envs=lanes, vectorization_mode="async")
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(256)]
+
+    def rounds(count: int) -> None:
+        for t in range(count):
+            env.step(actions[t % 256])
+
+    try:
+        return timed(rounds, lanes, seconds)
+    finally:
+        env.close()
+
+
+def subprocesses(id: str, lanes: int, seconds: float) -> float:
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    env = make_vec_env(id, n_envs=lanes, vec_env_cls=SubprocVecEnv)
+    env.reset()
+    space = env.action_space
+    actions = [np.array([space.sample() for _ in range(lanes)]) for _ in range(256)]
+
+    def rounds(count: int) -> None:
+        for t in range(count):
+            env.step(actions[t % 256])
+
+    try:
+        return timed(rounds, lanes, seconds)
+    finally:
+        env.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("env")
+    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
+    args = parser.parse_args()
+    id, lanes, workers, seconds = args.env, args.lanes, args.workers, args.seconds
+    contestants: dict[str, Callable[[], float]] = {
+        "raw processes": partial(raw, id, workers, seconds),
+        "whorl pool, two groups": partial(ours, id, lanes, workers, seconds, True),
+        "whorl pool, step": partial(ours, id, lanes, workers, seconds, False),
+    }
+    if args.peers:
+        contestants["Gymnasium AsyncVectorEnv"] = partial(asynchronous, id, lanes, seconds)
+        contestants["SB3 SubprocVecEnv"] = partial(subprocesses, id, lanes, seconds)
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(args.rounds):
+        for name, contestant in contestants.items():
+            found[name].append(contestant())
+    best = max(statistics.median(found[name]) for name in found if name.startswith("whorl"))
+    print(f"{id}, {lanes} lanes, {workers} workers")
+    for name, rates in found.items():
+        rate = statistics.median(rates)
+        print(f"  {name:26s} {rate:12,.0f} steps/s   whorl pool / this: {best / rate:5.2f}")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,167 @@
+"""Hand-made rollouts and tiny worlds for the tests of the on-policy algorithms."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.agent import Agent
+from whorl.envs.gymnasium import GymnasiumVector
+from whorl.experience.batch import Batch
+from whorl.run.collector import Collector
+from whorl.spec import MASK_KEY, Array, Continuous, Discrete, MultiDiscrete, Spec, SpecTree
+
+torch.set_num_threads(1)
+
+VECTOR = Array((3,))
+TREE = {"position": Array((2,)), "speed": Array((2,))}
+ACTIONS: dict[str, SpecTree] = {
+    "discrete": Discrete(3),
+    "multi-discrete": MultiDiscrete((2, 3)),
+    "continuous": Continuous((2,), (-1.0, -1.0), (1.0, 1.0)),
+}
+MASKED_ROW = (2, 0)
+
+
+def build(
+    cls: type[Agent],
+    action: SpecTree = ACTIONS["discrete"],
+    observation: SpecTree = VECTOR,
+    lanes: int = 2,
+    **settings: Any,
+) -> Any:
+    """An agent of two lanes with small nets, ready to learn."""
+    torch.manual_seed(0)
+    plain = {"actor_hidden": (16,), "critic_hidden": (16,), "normalize_obs": False, "normalize_reward": False}
+    agent = cls(Spec(observation, action, lanes), cls.Config(**{**plain, "memory_size": 8, **settings}))
+    return agent.prepare("cpu", lambda name: torch.Generator().manual_seed(len(name)))
+
+
+def rollout(agent: Any, steps: int = 8, seed: int = 0) -> Batch:
+    """Random rows as the agent would act on them; lane 0 terminates at row 1 and starts anew at row 3.
+
+    Row 2 of lane 0, from the final observation to the new episode, is no transition.
+    """
+    lanes, spec = agent.spec.lanes, agent.spec
+    torch.manual_seed(seed)
+    obs = tree.map(lambda leaf: torch.randn(steps + 1, lanes, *leaf.shape), spec.observation)
+    if spec.masked:
+        obs[MASK_KEY] = torch.ones_like(obs[MASK_KEY])
+        obs[MASK_KEY][..., 1] = 0
+    reset = torch.zeros(steps + 1, lanes, dtype=torch.bool)
+    reset[3, 0] = True
+    mask, keep, discount = torch.ones(steps, lanes), torch.ones(steps, lanes), torch.full((steps, lanes), 0.9)
+    keep[1, 0], discount[1, 0] = 0, 0
+    for column in (mask, keep, discount):
+        column[MASKED_ROW] = 0
+    start = memory = agent.initial_memory(lanes)
+    actions, log_probs, memories = [], [], []
+    with torch.no_grad():
+        for t in range(steps):
+            if t % agent.stride == 0:
+                memories.append(memory)
+            row = agent.observations(tree.index(obs, t))
+            policy, after = agent.actor.step(row, memory, reset[t])
+            for net in (agent.critic,) if hasattr(agent, "critic") else ():
+                after = {**after, **net.body.advance(row, memory, reset[t])}
+            memory = after
+            actions.append(policy.sample(policy.noise()))
+            log_probs.append(policy.log_prob(actions[-1]))
+    return Batch(
+        obs=obs,
+        reset=reset,
+        action=tree.stack(actions),
+        reward=torch.randn(steps, lanes) * mask,
+        discount=discount,
+        keep=keep,
+        mask=mask,
+        memory=start,
+        memories=tree.stack(memories),
+        extras={"log_prob": torch.stack(log_probs)},
+    )
+
+
+def poison(batch: Batch) -> None:
+    """Put what must not matter into the row that is no transition."""
+    batch.reward[MASKED_ROW] = torch.nan
+    batch.extras["log_prob"][MASKED_ROW] = torch.nan
+    batch.action[MASKED_ROW] = torch.nan if batch.action.is_floating_point() else 1
+
+
+def weights(module: torch.nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in module.parameters()]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Bit for bit."""
+    return all(a.equal(b) for a, b in zip(one, other, strict=True))
+
+
+class Walk(gymnasium.Env):
+    """State min(t, 5), one-hot; reward 1 for every step from state 5; never terminates, cut after 8 steps.
+
+    With gamma .9, V(s) = 10 * .9^(5 - s). A truncation taken for a terminal state gives V(5) = 2.5, a bootstrap from
+    the observation after the reset 4.49.
+    """
+
+    observation_space = gymnasium.spaces.Box(0, 1, (6,), np.float32)
+    action_space = gymnasium.spaces.Discrete(1)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward = float(self.t >= 5)
+        self.t += 1
+        return self._observe(), reward, False, self.t == 8, {}
+
+    def _observe(self) -> np.ndarray:
+        return np.eye(6, dtype=np.float32)[min(self.t, 5)]
+
+
+class Chain(gymnasium.Env):
+    """0 -> 1 -> 2 -> end, reward 1 on the last step. With gamma .9: V = .81, .9, 1."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(1)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return np.eye(4, dtype=np.float32)[0], {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return np.eye(4, dtype=np.float32)[self.t], float(self.t == 3), self.t == 3, False, {}
+
+
+def learned_values(
+    cls: type[Agent], world: type[gymnasium.Env], updates: int, **settings: Any
+) -> list[float]:
+    """The critic's value of every state of a world with one action, after `updates` updates on a rollout of it."""
+    env = GymnasiumVector(world, 1, world.__name__)
+    spec = env.spec
+    base = {
+        "gamma": 0.9,
+        "critic_lr": 2e-2,
+        "lr_schedule": "linear",
+        "max_grad_norm": 0.0,
+        "activation": "tanh",
+    }
+    agent = build(cls, spec.action, spec.observation, lanes=1, **{**base, **settings})
+    collector = Collector(env, agent, 27, 0.9, torch.Generator().manual_seed(0))
+    collector.reset(0)
+    batch = collector.collect()  # there is one action, so a rollout of any policy is a rollout of all
+    for update in range(updates):
+        agent.progress.fill_(update / updates)
+        agent.update(batch)
+    states = torch.eye(spec.observation.shape[0]).unsqueeze(1)  # [states, 1, states]
+    none = torch.zeros(len(states) - 1, 1)
+    with torch.no_grad():
+        rows = Batch(states, torch.zeros(len(states), 1, dtype=torch.bool), {}, none, none, none, none).all
+        return agent.critic(rows)[:, 0].tolist()

@@ -1,0 +1,105 @@
+"""A2C: the policy-gradient step, advantages worked by hand, critics with known fixed points."""
+
+import pytest
+import torch
+from on_policy_blocks import ACTIONS, TREE, Chain, Walk, build, learned_values, poison, rollout, same, weights
+from torch import Tensor
+
+from whorl.algorithms.a2c import A2C
+from whorl.config import configure
+from whorl.experience.batch import Batch
+
+V = torch.tensor([[0.5, 1.0, -0.5, 0.2, 0.7]]).T  # [T+1, B]
+R = torch.tensor([[1.0, 0.0, -1.0, 2.0]]).T
+
+
+def block(keep: list[float], discount: list[float]) -> Batch:
+    ones = torch.ones(4, 1)
+    return Batch({}, ones > 1, {}, R, torch.tensor([discount]).T, torch.tensor([keep]).T, ones)
+
+
+@pytest.mark.parametrize(
+    ("lam", "keep", "discount", "advantage"),
+    [
+        (0.8, [1, 1, 1, 1], [0.9] * 4, [1.0971, -0.42069, 1.4296, 2.43]),
+        (0.8, [1, 0, 1, 1], [0.9, 0, 0.9, 0.9], [0.68, -1.0, 1.4296, 2.43]),
+        # lam 1: 1 + .9 * (0 + .9 * (-1 + .9 * (2 + .9 * .7))) - .5 = 1.60727, and so on
+        (1.0, [1, 1, 1, 1], [0.9] * 4, [1.60727, 0.2303, 1.867, 2.43]),
+        # lam 0: r + .9 * V' - V
+        (0.0, [1, 1, 1, 1], [0.9] * 4, [1.4, -1.45, -0.32, 2.43]),
+    ],
+)
+def test_advantages_and_targets(
+    lam: float, keep: list[float], discount: list[float], advantage: list[float]
+) -> None:
+    agent = build(A2C, lam=lam)
+    found, target = agent.estimate(block(keep, discount), V)
+    torch.testing.assert_close(found[:, 0], torch.tensor(advantage), atol=1e-5, rtol=0)
+    torch.testing.assert_close(target, found + V[:-1])
+
+
+def test_the_actor_and_the_critic_share_no_gradient() -> None:
+    agent = build(A2C)
+    batch = rollout(agent)
+    value = agent.critic(batch.all)
+    advantage, target = agent.estimate(batch, value.detach())
+    assert not advantage.requires_grad and not target.requires_grad
+    loss, _ = agent.actor_loss(batch, advantage)
+    gradients = torch.autograd.grad(loss, list(agent.critic.parameters()), allow_unused=True)
+    assert all(g is None for g in gradients)
+
+
+def test_one_update_is_one_step_of_the_optimizer() -> None:
+    agent = build(A2C)
+    agent.update(rollout(agent))
+    for optimizers in agent.state()["optimizers"].values():
+        assert {float(entry["step"]) for entry in optimizers} == {1.0}
+
+
+def test_the_defaults_are_those_of_the_paper() -> None:
+    agent = build(A2C)
+    optimizer = agent._optimizers["actor"]
+    assert isinstance(optimizer, torch.optim.RMSprop)
+    assert optimizer.param_groups[0]["alpha"] == 0.99
+    assert optimizer.param_groups[0]["eps"] == 1e-5
+
+
+def test_the_classic_actor_critic_is_this_rule_with_one_step_errors() -> None:
+    settings = configure("actor_critic", "CartPole-v1", {})
+    assert settings.algo.lam == 0.0
+    assert isinstance(settings.algo, A2C.Config)
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm", "gru"])
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_every_parameter_moves_for_every_kind_of_action_and_memory(kind: str, memory: str) -> None:
+    agent = build(A2C, ACTIONS[kind], TREE, memory=memory)
+    before = weights(agent)
+    updated = agent.update(rollout(agent))
+    assert all(torch.isfinite(value) for value in updated.metrics.values())
+    assert all(not a.equal(b) for a, b in zip(before, weights(agent)))
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_masked_rows_have_exactly_no_influence(kind: str) -> None:
+    def after(poisoned: bool) -> list[Tensor]:
+        agent = build(A2C, ACTIONS[kind], normalize_advantage=True)
+        batch = rollout(agent)
+        if poisoned:
+            poison(batch)
+        agent.update(batch)
+        return weights(agent)
+
+    assert same(after(False), after(True))
+
+
+def test_the_critic_bootstraps_through_truncation_but_not_through_termination() -> None:
+    value = learned_values(A2C, Walk, 500)
+    assert value[5] == pytest.approx(10.0, abs=0.1)
+    assert value[0] == pytest.approx(5.905, abs=0.1)
+
+
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_the_critic_never_looks_past_a_terminal_state(lam: float) -> None:
+    chain = learned_values(A2C, Chain, 300, lam=lam)
+    assert chain[:3] == pytest.approx([0.81, 0.9, 1.0], abs=0.02)

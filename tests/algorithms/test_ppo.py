@@ -1,0 +1,160 @@
+"""PPO: a first pass that is the plain policy gradient, targets worked by hand, gates and rates on the device."""
+
+import pytest
+import torch
+from on_policy_blocks import (
+    ACTIONS,
+    TREE,
+    VECTOR,
+    Chain,
+    Walk,
+    build,
+    learned_values,
+    poison,
+    rollout,
+    same,
+    weights,
+)
+from torch import Tensor
+
+from whorl.agent import Context
+from whorl.algorithms.ppo import PPO
+from whorl.experience.batch import Batch
+from whorl.experience.rollouts import minibatches
+from whorl.ops.losses import masked_mean, masked_normalize
+from whorl.spec import MASK_KEY, Array, Discrete
+
+ONE_PASS = {"epochs": 1, "batch_size": 16}
+V = torch.tensor([[0.5, 1.0, -0.5, 0.2, 0.7]]).T  # [T+1, B]
+R = torch.tensor([[1.0, 0.0, -1.0, 2.0]]).T
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm", "gru"])
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_the_first_minibatch_has_ratio_one_and_the_policy_gradient(kind: str, memory: str) -> None:
+    agent = build(PPO, ACTIONS[kind], TREE, memory=memory, chunk=4, **ONE_PASS)
+    batch = rollout(agent)
+    advantage, _, _ = agent.estimate(batch)
+    columns = {
+        "action": batch.action,
+        "log_prob": batch.extras["log_prob"],
+        "advantage": advantage,
+        "mask": batch.mask,
+    }
+    rows, data = next(iter(minibatches(batch, columns, 16, torch.Generator().manual_seed(0))))
+    loss, (log_ratio, entropy) = agent.actor_loss(rows, data)
+    _, kl, clipped = agent.distance((log_ratio, entropy), data)
+    torch.testing.assert_close(log_ratio, torch.zeros_like(log_ratio), atol=1e-6, rtol=0)
+    assert float(kl) == pytest.approx(0, abs=1e-6)
+    assert float(clipped) == 0
+    policy_gradient = -masked_mean(
+        agent.actor(rows).log_prob(data["action"]) * masked_normalize(data["advantage"], data["mask"]),
+        data["mask"],
+    )
+    parameters = list(agent.actor.parameters())
+    for ours, plain in zip(
+        torch.autograd.grad(loss, parameters), torch.autograd.grad(policy_gradient, parameters)
+    ):
+        torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("target", "keep", "discount", "expected"),
+    [
+        ("gae", [1, 1, 1, 1], [0.9] * 4, [1.5971, 0.57931, 0.9296, 2.63]),
+        ("gae", [1, 0, 1, 1], [0.9, 0, 0.9, 0.9], [1.18, 0.0, 0.9296, 2.63]),
+        # r + .9 * (...) up to the end of the episode or of the segment, there .9 * V
+        ("return", [1, 1, 1, 1], [0.9] * 4, [2.10727, 1.2303, 1.367, 2.63]),
+        ("return", [1, 0, 1, 1], [0.9, 0, 0.9, 0.9], [1.0, 0.0, 1.367, 2.63]),
+        # truncated after row 1: the return goes on with the value of the final observation, -.5
+        ("return", [1, 0, 1, 1], [0.9] * 4, [0.595, -0.45, 1.367, 2.63]),
+    ],
+)
+def test_value_targets(target: str, keep: list[float], discount: list[float], expected: list[float]) -> None:
+    agent = build(PPO, value_target=target, lam=0.8)
+    agent.critic.forward = lambda rows: V
+    ones = torch.ones(4, 1)
+    batch = Batch({}, ones > 1, {}, R, torch.tensor([discount]).T, torch.tensor([keep]).T, ones)
+    found = agent.estimate(batch)[1]
+    torch.testing.assert_close(found[:, 0], torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_masked_rows_have_exactly_no_influence(kind: str) -> None:
+    def after(poisoned: bool) -> list[Tensor]:
+        agent = build(PPO, ACTIONS[kind], epochs=2, batch_size=8)
+        batch = rollout(agent)
+        if poisoned:
+            poison(batch)
+        agent.update(batch)
+        return weights(agent)
+
+    assert same(after(False), after(True))
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm", "gru"])
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_every_parameter_moves_for_every_kind_of_action_and_memory(kind: str, memory: str) -> None:
+    agent = build(PPO, ACTIONS[kind], TREE, memory=memory, chunk=4, epochs=2, batch_size=8)
+    before = weights(agent)
+    updated = agent.update(rollout(agent))
+    assert all(torch.isfinite(value) for value in updated.metrics.values())
+    assert all(not a.equal(b) for a, b in zip(before, weights(agent)))
+
+
+@pytest.mark.parametrize(("lr", "factor"), [(1e-4, 1.2**3), (9e-3, 1 / 1.2)])
+def test_the_rate_follows_the_divergence_pass_by_pass(lr: float, factor: float) -> None:
+    agent = build(
+        PPO, lr_schedule="kl", target_kl=1e-2 if lr < 1e-3 else 1e-7, epochs=3, batch_size=16, actor_lr=lr
+    )
+    agent.update(rollout(agent))
+    # Small steps: it grows after each of three passes. Large ones: the first pass sees ratio 1 and lets it grow (up to
+    # its bound of 1e-2 at most), the two after it shrink it.
+    expected = lr * factor if lr < 1e-3 else 1e-2 / 1.2**2
+    assert float(agent.lr_actor) == pytest.approx(expected, rel=1e-5)
+
+
+def test_past_the_cut_the_actor_stands_still_and_the_critic_goes_on() -> None:
+    def after(**settings: float) -> tuple[list[Tensor], list[Tensor]]:
+        agent = build(PPO, batch_size=16, actor_lr=5e-2, critic_lr=1e-2, **settings)
+        agent.update(rollout(agent))
+        return weights(agent.actor), weights(agent.critic)
+
+    # The divergence is seen in the second pass, which still moves; from then on nothing does.
+    cut_after_two, cut_critic = after(kl_cut=1e-6, epochs=5)
+    two, _ = after(epochs=2)
+    _, critic = after(epochs=5)
+    assert same(cut_after_two, two)
+    assert same(cut_critic, critic)
+
+
+def test_actions_that_are_masked_out_are_never_chosen_and_learning_keeps_it_so() -> None:
+    agent = build(
+        PPO, Discrete(3), {"state": Array((2,)), MASK_KEY: Array((3,), "int8")}, epochs=2, batch_size=8
+    )
+    agent.update(rollout(agent))
+    lanes = 500
+    obs = {
+        "state": torch.randn(lanes, 2),
+        MASK_KEY: torch.tensor([1, 0, 1], dtype=torch.int8).expand(lanes, 3),
+    }
+    fresh = torch.ones(lanes, dtype=torch.bool)
+    for greedy in (False, True):
+        acted = agent.act(obs, {}, Context(fresh, torch.Generator().manual_seed(0), greedy))
+        assert not (acted.action == 1).any()
+        assert torch.isfinite(acted.extras["log_prob"]).all()
+
+
+@pytest.mark.parametrize("target", ["gae", "return"])
+def test_the_critic_bootstraps_through_truncation_but_not_through_termination(target: str) -> None:
+    settings = {"value_target": target, "epochs": 4, "batch_size": 27}
+    value = learned_values(PPO, Walk, 120, **settings)
+    assert value[5] == pytest.approx(10.0, abs=0.1)
+    assert value[0] == pytest.approx(5.905, abs=0.1)
+    chain = learned_values(PPO, Chain, 60, **settings)
+    assert chain[:3] == pytest.approx([0.81, 0.9, 1.0], abs=0.01)
+
+
+def test_a_batch_size_that_does_not_divide_the_rollout_is_refused_with_one_that_does() -> None:
+    with pytest.raises(ValueError, match="batch_size 24 does not divide the 64 rows of a rollout; use 16"):
+        build(PPO, observation=VECTOR, batch_size=24).check(64)

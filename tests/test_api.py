@@ -1,0 +1,334 @@
+"""The Python API: the examples that users of seed 000 know, and the whole way from make to evaluate."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import whorl
+from whorl import registry
+from whorl.errors import CheckpointError, ConfigError, EnvError
+from whorl.state import checkpoint
+
+SMALL = {
+    "n_workers": 2,
+    "max_rollout": 16,
+    "batch_size": 32,
+    "max_epochs": 2,
+    "eval_episodes": 2,
+    "quiet": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs go into runs/ of the working directory, as they do for users."""
+    monkeypatch.chdir(tmp_path)
+    import whorl.algorithms.ppo  # what the package itself registers must be there before the copy is made
+
+    monkeypatch.setattr(registry, "_registered", {k: dict(v) for k, v in registry._registered.items()})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    return whorl.train("CartPole-v1", "PPO", **SMALL, runs=str(folder)).run_dir
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run that a test may write to."""
+    return Path(shutil.copytree(finished, tmp_path / "runs" / finished.name))
+
+
+class Corridor(gymnasium.Env):
+    """Walk right to the end."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length: int = 5) -> None:
+        self.length = length
+        self.place = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.place = max(0, self.place + (1 if action else -1))
+        over = self.place == self.length
+        return self._obs(), float(over) - 0.1, over, False, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.place / self.length], np.float32)
+
+
+# Seed 000's README, with the import renamed and the id spelled right
+
+
+def test_the_first_example_of_seed_000() -> None:
+    env = whorl.make(env_id="Quadrotor-v0")
+    algorithm = "PPO"
+    trainer = whorl.load(env, algorithm=algorithm, config=SMALL)
+    assert trainer.train().epochs == 2
+
+
+def test_the_example_with_a_configuration() -> None:
+    env = whorl.make(env_id="Quadrotor-v0")
+    my_config = {"n_workers": 32, "policy_hidden_dims": [128, 128]}
+    trainer = whorl.load(env, algorithm="PPO", config=my_config)
+    assert trainer.config.n_workers == 32
+    assert trainer.config.policy_hidden_dims == (128, 128)
+    trainer = whorl.load(env, algorithm="PPO", config={**my_config, **SMALL})
+    trainer.train()
+    assert trainer.agent.actor.body.size == 128
+
+
+def test_the_example_that_loads_a_model() -> None:
+    env = whorl.make(env_id="Quadrotor-v0")
+    first = whorl.load(env, algorithm="PPO", config=SMALL).train()
+    name = f"{first.run_dir.name}/checkpoint_1"
+    assert (first.run_dir / "checkpoint_1" / "observation_normalizing_values.yaml").exists()
+    my_config = {**SMALL, "load_model": True, "load_checkpoint_dir": name, "max_epochs": 1, "actor_lr": 0.0}
+    trainer = whorl.load(env, algorithm="PPO", config=my_config)
+    second = trainer.train()
+    assert second.epochs == 1 and second.run_dir != first.run_dir
+    before, after = (checkpoint.load(r.run_dir / "checkpoint_1").state["agent"] for r in (first, second))
+    assert after["module"].keys() == before["module"].keys()
+
+
+def test_weights_that_do_not_fit_are_told() -> None:
+    first = whorl.train("CartPole-v1", "PPO", **SMALL)
+    config = {
+        **SMALL,
+        "load_model": True,
+        "load_checkpoint_dir": str(first.run_dir),
+        "policy_hidden_dims": [8],
+    }
+    with pytest.raises(CheckpointError, match="do not fit these settings"):
+        whorl.load("CartPole-v1", "PPO", config).train()
+
+
+def test_load_model_without_a_checkpoint_is_told() -> None:
+    with pytest.raises(ConfigError, match="load_checkpoint_dir names no checkpoint"):
+        whorl.load("CartPole-v1", "PPO", {**SMALL, "load_model": True}).train()
+
+
+# The whole way
+
+
+def test_train_resume_restore_evaluate(run: Path) -> None:
+    result = whorl.resume(run, max_epochs=3)
+    assert (result.epochs, result.run_dir) == (3, run)
+    policy = whorl.restore(run)
+    assert whorl.evaluate(policy, episodes=3).returns == whorl.evaluate(run, episodes=3).returns
+    best = whorl.evaluate(run, episodes=2, best=True)
+    assert len(best.returns) == 2 and best.mean_length > 0
+
+
+def test_runs_are_found_by_name_in_the_runs_folder(run: Path) -> None:
+    assert whorl.evaluate(run.name, episodes=1).returns
+    with pytest.raises(CheckpointError, match="did you mean"):
+        whorl.restore(run.name[:-1] + "x")
+
+
+@pytest.mark.parametrize("name", ["PPO", "ppo", "Ppo"])
+def test_algorithms_are_named_in_any_case(name: str) -> None:
+    assert whorl.load("CartPole-v1", name).settings.algorithm == "ppo"
+
+
+def test_algorithms_are_listed_with_a_line_each() -> None:
+    import whorl.algorithms.ppo  # hides the function behind the package, which must not matter
+
+    found = whorl.algorithms()
+    assert {"ppo", "ppg"} <= found.keys()
+    assert all(found.values())
+
+
+def test_resume_refuses_what_the_state_depends_on(run: Path) -> None:
+    with pytest.raises(ConfigError, match="can't change lanes"):
+        whorl.resume(run, n_workers=4)
+    with pytest.raises(ConfigError, match="can't change 'gamma'"):
+        whorl.resume(run, gamma=0.5)
+    with pytest.raises(CheckpointError, match="without the state to go on"):
+        whorl.resume(run / "best")
+
+
+def test_evaluating_no_episodes_is_told(run: Path) -> None:
+    with pytest.raises(ConfigError, match="episodes is 0; it must be at least 1"):
+        whorl.evaluate(run, episodes=0)
+
+
+# Policies
+
+
+def test_a_policy_acts_on_one_observation_and_on_a_batch(run: Path) -> None:
+    policy = whorl.restore(run)
+    one = np.array([0.1, -0.2, 0.05, 0.3], np.float32)
+    many = np.stack([one, -one, one])
+    single, batch = policy.act(one), policy.act(many)
+    assert np.ndim(single) == 0 and batch.shape == (3,)
+    assert single == batch[0] == batch[2]
+    assert gymnasium.spaces.Discrete(2).contains(int(single))
+
+
+def test_a_policy_answers_tensors_with_tensors(run: Path) -> None:
+    policy = whorl.restore(run)
+    action = policy.act(torch.zeros(5, 4))
+    assert isinstance(action, torch.Tensor) and action.shape == (5,)
+
+
+def test_a_policy_samples_only_when_asked_and_repeats_by_seed(run: Path) -> None:
+    policy = whorl.restore(run)
+    obs = np.zeros((64, 4), np.float32)
+    assert len(set(policy.act(obs).tolist())) == 1
+    policy.seed(3)
+    first = policy.act(obs, deterministic=False)
+    policy.seed(3)
+    assert (policy.act(obs, deterministic=False) == first).all()
+    assert len(set(first.tolist())) == 2
+
+
+def test_a_recurrent_policy_forgets_on_reset() -> None:
+    config = {**SMALL, "memory": "gru", "chunk": 16, "memory_size": 8}
+    policy = whorl.restore(whorl.train("Pendulum-v1", "ppo", **config).run_dir)
+    obs = np.array([1.0, 0.0, 0.5], np.float32)
+    first, second = policy.act(obs), policy.act(obs)
+    policy.reset()
+    assert first.shape == (1,) and (first != second).any()
+    assert (policy.act(obs) == first).all()
+
+
+def test_actions_are_in_the_environments_own_range() -> None:
+    policy = whorl.restore(whorl.train("Pendulum-v1", "ppo", **SMALL, log_std_init=2.0).run_dir)
+    actions = policy.act(np.zeros((100, 3), np.float32), deterministic=False)
+    assert actions.shape == (100, 1)
+    assert np.abs(actions).max() == pytest.approx(2.0)
+
+
+# Environments of every form
+
+
+@pytest.mark.parametrize("form", ["object", "factory", "made"])
+def test_an_environment_comes_as_an_object_or_a_factory(form: str) -> None:
+    env: Any = {"object": Corridor(), "factory": Corridor, "made": whorl.make(Corridor)}[form]
+    result = whorl.load(env, "ppo", SMALL).train()
+    assert "Corridor" in result.run_dir.name
+    with pytest.raises(CheckpointError, match="pass it as env="):
+        whorl.evaluate(result.run_dir, episodes=1)
+    assert len(whorl.evaluate(result.run_dir, episodes=2, env=Corridor).returns) == 2
+
+
+def test_a_registered_environment_is_known_by_its_name_everywhere() -> None:
+    whorl.register("environment", "Corridor-v0", Corridor)
+    result = whorl.load("Corridor-v0", "ppo", SMALL, env_options={"length": 3}).train()
+    assert min(whorl.evaluate(result.run_dir, episodes=5).lengths) >= 3
+    assert whorl.make("Corridor-v0", length=7).unwrapped.length == 7
+    assert whorl.resume(result.run_dir, max_epochs=3).epochs == 3
+    assert whorl.check("Corridor-v0") == whorl.check(Corridor)
+
+
+def test_options_of_an_environment_come_from_a_file_too(tmp_path: Path) -> None:
+    whorl.register("environment", "Corridor-v0", Corridor)
+    (tmp_path / "mine.yaml").write_text("env_options: {length: 3}")
+    trainer = whorl.load("Corridor-v0", "ppo", SMALL, files=["mine.yaml"])
+    assert trainer.config.env_options == {"length": 3}
+    assert trainer.source.factory().length == 3
+    made = whorl.load(whorl.make("Corridor-v0", length=4), "ppo", SMALL)
+    assert made.config.env_options == {"length": 4}
+    with pytest.raises(ConfigError, match="already made"):
+        whorl.load(Corridor(), "ppo", SMALL, files=["mine.yaml"])
+
+
+def test_a_native_world_made_by_gymnasium_stays_one() -> None:
+    trainer = whorl.load(gymnasium.make("Quadrotor-v0"), "ppo", SMALL)
+    assert trainer.source.world is not None
+    assert trainer.train().epochs == 2
+
+
+def test_a_misspelt_environment_names_the_nearest() -> None:
+    with pytest.raises(EnvError, match="did you mean 'Quadrotor-v0'"):
+        whorl.make("Quadroter-v0")
+
+
+def test_something_that_is_no_environment_is_told() -> None:
+    with pytest.raises(EnvError, match="is no environment"):
+        whorl.load(3, "ppo")
+    with pytest.raises(EnvError, match=r"it must return a gymnasium\.Env"):
+        whorl.load(dict, "ppo")
+
+
+# What a saved run may name
+
+
+def tampered(run: Path, **changes: Any) -> Path:
+    """The run with other words in its config and policy, its checksums made to match."""
+    found = checkpoint.load(run / "checkpoint_1")
+    config = {**found.config, **changes}
+    metadata = {
+        k: v for k, v in found.metadata.items() if k not in ("files", "format", "k", "date", "torch", "whorl")
+    }
+    checkpoint.save(run, 1, found.state, {**found.policy, "config": config}, config, metadata, None)
+    return run
+
+
+ESCAPES = [
+    "os.system",
+    "builtins.eval",
+    "torch.hub.load",
+    "whorl.api.torch.hub.load",
+    "whorl.log.writers.open",
+]
+
+
+@pytest.mark.parametrize("key", ["actor_network", "encoder", "optimizer", "critic_loss"])
+@pytest.mark.parametrize("name", ESCAPES)
+def test_a_tampered_run_runs_nothing(run: Path, key: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.system", lambda *a, **k: pytest.fail("it ran"))
+    tampered(run, **{key: {"class": name}})
+    with pytest.raises(ConfigError, match=key.rpartition("_")[2]):
+        whorl.restore(run)
+    with pytest.raises(ConfigError):
+        whorl.resume(run, max_epochs=3)
+
+
+def test_a_tampered_layer_runs_nothing(run: Path) -> None:
+    tampered(run, actor_network={"class": "layers", "layers": [{"class": "os.system", "command": "true"}]})
+    with pytest.raises(ConfigError, match=r"trust=\['os\.system'\]"):
+        whorl.restore(run)
+
+
+def test_a_tampered_algorithm_runs_nothing(run: Path) -> None:
+    for name in ("os.system", "whorl.cli.main", "whorl.nets.body.Flat"):
+        tampered(run, algorithm=name)
+        with pytest.raises(ConfigError):
+            whorl.restore(run)
+
+
+def test_a_tampered_environment_imports_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil_module.py").write_text("raise SystemExit('it was imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tampered(run, env="evil_module:CartPole-v1")
+    for call in (whorl.evaluate, whorl.resume):
+        with pytest.raises(ConfigError, match=r"trust=\['evil_module'\]"):
+            call(run)
+    assert "evil_module" not in sys.modules
+
+
+def test_code_hidden_in_yaml_is_not_run(run: Path) -> None:
+    text = yaml.safe_dump(checkpoint.load(run / "checkpoint_1").config)
+    (run / "checkpoint_1" / "config.yaml").write_text(
+        text + "tag: !!python/object/apply:os.system ['true']\n"
+    )
+    with pytest.raises(CheckpointError), pytest.warns(UserWarning, match="damaged"):
+        whorl.restore(run)

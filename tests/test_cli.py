@@ -1,0 +1,428 @@
+"""The command `whorl`, called in this process, and once or twice as a real one."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import yaml
+from torch import nn
+
+import whorl
+from whorl.cli import COMMANDS, EvalFlags, PlotFlags, TrainFlags, main, read_flags
+from whorl.config import fields_of
+from whorl.errors import ConfigError
+
+SMALL = ["--lanes", "2", "--rollout-steps", "16", "--batch-size", "32", "--max-epochs", "2", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run of PPO on CartPole-v1."""
+    folder = tmp_path_factory.mktemp("runs")
+    assert main(["train", "ppo", "CartPole-v1", *SMALL, "--eval-episodes", "1", "--runs", str(folder)]) == 0
+    return next(folder.iterdir())
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return yaml.safe_load((next(folder.iterdir()) / "config.yaml").read_text())
+
+
+def error_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on standard error of a command that fails."""
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("whorl: ") and err.count("\n") == 1
+    return err[len("whorl: ") : -1]
+
+
+# Training
+
+
+def test_train_ends_with_a_table_and_the_lines_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "PPO", "CartPole-v1", *SMALL, "--no-eval", "--runs", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    folder = next(tmp_path.iterdir())
+    for word in ("steps", "episodes", "mean return", "wall time", "run folder"):
+        assert word in out
+    assert f"whorl eval {folder}" in out
+    assert f"whorl resume {folder} --max-epochs 4" in out
+
+
+def test_flags_reach_the_config_under_all_their_names(tmp_path: Path) -> None:
+    words = (
+        "--n_workers 2 --max-rollout=16 --K_epochs 3 --policy_hidden_dims 12 8 --batch_size 32 --max-epochs 1"
+    )
+    more = "--gae-lambda 0.5 --log-std-init -0.5 --log-std-bound -3 1 --no-eval --normalize-obs True --clip-obs --quiet"
+    dotted = [
+        *["--optimizer.class", "AdamW", "--optimizer.weight_decay", "1e-2"],
+        *["--actor_network", "[{class: Linear, out_features: 8}, ELU]"],
+        *["--actor_network.layers.0.out_features", "16", "--runs", str(tmp_path)],
+    ]
+    assert main(["train", "ppo", "CartPole-v1", *words.split(), *more.split(), *dotted]) == 0
+    found = config_of(tmp_path)
+    assert (found["lanes"], found["rollout_steps"], found["epochs"]) == (2, 16, 3)
+    assert (found["actor_hidden"], found["lam"], found["log_std_init"]) == ([12, 8], 0.5, -0.5)
+    assert found["log_std_bound"] == [-3, 1]
+    assert (found["eval"], found["normalize_obs"], found["clip_obs"], found["quiet"]) == (
+        False,
+        True,
+        True,
+        True,
+    )
+    assert found["optimizer"] == {"class": "AdamW", "weight_decay": 0.01}
+    assert found["actor_network"]["layers"][0]["out_features"] == 16
+
+
+def test_options_of_an_environment_are_flags_and_reach_it(tmp_path: Path) -> None:
+    words = ["--env_options.faults", "[1,1,1,0]", "--no-eval", "--no-save-model", "--runs", str(tmp_path)]
+    assert main(["train", "ppo", "Quadrotor-v0", *SMALL, *words]) == 0
+    assert config_of(tmp_path)["env_options"] == {"faults": [1, 1, 1, 0]}
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Quadrotor-v0"])
+def test_an_option_that_an_environment_does_not_have_is_told(
+    env: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = error_of(["train", "ppo", env, *SMALL, "--env-options.colour", "red"], capsys)
+    assert sentence.startswith(f"{env} can't be made with {{'colour': 'red'}}")
+
+
+def test_preset_then_files_then_flags(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("gamma: 0.9\nlam: 0.7")
+    (tmp_path / "a.yaml").write_text("inherits: base\nlam: 0.6\nlanes: 4")
+    (tmp_path / "b.yaml").write_text("adam_eps: 1e-6\nlanes: 8")
+    files = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
+    words = ["train", "ppo", "CartPole-v1", *files, *SMALL, "--no-eval", "--runs", str(tmp_path / "runs")]
+    assert main(words) == 0
+    found = config_of(tmp_path / "runs")
+    assert (found["activation"], found["gamma"], found["lam"]) == ("tanh", 0.9, 0.6)
+    assert (found["adam_eps"], found["lanes"]) == (1e-6, 2)
+
+
+def test_several_seeds_give_a_folder_each_and_a_closing_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "ppo", "CartPole-v1", *SMALL, "--no-eval", "--tag", "try", "--runs", str(tmp_path)]
+    assert main([*words, "--seeds", "3", "4"]) == 0
+    folders = sorted(tmp_path.iterdir())
+    assert [folder.name.split("_")[-2:] for folder in folders] == [["try", "seed3"], ["try", "seed4"]]
+    assert [yaml.safe_load((folder / "config.yaml").read_text())["seed"] for folder in folders] == [3, 4]
+    assert "mean ± std" in capsys.readouterr().out
+    assert main(["plot", *map(str, folders), "--output", str(tmp_path / "seeds.png")]) == 0
+    assert (tmp_path / "seeds.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--total-steps", "1e2"], "steps are spent"),
+        (["--total-episodes", "2"], "episodes are spent"),
+        (["--max-epochs", "1"], "epochs are spent"),
+    ],
+)
+def test_a_budget_is_steps_epochs_or_episodes(
+    flags: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = [*SMALL[:6], "--quiet", "--no-eval", "--no-save-model", "--runs", str(tmp_path)]
+    assert main(["train", "ppo", "CartPole-v1", *small, *flags]) == 0
+    assert reason in capsys.readouterr().out
+
+
+def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) -> None:
+    words = ["train", "whorl.algorithms.ppo.PPO", "CartPole-v1", *SMALL, "--no-eval", "--runs", str(tmp_path)]
+    assert main(words) == 0
+    assert config_of(tmp_path)["algorithm"] == "whorl.algorithms.ppo.PPO"
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("trian ppo CartPole-v1", "no command is called 'trian'; did you mean 'train'?"),
+        ("train", "give the algorithm and the environment first: whorl train ppo CartPole-v1 --lanes 8"),
+        (
+            "train --lanes 8",
+            "give the algorithm and the environment first: whorl train ppo CartPole-v1 --lanes 8",
+        ),
+        ("train ppo X-v0 Y-v0", "'Y-v0' belongs to no flag; flags start with --, as in --lanes 8"),
+        ("train ppo X-v0 --lanes 8 9", "'9' belongs to no flag; flags start with --, as in --lanes 8"),
+        ("train ppo X-v0 --lames 8", "ppo has no flag --lames; did you mean '--lanes'?"),
+        (
+            "train ppo X-v0 --rollout_step 8",
+            "ppo has no flag --rollout_step; did you mean '--rollout-steps'?",
+        ),
+        ("train ppo X-v0 --qqqqqq 8", "ppo has no flag --qqqqqq; see --help for all of them"),
+        ("train ppo X-v0 --lanes many", "--lanes is 'many'; it must be a whole number"),
+        ("train ppo X-v0 --n_workers many", "--n_workers is 'many'; it must be a whole number"),
+        ("train ppo X-v0 --lanes", "--lanes needs a value: a whole number"),
+        ("train ppo X-v0 --lanes 0", "lanes is 0; it must be at least 1"),
+        (
+            "train ppo X-v0 --actor-hidden 8 x",
+            "--actor-hidden is ['8', 'x']; it must be a list of whole numbers",
+        ),
+        ("train ppo X-v0 --acting centre", "--acting is 'centre'; did you mean 'central'?"),
+        ("train ppo X-v0 --gamma.x 3", "--gamma.x names nothing: gamma has no parts"),
+        (
+            "train ppo X-v0 --seed 1 --seeds 1 2",
+            "--seed and --seeds were both given; --seeds alone names all of them",
+        ),
+        ("train pqo X-v0", "no algorithm is called 'pqo'; did you mean 'ppo'?"),
+        ("train ppo Quadroter-v0", "unknown environment 'Quadroter-v0'; did you mean 'Quadrotor-v0'?"),
+        ("eval nowhere --episodes few", "--episodes is 'few'; it must be a whole number"),
+        ("eval nowhere --epsodes 3", "eval has no flag --epsodes; did you mean '--episodes'?"),
+        ("plot", "name at least one run: whorl plot RUN [RUN ...]"),
+        ("plot nowhere --x stepz", "--x is 'stepz'; did you mean 'steps'?"),
+        ("list --algorithms", "list has no flag --algorithms; see --help for all of them"),
+        ("check CrtPole-v1", "unknown environment 'CrtPole-v1'; did you mean 'CartPole-v1'?"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_remedy(
+    words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert error_of(words.split(), capsys) == sentence
+
+
+@pytest.mark.parametrize("command", ["eval", "resume", "plot"])
+def test_a_run_that_is_not_there_is_told(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no run 'nowhere'" in error_of([command, "nowhere"], capsys)
+
+
+def test_off_policy_flags_say_where_they_belong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "off-policy" in error_of(["train", "ppo", "CartPole-v1", "--tau", "0.1"], capsys)
+
+
+def test_boolean_flags_leave_names_alone() -> None:
+    names, values = read_flags(
+        ["--json", "a", "--best", "false", "--no-render"], fields_of(EvalFlags), "eval"
+    )
+    assert names == ["a"]
+    assert values == {"json": True, "best": False, "render": False}
+
+
+def test_a_list_of_words_can_be_given_bit_by_bit() -> None:
+    words = ["--config", "a", "--seeds", "1", "2", "--config", "b", "c"]
+    _, values = read_flags(words, fields_of(TrainFlags), "train")
+    assert values == {"config": ["a", "b", "c"], "seeds": [1, 2]}
+
+
+def test_a_boolean_given_a_word_it_is_not_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="--json is 'maybe'; it must be true or false"):
+        read_flags(["--json=maybe"], fields_of(EvalFlags), "eval")
+
+
+# Resume, evaluate, plot, list, check
+
+
+def test_resume_goes_on_to_the_new_budget(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(run, tmp_path / run.name)
+    assert main(["resume", str(copy), "--max-epochs", "3"]) == 0
+    assert "epochs are spent" in capsys.readouterr().out
+    rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+
+
+def test_resume_refuses_what_the_state_depends_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = error_of(["resume", str(run), "--lanes", "4"], capsys)
+    assert sentence.startswith("a resumed run can't change lanes, only max_epochs, total_steps")
+
+
+def test_eval_prints_a_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run), "--episodes", "2"]) == 0
+    assert "mean_return" in capsys.readouterr().out
+
+
+def test_eval_as_json_is_one_object_and_repeats(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for _ in range(2):
+        assert main(["eval", "--json", str(run), "--episodes", "3", "--seed", "5", "--stochastic"]) == 0
+        outputs.append(json.loads(capsys.readouterr().out))
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]["returns"]) == outputs[0]["episodes"] == 3
+    assert outputs[0]["mean_return"] == pytest.approx(sum(outputs[0]["returns"]) / 3)
+    assert outputs[0]["env"] == "CartPole-v1"
+
+
+def test_eval_takes_the_best_policy_or_a_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for words in ([str(run), "--best"], [str(run / "best")], [str(run / "checkpoint_1")], [str(run)]):
+        assert main(["eval", *words, "--json", "--episodes", "2"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["returns"])
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+
+
+def test_eval_records_a_video_into_the_run_or_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "ppo", "Quadrotor-v0", *SMALL, "--no-eval", "--runs", str(tmp_path)]
+    assert main(words) == 0
+    folder = next(tmp_path.iterdir())
+    capsys.readouterr()
+    assert main(["eval", str(folder), "--episodes", "1", "--video"]) == 0
+    path = Path(capsys.readouterr().out.rpartition("video: ")[2].strip())
+    assert path.parent == folder / "videos" and path.suffix in (".gif", ".mp4") and path.stat().st_size > 0
+    assert main(["eval", "--video", str(tmp_path / "x.gif"), str(folder), "--episodes", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["video"] == str(tmp_path / "x.gif")
+    assert (tmp_path / "x.gif").stat().st_size > 0
+    assert "end the name in .gif or .mp4" in error_of(
+        ["eval", str(folder), "--episodes", "1", "--video", str(tmp_path / "x.avi")], capsys
+    )
+
+
+def test_plot_goes_into_the_folder_of_its_one_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plot", str(run), "--metric", "loss/critic", "policy/kl", "--x", "time"]) == 0
+    assert capsys.readouterr().out.strip() == str(run / "plot.png")
+    assert (run / "plot.png").stat().st_size > 1000
+
+
+def test_plot_of_a_metric_that_is_not_there_names_the_nearest(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "did you mean 'loss/critic'" in error_of(["plot", str(run), "--metric", "loss/critc"], capsys)
+
+
+def test_list_names_every_algorithm_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    for name, about in whorl.algorithms().items():
+        assert any(line.split()[0] == name and about in line for line in out.splitlines())
+
+
+def test_list_names_our_worlds_and_the_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--envs"]) == 0
+    assert "Quadrotor-v0" in capsys.readouterr().out
+    assert main(["list", "--runs", "--folder", str(run.parent)]) == 0
+    row = capsys.readouterr().out.splitlines()[1].split()
+    assert row[0] == run.name and int(row[1].replace(",", "")) > 0
+    assert main(["list", "--runs", "--folder", str(run / "none")]) == 0
+    assert "there are no runs" in capsys.readouterr().out
+
+
+def test_check_finds_nothing_or_something(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["check", "CartPole-v1"]) == 0
+    assert "nothing found" in capsys.readouterr().out
+
+    class Stuck(gymnasium.Env):
+        observation_space = gymnasium.spaces.Discrete(2)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+            return 7, {}
+
+    whorl.register("environment", "Stuck-v0", Stuck)
+    assert main(["check", "Stuck-v0"]) == 1
+    assert capsys.readouterr().out.startswith("- ")
+
+
+# Help
+
+
+def test_version_and_overview(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"whorl {whorl.__version__}"
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"whorl {command.usage}" in out for command in COMMANDS.values())
+
+
+def test_help_lists_every_flag_with_the_default_after_preset_and_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text("gamma: 0.123")
+    words = [
+        "train",
+        "ppo",
+        "CartPole-v1",
+        "--config",
+        str(tmp_path / "mine.yaml"),
+        "--lam",
+        "0.321",
+        "--help",
+    ]
+    assert main(words) == 0
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    known = fields_of(whorl.config.RunConfig, whorl.config.algorithm_class("ppo")[1].Config, TrainFlags)
+    for name in known:
+        assert f"--{name.replace('_', '-')}" in out
+    assert "discount per step (default: 0.123)" in out
+    assert "(default: 0.321)" in out
+    assert "copies of the environment that are stepped together (default: 8)" in out  # tuned
+
+
+@pytest.mark.parametrize(
+    "words", [["train"], ["train", "ppo"], *([name] for name in COMMANDS if name != "train")]
+)
+def test_every_command_has_a_help_page(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--help"]) == 0
+    assert f"usage: whorl {words[0]}" in capsys.readouterr().out
+
+
+def test_flags_of_commands_have_documentation() -> None:
+    from docstring_parser import parse_from_object
+
+    for flags in (TrainFlags, EvalFlags, PlotFlags):
+        assert {parameter.arg_name for parameter in parse_from_object(flags).params} == set(fields_of(flags))
+
+
+def test_listing_needs_no_torch() -> None:
+    code = "import sys; from whorl.cli import main; main(['list']); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+# Trust and signals
+
+
+class Residual(nn.Sequential):
+    def __init__(self, inputs: int, width: int = 8) -> None:
+        super().__init__(nn.Linear(inputs, width), nn.ReLU())
+
+
+def test_a_part_of_ones_own_needs_trust_when_the_run_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mynets", sys.modules[__name__])
+    (tmp_path / "mine.yaml").write_text("actor_network: {class: mynets.Residual, width: 16}")
+    words = ["--config", str(tmp_path / "mine.yaml"), "--no-eval", "--runs", str(tmp_path / "runs")]
+    assert main(["train", "ppo", "CartPole-v1", *SMALL, *words]) == 0
+    folder = str(next((tmp_path / "runs").iterdir()))
+    capsys.readouterr()
+    for command in (["resume", folder, "--max-epochs", "3"], ["eval", folder, "--episodes", "1"]):
+        assert "--trust mynets.Residual" in error_of(command, capsys)
+        assert main([*command, "--trust", "mynets.Residual"]) == 0
+        capsys.readouterr()
+
+
+def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
+    words = ["train", "ppo", "CartPole-v1", *SMALL[:6], "--no-eval", "--runs", str(tmp_path), "--quiet"]
+    process = subprocess.Popen([sys.executable, "-m", "whorl", *words], stdout=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("*/metrics.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "it was interrupted" in out
+    assert list(tmp_path.glob("*/checkpoint_1/checkpoint.pt"))

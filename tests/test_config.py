@@ -1,0 +1,405 @@
+"""Settings: preset < file < arguments, the words of other systems, and errors that teach."""
+
+import copy
+import pickle
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
+
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+
+import whorl
+from whorl.config import (
+    ALIASES,
+    LIMITS,
+    MAY_CHANGE,
+    OFF_POLICY,
+    NetworkConfig,
+    RunConfig,
+    Settings,
+    algorithm_class,
+    configure,
+    fields_of,
+    preset_names,
+)
+from whorl.errors import ConfigError, WhorlError
+from whorl.nets.layers import ACTIVATIONS
+from whorl.registry import Part
+from whorl.spec import Array, Discrete, Spec
+from whorl.state.policy import build_agent
+
+SPEC = Spec(Array((4,)), Discrete(2), lanes=2)
+
+ON_POLICY_TABLE: dict[str, Any] = {
+    "random_seed": 1,
+    "n_workers": 32,
+    "worker_device": "cpu",
+    "max_epochs": 60000,
+    "max_rollout": 512,
+    "max_grad_norm": 1.5,
+    "batch_size": 512,
+    "critic_hidden_dims": [64, 64],
+    "policy_hidden_dims": [64, 64],
+    "gamma": 0.995,
+    "adam_eps": 0.00001,
+    "activation_fc": "ELU",
+    "actor_lr": 0.0003,
+    "critic_lr": 0.0003,
+    "log_std_bound": [-20, 2],
+    "normalize_obs": True,
+    "normalize_reward": True,
+    "clip_obs": False,
+    "obs_clip_range": 10,
+    "clip_reward": False,
+    "reward_clip_range": 10,
+    "K_epochs": 3,
+    "policy_clip_eps": 0.2,
+    "gae_lambda": 0.95,
+    "entropy_coef": 0.0,
+    "clip_value": False,
+    "value_clip_eps": 0.2,
+    "eval": True,
+    "eval_freq": 50,
+    "eval_episodes": 3,
+    "use_wandb": False,
+    "save_model": True,
+    "model_checkpoint_freq": 500,
+    "load_model": False,
+}
+PPG_TABLE = {"aux_update_freq": 32, "aux_epochs": 6, "aux_batch_size_coef": 1.2, "bc_coef": 1.0}
+
+
+def settings(arguments: dict[str, Any] | None = None, algorithm: str = "ppo", **more: Any) -> Settings:
+    return configure(algorithm, "Untuned-v0", {**(arguments or {}), **more})
+
+
+def comparable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.lower()
+    return tuple(value) if isinstance(value, list) else value
+
+
+# The words of seed 000
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "PPG"])
+@pytest.mark.parametrize("key", ON_POLICY_TABLE)
+def test_each_key_of_the_on_policy_table_has_its_default(algorithm: str, key: str) -> None:
+    expected = ON_POLICY_TABLE[key]
+    assert getattr(settings(algorithm=algorithm), key) == comparable(expected)
+    assert settings({key: expected}, algorithm) == settings(algorithm=algorithm)
+
+
+@pytest.mark.parametrize("key", PPG_TABLE)
+def test_each_key_of_ppgs_auxiliary_phase_has_its_default(key: str) -> None:
+    assert getattr(settings(algorithm="ppg"), key) == PPG_TABLE[key]
+
+
+@pytest.mark.parametrize("key", PPG_TABLE)
+def test_ppo_takes_ppgs_keys_but_says_that_they_do_nothing(key: str) -> None:
+    with pytest.warns(UserWarning, match="PPG"):
+        assert settings({key: 3}) == settings()
+
+
+def test_the_learner_takes_a_gpu_where_there_is_one() -> None:
+    assert settings().learner_device == "auto"
+    assert settings({"learner_device": "cuda"}).learner_device == "cuda"
+
+
+def test_a_checkpoint_to_start_from_is_taken_under_its_own_name() -> None:
+    name = "PPO_Hopper-v4_2024-07-15_23:37:55/checkpoint_3"
+    assert settings({"load_model": True, "load_checkpoint_dir": name}).load_checkpoint_dir == name
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_every_alias_names_a_setting_of_some_algorithm(alias: str) -> None:
+    known = {
+        name for preset in preset_names() for name in fields_of(RunConfig, algorithm_class(preset)[1].Config)
+    }
+    assert ALIASES[alias] in known
+    assert alias not in known
+
+
+@pytest.mark.parametrize("key", OFF_POLICY)
+def test_off_policy_keys_given_to_ppo_say_where_they_belong(key: str) -> None:
+    with pytest.raises(ConfigError, match="belongs to off-policy algorithms"):
+        settings({key: 1})
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"lames": 3}, "ppo has no setting 'lames'; did you mean 'lanes'?"),
+        ({"n_worker": 3}, "ppo has no setting 'n_worker'; did you mean 'n_workers'?"),
+        ({"lanes": "many"}, "lanes is 'many'; it must be a whole number"),
+        ({"lanes": 2.5}, "lanes is 2.5; it must be a whole number"),
+        ({"lanes": True}, "lanes is True; it must be a whole number"),
+        ({"lanes": float("inf")}, "lanes is inf; it must be a whole number"),
+        ({"lanes": 0}, "lanes is 0; it must be at least 1"),
+        ({"gamma": 1.5}, "gamma is 1.5; it must be from 0 to 1"),
+        ({"gamma": None}, "gamma is None; it must be a number"),
+        ({"gamma": float("nan")}, "gamma is nan; it must be a number"),
+        ({"eval": "yes"}, "eval is 'yes'; it must be true or false"),
+        ({"actor_hidden": 64}, "actor_hidden is 64; it must be a list of whole numbers"),
+        ({"actor_hidden": [64, "x"]}, "actor_hidden is [64, 'x']; it must be a list of whole numbers"),
+        ({"actor_hidden": [64, 0]}, "actor_hidden is 0; it must be at least 1"),
+        ({"log_std_bound": [1]}, "log_std_bound is [1]; it must be 2 numbers"),
+        ({"activation": "elou"}, "activation is 'elou'; did you mean 'elu'?"),
+        ({"tag": 3}, "tag is 3; it must be a word"),
+        ({"optimizer": 3}, "3 names no part; give a name, an import path or a mapping with 'class'"),
+        ({"gamma.x": 3}, "gamma.x names nothing: gamma is a number, without parts"),
+        ({"env_options": 3}, "env_options is 3; it must be a mapping of options to values"),
+        ({"env": "Other-v0"}, "the settings name env 'Other-v0', but 'Untuned-v0' was asked for"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence_with_the_remedy(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings(arguments)
+    assert str(caught.value) == sentence
+
+
+def test_an_unknown_algorithm_names_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match=r"no algorithm is called 'PP0'; did you mean 'pp.'"):
+        settings(algorithm="PP0")
+
+
+def test_a_batch_that_does_not_divide_names_one_that_does(tmp_path: Path) -> None:
+    small = {"lanes": 2, "rollout_steps": 8, "batch_size": 5, "runs": str(tmp_path)}
+    with pytest.raises(ConfigError, match="batch_size 5 does not divide the 16 rows of a rollout; use 4"):
+        whorl.load("CartPole-v1", "ppo", small).train()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no GPU here; use auto or cpu"):
+        whorl.load("CartPole-v1", "ppo", {"learner_device": "cuda", "runs": str(tmp_path)}).train()
+
+
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    small = {"lanes": 2, "rollout_steps": 8, "batch_size": 16, "max_epochs": 1, "runs": str(tmp_path)}
+    with pytest.raises(WhorlError, match=r"pip install 'whorl\[wandb\]'"):
+        whorl.load("CartPole-v1", "ppo", {**small, "use_wandb": True, "quiet": True}).train()
+
+
+def test_every_limit_and_every_changeable_setting_exists() -> None:
+    known = {
+        name for preset in preset_names() for name in fields_of(RunConfig, algorithm_class(preset)[1].Config)
+    }
+    assert set(LIMITS) <= known
+    assert set(MAY_CHANGE) <= set(fields_of(RunConfig))
+
+
+def test_activations_that_may_be_named_are_those_there_are() -> None:
+    assert set(get_args(fields_of(NetworkConfig)["activation"])) == set(ACTIVATIONS)
+
+
+# Merging
+
+
+def write(path: Path, **content: Any) -> Path:
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_preset_then_file_then_arguments(tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.yaml", gamma=0.9, lanes=4)
+    found = configure("ppo", "CartPole-v1", {"lanes": 2}, [file])
+    assert (found.rollout_steps, found.gamma, found.lanes) == (32, 0.9, 2)  # tuned, file, argument
+
+
+def test_a_file_inherits_from_files_beside_it_and_from_presets(tmp_path: Path) -> None:
+    write(tmp_path / "base.yaml", gamma=0.9, lam=0.8, optimizer={"class": "AdamW", "weight_decay": 0.1})
+    write(tmp_path / "more.yaml", inherits="base", lam=0.7)
+    file = write(
+        tmp_path / "mine.yaml", inherits=["ppo/CartPole-v1", "more"], lanes=4, **{"optimizer.betas": [0, 0]}
+    )
+    found = configure("ppo", "Untuned-v0", {}, [file])
+    assert (found.rollout_steps, found.gamma, found.lam, found.lanes) == (32, 0.9, 0.7, 4)
+    assert found.optimizer == Part("AdamW", {"weight_decay": 0.1, "betas": [0, 0]})
+
+
+def test_a_circle_of_files_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", inherits="b")
+    file = write(tmp_path / "b.yaml", inherits="./a")
+    with pytest.raises(ConfigError, match="inherits from itself"):
+        configure("ppo", "X", {}, [file])
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("lanes: [", "not valid YAML"),
+        ("- 1", "must hold a mapping"),
+        ("inherits: bse", "did you mean 'base'"),
+    ],
+)
+def test_a_broken_file_is_one_sentence(tmp_path: Path, content: str, sentence: str) -> None:
+    write(tmp_path / "base.yaml")
+    (tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        configure("ppo", "X", {}, [tmp_path / "mine.yaml"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:
+    write(tmp_path / "mine.yaml")
+    with pytest.raises(ConfigError, match=r"did you mean 'mine\.yaml'"):
+        configure("ppo", "X", {}, [tmp_path / "mne.yaml"])
+
+
+def test_numbers_without_a_dot_are_numbers_at_any_depth(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("total_steps: 1e6\noptimizer: {class: AdamW, weight_decay: 1e-2}")
+    found = configure("ppo", "X", {}, [tmp_path / "mine.yaml"])
+    assert found.total_steps == 1_000_000
+    assert found.optimizer.options["weight_decay"] == 0.01
+
+
+def test_nested_fields_are_overridden_one_by_one() -> None:
+    found = settings({"optimizer": "AdamW", "optimizer.weight_decay": 0.1, "optimizer.betas": [0.8, 0.9]})
+    assert found.optimizer == Part("AdamW", {"weight_decay": 0.1, "betas": [0.8, 0.9]})
+    assert found.replace(**{"optimizer.weight_decay": 0.2}).optimizer.options["weight_decay"] == 0.2
+    assert found.replace(optimizer={"weight_decay": 0.3}).optimizer.options["betas"] == [0.8, 0.9]
+    assert found.replace(optimizer={"class": "SGD"}).optimizer == Part("SGD")
+    assert found.optimizer.options["weight_decay"] == 0.1
+
+
+def test_a_layer_is_overridden_by_its_number() -> None:
+    layers = [{"class": "Linear", "params": {"out_features": 8}}, "ELU"]
+    found = settings(
+        {
+            "actor_network": layers,
+            "actor_network.layers.0.out_features": 16,
+            "actor_network.layers.1.alpha": 0.5,
+        }
+    )
+    first, second = (Part.of(layer) for layer in found.actor_network.options["layers"])
+    assert first == Part("Linear", {"out_features": 16})
+    assert second == Part("ELU", {"alpha": 0.5})
+    with pytest.raises(ConfigError, match="names nothing"):
+        settings({"actor_network": layers, "actor_network.layers.7.alpha": 1})
+
+
+def test_settings_survive_copying_pickling_and_their_own_file() -> None:
+    found = settings({"optimizer.weight_decay": 0.1, "actor_network": ["Linear"], "env_options": {"x": [1]}})
+    assert copy.deepcopy(found) == found
+    assert pickle.loads(pickle.dumps(found)) == found
+    saved = yaml.safe_load(yaml.safe_dump(found.plain()))
+    assert configure("ppo", "Untuned-v0", saved, presets=False) == found
+
+
+def test_a_setting_that_does_not_exist_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="no setting is called 'gama'"):
+        settings().gama  # noqa: B018
+
+
+# Parts by import path, and nets layer by layer (seed 002's habit)
+
+
+@pytest.fixture
+def mypkg(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType("mypkg")
+
+    class Residual(nn.Module):
+        def __init__(self, inputs: int, width: int) -> None:
+            super().__init__()
+            self.linear = nn.Linear(inputs, width)
+
+        def forward(self, value: Tensor) -> Tensor:
+            return self.linear(value).relu()
+
+    class Halved(nn.Module):
+        def __init__(self, observation: Any) -> None:
+            super().__init__()
+            self.size = observation.size
+
+        def forward(self, obs: Tensor) -> Tensor:
+            return obs / 2
+
+    class Plain(torch.optim.SGD):
+        pass
+
+    def log_cosh(value: Tensor, target: Tensor) -> Tensor:
+        return (value - target).cosh().log()
+
+    for thing in (Residual, Halved, Plain, log_cosh):
+        setattr(module, thing.__name__, thing)
+    monkeypatch.setitem(sys.modules, "mypkg", module)
+    return module
+
+
+def agent_from(tmp_path: Path, text: str) -> Any:
+    (tmp_path / "mine.yaml").write_text(text)
+    return build_agent(configure("ppo", "X", {}, [tmp_path / "mine.yaml"]), SPEC)
+
+
+def test_a_file_swaps_network_encoder_optimizer_and_loss_by_import_path(
+    tmp_path: Path, mypkg: ModuleType
+) -> None:
+    agent = agent_from(
+        tmp_path,
+        """
+        actor_network: {class: mypkg.Residual, width: 64}
+        critic_network: {class: mypkg.Residual, params: {width: 32}}
+        encoder: mypkg.Halved
+        optimizer: {class: mypkg.Plain, momentum: 0.5}
+        critic_loss: mypkg.log_cosh
+        """,
+    )
+    assert isinstance(agent.actor.body.torso, mypkg.Residual)
+    assert (agent.actor.body.size, agent.critic.body.size) == (64, 32)
+    assert isinstance(agent.critic.body.encoder, mypkg.Halved)
+    assert isinstance(agent._optimizers["actor"], mypkg.Plain)
+    assert agent.value_loss(torch.ones(2), torch.ones(2)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
+        actor_network:
+          - {class: Linear, out_features: 48}
+          - ELU
+          - {class: LayerNorm}
+          - {class: Linear, out_features: 24}
+        """,
+        """
+        actor_network:
+          layers:
+            - {class: torch.nn.Linear, params: {in_features: undefined, out_features: 48}}
+            - {class: torch.nn.ELU}
+            - {class: torch.nn.LayerNorm, params: {normalized_shape: undefined}}
+            - {class: torch.nn.Linear, params: {in_features: undefined, out_features: 24}}
+        """,
+    ],
+)
+def test_a_net_is_described_layer_by_layer_with_sizes_left_open(tmp_path: Path, text: str) -> None:
+    agent = agent_from(tmp_path, text)
+    linear, elu, norm, last = agent.actor.body.torso
+    assert (linear.in_features, linear.out_features, last.in_features) == (4, 48, 48)
+    assert isinstance(elu, nn.ELU)
+    assert norm.normalized_shape == (48,)
+    assert agent.actor.body.size == 24
+
+
+def test_a_layer_that_does_not_exist_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no layer is called 'Linar'; did you mean"):
+        agent_from(tmp_path, "actor_network: [Linar]")
+
+
+def test_an_option_that_a_network_does_not_have_is_told(tmp_path: Path, mypkg: ModuleType) -> None:
+    with pytest.raises(ConfigError, match=r"network 'mypkg\.Residual' can't be built with widht=3"):
+        agent_from(tmp_path, "actor_network: {class: mypkg.Residual, widht: 3}")
+
+
+def test_the_critics_loss_is_learned_from(tmp_path: Path) -> None:
+    """With |error| above delta, Huber's loss is delta * (|error| - delta / 2)."""
+    agent = agent_from(tmp_path, "critic_loss: {class: huber, delta: 0.5}")
+    assert agent.value_loss(torch.tensor([3.0]), torch.tensor([0.0])).tolist() == [0.5 * (3 - 0.25)]
