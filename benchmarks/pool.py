@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from whorl.envs.gymnasium import factory_from_id
+from whorl.envs.lanes import Buffers, Lanes
 from whorl.envs.pool import WorkerPool
 
 RAW = """
@@ -89,12 +90,53 @@ def ours(id: str, lanes: int, workers: int, seconds: float, grouped: bool) -> fl
         pool.close()
 
 
-def timed(rounds: Callable[[int], None], lanes: int, seconds: float) -> float:
-    rounds(16)
+BLOCK = 64
+
+
+def rollouts(id: str, lanes: int, workers: int, seconds: float) -> float:
+    """How training uses the pool: workers step a block of rows by themselves and write it to shared memory."""
+    actions = drawn(id, lanes)[:BLOCK].numpy()
+    size = factory_from_id(id)().observation_space.shape
+    arrays = {
+        "action": (actions.shape, str(actions.dtype)),
+        "obs": ((BLOCK, lanes, *size), "float32"),
+        "reward": ((BLOCK, lanes), "float32"),
+    }
+    pool = WorkerPool(factory_from_id(id), lanes, id, workers, arrays=arrays)
+    pool.arrays["action"][:] = actions
+    pool.reset(0)
+    pool.install("play", play)
+
+    def rounds(count: int) -> None:
+        for _ in range(max(count // BLOCK, 1)):
+            pool.start("play", [None] * workers)
+            pool.collect("play")
+
+    try:
+        return timed(rounds, lanes, seconds, BLOCK)
+    finally:
+        pool.close()
+
+
+def play(lanes: Lanes, arrays: dict[str, np.ndarray], state: dict, argument: None) -> None:
+    """Runs in a worker: step its lanes through the block."""
+    mine = lanes.numbers
+    if "buffers" not in state:
+        state["buffers"] = Buffers.empty(lanes.layout, len(lanes))
+        state["actions"] = [np.ascontiguousarray(row[mine]) for row in arrays["action"]]
+    out = state["buffers"]
+    for t, action in enumerate(state["actions"]):
+        lanes.step([action], out)
+        arrays["obs"][t, mine] = out.obs[0]
+        arrays["reward"][t, mine] = out.reward
+
+
+def timed(rounds: Callable[[int], None], lanes: int, seconds: float, block: int = 32) -> float:
+    rounds(block)
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
-        rounds(32)
-        count += 32
+        rounds(block)
+        count += block
     return count * lanes / (time.perf_counter() - began)
 
 
@@ -145,6 +187,7 @@ def main() -> None:
     id, lanes, workers, seconds = args.env, args.lanes, args.workers, args.seconds
     contestants: dict[str, Callable[[], float]] = {
         "raw processes": partial(raw, id, workers, seconds),
+        "whorl pool, rollouts": partial(rollouts, id, lanes, workers, seconds),
         "whorl pool, two groups": partial(ours, id, lanes, workers, seconds, True),
         "whorl pool, step": partial(ours, id, lanes, workers, seconds, False),
     }

@@ -1,6 +1,6 @@
 """PPO env-steps per second beside Stable-Baselines3, one run, alternating: `python benchmarks/ppo_sb3.py CartPole-v1`.
 
-Same environment, lanes, rollout, epochs, minibatch and nets (64x64 tanh, apart), no evaluation or logging on either side.
+Same environment, lanes, rollout, epochs, minibatch and nets (64x64 tanh, apart), no evaluation or logging on either.
 Each contestant trains in a process of its own; the first rollouts are left out, the median of the rounds counts.
 """
 
@@ -111,7 +111,9 @@ def main() -> None:
             found[name].append(json.loads(output.strip().splitlines()[-1]))
     medians = {name: statistics.median(rates) for name, rates in found.items()}
     best_peer = max(medians[name] for name in THEIRS)
-    print(f"PPO on {args.env}: {args.lanes} lanes, rollout {args.rollout}, batch {args.batch}, {args.epochs} epochs")
+    print(
+        f"PPO on {args.env}: {args.lanes} lanes, rollout {args.rollout}, batch {args.batch}, {args.epochs} epochs"
+    )
     for name, rate in medians.items():
         print(f"  {name:20s} {rate:10,.0f} env-steps/s   {rate / best_peer:5.2f}x the faster SB3 vector env")
 

@@ -15,7 +15,14 @@ import yaml
 import whorl
 from whorl.run.trainer import Trainer
 
-SHOWN = ("episode/return", "policy/kl", "policy/entropy", "policy/learning_rate", "time/collect", "time/update")
+SHOWN = (
+    "episode/return",
+    "policy/kl",
+    "policy/entropy",
+    "policy/learning_rate",
+    "time/collect",
+    "time/update",
+)
 
 
 def main() -> None:
@@ -25,7 +32,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--every", type=float, default=5, help="seconds between evaluations")
     parser.add_argument("--episodes", type=int, default=100)
-    parser.add_argument("--stop", type=float, default=float("inf"), help="end once an evaluation reaches this")
+    parser.add_argument(
+        "--stop", type=float, default=float("inf"), help="end once an evaluation reaches this"
+    )
     parser.add_argument("settings", nargs="*", help="key=value over the preset")
     args = parser.parse_intermixed_args()
     settings = {key: yaml.safe_load(value) for key, value in (item.split("=", 1) for item in args.settings)}
@@ -54,7 +63,10 @@ def measure(env: str, algorithm: str, settings: dict[str, Any], args: argparse.N
             found = trainer.evaluate(args.episodes)
             curve.append((round(clock, 1), trainer.steps, round(found.mean_return, 1)))
             numbers = " ".join(f"{key.split('/')[1]} {row[key]:.4g}" for key in SHOWN if key in row)
-            print(f"{clock:6.1f} s {trainer.steps / 1e6:7.2f} M  {found.mean_return:7.1f}  {numbers}", flush=True)
+            print(
+                f"{clock:6.1f} s {trainer.steps / 1e6:7.2f} M  {found.mean_return:7.1f}  {numbers}",
+                flush=True,
+            )
             if found.mean_return >= args.stop:
                 break
     trainer.close()

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from whorl.state import checkpoint
 
 SMALL = {
     "n_workers": 2,
+    "workers": 0,
     "max_rollout": 16,
     "batch_size": 32,
     "max_epochs": 2,
@@ -30,8 +32,9 @@ SMALL = {
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs go into runs/ of the working directory, as they do for users."""
     monkeypatch.chdir(tmp_path)
-    import whorl.algorithms.ppo  # what the package itself registers must be there before the copy is made
-
+    import_module(
+        "whorl.algorithms.ppo"
+    )  # what the package itself registers must be there before the copy is made
     monkeypatch.setattr(registry, "_registered", {k: dict(v) for k, v in registry._registered.items()})
 
 
@@ -48,24 +51,25 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 class Corridor(gymnasium.Env):
-    """Walk right to the end."""
+    """Walk right to the end, within 50 steps."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self, length: int = 5) -> None:
         self.length = length
-        self.place = 0
+        self.place = self.steps = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        self.place = 0
+        self.place = self.steps = 0
         return self._obs(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.place = max(0, self.place + (1 if action else -1))
+        self.steps += 1
         over = self.place == self.length
-        return self._obs(), float(over) - 0.1, over, False, {}
+        return self._obs(), float(over) - 0.1, over, self.steps == 50, {}
 
     def _obs(self) -> np.ndarray:
         return np.array([self.place / self.length], np.float32)

@@ -1,6 +1,7 @@
 """Settings: preset < file < arguments, the words of other systems, and errors that teach."""
 
 import copy
+import dataclasses
 import pickle
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, get_args
 import pytest
 import torch
 import yaml
+from docstring_parser import parse_from_object
 from torch import Tensor, nn
 
 import whorl
@@ -403,3 +405,51 @@ def test_the_critics_loss_is_learned_from(tmp_path: Path) -> None:
     """With |error| above delta, Huber's loss is delta * (|error| - delta / 2)."""
     agent = agent_from(tmp_path, "critic_loss: {class: huber, delta: 0.5}")
     assert agent.value_loss(torch.tensor([3.0]), torch.tensor([0.0])).tolist() == [0.5 * (3 - 0.25)]
+
+
+# The page in the documentation
+
+
+def described(config: type) -> dict[str, str]:
+    """The string under each field of a dataclass, its parents' fields first."""
+    parents = [parent for parent in reversed(config.__mro__) if dataclasses.is_dataclass(parent)]
+    found = {p.arg_name: p.description for parent in parents for p in parse_from_object(parent).params}
+    return {name: " ".join((found[name] or "").split()) for name in fields_of(config)}
+
+
+def rows_of(config: type) -> list[str]:
+    """The table of a config class as docs/configuration.md shows it."""
+    texts = described(config)
+    names_of = {ours: [alias for alias, name in ALIASES.items() if name == ours] for ours in texts}
+    rows = []
+    for name, default in defaults_of(config).items():
+        aliases = ", ".join(f"`{alias}`" for alias in names_of[name])
+        rows.append(f"| `{name}` | `{yaml.safe_dump(default, default_flow_style=True).split(chr(10))[0]}` "
+                    f"| {texts[name].replace('|', chr(92) + '|')} | {aliases} |")  # fmt: skip
+    return rows
+
+
+def defaults_of(config: type) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        if isinstance(value, Part):
+            return value.name
+        return list(value) if isinstance(value, tuple) else value
+
+    return {name: plain(getattr(config(), name)) for name in fields_of(config)}
+
+
+@pytest.mark.parametrize("config", [RunConfig, NetworkConfig], ids=lambda config: config.__name__)
+def test_the_documentation_lists_every_setting_as_it_is(config: type) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text("utf-8")
+    heading = {"RunConfig": "## Settings of the loop", "NetworkConfig": "## Settings of the nets"}[
+        config.__name__
+    ]
+    section = page.split(heading)[1].split("\n## ")[0]
+    listed = [line for line in section.splitlines() if line.startswith("| `")]
+    assert listed == rows_of(config)
+
+
+def test_every_setting_of_every_algorithm_is_documented() -> None:
+    for name in preset_names():
+        texts = described(algorithm_class(name)[1].Config)  # type: ignore[attr-defined]
+        assert all(texts.values()), name

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 
 import pytest
@@ -38,8 +39,9 @@ def mypkg(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def _clean_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    import whorl.algorithms.ppo  # what the package itself registers must be there before the copy is made
-
+    import_module(
+        "whorl.algorithms.ppo"
+    )  # what the package itself registers must be there before the copy is made
     monkeypatch.setattr(registry, "_registered", {k: dict(v) for k, v in registry._registered.items()})
 
 

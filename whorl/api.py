@@ -80,14 +80,14 @@ def load_run(
             f"{folder} holds a policy alone, without the state to go on; resume {folder.parent}"
         )
     _check_changes(changes)
-    loaded = find_checkpoint(folder, _warn)
-    run_dir = loaded.folder.parent
+    unsaved = checkpoint.run_config(folder)
+    loaded = find_checkpoint(folder, _warn) if unsaved is None else None
+    config = loaded.config if loaded else unsaved or {}
     with only_trusted(tuple(trust)):
-        settings = configure(
-            loaded.config["algorithm"], loaded.config["env"], loaded.config, presets=False, changes=changes
-        )
+        settings = configure(config["algorithm"], config["env"], config, presets=False, changes=changes)
         source = _source(env, settings.env, settings.env_options)
-        return Trainer(source, settings, callbacks).attach(run_dir, loaded)
+        trainer = Trainer(source, settings, callbacks)
+        return trainer.attach(loaded.folder.parent, loaded) if loaded else trainer.attach_new(folder)
 
 
 def restore(

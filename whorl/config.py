@@ -103,7 +103,7 @@ class NetworkConfig:
     """widths of the policy's hidden layers"""
     critic_hidden: tuple[int, ...] = (64, 64)
     """widths of the critic's hidden layers"""
-    activation: Literal["elu", "relu", "tanh", "silu", "gelu", "leaky_relu", "identity"] = "elu"
+    activation: Literal["elu", "relu", "tanh", "sigmoid", "silu", "gelu", "leaky_relu"] = "elu"
     """activation after each hidden layer"""
     memory: Literal["none", "lstm", "gru"] = "none"
     """recurrent memory before the hidden layers, in policy and critic apart"""
@@ -323,7 +323,8 @@ def configure(
 
 def fields_of(*configs: type) -> dict[str, Any]:
     """The settings of config classes by name, with their types."""
-    return {f.name: get_type_hints(c)[f.name] for c in configs for f in dataclasses.fields(c)}
+    hints = {name: hint for config in configs for name, hint in get_type_hints(config).items()}
+    return {f.name: hints[f.name] for config in configs for f in dataclasses.fields(config)}
 
 
 def unknown_setting(algorithm: str, key: str, known: Iterable[str]) -> ConfigError:

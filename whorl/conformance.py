@@ -271,10 +271,10 @@ def prepared(agent: Agent, batch: Batch) -> Batch:
 def moves_what_it_trains(subject: Subject) -> None:
     """Every parameter with an optimizer moves, all others take no gradient, and all stays finite."""
     run = Run(subject)
-    rollouts = subject.rollouts(run.agent, 6)
+    rollouts = subject.rollouts(run.agent, 4)
     before = {name: value.detach().clone() for name, value in run.agent.named_parameters()}
     rng = torch.random.get_rng_state()
-    assert run.feed(rollouts), "no update was due after six rollouts; give the subject smaller settings"
+    assert run.feed(rollouts), "no update was due after four rollouts; give the subject smaller settings"
     assert torch.equal(rng, torch.random.get_rng_state()), "learning drew from torch's own stream"
     trained = {id(p) for parameters in run.agent._parameters_of.values() for p in parameters}
     for name, value in run.agent.named_parameters():
@@ -288,7 +288,7 @@ def moves_what_it_trains(subject: Subject) -> None:
 def targets_move_by_their_rule_alone(subject: Subject) -> None:
     """With learning rates of zero nothing moves: a target that starts as a copy has nothing to follow."""
     run = Run(subject)
-    rollouts = subject.rollouts(run.agent, 4)
+    rollouts = subject.rollouts(run.agent, 3)
     for name in run.agent._optimizers:
         getattr(run.agent, f"lr_{name}").zero_()
     before = {name: value.detach().clone() for name, value in run.agent.named_parameters()}
@@ -300,7 +300,7 @@ def targets_move_by_their_rule_alone(subject: Subject) -> None:
 def masked_rows_have_no_influence(subject: Subject, garbage: float = 1e3) -> None:
     """Whatever stands in the action, reward and extras of masked rows, the same parameters come out, bit for bit."""
     clean, dirty = Run(subject), Run(subject)
-    rollouts = subject.rollouts(clean.agent, 4)
+    rollouts = subject.rollouts(clean.agent, 3)
     masked = sum(int((rollout.mask == 0).sum()) for rollout in rollouts)
     assert masked > 0, "the rollouts hold no masked row; the check would say nothing"
     clean.feed(rollouts)
@@ -323,7 +323,7 @@ def garbled(batch: Batch, spec: Spec, garbage: float) -> Batch:
     )
 
 
-def tells_truncation_from_termination(subject: Subject, rounds: int = 400, tolerance: float = 0.5) -> None:
+def tells_truncation_from_termination(subject: Subject, rounds: int = 100, tolerance: float = 0.5) -> None:
     """On `Walk` the value of the last state is 10; 2.5 if truncation counts as the end, 4.5 if it reads past it.
 
     The agent's value is read by its method `value(rows)`, or by its net `critic`; without either there is none.
@@ -355,10 +355,10 @@ def _only_observations(obs: Tensor) -> Batch:
 def can_be_captured(subject: Subject) -> None:
     """What is marked `@captured` reads no value, has static shapes, and rebinds no tensor of the agent's state."""
     run = Run(subject)
-    rollouts = subject.rollouts(run.agent, 4)
+    rollouts = subject.rollouts(run.agent, 2)
     run.agent.runner = CheckedRunner()
     places = [tensor.data_ptr() for tensor in run.agent.state_tensors()]
-    assert run.feed(rollouts), "no update was due after four rollouts; give the subject smaller settings"
+    assert run.feed(rollouts), "no update was due after two rollouts; give the subject smaller settings"
     assert places == [t.data_ptr() for t in run.agent.state_tensors()], (
         "an update rebound a tensor of the state"
     )
@@ -381,14 +381,14 @@ def captured_equals_eager(subject: Subject) -> None:
 def resumes_exactly(subject: Subject) -> None:
     """Half the rollouts, saved, loaded into an agent that began elsewhere, and the other half: bit for bit the same."""
     whole, first, second = Run(subject), Run(subject), Run(subject, seed=7)
-    rollouts = subject.rollouts(whole.agent, 8)
+    rollouts = subject.rollouts(whole.agent, 6)
     whole.feed(rollouts)
-    first.feed(rollouts[:4])
+    first.feed(rollouts[:3])
     file = io.BytesIO()
     torch.save(first.state(), file)
     file.seek(0)
     second.load(torch.load(file, weights_only=True))
-    second.feed(rollouts[4:])
+    second.feed(rollouts[3:])
     assert same(whole.state(), second.state()), "a restored agent went another way"
 
 
@@ -404,7 +404,7 @@ def metric_names(subject: Subject) -> set[str]:
     """The names of the metrics that learning yields; all must be finite scalars without a gradient."""
     run = Run(subject)
     found: set[str] = set()
-    for updated in run.feed(subject.rollouts(run.agent, 4)):
+    for updated in run.feed(subject.rollouts(run.agent, 3)):
         for name, value in updated.metrics.items():
             assert value.dim() == 0, f"metric {name} has shape {tuple(value.shape)}; it must be 0-dim"
             assert not value.requires_grad, f"metric {name} carries a gradient; detach it"
@@ -478,7 +478,16 @@ READS = (
 )
 """methods of a tensor that hand its values to the host, or move it; on a CPU some of them leave no other trace"""
 SYNCS = (
-    *("_local_scalar_dense", "is_nonzero", "equal", "allclose", "nonzero", "masked_select", "_unique", "_unique2"),
+    *(
+        "_local_scalar_dense",
+        "is_nonzero",
+        "equal",
+        "allclose",
+        "nonzero",
+        "masked_select",
+        "_unique",
+        "_unique2",
+    ),
     *("unique_dim", "unique_consecutive", "bincount", "histc", "repeat_interleave"),
 )
 """operators that read a value, or whose shape depends on values"""

@@ -4,7 +4,9 @@ They are here to break the foundation, not to learn well.
 """
 
 import copy
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -354,3 +356,9 @@ TOYS = {
 }
 for name, toy in TOYS.items():
     register("algorithm", name, toy)
+
+
+def documented_metrics() -> set[str]:
+    """The names in the table of docs/metrics.md."""
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    return set(re.findall(r"^\| `([^`]+)` \|", page.read_text("utf-8"), re.MULTILINE))

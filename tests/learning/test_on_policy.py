@@ -52,13 +52,23 @@ CARTPOLE = {
     "a2c": {"total_steps": 200_000},
     "actor_critic": {"total_steps": 200_000},
 }
+COMMON = {
+    "ppo": 475,
+    "reinforce": 475,
+    "reinforce_baseline": 475,
+    "ppg": 195,
+    "a2c": 195,
+    "actor_critic": 195,
+}
+"""Where the common suite is content: random play scores 22, and seconds count there"""
 FALLS_BACK = ("a2c", "actor_critic")
 """A healthy A2C dips to 100 and comes back, so its best evaluation counts"""
 
 
 @pytest.mark.parametrize("algorithm", CARTPOLE)
-def test_cartpole_is_reached(algorithm: str, tmp_path: Path) -> None:
-    assert learn("CartPole-v1", algorithm, 1, tmp_path, 475, **CARTPOLE[algorithm])[-1] >= 475
+def test_cartpole_is_learned(algorithm: str, tmp_path: Path) -> None:
+    bar = COMMON[algorithm]
+    assert learn("CartPole-v1", algorithm, 1, tmp_path, bar, **CARTPOLE[algorithm])[-1] >= bar
 
 
 @pytest.mark.full
@@ -69,8 +79,9 @@ def test_cartpole_is_solved(algorithm: str, seed: int, tmp_path: Path) -> None:
     assert max(returns if algorithm in FALLS_BACK else returns[-2:]) >= 475
 
 
-def test_pendulum_is_reached_by_ppo(tmp_path: Path) -> None:
-    assert learn("Pendulum-v1", "ppo", 1, tmp_path, -300)[-1] >= -300
+def test_pendulum_is_learned_by_ppo(tmp_path: Path) -> None:
+    # Random play scores -1239.
+    assert learn("Pendulum-v1", "ppo", 1, tmp_path, -500, total_steps=40_000)[-1] >= -500
 
 
 @pytest.mark.full

@@ -33,7 +33,7 @@ def snapshot_env(env: gymnasium.Env) -> dict[str, Any] | None:
     layers: list[dict[str, Any]] = []
     try:
         for layer in _stack(env):
-            if hasattr(layer, "get_snapshot"):
+            if hasattr(layer, "get_snapshot") and hasattr(layer, "set_snapshot"):
                 # Covers what the layer wraps, too: it alone knows what it keeps where.
                 layers.append({"own": _encode(layer.get_snapshot())})
                 return {"layers": layers}

@@ -76,6 +76,7 @@ class Trainer:
         self._built = False
         self._purge: int | None = None
         self._branched = False
+        self._restored = False
 
     @property
     def config(self) -> Settings:
@@ -133,20 +134,19 @@ class Trainer:
         """Train until the budget is spent, a callback stops it, or Ctrl-C; always leaves a checkpoint behind."""
         run = self.settings.run
         self._stop_reason = ""
-        fresh = self.run_dir is None
         threads = torch.get_num_threads()
         with ExitStack() as stack:
             stack.callback(torch.set_num_threads, threads)
             stack.callback(self.close)
             self.build()
-            if fresh:
+            if self.run_dir is None:
                 self._open_run()
             assert self.run_dir is not None
             log = self.log = stack.enter_context(self._logs())
             console = stack.enter_context(self._console())
             stack.enter_context(_interrupts(self))
-            if fresh:
-                self.collector.reset(self.streams.seed("env", "0"))
+            if not self._restored:
+                self._begin()
             elif self._branched:
                 self.save()  # from now on the newest checkpoint is one of this line
             for callback in self.callbacks:
@@ -337,9 +337,9 @@ class Trainer:
         self.streams.load_state_dict(state["streams"])
         for name in COUNTERS:
             setattr(self, name, state["counters"][name])
+        self.collector.load_state_dict(state["collector"])
         if self.env.snapshots:
             self.env.restore(state["env"])
-            self.collector.load_state_dict(state["collector"])
         else:
             self.collector.reset(self.streams.seed("env", str(self.resets)))
 
@@ -371,10 +371,25 @@ class Trainer:
         self.run_dir = new_run_folder(Path(run.runs), self.settings.algorithm, self.source.id, run.tag)
         text = yaml.safe_dump(self.settings.plain(), sort_keys=False)
         files.write_atomic(self.run_dir / checkpoint.CONFIG, text.encode())
+
+    def _begin(self) -> None:
+        """The start of a run: lanes reset, weights as drawn or as loaded."""
+        run = self.settings.run
+        self.collector.reset(self.streams.seed("env", "0"))
         if run.load_model:
             if not run.load_checkpoint_dir:
                 raise ConfigError("load_model is set, but load_checkpoint_dir names no checkpoint")
             self.load_weights(run.load_checkpoint_dir)
+        self._restored = True
+
+    def attach_new(self, run_dir: Path) -> "Trainer":
+        """Take up a run that ended before its first checkpoint: it starts over in its own folder."""
+        self.run_dir = run_dir
+        metrics = MetricFiles(run_dir)
+        metrics.cut(0)
+        metrics.close()
+        self._purge = 0
+        return self
 
     def attach(self, run_dir: Path, loaded: checkpoint.Loaded) -> "Trainer":
         """Take up an existing run at a checkpoint: state, counters, and metric files cut back to it."""
@@ -388,6 +403,7 @@ class Trainer:
         metrics.cut(int(loaded.metadata["metrics_offset"]))
         metrics.close()
         self._purge = self.steps + 1
+        self._restored = True
         return self
 
     @contextmanager

@@ -177,6 +177,14 @@ def load_newest(
     raise CheckpointError(f"{run_dir} holds no checkpoint yet")
 
 
+def run_config(run_dir: Path) -> dict[str, Any] | None:
+    """The settings of a run that was ended before its first checkpoint; None where there is a checkpoint, or no run."""
+    path = Path(run_dir) / CONFIG
+    if _NAME.fullmatch(run_dir.name) or checkpoints(run_dir) or not path.is_file():
+        return None
+    return _mapping(path, path.read_bytes())
+
+
 def retain(run_dir: Path, keep: int, protect: Collection[int] = ()) -> list[int]:
     """Delete all but the newest `keep` checkpoints (0: all stay) and the protected; the numbers deleted."""
     if keep < 0:

@@ -1,0 +1,49 @@
+# Set-up, demo and tests. `make demo` and `make test` need nothing but Python 3.10+ and pip.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PYTHONUNBUFFERED = 1
+
+.PHONY: help setup demo test lint test-full test-gpu benchmarks clean
+
+help:
+	@echo "make demo        set up, train PPO on Quadrotor-v0 for two minutes, evaluate, draw"
+	@echo "make test        set up, lint, type-check and run the tests"
+	@echo "make test-full   the long tests too"
+	@echo "make test-gpu    captured against eager, on a machine with a GPU"
+	@echo "make benchmarks  side by side with other libraries"
+
+setup: $(VENV)/.done
+
+$(VENV)/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: setup
+	$(BIN)/python demo.py
+
+lint: setup
+	$(BIN)/ruff format --check whorl tests benchmarks demo.py
+	$(BIN)/ruff check whorl tests benchmarks demo.py
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -n 2 -m "not full and not gpu"
+
+test-full: setup
+	$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu:
+	$(PYTHON) -m pytest -m gpu
+
+benchmarks: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[benchmarks]"
+	$(BIN)/python benchmarks/ppo_sb3.py CartPole-v1
+	$(BIN)/python benchmarks/ppo_sb3.py HalfCheetah-v5
+	$(BIN)/python benchmarks/pool.py CartPole-v1
+	$(BIN)/python benchmarks/pool.py HalfCheetah-v5
+	$(BIN)/python benchmarks/wall_clock.py Quadrotor-v0 --seconds 420 --every 20 --stop 682
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,128 @@
+"""The suite itself: agents with one planted mistake each must fail the check that names it."""
+
+from typing import Any
+
+import pytest
+import torch
+from toys import ToyActorCritic, ToyPolicyGradient, ToyQ
+
+from whorl import conformance, register
+from whorl.agent import Acted, Context, Updated, captured
+from whorl.conformance import subject
+from whorl.errors import ConfigError
+from whorl.experience.batch import Batch
+from whorl.ops import masked_mean, polyak_
+from whorl.registry import Part
+from whorl.tree import Tree
+
+
+class EndsAtTruncation(ToyQ):
+    def update(self, batch: Batch) -> Updated:
+        return super().update(batch.replace(discount=batch.discount * batch.keep))
+
+
+class AveragesMaskedRows(ToyPolicyGradient):
+    @captured
+    def step(self, batch: Batch) -> Updated:
+        loss = -(self.actor(batch.now).log_prob(batch.action) * batch.reward).mean()
+        self.minimize("actor", loss)
+        return Updated({"loss/actor": loss.detach()})
+
+
+class ForgetsALayer(ToyQ):
+    def __init__(self, spec: Any, cfg: Any) -> None:
+        super().__init__(spec, cfg)
+        self.idle = torch.nn.Linear(2, 2)
+        self.add_optimizer("idle", self.idle, Part("Adam"), 1e-3)
+
+
+class TargetDrifts(ToyQ):
+    @captured
+    def step(self, batch: Batch) -> Updated:
+        updated = Updated({"loss/critic": self.loss(batch).detach()})
+        with torch.no_grad():
+            for parameter in self.target.parameters():
+                parameter.mul_(0.99)
+        return updated
+
+
+class KeepsACounterAside(ToyActorCritic):
+    """The actor's turn is decided by a number that no checkpoint holds."""
+
+    turn = 0
+
+    def update(self, batch: Batch) -> Updated:
+        self.turn += 1
+        return self.step(batch, train_actor=self.turn > 5)
+
+
+class ReadsItsLoss(ToyQ):
+    @captured
+    def step(self, batch: Batch) -> Updated:
+        loss = self.loss(batch)
+        if loss.item() > 0:
+            self.minimize("q", loss)
+        return Updated({"loss/critic": loss.detach()})
+
+
+class DrawsFromTorch(ToyPolicyGradient):
+    def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        acted = super().act(obs, memory, context)
+        return Acted(torch.randint_like(acted.action, 3), acted.memory, acted.extras)
+
+
+class ForgetsToReset(ToyPolicyGradient):
+    def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        return super().act(
+            obs, memory, Context(torch.zeros_like(context.reset), context.generator, context.greedy)
+        )
+
+
+class LeavesAGradient(ToyQ):
+    """A metric that holds on to its graph."""
+
+    @captured
+    def step(self, batch: Batch) -> Updated:
+        loss = masked_mean(self.q(batch.now).sum(-1), batch.mask)
+        self.minimize("q", loss)
+        polyak_(self.target, self.q, 0.1)
+        return Updated({"loss/critic": loss})
+
+
+CONTROLS = [
+    (EndsAtTruncation, "tells_truncation_from_termination", "none", r"V\(5\) is [123]\."),
+    (AveragesMaskedRows, "masked_rows_have_no_influence", "none", "in masked rows changed"),
+    (ForgetsALayer, "moves_what_it_trains", "none", "idle.weight has an optimizer but did not move"),
+    (TargetDrifts, "targets_move_by_their_rule_alone", "none", "target.* moved although"),
+    (KeepsACounterAside, "resumes_exactly", "none", "went another way"),
+    (ReadsItsLoss, "can_be_captured", "none", "Tensor.item can't be captured"),
+    (DrawsFromTorch, "acts", "none", "greedy actions depend|torch's own stream"),
+    (ForgetsToReset, "replays_log_probs", "lstm", "not close"),
+    (LeavesAGradient, "metric_names", "none", "carries a gradient"),
+]
+
+
+@pytest.mark.parametrize(
+    ("agent", "check", "memory", "message"), CONTROLS, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_planted_mistake_is_found(agent: type, check: str, memory: str, message: str) -> None:
+    name = agent.__name__.lower()
+    register("algorithm", name, agent)
+    action = "continuous" if issubclass(agent, ToyActorCritic) else "discrete"
+    settings = {} if issubclass(agent, ToyPolicyGradient) else {"ratio": 0.1}
+    cell = subject(name, "vector", memory, action, **settings)
+    with pytest.raises(AssertionError, match=message):
+        getattr(conformance, check)(cell)
+
+
+def test_conform_runs_the_whole_matrix_and_says_what_an_agent_takes() -> None:
+    class Tiny(ToyQ):
+        """Vectors only, to be quick."""
+
+        def __init__(self, spec: Any, cfg: Any) -> None:
+            if isinstance(spec.observation, dict):
+                raise ConfigError("vectors only")
+            super().__init__(spec, cfg)
+
+    register("algorithm", "tiny", Tiny)
+    assert conformance.conform("tiny", ratio=0.1) == ["vector none discrete"]

@@ -1,0 +1,192 @@
+"""A run killed at any moment and resumed equals the uninterrupted run, bit for bit."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from gymnasium.envs.classic_control import CartPoleEnv
+
+import whorl
+from whorl import tree
+from whorl.run.trainer import Result
+from whorl.state import checkpoint
+
+QUIET = {"quiet": True, "tensorboard": False, "eval_episodes": 2, "keep_checkpoints": 2}
+SMALL = {
+    **QUIET,
+    "lanes": 4,
+    "rollout_steps": 16,
+    "batch_size": 32,
+    "epochs": 1,
+    "eval_freq": 8,
+    "model_checkpoint_freq": 2,
+    "max_epochs": 16,
+}
+
+
+class Forgetful(CartPoleEnv):
+    """A cart-pole of somebody else: nobody knows what its state is, so there is no snapshot of it."""
+
+
+def forgetful() -> gymnasium.Env:
+    return gymnasium.wrappers.TimeLimit(Forgetful(), 60)
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "in process": ("CartPole-v1", SMALL),
+    "recurrent": ("CartPole-v1", {**SMALL, "memory": "gru", "memory_size": 8, "chunk": 8}),
+    "native": ("Quadrotor-v0", {**SMALL, "total_steps": 1000, "eval": False}),
+    "workers": ("Pendulum-v1", {**SMALL, "workers": 2}),
+    "central pool": ("Pendulum-v1", {**SMALL, "workers": 2, "acting": "central"}),
+    "no snapshots": ("Forgetful-v0", {**SMALL, "reset_every": 200}),
+    "sparse log": ("CartPole-v1", {**SMALL, "log_freq": 3, "eval": False}),
+}
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    whorl.register("environment", "Forgetful-v0", forgetful)
+
+
+def in_child(work: Callable[[], object], seconds: float | None) -> bool:
+    """Run `work` in a forked process, killed after `seconds`; whether it came to its end."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + (seconds if seconds is not None else 120)
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            assert os.waitstatus_to_exitcode(status) == 0, "the run failed"
+            return True
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert seconds is not None, "the run hung"
+    return False
+
+
+def the_run(folder: Path) -> Path | None:
+    found = [run for run in folder.iterdir() if (run / "config.yaml").exists()] if folder.exists() else []
+    return found[0] if found else None
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in lines]
+
+
+def state(run: Path) -> dict[str, Any]:
+    return checkpoint.load_newest(run, pytest.fail).state
+
+
+def assert_same(one: Any, other: Any, path: str = "") -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            assert_same(one[key], other[key], f"{path}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), path
+        for number, pair in enumerate(zip(one, other)):
+            assert_same(*pair, f"{path}[{number}]")
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and torch.equal(one, other), path
+    else:
+        assert one == other or one != one, path
+
+
+def start(env: str, settings: dict[str, Any], folder: Path) -> Result:
+    return whorl.load(env, "ppo", {**settings, "runs": str(folder)}).train()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_at_random_moments_and_resumed_equals_uninterrupted(case: str, tmp_path: Path) -> None:
+    compare(case, tmp_path, most_kills=3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
+def test_killed_many_times_and_resumed_equals_uninterrupted(case: str, tmp_path: Path) -> None:
+    compare(case, tmp_path, most_kills=25)
+
+
+def compare(case: str, tmp_path: Path, most_kills: int) -> None:
+    env, settings = CASES[case]
+    began = time.monotonic()
+    assert in_child(lambda: start(env, settings, tmp_path / "whole"), None)
+    whole_time = time.monotonic() - began
+    chance = random.Random(case)
+    pieces = tmp_path / "pieces"
+    finished, kills = False, 0
+    while not finished:
+        run = the_run(pieces)
+        patience = chance.uniform(0.2, 0.9) * whole_time if kills < most_kills else None
+        if run is None:
+            finished = in_child(lambda: start(env, settings, pieces), patience)
+        else:
+            finished = in_child(lambda run=run: whorl.resume(run), patience)
+        kills += not finished
+    assert kills > 0, "no kill fell into the run"
+    one, other = the_run(tmp_path / "whole"), the_run(pieces)
+    assert one and other
+    assert_same(state(one), state(other))
+    assert rows(one) == rows(other)
+
+
+def test_looking_more_often_changes_nothing(tmp_path: Path) -> None:
+    plain = start("CartPole-v1", {**SMALL, "eval": False, "model_checkpoint_freq": 100}, tmp_path / "a")
+    watched = start("CartPole-v1", {**SMALL, "eval_freq": 1, "model_checkpoint_freq": 1}, tmp_path / "b")
+    assert_same(state(plain.run_dir)["agent"], state(watched.run_dir)["agent"])
+    assert_same(state(plain.run_dir)["streams"], state(watched.run_dir)["streams"])
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
+    first, again, other = (
+        state(start("CartPole-v1", {**SMALL, "seed": seed}, tmp_path / str(number)).run_dir)["agent"][
+            "module"
+        ]
+        for number, seed in enumerate((1, 1, 2))
+    )
+    assert_same(first, again)
+    assert not torch.equal(tree.first(first), tree.first(other)) or any(
+        not torch.equal(first[key], other[key]) for key in first
+    )
+
+
+def test_a_run_can_be_asked_for_more(tmp_path: Path) -> None:
+    once = start("CartPole-v1", {**SMALL, "max_epochs": 12}, tmp_path / "once")
+    part = start("CartPole-v1", {**SMALL, "max_epochs": 6}, tmp_path / "part")
+    more = whorl.resume(part.run_dir, max_epochs=12)
+    assert more.steps == once.steps and more.run_dir == part.run_dir
+    assert_same(state(once.run_dir)["agent"], state(more.run_dir)["agent"])
+
+
+def test_a_damaged_newest_checkpoint_is_skipped_and_left_alone(tmp_path: Path) -> None:
+    run = start("CartPole-v1", {**SMALL, "max_epochs": 6, "keep_checkpoints": 0}, tmp_path / "runs").run_dir
+    newest = checkpoint.checkpoints(run)[0]
+    content = (newest / "checkpoint.pt").read_bytes()[:-100]
+    (newest / "checkpoint.pt").write_bytes(content)
+    with pytest.warns(UserWarning, match="skipped a damaged checkpoint"):
+        result = whorl.resume(run, max_epochs=8)
+    assert result.epochs == 8
+    assert (newest / "checkpoint.pt").read_bytes() == content
+
+
+def test_going_on_from_an_older_checkpoint_makes_that_line_the_newest(tmp_path: Path) -> None:
+    run = start("CartPole-v1", {**SMALL, "max_epochs": 6, "keep_checkpoints": 0}, tmp_path / "runs").run_dir
+    whorl.resume(run / "checkpoint_1", max_epochs=3)
+    assert checkpoint.load_newest(run, pytest.fail).metadata["epochs"] == 3
+    assert [row["epoch"] for row in rows(run)] == [1, 2, 3]

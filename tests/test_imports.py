@@ -1,0 +1,129 @@
+"""Imports point one way, algorithm files do not know each other, and optional packages are optional."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "whorl"
+LAYERS = (
+    {"tree", "spec", "config", "registry", "errors", "presets"},
+    {"ops"},
+    {"experience"},
+    {"nets"},
+    {"agent"},
+    {"explore", "auxiliary"},
+    {"algorithms"},
+    {"envs", "log", "state"},
+    {"run"},
+    {"api", "conformance", "__init__"},
+    {"cli"},
+    {"__main__"},
+)
+"""A module may import from its own layer and those before it."""
+SURROUNDINGS = {"envs", "log", "state"}
+"""Imported by the loop and the surface alone"""
+MAY_IMPORT_SURROUNDINGS = {"run", "api", "cli", "conformance", "__init__", "__main__"}
+REQUIRED = {
+    *(
+        "torch",
+        "numpy",
+        "gymnasium",
+        "cloudpickle",
+        "tyro",
+        "rich",
+        "tensorboard",
+        "yaml",
+        "matplotlib",
+        "PIL",
+    ),
+    "docstring_parser",
+}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def unit(name: str) -> str:
+    """The part of the package that a dotted module name belongs to."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def imported(path: Path, everywhere: bool = True) -> set[str]:
+    """Dotted names that a file imports; with `everywhere` false, those of the top level only."""
+    text = ast.parse(path.read_text("utf-8"))
+    nodes = ast.walk(text) if everywhere else _top_level(text)
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add("a relative import")
+    return found
+
+
+def _top_level(text: ast.Module) -> list[ast.stmt]:
+    """Statements that run on import, those under `if` and `try` included, `if TYPE_CHECKING` not."""
+    found: list[ast.stmt] = []
+    queue = list(text.body)
+    while queue:
+        node = queue.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            queue += node.body + node.orelse
+        elif isinstance(node, (ast.Try, ast.With)):
+            queue += node.body
+        found.append(node)
+    return found
+
+
+def ours(path: Path) -> set[str]:
+    """Names of modules of the package that a file imports."""
+    return {name for name in imported(path) if name.split(".")[0] == "whorl"}
+
+
+def units(path: Path) -> set[str]:
+    known = set().union(*LAYERS)
+    # `from whorl import x` reads the surface unless x is a module.
+    return {unit(name) if unit(name) in known else "__init__" for name in ours(path)}
+
+
+def level(name: str) -> int:
+    return next(number for number, layer in enumerate(LAYERS) if name in layer)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_point_one_way(path: Path) -> None:
+    here = unit(name_of(path))
+    assert any(here in layer for layer in LAYERS), f"say in LAYERS where {here} belongs"
+    for name in units(path) - {here}:
+        assert level(name) <= level(here), f"{name_of(path)} imports {name}, which stands above it"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_only_the_loop_and_the_surface_know_what_surrounds_them(path: Path) -> None:
+    here = unit(name_of(path))
+    if here in MAY_IMPORT_SURROUNDINGS:
+        return
+    assert not (units(path) & SURROUNDINGS) - {here}, f"{name_of(path)} imports {units(path) & SURROUNDINGS}"
+    if here in SURROUNDINGS and path != PACKAGE / "state" / "policy.py":
+        assert not units(path) & {"agent", "algorithms", "nets", "experience"}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "algorithms").glob("*.py")), ids=name_of)
+def test_algorithm_files_do_not_import_each_other(path: Path) -> None:
+    siblings = {name for name in ours(path) if name.startswith("whorl.algorithms.")}
+    assert not siblings
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_optional_packages_are_imported_where_they_are_needed(path: Path) -> None:
+    packages = {name.split(".")[0] for name in imported(path, everywhere=False)} - {"whorl"}
+    optional = packages - REQUIRED - set(sys.stdlib_module_names)
+    assert not optional, f"{name_of(path)} needs {optional} just to be imported"
