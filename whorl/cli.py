@@ -536,7 +536,7 @@ def _show_seeds(results: list[tuple[int | None, Any]]) -> None:
 
 
 def _interrupted(result: Any) -> bool:
-    return "interrupted" in result.reason
+    return bool(result.interrupted)
 
 
 def _table(values: dict[str, Any], title: str = "") -> None:

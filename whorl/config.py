@@ -131,8 +131,6 @@ class NetworkConfig:
     """the actor's learning rate"""
     critic_lr: float = 3e-4
     """the critic's learning rate"""
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """constant, or linear to zero over the budget"""
     max_grad_norm: float = 1.5
     """gradients of each net are scaled down to this norm; 0: never"""
     normalize_obs: bool = True

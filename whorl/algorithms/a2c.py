@@ -10,7 +10,7 @@ weight between their losses and they learn at the same time; RMSprop adds its ep
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,9 @@ from whorl.tree import Tree
 
 
 @dataclass(frozen=True)
-class Config(NetworkConfig):
+class A2CConfig(NetworkConfig):
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """constant, or linear to zero over the budget"""
     gamma: float = 0.99
     """discount per step"""
     lam: float = 1.0
@@ -51,12 +53,12 @@ class Config(NetworkConfig):
 class A2C(Agent):
     """Advantage actor-critic: one step along the policy gradient per rollout."""
 
-    Config = Config
-    cfg: Config
+    Config = A2CConfig
+    cfg: A2CConfig
     lr_actor: Tensor
     lr_critic: Tensor
 
-    def __init__(self, spec: Spec, cfg: Config) -> None:
+    def __init__(self, spec: Spec, cfg: A2CConfig) -> None:
         super().__init__(spec, cfg)
         self.observations = Observations(
             spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0

@@ -21,7 +21,7 @@ the paper makes one pass over each rollout (epochs = 1).
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,9 @@ from whorl.tree import Tree
 
 
 @dataclass(frozen=True)
-class Config(NetworkConfig):
+class PPGConfig(NetworkConfig):
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """constant, or linear to zero over the budget"""
     gamma: float = 0.995
     """discount per step"""
     lam: float = 0.95
@@ -84,13 +86,13 @@ class Config(NetworkConfig):
 class PPG(Agent):
     """Phasic policy gradient: PPO with an auxiliary phase that distils values into the policy's features."""
 
-    Config = Config
-    cfg: Config
+    Config = PPGConfig
+    cfg: PPGConfig
     lr_actor: Tensor
     lr_critic: Tensor
     lr_auxiliary: Tensor
 
-    def __init__(self, spec: Spec, cfg: Config) -> None:
+    def __init__(self, spec: Spec, cfg: PPGConfig) -> None:
         super().__init__(spec, cfg)
         self.observations = Observations(
             spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0

@@ -38,7 +38,7 @@ from whorl.tree import Tree
 
 
 @dataclass(frozen=True)
-class Config(NetworkConfig):
+class PPOConfig(NetworkConfig):
     gamma: float = 0.995
     """discount per step"""
     lam: float = 0.95
@@ -72,12 +72,12 @@ class Config(NetworkConfig):
 class PPO(Agent):
     """Proximal policy optimisation: clipped policy steps over several passes."""
 
-    Config = Config
-    cfg: Config
+    Config = PPOConfig
+    cfg: PPOConfig
     lr_actor: Tensor
     lr_critic: Tensor
 
-    def __init__(self, spec: Spec, cfg: Config) -> None:
+    def __init__(self, spec: Spec, cfg: PPOConfig) -> None:
         super().__init__(spec, cfg)
         self.observations = Observations(
             spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0

@@ -14,7 +14,7 @@ Differs from the paper: no gamma^t in front of each row's gradient, as in nearly
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,7 +33,9 @@ from whorl.tree import Tree
 
 
 @dataclass(frozen=True)
-class Config(NetworkConfig):
+class ReinforceConfig(NetworkConfig):
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """constant, or linear to zero over the budget"""
     gamma: float = 0.99
     """discount per step"""
     baseline: bool = False
@@ -53,12 +55,12 @@ class Config(NetworkConfig):
 class Reinforce(Agent):
     """The Monte-Carlo policy gradient, with or without a learned baseline."""
 
-    Config = Config
-    cfg: Config
+    Config = ReinforceConfig
+    cfg: ReinforceConfig
     lr_actor: Tensor
     lr_critic: Tensor
 
-    def __init__(self, spec: Spec, cfg: Config) -> None:
+    def __init__(self, spec: Spec, cfg: ReinforceConfig) -> None:
         super().__init__(spec, cfg)
         self.observations = Observations(
             spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0

@@ -43,7 +43,7 @@ class Source:
     def vector(
         self, lanes: int, device: torch.device | str = "cpu", workers: int = 0, compile: bool = False
     ) -> VectorEnv:
-        """`lanes` copies. Worlds of our own are stepped as tensors on `device`; others here, or by `workers` processes."""
+        """`lanes` copies. Worlds of our own are stepped as tensors on `device`; others here or by `workers`."""
         if self.world is not None:
             extra = {"compile": True} if compile else {}
             return self.world(lanes=lanes, device=device, **self._world_options(), **extra)

@@ -43,12 +43,11 @@ class MLP(nn.Module):
         if activation not in ACTIVATIONS:
             raise ConfigError(f"activation is {activation!r}; {nearest(activation, ACTIVATIONS)}")
         self.activation = ACTIVATIONS[activation]
-        self.layers = nn.ModuleList()
-        for width in hidden:
-            self.layers.append(nn.Linear(inputs, width))
-            inputs = width
+        sizes = [inputs, *hidden]
+        layers = [nn.Linear(before, after) for before, after in zip(sizes, hidden)]
+        self.layers = nn.ModuleList(layers)
         orthogonal_(self)
-        self._parts = [(layer.weight, layer.bias) for layer in self.layers]
+        self._parts = [(layer.weight, layer.bias) for layer in layers]
 
     def forward(self, value: Tensor) -> Tensor:
         activation = self.activation

@@ -70,11 +70,16 @@ class Observations(nn.Module):
     def _leaf(self, path: str, value: Tensor) -> Tensor:
         kind = self.kinds[path]
         if kind == "running":
-            value = self.statistics[_key(path)](value)
+            value = self._of(path)(value)
             return value.clamp(-self.clip, self.clip) if self.clip > 0 else value
         if kind == "image":
             return value.float() / 255
         return value
+
+    def _of(self, path: str) -> "Scale":
+        module = self.statistics[_key(path)]
+        assert isinstance(module, Scale)
+        return module
 
     @torch.no_grad()
     def merge_(self, obs: Tree, weight: Tensor) -> None:
@@ -82,20 +87,19 @@ class Observations(nn.Module):
         flat = weight.reshape(-1)
         for path, value in tree.items(obs):
             if self.kinds[path] == "running":
-                self.statistics[_key(path)].merge_(value.flatten(0, 1), flat)
+                self._of(path).merge_(value.flatten(0, 1), flat)
 
     def values(self) -> dict[str, dict[str, list[float] | float]]:
         """Mean, deviation, variance and count per key, as plain numbers for people and other programs."""
         return {
             path or "observation": {
-                "mean": module.mean.flatten().tolist(),
-                "std": (module.var + EPSILON).sqrt().flatten().tolist(),
-                "var": module.var.flatten().tolist(),
-                "count": float(module.count),
+                "mean": self._of(path).mean.flatten().tolist(),
+                "std": (self._of(path).var + EPSILON).sqrt().flatten().tolist(),
+                "var": self._of(path).var.flatten().tolist(),
+                "count": float(self._of(path).count),
             }
             for path, kind in self.kinds.items()
             if kind == "running"
-            for module in [self.statistics[_key(path)]]
         }
 
 

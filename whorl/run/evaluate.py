@@ -1,6 +1,7 @@
 """Episodes with a fixed policy: evaluation never touches a training stream."""
 
 import itertools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean, pstdev
@@ -43,6 +44,8 @@ class Evaluation:
 
 SYNC_EVERY = 32
 """steps between looks at a GPU for whether all episodes are over"""
+LONGEST = 100_000
+"""steps after which an episode that does not end is counted as it stands"""
 
 
 @torch.no_grad()
@@ -83,6 +86,11 @@ def run_episodes(
         if watch is not None:
             watch(env, step)
         if (device.type == "cpu" or number % SYNC_EVERY == 0) and bool((episode[0] >= quota).all()):
+            break
+        if number == LONGEST:
+            warnings.warn(
+                f"{env.id}: an episode did not end in {LONGEST} steps; give it a time limit", stacklevel=2
+            )
             break
     counted = torch.arange(most + 1, device=device).unsqueeze(1) < quota
     return Evaluation(returns[counted].tolist(), lengths[counted].tolist())

@@ -33,7 +33,7 @@ from whorl.run.callbacks import BestCheckpoint, Callback
 from whorl.run.collector import Collector
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.learner import Learner
-from whorl.run.workers import WorkerCollector
+from whorl.run.workers import WorkerCollector, weights_of
 from whorl.state import checkpoint, files
 from whorl.state.policy import build_agent, export
 from whorl.state.runfolder import new_run_folder, resolve_run
@@ -56,6 +56,8 @@ class Result:
     wall_time: float
     """seconds of training, earlier sittings of a resumed run included"""
     reason: str
+    interrupted: bool = False
+    """whether Ctrl-C or SIGTERM ended it"""
 
 
 class Trainer:
@@ -73,6 +75,7 @@ class Trainer:
         self.best_return = float("-inf")
         self.mean_return = float("nan")
         self._stop_reason = ""
+        self.interrupted = False
         self._built = False
         self._purge: int | None = None
         self._branched = False
@@ -114,6 +117,8 @@ class Trainer:
     def _build_collector(self, device: torch.device) -> None:
         run, gamma = self.settings.run, self.settings.gamma
         workers = self.source.workers(run.workers, run.lanes)
+        # What -1 stood for here is written to config.yaml: a resumed run must split its lanes alike.
+        self.settings = self.settings.replace(workers=workers)
         self.collector: Collector | WorkerCollector
         if workers and run.acting != "central":
             copy = build_agent(self.settings, self.agent.spec)
@@ -235,7 +240,7 @@ class Trainer:
             lanes = max(lanes, self.settings.run.lanes)  # the shape that is compiled already
         if self._eval_env is None or self._eval_env.spec.lanes != lanes:
             self._close_eval()
-            workers = min(self.source.workers(self.settings.run.workers, self.settings.run.lanes), lanes)
+            workers = min(self.settings.run.workers, lanes)
             self._eval_env = self.source.vector(lanes, self.actor.device, workers, self.settings.run.compile)
         if self.actor_copies:
             copy_weights(self.actor, self.agent)
@@ -450,7 +455,14 @@ class Trainer:
         assert self.run_dir is not None
         reason = self._stop_reason or f"{self._done()[2]} are spent"
         return Result(
-            self.run_dir, self.steps, self.epoch, self.episodes, self.mean_return, self.wall_time, reason
+            self.run_dir,
+            self.steps,
+            self.epoch,
+            self.episodes,
+            self.mean_return,
+            self.wall_time,
+            reason,
+            self.interrupted,
         )
 
     def _close_eval(self) -> None:
@@ -496,10 +508,8 @@ def choose_device(name: str) -> torch.device:
 @torch.no_grad()
 def copy_weights(into: Agent, source: Agent) -> None:
     """Parameters and buffers, in place."""
-    for a, b in zip(into.parameters(), source.parameters()):
-        a.copy_(b)
-    for a, b in zip(into.buffers(), source.buffers()):
-        a.copy_(b)
+    for target, value in zip(weights_of(into), weights_of(source)):
+        target.copy_(value)
 
 
 @contextmanager
@@ -510,7 +520,10 @@ def _interrupts(trainer: Trainer) -> Iterator[None]:
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # The next one is not ours: it ends the process, as it would have without us.
+        for name, handler in before.items():
+            signal.signal(name, handler)
+        trainer.interrupted = True
         trainer.stop("it was interrupted")
 
     before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
