@@ -6,7 +6,7 @@ A = generalised advantage estimate (Schulman et al. 2015, arXiv:1506.02438); tar
 discounted return of the segment (lambda = 1).
 
 Differs from the paper: actor and critic share nothing, so their passes over the rollout run at the same time (D2AC,
-seed 000); log ratios are clamped at 30; values are computed when the rollout is learned from, not while acting.
+CO-GYM); log ratios are clamped at 30; values are computed when the rollout is learned from, not while acting.
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class PPOConfig(NetworkConfig):
     normalize_advantage: Literal["minibatch", "rollout", "none"] = "minibatch"
     """over what advantages are centred and scaled"""
     value_target: Literal["gae", "return"] = "gae"
-    """what the critic learns: advantage + value, or the bootstrapped return of the segment (seed 000)"""
+    """what the critic learns: advantage + value, or the bootstrapped return of the segment (as CO-GYM does)"""
     clip_value: bool = False
     """clip the critic's step around its old prediction"""
     value_clip: float = 0.2

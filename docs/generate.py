@@ -1,0 +1,174 @@
+"""Writes the parts of the documentation that follow from the source: `python docs/generate.py`.
+
+A region of a page stands between `<!-- generated: KIND WORDS -->` and `<!-- end generated -->`:
+
+    algorithms                      every algorithm with the line about it
+    code MODULE.CLASS FIRST LAST    the class from method FIRST to the end of method LAST, as it stands
+    settings NAME                   the algorithm's own settings, with the values they have under that name
+    presets NAME                    what the name changes, everywhere and per environment
+    results NAME                    the measured runs in benchmarks/results/*.json
+"""
+
+import ast
+import inspect
+import json
+import os
+import re
+import textwrap
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import yaml
+from docstring_parser import parse_from_object
+
+from whorl.config import algorithm_class, configure, load_preset, preset_names
+from whorl.errors import nearest
+from whorl.registry import Part
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+REGION = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end generated -->)", re.S)
+
+
+def pages() -> list[Path]:
+    """Every page of the documentation."""
+    return sorted((ROOT / "docs").rglob("*.md"))
+
+
+def rendered(page: Path) -> str:
+    """The text of a page with its regions as they should be."""
+
+    def region(found: re.Match[str]) -> str:
+        kind, *words = found[2].split()
+        if kind not in KINDS:
+            raise ValueError(f"{page.name} asks for a region {kind!r}; {nearest(kind, KINDS)}")
+        return f"{found[1]}{KINDS[kind](page, *words).strip()}\n{found[3]}"
+
+    return REGION.sub(region, page.read_text("utf-8"))
+
+
+def list_algorithms(page: Path) -> str:
+    """Every algorithm, with links to its page and its file."""
+    rows = []
+    for name in preset_names():
+        preset = load_preset(name)
+        module = preset["rule"].rpartition(".")[0]
+        file = ROOT / f"{module.replace('.', '/')}.py"
+        own = ROOT / "docs" / "algorithms" / f"{name}.md"
+        rows.append((f"[`{name}`]({_link(page, own)})", preset["about"], f"[{file.name}]({_link(page, file)})"))
+    return table(("name", "what it is", "file"), rows)
+
+
+def show_code(page: Path, owner: str, first: str, last: str) -> str:
+    """A run of methods, verbatim but for the indentation that they share."""
+    module, _, class_name = owner.rpartition(".")
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    text = path.read_text("utf-8")
+    cls = next(n for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == class_name)
+    methods = {n.name: n for n in cls.body if isinstance(n, ast.FunctionDef)}
+    for name in (first, last):
+        if name not in methods:
+            raise ValueError(f"{page.name} shows {owner}.{name}, which is not there; {nearest(name, methods)}")
+    start = min(n.lineno for n in (methods[first], *methods[first].decorator_list))
+    lines = text.splitlines()[start - 1 : methods[last].end_lineno]
+    return f"```python\n{textwrap.dedent(chr(10).join(lines))}\n```"
+
+
+def list_settings(page: Path, name: str) -> str:
+    """The settings that the algorithm's own file declares."""
+    config: Any = algorithm_class(name)[1].Config  # type: ignore[attr-defined]
+    values = configure(name, "", {}).algo
+    texts = {found.arg_name: found.description or "" for found in parse_from_object(config).params}
+    rows = [
+        (f"`{field}`", f"`{_value(getattr(values, field))}`", " ".join(texts[field].split()))
+        for field in inspect.get_annotations(config)
+    ]
+    return table(("setting", "default", "what it is"), rows)
+
+
+def list_presets(page: Path, name: str) -> str:
+    """What the name changes: one column for every environment, one for each with tuned settings."""
+    preset = load_preset(name)
+    columns = {"any environment": preset.get("settings") or {}, **(preset.get("environments") or {})}
+    columns = {title: settings for title, settings in columns.items() if settings}
+    keys = list(dict.fromkeys(key for settings in columns.values() for key in settings))
+    rows = [
+        (f"`{key}`", *(f"`{_value(found[key])}`" if key in found else "" for found in columns.values()))
+        for key in keys
+    ]
+    return table(("setting", *columns), rows)
+
+
+def list_results(page: Path, name: str) -> str:
+    """The recorded runs of an algorithm; files that name no algorithm are other benchmarks."""
+    found = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    found = [result for result in found if isinstance(result, dict) and result.get("algorithm") == name]
+    if not found:
+        return "No runs are recorded for this version yet."
+    header = ("environment", "seeds", "steps", "wall time", "return", "machine", "commit", "date")
+    text = table(header, [_result(result) for result in found])
+    curves = [
+        f"![{name} on {result['env']}: return over training]({_link(page, ROOT / result['curve'])})"
+        for result in found
+        if result.get("curve")
+    ]
+    note = "Steps and wall time are means over the seeds; the return is their mean ± standard deviation."
+    return "\n\n".join([text, note, *curves])
+
+
+def _result(result: dict[str, Any]) -> tuple[str, ...]:
+    runs = result["seeds"]
+    returns = [float(run["return"]) for run in runs]
+    spread = f" ± {stdev(returns):,.1f}" if len(returns) > 1 else ""
+    return (
+        result["env"],
+        ", ".join(str(run["seed"]) for run in runs),
+        f"{fmean(run['steps'] for run in runs):,.0f}",
+        f"{fmean(run['wall_time'] for run in runs):,.0f} s",
+        f"{fmean(returns):,.1f}{spread}",
+        result["machine"],
+        f"`{result['commit'][:7]}`",
+        result["date"],
+    )
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; bars inside cells are escaped."""
+    lines = [[str(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _value(value: Any) -> str:
+    """A setting as one would write it in YAML."""
+    if isinstance(value, Part):
+        value = value.plain() if value.options else value.name
+    if isinstance(value, tuple):
+        value = list(value)
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).split("\n")[0]
+
+
+def _link(page: Path, target: Path) -> str:
+    return Path(os.path.relpath(target, page.parent)).as_posix()
+
+
+KINDS: dict[str, Callable[..., str]] = {
+    "algorithms": list_algorithms,
+    "code": show_code,
+    "settings": list_settings,
+    "presets": list_presets,
+    "results": list_results,
+}
+
+
+def main() -> None:
+    for page in pages():
+        text = rendered(page)
+        if text != page.read_text("utf-8"):
+            page.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The documentation follows from the source: generated regions are fresh, pages exist, links lead somewhere."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import whorl
+from whorl import registry
+from whorl.config import RunConfig, algorithm_class, canonical, fields_of
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+FENCE = re.compile(r"^(```+).*?^\1$", re.M | re.S)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+OUTSIDE = ("http://", "https://", "mailto:")
+
+
+def load_generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = load_generator()
+
+
+def shipped() -> list[str]:
+    """The algorithms of the package, without those that other tests registered."""
+    return sorted(set(whorl.algorithms()) - set(registry.registered("algorithm")))
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def prose(page: Path) -> str:
+    """A page without its code."""
+    return re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text("utf-8")))
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments under which a page's headings are found."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text("utf-8")), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", generate.pages(), ids=name_of)
+def test_generated_regions_are_fresh(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert text.count("<!-- generated: ") == text.count("<!-- end generated -->")
+    assert text == generate.rendered(page), "the page is stale; run python docs/generate.py"
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_algorithm_has_a_page_with_all_its_parts(name: str) -> None:
+    page = DOCS / "algorithms" / f"{name}.md"
+    assert page.is_file(), f"write {name_of(page)}"
+    text = page.read_text("utf-8")
+    rule = algorithm_class(name)[2]["rule"]
+    for region in (f"code {rule} ", f"settings {name} ", f"presets {name} ", f"results {name} "):
+        assert f"<!-- generated: {region}" in text, f"{name_of(page)} has no region {region!r}"
+    assert "## Differs from the paper" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(prose(page)):
+        if link.startswith(OUTSIDE):
+            continue
+        path, _, fragment = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{link} leads nowhere"
+        if fragment and target.suffix == ".md":
+            assert fragment in anchors(target), f"{name_of(target)} has no heading {fragment!r}"
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    seen: set[Path] = set()
+    queue = [DOCS / "index.md"]
+    while queue:
+        page = queue.pop()
+        if page in seen or page.suffix != ".md" or not page.exists():
+            continue
+        seen.add(page)
+        links = (link.partition("#")[0] for link in LINK.findall(prose(page)) if not link.startswith(OUTSIDE))
+        queue += [(page.parent / link).resolve() for link in links if link]
+    assert not {name_of(page) for page in DOCS.rglob("*.md")} - {name_of(page) for page in seen}
+
+
+def test_the_examples_of_the_environments_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.set_num_threads(1)
+    page = DOCS / "environments.md"
+    names: dict[str, object] = {"__name__": "environments"}
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), names)
+
+
+def test_every_key_of_the_coming_from_table_is_taken() -> None:
+    text = (DOCS / "coming_from.md").read_text("utf-8")
+    pairs = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", text, re.M)
+    known = fields_of(RunConfig, *(algorithm_class(name)[1].Config for name in ("ppo", "ppg")))  # type: ignore[attr-defined]
+    assert len(pairs) >= 40
+    for theirs, ours in pairs:
+        assert canonical(theirs) == ours
+        assert ours in known
+
+
+def test_a_recorded_run_becomes_a_row_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [
+        {"seed": 1, "steps": 1000, "wall_time": 9.0, "return": 10.0},
+        {"seed": 2, "steps": 3000, "wall_time": 11.0, "return": 14.0},
+    ]
+    result = {"algorithm": "ppo", "env": "CartPole-v1", "seeds": runs, "machine": "two cores"}
+    result |= {"commit": "0123456789", "date": "2026-01-31", "curve": "docs/curves/ppo.png"}
+    (tmp_path / "ppo.json").write_text(json.dumps(result))
+    (tmp_path / "other.json").write_text(json.dumps([1, 2]))
+    monkeypatch.setattr(generate, "RESULTS", tmp_path)
+    text = generate.list_results(DOCS / "algorithms" / "ppo.md", "ppo")
+    # Mean 12, deviation sqrt((4 + 4) / 1)
+    row = "| CartPole-v1 | 1, 2 | 2,000 | 10 s | 12.0 ± 2.8 | two cores | `0123456` | 2026-01-31 |"
+    assert row in text
+    assert "](../curves/ppo.png)" in text
+    assert "No runs are recorded" in generate.list_results(DOCS / "algorithms" / "ppg.md", "ppg")
