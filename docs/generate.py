@@ -57,7 +57,9 @@ def list_algorithms(page: Path) -> str:
         module = preset["rule"].rpartition(".")[0]
         file = ROOT / f"{module.replace('.', '/')}.py"
         own = ROOT / "docs" / "algorithms" / f"{name}.md"
-        rows.append((f"[`{name}`]({_link(page, own)})", preset["about"], f"[{file.name}]({_link(page, file)})"))
+        rows.append(
+            (f"[`{name}`]({_link(page, own)})", preset["about"], f"[{file.name}]({_link(page, file)})")
+        )
     return table(("name", "what it is", "file"), rows)
 
 
@@ -70,8 +72,10 @@ def show_code(page: Path, owner: str, first: str, last: str) -> str:
     methods = {n.name: n for n in cls.body if isinstance(n, ast.FunctionDef)}
     for name in (first, last):
         if name not in methods:
-            raise ValueError(f"{page.name} shows {owner}.{name}, which is not there; {nearest(name, methods)}")
-    start = min(n.lineno for n in (methods[first], *methods[first].decorator_list))
+            raise ValueError(
+                f"{page.name} shows {owner}.{name}, which is not there; {nearest(name, methods)}"
+            )
+    start = min([methods[first].lineno, *(mark.lineno for mark in methods[first].decorator_list)])
     lines = text.splitlines()[start - 1 : methods[last].end_lineno]
     return f"```python\n{textwrap.dedent(chr(10).join(lines))}\n```"
 

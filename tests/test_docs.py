@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import gymnasium
 import pytest
 import torch
 
 import whorl
 from whorl import registry
 from whorl.config import RunConfig, algorithm_class, canonical, fields_of
+from whorl.envs.native import WORLDS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -102,8 +104,12 @@ def test_the_examples_of_the_environments_page_run(tmp_path: Path, monkeypatch: 
     names: dict[str, object] = {"__name__": "environments"}
     blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
     assert blocks
-    for block in blocks:
-        exec(compile(block, str(page), "exec"), names)
+    try:
+        for block in blocks:
+            exec(compile(block, str(page), "exec"), names)
+    finally:
+        WORLDS.pop("Drift-v0", None)
+        gymnasium.registry.pop("Drift-v0", None)
 
 
 def test_every_key_of_the_coming_from_table_is_taken() -> None:

@@ -110,7 +110,7 @@ BLIND = {
     "activation": "tanh",
     "total_steps": 100_000,
     "lanes": 8,
-    "rollout_steps": 32,
+    "rollout_steps": 64,
     "chunk": 32,
     "batch_size": 256,
     "epochs": 10,
@@ -120,11 +120,12 @@ BLIND = {
     "critic_lr": 1e-3,
     "lr_schedule": "linear",
     "max_grad_norm": 0.5,
+    "kl_cut": 0.03,
     "actor_hidden": [64],
     "critic_hidden": [64],
     "normalize_obs": True,
     "normalize_reward": True,
-    "eval_freq": 50,
+    "eval_freq": 25,
     "eval_episodes": 20,
 }
 

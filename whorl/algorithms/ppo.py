@@ -65,6 +65,8 @@ class PPOConfig(NetworkConfig):
     """constant, linear to zero over the budget, or the actor's rate adapted to the KL divergence per pass"""
     target_kl: float = 0.01
     """with lr_schedule kl: the rate shrinks by a fifth above twice this divergence and grows below half of it"""
+    final_kl: float = 1.0
+    """with lr_schedule kl: share of target_kl that is left at the end of the budget, reached linearly"""
     kl_cut: float = 0.0
     """the actor stands still for the rest of the epoch once the divergence passes this; 0: never"""
 
@@ -177,10 +179,9 @@ class PPO(Agent):
                 if cfg.kl_cut > 0:
                     open_gate = open_gate * (kl < cfg.kl_cut)
                 if cfg.lr_schedule == "kl":
-                    faster = torch.where(kl < cfg.target_kl / 2, 1.2, 1.0)
-                    self.lr_actor.mul_(torch.where(kl > cfg.target_kl * 2, 1 / 1.2, faster)).clamp_(
-                        1e-5, 1e-2
-                    )
+                    target = cfg.target_kl * (1 - (1 - cfg.final_kl) * self.progress)
+                    faster = torch.where(kl < target / 2, 1.2, 1.0)
+                    self.lr_actor.mul_(torch.where(kl > target * 2, 1 / 1.2, faster)).clamp_(1e-6, 1e-2)
         return metrics
 
     @pure
