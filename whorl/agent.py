@@ -8,8 +8,8 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, ClassVar, TypeVar
+from functools import partial, wraps
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from whorl.spec import Spec
 from whorl.tree import Tree
 
 F = TypeVar("F", bound=Callable[..., Any])
+Stepper: TypeAlias = Callable[[Sequence[Tensor], Tensor], None]
+"""applies gradients at a rate"""
 
 
 @dataclass
@@ -87,6 +89,7 @@ class Agent(nn.Module):
         self.generators: dict[str, torch.Generator] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._parameters_of: dict[str, list[nn.Parameter]] = {}
+        self._steppers: dict[str, Stepper] = {}
         self._pool: ThreadPoolExecutor | None = None
         # Share of the budget that is spent, for schedules; the loop writes it in place before each update.
         self.register_buffer("progress", torch.zeros(()))
@@ -139,6 +142,7 @@ class Agent(nn.Module):
         self.to(device)
         for name, optimizer in self._optimizers.items():
             _initialise_state(optimizer, getattr(self, f"lr_{name}"))
+            self._steppers[name] = _stepper(optimizer, self._parameters_of[name])
             self.generators[name] = seeds(name)
         return self
 
@@ -149,18 +153,13 @@ class Agent(nn.Module):
     def minimize(self, name: str, loss: Tensor, max_norm: float = 0.0, gate: Tensor | None = None) -> Tensor:
         """One optimizer step; returns the gradient norm before clipping. Where `gate` is 0 no parameter moves."""
         parameters = self._parameters_of[name]
-        optimizer = self._optimizers[name]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         if max_norm > 0:
             torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
-        for parameter, gradient in zip(parameters, gradients):
-            parameter.grad = gradient
         rate = getattr(self, f"lr_{name}")
-        for group in optimizer.param_groups:
-            # A gated step keeps its moments going but moves nothing: the rate is zero, on the device.
-            group["lr"].copy_(rate if gate is None else rate * gate)
-        optimizer.step()
+        # A gated step keeps its moments going but moves nothing: the rate is zero, on the device.
+        self._steppers[name](gradients, rate if gate is None else rate * gate)
         return norm
 
     def together(self, *steps: Callable[[], Any]) -> list[Any]:
@@ -239,6 +238,40 @@ def _build_optimizer(
         # One kernel for all tensors, on CPU and GPU, and the step counter lives on the device.
         options.setdefault("fused", True)
     return construct("optimizer", Part(part.name, options), parameters, lr=lr)
+
+
+def _stepper(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Stepper:
+    """How to step an optimizer. Fused Adam is called directly: for small nets its wrapper costs more than it does."""
+    group = optimizer.param_groups[0]
+    kernels = {torch.optim.Adam: torch._fused_adam_, torch.optim.AdamW: torch._fused_adamw_}
+    kernel = kernels.get(type(optimizer))
+    if kernel is None or not group["fused"] or group["amsgrad"]:
+        return partial(_plain_step, optimizer, parameters)
+    state = [optimizer.state[p] for p in parameters]
+    moments = [[entry[key] for entry in state] for key in ("exp_avg", "exp_avg_sq")]
+    steps = [entry["step"] for entry in state]
+    beta1, beta2 = group["betas"]
+    options = {key: group[key] for key in ("weight_decay", "eps", "amsgrad", "maximize")}
+
+    @torch.no_grad()
+    def step(gradients: Sequence[Tensor], rate: Tensor) -> None:
+        torch._foreach_add_(steps, 1)
+        kernel(parameters, gradients, *moments, [], steps, lr=rate, beta1=beta1, beta2=beta2, **options)
+
+    return step
+
+
+def _plain_step(
+    optimizer: torch.optim.Optimizer,
+    parameters: list[nn.Parameter],
+    gradients: Sequence[Tensor],
+    rate: Tensor,
+) -> None:
+    for parameter, gradient in zip(parameters, gradients):
+        parameter.grad = gradient
+    for group in optimizer.param_groups:
+        group["lr"].copy_(rate)
+    optimizer.step()
 
 
 def _initialise_state(optimizer: torch.optim.Optimizer, rate: Tensor) -> None:

@@ -28,8 +28,8 @@ from whorl.ops.losses import (
     clipped_surrogate,
     clipped_value_loss,
     explained_variance,
-    masked_mean,
     masked_normalize,
+    row_weight,
 )
 from whorl.ops.returns import discounted_return, gae
 from whorl.registry import Part
@@ -51,7 +51,7 @@ class PPOConfig(NetworkConfig):
     """how far the probability ratio may move before its gradient is cut"""
     entropy_coef: float = 0.0
     """weight of the entropy bonus"""
-    normalize_advantage: Literal["minibatch", "rollout", "none"] = "minibatch"
+    normalize_advantage: Literal["rollout", "minibatch", "none"] = "rollout"
     """over what advantages are centred and scaled"""
     value_target: Literal["gae", "return"] = "gae"
     """what the critic learns: advantage + value, or the bootstrapped return of the segment (as CO-GYM does)"""
@@ -64,7 +64,7 @@ class PPOConfig(NetworkConfig):
     lr_schedule: Literal["constant", "linear", "kl"] = "constant"
     """constant, linear to zero over the budget, or the actor's rate adapted to the KL divergence per pass"""
     target_kl: float = 0.01
-    """with lr_schedule kl: the rate shrinks by a fifth above twice this divergence and grows below half of it"""
+    """with lr_schedule kl: the rate is divided by 1.2 above twice this divergence, multiplied by it below half of it"""
     final_kl: float = 1.0
     """with lr_schedule kl: share of target_kl that is left at the end of the budget, reached linearly"""
     kl_cut: float = 0.0
@@ -154,7 +154,7 @@ class PPO(Agent):
             "action": tree.where(batch.mask > 0, batch.action, tree.map(torch.zeros_like, batch.action)),
             "log_prob": blank(batch.extras["log_prob"], batch.mask),
             "advantage": advantage,
-            "mask": batch.mask,
+            "weight": row_weight(batch.mask),
         }
         adaptive = cfg.lr_schedule == "kl" or cfg.kl_cut > 0
         open_gate = torch.ones((), device=self.device)
@@ -162,10 +162,11 @@ class PPO(Agent):
         for epoch in range(cfg.epochs):
             found = []
             for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("actor")):
-                loss, parts = self.actor_loss(rows, data)
+                measure = adaptive or epoch == cfg.epochs - 1
+                loss, log_ratio, entropy = self.actor_loss(rows, data, measure)
                 norm = self.minimize("actor", loss, cfg.max_grad_norm, open_gate if cfg.kl_cut > 0 else None)
-                if adaptive or epoch == cfg.epochs - 1:
-                    found.append(torch.stack([loss.detach(), norm, *self.distance(parts, data)]))
+                if measure:
+                    found.append(torch.stack([loss.detach(), norm, *self.distance(log_ratio, entropy, data)]))
             if found:
                 loss, norm, entropy, kl, clipped = torch.stack(found).mean(0).unbind()
                 metrics = {
@@ -185,35 +186,32 @@ class PPO(Agent):
         return metrics
 
     @pure
-    def actor_loss(self, rows: Rows, data: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """-E[min(ratio A, clip(ratio) A)] - entropy_coef * H"""
+    def actor_loss(self, rows: Rows, data: dict[str, Tensor], measure: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """-E[min(ratio A, clip(ratio) A)] - entropy_coef * H; also the log ratio and, if wanted, the entropy"""
         policy = self.actor(rows)
         log_ratio = policy.log_prob(data["action"]) - data["log_prob"]
-        advantage = data["advantage"]
+        advantage, weight = data["advantage"], data["weight"]
         if self.cfg.normalize_advantage == "minibatch":
-            advantage = masked_normalize(advantage, data["mask"])
-        loss = -masked_mean(clipped_surrogate(log_ratio, advantage, self.cfg.clip), data["mask"])
-        entropy = policy.entropy().expand_as(data["mask"])
+            advantage = masked_normalize(advantage, weight)
+        loss = -(clipped_surrogate(log_ratio, advantage, self.cfg.clip) * weight).mean()
+        entropy = policy.entropy() if measure or self.cfg.entropy_coef else log_ratio
         if self.cfg.entropy_coef:
-            loss = loss - self.cfg.entropy_coef * masked_mean(entropy, data["mask"])
-        return loss, (log_ratio, entropy)
+            loss = loss - self.cfg.entropy_coef * (entropy * weight).mean()
+        return loss, log_ratio, entropy
 
     @torch.no_grad()
     def distance(
-        self, parts: tuple[Tensor, Tensor], data: dict[str, Tensor]
+        self, log_ratio: Tensor, entropy: Tensor, data: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Entropy, KL(old || new) by the estimator (ratio - 1) - log ratio, and the share of clipped rows."""
-        log_ratio, entropy = parts
-        ratio = log_ratio.exp()
-        mask = data["mask"]
-        kl = masked_mean(ratio - 1 - log_ratio, mask)
-        clipped = masked_mean(((ratio - 1).abs() > self.cfg.clip).float(), mask)
-        return masked_mean(entropy, mask), kl, clipped
+        past, weight = log_ratio.expm1(), data["weight"]
+        clipped = (past.abs() > self.cfg.clip) * weight
+        return (entropy * weight).mean(), ((past - log_ratio) * weight).mean(), clipped.mean()
 
     def fit_value(self, batch: Batch, target: Tensor, value: Tensor) -> dict[str, Tensor]:
         """The critic's passes over the rollout."""
         cfg = self.cfg
-        columns = {"target": target, "value": value, "mask": batch.mask}
+        columns = {"target": target, "value": value, "weight": row_weight(batch.mask)}
         found = []
         for epoch in range(cfg.epochs):
             for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("critic")):
@@ -232,4 +230,4 @@ class PPO(Agent):
             error = clipped_value_loss(value, data["value"], target, self.cfg.value_clip, self.value_loss)
         else:
             error = self.value_loss(value, target)
-        return masked_mean(error, data["mask"])
+        return (error * data["weight"]).mean()

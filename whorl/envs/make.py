@@ -13,6 +13,8 @@ from whorl.envs.gymnasium import GymnasiumVector, factory_from_id, to_spec
 from whorl.envs.lanes import probe
 from whorl.envs.pool import WorkerPool, default_workers
 from whorl.envs.vector import VectorEnv
+from whorl.envs.vectorized import STATE as BATCHED
+from whorl.envs.vectorized import BatchedVector
 from whorl.errors import EnvError
 from whorl.registry import registered
 from whorl.spec import Spec
@@ -49,6 +51,8 @@ class Source:
             return self.world(lanes=lanes, device=device, **self._world_options(), **extra)
         if workers > 0:
             return WorkerPool(self.factory, lanes, self.id, workers=min(workers, lanes))
+        if self.id in BATCHED and self.named and not self.options:
+            return BatchedVector(self.factory, lanes, self.id)
         return GymnasiumVector(self.factory, lanes, self.id)
 
     def spec(self, lanes: int) -> Spec:

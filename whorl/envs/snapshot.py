@@ -35,7 +35,7 @@ def snapshot_env(env: gymnasium.Env) -> dict[str, Any] | None:
         for layer in _stack(env):
             if hasattr(layer, "get_snapshot") and hasattr(layer, "set_snapshot"):
                 # Covers what the layer wraps, too: it alone knows what it keeps where.
-                layers.append({"own": _encode(layer.get_snapshot())})
+                layers.append({"own": encode(layer.get_snapshot())})
                 return {"layers": layers}
             state: dict[str, Any] = {"attributes": _attributes(layer)}
             if not isinstance(layer, gymnasium.Wrapper):
@@ -61,10 +61,10 @@ def restore_env(env: gymnasium.Env, snapshot: dict[str, Any]) -> None:
         )
     for layer, state in zip(stack, layers):
         if "own" in state:
-            layer.set_snapshot(_decode(state["own"], None))
+            layer.set_snapshot(decode(state["own"], None))
             continue
         for name, value in state["attributes"].items():
-            setattr(layer, name, _decode(value, layer.__dict__.get(name)))
+            setattr(layer, name, decode(value, layer.__dict__.get(name)))
         if "data" in state:
             data: Any = layer.data
             for name, value in state["data"].items():
@@ -90,7 +90,7 @@ def _attributes(layer: Any) -> dict[str, Any]:
             continue
         if ours and callable(value):
             continue
-        found[name] = _encode(value)
+        found[name] = encode(value)
     return found
 
 
@@ -111,7 +111,7 @@ def _mujoco_state(env: Any) -> dict[str, Any]:
     return state
 
 
-def _encode(value: Any) -> Any:
+def encode(value: Any) -> Any:
     if value is None or isinstance(value, bool | float | str):
         # np.float64 is a float and np.bool_ is not a bool; both must come back as what they were.
         return _scalar(value) if isinstance(value, np.generic) else value
@@ -125,19 +125,19 @@ def _encode(value: Any) -> Any:
         return value.copy()
     if isinstance(value, np.random.Generator):
         stream = value.bit_generator
-        return {"kind": "stream", "name": type(stream).__name__, "value": _encode(dict(stream.state))}
+        return {"kind": "stream", "name": type(stream).__name__, "value": encode(dict(stream.state))}
     if isinstance(value, deque):
-        return {"kind": "deque", "value": [_encode(x) for x in value], "length": value.maxlen}
+        return {"kind": "deque", "value": [encode(x) for x in value], "length": value.maxlen}
     if isinstance(value, list | tuple):
-        return {"kind": type(value).__name__, "value": [_encode(x) for x in value]}
+        return {"kind": type(value).__name__, "value": [encode(x) for x in value]}
     if isinstance(value, dict):
         return {
             "kind": "dict",
-            "keys": [_encode(k) for k in value],
-            "value": [_encode(x) for x in value.values()],
+            "keys": [encode(k) for k in value],
+            "value": [encode(x) for x in value.values()],
         }
     if type(value).__module__.startswith("gymnasium.wrappers"):
-        return {"kind": "object", "value": {name: _encode(x) for name, x in vars(value).items()}}
+        return {"kind": "object", "value": {name: encode(x) for name, x in vars(value).items()}}
     raise _Unknown
 
 
@@ -147,7 +147,7 @@ def _scalar(value: np.generic) -> dict[str, Any]:
     return {"kind": "scalar", "value": np.asarray(value)}
 
 
-def _decode(value: Any, current: Any) -> Any:
+def decode(value: Any, current: Any) -> Any:
     """The value that was encoded; an object is restored into `current`, the one that the layer has."""
     if isinstance(value, np.ndarray):
         return value.copy()
@@ -159,18 +159,18 @@ def _decode(value: Any, current: Any) -> Any:
     if kind == "scalar":
         return inner[()]
     if kind == "dict":
-        return {_decode(key, None): _decode(x, None) for key, x in zip(value["keys"], inner)}
+        return {decode(key, None): decode(x, None) for key, x in zip(value["keys"], inner)}
     if kind == "list":
-        return [_decode(x, None) for x in inner]
+        return [decode(x, None) for x in inner]
     if kind == "tuple":
-        return tuple(_decode(x, None) for x in inner)
+        return tuple(decode(x, None) for x in inner)
     if kind == "deque":
-        return deque((_decode(x, None) for x in inner), value["length"])
+        return deque((decode(x, None) for x in inner), value["length"])
     if kind == "object":
         for name, x in inner.items():
-            setattr(current, name, _decode(x, vars(current).get(name)))
+            setattr(current, name, decode(x, vars(current).get(name)))
         return current
-    return _stream(value["name"], _decode(inner, None))
+    return _stream(value["name"], decode(inner, None))
 
 
 def _stream(name: str, state: dict[str, Any]) -> np.random.Generator:

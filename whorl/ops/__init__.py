@@ -17,6 +17,7 @@ from whorl.ops.losses import (
     masked_mean,
     masked_normalize,
     quantile_huber,
+    row_weight,
     squared,
 )
 from whorl.ops.returns import (
@@ -62,6 +63,7 @@ __all__ = [
     "quantile_huber",
     "retrace",
     "reverse_scan",
+    "row_weight",
     "squared",
     "symexp",
     "symlog",

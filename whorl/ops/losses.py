@@ -31,6 +31,15 @@ def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
     return blank(value, mask).sum() / _count(value, mask)
 
 
+def row_weight(mask: Tensor) -> Tensor:
+    """Weights [T, B] with which a plain mean over all rows, or over any minibatch of them, counts only unmasked rows.
+
+    weight = mask / mean(mask). Made once per rollout it saves each minibatch a masked mean; the columns it is used with
+    must be finite on masked rows (`blank` them first).
+    """
+    return mask / mask.mean().clamp(min=torch.finfo(mask.dtype).tiny)
+
+
 def masked_normalize(value: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     """(x - mean) / (std + eps) with mean and (population) std of the unmasked entries; 0 where masked."""
     centred = blank(value - masked_mean(value, mask), mask)
@@ -41,12 +50,13 @@ def masked_normalize(value: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
     """PPO's objective, to be maximised (Schulman et al. 2017, arXiv:1707.06347, eq. 7), per element.
 
-    min(r * A, clamp(r, 1 - clip, 1 + clip) * A),   r = exp(log_ratio)
+    min(r * A, clamp(r, 1 - clip, 1 + clip) * A) = min(r * A, A + clip * |A|),   r = exp(log_ratio)
     """
     _check_same(log_ratio=log_ratio, advantage=advantage)
     # Clamp before exp: an overflow would make inf - inf of the gradient.
     ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
-    return torch.minimum(ratio * advantage, (1 + _within(ratio - 1, clip)) * advantage)
+    # The right-hand form needs no second look at the ratio: its bound is one constant per row.
+    return torch.minimum(ratio * advantage, advantage + clip * advantage.abs())
 
 
 def squared(value: Tensor, target: Tensor) -> Tensor:

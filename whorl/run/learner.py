@@ -21,11 +21,13 @@ from whorl.tree import Tree
 class Learner:
     """Runs an agent's updates and keeps the running mean of their metrics."""
 
-    def __init__(self, agent: Agent, capture: bool) -> None:
+    def __init__(self, agent: Agent, capture: bool, compile: bool = False) -> None:
         self.agent = agent
         self.count: dict[str, int] = {}
         self._sums: dict[str, dict[str, Tensor]] = {}
         agent.runner = Capture() if capture else None
+        if compile:
+            compile_pure(agent)
 
     def update(self, phase: str, batch: Batch) -> Updated:
         """One round of learning: `agent.update(batch)`, or another phase of the agent by its name."""
@@ -67,6 +69,13 @@ class Learner:
         device = self.agent.device
         self.count = dict(state["count"])
         self._sums = tree.to(state["sums"], device)
+
+
+def compile_pure(agent: Agent) -> None:
+    """Replace the agent's `@pure` methods by compiled ones: fused kernels, and no Python between operations."""
+    for name in dir(type(agent)):
+        if getattr(getattr(type(agent), name), "pure", False):
+            setattr(agent, name, torch.compile(getattr(agent, name), dynamic=False))
 
 
 def _require_finite(found: dict[str, float]) -> None:

@@ -109,7 +109,7 @@ class Trainer:
         self.actor_copies = self.actor is not self.agent
         self._build_collector(acting_device)
         self.experience = self.agent.experience(self.streams.generator("replay", self.device))
-        self.learner = Learner(self.agent, capture=self.device.type == "cuda")
+        self.learner = Learner(self.agent, self.device.type == "cuda", self.settings.run.compile)
         self._eval_env: VectorEnv | None = None
         self._built = True
         return self
