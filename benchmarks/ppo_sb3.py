@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-OURS = {"whorl": {}, "whorl, two workers": {"workers": 2}, "whorl, one thread": {"workers": 0, "learner_threads": 1}}
+OURS = {"whorl": {}, "whorl, one thread": {"workers": 0, "learner_threads": 1}}
 THEIRS = ("DummyVecEnv", "SubprocVecEnv")
 
 

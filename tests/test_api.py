@@ -1,4 +1,4 @@
-"""The Python API: the examples that users of seed 000 know, and the whole way from make to evaluate."""
+"""The Python API: the examples that users of CO-GYM know, and the whole way from make to evaluate."""
 
 import shutil
 import sys

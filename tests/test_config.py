@@ -85,7 +85,7 @@ def comparable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-# The words of seed 000
+# The words of CO-GYM
 
 
 @pytest.mark.parametrize("algorithm", ["PPO", "PPG"])

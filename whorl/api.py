@@ -128,7 +128,7 @@ def evaluate(
             f"{source.id} has no window; record it with video=PATH (on the command line --video)"
         )
     vector = source.vector(1 if render else min(episodes, 32), policy.agent.device)
-    camera = _Camera(source.id) if video is not None else None
+    camera = _Camera(source.id, _frame_rate(source)) if video is not None else None
     try:
         with torch.no_grad():
             found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera)
@@ -137,7 +137,7 @@ def evaluate(
     finally:
         vector.close()
     if video is not None and camera is not None:
-        save_video(camera.frames, Path(video), _frame_rate(source))
+        save_video(camera.frames, Path(video), camera.fps)
     return found
 
 
@@ -152,21 +152,26 @@ def describe(algorithm: str) -> type:
 
 
 class _Camera:
-    """Keeps the frames of the first lane's first episode."""
+    """Keeps frames of the first lane's first episode, about 25 for each second of it."""
 
-    def __init__(self, id: str) -> None:
+    def __init__(self, id: str, rate: float) -> None:
         self.id = id
+        self.stride = max(1, round(rate / 25))
+        self.fps = rate / self.stride
         self.frames: list[Any] = []
+        self.steps = 0
         self.over = False
 
     def __call__(self, world: Any, step: Any) -> None:
         if self.over:
             return
-        frame = world.render(0)
-        if frame is None:
-            raise WhorlError(f"{self.id} draws no frames, so there is nothing to record")
-        self.frames.append(frame)
         self.over = bool(step.terminated[0] | step.truncated[0])
+        if self.steps % self.stride == 0 or self.over:
+            frame = world.render(0)
+            if frame is None:
+                raise WhorlError(f"{self.id} draws no frames, so there is nothing to record")
+            self.frames.append(frame)
+        self.steps += 1
 
 
 def _frame_rate(source: Source) -> float:

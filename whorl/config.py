@@ -1,4 +1,4 @@
-"""Typed settings: tuned preset < file < arguments, the seeds' own key names, and errors that teach.
+"""Typed settings: tuned preset < file < arguments, other systems' key names, and errors that teach.
 
 A run's settings are two flat frozen dataclasses, the loop's (`RunConfig`) and the algorithm's (`Config` in its file).
 The string under a field is its documentation and its command-line help.
@@ -168,7 +168,7 @@ ALIASES = {
     "checkpoint_freq": "model_checkpoint_freq",
     "wandb": "use_wandb",
 }
-"""Other systems' words (seed 000's configuration tables first) for our fields."""
+"""Other systems' words (CO-GYM's configuration tables first) for our fields."""
 
 OFF_POLICY = (
     "noise_scale",
@@ -186,7 +186,7 @@ OFF_POLICY = (
 """Seed 000's keys that only algorithms with a replay buffer know."""
 
 AUXILIARY = ("aux_every", "aux_epochs", "aux_batch_factor", "bc_coef")
-"""Settings of PPG's auxiliary phase; seed 000 gives them to PPO too, which makes no use of them."""
+"""Settings of PPG's auxiliary phase; CO-GYM gives them to PPO too, which makes no use of them."""
 
 LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("lanes", "rollout_steps", "batch_size", "epochs", "max_epochs"), (1, math.inf)),

@@ -109,7 +109,8 @@ def _from_id(id: str, options: dict[str, Any]) -> Source:
     factory = (lambda: own[id](**options)) if id in own else factory_from_id(id, **options)
     if options.keys() - {"render_mode"}:
         _try(id, factory, options)
-    return Source(id, factory, options, None if id in own else native.WORLDS.get(id))
+    # An id may name the module that registers it: module:World-v0.
+    return Source(id, factory, options, None if id in own else native.WORLDS.get(id.rpartition(":")[2]))
 
 
 def _try(id: str, factory: Factory, options: dict[str, Any]) -> None:

@@ -125,7 +125,7 @@ class Scale(RunningStatistics):
 
 
 class ReturnScale(nn.Module):
-    """Divides rewards by the deviation of the discounted return, no mean removed (seed 000's reward scaling)."""
+    """Divides rewards by the deviation of the discounted return, no mean removed (CO-GYM's reward scaling)."""
 
     running: Tensor
 

@@ -4,6 +4,7 @@ Storage is allocated once and written in place. On a GPU with a world of our own
 is captured as one graph.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,6 +18,11 @@ from whorl.experience.batch import Batch
 from whorl.run.learner import record
 from whorl.spec import empty_action, empty_obs
 from whorl.tree import Tree
+
+
+def acting(device: torch.device) -> AbstractContextManager[None]:
+    """No gradients; on a CPU inference mode, whose operations are cheaper (in a graph they cost nothing anyway)."""
+    return torch.inference_mode() if device.type == "cpu" else torch.no_grad()  # type: ignore[return-value]
 
 
 class Collector:
@@ -59,7 +65,7 @@ class Collector:
 
         With `cut` all lanes start anew after it: returns do not cross its last row, and open episodes are forgotten.
         """
-        with torch.no_grad():
+        with acting(self.agent.device):
             if not self.capture:
                 self.roll()
             else:
@@ -110,10 +116,7 @@ class Collector:
         graph = torch.cuda.CUDAGraph()
         world: Any = self.env
         tensors = [
-            *world.state.values(),
-            world.steps,
-            world.returns,
-            world.ended,
+            *world.state_tensors(),
             *tree.leaves(self.memory),
             *tree.leaves(self.storage.tensors),
         ]

@@ -11,6 +11,7 @@ import torch
 from whorl import tree
 from whorl.agent import Agent, Context
 from whorl.envs.vector import Step, VectorEnv
+from whorl.run.collector import acting
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,6 @@ LONGEST = 100_000
 """steps after which an episode that does not end is counted as it stands"""
 
 
-@torch.no_grad()
 def run_episodes(
     agent: Agent,
     env: VectorEnv,
@@ -74,23 +74,24 @@ def run_episodes(
     obs = tree.to(env.reset(seed), device)
     reset = torch.ones(lanes, dtype=torch.bool, device=device)
     memory = agent.initial_memory(lanes)
-    for number in itertools.count(1):
-        acted = agent.act(obs, memory, Context(reset, generator, greedy=deterministic))
-        memory = acted.memory
-        step = env.step(acted.action)
-        obs, reset = tree.to(step.obs, device), step.reset.to(device, copy=True)
-        at = torch.minimum(episode, quota)
-        returns.scatter_add_(0, at, step.reward.to(device, torch.float64).unsqueeze(0))
-        lengths.scatter_add_(0, at, (~reset).long().unsqueeze(0))
-        episode += (step.terminated | step.truncated).to(device)
-        if watch is not None:
-            watch(env, step)
-        if (device.type == "cpu" or number % SYNC_EVERY == 0) and bool((episode[0] >= quota).all()):
-            break
-        if number == LONGEST:
-            warnings.warn(
-                f"{env.id}: an episode did not end in {LONGEST} steps; give it a time limit", stacklevel=2
-            )
-            break
+    with acting(device):
+        for number in itertools.count(1):
+            acted = agent.act(obs, memory, Context(reset, generator, greedy=deterministic))
+            memory = acted.memory
+            step = env.step(acted.action)
+            obs, reset = tree.to(step.obs, device), step.reset.to(device, copy=True)
+            at = torch.minimum(episode, quota)
+            returns.scatter_add_(0, at, step.reward.to(device, torch.float64).unsqueeze(0))
+            lengths.scatter_add_(0, at, (~reset).long().unsqueeze(0))
+            episode += (step.terminated | step.truncated).to(device)
+            if watch is not None:
+                watch(env, step)
+            if (device.type == "cpu" or number % SYNC_EVERY == 0) and bool((episode[0] >= quota).all()):
+                break
+            if number == LONGEST:
+                warnings.warn(
+                    f"{env.id}: an episode did not end in {LONGEST} steps; give it a time limit", stacklevel=2
+                )
+                break
     counted = torch.arange(most + 1, device=device).unsqueeze(1) < quota
     return Evaluation(returns[counted].tolist(), lengths[counted].tolist())

@@ -1,6 +1,6 @@
 """Acting inside the worker processes: each holds a copy of the policy and collects its lanes' part of a rollout alone.
 
-This is seed 000's way (one policy version per rollout, statistics frozen in it) without its costs: weights travel
+This is CO-GYM's way (one policy version per rollout, statistics frozen in it) without its costs: weights travel
 through shared memory once per rollout, rows come back the same way, and nobody waits for anybody within a rollout.
 """
 
@@ -100,7 +100,7 @@ def open_collector(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, An
     held["shared"] = _nested(held["collector"].storage.tensors, arrays)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def collect(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
     """Take the newest weights, roll, and write this worker's columns of the rollout."""
     collector: Collector = held["collector"]

@@ -19,6 +19,7 @@ class WorldEnv(gymnasium.Env):
 
     def __init__(self, world_id: str, render_mode: str | None = None, **options: Any) -> None:
         self.world = WORLDS[world_id](1, **options)
+        self.metadata = {**self.metadata, "render_fps": self.world.fps}
         self.render_mode = render_mode
         self.observation_space = _space(self.world.spec.observation)
         self.action_space = _space(self.world.spec.action)

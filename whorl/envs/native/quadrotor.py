@@ -48,6 +48,7 @@ class Quadrotor(World):
 
     id = "Quadrotor-v0"
     max_steps = 1000
+    fps = 100
 
     def __init__(
         self,

@@ -26,6 +26,8 @@ class World(ABC):
     id: ClassVar[str]
     max_steps: ClassVar[int]
     """an episode is truncated after so many steps"""
+    fps: ClassVar[int] = 50
+    """steps per second of the world's own time"""
     spec: Spec
     snapshots: bool = True
 
@@ -97,6 +99,10 @@ class World(ABC):
         self.ended.copy_(snapshot["ended"])
         self.generator.set_state(snapshot["generator"].cpu())
         return self.observe(self.state)
+
+    def state_tensors(self) -> list[Tensor]:
+        """Every tensor that a step writes."""
+        return [*self.state.values(), self.steps, self.returns, self.ended]
 
     def render(self, lane: int = 0) -> Any:
         return None
