@@ -243,7 +243,7 @@ def _build_optimizer(
 def _stepper(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Stepper:
     """How to step an optimizer. Fused Adam is called directly: for small nets its wrapper costs more than it does."""
     group = optimizer.param_groups[0]
-    kernels = {torch.optim.Adam: torch._fused_adam_, torch.optim.AdamW: torch._fused_adamw_}
+    kernels: dict[type, Any] = {torch.optim.Adam: torch._fused_adam_, torch.optim.AdamW: torch._fused_adamw_}
     kernel = kernels.get(type(optimizer))
     if kernel is None or not group["fused"] or group["amsgrad"]:
         return partial(_plain_step, optimizer, parameters)

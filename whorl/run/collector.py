@@ -22,7 +22,7 @@ from whorl.tree import Tree
 
 def acting(device: torch.device) -> AbstractContextManager[None]:
     """No gradients; on a CPU inference mode, whose operations are cheaper (in a graph they cost nothing anyway)."""
-    return torch.inference_mode() if device.type == "cpu" else torch.no_grad()  # type: ignore[return-value]
+    return torch.inference_mode() if device.type == "cpu" else torch.no_grad()
 
 
 class Collector:

@@ -1,0 +1,80 @@
+"""Train an algorithm with its preset on several seeds and record it for its page in the docs.
+
+`python benchmarks/results.py ppo CartPole-v1 --seeds 1 2 3` writes `benchmarks/results/ppo_CartPole-v1.json`
+and `docs/curves/ppo_CartPole-v1.png`; `python docs/generate.py` then puts both on the page. The return is that of 100
+episodes with the mean action after training (`--best`: of the best evaluation's policy).
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from datetime import date
+from pathlib import Path
+
+import torch
+import yaml
+
+import whorl
+from whorl.log.plot import plot_runs
+
+ROOT = Path(__file__).parent.parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("algorithm")
+    parser.add_argument("env")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--best", action="store_true")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    args = parser.parse_args()
+    settings = {key: yaml.safe_load(value) for key, value in (item.split("=", 1) for item in args.set)}
+    name = f"{args.algorithm}_{args.env}"
+    with tempfile.TemporaryDirectory() as folder:
+        runs, seeds = [], []
+        for seed in args.seeds:
+            config = {"runs": folder, "seed": seed, "tensorboard": False, **settings}
+            result = whorl.load(args.env, args.algorithm, config).train()
+            found = whorl.evaluate(result.run_dir, episodes=100, best=args.best)
+            runs.append(result.run_dir)
+            seeds.append(
+                {
+                    "seed": seed,
+                    "steps": result.steps,
+                    "wall_time": round(result.wall_time, 1),
+                    "return": round(found.mean_return, 1),
+                }
+            )
+            print(seeds[-1], flush=True)
+        curve = ROOT / "docs" / "curves" / f"{name}.png"
+        curve.parent.mkdir(exist_ok=True)
+        plot_runs(runs, curve)
+    record = {
+        "algorithm": args.algorithm,
+        "env": args.env,
+        "settings": settings,
+        "policy": "best evaluation" if args.best else "last",
+        "seeds": seeds,
+        "machine": machine(),
+        "commit": subprocess.check_output(
+            ["git", "rev-parse", "--short", "HEAD"], text=True, cwd=ROOT
+        ).strip(),
+        "date": date.today().isoformat(),
+        "curve": f"docs/curves/{name}.png",
+    }
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def machine() -> str:
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, {os.cpu_count()} cores"
+    return f"{os.cpu_count()} shared cores, {platform.machine()}"
+
+
+if __name__ == "__main__":
+    main()
