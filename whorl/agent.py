@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from whorl.experience.batch import Batch
 from whorl.experience.rollouts import Rollouts
+from whorl.nets.normalize import ReturnScale
 from whorl.registry import Part, construct, resolve
 from whorl.spec import Spec
 from whorl.tree import Tree
@@ -114,6 +115,12 @@ class Agent(nn.Module):
         """How often memory is stored along a rollout: where there is memory, every `chunk` rows."""
         return self.cfg.chunk if self.initial_memory(1) else 1
 
+    def forget(self) -> None:
+        """Drop what is known of episodes that are open now: their lanes start anew."""
+        for module in self.modules():
+            if isinstance(module, ReturnScale):
+                module.running.zero_()
+
     def normalizer_values(self) -> dict[str, Any]:
         """Observation statistics as plain numbers, per key; empty where the agent keeps none."""
         return {}
@@ -154,6 +161,11 @@ class Agent(nn.Module):
         """One optimizer step; returns the gradient norm before clipping. Where `gate` is 0 no parameter moves."""
         parameters = self._parameters_of[name]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        # The fused kernel walks raw storage: a gradient must lie in memory as its parameter does.
+        gradients = tuple(
+            g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+            for g, p in zip(gradients, parameters)
+        )
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         if max_norm > 0:
             torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))

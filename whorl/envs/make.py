@@ -98,7 +98,7 @@ def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
         built = env()
         if not isinstance(built, gymnasium.Env):
             raise EnvError(f"the factory returned a {type(built).__name__}; it must return a gymnasium.Env")
-        name = built.spec.id if built.spec is not None else type(built.unwrapped).__name__
+        name = _name(built)
         built.close()
         return Source(name, env, named=False)
     raise EnvError(f"{env!r} is no environment; give an id, a gymnasium.Env or a function that makes one")
@@ -127,5 +127,15 @@ def _from_env(env: gymnasium.Env) -> Source:
         options = {key: value for key, value in spec.kwargs.items() if key not in ("world_id", "render_mode")}
         return Source(spec.id, factory_from_id(spec.id, **options), options, native.WORLDS[spec.id])
     # Copies of the object itself: wrappers that the user put around it come along.
-    name = spec.id if spec is not None else type(env.unwrapped).__name__
-    return Source(name, lambda: copy.deepcopy(env), named=False)
+    return Source(_name(env), lambda: copy.deepcopy(env), named=False)
+
+
+def _name(env: gymnasium.Env) -> str:
+    """A registered id for an environment just as registered; one of its own for what somebody wrapped or wrote.
+
+    So a wrapped environment takes no other's tuned settings, and a resumed run can't lose its wrappers unnoticed.
+    """
+    spec = env.spec
+    if spec is None:
+        return type(env.unwrapped).__name__
+    return f"{spec.id}-wrapped" if spec.additional_wrappers else spec.id

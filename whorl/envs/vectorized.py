@@ -34,13 +34,17 @@ class BatchedVector:
 
     def step(self, action: Tree) -> Step:
         reset = self._env.prev_done
-        obs, reward, terminated, truncated, _ = self._env.step(action.numpy())
+        obs, reward, terminated, truncated, _ = self._env.step(action.cpu().numpy())
         return Step(*(torch.from_numpy(array) for array in (obs, reward, terminated, truncated, reset)))
 
     def snapshot(self) -> dict[str, Any]:
         return to_tensors({name: encode(getattr(self._env, name)) for name in (*STATE[self.id], "np_random")})
 
     def restore(self, snapshot: dict[str, Any]) -> Tree:
+        if snapshot.keys() != {*STATE[self.id], "np_random"}:
+            raise EnvError(
+                f"the snapshot is of another kind of {self.id}; pass the environment that the run had"
+            )
         for name, value in to_arrays(snapshot).items():
             setattr(self._env, name, decode(value, None))
         lanes = len(self._env.prev_done)

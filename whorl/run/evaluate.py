@@ -93,5 +93,5 @@ def run_episodes(
                     f"{env.id}: an episode did not end in {LONGEST} steps; give it a time limit", stacklevel=2
                 )
                 break
-    counted = torch.arange(most + 1, device=device).unsqueeze(1) < quota
+    counted = (torch.arange(most + 1, device=device).unsqueeze(1) < quota) & (lengths > 0)
     return Evaluation(returns[counted].tolist(), lengths[counted].tolist())

@@ -95,6 +95,7 @@ class Trainer:
         run = self.settings.run
         self.device = choose_device(run.learner_device)
         acting_device = choose_device(run.worker_device)
+        self._threads = torch.get_num_threads()
         torch.set_num_threads(run.threads)
         self.streams = Streams(run.seed)
         spec = self.source.spec(run.lanes)
@@ -139,10 +140,12 @@ class Trainer:
         """Train until the budget is spent, a callback stops it, or Ctrl-C; always leaves a checkpoint behind."""
         run = self.settings.run
         self._stop_reason = ""
-        threads = torch.get_num_threads()
+        self.interrupted = False
         with ExitStack() as stack:
-            stack.callback(torch.set_num_threads, threads)
             stack.callback(self.close)
+            if self._restored and not self._built and self.run_dir is not None:
+                # Trained before and closed: go on from what that left on disk.
+                self.attach(self.run_dir, checkpoint.load_newest(self.run_dir, self._warn))
             self.build()
             if self.run_dir is None:
                 self._open_run()
@@ -226,7 +229,7 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_update(self, row)
         run = self.settings.run
-        if run.eval and (self.epoch % run.eval_freq == 0 or self._finished()):
+        if run.eval and (self.epoch % run.eval_freq == 0 or (self._finished() and not self.interrupted)):
             evaluation = self.evaluate()
             row.update(evaluation.metrics())
             for callback in self.callbacks:
@@ -289,6 +292,8 @@ class Trainer:
             return
         if not self.env.snapshots and self.epoch % self._reset_period():
             self.resets += 1  # the lanes' state is lost: a resumed run starts them anew
+            self.collector.tally.forget()
+            self.agent.forget()
         self.save()
 
     def save(self) -> Path:
@@ -353,7 +358,12 @@ class Trainer:
         folder = resolve_run(run)
         found = find_checkpoint(folder, self._warn)
         try:
-            self.agent.load_state({**found.state["agent"], "updates": self.agent.updates})
+            # Rates, progress and open returns belong to this run and its lanes, not to where the weights come from.
+            own = ("progress", "lr_", "rewards.running")
+            mine = {key: value for key, value in self.agent.state_dict().items() if key.startswith(own)}
+            saved = found.state["agent"]
+            module = {**saved["module"], **mine}
+            self.agent.load_state({**saved, "module": module, "updates": self.agent.updates})
         except (RuntimeError, KeyError, ValueError) as error:
             raise CheckpointError(
                 f"the weights in {found.folder} do not fit these settings: {' '.join(str(error).split())[:300]}"
@@ -399,7 +409,11 @@ class Trainer:
     def attach(self, run_dir: Path, loaded: checkpoint.Loaded) -> "Trainer":
         """Take up an existing run at a checkpoint: state, counters, and metric files cut back to it."""
         self.run_dir = run_dir
-        self.load_state(loaded.state)
+        try:
+            self.load_state(loaded.state)
+        except BaseException:
+            self.close()
+            raise
         self.wall_time = float(loaded.metadata["wall_time"])
         # Number on after all that are there: one taken up again, or a damaged one that was skipped, is not overwritten.
         self.saved = max(checkpoint.number(folder) for folder in checkpoint.checkpoints(run_dir))
@@ -476,6 +490,7 @@ class Trainer:
             self._close_eval()
             self.collector.close()
             self.env.close()
+            torch.set_num_threads(self._threads)
             self._built = False
 
 

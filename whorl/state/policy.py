@@ -11,8 +11,9 @@ from whorl import spec as specs
 from whorl import tree
 from whorl.agent import Agent, Context
 from whorl.config import Settings, algorithm_class, configure
+from whorl.errors import WhorlError
 from whorl.registry import only_trusted
-from whorl.spec import Spec, to_env
+from whorl.spec import MASK_KEY, Spec, to_env
 from whorl.tree import Tree
 
 FORMAT = 1
@@ -41,14 +42,18 @@ class SavedPolicy:
         self._generator.manual_seed(seed)
 
     @torch.no_grad()
-    def act(self, obs: Any, deterministic: bool = True) -> Any:
-        """The action for one observation or a batch of them; arrays give arrays, tensors give tensors."""
+    def act(self, obs: Any, deterministic: bool = True, action_mask: Any = None) -> Any:
+        """The action for one observation or a batch of them; arrays give arrays, tensors give tensors.
+
+        Where the environment told its action masks apart from the observation, pass the mask beside it.
+        """
+        obs = _as_stored(obs, action_mask, self.spec)
         given = tree.first(obs)
         single = np.ndim(given) == len(tree.first(self.spec.observation).shape)
         device = self.agent.device
         tensors = tree.map(
             lambda leaf, like: torch.as_tensor(leaf, device=device).to(getattr(torch, like.dtype)),
-            _reshape(obs, self.spec),
+            obs,
             self.spec.observation,
         )
         if single:
@@ -72,13 +77,33 @@ class SavedPolicy:
     __call__ = act
 
 
-def _reshape(obs: Any, spec: Spec) -> Any:
-    """Dicts are read by the keys that the policy knows, tuples by number."""
-    if not isinstance(spec.observation, dict):
-        return obs
-    if isinstance(obs, tuple):
-        obs = {str(number): value for number, value in enumerate(obs)}
-    return {key: obs[key] for key in spec.observation}
+def _as_stored(obs: Any, mask: Any, spec: Spec) -> Any:
+    """An environment's own observation in the form that the agent learned from."""
+    if spec.masked and not (isinstance(obs, dict) and MASK_KEY in obs):
+        if mask is None:
+            raise WhorlError("this policy needs to know the allowed actions; call act(obs, action_mask=mask)")
+        inner = obs if isinstance(obs, (dict, tuple)) else {"obs": obs}
+        obs = {**_numbered(inner), MASK_KEY: mask}
+    return _in_order(obs, spec.observation)
+
+
+def _in_order(obs: Any, like: Any) -> Any:
+    """Dicts by the keys that the policy knows, tuples by number, an integer as one-hot where a vector was learned."""
+    if isinstance(like, dict):
+        given = _numbered(obs)
+        missing = [key for key in like if key not in given]
+        if missing:
+            raise WhorlError(f"the observation lacks {missing[0]!r}; this policy knows: {', '.join(like)}")
+        return {key: _in_order(given[key], branch) for key, branch in like.items()}
+    if np.ndim(obs) == 0 and len(like.shape) == 1:
+        return (
+            np.eye(like.shape[0], dtype=np.float32)[int(obs)] if like.shape[0] > 1 else np.reshape(obs, (1,))
+        )
+    return obs
+
+
+def _numbered(obs: Any) -> dict[str, Any]:
+    return {str(number): value for number, value in enumerate(obs)} if isinstance(obs, tuple) else dict(obs)
 
 
 def export(agent: Agent, settings: Settings) -> dict[str, Any]:
