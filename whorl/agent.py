@@ -5,6 +5,7 @@ tensor is ever rebound, so that an update can be captured as a CUDA graph and a 
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -189,6 +190,9 @@ class Agent(nn.Module):
 
     def use_threads(self, count: int) -> None:
         """Let `together` use `count` threads on a CPU; 1 runs one learner after the other."""
+        if count > 1:
+            # Python hands its lock over every 5 ms by default, longer than many a step: the learners would take turns.
+            sys.setswitchinterval(5e-5)
         self._pool = ThreadPoolExecutor(count - 1, thread_name_prefix="learner") if count > 1 else None
 
     def _on_streams(self, steps: Sequence[Callable[[], Any]]) -> list[Any]:

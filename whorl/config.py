@@ -52,7 +52,7 @@ class RunConfig:
     threads: int = 1
     """threads of torch's own operations in this process"""
     learner_threads: int = 2
-    """threads for learners that run at the same time on a CPU (actor and critic)"""
+    """threads for learners that run at the same time on a CPU (actor and critic), from 1024 rows a minibatch on"""
     compile: bool = False
     """compile the hot tensor code of native worlds (takes a C++ compiler and some seconds at the start)"""
     eval: bool = True

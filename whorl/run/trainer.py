@@ -40,6 +40,8 @@ from whorl.state.runfolder import new_run_folder, resolve_run
 from whorl.state.streams import Streams
 
 EVAL_LANES = 32
+ROWS_WORTH_A_THREAD = 1024
+"""rows per minibatch from which learners on a CPU gain from a thread each; below, Python's lock eats the gain"""
 COUNTERS = ("steps", "epoch", "episodes", "resets", "saved_epoch", "best_return", "mean_return")
 
 
@@ -102,7 +104,9 @@ class Trainer:
         self.agent = build_agent(self.settings, spec, self.streams.seed("learner"))
         self.agent.check(run.lanes * run.rollout_steps)
         self.agent.prepare(self.device, lambda name: self.streams.generator("learner", self.device, name))
-        self.agent.use_threads(run.learner_threads if self.device.type == "cpu" else 1)
+        rows = getattr(self.settings.algo, "batch_size", run.lanes * run.rollout_steps)
+        worth_it = self.device.type == "cpu" and rows >= ROWS_WORTH_A_THREAD
+        self.agent.use_threads(run.learner_threads if worth_it else 1)
         # Whoever acts elsewhere holds a copy of the weights, refreshed once per rollout.
         self.actor = self.agent
         if acting_device != self.device:
