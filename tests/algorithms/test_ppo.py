@@ -21,7 +21,7 @@ from whorl.agent import Context
 from whorl.algorithms.ppo import PPO
 from whorl.experience.batch import Batch
 from whorl.experience.rollouts import minibatches
-from whorl.ops.losses import masked_mean, masked_normalize
+from whorl.ops.losses import row_weight
 from whorl.spec import MASK_KEY, Array, Discrete
 
 ONE_PASS = {"epochs": 1, "batch_size": 16}
@@ -39,18 +39,16 @@ def test_the_first_minibatch_has_ratio_one_and_the_policy_gradient(kind: str, me
         "action": batch.action,
         "log_prob": batch.extras["log_prob"],
         "advantage": advantage,
-        "mask": batch.mask,
+        "weight": row_weight(batch.mask),
     }
     rows, data = next(iter(minibatches(batch, columns, 16, torch.Generator().manual_seed(0))))
-    loss, (log_ratio, entropy) = agent.actor_loss(rows, data)
-    _, kl, clipped = agent.distance((log_ratio, entropy), data)
+    loss, log_ratio, entropy = agent.actor_loss(rows, data, measure=True)
+    _, kl, clipped = agent.distance(log_ratio, entropy, data)
     torch.testing.assert_close(log_ratio, torch.zeros_like(log_ratio), atol=1e-6, rtol=0)
     assert float(kl) == pytest.approx(0, abs=1e-6)
     assert float(clipped) == 0
-    policy_gradient = -masked_mean(
-        agent.actor(rows).log_prob(data["action"]) * masked_normalize(data["advantage"], data["mask"]),
-        data["mask"],
-    )
+    log_prob = agent.actor(rows).log_prob(data["action"])
+    policy_gradient = -(log_prob * data["advantage"] * data["weight"]).mean()
     parameters = list(agent.actor.parameters())
     for ours, plain in zip(
         torch.autograd.grad(loss, parameters), torch.autograd.grad(policy_gradient, parameters)

@@ -15,6 +15,7 @@ from whorl.ops import (
     masked_mean,
     masked_normalize,
     quantile_huber,
+    row_weight,
 )
 
 NAN, INF = float("nan"), float("inf")
@@ -168,3 +169,12 @@ def test_shapes_are_checked_on_entry() -> None:
         quantile_huber(torch.zeros(2, 3), torch.zeros(4), torch.zeros(2, 5))
     with pytest.raises(ValueError, match="does not line up"):
         quantile_huber(torch.zeros(2, 3), torch.zeros(3), torch.zeros(4, 5))
+
+
+def test_row_weights_make_a_plain_mean_count_only_unmasked_rows() -> None:
+    mask = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    value = torch.tensor([[3.0, 100.0], [6.0, 9.0]])
+    weight = row_weight(mask)  # 1 / (3/4) on three rows
+    assert weight.tolist() == [[pytest.approx(4 / 3), 0.0], [pytest.approx(4 / 3)] * 2]
+    assert float((value * weight).mean()) == pytest.approx(6.0)  # (3 + 6 + 9) / 3
+    assert row_weight(torch.zeros(2, 2)).tolist() == [[0.0, 0.0], [0.0, 0.0]]
