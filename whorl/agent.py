@@ -15,9 +15,14 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
+from whorl import tree
+from whorl.config import ReplayConfig
 from whorl.experience.batch import Batch
+from whorl.experience.replay import check_replay, replay_of
+from whorl.experience.ring import replay_bytes
 from whorl.experience.rollouts import Rollouts
 from whorl.nets.normalize import ReturnScale
+from whorl.ops.targets import pieces
 from whorl.registry import Part, construct, resolve
 from whorl.spec import Spec
 from whorl.tree import Tree
@@ -35,6 +40,10 @@ class Context:
     """[B] bool: this observation opens an episode"""
     generator: torch.Generator
     greedy: bool = False
+    random: bool = False
+    """warm-up: take uniformly random actions"""
+    lane: Tensor | None = None
+    """[B] the numbers of these lanes among all of the run, where it is known"""
 
 
 @dataclass
@@ -80,6 +89,8 @@ class Agent(nn.Module):
     """An algorithm: a module with a frozen config, built from a `Spec` alone."""
 
     Config: ClassVar[type]
+    acts_with: ClassVar[tuple[str, ...]] = ()
+    """the modules that `act` reads, where not all of them are: whoever acts elsewhere is sent no others"""
     runner: Callable[..., Updated] | None = None
     progress: Tensor
 
@@ -110,11 +121,18 @@ class Agent(nn.Module):
 
     def check(self, rows: int) -> None:
         """Raise a `ConfigError` where the settings do not fit rollouts of `rows` rows."""
+        if isinstance(self.cfg, ReplayConfig):
+            check_replay(self.cfg, self.spec, rows)
 
     @property
     def stride(self) -> int:
         """How often memory is stored along a rollout: where there is memory, every `chunk` rows."""
-        return self.cfg.chunk if self.initial_memory(1) else 1
+        return getattr(self.cfg, "chunk", 1) if self.initial_memory(1) else 1
+
+    @property
+    def random_steps(self) -> int:
+        """First environment steps that are taken at random."""
+        return getattr(self.cfg, "random_steps", 0)
 
     def forget(self) -> None:
         """Drop what is known of episodes that are open now: their lanes start anew."""
@@ -126,9 +144,27 @@ class Agent(nn.Module):
         """Observation statistics as plain numbers, per key; empty where the agent keeps none."""
         return {}
 
+    def observe(self, rollout: Batch) -> None:
+        """See a rollout before it is learned from: agents with replay follow the statistics of what comes in."""
+        if isinstance(self.cfg, ReplayConfig) and self.cfg.normalize_obs:
+            obs = tree.to(tree.index(rollout.obs, slice(0, rollout.shape[0])), self.device)
+            self.observations.merge_(obs, torch.ones(rollout.shape, device=self.device))  # type: ignore[union-attr, operator]
+
+    # Experience
+
+    def replay_bytes(self) -> int:
+        """Size of the replay ring that `experience` will allocate; 0 where there is none."""
+        return replay_bytes(self.spec, self.cfg.capacity) if isinstance(self.cfg, ReplayConfig) else 0
+
     def experience(self, generator: torch.Generator) -> Any:
-        """What turns rollouts into batches for this agent; `generator`, on its device, is for drawing them."""
-        return Rollouts()
+        """What turns rollouts into batches for this agent; `generator` is for drawing them, on the ring's device."""
+        if isinstance(self.cfg, ReplayConfig):
+            return replay_of(self.cfg, self.spec, self.device, generator, self.errors)
+        return Rollouts(device=self.device)
+
+    def errors(self, batch: Batch) -> Tensor:
+        """How wrong the agent is about rows it has not learned from yet [T, B]: their first priorities, by option."""
+        raise NotImplementedError(f"{type(self).__name__} must define errors() for priority_on_add")
 
     @property
     def device(self) -> torch.device:
@@ -160,20 +196,35 @@ class Agent(nn.Module):
 
     def minimize(self, name: str, loss: Tensor, max_norm: float = 0.0, gate: Tensor | None = None) -> Tensor:
         """One optimizer step; returns the gradient norm before clipping. Where `gate` is 0 no parameter moves."""
-        parameters = self._parameters_of[name]
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        # The fused kernel walks raw storage: a gradient must lie in memory as its parameter does.
-        gradients = tuple(
-            g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
-            for g, p in zip(gradients, parameters)
-        )
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        gradients = self._gradients(name, loss)
+        norm = _norm(gradients)
         if max_norm > 0:
-            torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+            _shrink_(gradients, norm, max_norm)
         rate = getattr(self, f"lr_{name}")
         # A gated step keeps its moments going but moves nothing: the rate is zero, on the device.
         self._steppers[name](gradients, rate if gate is None else rate * gate)
         return norm
+
+    def descend(self, name: str, loss: Tensor, max_norm: float = 0.0) -> None:
+        """One optimizer step whose norm nobody asks for: nets that `loss` runs through on its way take no gradient."""
+        gradients = self._gradients(name, loss)
+        if max_norm > 0:
+            _shrink_(gradients, _norm(gradients), max_norm)
+        self._steppers[name](gradients, getattr(self, f"lr_{name}"))
+
+    def anneal(self, **rates: float) -> None:
+        """Learning rates by the name of their optimizer, falling linearly to zero over the budget."""
+        for name, rate in rates.items():
+            getattr(self, f"lr_{name}").copy_(rate * (1 - self.progress))
+
+    def _gradients(self, name: str, loss: Tensor) -> tuple[Tensor, ...]:
+        parameters = self._parameters_of[name]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        # The fused kernel walks raw storage: a gradient must lie in memory as its parameter does.
+        return tuple(
+            g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+            for g, p in zip(gradients, parameters)
+        )
 
     def together(self, *steps: Callable[[], Any]) -> list[Any]:
         """Run independent learners at the same time: streams of one graph on a GPU, threads on a CPU.
@@ -235,6 +286,14 @@ class Agent(nn.Module):
                     optimizer.state[parameter][key].copy_(value)
         self.updates = int(state["updates"])
 
+    def acting_tensors(self) -> list[Tensor]:
+        """Every tensor that acting reads, in a fixed order."""
+        if not self.acts_with:
+            return [*self.parameters(), *self.buffers()]
+        modules = [getattr(self, name) for name in self.acts_with]
+        modules += [body for module in modules for body in getattr(module, "reads", ())]
+        return [self.progress, *(t for module in modules for t in (*module.parameters(), *module.buffers()))]
+
     def state_tensors(self) -> list[Tensor]:
         """Every tensor that an update may write."""
         tensors = [*self.parameters(), *self.buffers()]
@@ -242,6 +301,14 @@ class Agent(nn.Module):
             for parameter in self._parameters_of[name]:
                 tensors += [v for v in optimizer.state[parameter].values() if isinstance(v, Tensor)]
         return tensors
+
+
+def _norm(gradients: tuple[Tensor, ...]) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+
+def _shrink_(gradients: tuple[Tensor, ...], norm: Tensor, most: float) -> None:
+    torch._foreach_mul_(gradients, (most / (norm + 1e-6)).clamp(max=1.0))
 
 
 def _build_optimizer(
@@ -264,15 +331,22 @@ def _stepper(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -
     if kernel is None or not group["fused"] or group["amsgrad"]:
         return partial(_plain_step, optimizer, parameters)
     state = [optimizer.state[p] for p in parameters]
-    moments = [[entry[key] for entry in state] for key in ("exp_avg", "exp_avg_sq")]
     steps = [entry["step"] for entry in state]
     beta1, beta2 = group["betas"]
     options = {key: group[key] for key in ("weight_decay", "eps", "amsgrad", "maximize")}
+    on_gpu = parameters[0].device.type == "cuda"
+
+    def cut(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        return pieces(tensors) if on_gpu else tensors
+
+    held = [cut(parameters), *(cut([entry[key] for entry in state]) for key in ("exp_avg", "exp_avg_sq"))]
+    counts = [steps[0]] * len(held[0])
 
     @torch.no_grad()
     def step(gradients: Sequence[Tensor], rate: Tensor) -> None:
         torch._foreach_add_(steps, 1)
-        kernel(parameters, gradients, *moments, [], steps, lr=rate, beta1=beta1, beta2=beta2, **options)
+        weights, *moments = held
+        kernel(weights, cut(gradients), *moments, [], counts, lr=rate, beta1=beta1, beta2=beta2, **options)
 
     return step
 

@@ -384,7 +384,8 @@ def _values_after(words: Sequence[str], index: int, hint: Any, off: bool) -> lis
         return following[:1] if following and following[0].lower() in _BOOLEANS else []
     if bool in get_args(hint):  # a flag whose value may be left out
         return [] if following and Path(following[0]).is_dir() else following[:1]
-    return following if get_origin(hint) in (tuple, list) else following[:1]
+    several = any(get_origin(option) in (tuple, list) for option in (hint, *get_args(hint)))
+    return following if several else following[:1]
 
 
 _BOOLEANS = {
@@ -414,7 +415,10 @@ def _typed(flag: str, given: list[str], hint: Any) -> Any:
             raise ConfigError(f"{flag} is {text!r}; it must be true or false")
         return _BOOLEANS[text.lower()]
     if get_origin(hint) in (Union, type(int | str)):
-        return coerce(flag, text, str)
+        if str in get_args(hint) or bool in get_args(hint):
+            return coerce(flag, text, str)
+        listed = read_yaml(text) if text.startswith("[") else given
+        return coerce(flag, listed[0] if len(listed) == 1 else listed, hint)
     if get_origin(hint) in (tuple, list):
         listed = read_yaml(text) if len(given) == 1 and text.startswith("[") else given
         return list(coerce(flag, listed, hint))

@@ -54,7 +54,9 @@ class RunConfig:
     learner_threads: int = 2
     """threads for learners that run at the same time on a CPU (actor and critic), from 1024 rows a minibatch on"""
     compile: bool = False
-    """compile the hot tensor code of native worlds (takes a C++ compiler and some seconds at the start)"""
+    """compile losses and the hot tensor code of native worlds (takes a C++ compiler and some seconds at the start)"""
+    tf32: bool = True
+    """on a GPU: matrix products on tensor cores, which read their factors with ten bits after the point"""
     eval: bool = True
     """evaluate during training"""
     eval_freq: int = 50
@@ -117,8 +119,9 @@ class NetworkConfig:
     """the policy's log standard deviation at the start (continuous actions)"""
     log_std_bound: tuple[float, float] = (-20.0, 2.0)
     """bounds of the log standard deviation"""
-    encoder: Part = Part("flat")
-    """what turns an observation tree into a vector; a registered name or an import path, with options"""
+    encoder: Part = Part("auto")
+    """what turns an observation tree into a vector: auto (images by convolutions, the rest as it is), flat, images, a
+    registered name or an import path, with options"""
     actor_network: Part = Part("mlp")
     """the policy's torso: mlp, a registered name, an import path, or a list of layers"""
     critic_network: Part = Part("mlp")
@@ -147,6 +150,101 @@ class NetworkConfig:
     """where rewards are clipped"""
 
 
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Settings of replay, nets and optimizers, shared by the algorithms that learn from a ring."""
+
+    gamma: float = 0.99
+    """discount per step"""
+    batch_size: int = 256
+    """rows per update"""
+    capacity: int = 1_000_000
+    """rows of the replay ring, over all lanes"""
+    replay_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """where the ring lies: auto is beside the learner; cpu keeps it in the host's (pinned) memory"""
+    learn_after: int = 1_000
+    """environment steps before the first update"""
+    random_steps: int = 10_000
+    """first environment steps, which are taken with uniformly random actions"""
+    ratio: float = 1.0
+    """updates per environment step, fractions included (0.25: one update every four steps; 20: twenty a step)"""
+    n_step: int = 1
+    """rows folded into one transition; returns never cross an episode's end"""
+    prioritized: bool = False
+    """draw rows by their last error instead of evenly"""
+    priority_alpha: float = 0.6
+    """how much priorities count: 0 not at all, 1 in proportion"""
+    priority_beta: float = 0.4
+    """how much of the bias the weights take back at the start; grows linearly and stops at 1"""
+    priority_beta_steps: int = 1_000_000
+    """environment steps until it is 1"""
+    priority_clip: tuple[float, float] = (0.0, math.inf)
+    """bounds of the errors that become priorities (Advanced-SAC: 0.01 and 1)"""
+    priority_on_add: bool = False
+    """compute the priorities of new rows when they are added, instead of giving them the largest one seen"""
+    tau: float = 0.005
+    """share of the online nets that is mixed into the targets"""
+    target_every: int = 1
+    """updates between moves of the targets"""
+    actor_hidden: tuple[int, ...] = (256, 256)
+    """widths of the policy's hidden layers"""
+    critic_hidden: tuple[int, ...] = (256, 256)
+    """widths of each critic's hidden layers"""
+    activation: Literal["elu", "relu", "tanh", "sigmoid", "silu", "gelu", "leaky_relu"] = "relu"
+    """activation after each hidden layer"""
+    encoder: Part = Part("auto")
+    """what turns an observation tree into a vector: auto (images by convolutions, the rest as it is), flat, images, a
+    registered name or an import path, with options"""
+    actor_network: Part = Part("mlp")
+    """the policy's torso: mlp, residual (SimBa), a registered name, an import path, or a list of layers"""
+    critic_network: Part = Part("mlp")
+    """each critic's torso: mlp (options layer_norm, dropout), residual, or as above"""
+    noisy: bool = False
+    """explore by noisy layers in the policy (Fortunato et al. 2018): factorised, quiet in evaluation"""
+    augment: int = 0
+    """shift images at random by up to so many pixels when they are learned from (DrQ: 4); 0: never"""
+    optimizer: Part = Part("Adam")
+    """the optimizer of all nets; a name out of torch.optim or an import path, with options"""
+    adam_eps: float = 1e-8
+    """epsilon of the optimizer"""
+    actor_lr: float = 3e-4
+    """the actor's learning rate"""
+    critic_lr: float = 3e-4
+    """the critics' learning rate"""
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """constant, or linear to zero over the budget"""
+    max_grad_norm: float = 0.0
+    """gradients of each net are scaled down to this norm; 0: never"""
+    weight_decay: float = 0.0
+    """weight decay of the critics and the actor"""
+    q_regularization: float = 0.0
+    """weight of the mean squared Q value, added to the critics' loss"""
+    reward_scale: float = 1.0
+    """rewards are multiplied by it when they are learned from"""
+    normalize_obs: bool = False
+    """normalise float observations by running statistics"""
+    clip_obs: bool = False
+    """clip normalised observations to obs_clip_range"""
+    obs_clip_range: float = 10.0
+    """where observations are clipped"""
+
+
+@dataclass(frozen=True)
+class NoiseConfig:
+    """How deterministic policies explore."""
+
+    noise: Literal["gaussian", "ou", "none"] = "gaussian"
+    """what is added to actions: independent numbers, an Ornstein-Uhlenbeck process, nothing"""
+    noise_scale: float | tuple[float, float] = 0.1
+    """its deviation in canonical actions, [-1, 1]; two numbers are spread evenly over the lanes"""
+    noise_theta: float = 0.15
+    """how fast an Ornstein-Uhlenbeck process returns to zero"""
+    noise_final: float = 1.0
+    """share of the noise that is left at the end of the budget, reached linearly"""
+    epsilon: float = 0.0
+    """probability of a uniformly random action instead"""
+
+
 ALIASES = {
     "random_seed": "seed",
     "n_workers": "lanes",
@@ -167,23 +265,33 @@ ALIASES = {
     "total_timesteps": "total_steps",
     "checkpoint_freq": "model_checkpoint_freq",
     "wandb": "use_wandb",
+    "offline_buffer_capacity": "capacity",
+    "buffer_size": "capacity",
+    "replay_buffer_size": "capacity",
+    "update_after": "learn_after",
+    "learning_starts": "learn_after",
+    "max_random_rollout": "random_steps",
+    "update_to_data": "ratio",
+    "utd": "ratio",
+    "temperature_lr": "alpha_lr",
+    "update_starting_point": "learn_after",
+    "use_per": "prioritized",
+    "per": "prioritized",
+    "q_reg_coeff": "q_regularization",
+    "gradient_clip": "max_grad_norm",
+    "target_noise_scale": "target_noise",
+    "num_critics": "n_critics",
 }
 """Other systems' words (CO-GYM's configuration tables first) for our fields."""
 
-OFF_POLICY = (
-    "noise_scale",
-    "target_noise_clip",
-    "target_noise_scale",
-    "offline_buffer_capacity",
-    "update_after",
-    "max_random_rollout",
-    "tau",
-    "temperature_lr",
-    "n_critics",
-    "n_quantiles",
-    "n_drop_atoms",
-)
-"""Seed 000's keys that only algorithms with a replay buffer know."""
+OFF_POLICY = {
+    **dict.fromkeys(("capacity", "learn_after", "random_steps", "tau"), "off-policy algorithms"),
+    "noise_scale": "DDPG and TD3",
+    **dict.fromkeys(("target_noise", "target_noise_clip"), "TD3"),
+    "alpha_lr": "SAC and TQC",
+    **dict.fromkeys(("n_critics", "n_quantiles", "n_drop_atoms"), "TQC"),
+}
+"""Settings that CO-GYM gives to all its off-policy algorithms, and whose they are."""
 
 AUXILIARY = ("aux_every", "aux_epochs", "aux_batch_factor", "bc_coef")
 """Settings of PPG's auxiliary phase; CO-GYM gives them to PPO too, which makes no use of them."""
@@ -196,6 +304,14 @@ LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("actor_lr", "critic_lr", "max_grad_norm"), (0, math.inf)),
     **dict.fromkeys(("actor_hidden", "critic_hidden"), (1, math.inf)),
     **dict.fromkeys(("gamma", "lam"), (0, 1)),
+    **dict.fromkeys(("capacity", "n_step", "target_every", "actor_every"), (1, math.inf)),
+    **dict.fromkeys(("ensemble_q_num", "ensemble_q_sample", "n_critics", "n_quantiles"), (1, math.inf)),
+    **dict.fromkeys(("learn_after", "random_steps", "ratio", "augment", "n_drop_atoms"), (0, math.inf)),
+    **dict.fromkeys(("alpha_lr", "weight_decay", "q_regularization", "noise_scale"), (0, math.inf)),
+    **dict.fromkeys(
+        ("target_noise", "target_noise_clip", "priority_clip", "priority_beta_steps"), (0, math.inf)
+    ),
+    **dict.fromkeys(("tau", "epsilon", "noise_final", "priority_alpha", "priority_beta"), (0, 1)),
     "workers": (-1, math.inf),
 }
 """What a number may be, where not every number makes sense."""
@@ -311,10 +427,12 @@ def configure(
     env_options = merged.pop("env_options", None) or {}
     if not isinstance(env_options, Mapping):
         raise _wrong("env_options", env_options, "a mapping of options to values")
+    replayed = issubclass(cls.Config, ReplayConfig)  # type: ignore[attr-defined]
     for key in sorted(set(merged) - set(hints)):
-        if key not in AUXILIARY:
+        if key not in (*OFF_POLICY, "log_std_bound") if replayed else key not in AUXILIARY:
             raise unknown_setting(name, key, hints)
-        warnings.warn(f"{key} is a setting of PPG; {name} makes no use of it", stacklevel=2)
+        owner = OFF_POLICY.get(key, "SAC and TQC") if replayed else "PPG"
+        warnings.warn(f"{key} is a setting of {owner}; {name} makes no use of it", stacklevel=2)
     run, algo = (build(config, merged) for config in (RunConfig, cls.Config))  # type: ignore[attr-defined]
     return Settings(name, env, run, algo, dict(env_options))
 

@@ -56,6 +56,11 @@ SMALL: dict[str, Any] = {
     "aux_every": 2,
     "aux_epochs": 2,
     "lr_schedule": "constant",
+    "capacity": 512,
+    "learn_after": 0,
+    "random_steps": 0,
+    "ratio": 0.1,
+    "actor_every": 2,
 }
 """Settings that keep a check short; an algorithm takes those that it has."""
 
@@ -67,11 +72,17 @@ WALK: dict[str, Any] = {
     "actor_lr": 1e-3,
     "critic_lr": 5e-3,
     "max_grad_norm": 0.0,
+    "tau": 0.05,
+    "target_every": 1,
+    "ratio": 0.25,
+    "alpha": 0.0,
+    "tune_alpha": False,
 }
 """Settings with which the values of `Walk` are learned soon."""
 
 OBSERVATIONS: dict[str, Any] = {
     "vector": Array((3,)),
+    "image": Array((10, 10, 2), "uint8", 0.0, 255.0),
     "dict": {
         "position": Array((2,)),
         "speed": Array((3,)),
@@ -165,6 +176,7 @@ class Run:
         """Learn what is due after each rollout."""
         found = []
         for rollout in rollouts:
+            self.agent.observe(rollout)
             self.experience.add(copied(rollout))
             for phase, batch in self.experience.due():
                 updated = getattr(self.agent, phase)(batch)

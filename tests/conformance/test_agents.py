@@ -1,13 +1,14 @@
 """Every update rule × every contract, and four toys that try the seams. Presets are at least built and stepped."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from toys import TOYS, documented_metrics
 
 from whorl import conformance
-from whorl.config import load_preset, preset_names
+from whorl.config import ReplayConfig, algorithm_class, load_preset, preset_names
 from whorl.conformance import ACTIONS, CHECKS, MEMORIES, OBSERVATIONS, Subject
 from whorl.errors import ConfigError
 
@@ -29,6 +30,8 @@ RULES = [*rules(), *TOYS]
 CELLS = list(product(OBSERVATIONS, MEMORIES, ACTIONS))
 COMMON = [
     ("vector", "none", "discrete"),
+    ("vector", "none", "continuous"),
+    ("image", "none", "continuous"),
     ("dict", "none", "continuous"),
     ("dict", "gru", "masked"),
     ("vector", "lstm", "multi-discrete"),
@@ -84,23 +87,60 @@ def test_every_rule_takes_some_kind_of_environment(rule: str) -> None:
     assert taken
 
 
+def plain(name: str, **settings: Any) -> Subject:
+    """A subject with vector observations and the first kind of action that the algorithm takes."""
+    for action in ("discrete", "continuous"):
+        try:
+            found = conformance.subject(
+                name, "vector", "none", action, **{**SETTINGS.get(name, {}), **settings}
+            )
+            found.agent()
+            return found
+        except ConfigError:
+            continue
+    raise AssertionError(f"{name} takes neither discrete nor continuous actions")
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_truncation_is_no_termination(rule: str) -> None:
-    action = "continuous" if rule == "toy_actor_critic" else "discrete"
-    conformance.tells_truncation_from_termination(subject(rule, "vector", "none", action))
+    conformance.tells_truncation_from_termination(plain(rule))
+
+
+REPLAYED = [name for name in rules() if issubclass(algorithm_class(name)[1].Config, ReplayConfig)]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "prioritized": {"prioritized": True},
+    "prioritized-n-step": {"prioritized": True, "n_step": 3, "priority_on_add": True},
+    "noisy": {"noisy": True},
+    "normalized": {"normalize_obs": True, "clip_obs": True},
+    "dropout": {"critic_network": {"class": "mlp", "layer_norm": True, "dropout": 0.1}},
+    "residual": {"actor_network": "residual", "critic_network": "residual"},
+    "clipped": {"max_grad_norm": 0.5, "weight_decay": 0.01, "q_regularization": 0.1, "lr_schedule": "linear"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("rule", REPLAYED)
+def test_replay_options_keep_the_contracts(rule: str, options: str) -> None:
+    for check in CHECKS.values():
+        check(plain(rule, **OPTIONS[options]))
+
+
+@pytest.mark.parametrize("options", ["prioritized", "prioritized-n-step"])
+@pytest.mark.parametrize("rule", REPLAYED)
+def test_truncation_is_no_termination_with_priorities_and_n_steps(rule: str, options: str) -> None:
+    conformance.tells_truncation_from_termination(plain(rule, **OPTIONS[options]))
 
 
 @pytest.mark.parametrize("name", sorted(set(preset_names()) - set(rules())))
 def test_a_further_preset_is_built_and_stepped(name: str) -> None:
-    found = subject(name, "vector", "none", "discrete")
+    found = plain(name)
     run = conformance.Run(found)
     assert run.feed(found.rollouts(run.agent, 4))
 
 
 @pytest.mark.parametrize("name", [*preset_names(), *TOYS])
 def test_every_metric_is_documented(name: str) -> None:
-    action = "continuous" if name == "toy_actor_critic" else "discrete"
-    unknown = conformance.metric_names(subject(name, "vector", "none", action)) - documented_metrics()
+    unknown = conformance.metric_names(plain(name)) - documented_metrics()
     assert not unknown, f"docs/metrics.md does not say what {sorted(unknown)} mean"
 
 

@@ -345,7 +345,7 @@ class ToyActorCritic(Agent):
             value = self.target_critic(batch.next, self.target_actor(batch.next))
             target = batch.reward + batch.discount * value
         error = blank(self.critic(batch.now, batch.action) - target, batch.mask)
-        return masked_mean(error.square() * batch.extras["weight"], batch.mask), error.detach()
+        return (error.square() * batch.weight).mean(), error.detach()
 
 
 TOYS = {

@@ -16,6 +16,7 @@ from whorl.ops import (
     masked_normalize,
     quantile_huber,
     row_weight,
+    sorted_quantile_huber,
 )
 
 NAN, INF = float("nan"), float("inf")
@@ -150,6 +151,81 @@ def test_the_minimum_of_quantile_regression_is_the_quantile() -> None:
     assert loss(25) < loss(24) and loss(25) < loss(26)
 
 
+def both_quantile_losses(quantile: Tensor, target: Tensor, kappa: float) -> list[tuple[Tensor, Tensor]]:
+    """Value [...] and gradient [..., N] of the loss from prefix sums, and of that over all pairs in double precision."""
+    tau = (torch.arange(quantile.shape[-1]) + 0.5) / quantile.shape[-1]
+    found = []
+    for loss, dtype in ((sorted_quantile_huber, quantile.dtype), (quantile_huber, torch.float64)):
+        at = quantile.detach().to(dtype).requires_grad_()
+        value = loss(at, tau.to(dtype), target.to(dtype), kappa)
+        # rows that count differently: a gradient that forgets what is behind it would show
+        weight = torch.linspace(0.5, 1.5, value.numel(), dtype=dtype).reshape(value.shape)
+        found.append((value.detach(), torch.autograd.grad((value * weight).sum(), at)[0]))
+    return found
+
+
+def pairs() -> dict[str, tuple[Tensor, Tensor]]:
+    """Quantiles [..., N] and targets [..., M] of every kind, targets unsorted."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    return {
+        "random": (random(4, 3, 7), random(4, 3, 10)),
+        "near": (random(5, 7) / 10, random(5, 10) / 10),
+        "far apart": (random(5, 7) * 1e3, random(5, 10) * 1e3),
+        "targets above": (random(5, 7) - 50, random(5, 10) + 50),
+        "targets below": (random(5, 7) + 50, random(5, 10) - 50),
+        "tied": (random(5, 7).round(), random(5, 10).round()),
+        # After a terminal state every target is the reward.
+        "targets alike": (random(5, 7), torch.full((5, 10), 0.5)),
+        "on the edges": (torch.zeros(1, 3), torch.tensor([[-4.0, -2, -1, -0.5, 0, 0, 0.5, 1, 2, 4]])),
+        "one target": (random(5, 7), random(5, 1)),
+        "one quantile": (random(5, 1), random(5, 10)),
+        "a large offset": (random(5, 7) + 1e4, random(5, 10) + 1e4),
+        "a large offset below": (random(5, 7) - 1e4, random(5, 10) - 1e4),
+    }
+
+
+PAIRS = pairs()
+
+
+@pytest.mark.parametrize("kappa", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", PAIRS)
+def test_sorted_quantile_huber_is_the_loss_over_all_pairs_and_so_is_its_gradient(
+    kind: str, dtype: torch.dtype, kappa: float
+) -> None:
+    quantile, target = (t.to(dtype) for t in PAIRS[kind])
+    (value, slope), (wanted, wanted_slope) = both_quantile_losses(quantile, target.sort(-1).values, kappa)
+    assert value.dtype == slope.dtype == dtype
+    exact = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-6, "atol": 1e-6}
+    torch.testing.assert_close(value.double(), wanted, **exact)
+    torch.testing.assert_close(slope.double(), wanted_slope, **exact)
+
+
+def test_sorted_quantile_huber_matches_the_published_case() -> None:
+    tau = torch.tensor([0.2, 0.7])
+    for kappa, expected in ((1.0, 1.583333), (2.0, 2.5)):
+        got = sorted_quantile_huber(torch.tensor([-1.0, 3.0]), tau, torch.tensor([-3.0, 2.0, 4.0]), kappa)
+        assert float(got) == pytest.approx(expected, abs=1e-6)
+
+
+def test_sorted_quantile_huber_has_the_slope_of_its_values() -> None:
+    torch.manual_seed(0)
+    quantile = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    target = torch.randn(3, 8, dtype=torch.float64).sort(-1).values
+    tau = torch.linspace(0.1, 0.9, 5, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda q: sorted_quantile_huber(q, tau, target, 0.7), quantile)
+
+
+def test_sorted_quantile_huber_sends_no_gradient_into_its_targets() -> None:
+    quantile, target = torch.randn(3, requires_grad=True), torch.randn(4).sort().values.requires_grad_()
+    sorted_quantile_huber(quantile, torch.full((3,), 0.5), target).backward()
+    assert quantile.grad is not None and target.grad is None
+
+
 def test_explained_variance_by_hand() -> None:
     target = torch.tensor([[1.0, NAN], [2.0, 6.0]])
     assert float(explained_variance(target, target, MASK)) == 1.0
@@ -169,6 +245,10 @@ def test_shapes_are_checked_on_entry() -> None:
         quantile_huber(torch.zeros(2, 3), torch.zeros(4), torch.zeros(2, 5))
     with pytest.raises(ValueError, match="does not line up"):
         quantile_huber(torch.zeros(2, 3), torch.zeros(3), torch.zeros(4, 5))
+    with pytest.raises(ValueError, match=r"quantile \(2, 3\), tau \(4,\) and target \(2, 5\) need the shapes"):
+        sorted_quantile_huber(torch.zeros(2, 3), torch.zeros(4), torch.zeros(2, 5))
+    with pytest.raises(ValueError, match=r"kappa 0.0 must be above 0"):
+        sorted_quantile_huber(torch.zeros(2, 3), torch.zeros(3), torch.zeros(2, 5), 0.0)
 
 
 def test_row_weights_make_a_plain_mean_count_only_unmasked_rows() -> None:

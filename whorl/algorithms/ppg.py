@@ -113,7 +113,7 @@ class PPG(Agent):
         check_batch_size(self.cfg.batch_size, rows, self.stride)
 
     def experience(self, generator: torch.Generator) -> Rollouts:
-        return Rollouts(history=self.cfg.aux_every, phase="auxiliary")
+        return Rollouts(history=self.cfg.aux_every, phase="auxiliary", device=self.device)
 
     def initial_memory(self, lanes: int) -> Tree:
         nets = (self.actor, self.critic)

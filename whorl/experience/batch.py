@@ -57,11 +57,23 @@ class Batch:
     burn_in: int = 0
     """static: the first rows only warm the memory up"""
     extras: dict[str, Any] = field(default_factory=dict)
-    """what act() returned (log_prob, value, ...), [T, B]; weight [B] and index from prioritized replay"""
+    """what act() returned (log_prob, value, ...), [T, B]; share and weight [T, B] and index [B] from replay"""
+    static: bool = False
+    """whether these are the same tensors each time, written anew: a captured graph may read them in place"""
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.mask.shape[0], self.mask.shape[1]
+
+    @property
+    def share(self) -> Tensor:
+        """[T, B] from replay: how much each row counts in a mean over all of them; masked rows nothing, others alike."""
+        return self.extras["share"]
+
+    @property
+    def weight(self) -> Tensor:
+        """[T, B] from replay: `share`, times what takes back the bias of a prioritized draw."""
+        return self.extras["weight"]
 
     @property
     def now(self) -> Rows:

@@ -1,22 +1,30 @@
 """Off-policy experience: rollouts go into a ring, and batches are drawn from it in proportion to the steps seen."""
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from whorl.errors import ConfigError
+from whorl import tree
+from whorl.config import ReplayConfig
+from whorl.errors import CheckpointError, ConfigError
 from whorl.experience.batch import Batch
-from whorl.experience.ring import Ring
-from whorl.experience.samplers import Priorities, Prioritized, Sampler, Uniform, View
+from whorl.experience.ring import Ring, replay_bytes, slots_for
+from whorl.experience.samplers import Priorities, Prioritized, Sampler, Transitions, Uniform, View
+from whorl.graphs import record
+from whorl.ops.losses import row_weight
 from whorl.spec import Array, Spec
 from whorl.tree import Tree
 
 
 class Experience(Protocol):
     """What turns rollouts into batches."""
+
+    overlaps: bool
+    """whether the updates that are due need nothing of the rollout that is being collected meanwhile"""
 
     def add(self, rollout: Batch) -> None:
         """Take in a rollout; what is kept of it is copied."""
@@ -32,16 +40,37 @@ class Experience(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+class Store(Protocol):
+    """What keeps a ring's rows in files, so that a checkpoint need not hold them (`whorl.state.segments`)."""
+
+    def advance(self, steps: int) -> None:
+        """`steps` rows are about to be added."""
+
+    def save(self) -> dict[str, Any]:
+        """Bring all rows to the disk; the manifest from which `load` gets them back."""
+
+    def load(self, manifest: dict[str, Any]) -> None:
+        """Fill the ring, whose row count is set already."""
+
+
 class Replay(Experience):
     """A ring with a view (transitions or sequences) and a sampler (even, or by `priorities`).
 
+    On a GPU drawing and settling are captured as graphs. A ring on the host serves a learner on a GPU through pinned
+    buffers; priorities then apply exactly one update late, so that nobody waits and nothing depends on timing.
+
     Args:
+        device: where the ring lies.
         generator: on `device`; its position is saved with the random streams, not here.
+        learner: where batches are wanted, if elsewhere.
+        appraise: errors of a batch [1, B]; new rows get priorities from it instead of the largest one seen.
         capacity: rows over all lanes.
         ratio: updates per environment step; fractions are carried over exactly.
         learn_after: no update is due for this many first steps.
         extras, memory, stride: see `Ring`.
     """
+
+    overlaps = True
 
     def __init__(
         self,
@@ -49,6 +78,8 @@ class Replay(Experience):
         device: torch.device | str,
         generator: torch.Generator,
         *,
+        learner: torch.device | str | None = None,
+        appraise: Callable[[Batch], Tensor] | None = None,
         view: View,
         capacity: int,
         batch_size: int,
@@ -70,6 +101,12 @@ class Replay(Experience):
                 f"that starts every {view.stride}; change the replay capacity ({capacity}) or lanes ({spec.lanes})"
             )
         self.view, self.generator, self.batch_size = view, generator, batch_size
+        self.appraise = appraise
+        self._transfer = Transfer(learner) if learner and torch.device(learner) != self.ring.device else None
+        self._late: dict[str, Tensor] = {}
+        self._draw: _Recorded | None = None
+        self._settle: _Recorded | None = None
+        self._priority: Tensor | None = None
         self.ratio = Fraction(str(ratio))
         # At least one start of some lane is whole by then.
         self.learn_after = max(learn_after, spec.lanes * (view.span + view.stride - 1))
@@ -77,6 +114,8 @@ class Replay(Experience):
         """environment steps seen"""
         self.drawn = 0
         """batches handed out"""
+        self.store: Store | None = None
+        """set where there is a run folder; without it the state holds the whole ring"""
         size = self.ring.slots // view.stride * spec.lanes
         self.sampler: Sampler = (
             Prioritized(size, self.ring.device, priorities) if priorities else Uniform(size, self.ring.device)
@@ -95,13 +134,19 @@ class Replay(Experience):
                 f"a rollout of {steps} rows leaves no sample of {span + 1} rows in a ring of {ring.slots} rows per "
                 f"lane; use a replay capacity of at least {(steps + span) * ring.lanes}, or a smaller rollout_steps"
             )
+        if self.store is not None:
+            self.store.advance(steps)
         gone = self._starts(ring.oldest, max(ring.oldest, ring.rows + steps - ring.slots))
         self.sampler.release(gone, self.view.allowed(ring, gone))
         whole = max(0, ring.rows - span)
         ring.add(rollout)
         new = self._starts(whole, max(0, ring.rows - span))
         self.sampler.admit(new, self.view.allowed(ring, new))
-        self.steps += int(rollout.mask.sum())  # once per rollout the host waits for the device
+        if self.appraise is not None and len(new):
+            found = self._sent(self._weighted(self.view.gather(ring, new), {}))
+            self.sampler.appraise(new, self.appraise(found).to(ring.device))
+        self.steps += int(rollout.mask.sum())  # on the device that collected: no learner is waited for
+        self.sampler.anneal(self.steps)
 
     def due(self) -> Iterator[tuple[str, Batch]]:
         total = int(self.ratio * max(0, self.steps - self.learn_after))
@@ -111,31 +156,81 @@ class Replay(Experience):
 
     @torch.no_grad()
     def sample(self) -> Batch:
-        """One batch; nothing here waits for the device."""
-        start, extras = self.sampler.draw(self.batch_size, self.steps, self.generator)
-        batch = self.view.gather(self.ring, start)
-        return batch.replace(extras={**batch.extras, **extras})
+        """One batch; nothing here waits for a device."""
+        if self.ring.device.type != "cuda":
+            return self._sent(self._drawn())
+        if self._draw is None:
+            self._draw = _Recorded(self._drawn, [], [self.generator])
+            self._draw.result.static = True
+        return self._draw.replay()
+
+    def _drawn(self) -> Batch:
+        start, extras = self.sampler.draw(self.batch_size, self.generator)
+        return self._weighted(self.view.gather(self.ring, start), extras)
+
+    def _weighted(self, batch: Batch, extras: dict[str, Tensor]) -> Batch:
+        """With `share` and `weight` [T, B] among its extras."""
+        share = row_weight(batch.mask) if batch.shape[0] > 1 else batch.mask  # single rows are never masked
+        weight = share * extras["weight"] if "weight" in extras else share
+        return batch.replace(extras={**batch.extras, **extras, "share": share, "weight": weight})
+
+    def _sent(self, batch: Batch) -> Batch:
+        return batch if self._transfer is None else self._transfer.send(batch)
 
     @torch.no_grad()
     def settle(self, batch: Batch, updated: Any) -> None:
-        self.sampler.settle(batch, updated.priority)
+        if not self.sampler.learns:
+            return
+        if updated.priority is None:
+            raise ValueError("prioritized replay needs Updated.priority, errors [B] or [T, B]")
+        given = {"index": batch.extras["index"], "mask": batch.mask, "priority": updated.priority.detach()}
+        if self._transfer is not None:
+            if self._late:
+                self._transfer.wait()  # for the update before this one, which is over by now
+                self.sampler.settle(**self._late)
+            self._late = self._transfer.fetch(given)
+        elif self.ring.device.type != "cuda":
+            self.sampler.settle(**given)
+        else:
+            self._settle_captured(given)
+
+    def _settle_captured(self, given: dict[str, Tensor]) -> None:
+        if self._settle is None:
+            # Updates of different graphs leave their errors in different places: copied to one.
+            self._priority = given["priority"].clone()
+            held = {**given, "priority": self._priority}
+            changing = tree.leaves(self.sampler.state_dict())
+            self._settle = _Recorded(lambda: self.sampler.settle(**held), changing, [])
+        assert self._priority is not None
+        self._priority.copy_(given["priority"])
+        self._settle.replay()
 
     def cut(self) -> None:
         """Announce that the next rollout does not go on from the newest row."""
         self.ring.cut()
 
     def state_dict(self) -> dict[str, Any]:
+        ring = self.ring.state_dict()
+        if self.store is not None:
+            del ring["columns"], ring["memories"]
+            ring["manifest"] = self.store.save()
         return {
             "steps": self.steps,
             "drawn": self.drawn,
-            "ring": self.ring.state_dict(),
+            "ring": ring,
             "sampler": self.sampler.state_dict(),
+            "late": self._late,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps, self.drawn = int(state["steps"]), int(state["drawn"])
         self.ring.load_state_dict(state["ring"])
+        if "manifest" in state["ring"]:
+            if self.store is None:
+                raise CheckpointError("the rows of this replay are in its run folder; use whorl.resume(run)")
+            self.store.load(state["ring"]["manifest"])
         self.sampler.load_state_dict(state["sampler"])
+        self._late = tree.clone(state["late"])
 
     def _starts(self, first: int, last: int) -> Tensor:
         """The starts among rows `first` to `last` - 1, oldest first."""
@@ -143,3 +238,123 @@ class Replay(Experience):
         blocks = torch.arange(-(-first // stride), -(-last // stride), device=device)
         blocks = blocks % (self.ring.slots // stride)
         return (blocks.unsqueeze(1) * lanes + torch.arange(lanes, device=device)).reshape(-1)
+
+
+class _Recorded:
+    """A step that a CUDA graph repeats."""
+
+    def __init__(self, step: Callable[[], Any], tensors: list[Tensor], generators: list[torch.Generator]) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        self.result = record(self.graph, step, tensors, generators)
+
+    def replay(self) -> Any:
+        self.graph.replay()
+        return self.result
+
+
+class Transfer:
+    """Batches from the host to a GPU and errors back, through pinned memory, without waiting."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self._buffers: list[dict[str, Tree]] = []
+        self._sent = [torch.cuda.Event(), torch.cuda.Event()]
+        self._fetched = torch.cuda.Event()
+        self._turn = 0
+
+    def send(self, batch: Batch) -> Batch:
+        """The batch on the device; its buffer is written again only after the copy is done."""
+        tensors = batch.tensors()
+        if len(self._buffers) < 2:
+            self._buffers.append(tree.map(lambda leaf: torch.empty_like(leaf).pin_memory(), tensors))
+        else:
+            self._sent[self._turn].synchronize()
+        buffer, event = self._buffers[self._turn], self._sent[self._turn]
+        self._turn = 1 - self._turn
+        tree.copy_(buffer, tensors)
+        moved = batch.replace(**tree.to(buffer, self.device))
+        event.record()
+        return moved
+
+    def fetch(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors on their way to the host; `wait` before they are read."""
+        found = {
+            name: torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+            for name, value in tensors.items()
+        }
+        self._fetched.record()
+        return found
+
+    def wait(self) -> None:
+        """Until what was fetched has arrived."""
+        self._fetched.synchronize()
+
+
+def replay_of(
+    cfg: ReplayConfig,
+    spec: Spec,
+    learner: torch.device,
+    generator: torch.Generator,
+    appraise: Callable[[Batch], Tensor],
+) -> Replay:
+    """Replayed transitions as settings describe them."""
+    priorities = Priorities(
+        alpha=cfg.priority_alpha,
+        beta=cfg.priority_beta,
+        beta_steps=cfg.priority_beta_steps,
+        clip=cfg.priority_clip,
+    )
+    device = generator.device
+    require_room(replay_bytes(spec, cfg.capacity), device, cfg.capacity)
+    return Replay(
+        spec,
+        device,
+        generator,
+        learner=learner,
+        appraise=appraise if cfg.prioritized and cfg.priority_on_add else None,
+        view=Transitions(cfg.n_step),
+        capacity=cfg.capacity,
+        batch_size=cfg.batch_size,
+        ratio=cfg.ratio,
+        learn_after=cfg.learn_after,
+        priorities=priorities if cfg.prioritized else None,
+    )
+
+
+def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
+    """Raise where rollouts of `rows` rows over all lanes and samples of `n_step` rows do not fit the ring."""
+    slots = slots_for(spec, cfg.capacity)
+    if cfg.n_step >= slots:
+        raise ConfigError(
+            f"n_step is {cfg.n_step}, but a capacity of {cfg.capacity} holds {slots} rows for each of {spec.lanes} "
+            f"lanes; use n_step of at most {slots - 1}, or a capacity of at least {(cfg.n_step + 1) * spec.lanes}"
+        )
+    if rows // spec.lanes + cfg.n_step > slots:
+        raise ConfigError(
+            f"capacity is {cfg.capacity}, but a rollout brings {rows} rows; use a capacity of at least "
+            f"{rows + cfg.n_step * spec.lanes}, or a smaller rollout_steps"
+        )
+
+
+def require_room(size: int, device: torch.device, capacity: int) -> None:
+    """Raise where `size` bytes of replay are more than what is free on `device`; nothing is allocated yet."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    if size > free:
+        raise ConfigError(
+            f"replay of {capacity:,} rows takes {size:,} bytes, but {free:,} are free on {device.type}; "
+            f"use a capacity of at most {int(capacity * 0.9 * free / size):,}"
+        )
+
+
+def free_memory() -> int:
+    """Bytes of the host's memory that can still be had, as far as the system tells."""
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 62  # this system does not say

@@ -56,6 +56,11 @@ class Ring:
         return max(0, self.rows - self.slots)
 
     @property
+    def settled(self) -> int:
+        """Rows before this one will not change any more; `_close_gaps` may still touch the newest two."""
+        return max(0, self.rows - 2)
+
+    @property
     def bytes(self) -> int:
         """Size of the storage."""
         return _bytes({"columns": self.columns, "memories": self.memories})
@@ -108,6 +113,8 @@ class Ring:
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "slots": self.slots,
+            "lanes": self.lanes,
             "rows": self.rows,
             "columns": self.columns,
             "memories": self.memories,
@@ -116,9 +123,17 @@ class Ring:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """A state without columns, whose rows come from elsewhere, is good too."""
+        slots, lanes = state["slots"], state["lanes"]
+        if (slots, lanes) != (self.slots, self.lanes):
+            raise ConfigError(
+                f"the checkpoint's replay holds {slots} rows for each of {lanes} lanes, but the settings ask for "
+                f"{self.slots} for each of {self.lanes}; resume with a capacity of {slots * lanes} and {lanes} lanes"
+            )
         self.rows = int(state["rows"])
-        tree.copy_(self.columns, state["columns"])
-        tree.copy_(self.memories, state["memories"])
+        if "columns" in state:
+            tree.copy_(self.columns, state["columns"])
+            tree.copy_(self.memories, state["memories"])
         self._next_reset.copy_(state["next_reset"])
         self._cut.copy_(state["cut"])
 

@@ -16,16 +16,24 @@ class Rollouts:
     """Yields each rollout once for `update`; with `history` also that many rollouts together for a second phase.
 
     The history holds rows (observations, resets, memory) and the columns that the update asked to keep.
+
+    Args:
+        device: where batches are wanted, if elsewhere.
     """
 
-    def __init__(self, history: int = 0, phase: str = "") -> None:
+    overlaps = False
+
+    def __init__(
+        self, history: int = 0, phase: str = "", device: torch.device | str | None = None
+    ) -> None:
+        self.device = device
         self.history = history
         self.phase = phase
         self._pending: Batch | None = None
         self._rows: list[dict[str, Tree]] = []
 
     def add(self, rollout: Batch) -> None:
-        self._pending = rollout
+        self._pending = rollout if self.device is None else rollout.to(self.device)
 
     def due(self) -> Iterator[tuple[str, Batch]]:
         if self._pending is not None:

@@ -3,6 +3,7 @@
 All of it is index arithmetic on the ring's device: nothing here waits for a value.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from whorl import tree
 from whorl.experience.batch import Batch
+from whorl.experience.masses import DeviceMasses, HostMasses, Masses
 from whorl.experience.ring import Ring, take
 
 
@@ -121,17 +123,26 @@ class Sequences:
 class Sampler(Protocol):
     """Which starts are drawn. Starts come and go in the order of their rows."""
 
+    learns: bool
+    """whether errors matter to it"""
+
     def admit(self, start: Tensor, allowed: Tensor) -> None:
         """These starts [N] can be drawn from now on, where `allowed`."""
 
     def release(self, start: Tensor, allowed: Tensor) -> None:
         """The oldest starts are about to be overwritten."""
 
-    def draw(self, count: int, steps: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """`count` starts, and extras for the batch; `steps` have been seen so far."""
+    def anneal(self, steps: int) -> None:
+        """`steps` have been seen: what is scheduled moves on."""
 
-    def settle(self, batch: Batch, priority: Tensor | None) -> None:
-        """What learning said about a batch."""
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """`count` starts, and extras for the batch."""
+
+    def settle(self, index: Tensor, mask: Tensor, priority: Tensor) -> None:
+        """Errors [B] or [T, B] that learning found in samples drawn as `index` [B], whose mask is [T, B]."""
+
+    def appraise(self, start: Tensor, priority: Tensor) -> None:
+        """Errors [N] or [1, N] of starts; those that can't be drawn are passed over."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -141,16 +152,19 @@ class Sampler(Protocol):
 class Uniform:
     """Every allowed start is equally likely: a queue of start numbers, whose ends are known to the device alone."""
 
+    learns = False
+
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
         # One place more, into which refused starts are written.
-        self.queue = torch.zeros(size + 1, dtype=torch.int64, device=device)
+        number = torch.int32 if size < 2**31 else torch.int64
+        self.queue = torch.zeros(size + 1, dtype=number, device=device)
         self.first = torch.zeros((), dtype=torch.int64, device=device)
         self.count = torch.zeros_like(self.first)
 
     def admit(self, start: Tensor, allowed: Tensor) -> None:
         place = (self.first + self.count + allowed.cumsum(0) - 1) % self.size
-        self.queue.scatter_(0, torch.where(allowed, place, self.size), start)
+        self.queue.scatter_(0, torch.where(allowed, place, self.size), start.to(self.queue.dtype))
         self.count.add_(allowed.sum())
 
     def release(self, start: Tensor, allowed: Tensor) -> None:
@@ -158,12 +172,18 @@ class Uniform:
         self.first.add_(gone).remainder_(self.size)
         self.count.sub_(gone)
 
-    def draw(self, count: int, steps: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        uniform = torch.rand(count, dtype=torch.float64, generator=generator, device=self.queue.device)
-        place = (self.first + (uniform * self.count).long()) % self.size
-        return self.queue[place], {}
+    def anneal(self, steps: int) -> None:
+        """Nothing is scheduled."""
 
-    def settle(self, batch: Batch, priority: Tensor | None) -> None:
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        uniform = torch.rand(count, dtype=torch.float64, generator=generator, device=self.queue.device)
+        place = uniform.mul_(self.count).long().add_(self.first).remainder_(self.size)
+        return self.queue.index_select(0, place).long(), {}
+
+    def settle(self, index: Tensor, mask: Tensor, priority: Tensor) -> None:
+        """Nothing to remember."""
+
+    def appraise(self, start: Tensor, priority: Tensor) -> None:
         """Nothing to remember."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -187,59 +207,54 @@ class Priorities:
     """of a sequence's errors: eta * max + (1 - eta) * mean (Kapturowski et al. 2019)"""
     epsilon: float = 1e-6
     """added to each error, so that no row is lost for good"""
+    clip: tuple[float, float] = (0.0, math.inf)
+    """errors count as no less and no more than this"""
 
 
 class Prioritized:
-    """P(i) = p_i^alpha / sum p^alpha, with weights (P(i) / min_batch P)^-beta in `extras["weight"]` [B].
+    """P(i) = p_i^alpha / sum p^alpha with p = |error| + epsilon; each of B equal shares of the mass gives one draw.
 
-    New rows get the largest priority seen so far. `extras["index"]` [B] tells `settle` which rows were learned from.
+    `extras["weight"]` [B] is (P(i) / min_batch P)^-beta; `extras["index"]` [B] tells `settle` which rows were learned
+    from. New rows get the largest priority seen so far.
     """
+
+    learns = True
 
     def __init__(self, size: int, device: torch.device, cfg: Priorities) -> None:
         self.cfg = cfg
-        self.sums = BlockSums(size, device)
-        self.largest = torch.ones((), dtype=torch.float64, device=device)
+        make = HostMasses if device.type == "cpu" else DeviceMasses
+        self.masses: Masses = make(size, device, cfg.alpha, cfg.epsilon, cfg.clip)
+        self.beta = torch.full((), cfg.beta, device=device)
 
     def admit(self, start: Tensor, allowed: Tensor) -> None:
-        self.sums.write(start, torch.where(allowed, self.largest, 0.0))
+        self.masses.admit(start, allowed)
 
     def release(self, start: Tensor, allowed: Tensor) -> None:
-        self.sums.write(start, torch.zeros_like(start, dtype=torch.float64))
+        self.masses.release(start)
 
-    def beta(self, steps: int) -> float:
-        """The exponent of the weights after `steps`."""
+    def anneal(self, steps: int) -> None:
         share = min(1.0, steps / max(self.cfg.beta_steps, 1))
-        return self.cfg.beta + (1 - self.cfg.beta) * share
+        self.beta.fill_(self.cfg.beta + (1 - self.cfg.beta) * share)
 
-    def draw(self, count: int, steps: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        device = self.largest.device
-        uniform = torch.rand(count, dtype=torch.float64, generator=generator, device=device)
-        # One draw from each of `count` equal shares of the mass.
-        share = (torch.arange(count, device=device) + uniform) / count
-        index = self.sums.find(share * self.sums.total())
-        mass = self.sums.leaves[index]
-        weight = (mass / mass.min()).pow(-self.beta(steps))
-        return index, {"index": index, "weight": weight.float()}
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        index, weight = self.masses.draw(count, generator, self.beta)
+        return index, {"index": index, "weight": weight}
 
-    def settle(self, batch: Batch, priority: Tensor | None) -> None:
-        if priority is None:
-            raise ValueError("prioritized replay needs Updated.priority, errors [B] or [T, B]")
-        if priority.dim() == 2:
-            priority = sequence_priority(priority, batch.mask, self.cfg.eta)
-        index = batch.extras["index"]
-        mass = (priority.detach().double().abs() + self.cfg.epsilon).pow(self.cfg.alpha)
-        self.largest.copy_(torch.maximum(self.largest, mass.max()))
-        leaves = self.sums.leaves
-        # Rows that were overwritten since stay out. Of a row that was drawn twice the larger priority counts,
-        # so that the order of the writes does not.
-        mass = torch.where(leaves[index] > 0, mass, 0.0)
-        leaves.scatter_(0, index, 0.0).scatter_reduce_(0, index, mass, "amax")
-        self.sums.write(index, leaves[index])
+    def settle(self, index: Tensor, mask: Tensor, priority: Tensor) -> None:
+        if priority.dim() == 2 and len(priority) > 1:
+            priority = sequence_priority(priority, mask, self.cfg.eta)
+        elif priority.dim() == 2:
+            priority = priority * mask
+        self.appraise(index, priority)
+
+    def appraise(self, start: Tensor, priority: Tensor) -> None:
+        self.masses.renew(start, priority.detach().reshape(-1))
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "largest": self.largest,
-            "levels": {str(i): level for i, level in enumerate(self.sums.levels)},
+            "largest": self.masses.largest,
+            "beta": self.beta,
+            "levels": {str(depth): level for depth, level in enumerate(self.masses.levels)},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -251,55 +266,3 @@ def sequence_priority(error: Tensor, mask: Tensor, eta: float) -> Tensor:
     size = torch.where(mask > 0, error.abs(), 0.0)
     count = (mask > 0).sum(0).clamp(min=1)
     return eta * size.amax(0) + (1 - eta) * size.sum(0) / count
-
-
-class BlockSums:
-    """Non-negative numbers, and their sums in a few wide levels, from which one draws in proportion.
-
-    Sums are recomputed from what lies below them, never incremented, so that no rounding error builds up.
-    """
-
-    def __init__(self, size: int, device: torch.device, width: int = 128) -> None:
-        self.width = width
-        self.levels: list[Tensor] = []
-        """leaves first; the last level is one block"""
-        blocks = size
-        while not self.levels or blocks > 1:
-            blocks = -(-blocks // width)
-            self.levels.append(torch.zeros(blocks * width, dtype=torch.float64, device=device))
-
-    @property
-    def leaves(self) -> Tensor:
-        return self.levels[0]
-
-    def total(self) -> Tensor:
-        """The sum of all numbers, 0-dim."""
-        return self.levels[-1].sum()
-
-    def write(self, index: Tensor, value: Tensor) -> None:
-        """Set numbers; where `index` [N] repeats itself the values must agree."""
-        self.leaves.scatter_(0, index, value)
-        for below, level in zip(self.levels, self.levels[1:]):
-            blocks = below.reshape(-1, self.width)
-            index = index // self.width
-            if len(index) < len(blocks):
-                level.scatter_(0, index, blocks.index_select(0, index).sum(1))
-            else:
-                level[: len(blocks)] = blocks.sum(1)
-
-    def find(self, point: Tensor) -> Tensor:
-        """The leaves under points [B] of [0, total). A leaf of mass zero is never found unless all are zero."""
-        node = torch.zeros_like(point, dtype=torch.int64)
-        number = torch.arange(self.width, device=point.device)
-        for level in reversed(self.levels):
-            block = level.reshape(-1, self.width).index_select(0, node)  # [B, width]
-            below = block.cumsum(1)
-            # Rounding can push a point past the end of its block, or on a device a sum past its successor:
-            # only numbers above zero count, and past the end it is the last of them.
-            first = torch.where((below > point.unsqueeze(1)) & (block > 0), number, self.width).amin(1)
-            last = torch.where(block > 0, number, 0).amax(1)
-            choice = torch.minimum(first, last)
-            before = (below - block).gather(1, choice.unsqueeze(1)).squeeze(1)
-            point = (point - before).clamp(min=0)
-            node = node * self.width + choice
-        return node

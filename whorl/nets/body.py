@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from whorl import tree
 from whorl.errors import ConfigError
 from whorl.experience.batch import Rows
-from whorl.nets.layers import MLP, layered, width_of
+from whorl.nets.images import Images, has_images
+from whorl.nets.layers import MLP, Residual, layered, width_of
 from whorl.nets.memory import Recurrent
+from whorl.nets.noisy import NoisyMLP
+from whorl.ops.augment import Channels
 from whorl.registry import Part, construct, register
 from whorl.spec import MASK_KEY, SpecTree
 from whorl.tree import Tree
@@ -30,10 +33,11 @@ class BodySettings:
     encoder: Part
     memory: Literal["none", "lstm", "gru"] = "none"
     memory_size: int = 64
+    noisy: bool = False
 
 
 class Flat(nn.Module):
-    """The default encoder: every leaf but an action mask, flattened and joined into one vector per row."""
+    """The plainest encoder: every leaf but an action mask, flattened and joined into one vector per row."""
 
     def __init__(self, observation: SpecTree) -> None:
         super().__init__()
@@ -55,8 +59,20 @@ class Flat(nn.Module):
         return torch.cat(parts, -1)
 
 
+def auto(
+    observation: SpecTree, kind: str = "auto", features: int = 0, channels: Channels = "auto"
+) -> nn.Module:
+    """The encoder `images` where there is an image of at least 8 pixels a side, else `flat`."""
+    if has_images(observation, 8, channels):
+        return Images(observation, kind, features, channels)
+    return Flat(observation)
+
+
 register("encoder", "flat", Flat)
+register("encoder", "images", Images)
+register("encoder", "auto", auto)
 register("network", "layers", layered)
+register("network", "residual", Residual)
 
 
 class Body(nn.Module):
@@ -71,31 +87,31 @@ class Body(nn.Module):
         if settings.memory != "none":
             self.memory = Recurrent(settings.memory, width, settings.memory_size)
             width = settings.memory_size
-        if settings.network.name == "mlp":
-            self.torso: nn.Module = MLP(width, settings.hidden, settings.activation.lower())
-            self.size = settings.hidden[-1] if settings.hidden else width
-        else:
-            self.torso = construct("network", settings.network, width)
-            if not isinstance(self.torso, nn.Module):
-                raise ConfigError(
-                    f"network {settings.network.name!r} built a {type(self.torso).__name__}, not a Module"
-                )
-            self.size = width_of(self.torso, width)
+        self.torso, self.size = torso(settings, width)
+        self.random = hasattr(self.torso, "draw")
 
-    def forward(self, rows: Rows) -> Tensor:
+    def draw(self, generator: torch.Generator | None) -> Tree:
+        """Fresh noise for one pass, where the torso is noisy; an empty dict otherwise."""
+        return self.torso.draw(generator) if self.random else {}  # type: ignore[operator]
+
+    def forward(self, rows: Rows, noise: Tree | None = None) -> Tensor:
         if self.memory is None:
-            return self.torso(self.encoder(rows.selected))
+            return self.read(self.encoder(rows.selected), noise)
         encoded = self.encoder(rows.obs)
         summary = self.memory(encoded, rows.reset, rows.memory.get(self.name), rows.burn_in)
-        return self.torso(summary[rows.start : rows.stop])
+        return self.read(summary[rows.start : rows.stop], noise)
 
-    def step(self, obs: Tree, memory: Tree, reset: Tensor) -> tuple[Tensor, Tree]:
+    def step(self, obs: Tree, memory: Tree, reset: Tensor, noise: Tree | None = None) -> tuple[Tensor, Tree]:
         """One row of every lane: features [B, size], and this body's share of the memory after it."""
         encoded = self.encoder(obs)
         if self.memory is None:
-            return self.torso(encoded), {}
+            return self.read(encoded, noise), {}
         summary, state = self.memory.step(encoded, reset, memory[self.name])
-        return self.torso(summary), {self.name: state}
+        return self.read(summary, noise), {self.name: state}
+
+    def read(self, encoded: Tensor, noise: Tree | None = None) -> Tensor:
+        """The torso alone, on what encoder and memory made of rows."""
+        return self.torso(encoded, noise) if self.random else self.torso(encoded)
 
     def advance(self, obs: Tree, memory: Tree, reset: Tensor) -> Tree:
         """Only the memory after one row, for a net that is not read while acting."""
@@ -105,3 +121,17 @@ class Body(nn.Module):
 
     def initial_memory(self, lanes: int, device: torch.device) -> Tree:
         return {} if self.memory is None else {self.name: self.memory.initial(lanes, device)}
+
+
+def torso(settings: BodySettings, inputs: int) -> tuple[nn.Module, int]:
+    """The hidden layers that settings describe, and how many columns come out of them."""
+    network, hidden = settings.network, settings.hidden
+    if network.name == "mlp":
+        kind = NoisyMLP if settings.noisy else MLP
+        return kind(inputs, hidden, settings.activation), hidden[-1] if hidden else inputs
+    if settings.noisy:
+        raise ConfigError(f"noisy layers come with the network 'mlp' only, not with {network.name!r}")
+    net = construct("network", network, inputs)
+    if not isinstance(net, nn.Module):
+        raise ConfigError(f"network {network.name!r} built a {type(net).__name__}, not a Module")
+    return net, width_of(net, inputs)

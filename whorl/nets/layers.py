@@ -22,6 +22,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def activation_of(name: str) -> Callable[[Tensor], Tensor]:
+    """The activation called `name`."""
+    if name.lower() not in ACTIVATIONS:
+        raise ConfigError(f"activation is {name!r}; {nearest(name, ACTIVATIONS)}")
+    return ACTIVATIONS[name.lower()]
+
+
 def orthogonal_(module: nn.Module, gain: float = 2**0.5) -> nn.Module:
     """Orthogonal weights and zero biases in every linear layer of `module`."""
     for layer in module.modules():
@@ -40,9 +47,7 @@ class MLP(nn.Module):
 
     def __init__(self, inputs: int, hidden: Sequence[int], activation: str) -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ConfigError(f"activation is {activation!r}; {nearest(activation, ACTIVATIONS)}")
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation_of(activation)
         sizes = [inputs, *hidden]
         layers = [nn.Linear(before, after) for before, after in zip(sizes, hidden)]
         self.layers = nn.ModuleList(layers)
@@ -54,6 +59,31 @@ class MLP(nn.Module):
         for weight, bias in self._parts:
             value = activation(F.linear(value, weight, bias))
         return value
+
+
+class Residual(nn.Module):
+    """SimBa's torso (Lee et al. 2024, arXiv:2410.09754): residual blocks around layer norms, a linear path all through.
+
+    x <- W x;  x <- x + W2 relu(W1 norm(x)) for each block;  norm(x)
+    Running normalisation of observations belongs to it: set `normalize_obs`.
+    """
+
+    def __init__(self, inputs: int, width: int = 128, blocks: int = 1, expand: int = 4) -> None:
+        super().__init__()
+        self.enter = orthogonal_(nn.Linear(inputs, width), 1.0)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(blocks))
+        self.wide = nn.ModuleList(nn.Linear(width, expand * width) for _ in range(blocks))
+        self.narrow = nn.ModuleList(nn.Linear(expand * width, width) for _ in range(blocks))
+        for layer in (*self.wide, *self.narrow):
+            nn.init.kaiming_normal_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        self.leave = nn.LayerNorm(width)
+
+    def forward(self, value: Tensor) -> Tensor:
+        value = self.enter(value)
+        for norm, wide, narrow in zip(self.norms, self.wide, self.narrow):
+            value = value + narrow(torch.relu(wide(norm(value))))
+        return self.leave(value)
 
 
 OPEN_SIZES = ("in_features", "input_size", "num_features", "normalized_shape", "in_channels", "inputs")

@@ -18,6 +18,7 @@ from whorl.ops.losses import (
     masked_normalize,
     quantile_huber,
     row_weight,
+    sorted_quantile_huber,
     squared,
 )
 from whorl.ops.returns import (
@@ -64,6 +65,7 @@ __all__ = [
     "retrace",
     "reverse_scan",
     "row_weight",
+    "sorted_quantile_huber",
     "squared",
     "symexp",
     "symlog",

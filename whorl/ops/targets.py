@@ -1,5 +1,7 @@
 """Target networks: in-place updates of one module from another of the same structure."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -11,7 +13,9 @@ def polyak_(target: nn.Module, online: nn.Module, tau: float) -> None:
     Buffers (running statistics, counters) are copied: an average of them means nothing.
     """
     into, source = _pairs(list(target.parameters()), list(online.parameters()))
-    if into:
+    if into and into[0].device.type == "cuda":
+        torch._foreach_lerp_(pieces(into), pieces(source), tau)
+    elif into:
         torch._foreach_lerp_(into, source, tau)
     _copy_buffers_(target, online)
 
@@ -36,3 +40,13 @@ def _pairs(into: list[Tensor], source: list[Tensor]) -> tuple[list[Tensor], list
     if have != want:
         raise ValueError(f"target and online differ in structure: shapes {have} against {want}")
     return into, source
+
+
+def pieces(tensors: Sequence[Tensor], count: int = 32) -> list[Tensor]:
+    """The same memory as about `count` flat views of like size.
+
+    A GPU's kernels over lists of tensors give each tensor few of its processors: one large weight would keep all others
+    waiting.
+    """
+    size = max(1024, -(-sum(tensor.numel() for tensor in tensors) // count))
+    return [piece for tensor in tensors for piece in tensor.detach().view(-1).split(size)]

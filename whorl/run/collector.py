@@ -4,6 +4,7 @@ Storage is allocated once and written in place. On a GPU with a world of our own
 is captured as one graph.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,7 +16,7 @@ from whorl.agent import Agent, Context
 from whorl.envs.vector import Step, VectorEnv
 from whorl.errors import ConfigError
 from whorl.experience.batch import Batch
-from whorl.run.learner import record
+from whorl.graphs import record
 from whorl.spec import empty_action, empty_obs
 from whorl.tree import Tree
 
@@ -26,7 +27,11 @@ def acting(device: torch.device) -> AbstractContextManager[None]:
 
 
 class Collector:
-    """Steps every lane `steps` times with the agent's current policy."""
+    """Steps every lane `steps` times with the agent's current policy.
+
+    Args:
+        numbers: which lanes of the run these are, where there are others elsewhere.
+    """
 
     def __init__(
         self,
@@ -37,6 +42,7 @@ class Collector:
         generator: torch.Generator,
         capture: bool = False,
         storage: "Storage | None" = None,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         self.env, self.agent, self.steps, self.gamma, self.generator = env, agent, steps, gamma, generator
         self.capture = capture
@@ -48,7 +54,10 @@ class Collector:
         self._rows = self.storage.rows(self._groups)
         self.memory = tree.clone(agent.initial_memory(self.lanes))
         self.tally = Tally(self.lanes, agent.device)
-        self._graph: torch.cuda.CUDAGraph | None = None
+        lane = torch.tensor(range(self.lanes) if numbers is None else numbers, device=agent.device)
+        self._lane = [lane[group] for group in self._groups]
+        self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        self._random = False
 
     def reset(self, seed: int) -> None:
         """Start every lane anew; the next rollout begins there."""
@@ -60,18 +69,22 @@ class Collector:
         tree.copy_(tree.index(self.storage.obs, last), obs)
         self.storage.reset[last].copy_(torch.ones(self.lanes, dtype=torch.bool) if reset is None else reset)
 
-    def collect(self, cut: bool = False) -> Batch:
-        """One rollout, as views of the storage: learn from it before the next call.
+    def start(self, random: bool = False) -> None:
+        """Announce the next rollout, with `random` actions or the policy's; here it is rolled when it is wanted."""
+        self._random = random
+
+    def finish(self, cut: bool = False) -> Batch:
+        """The rollout, as views of the storage: learn from it before the next call.
 
         With `cut` all lanes start anew after it: returns do not cross its last row, and open episodes are forgotten.
         """
         with acting(self.agent.device):
             if not self.capture:
-                self.roll()
+                self.roll(self._random)
             else:
-                if self._graph is None:
-                    self._graph = self._record()
-                self._graph.replay()
+                if self._random not in self._graphs:
+                    self._graphs[self._random] = self._record(self._random)
+                self._graphs[self._random].replay()
         batch = self.storage.batch(self.gamma)
         self.tally.add(batch)
         if cut:
@@ -79,10 +92,15 @@ class Collector:
             self.tally.forget()
         return batch
 
+    def collect(self, cut: bool = False, random: bool = False) -> Batch:
+        """One rollout, start to finish."""
+        self.start(random)
+        return self.finish(cut)
+
     def close(self) -> None:
         """Nothing runs in the background here."""
 
-    def roll(self) -> None:
+    def roll(self, random: bool = False) -> None:
         """Fill the storage: act and step, row by row."""
         store, groups = self.storage, self._groups
         tree.copy_(tree.index(store.obs, 0), tree.index(store.obs, self.steps))
@@ -97,7 +115,8 @@ class Collector:
                 if store.memories and t % store.stride == 0:
                     part = tree.index(store.memories, (t // store.stride, lanes))
                     tree.copy_(part, memories[number])
-                acted = self.agent.act(here.obs, memories[number], Context(here.reset, self.generator))
+                context = Context(here.reset, self.generator, random=random, lane=self._lane[number])
+                acted = self.agent.act(here.obs, memories[number], context)
                 memories[number] = acted.memory
                 tree.copy_(here.action, acted.action)
                 for name, column in here.extras.items():
@@ -112,7 +131,7 @@ class Collector:
         for lanes, memory in zip(groups, memories):
             tree.copy_(tree.index(self.memory, lanes), memory)
 
-    def _record(self) -> torch.cuda.CUDAGraph:
+    def _record(self, random: bool) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         world: Any = self.env
         tensors = [
@@ -120,7 +139,7 @@ class Collector:
             *tree.leaves(self.memory),
             *tree.leaves(self.storage.tensors),
         ]
-        record(graph, self.roll, tensors, [self.generator, world.generator])
+        record(graph, lambda: self.roll(random), tensors, [self.generator, world.generator])
         return graph
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Nothing here waits for the device, except `drain`, which reads all metrics in on
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from whorl import tree
 from whorl.agent import Agent, Updated
 from whorl.errors import DivergedError
 from whorl.experience.batch import Batch
+from whorl.graphs import record
 from whorl.tree import Tree
 
 
@@ -24,7 +24,7 @@ class Learner:
     def __init__(self, agent: Agent, capture: bool, compile: bool = False) -> None:
         self.agent = agent
         self.count: dict[str, int] = {}
-        self._sums: dict[str, dict[str, Tensor]] = {}
+        self._sums: dict[str, Tensor] = {}
         agent.runner = Capture() if capture else None
         if compile:
             compile_pure(agent)
@@ -34,14 +34,19 @@ class Learner:
         updated = getattr(self.agent, phase)(batch)
         if phase == "update":
             self.agent.updates += 1
-        sums = self._sums.get(phase)
-        if sums is None or not self.count[phase]:
-            self._sums[phase] = {name: value.detach().clone() for name, value in updated.metrics.items()}
-            self.count[phase] = 0
-        else:
-            torch._foreach_add_(list(sums.values()), list(updated.metrics.values()))
-        self.count[phase] += 1
+        self._add(updated.metrics)
         return updated
+
+    def _add(self, metrics: dict[str, Tensor]) -> None:
+        """Add to the sums. Not every update has every metric: each is counted apart."""
+        sums, count = self._sums, self.count
+        going = [name for name in metrics if count.get(name)]
+        if going:
+            torch._foreach_add_([sums[name] for name in going], [metrics[name] for name in going])
+        for name, value in metrics.items():
+            if not count.get(name):
+                sums[name] = value.detach().clone()
+            count[name] = count.get(name, 0) + 1
 
     def drain(self) -> dict[str, float]:
         """Means since the last call; raises where one of them is no finite number. The one transfer from the device."""
@@ -55,15 +60,12 @@ class Learner:
         _require_finite(self._means())
 
     def _means(self) -> dict[str, float]:
-        names, values = [], []
-        for phase, sums in self._sums.items():
-            if self.count[phase]:
-                names += list(sums)
-                values += [value.float() / self.count[phase] for value in sums.values()]
+        names = [name for name, count in self.count.items() if count]
+        values = [self._sums[name].float() / self.count[name] for name in names]
         return dict(zip(names, torch.stack(values).tolist())) if values else {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": dict(self.count), "sums": {phase: dict(sums) for phase, sums in self._sums.items()}}
+        return {"count": dict(self.count), "sums": dict(self._sums)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         device = self.agent.device
@@ -108,53 +110,21 @@ class Capture:
         found = self._graphs.get(key)
         if found is None:
             found = self._graphs[key] = self._record(method, agent, batch, static)
-        else:
+        elif not batch.static:
             tree.copy_(found.inputs, batch.tensors())
         found.graph.replay()
         return found.output
 
     def _record(self, method: Any, agent: Agent, batch: Batch, static: dict[str, Any]) -> _Graph:
-        inputs = tree.clone(batch.tensors())
-        held = Batch(**inputs, burn_in=batch.burn_in)
+        # A batch that is always the same tensors is read where it lies.
+        inputs = batch.tensors() if batch.static else tree.clone(batch.tensors())
+        held = batch.replace(**inputs)
         graph = torch.cuda.CUDAGraph()
         streams = list(agent.generators.values())
         output = record(graph, lambda: method(agent, held, **static), agent.state_tensors(), streams)
         return _Graph(graph, inputs, output)
 
 
-def record(
-    graph: torch.cuda.CUDAGraph,
-    step: Callable[[], Any],
-    tensors: list[Tensor],
-    generators: list[torch.Generator],
-) -> Any:
-    """Warm `step` up on a side stream, put its state back, and record it into `graph`; returns its static result."""
-    saved = [tensor.detach().clone() for tensor in tensors]
-    states = [generator.get_state() for generator in generators]
-
-    def put_back() -> None:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, saved):
-                tensor.copy_(value)
-        for generator, state in zip(generators, states):
-            generator.set_state(state)
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            step()
-            put_back()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    for generator in generators:
-        graph.register_generator_state(generator)
-    with torch.cuda.graph(graph):
-        result = step()
-    put_back()
-    return result
-
-
 def _signature(batch: Batch) -> tuple[Any, ...]:
     shapes = tuple((path, tuple(leaf.shape), leaf.dtype) for path, leaf in tree.items(batch.tensors()))
-    return (batch.burn_in, shapes)
+    return (batch.burn_in, batch.static, shapes)

@@ -6,18 +6,21 @@ while there is budget:
     for phase, batch in experience.due():
         experience.settle(batch, learner.update(phase, batch))
     advance: counters, log, evaluate, checkpoint
+
+Where others act (worker processes, another device) and batches come from replay, the updates that are due run between
+sending the weights out and gathering the rollout. Nothing is in flight between two epochs, so checkpoints fall there.
 """
 
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
@@ -27,18 +30,21 @@ from whorl.config import Settings
 from whorl.envs.make import Source
 from whorl.envs.vector import VectorEnv
 from whorl.errors import CheckpointError, ConfigError, DivergedError
+from whorl.experience.replay import Replay
 from whorl.log.console import Console
 from whorl.log.writers import Log, LogFile, MetricFiles, Sink, TensorBoard, WandB
 from whorl.run.callbacks import BestCheckpoint, Callback
 from whorl.run.collector import Collector
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.learner import Learner
-from whorl.run.workers import WorkerCollector, weights_of
+from whorl.run.workers import WorkerCollector
 from whorl.state import checkpoint, files
 from whorl.state.policy import build_agent, export
 from whorl.state.runfolder import new_run_folder, resolve_run
+from whorl.state.segments import FOLDER, DamagedError, Segments
 from whorl.state.streams import Streams
 
+T = TypeVar("T")
 EVAL_LANES = 32
 ROWS_WORTH_A_THREAD = 1024
 """rows per minibatch from which learners on a CPU gain from a thread each; below, Python's lock eats the gain"""
@@ -82,6 +88,7 @@ class Trainer:
         self._purge: int | None = None
         self._branched = False
         self._restored = False
+        self.store: Segments | None = None
 
     @property
     def config(self) -> Settings:
@@ -97,8 +104,9 @@ class Trainer:
         run = self.settings.run
         self.device = choose_device(run.learner_device)
         acting_device = choose_device(run.worker_device)
-        self._threads = torch.get_num_threads()
+        self._before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
         torch.set_num_threads(run.threads)
+        torch.backends.cuda.matmul.allow_tf32 = run.tf32
         self.streams = Streams(run.seed)
         spec = self.source.spec(run.lanes)
         self.agent = build_agent(self.settings, spec, self.streams.seed("learner"))
@@ -113,7 +121,7 @@ class Trainer:
             self.actor = build_agent(self.settings, spec).to(acting_device)
         self.actor_copies = self.actor is not self.agent
         self._build_collector(acting_device)
-        self.experience = self.agent.experience(self.streams.generator("replay", self.device))
+        self.experience = self.agent.experience(self.streams.generator("replay", self._replay_device()))
         self.learner = Learner(self.agent, self.device.type == "cuda", self.settings.run.compile)
         self._eval_env: VectorEnv | None = None
         self._built = True
@@ -138,6 +146,24 @@ class Trainer:
         generator = self.streams.generator("act", device)
         self.collector = Collector(self.env, self.actor, run.rollout_steps, gamma, generator, capture)
 
+    def _replay_device(self) -> torch.device:
+        """Where the ring lies: beside the learner unless settings say otherwise."""
+        name = getattr(self.settings.algo, "replay_device", "auto")
+        if name == "cpu" or (self.device.type == "cpu" and name == "auto"):
+            return torch.device("cpu")
+        if self.device.type != "cuda":
+            raise ConfigError(
+                f"replay_device is {name!r}, but the learner is on {self.device}; use auto or cpu"
+            )
+        return self.device
+
+    @property
+    def replay_bytes(self) -> int:
+        """Size of the replay ring, known before it is allocated; 0 for algorithms without one."""
+        if self._built:
+            return self.agent.replay_bytes()
+        return build_agent(self.settings, self.source.spec(self.settings.run.lanes)).replay_bytes()
+
     # Training
 
     def train(self) -> Result:
@@ -149,11 +175,14 @@ class Trainer:
             stack.callback(self.close)
             if self._restored and not self._built and self.run_dir is not None:
                 # Trained before and closed: go on from what that left on disk.
-                self.attach(self.run_dir, checkpoint.load_newest(self.run_dir, self._warn))
+                checkpoint.use_newest(
+                    self.run_dir, self._warn, lambda found: self.attach(found.folder.parent, found)
+                )
             self.build()
             if self.run_dir is None:
                 self._open_run()
             assert self.run_dir is not None
+            self._open_store()
             log = self.log = stack.enter_context(self._logs())
             console = stack.enter_context(self._console())
             stack.enter_context(_interrupts(self))
@@ -192,7 +221,13 @@ class Trainer:
         if self.actor_copies:
             copy_weights(self.actor, self.agent)
         cut = self._resets_after_this()
-        rollout = self.collector.collect(cut)
+        random = self.steps < self.agent.random_steps
+        overlaps = self.actor_copies and self.experience.overlaps
+        self.collector.start(random)
+        if overlaps:
+            self._learn()  # while others act, with the weights from before
+        waited = time.perf_counter()
+        rollout = self.collector.finish(cut)
         seen = self.collector.tally.drain()
         for name in ("observation", "reward"):
             if seen[f"bad_{name}"]:
@@ -201,14 +236,13 @@ class Trainer:
                     "look at it with whorl.check(env); the last good checkpoint is kept"
                 )
         steps = int(seen["steps"])
-        if self.device != rollout.mask.device:
-            rollout = rollout.to(self.device)
         for callback in self.callbacks:
             callback.on_rollout(self, rollout)
+        self.agent.observe(rollout)
         collected = time.perf_counter()
         self.experience.add(rollout)
-        for phase, batch in self.experience.due():
-            self.experience.settle(batch, self.learner.update(phase, batch))
+        if not overlaps:
+            self._learn()
         self.epoch += 1
         self.steps += steps
         self.episodes += int(seen["episodes"])
@@ -223,10 +257,15 @@ class Trainer:
         if self.epoch % self.settings.run.log_freq == 0:
             row.update(self.learner.drain())
         ended = time.perf_counter()
-        row["time/collect"] = collected - began
-        row["time/update"] = ended - collected
+        row["time/collect"] = collected - (waited if overlaps else began)
+        row["time/update"] = waited - began if overlaps else ended - collected
         row["time/steps_per_second"] = steps / (ended - began)
         return row
+
+    def _learn(self) -> None:
+        """The updates that are due."""
+        for phase, batch in self.experience.due():
+            self.experience.settle(batch, self.learner.update(phase, batch))
 
     def _observe(self, row: dict[str, Any]) -> None:
         """Callbacks and evaluation of this epoch; neither draws from a training stream."""
@@ -308,16 +347,20 @@ class Trainer:
         self.log.flush()
         self.saved += 1
         self.saved_epoch = self.epoch
+        state, metadata = self.state(), self._metadata()
+        if self.store is not None:
+            metadata["segments"] = self.store.names()
         folder = checkpoint.save(
             self.run_dir,
             self.saved,
-            self.state(),
+            state,
             export(self.agent, self.settings),
             self.settings.plain(),
-            self._metadata(),
+            metadata,
             self.agent.normalizer_values() or None,
         )
-        checkpoint.retain(self.run_dir, self.settings.run.keep_checkpoints)
+        if checkpoint.retain(self.run_dir, self.settings.run.keep_checkpoints):
+            self._sweep_store()
         for callback in self.callbacks:
             callback.on_checkpoint(self, folder)
         return folder
@@ -345,6 +388,7 @@ class Trainer:
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state` was taken."""
         self.build()
+        self._open_store()
         self.agent.load_state(state["agent"])
         self.learner.load_state_dict(state["learner"])
         self.experience.load_state_dict(state["experience"])
@@ -391,6 +435,21 @@ class Trainer:
         text = yaml.safe_dump(self.settings.plain(), sort_keys=False)
         files.write_atomic(self.run_dir / checkpoint.CONFIG, text.encode())
 
+    def _open_store(self) -> None:
+        """Rows of replay are kept in the run folder, as they come."""
+        if self.run_dir is None or self.store is not None or not isinstance(self.experience, Replay):
+            return
+        run = self.settings.run
+        self.store = Segments(self.run_dir / FOLDER, self.experience.ring, ahead=run.save_model)
+        self.experience.store = self.store
+        self._sweep_store()
+
+    def _sweep_store(self) -> None:
+        """Delete rows that no checkpoint needs; where one can't be asked, all stay."""
+        if self.store is not None and self.run_dir is not None:
+            with suppress(CheckpointError):
+                self.store.sweep(checkpoint.segments(self.run_dir))
+
     def _begin(self) -> None:
         """The start of a run: lanes reset, weights as drawn or as loaded."""
         run = self.settings.run
@@ -415,8 +474,10 @@ class Trainer:
         self.run_dir = run_dir
         try:
             self.load_state(loaded.state)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, DamagedError):
+                raise DamagedError(f"{loaded.folder}: {error}") from None
             raise
         self.wall_time = float(loaded.metadata["wall_time"])
         # Number on after all that are there: one taken up again, or a damaged one that was skipped, is not overwritten.
@@ -459,6 +520,8 @@ class Trainer:
     def _console(self) -> Console:
         done, total, unit = self._done()
         title = f"{self.settings.algorithm} on {self.source.id}: {self.run_dir}"
+        if self.replay_bytes:
+            title += f" (replay: {self.replay_bytes / 1e6:,.1f} MB on {self._replay_device().type})"
         return Console(total, unit, title, self.settings.run.quiet, done=done)
 
     def _upload(self) -> None:
@@ -491,18 +554,27 @@ class Trainer:
     def close(self) -> None:
         """Stop worker processes and free the environments."""
         if self._built:
+            if self.store is not None:
+                self.store.close()
+                self.store = None
             self._close_eval()
             self.collector.close()
             self.env.close()
-            torch.set_num_threads(self._threads)
+            threads, torch.backends.cuda.matmul.allow_tf32 = self._before
+            torch.set_num_threads(threads)
             self._built = False
 
 
 def find_checkpoint(folder: Path, warn: Any) -> checkpoint.Loaded:
     """A checkpoint folder as it is, or the newest whole one of a run folder."""
+    return use_checkpoint(folder, warn, lambda loaded: loaded)
+
+
+def use_checkpoint(folder: Path, warn: Any, use: Callable[[checkpoint.Loaded], T]) -> T:
+    """What `use` makes of that checkpoint."""
     if folder.name.startswith("checkpoint_"):
-        return checkpoint.load(folder)
-    return checkpoint.load_newest(folder, warn)
+        return use(checkpoint.load(folder))
+    return checkpoint.use_newest(folder, warn, use)
 
 
 def choose_device(name: str) -> torch.device:
@@ -526,8 +598,8 @@ def choose_device(name: str) -> torch.device:
 
 @torch.no_grad()
 def copy_weights(into: Agent, source: Agent) -> None:
-    """Parameters and buffers, in place."""
-    for target, value in zip(weights_of(into), weights_of(source)):
+    """What acting reads, in place."""
+    for target, value in zip(into.acting_tensors(), source.acting_tensors()):
         target.copy_(value)
 
 

@@ -40,7 +40,7 @@ class WorkerCollector:
         self.agent, self.gamma, self.steps = agent, gamma, steps
         layout = Storage.allocate(agent, lanes, steps)
         shapes = {path: _array(leaf) for path, leaf in tree.items(layout.tensors)}
-        shapes[WEIGHTS] = ((sum(_padded(tensor) for tensor in weights_of(agent)),), "uint8")
+        shapes[WEIGHTS] = ((sum(_padded(tensor) for tensor in agent.acting_tensors()),), "uint8")
         self.env = WorkerPool(source.factory, lanes, source.id, workers, arrays=shapes)
         self.storage = Storage(_nested(layout.tensors, self.env.arrays))
         self.tally = Tally(lanes, torch.device("cpu"))
@@ -58,17 +58,26 @@ class WorkerCollector:
         """Start every lane anew; the next rollout begins there."""
         self._run("reset", [seed] * self.env.workers)
 
-    def collect(self, cut: bool = False) -> Batch:
-        """One rollout, as views of shared memory: learn from it before the next call."""
-        for into, tensor in zip(self._weights, weights_of(self.agent)):
+    def start(self, random: bool = False) -> None:
+        """Send the weights out and let the workers roll, with `random` actions or the policy's."""
+        for into, tensor in zip(self._weights, self.agent.acting_tensors()):
             into.copy_(tensor)
-        self._run("collect", [None] * self.env.workers)
+        self.env.start("collect", [random] * self.env.workers)
+
+    def finish(self, cut: bool = False) -> Batch:
+        """The rollout, as views of shared memory: learn from it before the next call."""
+        self.env.collect("collect")
         batch = self.storage.batch(self.gamma)
         self.tally.add(batch)
         if cut:
             batch.keep[-1] = 0
             self.tally.forget()
         return batch
+
+    def collect(self, cut: bool = False, random: bool = False) -> Batch:
+        """One rollout, start to finish."""
+        self.start(random)
+        return self.finish(cut)
 
     def state_dict(self) -> dict[str, Any]:
         return {"workers": self._run("state", [None] * self.env.workers), "tally": self.tally.state_dict()}
@@ -95,7 +104,7 @@ def open_collector(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, An
     agent: Agent = cloudpickle.loads(packed)
     generator = torch.Generator().manual_seed(seed)
     env = GymnasiumVector.over(lanes, id)
-    held["collector"] = Collector(env, agent, steps, gamma, generator)
+    held["collector"] = Collector(env, agent, steps, gamma, generator, numbers=lanes.numbers)
     held["weights"] = _views(torch.from_numpy(arrays[WEIGHTS]), agent)
     held["shared"] = _nested(held["collector"].storage.tensors, arrays)
 
@@ -104,9 +113,9 @@ def open_collector(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, An
 def collect(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
     """Take the newest weights, roll, and write this worker's columns of the rollout."""
     collector: Collector = held["collector"]
-    for tensor, value in zip(weights_of(collector.agent), held["weights"]):
+    for tensor, value in zip(collector.agent.acting_tensors(), held["weights"]):
         tensor.copy_(value)
-    collector.roll()
+    collector.roll(argument)
     tree.map(lambda into, value: _put(into, lanes.numbers, value), held["shared"], collector.storage.tensors)
 
 
@@ -125,11 +134,6 @@ def load(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argume
     collector.load_state_dict(argument)
 
 
-def weights_of(agent: Agent) -> list[Tensor]:
-    """What acting reads: parameters and buffers."""
-    return [*agent.parameters(), *agent.buffers()]
-
-
 def _padded(tensor: Tensor) -> int:
     return -(-tensor.numel() * tensor.element_size() // 8) * 8
 
@@ -137,7 +141,7 @@ def _padded(tensor: Tensor) -> int:
 def _views(raw: Tensor, agent: Agent) -> list[Tensor]:
     """Places for the weights in one block of bytes, each aligned to eight."""
     views, start = [], 0
-    for tensor in weights_of(agent):
+    for tensor in agent.acting_tensors():
         size = tensor.numel() * tensor.element_size()
         views.append(raw[start : start + size].view(tensor.dtype).view(tensor.shape))
         start += _padded(tensor)

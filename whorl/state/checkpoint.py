@@ -6,6 +6,9 @@
     metadata.yaml    counters, versions, size and sha256 of the other files; its last line is its own checksum
     observation_normalizing_values.yaml    mean, std, var, count per key, where observations are normalised
 
+The rows of replay lie beside them in `replay`, in files that several checkpoints share (`whorl.state.segments`);
+checkpoint.pt holds their sizes and checksums, metadata.yaml their names under `segments`.
+
 A checkpoint is written under a hidden name, fsynced and renamed, so a visible one is complete, and what a
 disk does to it later shows in the checksums. Loading runs no code from the files: `weights_only`, safe YAML.
 """
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +30,7 @@ from torch import Tensor
 
 from whorl.errors import CheckpointError
 from whorl.state import files
+from whorl.state.segments import DamagedError
 
 FORMAT = 1
 STATE, POLICY, CONFIG, METADATA = "checkpoint.pt", "policy.pt", "config.yaml", "metadata.yaml"
@@ -34,6 +38,7 @@ NORMALIZER = "observation_normalizing_values.yaml"
 BEST = "best"
 """the folder of the best policy so far; a checkpoint without state, so it can be evaluated but not resumed"""
 
+T = TypeVar("T")
 _NAME = re.compile(r"checkpoint_([1-9][0-9]*)")
 # The trailer is the same in every format version, so that a newer format is told apart from damage.
 _TRAILER = re.compile(rb"checksum: ([0-9a-f]{64})\n")
@@ -67,7 +72,8 @@ def save(
     """Write `checkpoint_k`, replacing one of that number; on failure nothing that was there has changed.
 
     Args:
-        metadata: epochs, steps, episodes, mean_return, wall_time, metrics_offset; the rest is added here.
+        metadata: epochs, steps, episodes, mean_return, wall_time, metrics_offset, and segments where there is
+            replay; the rest is added here.
         normalizer: for each observation key its `mean`, `var` and `count`.
     """
     if k < 1:
@@ -163,18 +169,44 @@ def load_newest(
     run_dir: Path, warn: Callable[[str], None], map_location: torch.device | str = "cpu"
 ) -> Loaded:
     """Read the newest whole checkpoint; each damaged one before it is left in place and told to `warn`."""
+    return use_newest(run_dir, warn, lambda loaded: loaded, map_location)
+
+
+def use_newest(
+    run_dir: Path,
+    warn: Callable[[str], None],
+    use: Callable[[Loaded], T],
+    map_location: torch.device | str = "cpu",
+) -> T:
+    """What `use` makes of the newest whole checkpoint; one of which it says that it is damaged is skipped too.
+
+    So the rows of replay are read once, by whoever needs them, and damage in them still leads to an older checkpoint.
+    """
     problems = []
     for folder in checkpoints(run_dir):
         try:
-            return load(folder, map_location)
+            found = load(folder, map_location)
         except NewerFormatError:
             raise
         except CheckpointError as error:
             problems.append(str(error))
-            warn(f"skipped a damaged checkpoint, {error}")
+        else:
+            try:
+                return use(found)
+            except DamagedError as error:
+                problems.append(str(error))
+        warn(f"skipped a damaged checkpoint, {problems[-1]}")
     if problems:
         raise CheckpointError(f"no whole checkpoint in {run_dir}; tried {'; '.join(problems)}")
     raise CheckpointError(f"{run_dir} holds no checkpoint yet")
+
+
+def segments(run_dir: Path) -> set[str]:
+    """Names of the replay files that the run's checkpoints need; an error where one of them can't be asked."""
+    try:
+        return {name for folder in checkpoints(run_dir) for name in _unsealed(folder).get("segments", ())}
+    except OSError as error:
+        raise CheckpointError(f"can't read the checkpoints in {run_dir}: {files.reason(error)}") from error
 
 
 def run_config(run_dir: Path) -> dict[str, Any] | None:
@@ -197,6 +229,8 @@ def retain(run_dir: Path, keep: int, protect: Collection[int] = ()) -> list[int]
             # Renamed first: killed half-way, the rest is hidden, and no half checkpoint is in sight.
             with files.scratch(folder) as trash:
                 os.rename(folder, trash)
+        if surplus:
+            files.fsync_dir(run_dir)  # what they alone needed may be deleted only when they can't come back
     except OSError as error:
         raise CheckpointError(f"can't delete old checkpoints in {run_dir}: {files.reason(error)}") from error
     return [number(folder) for folder in surplus]

@@ -1,0 +1,195 @@
+"""Off-policy updates per second, beside Stable-Baselines3 where it is installed: `python benchmarks/updates.py`.
+
+Same shapes, nets (256x256), batch and ring contents; the contestants take turns in one process and the median of the
+rounds counts. An update is: draw a batch, learn, move the targets. The share of the machine's matrix products says how
+far the rest is from free: products of the shapes that the update needs, nothing else, at the speed measured beside it.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from whorl.config import configure
+from whorl.experience.batch import Batch
+from whorl.run.learner import Learner
+from whorl.spec import Array, Continuous, Spec
+from whorl.state.policy import build_agent
+from whorl.state.streams import Streams
+
+ROWS = 10_000
+
+
+def ours(algorithm: str, args: argparse.Namespace, compile: bool = False, capture: bool = True) -> Callable[[int], None]:
+    """A function that makes some updates."""
+    device = torch.device(args.device)
+    bounds = (1.0,) * args.actions
+    spec = Spec(Array((args.obs,)), Continuous((args.actions,), tuple(-b for b in bounds), bounds), 1)
+    given = {"lanes": 1, "capacity": 2 * ROWS, "learn_after": 0, "batch_size": args.batch, **args.settings}
+    settings = configure(algorithm, "benchmark", given)
+    streams = Streams(0, (device,))
+    agent = build_agent(settings, spec).prepare(device, lambda name: streams.generator("learner", device, name))
+    learner = Learner(agent, capture and device.type == "cuda", compile)
+    replay = agent.experience(streams.generator("replay", device))
+    ones = torch.ones(ROWS, 1)
+    replay.add(
+        Batch(
+            obs=torch.randn(ROWS + 1, 1, args.obs),
+            reset=torch.zeros(ROWS + 1, 1, dtype=torch.bool),
+            action=torch.rand(ROWS, 1, args.actions) * 2 - 1,
+            reward=torch.randn(ROWS, 1),
+            discount=0.99 * ones,
+            keep=ones,
+            mask=ones,
+        )
+    )
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            batch = replay.sample()
+            replay.settle(batch, learner.update("update", batch))
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+class Still(gymnasium.Env):
+    """Spaces only."""
+
+    def __init__(self, obs: int, actions: int) -> None:
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (obs,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1, 1, (actions,), np.float32)
+
+    def reset(self, **_: Any) -> Any:
+        return np.zeros(self.observation_space.shape, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(self.observation_space.shape, np.float32), 0.0, False, False, {}
+
+
+def theirs(algorithm: str, args: argparse.Namespace) -> Callable[[int], None] | None:
+    """The same by Stable-Baselines3 or its contributions; None where it is not installed."""
+    try:
+        import sb3_contrib
+        import stable_baselines3
+    except ImportError:
+        return None
+    classes = {
+        "sac": stable_baselines3.SAC,
+        "td3": stable_baselines3.TD3,
+        "ddpg": stable_baselines3.DDPG,
+        "tqc": sb3_contrib.TQC,
+    }
+    extra: dict[str, Any] = {"net_arch": [256, 256]}
+    if algorithm == "tqc":
+        extra |= {"n_critics": 5, "n_quantiles": 25}
+    model = classes[algorithm](
+        "MlpPolicy",
+        Still(args.obs, args.actions),
+        buffer_size=2 * ROWS,
+        batch_size=args.batch,
+        device=args.device,
+        policy_kwargs=extra,
+        learning_rate=3e-4,
+    )
+    model._setup_learn(1, None)
+    rng = np.random.default_rng(0)
+    for _ in range(ROWS):
+        rows = rng.standard_normal((2, 1, args.obs), np.float32)
+        action = rng.uniform(-1, 1, (1, args.actions)).astype(np.float32)
+        model.replay_buffer.add(rows[0], rows[1], action, rng.standard_normal(1), np.zeros(1), [{}])
+
+    def run(count: int) -> None:
+        model.train(gradient_steps=count, batch_size=args.batch)
+        if args.device == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def products(algorithm: str, args: argparse.Namespace) -> Callable[[int], None]:
+    """Only the matrix products of one update: forward, and twice as much going back where weights are trained."""
+    device, batch, wide = args.device, args.batch, 256
+    critics = {"sac": 2, "td3": 2, "ddpg": 1, "tqc": 5}[algorithm]
+    last = 25 if algorithm == "tqc" else 1
+    heads = args.actions * (2 if algorithm in ("sac", "tqc") else 1)
+    critic = [(args.obs + args.actions, wide), (wide, wide), (wide, last)]
+    actor = [(args.obs, wide), (wide, wide), (wide, heads)]
+    share = 0.5 if algorithm == "td3" else 1.0  # the actor learns every second time
+
+    def size(layers: list[tuple[int, int]]) -> float:
+        return sum(a * b for a, b in layers) * batch * 2
+
+    first = (args.obs + args.actions) * wide * batch * 2  # no gradient of the input is needed there
+    learned = critics * (3 * size(critic) - first) + 3 * size(actor) * share - args.obs * wide * batch * 2 * share
+    climbed = 2 * size(critic) * (critics if algorithm in ("sac", "tqc") else 1) * share
+    total = learned + climbed + critics * size(critic) + size(actor)
+    a, b = (torch.randn(wide, wide, device=device) for _ in range(2))
+    repeats = total / (2 * wide**3)
+
+    def run(count: int) -> None:
+        for _ in range(round(count * repeats)):
+            torch.mm(a, b)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def rate(run: Callable[[int], None], count: int) -> float:
+    began = time.perf_counter()
+    run(count)
+    return count / (time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("algorithms", nargs="*", default=["sac", "td3", "tqc"])
+    parser.add_argument("--obs", type=int, default=17)
+    parser.add_argument("--actions", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--count", type=int, default=100, help="updates in a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--settings", type=json.loads, default={})
+    parser.add_argument("--out", default="")
+    args = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = True  # as a run does by default
+    found = []
+    for algorithm in args.algorithms:
+        contestants: dict[str, Any] = {"whorl": ours(algorithm, args), "sb3": theirs(algorithm, args)}
+        if args.device == "cuda":
+            contestants["whorl, compiled"] = ours(algorithm, args, compile=True)
+            contestants["whorl, eager"] = ours(algorithm, args, capture=False)
+        contestants["products alone"] = products(algorithm, args)
+        contestants = {name: run for name, run in contestants.items() if run is not None}
+        for threads in args.threads if args.device == "cpu" else [1]:
+            torch.set_num_threads(threads)
+            for run in contestants.values():
+                run(max(10, args.count // 10))
+            rates: dict[str, list[float]] = {name: [] for name in contestants}
+            for _ in range(args.rounds):
+                for name, run in contestants.items():
+                    rates[name].append(rate(run, args.count))
+            middle = {name: statistics.median(values) for name, values in rates.items()}
+            row = {"algorithm": algorithm, "threads": threads, **{k: round(v, 1) for k, v in middle.items()}}
+            if "sb3" in middle:
+                row["ratio"] = round(middle["whorl"] / middle["sb3"], 2)
+            row["share of products"] = round(middle["whorl"] / middle["products alone"], 2)
+            print(json.dumps(row), flush=True)
+            found.append(row)
+    if args.out:
+        with open(args.out, "w") as file:
+            json.dump(found, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

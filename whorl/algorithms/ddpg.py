@@ -1,0 +1,129 @@
+"""Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv:1509.02971).
+
+critic:   minimise E[(Q(s, a) - y)^2],  y = r + discount * Q'(s', mu'(s'))
+actor:    maximise E[Q(s, mu(s))]
+targets:  theta' <- tau * theta + (1 - tau) * theta' for both
+
+Two versions: Lillicrap's lets the action join the critic in its second layer and explores by an Ornstein-Uhlenbeck
+process; Fujimoto's ("our DDPG" of arXiv:1802.09477) shows the critic both at once and explores by Gaussian noise.
+Differs from Lillicrap: no batch normalisation (running statistics by `normalize_obs`), orthogonal initialisation.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from whorl.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.config import NoiseConfig, ReplayConfig
+from whorl.experience.batch import Batch, Rows
+from whorl.explore.noise import ActionNoise, random_action
+from whorl.nets.actor import Actor, DeterministicHead, bounded
+from whorl.nets.critics import Critics
+from whorl.nets.inputs import Inputs
+from whorl.ops.targets import polyak_
+from whorl.spec import Spec
+from whorl.tree import Tree
+
+
+@dataclass(frozen=True)
+class DDPGConfig(NoiseConfig, ReplayConfig):
+    action_joins: Literal["first", "second"] = "first"
+    """the critic's layer that sees the action: the first (Fujimoto 2018) or only the second (Lillicrap 2015)"""
+
+
+class DDPG(Agent):
+    """Deep deterministic policy gradient: an actor that climbs its critic."""
+
+    Config = DDPGConfig
+    cfg: DDPGConfig
+    acts_with = ("observations", "actor", "noise")
+
+    def __init__(self, spec: Spec, cfg: DDPGConfig) -> None:
+        super().__init__(spec, cfg)
+        size = bounded(spec, "ddpg")
+        self.observations = Inputs(spec, cfg)
+        self.noise = ActionNoise(spec, size, cfg)
+        self.critic = Critics("critic", spec, cfg, 1, actions=size, join=int(cfg.action_joins == "second"))
+        self.actor = Actor("actor", spec, cfg, lambda width: DeterministicHead(width, size), self.critic.body)
+        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self.target_actor = self.actor.target(self.target_critic.body)
+        given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
+        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **given)
+        self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
+
+    def initial_memory(self, lanes: int) -> Tree:
+        return self.noise.initial(lanes)
+
+    def normalizer_values(self) -> dict[str, Any]:
+        return self.observations.values()
+
+    def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        if context.random:
+            return Acted(random_action(self.spec, obs, context.generator), memory)
+        noise = {} if context.greedy else self.actor.draw(context.generator)
+        action, _ = self.actor.step(self.observations(obs), memory, context.reset, noise)
+        if not context.greedy:
+            action, memory = self.noise(action, memory, context, self.progress)
+        return Acted(action, memory)
+
+    def value(self, rows: Rows) -> Tensor:
+        """Q(s, mu(s)) of rows [T, B]."""
+        return self.critic(rows, self.actor(rows))[0]
+
+    def update(self, batch: Batch) -> Updated:
+        return self.step(batch, move_targets=(self.updates + 1) % self.cfg.target_every == 0)
+
+    @captured
+    def step(self, batch: Batch, *, move_targets: bool) -> Updated:
+        cfg = self.cfg
+        if cfg.lr_schedule == "linear":
+            self.anneal(actor=cfg.actor_lr, critic=cfg.critic_lr)
+        batch = self.observations.learn(batch, self.random("critic"))
+        noise = self.draw(batch)
+        critic_loss, error, q = self.critic_loss(batch, noise)
+        self.descend("critic", critic_loss, cfg.max_grad_norm)
+        actor_loss = self.actor_loss(batch, noise)
+        self.descend("actor", actor_loss, cfg.max_grad_norm)
+        if move_targets:
+            polyak_(self.target_critic, self.critic, cfg.tau)
+            polyak_(self.target_actor, self.actor, cfg.tau)
+        metrics = {"loss/critic": critic_loss.detach(), "loss/actor": actor_loss.detach(), "q/mean": q}
+        return Updated(metrics, priority=error)
+
+    def draw(self, batch: Batch) -> Tree:
+        """The randomness of one update: noisy layers and dropout, where there are any."""
+        rows = batch.mask.numel()
+        return {
+            "actor": self.actor.draw(self.random("actor")),
+            "target_actor": self.target_actor.draw(self.random("critic")),
+            "critic": self.critic.draw(rows, self.random("critic")),
+            "target_critic": self.target_critic.draw(rows, self.random("critic")),
+        }
+
+    @pure
+    def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor]:
+        """E[(Q(s, a) - r - discount * Q'(s', mu'(s')))^2]; also the errors [T, B] and the mean of Q"""
+        with torch.no_grad():
+            action = self.target_actor(batch.next, noise["target_actor"])
+            value = self.target_critic(batch.next, action, noise["target_critic"])[0]  # [T, B]
+            target = batch.reward + batch.discount * value
+        q = self.critic(batch.now, batch.action, noise["critic"])[0]
+        error = q - target
+        loss = (error.square() * batch.weight).mean()
+        if self.cfg.q_regularization:
+            loss = loss + self.cfg.q_regularization * (q.square() * batch.weight).mean()
+        return loss, error.detach().abs(), q.detach().mean()
+
+    @pure
+    def actor_loss(self, batch: Batch, noise: Tree) -> Tensor:
+        """-E[Q(s, mu(s))]"""
+        action = self.actor(batch.now, noise["actor"])
+        return -(self.critic(batch.now, action)[0] * batch.share).mean()
+
+    @torch.no_grad()
+    def errors(self, batch: Batch) -> Tensor:
+        batch = self.observations.learn(batch, self.random("critic"))
+        return self.critic_loss(batch, self.draw(batch))[1]

@@ -1,0 +1,232 @@
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905), for continuous and for discrete actions.
+
+critics:      minimise sum_i E[(Q_i(s, a) - y)^2],  y = r + discount * (min_{i in M} Q'_i(s', a') - alpha log pi(a'|s'))
+actor:        minimise E[alpha log pi(a|s) - min_i Q_i(s, a)]
+temperature:  minimise -log(alpha) * E[log pi(a|s) + target_entropy]
+a, a' are drawn from the policy: a squashed Gaussian, log-probabilities of which are those of the canonical action in
+[-1, 1]. Discrete actions need no draw (Christodoulou 2019, arXiv:1910.07207): a critic has a value for each choice, and
+Q and log pi above are their expectations under pi.
+M is a random subset of the ensemble, drawn anew for each update (REDQ, Chen et al. 2021, arXiv:2101.05982).
+
+Differs from the paper: the loss of the temperature is linear in log(alpha), as is customary.
+"""
+
+import copy
+from dataclasses import dataclass
+from math import log
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from whorl.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.config import ReplayConfig
+from whorl.errors import ConfigError
+from whorl.experience.batch import Batch, Rows
+from whorl.explore.noise import random_action
+from whorl.nets.actor import Actor, SquashedHead, bounded
+from whorl.nets.critics import Critics
+from whorl.nets.inputs import Inputs
+from whorl.nets.policy import CategoricalHead
+from whorl.nets.temperature import Temperature
+from whorl.ops.targets import polyak_
+from whorl.spec import Discrete, Spec
+from whorl.tree import Tree
+
+
+@dataclass(frozen=True)
+class SACConfig(ReplayConfig):
+    alpha: float = 1.0
+    """the temperature: what it starts from, or what it stays at"""
+    tune_alpha: bool = True
+    """tune the temperature towards the target entropy"""
+    alpha_lr: float = 3e-4
+    """its learning rate"""
+    target_entropy: Literal["auto"] | float = "auto"
+    """auto: dimensions * entropy_per_dimension, or entropy_ratio * log(n) for n choices"""
+    entropy_per_dimension: float = -1.0
+    """continuous actions: the target for each dimension of the canonical action in [-1, 1]"""
+    entropy_ratio: float = 0.98
+    """discrete actions: the target as a share of the uniform policy's entropy"""
+    ensemble_q_num: int = 2
+    """critics"""
+    ensemble_q_sample: int = 2
+    """critics whose minimum makes a target, chosen at random for each update"""
+    actor_q: Literal["min", "mean", "sample"] = "min"
+    """what the actor climbs: the minimum or the mean over all critics, or the minimum over a random subset"""
+    actor_every: int = 1
+    """critic updates per actor update"""
+    log_std_bound: tuple[float, float] = (-20.0, 2.0)
+    """bounds of the policy's log standard deviation"""
+
+
+class SAC(Agent):
+    """Soft actor-critic: as random as it can afford to be."""
+
+    Config = SACConfig
+    cfg: SACConfig
+    acts_with = ("observations", "actor")
+
+    def __init__(self, spec: Spec, cfg: SACConfig) -> None:
+        super().__init__(spec, cfg)
+        if cfg.ensemble_q_sample > cfg.ensemble_q_num:
+            raise ConfigError(
+                f"ensemble_q_sample is {cfg.ensemble_q_sample}, but there are {cfg.ensemble_q_num} critics; use "
+                f"at most {cfg.ensemble_q_num}, or raise ensemble_q_num"
+            )
+        self.discrete = isinstance(spec.action, Discrete)
+        self.observations = Inputs(spec, cfg)
+        if self.discrete:
+            choices = spec.action.n
+            self.critic = Critics("critic", spec, cfg, cfg.ensemble_q_num, (choices,))
+            self.target_entropy = cfg.entropy_ratio * log(choices)
+        else:
+            size = bounded(spec, "sac")
+            self.critic = Critics("critic", spec, cfg, cfg.ensemble_q_num, actions=size)
+            self.target_entropy = cfg.entropy_per_dimension * size
+        if cfg.target_entropy != "auto":
+            self.target_entropy = float(cfg.target_entropy)
+        self.actor = Actor("actor", spec, cfg, self._head, self.critic.body)
+        self.temperature = Temperature(cfg.alpha)
+        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
+        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **given)
+        self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
+        if cfg.tune_alpha:
+            self.add_optimizer("alpha", self.temperature, cfg.optimizer, cfg.alpha_lr, eps=cfg.adam_eps)
+
+    def _head(self, width: int) -> nn.Module:
+        if self.discrete:
+            return CategoricalHead(width, (self.spec.action.n,), single=True)
+        return SquashedHead(width, self.spec.action.size, self.cfg.log_std_bound)
+
+    def normalizer_values(self) -> dict[str, Any]:
+        return self.observations.values()
+
+    def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        if context.random:
+            return Acted(random_action(self.spec, obs, context.generator), memory)
+        noise = {} if context.greedy else self.actor.draw(context.generator)
+        policy, _ = self.actor.step(self.observations(obs), memory, context.reset, noise)
+        action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
+        return Acted(action, memory)
+
+    def update(self, batch: Batch) -> Updated:
+        number = self.updates + 1
+        return self.step(
+            batch,
+            train_actor=number % self.cfg.actor_every == 0,
+            move_targets=number % self.cfg.target_every == 0,
+        )
+
+    @captured
+    def step(self, batch: Batch, *, train_actor: bool, move_targets: bool) -> Updated:
+        cfg = self.cfg
+        if cfg.lr_schedule == "linear":
+            self.anneal(actor=cfg.actor_lr, critic=cfg.critic_lr)
+        batch = self.observations.learn(batch, self.random("critic"))
+        noise = self.draw(batch)
+        loss, error, q = self.critic_loss(batch, noise)
+        self.descend("critic", loss, cfg.max_grad_norm)
+        metrics = {"loss/critic": loss.detach(), "q/mean": q}
+        if train_actor:
+            loss, log_prob = self.actor_loss(batch, noise)
+            self.descend("actor", loss, cfg.max_grad_norm)
+            metrics |= {"loss/actor": loss.detach(), "policy/entropy": -log_prob}
+            if cfg.tune_alpha:
+                self.descend("alpha", -self.temperature.log_alpha * (log_prob + self.target_entropy))
+            metrics["policy/alpha"] = self.temperature().detach()
+        if move_targets:
+            polyak_(self.target_critic, self.critic, cfg.tau)
+        return Updated(metrics, priority=error)
+
+    def draw(self, batch: Batch) -> Tree:
+        """The randomness of one update: actions and subsets; noisy layers and dropout, where there are any."""
+        rows, critic, actor = batch.mask.numel(), self.random("critic"), self.random("actor")
+        ensemble = self.cfg.ensemble_q_num
+        found: dict[str, Any] = {
+            "layers": self.actor.draw(actor),
+            "next_layers": self.actor.draw(critic),
+            "critic": self.critic.draw(rows, critic),
+            "target_critic": self.target_critic.draw(rows, critic),
+            "actor_critic": self.critic.draw(rows, actor),
+        }
+        if not self.discrete:
+            found["action"] = torch.randn(batch.action.shape, generator=actor, device=self.device)
+            found["next_action"] = torch.randn(batch.action.shape, generator=critic, device=self.device)
+        if self.cfg.ensemble_q_sample < ensemble:
+            found["target_subset"] = torch.rand(ensemble, generator=critic, device=self.device)
+            found["actor_subset"] = torch.rand(ensemble, generator=actor, device=self.device)
+        return found
+
+    @pure
+    def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor]:
+        """sum_i E[(Q_i(s, a) - r - discount * (min_j Q'_j - alpha log pi))^2]; the errors [T, B]; the mean of Q"""
+        with torch.no_grad():
+            policy = self.actor(batch.next, noise["next_layers"])
+            if self.discrete:
+                values = self.least(
+                    self.target_critic(batch.next, noise=noise["target_critic"]), noise, "target"
+                )
+                value, log_prob = expectation(policy, values)  # [T, B]
+            else:
+                action, log_prob = policy.sample_with_log_prob(noise["next_action"])
+                values = self.target_critic(batch.next, action, noise["target_critic"])  # [critics, T, B]
+                value = self.least(values, noise, "target")
+            target = batch.reward + batch.discount * (value - self.temperature() * log_prob)
+        if self.discrete:
+            every = self.critic(batch.now, noise=noise["critic"])  # [critics, T, B, choices]
+            q = every.gather(-1, batch.action.expand(len(every), *batch.action.shape).unsqueeze(-1))[..., 0]
+        else:
+            q = self.critic(batch.now, batch.action, noise["critic"])  # [critics, T, B]
+        error = q - target
+        loss = (error.square().sum(0) * batch.weight).mean()
+        if self.cfg.q_regularization:
+            loss = loss + self.cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
+        return loss, error.detach().abs().mean(0), q.detach().mean()
+
+    @pure
+    def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:
+        """E[alpha log pi(a|s) - Q(s, a)]; also E[log pi]"""
+        policy = self.actor(batch.now, noise["layers"])
+        if self.discrete:
+            with torch.no_grad():
+                values = self.critic(batch.now, noise=noise["actor_critic"])
+            q, log_prob = expectation(policy, self.climbed(values, noise))
+        else:
+            action, log_prob = policy.sample_with_log_prob(noise["action"])
+            q = self.climbed(self.critic(batch.now, action, noise["actor_critic"]), noise)
+        alpha = self.temperature().detach()
+        loss = ((alpha * log_prob - q) * batch.share).mean()
+        return loss, (log_prob.detach() * batch.share).mean()
+
+    def climbed(self, values: Tensor, noise: Tree) -> Tensor:
+        """What the actor climbs, out of what the critics say [critics, ...]."""
+        if self.cfg.actor_q == "mean":
+            return values.mean(0)
+        return values.amin(0) if self.cfg.actor_q == "min" else self.least(values, noise, "actor")
+
+    def least(self, values: Tensor, noise: Tree, who: str) -> Tensor:
+        """The minimum over a random subset of the critics: [critics, ...] -> [...]."""
+        if self.cfg.ensemble_q_sample == len(values):
+            return values.amin(0)
+        subset = noise[f"{who}_subset"].topk(self.cfg.ensemble_q_sample).indices
+        return values.index_select(0, subset).amin(0)
+
+    def value(self, rows: Rows) -> Tensor:
+        """E[min_i Q_i(s, a)] of rows [T, B], at the mode where actions are continuous."""
+        policy = self.actor(rows)
+        if self.discrete:
+            return expectation(policy, self.critic(rows).amin(0))[0]
+        return self.critic(rows, policy.mode()).amin(0)
+
+    @torch.no_grad()
+    def errors(self, batch: Batch) -> Tensor:
+        batch = self.observations.learn(batch, self.random("critic"))
+        return self.critic_loss(batch, self.draw(batch))[1]
+
+
+def expectation(policy: Any, values: Tensor) -> tuple[Tensor, Tensor]:
+    """sum_a pi(a) Q(a) and sum_a pi(a) log pi(a) of a policy over choices, with values [..., choices]."""
+    probs = policy.probs
+    return (probs * values).sum(-1), (probs * policy.log_probs).sum(-1)

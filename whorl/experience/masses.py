@@ -1,0 +1,247 @@
+"""The masses p^alpha of prioritized replay, from which one draws in proportion.
+
+They lie in blocks, the sums of blocks lie in blocks again, and the last level is short enough to be searched whole: a
+few wide levels, since each one costs a handful of operators. Sums are recomputed from what lies below them, never
+incremented, so that no rounding error builds up.
+
+The same arithmetic twice: in torch with static shapes and nothing that waits for a value, and for the host in numpy,
+whose small operators take half the time. On the same uniform numbers both draw the same rows.
+"""
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TINY = 1e-300
+"""above zero, and below every mass that is"""
+
+
+class Masses(Protocol):
+    """A mass for every start; zero where it can't be drawn."""
+
+    levels: list[Tensor]
+    """leaves first, as float32, then sums, as float64; all but the last are whole blocks"""
+    largest: Tensor
+    """of all masses so far, 0-dim"""
+
+    def admit(self, start: Tensor, allowed: Tensor) -> None:
+        """Starts [N] get the largest mass, or none where they are not allowed."""
+
+    def release(self, start: Tensor) -> None:
+        """Starts [N] can't be drawn any more."""
+
+    def renew(self, start: Tensor, error: Tensor) -> None:
+        """Masses from errors [N]; starts that can't be drawn are passed over.
+
+        Of a start that is named twice the larger mass counts, so that the order of the writes does not.
+        """
+
+    def draw(self, count: int, generator: torch.Generator, beta: Tensor) -> tuple[Tensor, Tensor]:
+        """One start from each of `count` equal shares of the whole, and its weight (mass / smallest mass)^-beta."""
+
+
+class DeviceMasses:
+    """`Masses` in torch.
+
+    Args:
+        alpha: exponent of |error| + epsilon.
+        clip: bounds of |error|.
+        width: masses per block; wide ones, as on a device kernels cost more than arithmetic.
+        top: the longest level that is searched whole.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        device: torch.device,
+        alpha: float,
+        epsilon: float,
+        clip: tuple[float, float],
+        *,
+        width: int = 1024,
+        top: int = 2**14,
+    ) -> None:
+        self.alpha, self.epsilon, self.clip, self.width = alpha, epsilon, clip, width
+        self.levels = make_levels(size, width, top, device)
+        self.largest = torch.full((), first_mass(alpha, clip), device=device)
+        self._blocks = [level.view(-1, width) for level in self.levels[:-1]]
+        # A zero, and the running sums of the last level.
+        self._running = torch.zeros(len(self.levels[-1]) + 1, dtype=torch.float64, device=device)
+        self._ends: dict[int, Tensor] = {}
+
+    def admit(self, start: Tensor, allowed: Tensor) -> None:
+        self.write(start, torch.where(allowed, self.largest, 0.0))
+
+    def release(self, start: Tensor) -> None:
+        self.write(start, torch.zeros_like(start, dtype=torch.float32))
+
+    def renew(self, start: Tensor, error: Tensor) -> None:
+        # What is no number would spoil all sums: it counts as no error.
+        error = error.float().abs().nan_to_num_(0.0, 0.0)
+        if self.clip != (0.0, math.inf):
+            error.clamp_(*self.clip)
+        mass = error.add_(self.epsilon).pow_(self.alpha)
+        torch.maximum(self.largest, mass.max(), out=self.largest)
+        leaves = self.levels[0]
+        mass.mul_(leaves.index_select(0, start).sign_())
+        leaves.scatter_reduce_(0, start, mass, "amax", include_self=False)
+        self._refresh(start)
+
+    def draw(self, count: int, generator: torch.Generator, beta: Tensor) -> tuple[Tensor, Tensor]:
+        if count not in self._ends:
+            numbers = torch.arange(1, count + 1, dtype=torch.float64, device=beta.device)
+            self._ends[count] = numbers / count
+        uniform = torch.rand(count, dtype=torch.float64, generator=generator, device=beta.device)
+        index = self.find(torch.sub(self._ends[count], uniform, alpha=1 / count))
+        mass = self.levels[0].index_select(0, index)
+        return index, (mass.min() / mass).pow_(beta)
+
+    def write(self, index: Tensor, mass: Tensor) -> None:
+        """Set masses; where `index` [N] repeats itself they must agree."""
+        self.levels[0].scatter_(0, index, mass)
+        self._refresh(index)
+
+    def find(self, share: Tensor) -> Tensor:
+        """Where the running sum of all masses reaches these shares [B] of the whole, out of (0, 1].
+
+        A mass of zero is never found unless all are: within a block, a point of (0, sum] lies under a mass above zero.
+        Rounding can push a point out of there, so it is put back.
+        """
+        running = self._running[1:]
+        running.copy_(_running_sums(self.levels[-1]))
+        point = share * running[-1]
+        node = torch.searchsorted(running, point)
+        point -= self._running.index_select(0, node)
+        for depth, blocks in enumerate(reversed(self._blocks), 1):
+            block = blocks.index_select(0, node)  # [B, width]
+            below = _running_sums(block)
+            point = torch.minimum(point, below[:, -1])
+            choice = torch.searchsorted(below, point.unsqueeze(1))
+            node = torch.add(choice.squeeze(1), node, alpha=self.width)
+            if depth < len(self._blocks):
+                before = below.gather(1, choice) - block.gather(1, choice)
+                point = (point - before.squeeze(1)).clamp_(min=TINY)
+        return node
+
+    def _refresh(self, index: Tensor) -> None:
+        for blocks, level in zip(self._blocks, self.levels[1:]):
+            index = index // self.width
+            if len(index) < len(blocks):
+                level.scatter_(0, index, blocks.index_select(0, index).sum(1, dtype=torch.float64))
+            else:
+                level[: len(blocks)] = blocks.sum(1, dtype=torch.float64)
+
+
+def _running_sums(mass: Tensor) -> Tensor:
+    """Sums up to each mass of the last axis, which never fall, and rise only where a mass is above zero."""
+    # A scan in parallel rounds each sum in its own way, so that it may rise at a zero, or fall.
+    return torch.where(mass > 0, mass.cumsum(-1, dtype=torch.float64), 0.0).cummax(-1).values
+
+
+class HostMasses:
+    """`Masses` in numpy, on the memory of the tensors; arguments as for `DeviceMasses`."""
+
+    def __init__(
+        self,
+        size: int,
+        device: torch.device,
+        alpha: float,
+        epsilon: float,
+        clip: tuple[float, float],
+        *,
+        width: int = 64,
+        top: int = 2**14,
+    ) -> None:
+        self.alpha, self.epsilon, self.clip, self.width = alpha, epsilon, clip, width
+        self.levels = make_levels(size, width, top, device)
+        self.largest = torch.full((), first_mass(alpha, clip), device=device)
+        self._largest: np.ndarray = self.largest.numpy()
+        self._leaves, *self._sums = [level.numpy() for level in self.levels]
+        self._blocks = [level.numpy().reshape(-1, width) for level in self.levels[:-1]]
+        self._running = torch.zeros(len(self.levels[-1]) + 1, dtype=torch.float64)
+        self._ends: dict[int, np.ndarray] = {}
+
+    def admit(self, start: Tensor, allowed: Tensor) -> None:
+        self.write(start.numpy(), allowed.numpy() * self._largest)
+
+    def release(self, start: Tensor) -> None:
+        self.write(start.numpy(), np.float32(0))
+
+    def renew(self, start: Tensor, error: Tensor) -> None:
+        size, index = np.abs(error.float().numpy()), start.numpy()
+        np.copyto(size, 0, where=~np.isfinite(size))
+        if self.clip != (0.0, math.inf):
+            np.clip(size, *self.clip, out=size)
+        size += self.epsilon
+        mass = np.power(size, self.alpha, out=size)
+        np.maximum(self._largest, mass.max(), out=self._largest)
+        mass *= self._leaves.take(index) > 0
+        self._leaves[index] = 0
+        np.maximum.at(self._leaves, index, mass)
+        self._refresh(index)
+
+    def draw(self, count: int, generator: torch.Generator, beta: Tensor) -> tuple[Tensor, Tensor]:
+        if count not in self._ends:
+            self._ends[count] = np.arange(1, count + 1) / count
+        share = torch.rand(count, dtype=torch.float64, generator=generator).numpy()
+        share *= -1 / count
+        share += self._ends[count]
+        index = self.find(share)
+        mass = self._leaves.take(index)
+        weight = mass.min() / mass
+        np.power(weight, beta.item(), out=weight)
+        return torch.from_numpy(index), torch.from_numpy(weight)
+
+    def write(self, index: np.ndarray, mass: np.ndarray | np.float32) -> None:
+        """Set masses; where `index` [N] repeats itself they must agree."""
+        self._leaves[index] = mass
+        self._refresh(index)
+
+    def find(self, share: np.ndarray) -> np.ndarray:
+        """As `DeviceMasses.find`. Running sums are torch's, which on a host adds in order, and sooner than numpy."""
+        torch.cumsum(self.levels[-1], 0, out=self._running[1:])
+        running = self._running.numpy()
+        point = share * running[-1]
+        node = running[1:].searchsorted(point)
+        point -= running.take(node)
+        for depth in reversed(range(len(self._blocks))):
+            block = self._blocks[depth].take(node, 0)  # [B, width]
+            sums = torch.from_numpy(block).cumsum(1, dtype=torch.float64)
+            below = sums.numpy()
+            np.minimum(point, below[:, -1], out=point)
+            choice = torch.searchsorted(sums, torch.from_numpy(point).unsqueeze(1)).numpy()[:, 0]
+            node *= self.width
+            node += choice
+            if depth:
+                at = np.arange(len(point)) * self.width + choice
+                point -= below.reshape(-1).take(at) - block.reshape(-1).take(at)
+                np.maximum(point, TINY, out=point)
+        return node
+
+    def _refresh(self, index: np.ndarray) -> None:
+        for blocks, level in zip(self._blocks, self._sums):
+            index = index // self.width
+            if len(index) < len(blocks):
+                level[index] = np.einsum("ij->i", blocks.take(index, 0), dtype=np.float64)
+            else:
+                level[: len(blocks)] = blocks.sum(1, dtype=np.float64)
+
+
+def make_levels(size: int, width: int, top: int, device: torch.device) -> list[Tensor]:
+    """`size` leaves, and sums of blocks until no more than `top` are left."""
+    lengths = [size]
+    while len(lengths) == 1 or lengths[-1] > top:
+        lengths.append(-(-lengths[-1] // width))
+    whole = [-(-length // width) * width for length in lengths[:-1]]
+    return [
+        torch.zeros(length, dtype=torch.float64 if depth else torch.float32, device=device)
+        for depth, length in enumerate((*whole, lengths[-1]))
+    ]
+
+
+def first_mass(alpha: float, clip: tuple[float, float]) -> float:
+    """What rows get before there are errors: that of an error of 1."""
+    return float(min(1.0, clip[1]) ** alpha)

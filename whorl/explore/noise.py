@@ -1,0 +1,75 @@
+"""What is added to actions so that something new is tried."""
+
+import torch
+from torch import Tensor, nn
+
+from whorl import tree
+from whorl.agent import Context
+from whorl.config import NoiseConfig
+from whorl.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec
+from whorl.tree import Tree
+
+MEMORY = "noise"
+"""the key of a process's state in an agent's memory"""
+
+
+def random_action(spec: Spec, obs: Tree, generator: torch.Generator) -> Tree:
+    """Uniformly random canonical actions for every lane of `obs`; choices that are masked out are not taken."""
+    like = tree.first(obs)
+    lanes, device = len(like), like.device
+
+    def leaf(action: ActionLeaf) -> Tensor:
+        if isinstance(action, Continuous):
+            return torch.rand(lanes, action.size, generator=generator, device=device) * 2 - 1
+        if isinstance(action, Discrete):
+            chance = torch.rand(lanes, action.n, generator=generator, device=device)
+            return (
+                torch.where(obs[MASK_KEY] > 0, chance, -1.0).argmax(-1) if spec.masked else chance.argmax(-1)
+            )
+        sizes = torch.tensor(action.nvec, device=device)
+        chance = torch.rand(lanes, len(action.nvec), generator=generator, device=device)
+        return (chance * sizes).long()
+
+    return tree.map(leaf, spec.action)
+
+
+class ActionNoise(nn.Module):
+    """Noise for a deterministic policy: independent, or x <- (1 - theta) x + scale * N(0, 1) since the episode's start.
+
+    Lanes have their own scales, from the first to the last number of `noise_scale`.
+    """
+
+    scale: Tensor
+
+    def __init__(self, spec: Spec, size: int, cfg: NoiseConfig) -> None:
+        super().__init__()
+        self.cfg, self.size = cfg, size
+        given = cfg.noise_scale
+        low, high = given if isinstance(given, tuple) else (given, given)
+        self.register_buffer("scale", torch.linspace(low, high, spec.lanes).unsqueeze(1))  # [lanes, 1]
+
+    def initial(self, lanes: int) -> Tree:
+        """The process before the first row."""
+        if self.cfg.noise != "ou":
+            return {}
+        return {MEMORY: {"x": torch.zeros(lanes, self.size, device=self.scale.device)}}
+
+    def forward(
+        self, action: Tensor, memory: Tree, context: Context, progress: Tensor
+    ) -> tuple[Tensor, Tree]:
+        """The action with noise, clipped to [-1, 1], and the process after it."""
+        cfg, generator = self.cfg, context.generator
+        if cfg.noise != "none":
+            scale = self.scale.mean() if context.lane is None else self.scale[context.lane]
+            left = 1 - (1 - cfg.noise_final) * progress if cfg.noise_final != 1 else 1.0
+            noise = scale * torch.randn(action.shape, generator=generator, device=action.device)
+            if cfg.noise == "ou":
+                before = torch.where(context.reset.unsqueeze(-1), 0.0, memory[MEMORY]["x"])
+                noise = before * (1 - cfg.noise_theta) + noise
+                memory = {MEMORY: {"x": noise}}
+            action = (action + left * noise).clamp(-1, 1)
+        if cfg.epsilon:
+            chance = torch.rand(len(action), 1, generator=generator, device=action.device)
+            other = torch.rand(action.shape, generator=generator, device=action.device) * 2 - 1
+            action = torch.where(chance < cfg.epsilon, other, action)
+        return action, memory

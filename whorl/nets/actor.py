@@ -1,0 +1,104 @@
+"""Policies of agents that learn from replay: one action, a squashed Gaussian, or a choice."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whorl.config import ReplayConfig
+from whorl.errors import ConfigError
+from whorl.experience.batch import Rows
+from whorl.nets.body import Body, BodySettings
+from whorl.nets.layers import orthogonal_
+from whorl.ops.distributions import TanhNormal
+from whorl.spec import MASK_KEY, Array, Continuous, Spec
+from whorl.tree import Tree
+
+
+class Actor(nn.Module):
+    """Rows of observations -> what the head makes of them.
+
+    Where the critics' encoder has weights (images), the policy reads what it sees, detached: the critics alone train it.
+    """
+
+    def __init__(self, name: str, spec: Spec, cfg: ReplayConfig, head: Any, reads: Body) -> None:
+        super().__init__()
+        shared = any(True for _ in reads.parameters())
+        observed = Array((reads.size,)) if shared else spec.observation
+        settings = BodySettings(
+            cfg.actor_hidden, cfg.activation, cfg.actor_network, cfg.encoder, noisy=cfg.noisy
+        )
+        self.body = Body(name, observed, settings)
+        self.head = head(self.body.size)
+        self.masked = spec.masked
+        self.reads: tuple[Body, ...] = (reads,) if shared else ()
+        """in a tuple, so that another net's weights are not listed as this one's"""
+
+    def draw(self, generator: torch.Generator | None) -> Tree:
+        """Fresh noise for one pass, where layers are noisy; an empty dict otherwise."""
+        return self.body.draw(generator)
+
+    def forward(self, rows: Rows, noise: Tree | None = None) -> Any:
+        if self.reads:
+            features = self.body.read(self.reads[0](rows).detach(), noise)
+        else:
+            features = self.body(rows, noise)
+        return self.head(features, rows.selected[MASK_KEY] if self.masked else None)
+
+    def step(self, obs: Tree, memory: Tree, reset: Tensor, noise: Tree | None = None) -> tuple[Any, Tree]:
+        """One row of every lane: what the head says, and the memory after it."""
+        if self.reads:
+            features, memory = self.reads[0].step(obs, memory, reset)
+            features = self.body.read(features, noise)
+        else:
+            features, memory = self.body.step(obs, memory, reset, noise)
+        return self.head(features, obs[MASK_KEY] if self.masked else None), memory
+
+    def target(self, reads: Body) -> "Actor":
+        """A copy that takes no gradient and reads another body."""
+        twin = copy.deepcopy(self).requires_grad_(False)
+        twin.reads = (reads,) if self.reads else ()
+        return twin
+
+
+class SquashedHead(nn.Module):
+    """tanh of a Gaussian whose deviation depends on the state."""
+
+    def __init__(self, inputs: int, size: int, bound: tuple[float, float]) -> None:
+        super().__init__()
+        self.both = nn.Linear(inputs, 2 * size)
+        orthogonal_(self.both, 0.01)
+        self.bound = bound
+
+    def forward(self, features: Tensor, mask: Tensor | None) -> TanhNormal:
+        mean, log_std = self.both(features).chunk(2, -1)
+        return TanhNormal(mean, log_std.clamp(*self.bound))
+
+
+class DeterministicHead(nn.Module):
+    """One action in [-1, 1] per dimension."""
+
+    def __init__(self, inputs: int, size: int) -> None:
+        super().__init__()
+        self.action = orthogonal_(nn.Linear(inputs, size), 0.01)
+
+    def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        return self.action(features).tanh()
+
+
+def bounded(spec: Spec, algorithm: str) -> int:
+    """Columns of a continuous action with finite bounds; one sentence for any other environment."""
+    action = spec.action
+    if not isinstance(action, Continuous):
+        kind = type(action).__name__.lower() if not isinstance(action, dict) else "a dict of"
+        raise ConfigError(
+            f"{algorithm} needs continuous actions, but this environment has {kind} actions; use sac or ppo"
+        )
+    if not all(action.bounded):
+        number = action.bounded.index(False)
+        raise ConfigError(
+            f"{algorithm} needs bounded actions, but dimension {number} reaches from {action.low[number]:g} to "
+            f"{action.high[number]:g}; wrap the environment in gymnasium.wrappers.RescaleAction or ClipAction, or use ppo"
+        )
+    return action.size

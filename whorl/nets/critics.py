@@ -1,0 +1,174 @@
+"""Ensembles of action-value nets, evaluated side by side as batched matrix products."""
+
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whorl.config import ReplayConfig
+from whorl.errors import ConfigError, nearest
+from whorl.experience.batch import Rows
+from whorl.nets.body import Body, BodySettings, torso
+from whorl.nets.layers import activation_of, orthogonal_
+from whorl.registry import Part
+from whorl.spec import Spec
+from whorl.tree import Tree
+
+
+class Critics(nn.Module):
+    """Rows, and actions where they are continuous -> [members, T, B, *outputs].
+
+    All members read one encoder, which their loss trains.
+
+    Args:
+        outputs: shape of what one member says of a row: () for a value, (n,) for one per choice or quantile.
+        actions: columns of the action that is evaluated; 0 where every choice has its own output.
+        join: hidden layers that see the observation alone (Lillicrap et al. 2016: one).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: Spec,
+        cfg: ReplayConfig,
+        members: int,
+        outputs: tuple[int, ...] = (),
+        actions: int = 0,
+        join: int = 0,
+    ) -> None:
+        super().__init__()
+        reader = BodySettings((), cfg.activation, Part("mlp"), cfg.encoder)
+        self.body = Body(name, spec.observation, reader)
+        self.members, self.outputs = members, outputs
+        columns = prod(outputs)
+        if cfg.critic_network.name == "mlp":
+            self.nets: nn.Module = EnsembleMLP(
+                members,
+                self.body.size,
+                cfg.critic_hidden,
+                columns,
+                cfg.activation,
+                actions=actions,
+                join=join,
+                **_options(cfg.critic_network),
+            )
+        else:
+            self.nets = Separate(members, self.body.size + actions, columns, cfg)
+
+    def draw(self, rows: int, generator: torch.Generator | None) -> Tree:
+        """Fresh noise for one pass over `rows` rows, where there is dropout; an empty dict otherwise."""
+        return self.nets.draw(rows, generator)  # type: ignore[operator]
+
+    def forward(self, rows: Rows, action: Tensor | None = None, noise: Tree | None = None) -> Tensor:
+        return self.evaluate(self.body(rows), action, noise)
+
+    def evaluate(self, features: Tensor, action: Tensor | None = None, noise: Tree | None = None) -> Tensor:
+        """What the members say of encoded rows [T, B, ...]."""
+        lead = features.shape[:-1]
+        flat = None if action is None else action.flatten(0, -2)
+        values = self.nets(features.flatten(0, -2), flat, noise)  # [members, rows, columns]
+        return values.reshape(self.members, *lead, *self.outputs)
+
+
+class EnsembleMLP(nn.Module):
+    """`members` multi-layer perceptrons of one shape, each layer one batched product; orthogonally initialised.
+
+    Each hidden layer is linear -> dropout -> layer norm -> activation (Hiraoka et al. 2022, arXiv:2110.02034), the two
+    in the middle by option.
+    """
+
+    def __init__(
+        self,
+        members: int,
+        inputs: int,
+        hidden: tuple[int, ...],
+        outputs: int,
+        activation: str,
+        *,
+        actions: int = 0,
+        join: int = 0,
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if join > len(hidden):
+            raise ConfigError(f"the action joins after layer {join}, but critic_hidden has {len(hidden)}")
+        if not 0 <= dropout < 1:
+            raise ConfigError(f"dropout is {dropout}; it must be at least 0 and below 1")
+        self.activation, self.join, self.dropout, self.hidden = (
+            activation_of(activation),
+            join,
+            dropout,
+            hidden,
+        )
+        sizes = [inputs, *hidden, outputs]
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        self.scales, self.shifts = nn.ParameterList(), nn.ParameterList()
+        for number, (before, after) in enumerate(zip(sizes, sizes[1:])):
+            before += actions if number == join else 0
+            weight = torch.empty(members, before, after)
+            for member in weight:
+                # As a plain net: each column of the transpose is one unit.
+                nn.init.orthogonal_(member.T, 1.0 if number == len(hidden) else 2**0.5)
+            self.weights.append(nn.Parameter(weight))
+            self.biases.append(nn.Parameter(torch.zeros(members, 1, after)))
+            if layer_norm and number < len(hidden):
+                self.scales.append(nn.Parameter(torch.ones(members, 1, after)))
+                self.shifts.append(nn.Parameter(torch.zeros(members, 1, after)))
+        self.members = members
+        self._layers = list(zip(self.weights, self.biases))
+        self._norms = list(zip(self.scales, self.shifts))
+
+    def draw(self, rows: int, generator: torch.Generator | None) -> Tree:
+        if not self.dropout:
+            return {}
+        device = self.weights[0].device
+        return {
+            str(number): torch.rand(self.members, rows, width, generator=generator, device=device)
+            for number, width in enumerate(self.hidden)
+        }
+
+    def forward(self, value: Tensor, action: Tensor | None, noise: Tree | None) -> Tensor:
+        value = value.expand(self.members, *value.shape)
+        last = len(self._layers) - 1
+        for number, (weight, bias) in enumerate(self._layers):
+            if number == self.join and action is not None:
+                value = torch.cat((value, action.expand(self.members, *action.shape)), -1)
+            value = torch.baddbmm(bias, value, weight)  # [members, rows, columns]
+            if number == last:
+                break
+            if noise:
+                value = torch.where(noise[str(number)] < self.dropout, 0.0, value / (1 - self.dropout))
+            if self._norms:
+                scale, shift = self._norms[number]
+                value = torch.addcmul(shift, F.layer_norm(value, value.shape[-1:]), scale)
+            value = self.activation(value)
+        return value
+
+
+class Separate(nn.Module):
+    """An ensemble of nets that settings describe, one after the other."""
+
+    def __init__(self, members: int, inputs: int, outputs: int, cfg: ReplayConfig) -> None:
+        super().__init__()
+        settings = BodySettings(cfg.critic_hidden, cfg.activation, cfg.critic_network, cfg.encoder)
+        built = [torso(settings, inputs) for _ in range(members)]
+        self.torsos = nn.ModuleList(net for net, _ in built)
+        self.heads = nn.ModuleList(orthogonal_(nn.Linear(width, outputs), 1.0) for _, width in built)
+
+    def draw(self, rows: int, generator: torch.Generator | None) -> Tree:
+        return {}
+
+    def forward(self, value: Tensor, action: Tensor | None, noise: Tree | None) -> Tensor:
+        both = value if action is None else torch.cat((value, action), -1)
+        return torch.stack([head(net(both)) for net, head in zip(self.torsos, self.heads)])
+
+
+def _options(network: Part) -> dict[str, Any]:
+    known = ("layer_norm", "dropout")
+    for key in network.options:
+        if key not in known:
+            raise ConfigError(f"critic_network mlp has no option {key!r}; {nearest(key, known)}")
+    return dict(network.options)

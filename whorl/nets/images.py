@@ -1,0 +1,204 @@
+"""The encoder of observations that hold images, alone or in a dict with others and with vectors.
+
+    nature  8x8/4 32, 4x4/2 64, 3x3/1 64, linear 512             (Mnih et al. 2015)
+    impala  three stages of two residual blocks, linear 256      (Espeholt et al. 2018, arXiv:1802.01561, fig. 3)
+    small   3x3/1 16, linear 128, for grids of a few cells       (Young and Tian 2019, arXiv:1903.03176)
+    drq     3x3/2 32, 3 times 3x3/1 32, linear 50, LayerNorm, tanh (Yarats et al. 2019, arXiv:1910.01741)
+
+Weights start orthogonal, those of drq's convolutions in the middle of the kernel only (delta-orthogonal). What closes
+an impala block starts smaller than in the paper, or six blocks would make features of size 15.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from whorl import tree
+from whorl.errors import ConfigError, nearest
+from whorl.nets.layers import orthogonal_
+from whorl.ops.augment import LEAST_SIDE, Channels, Picture, picture
+from whorl.spec import MASK_KEY, SpecTree
+from whorl.tree import Tree
+
+GAIN = 2**0.5
+"""keeps the size of activations through a ReLU"""
+
+
+class Images(nn.Module):
+    """Image leaves through a convolutional net each, all others flattened, joined into one vector per row.
+
+    Args:
+        kind: nature, impala, small, drq; auto takes nature for images that are large enough, else small.
+        features: columns per image; 0: as many as the kind has by custom.
+        channels: where they stand: first, last, or auto to see it from the shape.
+    """
+
+    def __init__(
+        self, observation: SpecTree, kind: str = "auto", features: int = 0, channels: Channels = "auto"
+    ) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList()
+        self.images: dict[str, int] = {}
+        """the number of the net that reads an image, by path"""
+        self.ranks: dict[str, int] = {}
+        """how many axes of a leaf are flattened, by path"""
+        self.size = 0
+        for path, leaf in tree.items(observation):
+            if path.rpartition(".")[2] == MASK_KEY:
+                continue
+            found = picture(leaf, channels)
+            if found is None:
+                self.ranks[path] = len(leaf.shape)
+                self.size += leaf.size
+            else:
+                net = Convolutions(found, kind, features)
+                self.images[path] = len(self.nets)
+                self.nets.append(net)
+                self.size += net.size
+
+    def forward(self, obs: Tree) -> Tensor:
+        parts = []
+        for path, value in tree.items(obs):
+            if path in self.images:
+                parts.append(self.nets[self.images[path]](value))
+            elif path in self.ranks:
+                parts.append(value.float().reshape(*value.shape[: value.dim() - self.ranks[path]], -1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+class Convolutions(nn.Module):
+    """One image [..., H, W, C] or [..., C, H, W] -> features [..., size].
+
+    All runs with channels last in memory: against contiguous images that takes about 0.8 (nature) and 0.6 (drq) of the
+    time on a CPU, 0.75 and 0.9 on an H200 with TF32, and [H, W, C] needs no conversion at all.
+    """
+
+    def __init__(self, found: Picture, kind: str, features: int) -> None:
+        super().__init__()
+        chosen = _choose(found, kind)
+        if features < 0:
+            raise ConfigError(f"features is {features}; give a width, or 0 for {chosen.features}")
+        self.first = found.first
+        self.size = features or chosen.features
+        self.trunk = chosen.trunk(found.channels)
+        with torch.no_grad():
+            width = self.trunk(torch.zeros(1, found.channels, found.height, found.width)).numel()
+        self.head = chosen.head(width, self.size)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs leave this form out
+
+    def forward(self, value: Tensor) -> Tensor:
+        image = value.reshape(-1, *value.shape[-3:])
+        if not self.first:
+            image = image.permute(0, 3, 1, 2)
+        image = image.contiguous(memory_format=torch.channels_last).float()
+        if value.dtype == torch.uint8:  # an agent that scales its observations leaves none
+            image = image / 255
+        found = self.trunk(image).permute(0, 2, 3, 1)  # [N, h, w, c], as it lies in memory
+        return self.head(found.flatten(1)).reshape(*value.shape[:-3], self.size)
+
+
+def has_images(observation: SpecTree, side: int = LEAST_SIDE, channels: Channels = "auto") -> bool:
+    """Whether some leaf is an image of at least `side` pixels a side."""
+    found = (picture(leaf, channels) for leaf in tree.leaves(observation))
+    return any(image is not None and min(image.height, image.width) >= side for image in found)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A convolutional net by name."""
+
+    trunk: Callable[[int], nn.Module]
+    """channels -> [N, C, H, W] to [N, c, h, w]"""
+    head: Callable[[int, int], nn.Module]
+    """flattened inputs, features -> the last layers"""
+    features: int
+    least: int
+    """the smallest side that leaves the trunk something to give"""
+
+
+def _choose(found: Picture, kind: str) -> Kind:
+    side = min(found.height, found.width)
+    if kind == "auto":
+        kind = "nature" if side >= KINDS["nature"].least else "small"
+    if kind not in KINDS:
+        raise ConfigError(f"kind is {kind!r}; {nearest(kind, ['auto', *KINDS])}")
+    if side < KINDS[kind].least:
+        raise ConfigError(
+            f"image {found.height}x{found.width} is too small for {kind}; use kind=small "
+            f"({kind} takes {KINDS[kind].least} pixels a side or more)"
+        )
+    return KINDS[kind]
+
+
+def _nature(channels: int) -> nn.Module:
+    return nn.Sequential(
+        _convolution(channels, 32, 8, stride=4),
+        nn.ReLU(inplace=True),
+        _convolution(32, 64, 4, stride=2),
+        nn.ReLU(inplace=True),
+        _convolution(64, 64, 3),
+        nn.ReLU(inplace=True),
+    )
+
+
+def _small(channels: int) -> nn.Module:
+    return nn.Sequential(_convolution(channels, 16, 3), nn.ReLU(inplace=True))
+
+
+def _drq(channels: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs, stride in ((channels, 2), (32, 1), (32, 1), (32, 1)):
+        convolution = _convolution(inputs, 32, 3, stride)
+        nn.init.zeros_(convolution.weight)
+        nn.init.orthogonal_(convolution.weight.data[:, :, 1, 1], GAIN)
+        layers += [convolution, nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
+
+
+def _impala(channels: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((channels, 16), (16, 32), (32, 32)):
+        layers += [_convolution(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, 2, 1)]
+        layers += [ResidualBlock(outputs), ResidualBlock(outputs)]
+    return nn.Sequential(*layers, nn.ReLU())
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(relu(conv(relu(x))))"""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.opening = _convolution(channels, channels, 3, padding=1)
+        # The six blocks of a net together then add about as much variance as comes in.
+        self.closing = _convolution(channels, channels, 3, padding=1, gain=6**-0.5)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value + self.closing(self.opening(value.relu()).relu_())
+
+
+def _convolution(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, gain: float = GAIN
+) -> nn.Conv2d:
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding)
+    nn.init.orthogonal_(layer.weight, gain)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _relu_head(inputs: int, features: int) -> nn.Module:
+    return nn.Sequential(orthogonal_(nn.Linear(inputs, features)), nn.ReLU())
+
+
+def _tanh_head(inputs: int, features: int) -> nn.Module:
+    return nn.Sequential(orthogonal_(nn.Linear(inputs, features), 1.0), nn.LayerNorm(features), nn.Tanh())
+
+
+KINDS = {
+    "nature": Kind(_nature, _relu_head, 512, 36),
+    "impala": Kind(_impala, _relu_head, 256, LEAST_SIDE),
+    "small": Kind(_small, _relu_head, 128, LEAST_SIDE),
+    "drq": Kind(_drq, _tanh_head, 50, 15),
+}

@@ -1,0 +1,31 @@
+"""What agents with replay make of raw rows before their nets read them."""
+
+import torch
+from torch import Tensor
+
+from whorl.config import ReplayConfig
+from whorl.experience.batch import Batch
+from whorl.nets.normalize import Observations
+from whorl.ops.augment import shift_images
+from whorl.spec import Spec
+
+
+class Inputs(Observations):
+    """Normalised observations, shifted images, scaled rewards."""
+
+    def __init__(self, spec: Spec, cfg: ReplayConfig) -> None:
+        super().__init__(spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0)
+        self.observation, self.pad, self.reward_scale = spec.observation, cfg.augment, cfg.reward_scale
+
+    def learn(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """A batch as it is learned from; images are shifted anew each time (Kostrikov et al. 2021, arXiv:2004.13649)."""
+        obs = batch.obs
+        if self.pad:
+            lead = (batch.reset.shape[0], batch.reset.shape[1], 2)
+            noise = torch.rand(lead, generator=generator, device=batch.reset.device)
+            obs = shift_images(obs, self.observation, self.pad, noise)
+        return batch.replace(obs=self(obs), reward=self.scaled(batch.reward))
+
+    def scaled(self, reward: Tensor) -> Tensor:
+        """Rewards times `reward_scale`."""
+        return reward if self.reward_scale == 1 else reward * self.reward_scale

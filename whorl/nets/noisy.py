@@ -1,0 +1,55 @@
+"""Noisy layers: exploration by random weights whose size is learned (Fortunato et al. 2018, arXiv:1706.10295)."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whorl.nets.layers import activation_of
+
+
+class NoisyLinear(nn.Module):
+    """y = (W + S * f(e_out) f(e_in)^T) x + b + s * f(e_out), with factorised noise f(e) = sign(e) * sqrt(|e|) (eq. 9-11).
+
+    Without noise it is the plain layer y = W x + b.
+    """
+
+    def __init__(self, inputs: int, outputs: int, sigma: float = 0.5) -> None:
+        super().__init__()
+        bound = inputs**-0.5
+        self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound))
+        self.weight_scale = nn.Parameter(torch.full((outputs, inputs), sigma * bound))
+        self.bias_scale = nn.Parameter(torch.full((outputs,), sigma * bound))
+
+    def draw(self, generator: torch.Generator | None) -> Tensor:
+        """Fresh noise for one forward pass: f(e_in) and f(e_out) in one vector."""
+        raw = torch.randn(sum(self.weight.shape), generator=generator, device=self.weight.device)
+        return raw.sign() * raw.abs().sqrt()
+
+    def forward(self, value: Tensor, noise: Tensor | None) -> Tensor:
+        if noise is None:
+            return F.linear(value, self.weight, self.bias)
+        into, out = noise.split((self.weight.shape[1], self.weight.shape[0]))
+        weight = torch.addcmul(self.weight, self.weight_scale, torch.outer(out, into))
+        return F.linear(value, weight, torch.addcmul(self.bias, self.bias_scale, out))
+
+
+class NoisyMLP(nn.Module):
+    """Noisy layers of the given widths, an activation after each."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], activation: str) -> None:
+        super().__init__()
+        self.activation = activation_of(activation)
+        sizes = [inputs, *hidden]
+        self.layers = nn.ModuleList(NoisyLinear(before, after) for before, after in zip(sizes, hidden))
+
+    def draw(self, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """Fresh noise for one forward pass, layer by layer."""
+        return {str(n): layer.draw(generator) for n, layer in enumerate(self.layers)}  # type: ignore[operator]
+
+    def forward(self, value: Tensor, noise: dict[str, Tensor] | None = None) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            value = self.activation(layer(value, noise[str(number)] if noise else None))
+        return value
