@@ -2,7 +2,8 @@
 
 `python benchmarks/results.py ppo CartPole-v1 --seeds 1 2 3` writes `benchmarks/results/ppo_CartPole-v1.json`
 and `docs/curves/ppo_CartPole-v1.png`; `python docs/generate.py` then puts both on the page. The return is that of 100
-episodes with the mean action after training (`--best`: of the best evaluation's policy).
+episodes with the mean action after training (`--best`: of the best evaluation's policy). With `--to FOLDER` both files
+are written there, for a machine whose files are brought back by hand.
 """
 
 import argparse
@@ -29,6 +30,9 @@ def main() -> None:
     parser.add_argument("env")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--best", action="store_true")
+    parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--to", type=Path)
+    parser.add_argument("--commit", default="", help="where there is no git")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
     settings = {key: yaml.safe_load(value) for key, value in (item.split("=", 1) for item in args.set)}
@@ -38,7 +42,7 @@ def main() -> None:
         for seed in args.seeds:
             config = {"runs": folder, "seed": seed, "tensorboard": False, **settings}
             result = whorl.load(args.env, args.algorithm, config).train()
-            found = whorl.evaluate(result.run_dir, episodes=100, best=args.best)
+            found = whorl.evaluate(result.run_dir, episodes=args.episodes, best=args.best)
             runs.append(result.run_dir)
             seeds.append(
                 {
@@ -49,25 +53,40 @@ def main() -> None:
                 }
             )
             print(seeds[-1], flush=True)
-        curve = ROOT / "docs" / "curves" / f"{name}.png"
+        curve = (args.to or ROOT / "docs" / "curves") / f"{name}.png"
         curve.parent.mkdir(exist_ok=True)
         plot_runs(runs, curve)
+        points = [evaluations(run) for run in runs]
     record = {
         "algorithm": args.algorithm,
         "env": args.env,
         "settings": settings,
         "policy": "best evaluation" if args.best else "last",
+        "episodes": args.episodes,
         "seeds": seeds,
+        "evaluations": points,
         "machine": machine(),
-        "commit": subprocess.check_output(
-            ["git", "rev-parse", "--short", "HEAD"], text=True, cwd=ROOT
-        ).strip(),
+        "commit": args.commit or commit(),
         "date": date.today().isoformat(),
         "curve": f"docs/curves/{name}.png",
     }
-    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    path = (args.to or ROOT / "benchmarks" / "results") / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def evaluations(run: Path) -> list[tuple[int, float, float]]:
+    """Steps, seconds and return of every evaluation while training."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [
+        (row["steps"], round(row["time/elapsed"], 1), round(row["evaluation/return"], 1))
+        for row in rows
+        if "evaluation/return" in row
+    ]
+
+
+def commit() -> str:
+    return subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True, cwd=ROOT).strip()
 
 
 def machine() -> str:

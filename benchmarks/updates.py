@@ -37,6 +37,8 @@ def ours(algorithm: str, args: argparse.Namespace, compile: bool = False, captur
     agent = build_agent(settings, spec).prepare(device, lambda name: streams.generator("learner", device, name))
     learner = Learner(agent, capture and device.type == "cuda", compile)
     replay = agent.experience(streams.generator("replay", device))
+    if compile:
+        replay.compile()
     ones = torch.ones(ROWS, 1)
     replay.add(
         Batch(

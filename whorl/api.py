@@ -17,7 +17,7 @@ from whorl.log.video import save_video
 from whorl.registry import only_trusted, register, require_trust
 from whorl.run.callbacks import Callback
 from whorl.run.evaluate import Evaluation, run_episodes
-from whorl.run.trainer import Result, Trainer, choose_device, find_checkpoint
+from whorl.run.trainer import Result, Trainer, choose_device, find_checkpoint, use_checkpoint
 from whorl.state import checkpoint
 from whorl.state.policy import SavedPolicy, load_policy
 from whorl.state.runfolder import resolve_run
@@ -80,14 +80,18 @@ def load_run(
             f"{folder} holds a policy alone, without the state to go on; resume {folder.parent}"
         )
     _check_changes(changes)
-    unsaved = checkpoint.run_config(folder)
-    loaded = find_checkpoint(folder, _warn) if unsaved is None else None
-    config = loaded.config if loaded else unsaved or {}
-    with only_trusted(tuple(trust)):
+
+    def trainer(config: Mapping[str, Any]) -> Trainer:
         settings = configure(config["algorithm"], config["env"], config, presets=False, changes=changes)
-        source = _source(env, settings.env, settings.env_options)
-        trainer = Trainer(source, settings, callbacks)
-        return trainer.attach(loaded.folder.parent, loaded) if loaded else trainer.attach_new(folder)
+        return Trainer(_source(env, settings.env, settings.env_options), settings, callbacks)
+
+    with only_trusted(tuple(trust)):
+        unsaved = checkpoint.run_config(folder)
+        if unsaved is not None:
+            return trainer(unsaved).attach_new(folder)
+        return use_checkpoint(
+            folder, _warn, lambda found: trainer(found.config).attach(found.folder.parent, found)
+        )
 
 
 def restore(

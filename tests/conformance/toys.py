@@ -18,7 +18,8 @@ from whorl.config import NetworkConfig
 from whorl.errors import ConfigError
 from whorl.experience.batch import Batch, Rows
 from whorl.experience.replay import Replay
-from whorl.experience.samplers import Priorities, Sequences, Transitions
+from whorl.experience.samplers import Priorities
+from whorl.experience.views import Sequences, Transitions
 from whorl.nets.body import Body, BodySettings
 from whorl.nets.policy import Policy
 from whorl.ops import blank, discounted_return, masked_mean, n_step_return, polyak_

@@ -306,7 +306,7 @@ def test_frames_are_drawn_and_the_trail_belongs_to_the_view():
 
 
 def test_compile_without_a_compiler_warns_once_and_flies_eagerly(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(quadrotor.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.warns(UserWarning, match="C\\+\\+ compiler"):
         world = Quadrotor(1, compile=True)
     world.reset(0)

@@ -10,10 +10,13 @@ from recorder import GAMMA, Recorder, image, samples, spec, tree_equal
 from whorl import tree
 from whorl.conformance import capture_safe
 from whorl.errors import ConfigError
+from whorl.experience import samplers
 from whorl.experience.batch import Batch
+from whorl.experience.masses import DeviceMasses
 from whorl.experience.replay import Replay
 from whorl.experience.ring import Ring, replay_bytes
-from whorl.experience.samplers import Priorities, Sequences, Transitions, View
+from whorl.experience.samplers import Priorities
+from whorl.experience.views import Sequences, Transitions, View
 from whorl.spec import Array
 
 EXTRAS = {"log_prob": Array(())}
@@ -110,8 +113,11 @@ def test_every_sequence_equals_what_the_record_says(
             assert batch.reset[:, b].tolist() == [row.reset for row in rows]
             assert batch.mask[:, b].tolist() == [row.mask and t >= burn_in for t, row in enumerate(rows[:-1])]
             assert batch.keep[:, b].tolist() == [row.keep for row in rows[:-1]]
-            assert batch.action[:, b].tolist() == [row.action for row in rows[:-1]]
-            assert batch.reward[:, b].tolist() == pytest.approx([row.reward for row in rows[:-1]])
+            # What stands in rows that are no transition does not come out of the ring.
+            assert batch.action[:, b].tolist() == [row.action if row.mask else 0 for row in rows[:-1]]
+            assert batch.reward[:, b].tolist() == pytest.approx(
+                [row.reward if row.mask else 0 for row in rows[:-1]]
+            )
             assert batch.discount[:, b].tolist() == pytest.approx([row.discount for row in rows[:-1]])
             if stride > 1:
                 assert batch.memory["net"]["h"][b].tolist() == [start, lane]
@@ -234,7 +240,10 @@ def tree_copy(state: Any) -> Any:
 
 @pytest.mark.parametrize("view", [Transitions(3), Sequences(4, 2, 2)])
 @pytest.mark.parametrize("priorities", [None, Priorities()])
-def test_sampling_and_settling_never_wait_for_the_device(view: View, priorities: Priorities | None) -> None:
+def test_sampling_and_settling_never_wait_for_the_device(
+    view: View, priorities: Priorities | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samplers, "HostMasses", DeviceMasses)  # what a device would run
     store = replay(3, 40, view, 8, priorities=priorities)
     record = Recorder(3)
     for _ in range(12):

@@ -152,7 +152,7 @@ def test_the_minimum_of_quantile_regression_is_the_quantile() -> None:
 
 
 def both_quantile_losses(quantile: Tensor, target: Tensor, kappa: float) -> list[tuple[Tensor, Tensor]]:
-    """Value [...] and gradient [..., N] of the loss from prefix sums, and of that over all pairs in double precision."""
+    """Value [...] and gradient [..., N] of the loss from prefix sums, and of that over all pairs in double."""
     tau = (torch.arange(quantile.shape[-1]) + 0.5) / quantile.shape[-1]
     found = []
     for loss, dtype in ((sorted_quantile_huber, quantile.dtype), (quantile_huber, torch.float64)):
@@ -200,9 +200,9 @@ def test_sorted_quantile_huber_is_the_loss_over_all_pairs_and_so_is_its_gradient
     quantile, target = (t.to(dtype) for t in PAIRS[kind])
     (value, slope), (wanted, wanted_slope) = both_quantile_losses(quantile, target.sort(-1).values, kappa)
     assert value.dtype == slope.dtype == dtype
-    exact = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-6, "atol": 1e-6}
-    torch.testing.assert_close(value.double(), wanted, **exact)
-    torch.testing.assert_close(slope.double(), wanted_slope, **exact)
+    close = 1e-12 if dtype == torch.float64 else 1e-6
+    torch.testing.assert_close(value.double(), wanted, rtol=close, atol=close)
+    torch.testing.assert_close(slope.double(), wanted_slope, rtol=close, atol=close)
 
 
 def test_sorted_quantile_huber_matches_the_published_case() -> None:
@@ -245,7 +245,9 @@ def test_shapes_are_checked_on_entry() -> None:
         quantile_huber(torch.zeros(2, 3), torch.zeros(4), torch.zeros(2, 5))
     with pytest.raises(ValueError, match="does not line up"):
         quantile_huber(torch.zeros(2, 3), torch.zeros(3), torch.zeros(4, 5))
-    with pytest.raises(ValueError, match=r"quantile \(2, 3\), tau \(4,\) and target \(2, 5\) need the shapes"):
+    with pytest.raises(
+        ValueError, match=r"quantile \(2, 3\), tau \(4,\) and target \(2, 5\) need the shapes"
+    ):
         sorted_quantile_huber(torch.zeros(2, 3), torch.zeros(4), torch.zeros(2, 5))
     with pytest.raises(ValueError, match=r"kappa 0.0 must be above 0"):
         sorted_quantile_huber(torch.zeros(2, 3), torch.zeros(3), torch.zeros(2, 5), 0.0)

@@ -129,17 +129,19 @@ def compare(case: str, tmp_path: Path, most_kills: int) -> None:
     assert in_child(lambda: start(env, settings, tmp_path / "whole"), None)
     whole_time = time.monotonic() - began
     chance = random.Random(case)
-    pieces = tmp_path / "pieces"
-    finished, kills = False, 0
+    finished, kills, attempt = False, 0, 0
     while not finished:
+        pieces = tmp_path / f"pieces{attempt}"
         run = the_run(pieces)
         patience = chance.uniform(0.2, 0.9) * whole_time if kills < most_kills else None
         if run is None:
-            finished = in_child(lambda: start(env, settings, pieces), patience)
+            finished = in_child(lambda pieces=pieces: start(env, settings, pieces), patience)
         else:
             finished = in_child(lambda run=run: whorl.resume(run), patience)
         kills += not finished
-    assert kills > 0, "no kill fell into the run"
+        if finished and not kills:
+            # The machine was busier before than it is now: begin again, and be quicker with the knife.
+            finished, attempt, whole_time = False, attempt + 1, whole_time / 2
     one, other = the_run(tmp_path / "whole"), the_run(pieces)
     assert one and other
     assert_same(state(one), state(other))

@@ -93,7 +93,8 @@ class SAC(Agent):
         self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **given)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
         if cfg.tune_alpha:
-            self.add_optimizer("alpha", self.temperature, cfg.optimizer, cfg.alpha_lr, eps=cfg.adam_eps)
+            given["weight_decay"] = 0.0  # not left to the optimizer's own default: AdamW has one
+            self.add_optimizer("alpha", self.temperature, cfg.optimizer, cfg.alpha_lr, **given)
 
     def _head(self, width: int) -> nn.Module:
         if self.discrete:

@@ -14,6 +14,7 @@ from gymnasium.error import DependencyNotInstalled
 from torch import Tensor
 
 from whorl import tree
+from whorl.envs import dm_control, pybullet
 from whorl.envs.lanes import (
     Buffers,
     Factory,
@@ -39,8 +40,9 @@ def factory_from_id(id: str, **kwargs: Any) -> Factory:
             load_env_creator(spec.entry_point)
     except (ImportError, DependencyNotInstalled) as error:
         raise missing_package(id, error) from error
+    make = pybullet.make_bullet if pybullet.owns(spec.id) else make_registered
     # Lanes never step before a reset, and checking is a tool of its own: those wrappers don't earn their time.
-    return partial(make_registered, replace(spec, order_enforce=False), kwargs)
+    return partial(make, replace(spec, order_enforce=False), kwargs)
 
 
 class GymnasiumVector:
@@ -154,8 +156,12 @@ def check_lanes(snapshot: dict[str, Any], lanes: int) -> None:
 
 def _find(id: str) -> EnvSpec:
     module, _, name = id.rpartition(":")
+    if name.startswith(dm_control.PREFIXES):
+        return dm_control.spec_from_id(name)
     if name.startswith("ALE/"):
         module = module or "ale_py"
+    if pybullet.owns(name):
+        module = module or pybullet.PACKAGE
     if module:
         try:
             imported = importlib.import_module(module)

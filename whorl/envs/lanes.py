@@ -7,6 +7,7 @@ Used in process and inside pool workers, which must start fast: nothing here imp
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias
 
 import gymnasium
@@ -23,7 +24,13 @@ MaskSource: TypeAlias = Literal["none", "info", "method", "observation"]
 
 MASK_KEY = "action_mask"
 """The same word as `whorl.spec.MASK_KEY`, which can't be imported here because it brings torch."""
-EXTRAS = {"mujoco": ("mujoco", "mujoco"), "box2d": ("Box2D", "box2d"), "ale_py": ("ale-py", "atari")}
+EXTRAS = {
+    "dm_control": ("dm_control", "dm-control"),
+    "pybullet_envs_gymnasium": ("pybullet-envs-gymnasium", "pybullet"),
+    "mujoco": ("mujoco", "mujoco"),
+    "box2d": ("Box2D", "box2d"),
+    "ale_py": ("ale-py", "atari"),
+}
 """a word in a complaint about an import -> the package that is missing, and our extra that brings it"""
 
 
@@ -207,9 +214,10 @@ def missing_package(id: str, error: Exception) -> WhorlError:
     """The error for an environment whose package is not installed."""
     text = str(error).lower()
     for word, (package, extra) in EXTRAS.items():
-        if word in text:
+        # An environment may refuse the version that is there (Pusher-v4 does): then its own words are better.
+        if word in text and find_spec(word) is None:
             return missing_extra(package, extra)
-    return EnvError(f"{id} needs a package that can't be imported: {error}")
+    return EnvError(f"{id} can't be imported: {error}")
 
 
 def probe(factory: Factory) -> Layout:

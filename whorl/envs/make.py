@@ -1,6 +1,7 @@
 """From whatever the user has (an id, an environment, a factory) to lanes that step together."""
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +48,8 @@ class Source:
     ) -> VectorEnv:
         """`lanes` copies. Worlds of our own are stepped as tensors on `device`; others here or by `workers`."""
         if self.world is not None:
-            extra = {"compile": True} if compile else {}
+            knows = "compile" in inspect.signature(self.world).parameters
+            extra = {"compile": True} if compile and knows else {}
             return self.world(lanes=lanes, device=device, **self._world_options(), **extra)
         if workers > 0:
             return WorkerPool(self.factory, lanes, self.id, workers=min(workers, lanes))

@@ -41,7 +41,7 @@ def snapshot_env(env: gymnasium.Env) -> dict[str, Any] | None:
             if not isinstance(layer, gymnasium.Wrapper):
                 family = type(layer).__module__ + "."
                 if family.startswith(MUJOCO_FAMILY) and hasattr(layer, "data"):
-                    state["data"] = _mujoco_state(layer)
+                    state["data"] = mujoco_state(layer.model, layer.data)
                 elif not family.startswith(PLAIN_FAMILIES):
                     return None
             layers.append(state)
@@ -66,12 +66,7 @@ def restore_env(env: gymnasium.Env, snapshot: dict[str, Any]) -> None:
         for name, value in state["attributes"].items():
             setattr(layer, name, decode(value, layer.__dict__.get(name)))
         if "data" in state:
-            data: Any = layer.data
-            for name, value in state["data"].items():
-                if name == "time":
-                    data.time = float(value)
-                else:
-                    getattr(data, name)[...] = value
+            restore_mujoco(layer.data, state["data"])
 
 
 def _stack(env: Any) -> Any:
@@ -94,21 +89,30 @@ def _attributes(layer: Any) -> dict[str, Any]:
     return found
 
 
-def _mujoco_state(env: Any) -> dict[str, Any]:
+def mujoco_state(model: Any, data: Any) -> dict[str, Any]:
     """Every array of MjData whose size the model fixes: the state, the warm start, and the derived quantities that the
     next step's reward reads before it steps (positions, forces). Constraint arrays are rebuilt by each step.
     """
     import mujoco
 
-    if env.model.nplugin:
+    if model.nplugin:
         raise _Unknown
-    blank = mujoco.MjData(env.model)
-    state: dict[str, Any] = {"time": float(env.data.time)}
-    for name in dir(env.data):
-        value = None if name.startswith("_") else getattr(env.data, name)
+    blank = mujoco.MjData(model)
+    state: dict[str, Any] = {"time": float(data.time)}
+    for name in dir(data):
+        value = None if name.startswith("_") else getattr(data, name)
         if isinstance(value, np.ndarray) and value.size and getattr(blank, name).shape == value.shape:
             state[name] = value.copy()
     return state
+
+
+def restore_mujoco(data: Any, state: dict[str, Any]) -> None:
+    """Write what `mujoco_state` found into the MjData of the same model."""
+    for name, value in state.items():
+        if name == "time":
+            data.time = float(value)
+        else:
+            getattr(data, name)[...] = value
 
 
 def encode(value: Any) -> Any:

@@ -67,7 +67,7 @@ class Batch:
 
     @property
     def share(self) -> Tensor:
-        """[T, B] from replay: how much each row counts in a mean over all of them; masked rows nothing, others alike."""
+        """[T, B] from replay: how much each row counts in a mean over all of them; nothing where masked, else alike."""
         return self.extras["share"]
 
     @property

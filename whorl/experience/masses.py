@@ -39,6 +39,9 @@ class Masses(Protocol):
         Of a start that is named twice the larger mass counts, so that the order of the writes does not.
         """
 
+    def recompute(self) -> None:
+        """All sums anew."""
+
     def draw(self, count: int, generator: torch.Generator, beta: Tensor) -> tuple[Tensor, Tensor]:
         """One start from each of `count` equal shares of the whole, and its weight (mass / smallest mass)^-beta."""
 
@@ -49,7 +52,7 @@ class DeviceMasses:
     Args:
         alpha: exponent of |error| + epsilon.
         clip: bounds of |error|.
-        width: masses per block; wide ones, as on a device kernels cost more than arithmetic.
+        width: masses per block.
         top: the longest level that is searched whole.
     """
 
@@ -61,15 +64,13 @@ class DeviceMasses:
         epsilon: float,
         clip: tuple[float, float],
         *,
-        width: int = 1024,
-        top: int = 2**14,
+        width: int = 128,
+        top: int = 2**13,
     ) -> None:
         self.alpha, self.epsilon, self.clip, self.width = alpha, epsilon, clip, width
         self.levels = make_levels(size, width, top, device)
         self.largest = torch.full((), first_mass(alpha, clip), device=device)
         self._blocks = [level.view(-1, width) for level in self.levels[:-1]]
-        # A zero, and the running sums of the last level.
-        self._running = torch.zeros(len(self.levels[-1]) + 1, dtype=torch.float64, device=device)
         self._ends: dict[int, Tensor] = {}
 
     def admit(self, start: Tensor, allowed: Tensor) -> None:
@@ -89,6 +90,9 @@ class DeviceMasses:
         mass.mul_(leaves.index_select(0, start).sign_())
         leaves.scatter_reduce_(0, start, mass, "amax", include_self=False)
         self._refresh(start)
+
+    def recompute(self) -> None:
+        self._refresh(torch.arange(len(self.levels[0]), device=self.largest.device))
 
     def draw(self, count: int, generator: torch.Generator, beta: Tensor) -> tuple[Tensor, Tensor]:
         if count not in self._ends:
@@ -110,23 +114,18 @@ class DeviceMasses:
         A mass of zero is never found unless all are: within a block, a point of (0, sum] lies under a mass above zero.
         Rounding can push a point out of there, so it is put back.
         """
-        running = self._running[1:]
-        running.copy_(_running_sums(self.levels[-1]))
-        point = share * running[-1]
-        node = torch.searchsorted(running, point)
-        point -= self._running.index_select(0, node)
-        for depth, blocks in enumerate(reversed(self._blocks), 1):
-            block = blocks.index_select(0, node)  # [B, width]
-            below = _running_sums(block)
-            point = torch.minimum(point, below[:, -1])
-            choice = torch.searchsorted(below, point.unsqueeze(1))
+        mass = self.levels[-1]
+        running, point, choice = _reach(mass, share * mass.sum())
+        node = choice.squeeze(1)
+        for blocks in reversed(self._blocks):
+            point = (point - (_at(running, choice) - _at(mass, choice))).clamp_(min=TINY)
+            mass = blocks.index_select(0, node)  # [B, width]
+            running, point, choice = _reach(mass, point)
             node = torch.add(choice.squeeze(1), node, alpha=self.width)
-            if depth < len(self._blocks):
-                before = below.gather(1, choice) - block.gather(1, choice)
-                point = (point - before.squeeze(1)).clamp_(min=TINY)
         return node
 
     def _refresh(self, index: Tensor) -> None:
+        """Recompute the sums over these masses [N]."""
         for blocks, level in zip(self._blocks, self.levels[1:]):
             index = index // self.width
             if len(index) < len(blocks):
@@ -135,10 +134,19 @@ class DeviceMasses:
                 level[: len(blocks)] = blocks.sum(1, dtype=torch.float64)
 
 
-def _running_sums(mass: Tensor) -> Tensor:
-    """Sums up to each mass of the last axis, which never fall, and rise only where a mass is above zero."""
-    # A scan in parallel rounds each sum in its own way, so that it may rise at a zero, or fall.
-    return torch.where(mass > 0, mass.cumsum(-1, dtype=torch.float64), 0.0).cummax(-1).values
+def _reach(mass: Tensor, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Running sums of masses, [N] for all points or [B, N]; points [B] put back; where [B, 1] the sums reach them."""
+    running = mass.cumsum(-1, dtype=torch.float64)
+    # A scan in parallel rounds each sum in its own way, so that it may rise at a zero: only masses above it count.
+    running = torch.where(mass > 0, running, 0.0)
+    point = torch.minimum(point, running.amax(-1))
+    first = (running >= point.unsqueeze(1)).view(torch.uint8).argmax(1, keepdim=True)
+    return running, point, first
+
+
+def _at(line: Tensor, choice: Tensor) -> Tensor:
+    """Of lines [B, N], or one for all [N], what lies at `choice` [B, 1]: [B]."""
+    return line.expand(len(choice), -1).gather(1, choice).squeeze(1)
 
 
 class HostMasses:
@@ -152,7 +160,7 @@ class HostMasses:
         epsilon: float,
         clip: tuple[float, float],
         *,
-        width: int = 64,
+        width: int = 16,
         top: int = 2**14,
     ) -> None:
         self.alpha, self.epsilon, self.clip, self.width = alpha, epsilon, clip, width
@@ -161,8 +169,9 @@ class HostMasses:
         self._largest: np.ndarray = self.largest.numpy()
         self._leaves, *self._sums = [level.numpy() for level in self.levels]
         self._blocks = [level.numpy().reshape(-1, width) for level in self.levels[:-1]]
-        self._running = torch.zeros(len(self.levels[-1]) + 1, dtype=torch.float64)
-        self._ends: dict[int, np.ndarray] = {}
+        self._running = np.zeros(len(self.levels[-1]) + 1)
+        self._running_sums = torch.from_numpy(self._running[1:])
+        self._rooms: dict[int, _Room] = {}
 
     def admit(self, start: Tensor, allowed: Tensor) -> None:
         self.write(start.numpy(), allowed.numpy() * self._largest)
@@ -183,12 +192,13 @@ class HostMasses:
         np.maximum.at(self._leaves, index, mass)
         self._refresh(index)
 
+    def recompute(self) -> None:
+        self._refresh(np.arange(len(self._leaves)))
+
     def draw(self, count: int, generator: torch.Generator, beta: Tensor) -> tuple[Tensor, Tensor]:
-        if count not in self._ends:
-            self._ends[count] = np.arange(1, count + 1) / count
         share = torch.rand(count, dtype=torch.float64, generator=generator).numpy()
         share *= -1 / count
-        share += self._ends[count]
+        share += self._room(count).ends
         index = self.find(share)
         mass = self._leaves.take(index)
         weight = mass.min() / mass
@@ -202,32 +212,52 @@ class HostMasses:
 
     def find(self, share: np.ndarray) -> np.ndarray:
         """As `DeviceMasses.find`. Running sums are torch's, which on a host adds in order, and sooner than numpy."""
-        torch.cumsum(self.levels[-1], 0, out=self._running[1:])
-        running = self._running.numpy()
-        point = share * running[-1]
-        node = running[1:].searchsorted(point)
-        point -= running.take(node)
+        room = self._room(len(share))
+        torch.cumsum(self.levels[-1], 0, out=self._running_sums)
+        point = np.multiply(share, self._running[-1], out=room.point)
+        node = self._running[1:].searchsorted(point)
+        point -= self._running.take(node)
         for depth in reversed(range(len(self._blocks))):
-            block = self._blocks[depth].take(node, 0)  # [B, width]
-            sums = torch.from_numpy(block).cumsum(1, dtype=torch.float64)
-            below = sums.numpy()
-            np.minimum(point, below[:, -1], out=point)
-            choice = torch.searchsorted(sums, torch.from_numpy(point).unsqueeze(1)).numpy()[:, 0]
+            block, block_tensor = room.blocks[min(depth, 1)]
+            # All of these are there; "clip" keeps numpy from filling a copy first, in case they were not.
+            self._blocks[depth].take(node, 0, out=block, mode="clip")
+            torch.cumsum(block_tensor, 1, dtype=torch.float64, out=room.running_tensor)
+            np.minimum(point, room.running[:, -1], out=point)
+            choice = (room.running >= point[:, None]).argmax(1)
             node *= self.width
             node += choice
             if depth:
-                at = np.arange(len(point)) * self.width + choice
-                point -= below.reshape(-1).take(at) - block.reshape(-1).take(at)
+                at = room.rows + choice
+                point -= room.running.reshape(-1).take(at) - block.reshape(-1).take(at)
                 np.maximum(point, TINY, out=point)
         return node
+
+    def _room(self, count: int) -> "_Room":
+        if count not in self._rooms:
+            self._rooms[count] = _Room(count, self.width)
+        return self._rooms[count]
 
     def _refresh(self, index: np.ndarray) -> None:
         for blocks, level in zip(self._blocks, self._sums):
             index = index // self.width
             if len(index) < len(blocks):
-                level[index] = np.einsum("ij->i", blocks.take(index, 0), dtype=np.float64)
+                level[index] = np.einsum("ij->i", blocks.take(index, 0).astype(np.float64, copy=False))
             else:
                 level[: len(blocks)] = blocks.sum(1, dtype=np.float64)
+
+
+class _Room:
+    """Arrays for draws of one batch size, and the same memory as tensors: to make them anew is half of the work."""
+
+    def __init__(self, count: int, width: int) -> None:
+        self.ends = np.arange(1, count + 1) / count
+        self.rows = np.arange(count) * width
+        self.point = np.zeros(count)
+        self.running = np.zeros((count, width))
+        self.running_tensor = torch.from_numpy(self.running)
+        blocks = [np.zeros((count, width), dtype) for dtype in (np.float32, np.float64)]
+        self.blocks = [(block, torch.from_numpy(block)) for block in blocks]
+        """of leaves, and of sums"""
 
 
 def make_levels(size: int, width: int, top: int, device: torch.device) -> list[Tensor]:

@@ -13,7 +13,8 @@ from whorl.config import ReplayConfig
 from whorl.errors import CheckpointError, ConfigError
 from whorl.experience.batch import Batch
 from whorl.experience.ring import Ring, replay_bytes, slots_for
-from whorl.experience.samplers import Priorities, Prioritized, Sampler, Transitions, Uniform, View
+from whorl.experience.samplers import Priorities, Prioritized, Sampler, Uniform
+from whorl.experience.views import Transitions, View
 from whorl.graphs import record
 from whorl.ops.losses import row_weight
 from whorl.spec import Array, Spec
@@ -101,6 +102,7 @@ class Replay(Experience):
                 f"that starts every {view.stride}; change the replay capacity ({capacity}) or lanes ({spec.lanes})"
             )
         self.view, self.generator, self.batch_size = view, generator, batch_size
+        self._gather: Callable[[Ring, Tensor], Batch] = view.gather
         self.appraise = appraise
         self._transfer = Transfer(learner) if learner and torch.device(learner) != self.ring.device else None
         self._late: dict[str, Tensor] = {}
@@ -164,9 +166,13 @@ class Replay(Experience):
             self._draw.result.static = True
         return self._draw.replay()
 
+    def compile(self) -> None:
+        """Fuse the many small operations that make a batch of starts."""
+        self._gather = torch.compile(self.view.gather, dynamic=False)
+
     def _drawn(self) -> Batch:
         start, extras = self.sampler.draw(self.batch_size, self.generator)
-        return self._weighted(self.view.gather(self.ring, start), extras)
+        return self._weighted(self._gather(self.ring, start), extras)
 
     def _weighted(self, batch: Batch, extras: dict[str, Tensor]) -> Batch:
         """With `share` and `weight` [T, B] among its extras."""
@@ -214,6 +220,8 @@ class Replay(Experience):
         if self.store is not None:
             del ring["columns"], ring["memories"]
             ring["manifest"] = self.store.save()
+        if self._late and self._transfer is not None:
+            self._transfer.wait()
         return {
             "steps": self.steps,
             "drawn": self.drawn,

@@ -1,4 +1,4 @@
-"""How replay chooses where samples start (evenly, or by priority) and what a start becomes (transition, sequence).
+"""How replay chooses where samples start: evenly, or by priority.
 
 All of it is index arithmetic on the ring's device: nothing here waits for a value.
 """
@@ -11,113 +11,7 @@ import torch
 from torch import Tensor
 
 from whorl import tree
-from whorl.experience.batch import Batch
 from whorl.experience.masses import DeviceMasses, HostMasses, Masses
-from whorl.experience.ring import Ring, take
-
-
-class View(Protocol):
-    """What a start becomes."""
-
-    @property
-    def span(self) -> int:
-        """Rows after the start that must be there."""
-
-    @property
-    def stride(self) -> int:
-        """Only every so many rows are starts."""
-
-    def allowed(self, ring: Ring, start: Tensor) -> Tensor:
-        """[N] bool: which of these starts may be drawn."""
-
-    def gather(self, ring: Ring, start: Tensor) -> Batch:
-        """The samples that begin at these starts [B]."""
-
-
-@dataclass(frozen=True)
-class Transitions:
-    """Single transitions, folded over up to `n_step` rows: T = 1, and row 1 is the row to bootstrap from.
-
-    reward = sum_k (prod_{j<k} discount_j) * r_k, discount = prod_k discount_k, over rows up to the episode's end
-    """
-
-    n_step: int = 1
-
-    @property
-    def span(self) -> int:
-        return self.n_step
-
-    @property
-    def stride(self) -> int:
-        return 1
-
-    def allowed(self, ring: Ring, start: Tensor) -> Tensor:
-        return ring.take("mask", start)
-
-    def gather(self, ring: Ring, start: Tensor) -> Batch:
-        slot, lane = start // ring.lanes, start % ring.lanes
-        ahead = torch.arange(self.n_step, device=start.device).unsqueeze(1)
-        cells = ring.cells(slot + ahead, lane)  # [n, B]
-        keep = ring.take("keep", cells)
-        mask = ring.take("mask", start.unsqueeze(0))
-        # A row counts if no row before it ended the episode.
-        counts = torch.cat((mask, keep[:-1])).cumprod(0).bool()  # [n, B]
-        discount = torch.where(counts, ring.take("discount", cells), 1.0).cumprod(0)
-        weight = torch.cat((torch.ones_like(discount[:1]), discount[:-1]))
-        reward = torch.where(counts, weight * ring.take("reward", cells), 0.0).sum(0, keepdim=True)
-        after = ring.cells(slot + counts.sum(0), lane)
-        reset = ring.take("reset", start)
-        return Batch(
-            obs=ring.take("obs", torch.stack((start, after))),
-            reset=torch.stack((reset, torch.zeros_like(reset))),
-            action=ring.take("action", start.unsqueeze(0)),
-            reward=reward,
-            discount=discount[-1:],
-            keep=(keep | ~counts).all(0, keepdim=True).float(),
-            mask=mask.float(),
-            extras=ring.take("extras", start.unsqueeze(0)),
-        )
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Windows of `burn_in + length` one-step rows and their last successor, opened from stored memory.
-
-    For an n-step target on T rows ask for `length` T + n - 1 and fold with `ops`: the last rows only feed the others.
-    Rows of the burn-in are masked. A window may begin at a final row: with a stride its other rows would else never be
-    seen, and that row is masked anyway.
-    """
-
-    length: int
-    burn_in: int = 0
-    stride: int = 1
-
-    @property
-    def span(self) -> int:
-        return self.burn_in + self.length
-
-    def allowed(self, ring: Ring, start: Tensor) -> Tensor:
-        return torch.ones_like(start, dtype=torch.bool)
-
-    def gather(self, ring: Ring, start: Tensor) -> Batch:
-        slot, lane = start // ring.lanes * self.stride, start % ring.lanes
-        ahead = torch.arange(self.span + 1, device=start.device).unsqueeze(1)
-        all_rows = ring.cells(slot + ahead, lane)  # [T+1, B]
-        now = all_rows[:-1]
-        mask = ring.take("mask", now).float()
-        mask[: self.burn_in].zero_()
-        return Batch(
-            obs=ring.take("obs", all_rows),
-            reset=ring.take("reset", all_rows),
-            action=ring.take("action", now),
-            reward=ring.take("reward", now),
-            discount=ring.take("discount", now),
-            keep=ring.take("keep", now).float(),
-            mask=mask,
-            memory=take(ring.memories, slot // ring.stride * ring.lanes + lane),
-            burn_in=self.burn_in,
-            extras=ring.take("extras", now),
-        )
 
 
 class Sampler(Protocol):
@@ -221,7 +115,7 @@ class Prioritized:
     learns = True
 
     def __init__(self, size: int, device: torch.device, cfg: Priorities) -> None:
-        self.cfg = cfg
+        self.size, self.cfg = size, cfg
         make = HostMasses if device.type == "cpu" else DeviceMasses
         self.masses: Masses = make(size, device, cfg.alpha, cfg.epsilon, cfg.clip)
         self.beta = torch.full((), cfg.beta, device=device)
@@ -251,14 +145,22 @@ class Prioritized:
         self.masses.renew(start, priority.detach().reshape(-1))
 
     def state_dict(self) -> dict[str, Any]:
+        leaves, *sums = self.masses.levels
         return {
-            "largest": self.masses.largest,
             "beta": self.beta,
-            "levels": {str(depth): level for depth, level in enumerate(self.masses.levels)},
+            "largest": self.masses.largest,
+            "mass": leaves[: self.size],
+            "sums": {str(depth): level for depth, level in enumerate(sums, 1)},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        tree.copy_(self.state_dict(), state)
+        own = self.state_dict()
+        # Sums could be recomputed, but a resumed run must not differ in their last bit; other devices sum other blocks.
+        if {k: v.shape for k, v in own["sums"].items()} != {k: v.shape for k, v in state["sums"].items()}:
+            tree.copy_({**own, "sums": {}}, state)
+            self.masses.recompute()
+        else:
+            tree.copy_(own, state)
 
 
 def sequence_priority(error: Tensor, mask: Tensor, eta: float) -> Tensor:

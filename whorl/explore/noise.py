@@ -46,7 +46,9 @@ class ActionNoise(nn.Module):
         self.cfg, self.size = cfg, size
         given = cfg.noise_scale
         low, high = given if isinstance(given, tuple) else (given, given)
-        self.register_buffer("scale", torch.linspace(low, high, spec.lanes).unsqueeze(1))  # [lanes, 1]
+        # Not saved: weights may go on in a run with other lanes, whose scale is what its own settings say.
+        scale = torch.linspace(low, high, spec.lanes).unsqueeze(1)  # [lanes, 1]
+        self.register_buffer("scale", scale, persistent=False)
 
     def initial(self, lanes: int) -> Tree:
         """The process before the first row."""

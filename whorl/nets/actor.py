@@ -12,23 +12,23 @@ from whorl.experience.batch import Rows
 from whorl.nets.body import Body, BodySettings
 from whorl.nets.layers import orthogonal_
 from whorl.ops.distributions import TanhNormal
-from whorl.spec import MASK_KEY, Array, Continuous, Spec
+from whorl.registry import Part
+from whorl.spec import MASK_KEY, Array, Continuous, Discrete, Spec
 from whorl.tree import Tree
 
 
 class Actor(nn.Module):
     """Rows of observations -> what the head makes of them.
 
-    Where the critics' encoder has weights (images), the policy reads what it sees, detached: the critics alone train it.
+    Where the critics' encoder has weights (images), the policy reads it, detached: the critics alone train it.
     """
 
     def __init__(self, name: str, spec: Spec, cfg: ReplayConfig, head: Any, reads: Body) -> None:
         super().__init__()
         shared = any(True for _ in reads.parameters())
         observed = Array((reads.size,)) if shared else spec.observation
-        settings = BodySettings(
-            cfg.actor_hidden, cfg.activation, cfg.actor_network, cfg.encoder, noisy=cfg.noisy
-        )
+        encoder = Part("flat") if shared else cfg.encoder
+        settings = BodySettings(cfg.actor_hidden, cfg.activation, cfg.actor_network, encoder, noisy=cfg.noisy)
         self.body = Body(name, observed, settings)
         self.head = head(self.body.size)
         self.masked = spec.masked
@@ -93,12 +93,13 @@ def bounded(spec: Spec, algorithm: str) -> int:
     if not isinstance(action, Continuous):
         kind = type(action).__name__.lower() if not isinstance(action, dict) else "a dict of"
         raise ConfigError(
-            f"{algorithm} needs continuous actions, but this environment has {kind} actions; use sac or ppo"
+            f"{algorithm} needs continuous actions, but this environment has {kind} actions; "
+            f"use {'sac or ppo' if isinstance(action, Discrete) else 'ppo'}"
         )
     if not all(action.bounded):
         number = action.bounded.index(False)
         raise ConfigError(
             f"{algorithm} needs bounded actions, but dimension {number} reaches from {action.low[number]:g} to "
-            f"{action.high[number]:g}; wrap the environment in gymnasium.wrappers.RescaleAction or ClipAction, or use ppo"
+            f"{action.high[number]:g}; give it bounds with gymnasium.wrappers.TransformAction, or use ppo"
         )
     return action.size

@@ -46,7 +46,11 @@ def pieces(tensors: Sequence[Tensor], count: int = 32) -> list[Tensor]:
     """The same memory as about `count` flat views of like size.
 
     A GPU's kernels over lists of tensors give each tensor few of its processors: one large weight would keep all others
-    waiting.
+    waiting. Tensors are cut as they lie in memory, which for convolutions is not the order of their axes.
     """
     size = max(1024, -(-sum(tensor.numel() for tensor in tensors) // count))
-    return [piece for tensor in tensors for piece in tensor.detach().view(-1).split(size)]
+    return [piece for tensor in tensors for piece in _flat(tensor).split(size)]
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().as_strided((tensor.numel(),), (1,))

@@ -122,7 +122,9 @@ class Trainer:
         self.actor_copies = self.actor is not self.agent
         self._build_collector(acting_device)
         self.experience = self.agent.experience(self.streams.generator("replay", self._replay_device()))
-        self.learner = Learner(self.agent, self.device.type == "cuda", self.settings.run.compile)
+        self.learner = Learner(self.agent, self.device.type == "cuda", run.compile)
+        if run.compile and isinstance(self.experience, Replay):
+            self.experience.compile()
         self._eval_env: VectorEnv | None = None
         self._built = True
         return self

@@ -6,9 +6,6 @@ none to full. Differs from the original: rotors and noise start anew each episod
 """
 
 import math
-import os
-import shutil
-import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,7 +14,7 @@ from torch import Tensor
 
 from whorl import tree
 from whorl.envs.native.render import QuadrotorView
-from whorl.envs.native.world import State, World
+from whorl.envs.native.world import State, World, compiled
 from whorl.errors import ConfigError
 from whorl.spec import Array, Continuous, Spec
 
@@ -76,7 +73,7 @@ class Quadrotor(World):
         self.faults = tuple(faults)
         self.sigma = NOISE_SIGMA if noise else 0.0
         self.returns = self.returns.to(self.dtype)
-        self._integrate = _compiled(integrate) if compile else integrate
+        self._integrate = compiled(integrate) if compile else integrate
         self._views: dict[int, QuadrotorView] = {}
 
         def constant(values: Sequence[float]) -> Tensor:
@@ -258,12 +255,3 @@ def _start_ranges(randomize: bool) -> list[tuple[float, float]]:
     if not randomize:
         return body + [(value, value) for value in nominal]
     return body + [(0.95 * value, 1.05 * value) for value in nominal[:5]] + [(0.05, 0.2)]
-
-
-def _compiled(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`fn` fused by torch.compile, which needs a C++ compiler on CPU and CUDA alike."""
-    names = [os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl"]
-    if not any(shutil.which(name) for name in names if name):
-        warnings.warn("compile=True needs a C++ compiler and none was found; running eagerly", stacklevel=3)
-        return fn
-    return torch.compile(fn, dynamic=False)

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -62,7 +62,7 @@ class QuadrotorView:
     def _goal(self, pen: ImageDraw.ImageDraw, camera: "_Camera") -> None:
         x, y, size = camera.project(self.goal)
         for radius, alpha in ((0.22, 60), (0.13, 110), (0.05, 255)):
-            _disc(pen, x, y, radius * size, (*GOAL, alpha))
+            disc(pen, x, y, radius * size, (*GOAL, alpha))
         for a, b in ((-0.36, -0.2), (0.2, 0.36)):
             pen.line([(x + a * size, y), (x + b * size, y)], fill=(*GOAL, 230), width=3)
             pen.line([(x, y + a * size), (x, y + b * size)], fill=(*GOAL, 230), width=3)
@@ -91,7 +91,7 @@ class QuadrotorView:
         for _, rotor, force, sound in sorted(pieces, key=lambda piece: -piece[0]):
             x, y, size = camera.project(rotor)
             pen.line([centre[:2], (x, y)], fill=FRAME, width=max(3, round(0.05 * size)))
-            colour = _blend(CALM, FULL, force) if sound else FAILED
+            colour = blend(CALM, FULL, force) if sound else FAILED
             rim = [camera.project(rotor + turn @ (0.22 * edge))[:2] for edge in CIRCLE]
             pen.polygon(rim, fill=(*colour, 150), outline=(*colour, 255), width=3)
             if sound and force > 0.005:
@@ -101,10 +101,10 @@ class QuadrotorView:
                 cross = 0.09 * size
                 pen.line([(x - cross, y - cross), (x + cross, y + cross)], fill=FAILED, width=4)
                 pen.line([(x - cross, y + cross), (x + cross, y - cross)], fill=FAILED, width=4)
-            _disc(pen, x, y, 0.035 * size, (*FRAME, 255))
+            disc(pen, x, y, 0.035 * size, (*FRAME, 255))
         pen.line([centre[:2], nose[:2]], fill=NOSE, width=max(4, round(0.06 * centre[2])))
-        _disc(pen, nose[0], nose[1], 0.05 * nose[2], (*NOSE, 255))
-        _disc(pen, centre[0], centre[1], 0.09 * centre[2], (*FRAME, 255))
+        disc(pen, nose[0], nose[1], 0.05 * nose[2], (*NOSE, 255))
+        disc(pen, centre[0], centre[1], 0.09 * centre[2], (*FRAME, 255))
 
     def _panel(
         self,
@@ -115,27 +115,24 @@ class QuadrotorView:
         total: float,
     ) -> None:
         pen = ImageDraw.Draw(image, "RGBA")
-        pen.rounded_rectangle([8, 8, 150, 100], 6, fill=(255, 255, 255, 185))
         roll, pitch, yaw = (math.degrees(math.remainder(angle, 2 * math.pi)) for angle in angles)
         error = float(np.linalg.norm(self.goal - at))
-        rows = (
-            ("time", f"{self.step * 0.01:.2f} s"),
-            ("return", f"{total:.1f}"),
-            ("error", f"{error:.2f} m"),
-            ("roll", f"{roll:+.0f}°"),
-            ("pitch", f"{pitch:+.0f}°"),
-            ("yaw", f"{yaw:+.0f}°"),
-        )
-        for i, (name, value) in enumerate(rows):
-            pen.text((16, 12 + 14 * i), name, fill=FAINT, font=_font())
-            pen.text((142, 12 + 14 * i), value, fill=INK, font=_font(), anchor="ra")
+        shown = {
+            "time": f"{self.step * 0.01:.2f} s",
+            "return": f"{total:.1f}",
+            "error": f"{error:.2f} m",
+            "roll": f"{roll:+.0f}°",
+            "pitch": f"{pitch:+.0f}°",
+            "yaw": f"{yaw:+.0f}°",
+        }
+        panel(pen, shown)
         pen.rounded_rectangle([WIDTH - 92, 8, WIDTH - 8, 84], 6, fill=(255, 255, 255, 185))
         for i, (force, sound) in enumerate(zip(thrust, self.faults)):
             left = WIDTH - 84 + 19 * i
             pen.rectangle([left, 14, left + 11, 64], fill=(*GRID, 90))
-            colour = _blend(CALM, FULL, force) if sound else FAILED
+            colour = blend(CALM, FULL, force) if sound else FAILED
             pen.rectangle([left, 64 - (50 * force if sound else 0), left + 11, 64], fill=colour)
-            pen.text((left + 6, 67), str(i + 1), fill=INK if sound else FAILED, font=_font(), anchor="ma")
+            pen.text((left + 6, 67), str(i + 1), fill=INK if sound else FAILED, font=font(), anchor="ma")
 
 
 def rotation(roll: float, pitch: float, yaw: float) -> np.ndarray:
@@ -217,13 +214,21 @@ def _clip(camera: _Camera, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np
     return a, b
 
 
-def _disc(
+def panel(pen: ImageDraw.ImageDraw, shown: Mapping[str, str]) -> None:
+    """Figures by their names, in the upper left corner of a frame at its final size."""
+    pen.rounded_rectangle([8, 8, 150, 16 + 14 * len(shown)], 6, fill=(255, 255, 255, 185))
+    for i, (name, value) in enumerate(shown.items()):
+        pen.text((16, 12 + 14 * i), name, fill=FAINT, font=font())
+        pen.text((142, 12 + 14 * i), value, fill=INK, font=font(), anchor="ra")
+
+
+def disc(
     pen: ImageDraw.ImageDraw, x: float, y: float, radius: float, colour: tuple[int, int, int, int]
 ) -> None:
     pen.ellipse([x - radius, y - radius, x + radius, y + radius], fill=colour)
 
 
-def _blend(low: Colour, high: Colour, share: float) -> Colour:
+def blend(low: Colour, high: Colour, share: float) -> Colour:
     r, g, b = (round(a + (z - a) * min(max(share, 0.0), 1.0)) for a, z in zip(low, high))
     return r, g, b
 
@@ -240,5 +245,5 @@ def _backdrop() -> Image.Image:
 
 
 @cache
-def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+def font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(11)

@@ -5,7 +5,11 @@ autoreset, snapshots and seeding. Nothing in `step` waits for the device or rebi
 captured in a CUDA graph: register `world.generator` with it, and every replay moves the same buffers on.
 """
 
+import os
+import shutil
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -24,7 +28,7 @@ class World(ABC):
     """`lanes` copies of one world. A subclass sets `id`, `max_steps` and `spec`, and writes the three methods below."""
 
     id: ClassVar[str]
-    max_steps: ClassVar[int]
+    max_steps: int
     """an episode is truncated after so many steps"""
     fps: ClassVar[int] = 50
     """steps per second of the world's own time"""
@@ -117,3 +121,12 @@ class World(ABC):
                 key: torch.empty(x.shape, dtype=x.dtype, device=self.device) for key, x in state.items()
             }
         tree.copy_(self.state, state)
+
+
+def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` fused by torch.compile, which needs a C++ compiler on CPU and CUDA alike."""
+    names = [os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl"]
+    if not any(shutil.which(name) for name in names if name):
+        warnings.warn("compile=True needs a C++ compiler and none was found; running eagerly", stacklevel=3)
+        return fn
+    return torch.compile(fn, dynamic=False)

@@ -1,0 +1,139 @@
+"""TD3: smoothed and clipped targets by hand, a real policy delay, one target for both critics, and an actor on Q_1."""
+
+import pytest
+import torch
+from replay_blocks import (
+    ONE,
+    SGD,
+    assert_same_weights,
+    batch_of,
+    build,
+    learn,
+    plain_actor,
+    plain_critics,
+    same,
+    says,
+    transitions,
+    weights,
+)
+
+from whorl.algorithms.td3 import TD3
+from whorl.errors import ConfigError
+from whorl.spec import Array, Discrete
+
+
+def test_target_noise_is_clipped_before_it_is_added_and_then_the_action_is() -> None:
+    agent = build(TD3, ONE, Array((1,)), target_noise=0.2, target_noise_clip=0.5)
+    says(agent.target_actor, lambda obs: obs / 10)
+    # Q'_1 = 10 a, Q'_2 = 8 - 2 a: the first is less below a = 2/3, the second above
+    says(agent.target_critic, lambda obs, a: torch.stack((10 * a, 8 - 2 * a))[..., 0])
+    says(agent.critic, lambda obs, a: torch.stack((obs, obs + 2))[..., 0])  # 0 and 2
+    obs = torch.tensor([[0.0] * 4, [2.0, 8.0, 2.0, -9.0]]).unsqueeze(-1)
+    batch = batch_of(obs, torch.zeros(1, 4, 1), [0.0, 0.0, 1.0, 0.0], [0.9, 1.0, 0.0, 0.729])
+    smoothing = torch.tensor(
+        [[[10.0], [10.0], [10.0], [-3.0]]]
+    )  # .2 * 10 = 2 becomes .5; .2 * -3 = -.6 becomes -.5
+    loss, error, q = agent.critic_loss(batch, {**agent.draw(batch), "smoothing": smoothing})
+    # a' = .2 + .5 = .7: min(7, 6.6) * .9 = 5.94    (unclipped noise would give 1: 6)
+    # a' = .8 + .5, clipped to 1: min(10, 6) = 6    (unclipped: min(13, 5.4) = 5.4)
+    # terminal: the reward alone, 1
+    # a' = -.9 - .5, clipped to -1: min(-10, 10) * .729 = -7.29
+    target = torch.tensor([5.94, 6.0, 1.0, -7.29])
+    # Both critics are drawn to the same target.
+    both = torch.stack((0 - target, 2 - target))
+    torch.testing.assert_close(error[0], both.abs().mean(0))
+    assert float(loss) == pytest.approx(float(both.square().sum(0).mean()))
+    assert float(q) == 1.0
+
+
+def test_smoothing_has_the_deviation_of_its_setting_and_is_drawn_anew() -> None:
+    agent = build(TD3, ONE, Array((1,)), target_noise=0.3, target_noise_clip=10.0)
+    says(agent.target_actor, lambda obs: 0 * obs)
+    says(agent.target_critic, lambda obs, a: torch.stack((a, a))[..., 0])
+    says(agent.critic, lambda obs, a: torch.zeros(2, *obs.shape[:-1]))
+    rows = 20_000
+    batch = batch_of(torch.zeros(2, rows, 1), torch.zeros(1, rows, 1), torch.zeros(rows), torch.ones(rows))
+    first, second = (agent.critic_loss(batch, agent.draw(batch))[1][0] for _ in range(2))
+    assert not first.equal(second)
+    # the errors are |a'|: the root of their mean square is .3, within four of its deviations .3 / sqrt(2 rows)
+    assert float(first.square().mean().sqrt()) == pytest.approx(0.3, abs=4 * 0.3 / (2 * rows) ** 0.5)
+
+
+def test_the_actor_and_the_targets_move_with_every_second_update_and_stand_still_in_between() -> None:
+    agent = build(TD3, tau=0.25)
+    moved = []
+    for number in range(1, 8):
+        before = [weights(net) for net in (agent.actor, agent.target_actor, agent.target_critic)]
+        critic = weights(agent.critic)
+        updated = learn(agent, transitions(agent, seed=number))
+        after = [weights(net) for net in (agent.actor, agent.target_actor, agent.target_critic)]
+        assert not any(a.equal(b) for a, b in zip(critic, weights(agent.critic)))
+        assert ("loss/actor" in updated.metrics) == (number % 2 == 0)
+        stood = [same(a, b) for a, b in zip(before, after)]
+        assert stood == [number % 2 == 1] * 3
+        if not any(stood):
+            moved.append(number)
+            for old, online, new in zip(before[1:], (agent.actor, agent.critic), after[1:]):
+                assert same(new, [torch.lerp(a, b, 0.25) for a, b in zip(old, weights(online))])
+    assert moved == [2, 4, 6]
+
+
+def test_the_actor_climbs_the_first_critic_only() -> None:
+    agent = build(TD3)
+    batch = transitions(agent)
+    parameters = list(agent.actor.parameters())
+
+    def slope() -> list[torch.Tensor]:
+        return list(torch.autograd.grad(agent.actor_loss(batch, agent.draw(batch)), parameters))
+
+    before = slope()
+    with torch.no_grad():
+        for weight in agent.critic.nets.parameters():
+            weight[1].normal_()
+    assert same(before, slope())
+    with torch.no_grad():
+        agent.critic.nets.weights[2][0].neg_()
+    assert not same(before, slope())
+
+
+def test_updates_are_the_rule_written_out() -> None:
+    agent = build(TD3, tau=0.1, critic_lr=0.05, actor_lr=0.2, optimizer=SGD)
+    critics, actor = plain_critics(agent.critic), plain_actor(agent.actor)
+    targets, target_actor = [net.copy() for net in critics], actor.copy()
+    for number in (1, 2, 3):
+        batch = transitions(agent, seed=number)
+        raw = torch.randn(1, 6, 2)
+        agent.draw = lambda _, raw=raw: {
+            "smoothing": raw,
+            "actor": {},
+            "target_actor": {},
+            "critic": {},
+            "target_critic": {},
+        }
+        obs, action, reward, discount = (
+            t.double() for t in (batch.obs, batch.action[0], batch.reward[0], batch.discount[0])
+        )
+        learn(agent, batch)
+        with torch.no_grad():
+            smoothing = (raw[0].double() * 0.2).clamp(-0.5, 0.5)
+            following = torch.cat((obs[1], (target_actor(obs[1]).tanh() + smoothing).clamp(-1, 1)), -1)
+            target = reward + discount * torch.minimum(*(net(following)[:, 0] for net in targets))
+        now = torch.cat((obs[0], action), -1)
+        for net in critics:
+            net.descend((net(now)[:, 0] - target).square().mean(), 0.05)
+        if number == 2:
+            actor.descend(-critics[0](torch.cat((obs[0], actor(obs[0]).tanh()), -1)).mean(), 0.2)
+            for follower, online in zip([*targets, target_actor], [*critics, actor]):
+                follower.follow(online, 0.1)
+    assert_same_weights(plain_critics(agent.critic), critics)
+    assert_same_weights([plain_actor(agent.actor)], [actor])
+    assert_same_weights(plain_critics(agent.target_critic), targets)
+    assert_same_weights([plain_actor(agent.target_actor)], [target_actor])
+
+
+def test_discrete_actions_are_refused_in_one_sentence() -> None:
+    with pytest.raises(
+        ConfigError, match="td3 needs continuous actions, but this environment has discrete"
+    ) as e:
+        build(TD3, Discrete(3))
+    assert "\n" not in str(e.value) and "use sac" in str(e.value)

@@ -1,0 +1,155 @@
+"""The four-link chain against numpy's solver, against its own energy, and in its three ways of running."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from whorl.envs.native import chain
+
+LENGTH, CENTRE = np.array([0.190, 0.226, 0.262, 0.298]), np.array([0.120, 0.145, 0.178, 0.140])
+MASS = np.array([0.5, 0.6, 0.6, 0.4])
+FRICTION = np.array([0.001547562611052, 0.0008598850094355782, 0.0006480318611403285, 0.000586515])
+H = np.array([0.364, 0.313, 0.2116, 0.056])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def mass_matrix(q: np.ndarray) -> np.ndarray:
+    above = np.array([MASS[i + 1 :].sum() for i in range(4)])
+    matrix = np.diag(CENTRE**2 * MASS / 3 + CENTRE**2 * MASS + LENGTH**2 * above)
+    for i in range(4):
+        for j in range(4):
+            if i != j:
+                matrix[i, j] = LENGTH[min(i, j)] * H[max(i, j)] * math.cos(q[i] - q[j])
+    return matrix
+
+
+def reference(q: np.ndarray, w: np.ndarray, push: float) -> np.ndarray:
+    """w' by the definition, term by term."""
+    coriolis, damping = np.zeros((4, 4)), np.zeros((4, 4))
+    for i in range(4):
+        damping[i, i] = FRICTION[i] + (FRICTION[i + 1] if i < 3 else 0)
+        if i < 3:
+            damping[i, i + 1] = damping[i + 1, i] = -FRICTION[i + 1]
+        for j in range(4):
+            coriolis[i, j] = LENGTH[min(i, j)] * H[max(i, j)] * math.sin(q[i] - q[j]) * w[j]
+    right = -(coriolis + damping) @ w + 9.81 * H * np.sin(q) + H * np.cos(q) * push
+    return np.linalg.solve(mass_matrix(q), right)
+
+
+def reference_swing(q: np.ndarray, w: np.ndarray, push: float) -> tuple[np.ndarray, np.ndarray]:
+    """Ten textbook RK4 steps of 2 ms on the pair (q, w)."""
+    h, y = 0.002, np.concatenate([q, w])
+
+    def slope(y: np.ndarray) -> np.ndarray:
+        return np.concatenate([y[4:], reference(y[:4], y[4:], push)])
+
+    for _ in range(10):
+        k1 = slope(y)
+        k2 = slope(y + h / 2 * k1)
+        k3 = slope(y + h / 2 * k2)
+        k4 = slope(y + h * k3)
+        y = y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return y[:4], y[4:]
+
+
+def drawn(lanes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    random = np.random.default_rng(0)
+    q, w, u = (
+        random.uniform(-4, 4, (4, lanes)),
+        random.uniform(-20, 20, (4, lanes)),
+        random.uniform(-40, 40, lanes),
+    )
+    return torch.tensor(q), torch.tensor(w), torch.tensor(u)
+
+
+def test_the_moments_are_those_of_the_definition():
+    # h_1 = 0.12 * 0.5 + 0.19 * (0.6 + 0.6 + 0.4)
+    np.testing.assert_allclose(chain.H, [0.364, 0.313, 0.2116, 0.056])
+    # 4/3 * 0.12² * 0.5 + 0.19² * 1.6 and 4/3 * 0.14² * 0.4
+    assert chain.INERTIA[0] == pytest.approx(0.0096 + 0.05776)
+    assert chain.INERTIA[3] == pytest.approx(0.0104533, abs=1e-7)
+
+
+def test_elimination_solves_a_system_worked_by_hand():
+    # 4x + 2y = 8 and 2x + 5y = 12: x = 1, y = 2
+    assert chain.solve([[4.0, 2.0], [5.0]], [8.0, 12.0]) == pytest.approx([1.0, 2.0])
+
+
+@pytest.mark.parametrize("lanes", [3, 20], ids=["floats", "wide"])
+def test_a_control_step_matches_numpy(lanes: int):
+    q, w, u = drawn(lanes)
+    swing = chain.swing(lanes, torch.device("cpu"), torch.float64, friction=True, compile=False)
+    angles, speeds = swing(q, w, u)
+    for lane in range(3):
+        expected = reference_swing(q[:, lane].numpy(), w[:, lane].numpy(), float(u[lane]))
+        np.testing.assert_allclose(angles[:, lane], expected[0], rtol=0, atol=1e-11)
+        np.testing.assert_allclose(speeds[:, lane], expected[1], rtol=0, atol=1e-9)
+
+
+def test_what_is_compiled_matches_what_runs_wide(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chain, "compiled", lambda fn: lambda *given: fn(*given))
+    q, w, u = drawn(20)
+    wide, rows = (chain.swing(20, q.device, q.dtype, True, compile) for compile in (False, True))
+    for a, b in zip(wide(q, w, u), rows(q, w, u)):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_float32_stays_close_to_float64():
+    q, w, u = drawn(64)
+    single, double = (
+        chain.swing(64, q.device, dtype, True, False) for dtype in (torch.float32, torch.float64)
+    )
+    angles, speeds = single(q.float(), w.float(), u.float())
+    expected = double(q, w, u)
+    torch.testing.assert_close(angles.double(), expected[0], rtol=0, atol=2e-4)
+    torch.testing.assert_close(speeds.double(), expected[1], rtol=1e-3, atol=1e-2)
+
+
+def energy(q: np.ndarray, w: np.ndarray) -> float:
+    return float(0.5 * w @ mass_matrix(q) @ w + 9.81 * H @ np.cos(q))
+
+
+def test_without_friction_and_force_energy_is_kept():
+    q, w = torch.tensor([[2.0], [2.5], [-3.0], [1.0]]).double(), torch.zeros(4, 1).double()
+    before = energy(q[:, 0].numpy(), w[:, 0].numpy())
+    swing = chain.swing(1, q.device, q.dtype, friction=False, compile=False)
+    for _ in range(50):
+        q, w = swing(q, w, torch.zeros(1))
+    assert w.abs().max() > 3  # it did move, for a second
+    assert energy(q[:, 0].numpy(), w[:, 0].numpy()) == pytest.approx(before, abs=1e-5)
+
+
+def test_friction_takes_energy():
+    q, w = torch.tensor([[2.0], [2.5], [-3.0], [1.0]]).double(), torch.zeros(4, 1).double()
+    before = energy(q[:, 0].numpy(), w[:, 0].numpy())
+    swing = chain.swing(1, q.device, q.dtype, friction=True, compile=False)
+    for _ in range(50):
+        q, w = swing(q, w, torch.zeros(1))
+    assert energy(q[:, 0].numpy(), w[:, 0].numpy()) < before - 0.01
+
+
+def test_an_upright_chain_is_pulled_over_by_an_accelerating_cart():
+    # M w' = h push at q = 0; every link's foot is dragged, and the first leans the other way.
+    upright, still = np.zeros(4), np.zeros(4)
+    expected = np.linalg.solve(mass_matrix(upright), H * 10.0)
+    got = chain.accelerations([0.0] * 4, [0.0] * 4, 10.0, FRICTION, math.sin, math.cos)
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+    np.testing.assert_allclose(got, reference(upright, still, 10.0), rtol=1e-12)
+
+
+def test_an_infinite_state_becomes_nan_in_both_ways():
+    for lanes in (2, 20):
+        q, w, u = drawn(lanes)
+        q[1, 0] = math.inf
+        angles, speeds = chain.swing(lanes, q.device, q.dtype, True, False)(q, w, u)
+        assert speeds[:, 0].isnan().all()
+        assert speeds[:, 1].isfinite().all() and angles[:, 1].isfinite().all()

@@ -1,0 +1,220 @@
+"""What every world of the package keeps to, whatever it is about."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+from torch import Tensor
+
+import whorl
+from whorl.conformance import capture_safe
+from whorl.envs.native import WORLDS, World
+from whorl.envs.native.sensed import Sensed
+from whorl.envs.vector import Step
+from whorl.errors import ConfigError
+
+IDS = [id for id, world in WORLDS.items() if issubclass(world, Sensed)]
+LIMITS = {
+    "QuadInvPendulum-v0": 1000,
+    "CartPoleContinuous-v0": 200,
+    "CartPoleContinuousLong-v0": 1000,
+    "CartPoleSwingUpVariableLength-v0": 500,
+    "PendulumVariableLength-v0": 200,
+    "WaterMaze-v0": 200,
+    "WaterMazeDense-v0": 200,
+    "WaterMazeSimple-v0": 200,
+    "CarHeavenHell-v0": 160,
+    "CarHeavenHellEpisodic-v0": 160,
+    "CarHeavenHellTop-v0": 10,
+}
+every_world = pytest.mark.parametrize("id", IDS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def actions(world: World, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(world.lanes, world.spec.action.size, generator=generator) * 2 - 1
+
+
+def flat(step: Step) -> Tensor:
+    parts = (step.reward, step.terminated, step.truncated, step.reset)
+    return torch.cat([step.obs.double().flatten(), *(part.double() for part in parts)])
+
+
+def run(world: World, steps: int) -> Tensor:
+    return torch.stack([flat(world.step(actions(world, t))) for t in range(steps)])
+
+
+def test_the_worlds_are_known_by_these_ids():
+    assert set(IDS) == set(LIMITS)
+
+
+@every_world
+def test_an_episode_has_its_own_limit_and_ends_by_truncation_unless_time_is_part_of_the_task(id: str):
+    world = WORLDS[id](2)
+    world.reset(0)
+    world.steps.fill_(LIMITS[id] - 2)
+    still = torch.zeros(2, world.spec.action.size)
+    before, last = world.step(still), world.step(still)
+    assert not (before.terminated | before.truncated).any()
+    timed = id == "CarHeavenHellEpisodic-v0"
+    assert last.truncated.all() != timed and last.terminated.all() == timed
+
+
+@every_world
+def test_runs_repeat_by_seed_and_snapshots_continue_bit_for_bit(id: str):
+    world, other = WORLDS[id](9), WORLDS[id](9)
+    first = world.reset(4)
+    world.steps.fill_(world.max_steps - 6)  # some lanes are reset on the way
+    run(world, 3)
+    snapshot, places = world.snapshot(), [x.data_ptr() for x in world.state_tensors()]
+    expected = run(world, 8)
+    assert expected[:, -9:].any()
+    other.restore(snapshot)
+    assert torch.equal(run(other, 8), expected)
+    assert torch.equal(other.reset(4), first)
+    assert not torch.equal(other.reset(5), first)
+    assert [x.data_ptr() for x in world.state_tensors()] == places
+
+
+@every_world
+def test_no_lane_influences_another(id: str):
+    world, other = WORLDS[id](9), WORLDS[id](9)
+    world.reset(1), other.reset(1)
+    for t in range(5):
+        action = actions(world, t)
+        changed = -action
+        changed[3] = action[3]
+        a, b = world.step(action), other.step(changed)
+        assert torch.equal(a.obs[3], b.obs[3]) and a.reward[3] == b.reward[3]
+    assert not torch.equal(a.obs, b.obs)
+
+
+@every_world
+def test_one_lane_moves_like_the_same_lane_of_many(id: str):
+    many, one = WORLDS[id](20), WORLDS[id](1)
+    many.reset(3), one.reset(0)
+    for key, value in one.state.items():
+        value.copy_(many.state[key][..., 7:8])
+    for t in range(3):
+        action = actions(many, t)
+        a, b = many.step(action), one.step(action[7:8])
+        torch.testing.assert_close(a.obs[7:8], b.obs, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(a.reward[7:8], b.reward, atol=1e-5, rtol=1e-5)
+
+
+@every_world
+def test_actions_beyond_the_bounds_are_clipped(id: str):
+    world, other = WORLDS[id](9), WORLDS[id](9)
+    world.reset(0), other.reset(0)
+    action = torch.full((9, world.spec.action.size), 7.0)
+    assert torch.equal(flat(world.step(action)), flat(other.step(action.clamp(-1, 1))))
+
+
+@every_world
+def test_a_step_can_be_captured(id: str):
+    world = WORLDS[id](16)
+    world.reset(0)
+    action = actions(world, 0)
+    with capture_safe():
+        world.step(action)
+
+
+@every_world
+@pytest.mark.filterwarnings("ignore")
+def test_it_is_a_sound_gymnasium_environment(id: str):
+    env = gymnasium.make(id, render_mode="rgb_array")
+    check_env(env.unwrapped)
+    assert whorl.check(id) == []
+
+
+@every_world
+def test_it_draws_itself(id: str):
+    world = WORLDS[id](2)
+    world.reset(0)
+    first = world.render(1)
+    world.step(torch.ones(2, world.spec.action.size))
+    assert first.shape == (360, 480, 3) and first.dtype == np.uint8
+    assert (world.render(1) != first).any()
+
+
+@every_world
+def test_each_choice_of_what_is_seen_is_a_part_of_all(id: str):
+    whole = WORLDS[id](3)
+    whole.reset(2)
+    rows = whole.sense(whole.state)
+    for name, seen in whole.choices.items():
+        world = WORLDS[id](3, **({"observe": name} if len(whole.choices) > 1 else {}))
+        obs = world.reset(2)
+        assert obs.shape == (3, *world.spec.observation.shape)
+        assert torch.equal(obs, torch.stack([rows[i] for i in seen], 1))
+
+
+@every_world
+def test_compile_without_a_compiler_warns_and_goes_on(id: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.warns(UserWarning, match="C\\+\\+ compiler"):
+        world = WORLDS[id](2, compile=True)
+    world.reset(0)
+    world.step(actions(world, 0))
+
+
+@pytest.mark.full
+@every_world
+def test_compiled_motion_agrees_with_eager(id: str):
+    eager, fused = WORLDS[id](16), WORLDS[id](16, compile=True)
+    eager.reset(0), fused.reset(0)
+    torch.testing.assert_close(run(eager, 5), run(fused, 5), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
+@every_world
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_captured_step_replays_what_eager_steps_do(id: str, compile: bool):
+    captured, eager = (WORLDS[id](512, "cuda", compile=compile) for _ in range(2))
+    action = actions(eager, 0).cuda()
+    captured.reset(0), eager.reset(0)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            captured.step(action)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(captured.generator)
+    with torch.cuda.graph(graph):
+        step = captured.step(action)
+    captured.reset(5), eager.reset(5)
+    for _ in range(30):
+        graph.replay()
+        expected = eager.step(action)
+        assert torch.equal(step.reset, expected.reset)
+        torch.testing.assert_close(step.obs, expected.obs)
+
+
+def test_an_id_with_options_of_its_own_can_be_given_others():
+    assert WORLDS["CartPoleContinuousLong-v0"](1).max_steps == 1000
+    env = gymnasium.make("CartPoleContinuousLong-v0", max_steps=50, observe="p")
+    assert env.unwrapped.world.max_steps == 50
+    assert env.observation_space.shape == (2,)
+    assert env.unwrapped.world.id == "CartPoleContinuousLong-v0"
+
+
+def test_wrong_options_are_named():
+    with pytest.raises(ConfigError, match="CartPoleContinuous-v0 offers full, p, v"):
+        WORLDS["CartPoleContinuous-v0"](1, observe="q")
+    with pytest.raises(ConfigError, match="max_steps is 0"):
+        WORLDS["CartPoleContinuous-v0"](1, max_steps=0)
+    with pytest.raises(ConfigError, match="choose float32 or float64"):
+        WORLDS["CarHeavenHell-v0"](1, dtype="half")
+    with pytest.raises(ConfigError, match="above 0"):
+        WORLDS["PendulumVariableLength-v0"](1, lengths=(0.5, 0.0))
+    with pytest.raises(ConfigError, match="nothing is left to search"):
+        WORLDS["WaterMaze-v0"](1, radius=0.9)

@@ -1,0 +1,148 @@
+"""Noise on actions: its deviation, its process, its spread over lanes, and what is left of it at the end."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from whorl.agent import Context
+from whorl.config import NoiseConfig
+from whorl.explore.noise import MEMORY, ActionNoise, random_action
+from whorl.spec import MASK_KEY, Array, Continuous, Discrete, MultiDiscrete, Spec
+
+TWO = Continuous((2,), (-1.0, 0.0), (1.0, 5.0))
+START = torch.zeros(())
+
+
+def noise_of(lanes: int = 4, **settings: Any) -> ActionNoise:
+    return ActionNoise(Spec(Array((3,)), TWO, lanes), 2, NoiseConfig(**settings))
+
+
+def context(lanes: int, seed: int = 0, **given: Any) -> Context:
+    reset = given.pop("reset", torch.zeros(lanes, dtype=torch.bool))
+    return Context(reset, torch.Generator().manual_seed(seed), **given)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_gaussian_noise_has_its_deviation_and_no_memory() -> None:
+    found, lanes = noise_of(noise_scale=0.2), 20_000
+    assert found.initial(4) == {}
+    action, memory = found(torch.zeros(lanes, 2), {}, context(lanes), START)
+    assert memory == {}
+    # five deviations of the estimate: .2 / sqrt(2 * 20000)
+    assert action.std(0).tolist() == pytest.approx([0.2, 0.2], abs=5e-3)
+    assert action.mean(0).tolist() == pytest.approx([0.0, 0.0], abs=8e-3)
+    assert abs(float(torch.corrcoef(action.T)[0, 1])) < 0.04
+
+
+def test_actions_with_noise_stay_in_their_range() -> None:
+    action, _ = noise_of(noise_scale=5.0)(torch.zeros(100, 2), {}, context(100), START)
+    assert float(action.max()) == 1.0 and float(action.min()) == -1.0
+
+
+def test_an_ornstein_uhlenbeck_process_returns_to_zero_and_starts_there_in_each_episode() -> None:
+    found = noise_of(2, noise="ou", noise_scale=0.1, noise_theta=0.25)
+    memory, zero = found.initial(2), torch.zeros(2, 2)
+    memory[MEMORY]["x"].fill_(9.0)  # of an episode that is over
+    x = zero
+    for row, started in enumerate(([True, True], [False, False], [False, True])):
+        action, memory = found(zero, memory, context(2, row, reset=torch.tensor(started)), START)
+        drawn = normal(2, 2, seed=row)
+        if row == 0:
+            x = 0.1 * drawn
+        elif row == 1:
+            x = 0.75 * x + 0.1 * drawn
+        else:  # the second lane starts anew
+            x = torch.stack((0.75 * x[0] + 0.1 * drawn[0], 0.1 * drawn[1]))
+        torch.testing.assert_close(action, x)
+        torch.testing.assert_close(memory[MEMORY]["x"], x)
+
+
+def test_the_process_remembers_what_the_range_of_actions_cuts_off() -> None:
+    found = noise_of(1, noise="ou", noise_scale=0.0, noise_theta=0.5)
+    action, memory = found(torch.zeros(1, 2), {MEMORY: {"x": torch.full((1, 2), 4.0)}}, context(1), START)
+    assert action.tolist() == [[1.0, 1.0]]
+    assert memory[MEMORY]["x"].tolist() == [[2.0, 2.0]]
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "ou"])
+def test_a_range_of_scales_is_spread_over_the_lanes_of_the_run(kind: str) -> None:
+    found = noise_of(5, noise=kind, noise_scale=(0.1, 0.3))
+    scales = torch.tensor([0.1, 0.15, 0.2, 0.25, 0.3])
+    action, _ = found(torch.zeros(5, 2), found.initial(5), context(5, lane=torch.arange(5)), START)
+    torch.testing.assert_close(action, scales[:, None] * normal(5, 2))
+    # A worker that has lanes 2 and 3 only
+    some, _ = found(torch.zeros(2, 2), found.initial(2), context(2, lane=torch.tensor([2, 3])), START)
+    torch.testing.assert_close(some, scales[2:4, None] * normal(2, 2))
+    # Somebody who is no lane of the run, an evaluation say, takes the middle.
+    other, _ = found(torch.zeros(7, 2), found.initial(7), context(7), START)
+    torch.testing.assert_close(other, 0.2 * normal(7, 2))
+
+
+@pytest.mark.parametrize(("progress", "left"), [(0.0, 1.0), (0.5, 0.6), (1.0, 0.2)])
+@pytest.mark.parametrize("kind", ["gaussian", "ou"])
+def test_noise_falls_linearly_to_its_final_share(kind: str, progress: float, left: float) -> None:
+    found = noise_of(3, noise=kind, noise_scale=0.1, noise_final=0.2)
+    action, _ = found(torch.zeros(3, 2), found.initial(3), context(3), torch.tensor(progress))
+    torch.testing.assert_close(action, left * 0.1 * normal(3, 2))
+
+
+def test_without_noise_actions_are_as_they_are() -> None:
+    action = torch.rand(4, 2)
+    found, memory = noise_of(noise="none")(action, {"other": START}, context(4), START)
+    assert found.equal(action) and memory == {"other": START}
+
+
+def test_a_share_of_actions_is_random_lane_by_lane() -> None:
+    lanes = 20_000
+    action, _ = noise_of(noise="none", epsilon=0.3)(torch.full((lanes, 2), 0.5), {}, context(lanes), START)
+    random = (action != 0.5).all(-1)
+    assert ((action != 0.5).any(-1) == random).all()  # all dimensions of a lane or none
+    assert float(random.float().mean()) == pytest.approx(0.3, abs=0.017)  # five deviations
+    drawn = action[random]
+    assert float(drawn.min()) < -0.99 and 0.99 < float(drawn.max()) <= 1.0
+    assert drawn.mean(0).tolist() == pytest.approx([0.0, 0.0], abs=0.04)
+
+
+# Warm-up
+
+
+def test_random_actions_are_canonical_and_even() -> None:
+    spec = Spec(Array((3,)), TWO, 4)
+    drawn = random_action(spec, torch.zeros(10_000, 3), torch.Generator().manual_seed(0))
+    assert drawn.shape == (10_000, 2)
+    assert float(drawn.min()) >= -1 and float(drawn.max()) <= 1
+    for column in drawn.T:
+        # 1000 in each tenth, within five deviations of 30
+        assert (torch.histc(column, 10, -1, 1) - 1000).abs().max() < 150
+
+
+@pytest.mark.parametrize(("mask", "allowed"), [([1, 1, 1, 1], 4), ([0, 1, 0, 1], 2), ([0, 0, 1, 0], 1)])
+def test_random_choices_are_even_over_what_is_allowed(mask: list[int], allowed: int) -> None:
+    lanes = 8000
+    spec = Spec({"state": Array((2,)), MASK_KEY: Array((4,), "int8")}, Discrete(4), 4)
+    obs = {
+        "state": torch.zeros(lanes, 2),
+        MASK_KEY: torch.tensor(mask, dtype=torch.int8).expand(lanes, 4),
+    }
+    count = random_action(spec, obs, torch.Generator().manual_seed(0)).bincount(minlength=4)
+    for place, open_here in enumerate(mask):
+        assert count[place] == (pytest.approx(lanes / allowed, abs=220) if open_here else 0)
+
+
+def test_random_choices_without_a_mask_are_even() -> None:
+    spec = Spec(Array((2,)), Discrete(4), 4)
+    drawn = random_action(spec, torch.zeros(8000, 2), torch.Generator().manual_seed(0))
+    assert drawn.dtype == torch.int64
+    assert (drawn.bincount(minlength=4) - 2000).abs().max() < 200
+
+
+def test_every_dimension_of_several_choices_is_even() -> None:
+    spec = Spec(Array((2,)), MultiDiscrete((2, 3)), 4)
+    drawn = random_action(spec, torch.zeros(6000, 2), torch.Generator().manual_seed(0))
+    assert (drawn[:, 0].bincount() - 3000).abs().max() < 200
+    assert (drawn[:, 1].bincount() - 2000).abs().max() < 200

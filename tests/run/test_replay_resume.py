@@ -1,0 +1,195 @@
+"""A run with replay that is killed at any moment and resumed equals the uninterrupted run, and leaves no litter."""
+
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toys  # noqa: F401  registers them
+from test_resume import assert_same, in_child, rows, the_run
+
+import whorl
+from whorl.api import load_run
+from whorl.errors import CheckpointError, ConfigError
+from whorl.experience.replay import Replay
+from whorl.run.trainer import Result, Trainer
+from whorl.state import checkpoint, segments
+
+SMALL: dict[str, Any] = {
+    "quiet": True,
+    "tensorboard": False,
+    "eval": False,
+    "lanes": 4,
+    "rollout_steps": 16,
+    "capacity": 1200,
+    "ratio": 0.02,
+    "model_checkpoint_freq": 3,
+    "max_epochs": 45,
+    "keep_checkpoints": 2,
+    "learner_device": "cpu",
+    "workers": 0,
+}
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "transitions": ("toy_q", "CartPole-v1", SMALL),
+    "sequences, memory, priorities": ("toy_recurrent_q", "CartPole-v1", {**SMALL, "memory": "lstm"}),
+    "priorities": ("toy_actor_critic", "Pendulum-v1", {**SMALL, "model_checkpoint_freq": 1}),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small that a toy's ring of 300 rows per lane takes a dozen or more."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
+
+
+def start(case: str, folder: Path, **changes: Any) -> Result:
+    name, env, settings = CASES[case]
+    return whorl.load(env, name, {**settings, **changes, "runs": str(folder)}).train()
+
+
+def state(run: Path) -> dict[str, Any]:
+    """Everything that a resumed run starts from, the rows of its ring in place of the files that hold them."""
+    trainer = load_run(run, {})
+    assert isinstance(trainer.experience, Replay)
+    try:
+        trainer.experience.store = None
+        return trainer.state()
+    finally:
+        trainer.close()
+
+
+def files(run: Path) -> set[str]:
+    return {entry.name for entry in (run / "replay").iterdir()}
+
+
+def newest(run: Path) -> dict[str, Any]:
+    """The manifest of the newest checkpoint."""
+    return checkpoint.load_newest(run, pytest.fail).state["experience"]["ring"]["manifest"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_at_random_moments_and_resumed_equals_uninterrupted(case: str, tmp_path: Path) -> None:
+    compare(case, tmp_path, most_kills=4, longest=0.5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
+def test_killed_many_times_and_resumed_equals_uninterrupted(case: str, tmp_path: Path) -> None:
+    compare(case, tmp_path, most_kills=40, longest=0.2)
+
+
+def compare(case: str, tmp_path: Path, most_kills: int, longest: float) -> None:
+    """`longest` is the share of a whole run that a child may live."""
+    start(
+        case, tmp_path / "first", max_epochs=1
+    )  # what is imported late is imported once, and not in every child
+    began = time.monotonic()
+    assert in_child(lambda: start(case, tmp_path / "whole"), None)
+    whole_time = time.monotonic() - began
+    chance = random.Random(case)
+    finished, kills, attempt = False, 0, 0
+    while not finished:
+        pieces = tmp_path / f"pieces{attempt}"
+        run = the_run(pieces)
+        patience = chance.uniform(0.05, longest) * whole_time if kills < most_kills else None
+        if run is None:
+            finished = in_child(lambda pieces=pieces: start(case, pieces), patience)
+        else:
+            finished = in_child(lambda run=run: whorl.resume(run), patience)
+        kills += not finished
+        if finished and not kills:  # the machine is quicker now than it was: begin again, with less patience
+            finished, attempt, whole_time = False, attempt + 1, whole_time / 2
+    one, other = the_run(tmp_path / "whole"), the_run(pieces)
+    assert one and other
+    assert len(newest(one)["whole"]) > 4, "the thread had something to do"
+    assert_same(state(one), state(other))
+    assert rows(one) == rows(other)
+    for run in (one, other):
+        assert files(run) == checkpoint.segments(run)
+
+
+def test_a_damaged_segment_leads_to_an_older_checkpoint(tmp_path: Path) -> None:
+    run = start("transitions", tmp_path, max_epochs=9, keep_checkpoints=0).run_dir
+    number = checkpoint.checkpoints(run)[0].name
+    last = run / "replay" / newest(run)["tails"][-1]["file"]
+    content = bytearray(last.read_bytes())
+    content[-1] ^= 1
+    last.write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"{number}: replay/{last.name} does not match its CRC-32"):
+        whorl.resume(run / number)
+    with pytest.warns(
+        UserWarning, match=rf"skipped a damaged checkpoint, .*{number}: replay/{last.name} does not"
+    ):
+        assert whorl.resume(run, max_epochs=12).epochs == 12
+    whole = start("transitions", tmp_path / "whole", max_epochs=12).run_dir
+    assert_same(state(whole)["experience"], state(run)["experience"])
+
+
+def test_where_every_checkpoint_needs_a_missing_segment_the_sentence_names_it(tmp_path: Path) -> None:
+    run = start("transitions", tmp_path, max_epochs=9).run_dir
+    missing = newest(run)["whole"][0]["file"]
+    (run / "replay" / missing).unlink()
+    with (
+        pytest.warns(UserWarning, match="skipped a damaged checkpoint"),
+        pytest.raises(
+            CheckpointError, match=rf"no whole checkpoint in .*checkpoint_2: replay/{missing} is missing"
+        ),
+    ):
+        whorl.resume(run)
+    assert whorl.restore(run).act(torch.zeros(2, 4)).shape == (2,), "acting needs no replay"
+
+
+def test_old_segments_go_with_the_checkpoints_that_name_them(tmp_path: Path) -> None:
+    run = start("transitions", tmp_path).run_dir
+    assert [folder.name for folder in checkpoint.checkpoints(run)] == ["checkpoint_15", "checkpoint_14"]
+    assert files(run) == checkpoint.segments(run)
+    # 300 rows per lane, of which the older checkpoint has 48 that the newer one has overwritten.
+    oldest = min(int(name.split("-")[1]) for name in files(run))
+    assert 45 * 16 - 300 - 48 <= oldest <= 45 * 16 - 300
+    for folder in checkpoint.checkpoints(run):
+        trainer = load_run(folder, {})
+        trainer.close()
+
+
+def test_a_run_folder_can_be_moved(tmp_path: Path) -> None:
+    run = start("transitions", tmp_path / "here", max_epochs=9).run_dir
+    expected = state(run)
+    shutil.copytree(run, tmp_path / "there")
+    shutil.rmtree(run)
+    assert_same(expected, state(tmp_path / "there"))
+
+
+def test_going_on_from_an_older_checkpoint_keeps_both_lines_whole(tmp_path: Path) -> None:
+    run = start("transitions", tmp_path, max_epochs=30, keep_checkpoints=0).run_dir
+    before = {name: (run / "replay" / name).read_bytes() for name in files(run)}
+    untouched = state(run)
+    whorl.resume(run / "checkpoint_4", max_epochs=18)
+    assert {name: (run / "replay" / name).read_bytes() for name in before} == before
+    assert_same(untouched["experience"], state(run / "checkpoint_10")["experience"])
+    whole = start("transitions", tmp_path / "whole", max_epochs=18).run_dir
+    assert_same(state(whole)["experience"], state(run)["experience"])
+
+
+def test_another_capacity_is_one_sentence_and_nothing_is_lost(tmp_path: Path) -> None:
+    run = start("transitions", tmp_path, max_epochs=9).run_dir
+    with pytest.raises(ConfigError, match="a resumed run can't change 'capacity'"):
+        whorl.resume(run, capacity=800)
+    loaded = checkpoint.load_newest(run, pytest.fail)
+    trainer = load_run(run, {})
+    other = Trainer(trainer.source, trainer.settings.replace(capacity=800))
+    with pytest.raises(
+        ConfigError,
+        match="the checkpoint's replay holds 300 rows for each of 4 lanes, but the settings ask for 200 for each of 4; "
+        "resume with a capacity of 1200 and 4 lanes",
+    ):
+        other.attach(run, loaded)
+    trainer.close()
+    assert whorl.resume(run, max_epochs=10).epochs == 10
+
+
+def test_without_checkpoints_no_rows_are_written(tmp_path: Path) -> None:
+    run = start("transitions", tmp_path, max_epochs=30, save_model=False).run_dir
+    assert not (run / "replay").exists()

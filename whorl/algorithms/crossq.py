@@ -1,0 +1,221 @@
+"""CrossQ (Bhatt et al. 2024, arXiv:1902.05605v4): soft actor-critic with batch normalisation, without target networks.
+
+critics:      minimise sum_i E[(Q_i(s, a) - y)^2],  y = r + discount * (min_i Q_i(s', a') - alpha log pi(a'|s'))
+actor:        minimise E[alpha log pi(a|s) - min_i Q_i(s, a)]
+temperature:  minimise -log(alpha) * E[log pi(a|s) + target_entropy]
+(s, a) and (s', a') go through the critics as one batch: each layer is normalised by the statistics of their mixture. In
+the gradient y is a constant, but the statistics are not. Actor and critics are batch-renormalised at their input and
+after each hidden layer. The actor learns by batch statistics; a', acting and the Q that it climbs go by running ones.
+
+Differs from the paper: an encoder of images stands before all layers and is trained by the critics. From its code: the
+loss of the temperature is linear in log(alpha), as is customary, and values are renormalised by Ioffe's equation as it
+stands, without the code's second epsilon.
+There are no targets: `tau` and `target_every` say nothing here.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from whorl.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.config import ReplayConfig
+from whorl.errors import ConfigError
+from whorl.experience.batch import Batch, Rows
+from whorl.explore.noise import random_action
+from whorl.nets.actor import bounded
+from whorl.nets.body import Body, BodySettings
+from whorl.nets.inputs import Inputs
+from whorl.nets.renorm import Moments, RenormMLP
+from whorl.nets.temperature import Temperature
+from whorl.ops.distributions import TanhNormal
+from whorl.registry import Part
+from whorl.spec import Spec
+from whorl.tree import Tree
+
+
+@dataclass(frozen=True)
+class CrossQConfig(ReplayConfig):
+    learn_after: int = 5_000
+    """environment steps before the first update"""
+    random_steps: int = 5_000
+    """first environment steps, which are taken with uniformly random actions"""
+    critic_hidden: tuple[int, ...] = (2048, 2048)
+    """widths of each critic's hidden layers"""
+    optimizer: Part = Part("Adam", {"betas": [0.5, 0.999]})
+    """the optimizer of all nets; a name out of torch.optim or an import path, with options"""
+    actor_lr: float = 1e-3
+    """the actor's learning rate"""
+    critic_lr: float = 1e-3
+    """the critics' learning rate"""
+    ensemble_q_num: int = 2
+    """critics"""
+    alpha: float = 1.0
+    """the temperature: what it starts from, or what it stays at"""
+    tune_alpha: bool = True
+    """tune the temperature towards the target entropy"""
+    alpha_lr: float = 1e-3
+    """its learning rate"""
+    target_entropy: Literal["auto"] | float = "auto"
+    """auto: dimensions * entropy_per_dimension"""
+    entropy_per_dimension: float = -1.0
+    """the target for each dimension of the canonical action in [-1, 1]"""
+    actor_every: int = 3
+    """critic updates per actor update"""
+    log_std_bound: tuple[float, float] = (-20.0, 2.0)
+    """bounds of the policy's log standard deviation"""
+    renorm_momentum: float = 0.99
+    """share of the running statistics that is kept at each update of a net"""
+    renorm_warmup: int = 100_000
+    """updates of a net with plain batch normalisation, before it is renormalised"""
+
+
+class CrossQ(Agent):
+    """CrossQ: batch normalisation instead of target networks."""
+
+    Config = CrossQConfig
+    cfg: CrossQConfig
+    acts_with = ("observations", "body", "actor")
+
+    def __init__(self, spec: Spec, cfg: CrossQConfig) -> None:
+        super().__init__(spec, cfg)
+        _check(cfg)
+        size = bounded(spec, "crossq")
+        chosen = cfg.target_entropy
+        self.target_entropy = cfg.entropy_per_dimension * size if chosen == "auto" else float(chosen)
+        self.observations = Inputs(spec, cfg)
+        self.body = Body(
+            "critic", spec.observation, BodySettings((), cfg.activation, Part("mlp"), cfg.encoder)
+        )
+        norm: dict[str, Any] = {"momentum": cfg.renorm_momentum, "warmup": cfg.renorm_warmup}
+        seen = self.body.size
+        self.critic = RenormMLP(cfg.ensemble_q_num, seen + size, cfg.critic_hidden, 1, cfg.activation, **norm)
+        self.actor = RenormMLP(1, seen, cfg.actor_hidden, 2 * size, cfg.activation, **norm)
+        self.temperature = Temperature(cfg.alpha)
+        given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
+        self.add_optimizer("critic", (self.body, self.critic), cfg.optimizer, cfg.critic_lr, **given)
+        self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
+        if cfg.tune_alpha:
+            # The short momentum is for the nets: the temperature's optimizer goes without options.
+            plain = Part(cfg.optimizer.name)
+            self.add_optimizer("alpha", self.temperature, plain, cfg.alpha_lr, eps=cfg.adam_eps)
+
+    def normalizer_values(self) -> dict[str, Any]:
+        return self.observations.values()
+
+    def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        if context.random:
+            return Acted(random_action(self.spec, obs, context.generator), memory)
+        features, _ = self.body.step(self.observations(obs), memory, context.reset)
+        policy = self.policy(self.actor(features))
+        action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
+        return Acted(action, memory)
+
+    def policy(self, said: Tensor) -> TanhNormal:
+        """What the actor's outputs [1, ..., 2 * size] mean."""
+        mean, log_std = said[0].chunk(2, -1)
+        return TanhNormal(mean, log_std.clamp(*self.cfg.log_std_bound))
+
+    def update(self, batch: Batch) -> Updated:
+        return self.step(batch, train_actor=(self.updates + 1) % self.cfg.actor_every == 0)
+
+    @captured
+    def step(self, batch: Batch, *, train_actor: bool) -> Updated:
+        cfg = self.cfg
+        if cfg.lr_schedule == "linear":
+            self.anneal(actor=cfg.actor_lr, critic=cfg.critic_lr)
+        batch = self.observations.learn(batch, self.random("critic"))
+        noise = self.draw(batch)
+        loss, error, q, moments = self.critic_loss(batch, noise)
+        self.descend("critic", loss, cfg.max_grad_norm)
+        self.critic.merge_(moments)
+        metrics = {"loss/critic": loss.detach(), "q/mean": q}
+        if train_actor:
+            loss, log_prob, moments = self.actor_loss(batch, noise)
+            self.descend("actor", loss, cfg.max_grad_norm)
+            self.actor.merge_(moments)
+            metrics |= {"loss/actor": loss.detach(), "policy/entropy": -log_prob}
+            if cfg.tune_alpha:
+                self.descend("alpha", -self.temperature.log_alpha * (log_prob + self.target_entropy))
+            metrics["policy/alpha"] = self.temperature().detach()
+        return Updated(metrics, priority=error)
+
+    def draw(self, batch: Batch) -> Tree:
+        """The randomness of one update."""
+        shape, device = batch.action.shape, self.device
+        return {
+            "action": torch.randn(shape, generator=self.random("actor"), device=device),
+            "next_action": torch.randn(shape, generator=self.random("critic"), device=device),
+        }
+
+    @pure
+    def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor, list[Moments]]:
+        """sum_i E[(Q_i(s, a) - y)^2]; the errors [T, B]; the mean of Q; the batch's statistics"""
+        both, log_prob = self.joined(batch, noise)
+        values, moments = self.critic.learn(both)  # [critics, 2T, B, 1]
+        q, target = self.compared(values, batch, log_prob)
+        error = q - target
+        loss = (error.square().sum(0) * batch.weight).mean()
+        if self.cfg.q_regularization:
+            loss = loss + self.cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
+        return loss, error.detach().abs().mean(0), q.detach().mean(), moments
+
+    def joined(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:
+        """(s, a) and (s', a') one after the other [2T, B, ...], and log pi(a'|s') [T, B]."""
+        features = self.body(batch.all)  # [T+1, B, ...]
+        now, after = features[:-1], features[1:]
+        with torch.no_grad():
+            action, log_prob = self.policy(self.actor(after)).sample_with_log_prob(noise["next_action"])
+        return torch.cat((torch.cat((now, after)), torch.cat((batch.action, action))), -1), log_prob
+
+    def compared(self, values: Tensor, batch: Batch, log_prob: Tensor) -> tuple[Tensor, Tensor]:
+        """Q_i(s, a) [critics, T, B], and y [T, B] made of Q_i(s', a')."""
+        q, after = values[..., 0].chunk(2, 1)  # [critics, T, B]
+        with torch.no_grad():
+            soft_value = after.amin(0) - self.temperature() * log_prob
+            return q, batch.reward + batch.discount * soft_value
+
+    @pure
+    def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, list[Moments]]:
+        """E[alpha log pi(a|s) - min_i Q_i(s, a)]; E[log pi]; the batch's statistics"""
+        with torch.no_grad():
+            features = self.body(batch.now)
+        said, moments = self.actor.learn(features)
+        action, log_prob = self.policy(said).sample_with_log_prob(noise["action"])
+        q = self.q(features, action)
+        alpha = self.temperature().detach()
+        loss = ((alpha * log_prob - q) * batch.share).mean()
+        return loss, (log_prob.detach() * batch.share).mean(), moments
+
+    def q(self, features: Tensor, action: Tensor) -> Tensor:
+        """min_i Q_i by running statistics [T, B]."""
+        return self.critic(torch.cat((features, action), -1))[..., 0].amin(0)
+
+    def value(self, rows: Rows) -> Tensor:
+        """min_i Q_i at the mode, of rows [T, B]."""
+        features = self.body(rows)
+        return self.q(features, self.policy(self.actor(features)).mode())
+
+    @torch.no_grad()
+    def errors(self, batch: Batch) -> Tensor:
+        batch = self.observations.learn(batch, self.random("critic"))
+        both, log_prob = self.joined(batch, self.draw(batch))
+        # By running statistics: rows that are no transition stand among these, and must not count in any statistic.
+        q, target = self.compared(self.critic(both), batch, log_prob)
+        return (q - target).abs().mean(0)
+
+
+def _check(cfg: CrossQConfig) -> None:
+    for key, network in (("actor_network", cfg.actor_network), ("critic_network", cfg.critic_network)):
+        if network != Part("mlp"):
+            raise ConfigError(
+                f"{key} is {network.plain()}, but crossq has nets of its own, batch-renormalised perceptrons; leave it "
+                "out and set actor_hidden or critic_hidden, or use sac"
+            )
+    if cfg.batch_size < 2:
+        raise ConfigError(
+            f"batch_size is {cfg.batch_size}, but statistics of a batch need at least 2 rows; raise it"
+        )
+    if cfg.noisy:
+        raise ConfigError("noisy is true, but crossq has no noisy layers; leave it out, or use sac")

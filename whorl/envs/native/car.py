@@ -1,0 +1,122 @@
+"""A car between heaven and hell, whose sides change: it is pushed, each step may cost, or its place is simply named.
+
+Heaven is at 1 or at -1 and hell opposite; reaching either ends the episode. A priest stands at 0.5: tasks that hide
+heaven's side show it near him alone, as 1 or -1, and 0 elsewhere. The action, in [-1, 1], pushes: the speed grows by
+0.0015 of it, up to 0.2, and then moves the car. Sensed: place, speed, and heaven's side.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.envs.native.scenes import car_scene
+from whorl.envs.native.sensed import Choices, Sensed, box
+from whorl.envs.native.world import State, compiled
+
+POWER, TOP_SPEED, START, PRIEST = 0.0015, 0.2, 0.2, 0.5
+
+
+class CarHeavenHell(Sensed):
+    """State: `body` [2, B] (place, speed), `side` [B] (heaven's). Heaven earns 1 and all else 0: that tells success.
+
+    Args:
+        observe: full, or priest (the side is shown only near the priest).
+        episodic: a step earns -1 instead, hell also takes the rest of the episode's steps at once, and running out of
+            time is an end as well. An episode returns -max_steps unless heaven was reached before its last step.
+        hearing: how near to the priest the side is shown.
+        max_steps: an episode is cut after so many steps.
+        compile: fuse the move with torch.compile.
+        dtype: of physics and observations.
+    """
+
+    id = "CarHeavenHell-v0"
+    choices: ClassVar[Choices] = {"full": (0, 1, 3), "priest": (0, 1, 2)}
+    bound: ClassVar[float] = 1.0
+    """of the action"""
+
+    def __init__(
+        self,
+        lanes: int,
+        device: torch.device | str = "cpu",
+        observe: str = "full",
+        episodic: bool = False,
+        hearing: float = 0.2,
+        max_steps: int = 160,
+        compile: bool = False,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__(lanes, device, box(-self.bound, self.bound), observe, max_steps, dtype)
+        self.episodic, self.hearing = episodic, hearing
+        self._drive = compiled(drive) if compile else drive
+        self._sides = self.constant(-1, 1)[:, 0]
+
+    def initial(self, generator: torch.Generator) -> State:
+        place = START * (2 * self.uniform(1, generator) - 1)
+        body = torch.cat([place, torch.zeros_like(place)])
+        return {"body": body, "side": self.chosen(self._sides, generator)}
+
+    def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
+        body = self.move(state["body"], self.control(action))
+        side = state["side"]
+        gone = body[0] * side
+        ended = ~(gone.abs() < 1)
+        if not self.episodic:
+            return {"body": body, "side": side}, self.pay(gone), ended
+        left = self.max_steps - 1 - self.steps
+        reward = -1 - left * (gone <= -1)
+        return {"body": body, "side": side}, reward.to(self.dtype), ended | (left <= 0)
+
+    def move(self, body: Tensor, control: Tensor) -> Tensor:
+        return self._drive(body, control)
+
+    def pay(self, gone: Tensor) -> Tensor:
+        """The reward, by how far the car has gone towards heaven."""
+        return (gone >= 1).to(self.dtype)
+
+    def sense(self, state: State) -> Sequence[Tensor]:
+        (place, speed), side = state["body"], state["side"]
+        heard = side * ((place - PRIEST).abs() <= self.hearing)
+        return [place, speed, heard, side]
+
+    def render(self, lane: int = 0) -> np.ndarray:
+        place, speed = self.state["body"][:, lane].tolist()
+        shown = {**self.clock(lane), "place": f"{place:+.2f}", "speed": f"{speed:+.3f}"}
+        return car_scene(place, float(self.state["side"][lane]), PRIEST, self.hearing, shown)
+
+
+class CarHeavenHellTop(CarHeavenHell):
+    """The action is the place itself, within 1.1, and no speed is sensed; heaven earns 1 and hell -1."""
+
+    id = "CarHeavenHellTop-v0"
+    fps = 2
+    choices: ClassVar[Choices] = {"full": (0, 3), "priest": (0, 2)}
+    bound = 1.1
+
+    def __init__(
+        self,
+        lanes: int,
+        device: torch.device | str = "cpu",
+        observe: str = "full",
+        hearing: float = 0.2,
+        max_steps: int = 10,
+        compile: bool = False,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__(lanes, device, observe, False, hearing, max_steps, compile, dtype)
+
+    def move(self, body: Tensor, control: Tensor) -> Tensor:
+        return torch.cat([self.bound * control, torch.zeros_like(control)])
+
+    def pay(self, gone: Tensor) -> Tensor:
+        return (gone >= 1).to(self.dtype) - (gone <= -1).to(self.dtype)
+
+
+def drive(body: Tensor, action: Tensor) -> Tensor:
+    """Place and speed [2, B] one step later, under pushes [1, B]."""
+    place, speed = body.split(1)
+    speed = torch.add(speed, action, alpha=POWER).clamp(-TOP_SPEED, TOP_SPEED)
+    return torch.cat([place + speed, speed])

@@ -1,0 +1,75 @@
+"""A pole balanced on a cart by a continuous force: Sutton's cart-pole, for 200 steps or, as a long task, for 1000.
+
+The action, in [-1, 1], is a force in units of 30 N. Sensed: the cart's place and speed, the pole's angle (0 upright)
+and angular speed. Explicit Euler steps of 0.02 s: places move by the speeds before the step. Every step earns 1, the
+last one too; the episode ends when the cart is beyond 2.4 m or the pole beyond 12 degrees.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.envs.native.scenes import cart_scene
+from whorl.envs.native.sensed import Choices, Sensed, box
+from whorl.envs.native.world import State, compiled
+
+GRAVITY, CART, POLE, HALF, FORCE, DT = 9.8, 1.0, 0.1, 0.5, 30.0, 0.02
+"""m/s², kg, kg, half the pole in m, N, s"""
+RAIL, LEAN = 2.4, math.radians(12)
+
+
+class CartPoleContinuous(Sensed):
+    """State: `body` [4, B] (place, speed, angle, angular speed).
+
+    Args:
+        observe: full, p (place and angle) or v (their speeds).
+        max_steps: an episode is truncated after so many steps.
+        compile: fuse the equations of motion with torch.compile.
+        dtype: of physics and observations.
+    """
+
+    id = "CartPoleContinuous-v0"
+    choices: ClassVar[Choices] = {"full": range(4), "p": (0, 2), "v": (1, 3)}
+
+    def __init__(
+        self,
+        lanes: int,
+        device: torch.device | str = "cpu",
+        observe: str = "full",
+        max_steps: int = 200,
+        compile: bool = False,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__(lanes, device, box(-1.0, 1.0), observe, max_steps, dtype)
+        self._move = compiled(move) if compile else move
+
+    def initial(self, generator: torch.Generator) -> State:
+        return {"body": 0.1 * self.uniform(4, generator) - 0.05}
+
+    def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
+        body = self._move(state["body"], self.control(action)[0])
+        inside = (body[0].abs() <= RAIL) & (body[2].abs() <= LEAN)
+        return {"body": body}, torch.ones_like(body[0]), ~inside
+
+    def sense(self, state: State) -> Sequence[Tensor]:
+        return state["body"].unbind()
+
+    def render(self, lane: int = 0) -> np.ndarray:
+        x, _, angle, _ = self.state["body"][:, lane].tolist()
+        shown = {**self.clock(lane), "cart": f"{x:+.2f} m", "pole": f"{math.degrees(angle):+.1f}°"}
+        return cart_scene(x, RAIL, [angle], [2 * HALF], shown)
+
+
+def move(body: Tensor, action: Tensor) -> Tensor:
+    """The body [4, B] one step later."""
+    _, speed, angle, spin = body
+    sin, cos, mass = angle.sin(), angle.cos(), CART + POLE
+    pull = (FORCE * action + POLE * HALF * spin.square() * sin) / mass
+    turn = (GRAVITY * sin - cos * pull) / (HALF * (4 / 3 - POLE / mass * cos.square()))
+    shove = pull - POLE * HALF / mass * turn * cos
+    return torch.add(body, torch.stack([speed, shove, spin, turn]), alpha=DT)

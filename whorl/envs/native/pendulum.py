@@ -1,0 +1,91 @@
+"""PendulumVariableLength-v0: swing a pendulum up and hold it, with a short or a long one in each episode.
+
+The action is a torque u within 2 N·m. Sensed: cosine and sine of the angle (0 upright), the angular speed, the
+length, and the last torque. In a step of 0.05 s the speed grows by 3 g / (2 l) sin(angle) + 3 u / (m l²); the angle
+moves by the new speed, which is then clipped to 8 rad/s. The reward is -(angle² + 0.1 speed² + 0.001 u²), with the
+angle within [-pi, pi) and both as they were before the step, as in Gymnasium's pendulum. Episodes are only truncated.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.envs.native.scenes import pendulum_scene
+from whorl.envs.native.sensed import Choices, Sensed, box, wrapped
+from whorl.envs.native.world import State, compiled
+
+GRAVITY, MASS, TORQUE, TOP_SPEED, DT = 10.0, 1.0, 2.0, 8.0, 0.05
+
+
+class PendulumVariableLength(Sensed):
+    """State: `body` [2, B] (angle, angular speed), `length`, `torque` [B].
+
+    Args:
+        observe: full, pvl (without the last torque), pv (nor the length), pl (angle and length) or pa (angle and last
+            torque).
+        lengths: of the pendulum in m; one is drawn for each episode.
+        max_steps: an episode is truncated after so many steps.
+        compile: fuse the equations of motion with torch.compile.
+        dtype: of physics and observations.
+    """
+
+    id = "PendulumVariableLength-v0"
+    fps = 20
+    choices: ClassVar[Choices] = {
+        "full": range(5),
+        "pvl": range(4),
+        "pv": range(3),
+        "pl": (0, 1, 3),
+        "pa": (0, 1, 4),
+    }
+
+    def __init__(
+        self,
+        lanes: int,
+        device: torch.device | str = "cpu",
+        observe: str = "full",
+        lengths: Sequence[float] = (0.2, 1.0),
+        max_steps: int = 200,
+        compile: bool = False,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__(lanes, device, box(-TORQUE, TORQUE), observe, max_steps, dtype)
+        self._lengths = self.lengths(lengths)
+        self._move = compiled(move) if compile else move
+        self._reach = self.constant(math.pi, 1)
+        self._idle = torch.zeros(lanes, dtype=self.dtype, device=self.device)
+
+    def initial(self, generator: torch.Generator) -> State:
+        body = (2 * self.uniform(2, generator) - 1) * self._reach
+        return {"body": body, "length": self.chosen(self._lengths, generator), "torque": self._idle}
+
+    def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
+        torque = TORQUE * self.control(action)[0]
+        angle, speed = state["body"]
+        cost = wrapped(angle).square() + 0.1 * speed.square() + 0.001 * torque.square()
+        body = self._move(state["body"], state["length"], torque)
+        new = {"body": body, "length": state["length"], "torque": torque}
+        return new, -cost, torch.zeros_like(self.ended)
+
+    def sense(self, state: State) -> Sequence[Tensor]:
+        angle, speed = state["body"]
+        return [angle.cos(), angle.sin(), speed, state["length"], state["torque"]]
+
+    def render(self, lane: int = 0) -> np.ndarray:
+        angle = float(self.state["body"][0, lane])
+        length, torque = float(self.state["length"][lane]), float(self.state["torque"][lane])
+        shown = {**self.clock(lane), "length": f"{length:.1f} m", "torque": f"{torque:+.2f} N·m"}
+        return pendulum_scene(angle, length, torque / TORQUE, shown)
+
+
+def move(body: Tensor, length: Tensor, torque: Tensor) -> Tensor:
+    """The body [2, B] one step later."""
+    angle, speed = body
+    turn = 1.5 * GRAVITY / length * angle.sin() + 3 / MASS * torque / length.square()
+    speed = torch.add(speed, turn, alpha=DT)
+    return torch.stack([torch.add(angle, speed, alpha=DT), speed.clamp(-TOP_SPEED, TOP_SPEED)])

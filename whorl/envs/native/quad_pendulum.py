@@ -1,0 +1,89 @@
+"""QuadInvPendulum-v0: swing a chain of four links up from hanging and hold it upright, by moving the cart below it.
+
+The action, in [-1, 1], is the cart's acceleration in units of 40 m/s²: the cart has no mass of its own. The chain's
+equations are in `chain`. Sensed: the cart's place and speed, then per link sine and cosine of its angle to the one
+below it, and its angular speed. Differs from the original: the pull of the cart on the first link has the coefficient
+h_1 = 0.364, not 0.376, and a state that is no longer finite earns 0.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.envs.native import chain
+from whorl.envs.native.scenes import cart_scene
+from whorl.envs.native.sensed import Choices, Sensed, box
+from whorl.envs.native.world import State
+
+PUSH, PERIOD = 40.0, chain.SUBSTEPS * chain.DT
+RAIL, TOP_SPEED = 0.75, 35.0
+
+
+class QuadInvPendulum(Sensed):
+    """State: `body` [10, B] (place of the cart and four absolute angles, then the speeds of these five).
+
+    Args:
+        friction: in the joints; without it, and with the cart at rest, the chain keeps its energy.
+        compile: fuse the integrator with torch.compile (a slow first call of up to a minute, then ten times faster).
+        dtype: of physics and observations.
+    """
+
+    id = "QuadInvPendulum-v0"
+    choices: ClassVar[Choices] = {"full": range(14)}
+
+    def __init__(
+        self,
+        lanes: int,
+        device: torch.device | str = "cpu",
+        friction: bool = True,
+        compile: bool = False,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__(lanes, device, box(-1.0, 1.0), "full", 1000, dtype)
+        self._swing = chain.swing(lanes, self.device, self.dtype, friction, compile)
+        self._hanging = self.constant(0, *[math.pi] * 4, *[0] * 5)
+
+    def initial(self, generator: torch.Generator) -> State:
+        return {"body": torch.add(self._hanging, self.normal(10, generator), alpha=0.01)}
+
+    def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
+        control = self.control(action)
+        push = PUSH * control  # [1, B]
+        place, angles, speed, speeds = state["body"].split((1, 4, 1, 4))
+        angles, speeds = self._swing(angles, speeds, push[0])
+        place = place + PERIOD * speed + (PERIOD**2 / 2) * push
+        body = torch.cat([place, angles, speed + PERIOD * push, speeds])
+        # Inside only if provably so: a comparison with NaN is False, and a broken state ends the episode too.
+        inside = (place[0].abs() <= RAIL) & (speeds.abs().amax(0) < TOP_SPEED)
+        return {"body": body}, reward(body, control[0]).nan_to_num(0.0), ~inside
+
+    def sense(self, state: State) -> Sequence[Tensor]:
+        body = state["body"]
+        bends = relative(body)
+        links = zip(bends.sin(), bends.cos(), body[6:])
+        return [body[0], body[5], *(row for link in links for row in link)]
+
+    def render(self, lane: int = 0) -> np.ndarray:
+        x, *angles = self.state["body"][:5, lane].tolist()
+        return cart_scene(
+            x, RAIL, [-q for q in angles], chain.LENGTH, {**self.clock(lane), "cart": f"{x:+.2f} m"}
+        )
+
+
+def relative(body: Tensor) -> Tensor:
+    """The first link's angle, then each other's to the link below it [4, B]."""
+    return torch.cat([body[1:2], body[2:5] - body[1:4]])
+
+
+def reward(body: Tensor, action: Tensor) -> Tensor:
+    """At most 1: the cart central, little action, every joint straight, no link fast."""
+    central = 0.5 + 0.5 * (-0.7 * body[0].square()).exp()
+    lazy = 0.8 + 0.2 * (1 - action.square()).clamp(min=0)
+    straight = (0.5 + 0.5 * relative(body).cos()).prod(0)
+    calm = 0.5 + 0.5 * (-0.2 * body[6:].square().amax(0)).exp()
+    return central * lazy * straight * calm

@@ -1,0 +1,100 @@
+"""Worlds that see a list of numbers: all of them, or a named choice for the tasks that hide some."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, TypeAlias
+
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.envs.native.world import State, World
+from whorl.errors import ConfigError
+from whorl.spec import Array, Continuous, Spec
+
+Choices: TypeAlias = Mapping[str, Sequence[int]]
+
+
+class Sensed(World):
+    """A subclass sets `choices` and writes `sense` in place of `observe`.
+
+    Args:
+        action: the world's own bounds; `advance` gets canonical actions all the same.
+        observe: which entries are seen, one of `choices`.
+        max_steps: an episode is truncated after so many steps.
+        dtype: of physics, rewards and observations.
+    """
+
+    choices: ClassVar[Choices]
+    """the entries of `sense` that are seen, by the name to give for `observe`"""
+
+    def __init__(
+        self,
+        lanes: int,
+        device: torch.device | str,
+        action: Continuous,
+        observe: str,
+        max_steps: int,
+        dtype: str,
+    ) -> None:
+        super().__init__(lanes, device)
+        if observe not in self.choices:
+            raise ConfigError(f"observe is {observe!r}; {self.id} offers {', '.join(self.choices)}")
+        if max_steps < 1:
+            raise ConfigError(f"max_steps is {max_steps}; an episode needs at least 1")
+        if dtype not in ("float32", "float64"):
+            raise ConfigError(f"dtype is {dtype!r}; choose float32 or float64")
+        self.seen = tuple(self.choices[observe])
+        self.max_steps = max_steps
+        self.dtype = torch.float64 if dtype == "float64" else torch.float32
+        self.returns = self.returns.to(self.dtype)
+        self.spec = Spec(Array((len(self.seen),), dtype), action, lanes)
+
+    @abstractmethod
+    def sense(self, state: State) -> Sequence[Tensor]:
+        """All that there is to see, a row [B] each."""
+
+    def observe(self, state: State) -> Tensor:
+        rows = self.sense(state)
+        return torch.stack([rows[i] for i in self.seen], 1)
+
+    def control(self, action: tree.Tree) -> Tensor:
+        """Actions within [-1, 1], a row [B] per dimension: a transposed operand slows every operation after it."""
+        return action.to(self.dtype).T.contiguous().clamp(-1, 1)
+
+    def constant(self, *values: float) -> Tensor:
+        """Values [n, 1] that spread over the lanes."""
+        return torch.tensor(values, dtype=self.dtype, device=self.device)[:, None]
+
+    def uniform(self, rows: int, generator: torch.Generator) -> Tensor:
+        """Numbers [rows, B] from [0, 1)."""
+        return torch.rand(rows, self.lanes, generator=generator, dtype=self.dtype, device=self.device)
+
+    def normal(self, rows: int, generator: torch.Generator) -> Tensor:
+        """Standard normal numbers [rows, B]."""
+        return torch.randn(rows, self.lanes, generator=generator, dtype=self.dtype, device=self.device)
+
+    def lengths(self, values: Sequence[float]) -> Tensor:
+        """The lengths [n] to draw from."""
+        if not values or min(values) <= 0:
+            raise ConfigError(f"lengths is {values!r}; give at least one length in metres, above 0")
+        return self.constant(*values)[:, 0]
+
+    def chosen(self, values: Tensor, generator: torch.Generator) -> Tensor:
+        """One of `values` [n] per lane [B], each as likely."""
+        return values[torch.randint(len(values), (self.lanes,), generator=generator, device=self.device)]
+
+    def clock(self, lane: int) -> dict[str, str]:
+        """The first lines of a picture's panel."""
+        steps, total = int(self.steps[lane]), float(self.returns[lane])
+        return {"step": f"{steps} of {self.max_steps}", "return": f"{total:.1f}"}
+
+
+def wrapped(angle: Tensor) -> Tensor:
+    """The same angle within [-pi, pi)."""
+    return torch.remainder(angle + torch.pi, 2 * torch.pi) - torch.pi
+
+
+def box(low: float, high: float, size: int = 1) -> Continuous:
+    """An action of `size` numbers with the same bounds."""
+    return Continuous((size,), (low,) * size, (high,) * size)
