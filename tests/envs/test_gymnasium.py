@@ -205,6 +205,12 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
         factory_from_id("ALE/Pong-v5")
 
 
+def test_a_version_that_is_refused_is_not_called_missing():
+    pytest.importorskip("mujoco", minversion="3")
+    with pytest.raises(EnvError, match=r"Pusher-v4 can't be imported: .*only supported on `mujoco<3`"):
+        factory_from_id("Pusher-v4")()
+
+
 def test_an_unsupported_space_is_named():
     with pytest.raises(EnvError, match="observation space Text"):
         probe(lambda: Countdown(spaces.Text(5)))

@@ -33,6 +33,10 @@ MUJOCO = [
     "Reacher-v5",
     "Walker2d-v5",
 ]
+ROBOTS = ("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "Swimmer", "Walker2d")
+OTHERS = ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Pusher")
+EVERY_MUJOCO = [f"{name}-v{version}" for name in (*ROBOTS, *OTHERS) for version in (4, 5)]
+EVERY_MUJOCO.remove("Pusher-v4")  # for MuJoCo before 3 only
 FAMILIES = [*PLAIN, *(pytest.param(id, marks=pytest.mark.filterwarnings("ignore")) for id in MUJOCO)]
 
 
@@ -78,6 +82,22 @@ def test_a_fresh_environment_continues_exactly(id: str, before: int):
     restore_env(fresh, snapshot)
     found, _ = walk(fresh, actions[before:], ended)
     assert same(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("id", EVERY_MUJOCO)
+def test_every_mujoco_environment_has_finite_bounds_and_continues_exactly(id: str):
+    pytest.importorskip("mujoco")
+    factory = factory_from_id(id)
+    env, fresh = factory(), factory()
+    assert np.isfinite(env.action_space.low).all() and np.isfinite(env.action_space.high).all()
+    env.reset(seed=3)
+    actions = draw(env, 50)
+    _, ended = walk(env, actions[:20])
+    snapshot = snapshot_env(env)
+    assert snapshot is not None
+    restore_env(fresh, snapshot)
+    assert same(walk(fresh, actions[20:], ended)[0], walk(env, actions[20:], ended)[0])
 
 
 def test_a_used_environment_can_be_taken_back():
