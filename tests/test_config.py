@@ -21,6 +21,8 @@ from whorl.config import (
     MAY_CHANGE,
     OFF_POLICY,
     NetworkConfig,
+    NoiseConfig,
+    ReplayConfig,
     RunConfig,
     Settings,
     algorithm_class,
@@ -438,15 +440,26 @@ def defaults_of(config: type) -> dict[str, Any]:
     return {name: plain(getattr(config(), name)) for name in fields_of(config)}
 
 
-@pytest.mark.parametrize("config", [RunConfig, NetworkConfig], ids=lambda config: config.__name__)
+SECTIONS = {
+    RunConfig: "## Settings of the loop",
+    NetworkConfig: "## Settings of the nets",
+    ReplayConfig: "## Settings of replay",
+    NoiseConfig: "## Settings of noise",
+}
+CONFIGURATION = Path(__file__).parent.parent / "docs" / "configuration.md"
+
+
+@pytest.mark.parametrize("config", SECTIONS, ids=lambda config: config.__name__)
 def test_the_documentation_lists_every_setting_as_it_is(config: type) -> None:
-    page = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text("utf-8")
-    heading = {"RunConfig": "## Settings of the loop", "NetworkConfig": "## Settings of the nets"}[
-        config.__name__
-    ]
+    page, heading = CONFIGURATION.read_text("utf-8"), SECTIONS[config]
     section = page.split(heading)[1].split("\n## ")[0]
     listed = [line for line in section.splitlines() if line.startswith("| `")]
     assert listed == rows_of(config)
+
+
+def test_the_documentation_names_every_alias() -> None:
+    page = CONFIGURATION.read_text("utf-8")
+    assert [alias for alias in ALIASES if f"`{alias}`" not in page] == []
 
 
 def test_every_setting_of_every_algorithm_is_documented() -> None:

@@ -77,6 +77,7 @@ WALK: dict[str, Any] = {
     "ratio": 0.25,
     "alpha": 0.0,
     "tune_alpha": False,
+    "renorm_warmup": 200,
 }
 """Settings with which the values of `Walk` are learned soon."""
 

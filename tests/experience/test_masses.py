@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from whorl import tree
 from whorl.conformance import capture_safe
 from whorl.experience.masses import DeviceMasses, HostMasses, Masses
+from whorl.graphs import record
 
 CPU = torch.device("cpu")
 OFF = (0.0, math.inf)
@@ -224,6 +226,50 @@ def test_what_a_device_runs_can_be_captured() -> None:
     with capture_safe():
         index, _ = masses.draw(32, generator, beta)
         masses.renew(index, error)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ADVERSARIAL)
+def test_a_gpu_finds_what_the_host_finds(name: str) -> None:
+    mass, share = ADVERSARIAL[name].float(), everywhere(4096)[:4096]
+    masses = DeviceMasses(4096, torch.device("cuda"), 1.0, 0.0, OFF, width=16, top=20)
+    masses.write(torch.arange(4096, device="cuda"), mass.cuda())
+    found = masses.find(share.cuda()).cpu()
+    assert (mass[found] > 0).all()
+    same = find(make(HostMasses, mass, width=16, top=20), share) == found
+    assert same.float().mean() > 0.9  # at boundaries either neighbour is right
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_draws_and_renewals_equal_eager_ones() -> None:
+    def run(captured: bool) -> list[Tensor]:
+        device = torch.device("cuda")
+        masses = DeviceMasses(50_000, device, 0.6, 1e-6, (0.01, 1.0))
+        start = torch.arange(50_000, device=device)
+        masses.admit(start, start % 7 > 0)
+        generator, beta = torch.Generator(device).manual_seed(1), torch.full((), 0.4, device=device)
+
+        def step() -> tuple[Tensor, Tensor]:
+            index, weight = masses.draw(256, generator, beta)
+            masses.renew(index, index % 1000 / 500)
+            return index, weight
+
+        graph = torch.cuda.CUDAGraph()
+        result = record(graph, step, [*masses.levels, masses.largest], [generator]) if captured else None
+        seen = []
+        for number in range(20):
+            if result is None:
+                seen += step()
+            else:
+                graph.replay()
+                seen += tree.clone(dict(enumerate(result))).values()
+            if number == 10:
+                masses.release(start[:5000])
+                beta.fill_(0.8)
+        assert not any((index < 5000).any() for index in seen[22::2])
+        return [*seen, *masses.levels]
+
+    assert all(torch.equal(eager, again) for eager, again in zip(run(False), run(True), strict=True))
 
 
 def test_bytes_per_row_are_those_of_the_priority_and_little_more() -> None:

@@ -59,7 +59,7 @@ class DmControl(gymnasium.Env):
         camera: a number or a name; -1 is MuJoCo's free camera.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012  (Gymnasium's own declaration)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012 - Gymnasium's own declaration
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class DmControl(gymnasium.Env):
             now = self._env.step(action)
             reward += now.reward
             if now.last():
-                return self._see(now), reward, now.discount == 0, now.discount != 0, {}
-        return self._see(now), reward, False, False, {}
+                return self._see(now), float(reward), now.discount == 0, now.discount != 0, {}
+        return self._see(now), float(reward), False, False, {}
 
     def render(self) -> Any:
         return None if self._view is None else np.array(self._view.render())
@@ -166,9 +166,8 @@ class DmControl(gymnasium.Env):
 
     def _see(self, now: Any) -> Any:
         if self.pixels:
-            frame = np.array(
-                self._lens.render()
-            )  # [height, width, 3]; dm_control writes into the same buffer again
+            # A copy, because dm_control draws into the same array again.
+            frame = np.array(self._lens.render())  # [height, width, 3]
             return np.rint(frame @ LUMINANCE)[..., None].astype(np.uint8) if self.gray else frame
         leaves = now.observation
         if self.flatten:
@@ -212,7 +211,7 @@ def _suite() -> Any:
     """The package, imported on first use; where there is no display, it is kept from looking for one."""
     quiet = _headless()
     try:
-        import mujoco  # noqa: F401  (it reads MUJOCO_GL as well, and should see what the user set)
+        import mujoco  # noqa: F401 - it reads MUJOCO_GL too, and should see what the user set
 
         if quiet:
             os.environ["MUJOCO_GL"] = "disable"
@@ -255,14 +254,18 @@ def _open_renderer(physics: Any) -> None:
     """Make the GL contexts that drawing needs: as MUJOCO_GL says, in a hidden window, or without any display."""
     from dm_control import _render
 
-    backend = _render.BACKEND
+    backend = _windowless() if _headless() else _render.BACKEND
     try:
         if _headless():
-            backend = "egl" if find_library("EGL") else "osmesa"
             _render.Renderer = getattr(_render, f"_import_{backend}")()
-        assert physics.contexts
+        _ = physics.contexts
     except Exception as error:  # of any type: a driver that is not there can even show as an AttributeError
         raise EnvError(f"{backend} can't draw here ({error}); {REMEDY}") from error
+
+
+@cache
+def _windowless() -> str:
+    return "egl" if find_library("EGL") else "osmesa"
 
 
 def _arrays(model: Any) -> dict[str, np.ndarray]:

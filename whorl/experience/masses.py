@@ -169,8 +169,10 @@ class HostMasses:
         self._largest: np.ndarray = self.largest.numpy()
         self._leaves, *self._sums = [level.numpy() for level in self.levels]
         self._blocks = [level.numpy().reshape(-1, width) for level in self.levels[:-1]]
+        self._ones = np.ones(width)
+        # A zero, and the running sums of the last level.
         self._running = np.zeros(len(self.levels[-1]) + 1)
-        self._running_sums = torch.from_numpy(self._running[1:])
+        self._running_tensor = torch.from_numpy(self._running[1:])
         self._rooms: dict[int, _Room] = {}
 
     def admit(self, start: Tensor, allowed: Tensor) -> None:
@@ -181,7 +183,8 @@ class HostMasses:
 
     def renew(self, start: Tensor, error: Tensor) -> None:
         size, index = np.abs(error.float().numpy()), start.numpy()
-        np.copyto(size, 0, where=~np.isfinite(size))
+        if not math.isfinite(size.max()):
+            size[~np.isfinite(size)] = 0
         if self.clip != (0.0, math.inf):
             np.clip(size, *self.clip, out=size)
         size += self.epsilon
@@ -196,10 +199,9 @@ class HostMasses:
         self._refresh(np.arange(len(self._leaves)))
 
     def draw(self, count: int, generator: torch.Generator, beta: Tensor) -> tuple[Tensor, Tensor]:
-        share = torch.rand(count, dtype=torch.float64, generator=generator).numpy()
-        share *= -1 / count
-        share += self._room(count).ends
-        index = self.find(share)
+        room = self._room(count)
+        room.uniform_tensor.uniform_(generator=generator)
+        index = self.find(room.ends - room.uniform * (1 / count))
         mass = self._leaves.take(index)
         weight = mass.min() / mass
         np.power(weight, beta.item(), out=weight)
@@ -212,9 +214,9 @@ class HostMasses:
 
     def find(self, share: np.ndarray) -> np.ndarray:
         """As `DeviceMasses.find`. Running sums are torch's, which on a host adds in order, and sooner than numpy."""
-        room = self._room(len(share))
-        torch.cumsum(self.levels[-1], 0, out=self._running_sums)
-        point = np.multiply(share, self._running[-1], out=room.point)
+        room, width = self._room(len(share)), self.width
+        torch.cumsum(self.levels[-1], 0, out=self._running_tensor)
+        point = share * self._running[-1]
         node = self._running[1:].searchsorted(point)
         point -= self._running.take(node)
         for depth in reversed(range(len(self._blocks))):
@@ -222,14 +224,13 @@ class HostMasses:
             # All of these are there; "clip" keeps numpy from filling a copy first, in case they were not.
             self._blocks[depth].take(node, 0, out=block, mode="clip")
             torch.cumsum(block_tensor, 1, dtype=torch.float64, out=room.running_tensor)
-            np.minimum(point, room.running[:, -1], out=point)
-            choice = (room.running >= point[:, None]).argmax(1)
-            node *= self.width
+            np.minimum(point, room.end, out=point)
+            choice = (room.reached >= point[:, None]).argmax(1)
+            node *= width
             node += choice
             if depth:
-                at = room.rows + choice
-                point -= room.running.reshape(-1).take(at) - block.reshape(-1).take(at)
-                np.maximum(point, TINY, out=point)
+                choice += room.rows
+                point -= room.before.take(choice)
         return node
 
     def _room(self, count: int) -> "_Room":
@@ -241,9 +242,9 @@ class HostMasses:
         for blocks, level in zip(self._blocks, self._sums):
             index = index // self.width
             if len(index) < len(blocks):
-                level[index] = np.einsum("ij->i", blocks.take(index, 0).astype(np.float64, copy=False))
+                level[index] = blocks.take(index, 0) @ self._ones
             else:
-                level[: len(blocks)] = blocks.sum(1, dtype=np.float64)
+                level[: len(blocks)] = blocks @ self._ones
 
 
 class _Room:
@@ -251,13 +252,15 @@ class _Room:
 
     def __init__(self, count: int, width: int) -> None:
         self.ends = np.arange(1, count + 1) / count
-        self.rows = np.arange(count) * width
-        self.point = np.zeros(count)
-        self.running = np.zeros((count, width))
-        self.running_tensor = torch.from_numpy(self.running)
+        self.uniform = np.zeros(count)
+        self.uniform_tensor = torch.from_numpy(self.uniform)
         blocks = [np.zeros((count, width), dtype) for dtype in (np.float32, np.float64)]
         self.blocks = [(block, torch.from_numpy(block)) for block in blocks]
         """of leaves, and of sums"""
+        running = np.zeros((count, width + 1))  # a zero, and running sums
+        self.before, self.rows = running.reshape(-1), np.arange(count) * (width + 1)
+        self.reached, self.end = running[:, 1:], running[:, -1]
+        self.running_tensor = torch.from_numpy(self.reached)
 
 
 def make_levels(size: int, width: int, top: int, device: torch.device) -> list[Tensor]:
