@@ -26,7 +26,9 @@ from whorl.state.streams import Streams
 ROWS = 10_000
 
 
-def ours(algorithm: str, args: argparse.Namespace, compile: bool = False, capture: bool = True) -> Callable[[int], None]:
+def ours(
+    algorithm: str, args: argparse.Namespace, compile: bool = False, capture: bool = True
+) -> Callable[[int], None]:
     """A function that makes some updates."""
     device = torch.device(args.device)
     bounds = (1.0,) * args.actions
@@ -34,7 +36,9 @@ def ours(algorithm: str, args: argparse.Namespace, compile: bool = False, captur
     given = {"lanes": 1, "capacity": 2 * ROWS, "learn_after": 0, "batch_size": args.batch, **args.settings}
     settings = configure(algorithm, "benchmark", given)
     streams = Streams(0, (device,))
-    agent = build_agent(settings, spec).prepare(device, lambda name: streams.generator("learner", device, name))
+    agent = build_agent(settings, spec).prepare(
+        device, lambda name: streams.generator("learner", device, name)
+    )
     learner = Learner(agent, capture and device.type == "cuda", compile)
     replay = agent.experience(streams.generator("replay", device))
     if compile:
@@ -130,7 +134,9 @@ def products(algorithm: str, args: argparse.Namespace) -> Callable[[int], None]:
         return sum(a * b for a, b in layers) * batch * 2
 
     first = (args.obs + args.actions) * wide * batch * 2  # no gradient of the input is needed there
-    learned = critics * (3 * size(critic) - first) + 3 * size(actor) * share - args.obs * wide * batch * 2 * share
+    learned = (
+        critics * (3 * size(critic) - first) + 3 * size(actor) * share - args.obs * wide * batch * 2 * share
+    )
     climbed = 2 * size(critic) * (critics if algorithm in ("sac", "tqc") else 1) * share
     total = learned + climbed + critics * size(critic) + size(actor)
     a, b = (torch.randn(wide, wide, device=device) for _ in range(2))

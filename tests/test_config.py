@@ -74,6 +74,39 @@ ON_POLICY_TABLE: dict[str, Any] = {
     "model_checkpoint_freq": 500,
     "load_model": False,
 }
+OFF_POLICY_TABLE: dict[str, Any] = {
+    "random_seed": 1,
+    "n_workers": 4,
+    "worker_device": "cpu",
+    "max_epochs": 100000,
+    "max_rollout": 25,
+    "batch_size": 256,
+    "critic_hidden_dims": [256, 256],
+    "policy_hidden_dims": [256, 256],
+    "gamma": 0.99,
+    "adam_eps": 0.00000001,
+    "activation_fc": "ReLU",
+    "actor_lr": 0.0003,
+    "critic_lr": 0.0003,
+    "log_std_bound": [-20, 2],
+    "noise_scale": 0.1,
+    "target_noise_clip": 0.5,
+    "target_noise_scale": 0.2,
+    "offline_buffer_capacity": 1000000,
+    "update_after": 1000,
+    "max_random_rollout": 10000,
+    "tau": 0.005,
+    "temperature_lr": 0.0003,
+    "n_critics": 5,
+    "n_quantiles": 25,
+    "n_drop_atoms": 2,
+    "eval": True,
+    "eval_freq": 200,
+    "eval_episodes": 5,
+    "use_wandb": False,
+    "save_model": True,
+    "load_model": False,
+}
 PPG_TABLE = {"aux_update_freq": 32, "aux_epochs": 6, "aux_batch_size_coef": 1.2, "bc_coef": 1.0}
 
 
@@ -96,6 +129,12 @@ def test_each_key_of_the_on_policy_table_has_its_default(algorithm: str, key: st
     expected = ON_POLICY_TABLE[key]
     assert getattr(settings(algorithm=algorithm), key) == comparable(expected)
     assert settings({key: expected}, algorithm) == settings(algorithm=algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ["DDPG", "TD3", "SAC", "TQC"])
+def test_the_off_policy_table_is_taken_whole_and_has_our_defaults(algorithm: str) -> None:
+    with pytest.warns(UserWarning, match="makes no use of it"):
+        assert settings(OFF_POLICY_TABLE, algorithm) == settings(algorithm=algorithm)
 
 
 @pytest.mark.parametrize("key", PPG_TABLE)

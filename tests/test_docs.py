@@ -115,7 +115,8 @@ def test_the_examples_of_the_environments_page_run(tmp_path: Path, monkeypatch: 
 def test_every_key_of_the_coming_from_table_is_taken() -> None:
     text = (DOCS / "coming_from.md").read_text("utf-8")
     pairs = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", text, re.M)
-    known = fields_of(RunConfig, *(algorithm_class(name)[1].Config for name in ("ppo", "ppg")))  # type: ignore[attr-defined]
+    names = ("ppo", "ppg", "td3", "sac", "tqc")
+    known = fields_of(RunConfig, *(algorithm_class(name)[1].Config for name in names))  # type: ignore[attr-defined]
     assert len(pairs) >= 40
     for theirs, ours in pairs:
         assert canonical(theirs) == ours

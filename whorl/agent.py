@@ -102,6 +102,7 @@ class Agent(nn.Module):
         self.generators: dict[str, torch.Generator] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._parameters_of: dict[str, list[nn.Parameter]] = {}
+        self._rates: dict[str, float] = {}
         self._steppers: dict[str, Stepper] = {}
         self._pool: ThreadPoolExecutor | None = None
         # Share of the budget that is spent, for schedules; the loop writes it in place before each update.
@@ -178,6 +179,7 @@ class Agent(nn.Module):
         """Give `modules` an optimizer of their own; its rate is the buffer `lr_NAME`: schedules work in graphs."""
         modules = [modules] if isinstance(modules, nn.Module) else list(modules)
         self._parameters_of[name] = [p for module in modules for p in module.parameters()]
+        self._rates[name] = lr
         self.register_buffer(f"lr_{name}", torch.tensor(lr))
         self._optimizers[name] = _build_optimizer(self._parameters_of[name], part, lr, defaults)
 
@@ -212,9 +214,9 @@ class Agent(nn.Module):
             _shrink_(gradients, _norm(gradients), max_norm)
         self._steppers[name](gradients, getattr(self, f"lr_{name}"))
 
-    def anneal(self, **rates: float) -> None:
-        """Learning rates by the name of their optimizer, falling linearly to zero over the budget."""
-        for name, rate in rates.items():
+    def anneal(self) -> None:
+        """Let every learning rate fall linearly to zero over the budget."""
+        for name, rate in self._rates.items():
             getattr(self, f"lr_{name}").copy_(rate * (1 - self.progress))
 
     def _gradients(self, name: str, loss: Tensor) -> tuple[Tensor, ...]:

@@ -304,6 +304,7 @@ def targets_move_by_their_rule_alone(subject: Subject) -> None:
     rollouts = subject.rollouts(run.agent, 3)
     for name in run.agent._optimizers:
         getattr(run.agent, f"lr_{name}").zero_()
+    run.agent.progress.fill_(1)  # where rates fall over the budget, it is spent
     before = {name: value.detach().clone() for name, value in run.agent.named_parameters()}
     run.feed(rollouts)
     for name, value in run.agent.named_parameters():

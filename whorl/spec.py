@@ -114,7 +114,9 @@ def to_env(spec: SpecTree, action: tree.Tree) -> tree.Tree:
             bounded = torch.tensor(a.bounded, device=value.device)
             low = torch.tensor([x if b else -1.0 for x, b in zip(a.low, a.bounded)], device=value.device)
             high = torch.tensor([x if b else 1.0 for x, b in zip(a.high, a.bounded)], device=value.device)
-            scaled = low + (value.clamp(-1, 1) + 1) * 0.5 * (high - low)
+            inside, half = value.clamp(-1, 1), 0.5 * (high - low)
+            # Measured from the nearer end, so that both ends are met exactly and none is passed by rounding.
+            scaled = torch.where(inside < 0, low + (inside + 1) * half, high + (inside - 1) * half)
             return torch.where(bounded, scaled, value).reshape(*value.shape[:-1], *a.shape)
         if isinstance(a, Discrete) and a.start:
             return value + a.start

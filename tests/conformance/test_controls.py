@@ -120,7 +120,7 @@ def test_conform_runs_the_whole_matrix_and_says_what_an_agent_takes() -> None:
         """Vectors only, to be quick."""
 
         def __init__(self, spec: Any, cfg: Any) -> None:
-            if isinstance(spec.observation, dict):
+            if isinstance(spec.observation, dict) or len(spec.observation.shape) > 1:
                 raise ConfigError("vectors only")
             super().__init__(spec, cfg)
 

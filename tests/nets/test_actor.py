@@ -63,8 +63,10 @@ def test_a_squashed_head_has_means_first_and_bounded_deviations_after_them() -> 
 
 
 def test_a_temperature_is_positive_or_exactly_zero() -> None:
-    assert Temperature(0.2)().item() == pytest.approx(0.2)
-    assert Temperature(0.0)().item() == 0.0
+    assert Temperature(0.2, tuned=True)().item() == pytest.approx(0.2)
+    assert Temperature(0.0, tuned=False)().item() == 0.0
+    with pytest.raises(ConfigError, match="alpha is 0, from where it can't be tuned"):
+        Temperature(0.0, tuned=True)
 
 
 def test_a_policy_of_vectors_reads_by_itself() -> None:
@@ -151,11 +153,7 @@ def test_what_can_not_be_learned_is_one_sentence(action: Any, sentence: str) -> 
         (-2.0, 3.0),
         (0.0, 0.25),
         (-0.30000001192092896, 0.699999988079071),
-        pytest.param(
-            -1.6325231790542603,
-            0.5970547199249268,
-            marks=pytest.mark.xfail(strict=True, reason="low + (high - low) rounds to above high"),
-        ),
+        (-1.6325231790542603, 0.5970547199249268),
     ],
 )
 def test_bounds_are_reached_exactly_and_never_passed(low: float, high: float) -> None:

@@ -92,7 +92,7 @@ class CrossQ(Agent):
         seen = self.body.size
         self.critic = RenormMLP(cfg.ensemble_q_num, seen + size, cfg.critic_hidden, 1, cfg.activation, **norm)
         self.actor = RenormMLP(1, seen, cfg.actor_hidden, 2 * size, cfg.activation, **norm)
-        self.temperature = Temperature(cfg.alpha)
+        self.temperature = Temperature(cfg.alpha, cfg.tune_alpha)
         given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
         self.add_optimizer("critic", (self.body, self.critic), cfg.optimizer, cfg.critic_lr, **given)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
@@ -124,7 +124,7 @@ class CrossQ(Agent):
     def step(self, batch: Batch, *, train_actor: bool) -> Updated:
         cfg = self.cfg
         if cfg.lr_schedule == "linear":
-            self.anneal(actor=cfg.actor_lr, critic=cfg.critic_lr)
+            self.anneal()
         batch = self.observations.learn(batch, self.random("critic"))
         noise = self.draw(batch)
         loss, error, q, moments = self.critic_loss(batch, noise)

@@ -80,7 +80,7 @@ class DDPG(Agent):
     def step(self, batch: Batch, *, move_targets: bool) -> Updated:
         cfg = self.cfg
         if cfg.lr_schedule == "linear":
-            self.anneal(actor=cfg.actor_lr, critic=cfg.critic_lr)
+            self.anneal()
         batch = self.observations.learn(batch, self.random("critic"))
         noise = self.draw(batch)
         critic_loss, error, q = self.critic_loss(batch, noise)

@@ -137,9 +137,7 @@ class PPG(Agent):
     def step(self, batch: Batch) -> Updated:
         self.rewards.merge_(batch.reward, batch.keep, batch.mask, self.cfg.gamma)
         if self.cfg.lr_schedule == "linear":
-            self.lr_actor.copy_(self.cfg.actor_lr * (1 - self.progress))
-            self.lr_critic.copy_(self.cfg.critic_lr * (1 - self.progress))
-            self.lr_auxiliary.copy_(self.cfg.aux_lr * (1 - self.progress))
+            self.anneal()
         raw = batch.obs
         batch = batch.replace(obs=self.observations(raw))
         advantage, target, value = self.estimate(batch)

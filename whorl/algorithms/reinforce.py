@@ -110,9 +110,7 @@ class Reinforce(Agent):
     def step(self, batch: Batch) -> Updated:
         self.rewards.merge_(batch.reward, batch.keep, batch.mask, self.cfg.gamma)
         if self.cfg.lr_schedule == "linear":
-            self.lr_actor.copy_(self.cfg.actor_lr * (1 - self.progress))
-            if self.cfg.baseline:
-                self.lr_critic.copy_(self.cfg.critic_lr * (1 - self.progress))
+            self.anneal()
         raw = batch.obs
         batch = batch.replace(obs=self.observations(raw))
         learned = self.learned_rows(batch.mask)

@@ -87,7 +87,7 @@ class SAC(Agent):
         if cfg.target_entropy != "auto":
             self.target_entropy = float(cfg.target_entropy)
         self.actor = Actor("actor", spec, cfg, self._head, self.critic.body)
-        self.temperature = Temperature(cfg.alpha)
+        self.temperature = Temperature(cfg.alpha, cfg.tune_alpha)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
         self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **given)
@@ -124,7 +124,7 @@ class SAC(Agent):
     def step(self, batch: Batch, *, train_actor: bool, move_targets: bool) -> Updated:
         cfg = self.cfg
         if cfg.lr_schedule == "linear":
-            self.anneal(actor=cfg.actor_lr, critic=cfg.critic_lr)
+            self.anneal()
         batch = self.observations.learn(batch, self.random("critic"))
         noise = self.draw(batch)
         loss, error, q = self.critic_loss(batch, noise)

@@ -89,7 +89,7 @@ class TD3(Agent):
     def step(self, batch: Batch, *, train_actor: bool, move_targets: bool) -> Updated:
         cfg = self.cfg
         if cfg.lr_schedule == "linear":
-            self.anneal(actor=cfg.actor_lr, critic=cfg.critic_lr)
+            self.anneal()
         batch = self.observations.learn(batch, self.random("critic"))
         noise = self.draw(batch)
         loss, error, q = self.critic_loss(batch, noise)

@@ -78,7 +78,7 @@ class TQC(Agent):
         self.actor = Actor(
             "actor", spec, cfg, lambda width: SquashedHead(width, size, cfg.log_std_bound), self.critic.body
         )
-        self.temperature = Temperature(cfg.alpha)
+        self.temperature = Temperature(cfg.alpha, cfg.tune_alpha)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         midpoints = (torch.arange(cfg.n_quantiles) + 0.5) / cfg.n_quantiles
         self.register_buffer(
@@ -118,7 +118,7 @@ class TQC(Agent):
     def step(self, batch: Batch, *, train_actor: bool, move_targets: bool) -> Updated:
         cfg = self.cfg
         if cfg.lr_schedule == "linear":
-            self.anneal(actor=cfg.actor_lr, critic=cfg.critic_lr)
+            self.anneal()
         batch = self.observations.learn(batch, self.random("critic"))
         noise = self.draw(batch)
         loss, error, q = self.critic_loss(batch, noise)

@@ -387,19 +387,22 @@ def _rescaler(space: spaces.Box) -> Callable[[np.ndarray], list[Any]]:
     flat_high = space.high.reshape(-1).astype(np.float32)
     bounded = np.isfinite(flat_low) & np.isfinite(flat_high)
     low = np.where(bounded, flat_low, np.float32(-1))
-    # Halving is exact, so scaling the width instead of the action rounds no differently.
-    half_width = (np.where(bounded, flat_high, np.float32(1)) - low) * np.float32(0.5)
+    high = np.where(bounded, flat_high, np.float32(1))
+    half = (high - low) * np.float32(0.5)
     one, minus_one = np.ones_like(low), -np.ones_like(low)
     unbounded = None if bounded.all() else ~bounded
     whole = np.issubdtype(space.dtype, np.integer)
     shape, dtype = space.shape, space.dtype
 
     def rescale(array: np.ndarray) -> list[Any]:
-        scaled = np.maximum(array, minus_one)
-        np.minimum(scaled, one, out=scaled)
-        scaled += one
-        scaled *= half_width
-        scaled += low
+        inside = np.maximum(array, minus_one)
+        np.minimum(inside, one, out=inside)
+        scaled, from_low = inside - one, inside + one
+        scaled *= half
+        scaled += high
+        from_low *= half
+        from_low += low
+        np.copyto(scaled, from_low, where=inside < 0)
         if unbounded is not None:
             np.copyto(scaled, array, where=unbounded)
         if whole:

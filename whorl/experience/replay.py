@@ -251,7 +251,9 @@ class Replay(Experience):
 class _Recorded:
     """A step that a CUDA graph repeats."""
 
-    def __init__(self, step: Callable[[], Any], tensors: list[Tensor], generators: list[torch.Generator]) -> None:
+    def __init__(
+        self, step: Callable[[], Any], tensors: list[Tensor], generators: list[torch.Generator]
+    ) -> None:
         self.graph = torch.cuda.CUDAGraph()
         self.result = record(self.graph, step, tensors, generators)
 

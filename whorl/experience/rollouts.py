@@ -23,9 +23,7 @@ class Rollouts:
 
     overlaps = False
 
-    def __init__(
-        self, history: int = 0, phase: str = "", device: torch.device | str | None = None
-    ) -> None:
+    def __init__(self, history: int = 0, phase: str = "", device: torch.device | str | None = None) -> None:
         self.device = device
         self.history = history
         self.phase = phase

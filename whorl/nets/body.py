@@ -127,6 +127,11 @@ def torso(settings: BodySettings, inputs: int) -> tuple[nn.Module, int]:
     """The hidden layers that settings describe, and how many columns come out of them."""
     network, hidden = settings.network, settings.hidden
     if network.name == "mlp":
+        if network.options:
+            raise ConfigError(
+                f"the network 'mlp' takes no options here, but {', '.join(network.options)} was given; widths and "
+                "activation are settings of their own, and layers one by one are a list"
+            )
         kind = NoisyMLP if settings.noisy else MLP
         return kind(inputs, hidden, settings.activation), hidden[-1] if hidden else inputs
     if settings.noisy:

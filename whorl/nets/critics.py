@@ -1,5 +1,6 @@
 """Ensembles of action-value nets, evaluated side by side as batched matrix products."""
 
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -54,6 +55,10 @@ class Critics(nn.Module):
                 join=join,
                 **_options(cfg.critic_network),
             )
+        elif join:
+            raise ConfigError(
+                f"the action joins in a later layer of critic_network 'mlp' only, not of {cfg.critic_network.name!r}"
+            )
         else:
             self.nets = Separate(members, self.body.size + actions, columns, cfg)
 
@@ -106,7 +111,7 @@ class EnsembleMLP(nn.Module):
         sizes = [inputs, *hidden, outputs]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         self.scales, self.shifts = nn.ParameterList(), nn.ParameterList()
-        for number, (before, after) in enumerate(zip(sizes, sizes[1:])):
+        for number, (before, after) in enumerate(pairwise(sizes)):
             before += actions if number == join else 0
             weight = torch.empty(members, before, after)
             for member in weight:

@@ -18,7 +18,7 @@ class Inputs(Observations):
         self.observation, self.pad, self.reward_scale = spec.observation, cfg.augment, cfg.reward_scale
 
     def learn(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """A batch as it is learned from; images are shifted anew each time (Kostrikov et al. 2021, arXiv:2004.13649)."""
+        """A batch as it is learned from; images are shifted anew each time (Kostrikov et al. 2021, arXiv:2004.13649)"""
         obs = batch.obs
         if self.pad:
             lead = (batch.reset.shape[0], batch.reset.shape[1], 2)

@@ -10,7 +10,7 @@ from whorl.nets.layers import activation_of
 
 
 class NoisyLinear(nn.Module):
-    """y = (W + S * f(e_out) f(e_in)^T) x + b + s * f(e_out), with factorised noise f(e) = sign(e) * sqrt(|e|) (eq. 9-11).
+    """y = (W + S * f(e_out) f(e_in)^T) x + b + s * f(e_out), factorised noise f(e) = sign(e) * sqrt(|e|) (eq. 9-11).
 
     Without noise it is the plain layer y = W x + b.
     """

@@ -5,13 +5,18 @@ from math import log
 import torch
 from torch import Tensor, nn
 
+from whorl.errors import ConfigError
+
 
 class Temperature(nn.Module):
     """alpha = exp(log_alpha): positive whatever a gradient does to it."""
 
-    def __init__(self, alpha: float) -> None:
+    def __init__(self, alpha: float, tuned: bool) -> None:
         super().__init__()
-        # exp(-inf) is 0: a temperature of zero is allowed where it is not tuned.
+        if tuned and not alpha > 0:
+            raise ConfigError(
+                f"alpha is {alpha:g}, from where it can't be tuned; start above 0, or set tune_alpha to false"
+            )
         self.log_alpha = nn.Parameter(torch.tensor(log(alpha) if alpha > 0 else float("-inf")))
 
     def forward(self) -> Tensor:

@@ -118,8 +118,8 @@ def quantile_huber(quantile: Tensor, tau: Tensor, target: Tensor, kappa: float =
 def sorted_quantile_huber(quantile: Tensor, tau: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
     """`quantile_huber` for targets that are sorted along their last axis, without the tensor of all pairs.
 
-    What a quantile owes to the targets below, near and above it follows from prefix sums: O((N + M) log M) a row instead
-    of O(N M). `quantile` [..., N], `tau` [N], `target` [..., M] ascending; no gradient flows into `target`.
+    What a quantile owes to the targets below, near and above it follows from prefix sums: O((N + M) log M) a row
+    instead of O(N M). `quantile` [..., N], `tau` [N], `target` [..., M] ascending; no gradient flows into `target`.
     """
     if quantile.shape[:-1] != target.shape[:-1] or tau.shape != quantile.shape[-1:] or kappa <= 0:
         raise ValueError(
