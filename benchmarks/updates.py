@@ -1,15 +1,20 @@
 """Off-policy updates per second, beside Stable-Baselines3 where it is installed: `python benchmarks/updates.py`.
 
-Same shapes, nets (256x256), batch and ring contents; the contestants take turns in one process and the median of the
-rounds counts. An update is: draw a batch, learn, move the targets. The share of the machine's matrix products says how
-far the rest is from free: products of the shapes that the update needs, nothing else, at the speed measured beside it.
+Same shapes, nets (256x256), batch and ring contents; the contestants take turns, each in a process of its own, and the
+median of the rounds counts. An update is: draw a batch, learn, move the targets. The share of the machine's matrix
+products says how far the rest is from free: products of the shapes that the update needs, nothing else, measured beside
+it.
 """
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -18,7 +23,7 @@ import torch
 
 from whorl.config import configure
 from whorl.experience.batch import Batch
-from whorl.run.learner import Learner
+from whorl.run.learner import Learner, keep_freed_memory
 from whorl.spec import Array, Continuous, Spec
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
@@ -151,10 +156,76 @@ def products(algorithm: str, args: argparse.Namespace) -> Callable[[int], None]:
     return run
 
 
-def rate(run: Callable[[int], None], count: int) -> float:
-    began = time.perf_counter()
-    run(count)
-    return count / (time.perf_counter() - began)
+CONTESTANTS = {
+    "whorl": ours,
+    "sb3": theirs,
+    "whorl, compiled": partial(ours, compile=True),
+    "whorl, eager": partial(ours, capture=False),
+    "products alone": products,
+}
+
+
+def contestant(name: str, algorithm: str, args: argparse.Namespace) -> None:
+    """A process of its own: makes `args.count` updates for each line on its input, and says how many a second."""
+    torch.set_num_threads(args.threads[0])
+    torch.backends.cuda.matmul.allow_tf32 = True  # as a run does by default
+    if name.startswith("whorl"):
+        keep_freed_memory()
+    run = CONTESTANTS[name](algorithm, args)  # type: ignore[operator]
+    if run is not None:
+        run(max(20, args.count // 4))
+    for _ in sys.stdin:
+        if run is None:
+            print("nan", flush=True)
+            continue
+        began = time.perf_counter()
+        run(args.count)
+        print(args.count / (time.perf_counter() - began), flush=True)
+
+
+def measure(algorithm: str, threads: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Medians of the rounds, all contestants taking turns."""
+    names = [
+        name for name in CONTESTANTS if args.device == "cuda" or name in ("whorl", "sb3", "products alone")
+    ]
+    rest = [word for word in sys.argv[1:] if word not in args.algorithms]
+    processes = {}
+    for name in names:
+        command = [
+            sys.executable,
+            __file__,
+            algorithm,
+            *rest,
+            "--threads",
+            str(threads),
+            "--contestant",
+            name,
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        processes[name] = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(args.rounds + 1):
+        for name, process in processes.items():
+            assert process.stdin and process.stdout
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            answer = float(process.stdout.readline())
+            if number:  # the first one waits for all to be ready
+                rates[name].append(answer)
+    for process in processes.values():
+        process.terminate()
+    middle = {name: statistics.median(values) for name, values in rates.items() if values[0] == values[0]}
+    row = {
+        "algorithm": algorithm,
+        "threads": threads,
+        **{name: round(rate, 1) for name, rate in middle.items()},
+    }
+    if "sb3" in middle:
+        row["ratio"] = round(statistics.median(a / b for a, b in zip(rates["whorl"], rates["sb3"])), 2)
+    row["share of products"] = round(middle["whorl"] / middle["products alone"], 2)
+    return row
 
 
 def main() -> None:
@@ -169,31 +240,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--settings", type=json.loads, default={})
     parser.add_argument("--out", default="")
+    parser.add_argument("--contestant", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = True  # as a run does by default
+    if args.contestant:
+        contestant(args.contestant, args.algorithms[0], args)
+        return
     found = []
     for algorithm in args.algorithms:
-        contestants: dict[str, Any] = {"whorl": ours(algorithm, args), "sb3": theirs(algorithm, args)}
-        if args.device == "cuda":
-            contestants["whorl, compiled"] = ours(algorithm, args, compile=True)
-            contestants["whorl, eager"] = ours(algorithm, args, capture=False)
-        contestants["products alone"] = products(algorithm, args)
-        contestants = {name: run for name, run in contestants.items() if run is not None}
         for threads in args.threads if args.device == "cpu" else [1]:
-            torch.set_num_threads(threads)
-            for run in contestants.values():
-                run(max(10, args.count // 10))
-            rates: dict[str, list[float]] = {name: [] for name in contestants}
-            for _ in range(args.rounds):
-                for name, run in contestants.items():
-                    rates[name].append(rate(run, args.count))
-            middle = {name: statistics.median(values) for name, values in rates.items()}
-            row = {"algorithm": algorithm, "threads": threads, **{k: round(v, 1) for k, v in middle.items()}}
-            if "sb3" in middle:
-                row["ratio"] = round(middle["whorl"] / middle["sb3"], 2)
-            row["share of products"] = round(middle["whorl"] / middle["products alone"], 2)
-            print(json.dumps(row), flush=True)
-            found.append(row)
+            found.append(measure(algorithm, threads, args))
+            print(json.dumps(found[-1]), flush=True)
     if args.out:
         with open(args.out, "w") as file:
             json.dump(found, file, indent=1)

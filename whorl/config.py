@@ -161,7 +161,7 @@ class ReplayConfig:
     capacity: int = 1_000_000
     """rows of the replay ring, over all lanes"""
     replay_device: Literal["auto", "cpu", "cuda"] = "auto"
-    """where the ring lies: auto is beside the learner; cpu keeps it on the host and sends batches through pinned memory"""
+    """where the ring lies: auto is beside the learner; cpu is the host, from where batches go through pinned memory"""
     learn_after: int = 1_000
     """environment steps before the first update"""
     random_steps: int = 10_000

@@ -137,7 +137,7 @@ class TD3(Agent):
     def actor_loss(self, batch: Batch, noise: Tree) -> Tensor:
         """-E[Q_1(s, mu(s))]"""
         action = self.actor(batch.now, noise["actor"])
-        return -(self.critic(batch.now, action)[0] * batch.share).mean()
+        return -(self.critic.first(batch.now, action) * batch.share).mean()
 
     @torch.no_grad()
     def errors(self, batch: Batch) -> Tensor:

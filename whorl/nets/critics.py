@@ -67,14 +67,18 @@ class Critics(nn.Module):
         return self.nets.draw(rows, generator)  # type: ignore[operator]
 
     def forward(self, rows: Rows, action: Tensor | None = None, noise: Tree | None = None) -> Tensor:
-        return self.evaluate(self.body(rows), action, noise)
+        return self._evaluate(rows, action, noise, self.members)
 
-    def evaluate(self, features: Tensor, action: Tensor | None = None, noise: Tree | None = None) -> Tensor:
-        """What the members say of encoded rows [T, B, ...]."""
+    def first(self, rows: Rows, action: Tensor | None = None) -> Tensor:
+        """What the first member alone says: [T, B, *outputs]."""
+        return self._evaluate(rows, action, None, 1)[0]
+
+    def _evaluate(self, rows: Rows, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
+        features = self.body(rows)  # [T, B, size]
         lead = features.shape[:-1]
         flat = None if action is None else action.flatten(0, -2)
-        values = self.nets(features.flatten(0, -2), flat, noise)  # [members, rows, columns]
-        return values.reshape(self.members, *lead, *self.outputs)
+        values = self.nets(features.flatten(0, -2), flat, noise, members)  # [members, rows, columns]
+        return values.reshape(members, *lead, *self.outputs)
 
 
 class EnsembleMLP(nn.Module):
@@ -135,19 +139,22 @@ class EnsembleMLP(nn.Module):
             for number, width in enumerate(self.hidden)
         }
 
-    def forward(self, value: Tensor, action: Tensor | None, noise: Tree | None) -> Tensor:
-        value = value.expand(self.members, *value.shape)
+    def forward(self, value: Tensor, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
+        """What the first `members` say of rows [rows, inputs]: [members, rows, outputs]."""
+        value = value.expand(members, *value.shape)
         last = len(self._layers) - 1
-        for number, (weight, bias) in enumerate(self._layers):
+        for number, layer in enumerate(self._layers):
+            weight, bias = layer if members == self.members else (part[:members] for part in layer)
             if number == self.join and action is not None:
-                value = torch.cat((value, action.expand(self.members, *action.shape)), -1)
-            value = torch.baddbmm(bias, value, weight)  # [members, rows, columns]
+                value = torch.cat((value, action.expand(members, *action.shape)), -1)
+            # Not baddbmm, which spreads the bias over a tensor of that size first.
+            value = torch.bmm(value, weight).add_(bias)
             if number == last:
                 break
             if noise:
                 value = torch.where(noise[str(number)] < self.dropout, 0.0, value / (1 - self.dropout))
             if self._norms:
-                scale, shift = self._norms[number]
+                scale, shift = (part[:members] for part in self._norms[number])
                 value = torch.addcmul(shift, F.layer_norm(value, value.shape[-1:]), scale)
             value = self.activation(value)
         return value
@@ -166,9 +173,9 @@ class Separate(nn.Module):
     def draw(self, rows: int, generator: torch.Generator | None) -> Tree:
         return {}
 
-    def forward(self, value: Tensor, action: Tensor | None, noise: Tree | None) -> Tensor:
+    def forward(self, value: Tensor, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
         both = value if action is None else torch.cat((value, action), -1)
-        return torch.stack([head(net(both)) for net, head in zip(self.torsos, self.heads)])
+        return torch.stack([head(net(both)) for net, head in list(zip(self.torsos, self.heads))[:members]])
 
 
 def _options(network: Part) -> dict[str, Any]:

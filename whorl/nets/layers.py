@@ -13,7 +13,7 @@ from whorl.registry import Part, resolve
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": F.elu,
-    "relu": torch.relu,
+    "relu": torch.relu_,  # in place: half the memory traffic of a small net on a CPU
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "silu": F.silu,
@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation_of(name: str) -> Callable[[Tensor], Tensor]:
-    """The activation called `name`."""
+    """The activation called `name`; it may overwrite what it is given, so give it what a layer just made."""
     if name.lower() not in ACTIVATIONS:
         raise ConfigError(f"activation is {name!r}; {nearest(name, ACTIVATIONS)}")
     return ACTIVATIONS[name.lower()]

@@ -36,7 +36,7 @@ from whorl.log.writers import Log, LogFile, MetricFiles, Sink, TensorBoard, Wand
 from whorl.run.callbacks import BestCheckpoint, Callback
 from whorl.run.collector import Collector
 from whorl.run.evaluate import Evaluation, run_episodes
-from whorl.run.learner import Learner
+from whorl.run.learner import Learner, keep_freed_memory
 from whorl.run.workers import WorkerCollector
 from whorl.state import checkpoint, files
 from whorl.state.policy import build_agent, export
@@ -107,6 +107,7 @@ class Trainer:
         self._before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
         torch.set_num_threads(run.threads)
         torch.backends.cuda.matmul.allow_tf32 = run.tf32
+        keep_freed_memory()
         self.streams = Streams(run.seed)
         spec = self.source.spec(run.lanes)
         self.agent = build_agent(self.settings, spec, self.streams.seed("learner"))
