@@ -119,7 +119,8 @@ def list_results(page: Path, name: str) -> str:
         if result.get("curve")
     ]
     note = "Steps and wall time are means over the seeds; the return is their mean ± standard deviation."
-    return "\n\n".join([text, note, *curves])
+    remarks = [f"{result['env']}: {result['note']}" for result in found if result.get("note")]
+    return "\n\n".join([text, note, *remarks, *curves])
 
 
 def _result(result: dict[str, Any]) -> tuple[str, ...]:

@@ -8,16 +8,17 @@ import torch
 from recorder import GAMMA, Recorder, image, samples, spec, tree_equal
 
 from whorl import tree
+from whorl.config import ReplayConfig
 from whorl.conformance import capture_safe
 from whorl.errors import ConfigError
 from whorl.experience import samplers
 from whorl.experience.batch import Batch
 from whorl.experience.masses import DeviceMasses
-from whorl.experience.replay import Replay
+from whorl.experience.replay import Replay, check_replay, replay_of
 from whorl.experience.ring import Ring, replay_bytes
 from whorl.experience.samplers import Priorities
 from whorl.experience.views import Sequences, Transitions, View
-from whorl.spec import Array
+from whorl.spec import Array, Continuous, Spec
 
 EXTRAS = {"log_prob": Array(())}
 
@@ -278,3 +279,35 @@ def test_a_masked_rows_garbage_never_reaches_a_fold() -> None:
         rollout.reward[rollout.mask == 0] = float("nan")
         store.add(rollout)
     assert torch.isfinite(store.sample().reward).all()
+
+
+# Settings that do not fit
+
+
+def spec_of(lanes: int) -> Spec:
+    return Spec(Array((3,)), Continuous((1,), (-1.0,), (1.0,)), lanes)
+
+
+@pytest.mark.parametrize(("settings", "rows", "sentence"), [
+    ({"n_step": 30, "capacity": 100}, 32, "n_step is 30, but a capacity of 100 holds 25 rows for each of 4 lanes; use n_step of at most 24"),
+    ({"capacity": 100}, 128, "capacity is 100, but a rollout brings 128 rows; use a capacity of at least 132"),
+    ({"capacity": 3}, 4, "a replay capacity of 3 holds no row for each of 4 lanes"),
+])  # fmt: skip
+def test_a_ring_too_small_is_told_in_one_sentence(settings: dict[str, int], rows: int, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_replay(ReplayConfig(**settings), spec_of(4), rows)  # type: ignore[arg-type]
+
+
+def test_a_ring_larger_than_memory_is_told_in_bytes_before_it_is_allocated() -> None:
+    cfg = ReplayConfig(capacity=10**13)
+    # 3 + 1 floats, reward, discount and 3 flags: 27 bytes a row.
+    with pytest.raises(
+        ConfigError, match=r"replay of 10,000,000,000,000 rows takes 270,000,000,000,000 bytes, but"
+    ):
+        replay_of(cfg, spec_of(1), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
+
+
+def test_the_size_told_beforehand_is_the_size_it_has() -> None:
+    cfg = ReplayConfig(capacity=1000)
+    store = replay_of(cfg, spec_of(4), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
+    assert store.bytes == replay_bytes(spec_of(4), 1000) == 27_000

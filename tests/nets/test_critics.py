@@ -102,9 +102,9 @@ def test_the_action_reaches_the_layer_it_joins_and_no_layer_before() -> None:
     with torch.no_grad():
         net.weights[1][:, :8] = 0
     action = torch.randn(5, 2)
-    one, other = (net(torch.randn(5, 3), action, None) for _ in range(2))
+    one, other = (net(torch.randn(5, 3), action, None, net.members) for _ in range(2))
     assert one.equal(other)
-    assert not one.equal(net(torch.randn(5, 3), -action, None))
+    assert not one.equal(net(torch.randn(5, 3), -action, None, net.members))
 
 
 def test_dropout_blanks_its_share_of_units_and_scales_up_the_others() -> None:
@@ -116,11 +116,11 @@ def test_dropout_blanks_its_share_of_units_and_scales_up_the_others() -> None:
     noise = net.draw(4, torch.Generator().manual_seed(0))
     assert noise["0"].shape == (2, 4, 1000)  # every member and row for itself
     kept = (noise["0"] >= 0.3).sum(-1)  # [members, rows]
-    torch.testing.assert_close(net(value, None, noise)[..., 0], kept / 0.7, rtol=1e-5, atol=0)
+    torch.testing.assert_close(net(value, None, noise, net.members)[..., 0], kept / 0.7, rtol=1e-5, atol=0)
     # within five deviations of sqrt(8000 * .3 * .7) = 41
     assert abs(int(kept.sum()) - 5600) < 205
     # Without noise nothing is dropped and nothing scaled.
-    assert net(value, None, {}).flatten().tolist() == [1000.0] * 8
+    assert net(value, None, {}, net.members).flatten().tolist() == [1000.0] * 8
 
 
 def test_dropout_comes_before_the_layer_norm() -> None:
@@ -128,7 +128,7 @@ def test_dropout_comes_before_the_layer_norm() -> None:
     value, noise = torch.randn(1, 2), {"0": torch.tensor([[[0.2, 0.7, 0.9, 0.4]]])}
     hidden = (value @ net.weights[0][0]) * torch.tensor([0.0, 2.0, 2.0, 0.0])
     wanted = F.layer_norm(hidden, (4,)).relu() @ net.weights[1][0]
-    torch.testing.assert_close(net(value, None, noise)[0], wanted)
+    torch.testing.assert_close(net(value, None, noise, net.members)[0], wanted)
 
 
 def test_no_dropout_draws_nothing() -> None:
@@ -175,3 +175,10 @@ def test_blocks_that_say_nothing_leave_a_linear_net() -> None:
         nn.init.zeros_(narrow.weight)
     value = torch.randn(5, 3)
     torch.testing.assert_close(net(value), F.layer_norm(net.enter(value), (4,)))
+
+
+@pytest.mark.parametrize("network", ["mlp", "residual"])
+def test_the_first_member_alone_says_what_it_says_among_all(network: str) -> None:
+    found = critics(critic_network=Part(network))
+    seen, action = rows(2, 5), torch.rand(1, 5, 2)
+    torch.testing.assert_close(found.first(seen, action), found(seen, action)[0])

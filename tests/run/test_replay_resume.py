@@ -32,10 +32,23 @@ SMALL: dict[str, Any] = {
     "learner_device": "cpu",
     "workers": 0,
 }
+TINY = {
+    "actor_hidden": [16],
+    "critic_hidden": [16],
+    "batch_size": 32,
+    "learn_after": 100,
+    "random_steps": 200,
+    "log_freq": 4,
+}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "transitions": ("toy_q", "CartPole-v1", SMALL),
     "sequences, memory, priorities": ("toy_recurrent_q", "CartPole-v1", {**SMALL, "memory": "lstm"}),
     "priorities": ("toy_actor_critic", "Pendulum-v1", {**SMALL, "model_checkpoint_freq": 1}),
+    "learning while workers act": (
+        "td3",
+        "Pendulum-v1",
+        {**SMALL, **TINY, "workers": 2, "noise": "ou", "prioritized": True, "normalize_obs": True},
+    ),
 }
 
 

@@ -48,7 +48,10 @@ T = TypeVar("T")
 EVAL_LANES = 32
 ROWS_WORTH_A_THREAD = 1024
 """rows per minibatch from which learners on a CPU gain from a thread each; below, Python's lock eats the gain"""
-COUNTERS = ("steps", "epoch", "episodes", "resets", "saved_epoch", "best_return", "mean_return")
+COUNTERS = (
+    *("steps", "epoch", "episodes", "resets", "saved_epoch", "best_return", "mean_return"),
+    *("new_episodes", "new_return", "new_length"),
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class Trainer:
         self.run_dir: Path | None = None
         self.steps = self.epoch = self.episodes = self.resets = self.saved = 0
         self.saved_epoch = 0
+        # Since the last row that was written: how many episodes ended, and what they add up to.
+        self.new_episodes, self.new_return, self.new_length = 0, 0.0, 0.0
         self.wall_time = 0.0
         self.best_return = float("-inf")
         self.mean_return = float("nan")
@@ -203,6 +208,7 @@ class Trainer:
                 self._observe(row)
                 if self.epoch % run.log_freq == 0 or "evaluation/return" in row:
                     log.write(row)
+                    self.new_episodes, self.new_return, self.new_length = 0, 0.0, 0.0
                 console.update(self._done()[0], row)
                 self._maybe_save()
             self._save_last()
@@ -253,9 +259,12 @@ class Trainer:
             self.resets += 1
             self.collector.reset(self.streams.seed("env", str(self.resets)))
         row: dict[str, Any] = {"steps": self.steps, "epoch": self.epoch, "episodes": self.episodes}
-        if seen["episodes"]:
-            row["episode/return"] = seen["return"] / seen["episodes"]
-            row["episode/length"] = seen["length"] / seen["episodes"]
+        self.new_episodes += int(seen["episodes"])
+        self.new_return += seen["return"]
+        self.new_length += seen["length"]
+        if self.new_episodes:
+            row["episode/return"] = self.new_return / self.new_episodes
+            row["episode/length"] = self.new_length / self.new_episodes
             self.mean_return = row["episode/return"]
         if self.epoch % self.settings.run.log_freq == 0:
             row.update(self.learner.drain())
