@@ -20,6 +20,7 @@ from whorl.config import (
     LIMITS,
     MAY_CHANGE,
     OFF_POLICY,
+    EntropyConfig,
     NetworkConfig,
     NoiseConfig,
     ReplayConfig,
@@ -484,6 +485,7 @@ SECTIONS = {
     NetworkConfig: "## Settings of the nets",
     ReplayConfig: "## Settings of replay",
     NoiseConfig: "## Settings of noise",
+    EntropyConfig: "## Settings of entropy",
 }
 CONFIGURATION = Path(__file__).parent.parent / "docs" / "configuration.md"
 

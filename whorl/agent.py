@@ -142,8 +142,9 @@ class Agent(nn.Module):
                 module.running.zero_()
 
     def normalizer_values(self) -> dict[str, Any]:
-        """Observation statistics as plain numbers, per key; empty where the agent keeps none."""
-        return {}
+        """Statistics of `observations`, where the agent has such a module, as plain numbers per key."""
+        observations: Any = getattr(self, "observations", None)
+        return {} if observations is None else observations.values()
 
     def observe(self, rollout: Batch) -> None:
         """See a rollout before it is learned from: agents with replay follow the statistics of what comes in."""
@@ -163,9 +164,15 @@ class Agent(nn.Module):
             return replay_of(self.cfg, self.spec, self.device, generator, self.errors)
         return Rollouts(device=self.device)
 
+    @torch.no_grad()
     def errors(self, batch: Batch) -> Tensor:
-        """How wrong the agent is about rows it has not learned from yet [T, B]: their first priorities, by option."""
-        raise NotImplementedError(f"{type(self).__name__} must define errors() for priority_on_add")
+        """How wrong the agent is about rows it has not learned from yet [T, B]: their first priorities, by option.
+
+        By custom `critic_loss(batch, draw(batch))` says so in second place, of rows as `observations` learns from them.
+        """
+        agent: Any = self
+        batch = agent.observations.learn(batch, self.random("critic"))
+        return agent.critic_loss(batch, agent.draw(batch))[1]
 
     @property
     def device(self) -> torch.device:

@@ -245,6 +245,30 @@ class NoiseConfig:
     """probability of a uniformly random action instead"""
 
 
+@dataclass(frozen=True)
+class EntropyConfig:
+    """How soft policies are kept random."""
+
+    alpha: float = 1.0
+    """the temperature, weight of the entropy: what it starts from, or what it stays at"""
+    tune_alpha: bool = True
+    """tune the temperature towards the target entropy"""
+    alpha_lr: float = 3e-4
+    """its learning rate"""
+    target_entropy: Literal["auto"] | float = "auto"
+    """auto: entropy_per_dimension for each dimension (SAC, discrete actions: entropy_ratio * log(n) for n choices)"""
+    entropy_per_dimension: float = -1.0
+    """the target for each dimension of the canonical action in [-1, 1]"""
+    log_std_bound: tuple[float, float] = (-20.0, 2.0)
+    """bounds of the policy's log standard deviation"""
+
+    def target(self, size: int) -> float:
+        """The target entropy of `size` continuous dimensions."""
+        return (
+            self.entropy_per_dimension * size if self.target_entropy == "auto" else float(self.target_entropy)
+        )
+
+
 ALIASES = {
     "random_seed": "seed",
     "n_workers": "lanes",

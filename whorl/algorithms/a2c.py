@@ -10,7 +10,7 @@ weight between their losses and they learn at the same time; RMSprop adds its ep
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -79,9 +79,6 @@ class A2C(Agent):
     def initial_memory(self, lanes: int) -> Tree:
         nets = (self.actor, self.critic)
         return {k: v for net in nets for k, v in net.body.initial_memory(lanes, self.device).items()}
-
-    def normalizer_values(self) -> dict[str, Any]:
-        return self.observations.values()
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         obs = self.observations(obs)

@@ -14,13 +14,13 @@ There are no targets: `tau` and `target_every` say nothing here.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import ReplayConfig
+from whorl.config import EntropyConfig, ReplayConfig
 from whorl.errors import ConfigError
 from whorl.experience.batch import Batch, Rows
 from whorl.explore.noise import random_action
@@ -36,7 +36,7 @@ from whorl.tree import Tree
 
 
 @dataclass(frozen=True)
-class CrossQConfig(ReplayConfig):
+class CrossQConfig(EntropyConfig, ReplayConfig):
     learn_after: int = 5_000
     """environment steps before the first update"""
     random_steps: int = 5_000
@@ -49,22 +49,12 @@ class CrossQConfig(ReplayConfig):
     """the actor's learning rate"""
     critic_lr: float = 1e-3
     """the critics' learning rate"""
+    alpha_lr: float = 1e-3
+    """the temperature's learning rate"""
     ensemble_q_num: int = 2
     """critics"""
-    alpha: float = 1.0
-    """the temperature: what it starts from, or what it stays at"""
-    tune_alpha: bool = True
-    """tune the temperature towards the target entropy"""
-    alpha_lr: float = 1e-3
-    """its learning rate"""
-    target_entropy: Literal["auto"] | float = "auto"
-    """auto: dimensions * entropy_per_dimension"""
-    entropy_per_dimension: float = -1.0
-    """the target for each dimension of the canonical action in [-1, 1]"""
     actor_every: int = 3
     """critic updates per actor update"""
-    log_std_bound: tuple[float, float] = (-20.0, 2.0)
-    """bounds of the policy's log standard deviation"""
     renorm_momentum: float = 0.99
     """share of the running statistics that is kept at each update of a net"""
     renorm_warmup: int = 100_000
@@ -82,8 +72,7 @@ class CrossQ(Agent):
         super().__init__(spec, cfg)
         _check(cfg)
         size = bounded(spec, "crossq")
-        chosen = cfg.target_entropy
-        self.target_entropy = cfg.entropy_per_dimension * size if chosen == "auto" else float(chosen)
+        self.target_entropy = cfg.target(size)
         self.observations = Inputs(spec, cfg)
         self.body = Body(
             "critic", spec.observation, BodySettings((), cfg.activation, Part("mlp"), cfg.encoder)
@@ -100,9 +89,6 @@ class CrossQ(Agent):
             # The short momentum is for the nets: the temperature's optimizer goes without options.
             plain = Part(cfg.optimizer.name)
             self.add_optimizer("alpha", self.temperature, plain, cfg.alpha_lr, eps=cfg.adam_eps)
-
-    def normalizer_values(self) -> dict[str, Any]:
-        return self.observations.values()
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random:

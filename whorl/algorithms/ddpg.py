@@ -57,9 +57,6 @@ class DDPG(Agent):
     def initial_memory(self, lanes: int) -> Tree:
         return self.noise.initial(lanes)
 
-    def normalizer_values(self) -> dict[str, Any]:
-        return self.observations.values()
-
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random:
             return Acted(random_action(self.spec, obs, context.generator), memory)
@@ -122,8 +119,3 @@ class DDPG(Agent):
         """-E[Q(s, mu(s))]"""
         action = self.actor(batch.now, noise["actor"])
         return -(self.critic(batch.now, action)[0] * batch.share).mean()
-
-    @torch.no_grad()
-    def errors(self, batch: Batch) -> Tensor:
-        batch = self.observations.learn(batch, self.random("critic"))
-        return self.critic_loss(batch, self.draw(batch))[1]

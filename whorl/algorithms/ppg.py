@@ -21,7 +21,7 @@ the paper makes one pass over each rollout (epochs = 1).
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -118,9 +118,6 @@ class PPG(Agent):
     def initial_memory(self, lanes: int) -> Tree:
         nets = (self.actor, self.critic)
         return {k: v for net in nets for k, v in net.body.initial_memory(lanes, self.device).items()}
-
-    def normalizer_values(self) -> dict[str, Any]:
-        return self.observations.values()
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         obs = self.observations(obs)

@@ -14,7 +14,7 @@ Differs from the paper: no gamma^t in front of each row's gradient, as in nearly
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -91,9 +91,6 @@ class Reinforce(Agent):
 
     def initial_memory(self, lanes: int) -> Tree:
         return {k: v for net in self.nets for k, v in net.body.initial_memory(lanes, self.device).items()}
-
-    def normalizer_values(self) -> dict[str, Any]:
-        return self.observations.values()
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         obs = self.observations(obs)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import ReplayConfig
+from whorl.config import EntropyConfig, ReplayConfig
 from whorl.errors import ConfigError
 from whorl.experience.batch import Batch, Rows
 from whorl.explore.noise import random_action
@@ -35,17 +35,7 @@ from whorl.tree import Tree
 
 
 @dataclass(frozen=True)
-class SACConfig(ReplayConfig):
-    alpha: float = 1.0
-    """the temperature: what it starts from, or what it stays at"""
-    tune_alpha: bool = True
-    """tune the temperature towards the target entropy"""
-    alpha_lr: float = 3e-4
-    """its learning rate"""
-    target_entropy: Literal["auto"] | float = "auto"
-    """auto: dimensions * entropy_per_dimension, or entropy_ratio * log(n) for n choices"""
-    entropy_per_dimension: float = -1.0
-    """continuous actions: the target for each dimension of the canonical action in [-1, 1]"""
+class SACConfig(EntropyConfig, ReplayConfig):
     entropy_ratio: float = 0.98
     """discrete actions: the target as a share of the uniform policy's entropy"""
     ensemble_q_num: int = 2
@@ -56,8 +46,6 @@ class SACConfig(ReplayConfig):
     """what the actor climbs: the minimum or the mean over all critics, or the minimum over a random subset"""
     actor_every: int = 1
     """critic updates per actor update"""
-    log_std_bound: tuple[float, float] = (-20.0, 2.0)
-    """bounds of the policy's log standard deviation"""
 
 
 class SAC(Agent):
@@ -79,13 +67,12 @@ class SAC(Agent):
         if self.discrete:
             choices = spec.action.n
             self.critic = Critics("critic", spec, cfg, cfg.ensemble_q_num, (choices,))
-            self.target_entropy = cfg.entropy_ratio * log(choices)
+            chosen = cfg.target_entropy
+            self.target_entropy = cfg.entropy_ratio * log(choices) if chosen == "auto" else float(chosen)
         else:
             size = bounded(spec, "sac")
             self.critic = Critics("critic", spec, cfg, cfg.ensemble_q_num, actions=size)
-            self.target_entropy = cfg.entropy_per_dimension * size
-        if cfg.target_entropy != "auto":
-            self.target_entropy = float(cfg.target_entropy)
+            self.target_entropy = cfg.target(size)
         self.actor = Actor("actor", spec, cfg, self._head, self.critic.body)
         self.temperature = Temperature(cfg.alpha, cfg.tune_alpha)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
@@ -100,9 +87,6 @@ class SAC(Agent):
         if self.discrete:
             return CategoricalHead(width, (self.spec.action.n,), single=True)
         return SquashedHead(width, self.spec.action.size, self.cfg.log_std_bound)
-
-    def normalizer_values(self) -> dict[str, Any]:
-        return self.observations.values()
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random:
@@ -220,11 +204,6 @@ class SAC(Agent):
         if self.discrete:
             return expectation(policy, self.critic(rows).amin(0))[0]
         return self.critic(rows, policy.mode()).amin(0)
-
-    @torch.no_grad()
-    def errors(self, batch: Batch) -> Tensor:
-        batch = self.observations.learn(batch, self.random("critic"))
-        return self.critic_loss(batch, self.draw(batch))[1]
 
 
 def expectation(policy: Any, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -61,9 +61,6 @@ class TD3(Agent):
     def initial_memory(self, lanes: int) -> Tree:
         return self.noise.initial(lanes)
 
-    def normalizer_values(self) -> dict[str, Any]:
-        return self.observations.values()
-
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random:
             return Acted(random_action(self.spec, obs, context.generator), memory)
@@ -138,8 +135,3 @@ class TD3(Agent):
         """-E[Q_1(s, mu(s))]"""
         action = self.actor(batch.now, noise["actor"])
         return -(self.critic.first(batch.now, action) * batch.share).mean()
-
-    @torch.no_grad()
-    def errors(self, batch: Batch) -> Tensor:
-        batch = self.observations.learn(batch, self.random("critic"))
-        return self.critic_loss(batch, self.draw(batch))[1]

@@ -11,13 +11,13 @@ The defaults (5 critics, 25 quantiles, 2 dropped for each critic) are the paper'
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import ReplayConfig
+from whorl.config import EntropyConfig, ReplayConfig
 from whorl.errors import ConfigError
 from whorl.experience.batch import Batch, Rows
 from whorl.explore.noise import random_action
@@ -32,27 +32,15 @@ from whorl.tree import Tree
 
 
 @dataclass(frozen=True)
-class TQCConfig(ReplayConfig):
+class TQCConfig(EntropyConfig, ReplayConfig):
     n_critics: int = 5
     """critics"""
     n_quantiles: int = 25
     """quantiles that each critic says"""
     n_drop_atoms: int = 2
     """largest quantiles that are dropped from targets, for each critic"""
-    alpha: float = 1.0
-    """the temperature: what it starts from, or what it stays at"""
-    tune_alpha: bool = True
-    """tune the temperature towards the target entropy"""
-    alpha_lr: float = 3e-4
-    """its learning rate"""
-    target_entropy: Literal["auto"] | float = "auto"
-    """auto: dimensions * entropy_per_dimension"""
-    entropy_per_dimension: float = -1.0
-    """the target for each dimension of the canonical action in [-1, 1]"""
     actor_every: int = 1
     """critic updates per actor update"""
-    log_std_bound: tuple[float, float] = (-20.0, 2.0)
-    """bounds of the policy's log standard deviation"""
 
 
 class TQC(Agent):
@@ -71,8 +59,7 @@ class TQC(Agent):
                 f"{cfg.n_quantiles - 1}"
             )
         size = bounded(spec, "tqc")
-        chosen = cfg.target_entropy
-        self.target_entropy = cfg.entropy_per_dimension * size if chosen == "auto" else float(chosen)
+        self.target_entropy = cfg.target(size)
         self.observations = Inputs(spec, cfg)
         self.critic = Critics("critic", spec, cfg, cfg.n_critics, (cfg.n_quantiles,), actions=size)
         self.actor = Actor(
@@ -90,9 +77,6 @@ class TQC(Agent):
         if cfg.tune_alpha:
             given["weight_decay"] = 0.0  # not left to the optimizer's own default: AdamW has one
             self.add_optimizer("alpha", self.temperature, cfg.optimizer, cfg.alpha_lr, **given)
-
-    def normalizer_values(self) -> dict[str, Any]:
-        return self.observations.values()
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random:
@@ -177,11 +161,6 @@ class TQC(Agent):
         alpha = self.temperature().detach()
         loss = ((alpha * log_prob - q) * batch.share).mean()
         return loss, (log_prob.detach() * batch.share).mean()
-
-    @torch.no_grad()
-    def errors(self, batch: Batch) -> Tensor:
-        batch = self.observations.learn(batch, self.random("critic"))
-        return self.critic_loss(batch, self.draw(batch))[1]
 
 
 def truncated(quantile: Tensor, drop: int) -> Tensor:
