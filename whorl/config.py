@@ -330,7 +330,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("gamma", "lam"), (0, 1)),
     **dict.fromkeys(("capacity", "n_step", "target_every", "actor_every"), (1, math.inf)),
     **dict.fromkeys(("ensemble_q_num", "ensemble_q_sample", "n_critics", "n_quantiles"), (1, math.inf)),
-    **dict.fromkeys(("learn_after", "random_steps", "ratio", "augment", "n_drop_atoms"), (0, math.inf)),
+    **dict.fromkeys(("learn_after", "random_steps", "augment", "n_drop_atoms"), (0, math.inf)),
+    "ratio": (0, 10_000),
     **dict.fromkeys(("alpha", "alpha_lr", "weight_decay", "q_regularization", "noise_scale"), (0, math.inf)),
     **dict.fromkeys(
         ("target_noise", "target_noise_clip", "priority_clip", "priority_beta_steps"), (0, math.inf)
