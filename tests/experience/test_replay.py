@@ -289,7 +289,7 @@ def spec_of(lanes: int) -> Spec:
 
 
 @pytest.mark.parametrize(("settings", "rows", "sentence"), [
-    ({"n_step": 30, "capacity": 100}, 32, "n_step is 30, but a capacity of 100 holds 25 rows .* use n_step of at most 24"),
+    ({"n_step": 30, "capacity": 100}, 32, "n_step is 30, but a capacity of 100 holds 25 rows .* at most 24"),
     ({"capacity": 100}, 128, "capacity is 100, but a rollout brings 128 rows; use a capacity of at least 132"),
     ({"capacity": 3}, 4, "a replay capacity of 3 holds no row for each of 4 lanes"),
 ])  # fmt: skip
