@@ -145,7 +145,9 @@ class Replay(Experience):
         new = self._starts(whole, max(0, ring.rows - span))
         self.sampler.admit(new, self.view.allowed(ring, new))
         if self.appraise is not None and len(new):
-            found = self._sent(self._weighted(self.view.gather(ring, new), {}))
+            found = self._weighted(self.view.gather(ring, new), {})
+            if self._transfer is not None:
+                found = found.to(self._transfer.device)  # not through the buffers, which have a batch's size
             self.sampler.appraise(new, self.appraise(found).to(ring.device))
         self.steps += int(rollout.mask.sum())  # on the device that collected: no learner is waited for
         self.sampler.anneal(self.steps)

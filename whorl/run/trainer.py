@@ -406,7 +406,7 @@ class Trainer:
         self.experience.load_state_dict(state["experience"])
         self.streams.load_state_dict(state["streams"])
         for name in COUNTERS:
-            setattr(self, name, state["counters"][name])
+            setattr(self, name, state["counters"].get(name, getattr(self, name)))
         self.collector.load_state_dict(state["collector"])
         if self.env.snapshots:
             self.env.restore(state["env"])
