@@ -158,12 +158,17 @@ def test_algorithms_are_listed_with_a_line_each() -> None:
 
 
 def test_resume_refuses_what_the_state_depends_on(run: Path) -> None:
-    with pytest.raises(ConfigError, match="can't change lanes"):
+    with pytest.raises(ConfigError, match="can't change 'lanes', resume keeps the saved 2"):
         whorl.resume(run, n_workers=4)
     with pytest.raises(ConfigError, match="can't change 'gamma'"):
         whorl.resume(run, gamma=0.5)
     with pytest.raises(CheckpointError, match="without the state to go on"):
         whorl.resume(run / "best")
+
+
+def test_evaluating_with_a_seed_that_no_generator_takes_is_told(run: Path) -> None:
+    with pytest.raises(ConfigError, match="seed is -1; it must be from 0"):
+        whorl.evaluate(run, seed=-1)
 
 
 def test_evaluating_no_episodes_is_told(run: Path) -> None:

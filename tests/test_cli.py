@@ -167,7 +167,16 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
         ("train ppo X-v0 --lanes many", "--lanes is 'many'; it must be a whole number"),
         ("train ppo X-v0 --n_workers many", "--n_workers is 'many'; it must be a whole number"),
         ("train ppo X-v0 --lanes", "--lanes needs a value: a whole number"),
-        ("train ppo X-v0 --lanes 0", "lanes is 0; it must be at least 1"),
+        ("train ppo X-v0 --lanes 0", "lanes is 0; it must be from 1 to 1,000,000"),
+        ("train ppo X-v0 --actor-hidden --quiet", "--actor-hidden needs a value: a list of whole numbers"),
+        ("train ppo X-v0 --seeds 1 -2", "seed is -2; it must be from 0 to 9,223,372,036,854,775,807"),
+        (
+            "train tqc X-v0 --ensemble-q-num 3",
+            "tqc has no setting 'ensemble_q_num'; did you mean 'n_critics'?",
+        ),
+        ("eval nowhere --env_options.x 3", "eval has no flag --env_options.x; did you mean '--episodes'?"),
+        ("eval nowhere --device meta", "device is 'meta'; it must be auto, cpu, cuda or cuda:N"),
+        ("eval nowhere --capacity 3", "eval has no flag --capacity; see --help for all of them"),
         (
             "train ppo X-v0 --actor-hidden 8 x",
             "--actor-hidden is ['8', 'x']; it must be a list of whole numbers",
@@ -178,7 +187,7 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
             "train ppo X-v0 --seed 1 --seeds 1 2",
             "--seed and --seeds were both given; --seeds alone names all of them",
         ),
-        ("train pqo X-v0", "no algorithm is called 'pqo'; did you mean 'ppo'?"),
+        ("train reinforse X-v0", "no algorithm is called 'reinforse'; did you mean 'reinforce'?"),
         ("train ppo Quadroter-v0", "unknown environment 'Quadroter-v0'; did you mean 'Quadrotor-v0'?"),
         ("eval nowhere --episodes few", "--episodes is 'few'; it must be a whole number"),
         ("eval nowhere --epsodes 3", "eval has no flag --epsodes; did you mean '--episodes'?"),
@@ -204,6 +213,34 @@ def test_a_run_that_is_not_there_is_told(
 
 def test_off_policy_flags_say_where_they_belong(capsys: pytest.CaptureFixture[str]) -> None:
     assert "off-policy" in error_of(["train", "ppo", "CartPole-v1", "--tau", "0.1"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            "sac --n-critics 3",
+            "n_critics is a setting of TQC; sac makes no use of it; its own is ensemble_q_num",
+        ),
+        ("td3 --log-std-bound -20 2", "log_std_bound is a setting of SAC and TQC; td3 makes no use of it"),
+        (
+            "crossq --tau 0.1",
+            "tau is a setting of algorithms with target networks; crossq makes no use of it",
+        ),
+        ("ppo --aux-every 3", "aux_every is a setting of PPG; ppo makes no use of it"),
+    ],
+)
+def test_a_flag_of_a_sibling_is_a_warning_as_in_files(
+    words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    algorithm, *flags = words.split()
+    assert main(["train", algorithm, "X-v0", *flags, "--help"]) == 0
+    assert capsys.readouterr().err == f"whorl: {sentence}\n"
+
+
+def test_a_broken_list_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = error_of(["train", "ppo", "X-v0", "--actor-network", "[{class: Linear"], capsys)
+    assert sentence.startswith("--actor-network [{class: Linear is not valid YAML: ")
 
 
 def test_boolean_flags_leave_names_alone() -> None:
@@ -240,7 +277,29 @@ def test_resume_goes_on_to_the_new_budget(
 
 def test_resume_refuses_what_the_state_depends_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sentence = error_of(["resume", str(run), "--lanes", "4"], capsys)
-    assert sentence.startswith("a resumed run can't change lanes, only max_epochs, total_steps")
+    assert sentence.startswith(
+        "a resumed run can't change 'lanes', resume keeps the saved 2: a run can't be resumed "
+    )
+    assert "it can change max_epochs, total_steps" in sentence
+    sentence = error_of(["resume", str(run), "--optimizer.weight_decay", "0.1"], capsys)
+    assert sentence.startswith(
+        "a resumed run can't change 'optimizer', resume keeps the saved {'class': 'Adam'};"
+    )
+    assert "ppo keeps no replay buffer" in error_of(["resume", str(run), "--capacity", "500"], capsys)
+
+
+def test_resume_keeps_the_saved_ring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "--no-eval", "--capacity", "1000", "--random-steps", "0", "--runs", str(tmp_path)]
+    assert main(["train", "sac", "Pendulum-v1", *words, "--actor-hidden", "8", "--critic-hidden", "8"]) == 0
+    capsys.readouterr()
+    folder = str(next(tmp_path.iterdir()))
+    assert error_of(["resume", folder, "--capacity", "500"], capsys).startswith(
+        "a resumed run can't change 'capacity', resume keeps the saved 1000: a run can't be resumed with another ring "
+        "size or another number of lanes; it can change "
+    )
+    assert main(["resume", folder, "--buffer-size", "1000", "--max-epochs", "3"]) == 0, (
+        "the same is no change"
+    )
 
 
 def test_eval_prints_a_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

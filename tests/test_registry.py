@@ -102,6 +102,13 @@ def test_values_that_do_not_fit_are_told_too() -> None:
         construct("optimizer", Part("AdamW", {"weight_decay": -1.0}), [nn.Parameter(torch.zeros(1))])
 
 
+def test_types_that_do_not_fit_are_told_with_what_is_taken() -> None:
+    with pytest.raises(
+        ConfigError, match=r"can't be built with betas=0\.5: .*; it takes betas: .* = \(0\.9, 0\.999\)"
+    ):
+        construct("optimizer", Part("Adam", {"betas": 0.5}), [nn.Parameter(torch.zeros(1))])
+
+
 def test_a_user_may_name_any_import_path(mypkg: ModuleType) -> None:
     assert resolve("network", "mypkg.nets.Residual") is Residual
 

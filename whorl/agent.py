@@ -4,32 +4,30 @@ An agent's state is parameters, buffers, optimizer state and the counter `update
 tensor is ever rebound, so that an update can be captured as a CUDA graph and a checkpoint restores bit for bit.
 """
 
-import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial, wraps
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from functools import wraps
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from whorl import tree
 from whorl.config import ReplayConfig
+from whorl.errors import ConfigError
 from whorl.experience.batch import Batch
 from whorl.experience.replay import check_replay, replay_of
 from whorl.experience.ring import replay_bytes
 from whorl.experience.rollouts import Rollouts
 from whorl.nets.normalize import ReturnScale
-from whorl.ops.targets import pieces
-from whorl.registry import Part, construct, resolve
+from whorl.nets.optimizers import Stepper, build_optimizer, initialise_state, stepper
+from whorl.registry import Part
 from whorl.spec import Spec
 from whorl.tree import Tree
 
 F = TypeVar("F", bound=Callable[..., Any])
-Stepper: TypeAlias = Callable[[Sequence[Tensor], Tensor], None]
-"""applies gradients at a rate"""
 
 
 @dataclass
@@ -121,9 +119,22 @@ class Agent(nn.Module):
         return {}
 
     def check(self, rows: int) -> None:
-        """Raise a `ConfigError` where the settings do not fit rollouts of `rows` rows."""
+        """Raise a `ConfigError` where the settings do not fit rollouts of `rows` rows, or the agent itself."""
         if isinstance(self.cfg, ReplayConfig):
             check_replay(self.cfg, self.spec, rows)
+            if self.cfg.normalize_obs:
+                self._require("normalize_obs", "observe", ("observations",))
+            if self.cfg.prioritized and self.cfg.priority_on_add:
+                self._require("priority_on_add", "errors", ("observations", "critic_loss", "draw"))
+
+    def _require(self, setting: str, method: str, parts: tuple[str, ...]) -> None:
+        """Raise where the base's `method`, which a setting needs, would find no such parts of the agent."""
+        missing = [part for part in parts if not hasattr(self, part)]
+        if missing and getattr(type(self), method) is getattr(Agent, method):
+            raise ConfigError(
+                f"{setting} is true, but {type(self).__name__} has no {' and no '.join(missing)}, by custom what "
+                f"Agent.{method} reads; define that or a method {method} of your own, or leave {setting} out"
+            )
 
     @property
     def stride(self) -> int:
@@ -188,16 +199,21 @@ class Agent(nn.Module):
         self._parameters_of[name] = [p for module in modules for p in module.parameters()]
         self._rates[name] = lr
         self.register_buffer(f"lr_{name}", torch.tensor(lr))
-        self._optimizers[name] = _build_optimizer(self._parameters_of[name], part, lr, defaults)
+        self._optimizers[name] = build_optimizer(self._parameters_of[name], part, lr, defaults)
 
     def prepare(self, device: torch.device | str, seeds: Callable[[str], torch.Generator]) -> "Agent":
         """Move to `device`, and give every optimizer its state and every learner its random stream there."""
         self.to(device)
         for name, optimizer in self._optimizers.items():
-            _initialise_state(optimizer, getattr(self, f"lr_{name}"))
-            self._steppers[name] = _stepper(optimizer, self._parameters_of[name])
+            initialise_state(optimizer, getattr(self, f"lr_{name}"))
+            self._steppers[name] = stepper(optimizer, self._parameters_of[name])
             self.generators[name] = seeds(name)
         return self
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that have an optimizer, by name."""
+        listed = {id(p) for parameters in self._parameters_of.values() for p in parameters}
+        return {name: value for name, value in self.named_parameters() if id(value) in listed}
 
     def random(self, name: str) -> torch.Generator:
         """The random stream of the learner called `name`."""
@@ -318,75 +334,3 @@ def _norm(gradients: tuple[Tensor, ...]) -> Tensor:
 
 def _shrink_(gradients: tuple[Tensor, ...], norm: Tensor, most: float) -> None:
     torch._foreach_mul_(gradients, (most / (norm + 1e-6)).clamp(max=1.0))
-
-
-def _build_optimizer(
-    parameters: list[nn.Parameter], part: Part, lr: float, defaults: dict[str, Any]
-) -> torch.optim.Optimizer:
-    build = resolve("optimizer", part.name)
-    taken = inspect.signature(build).parameters
-    options = {**{key: value for key, value in defaults.items() if key in taken}, **part.options}
-    if build in (torch.optim.Adam, torch.optim.AdamW):
-        # One kernel for all tensors, on CPU and GPU, and the step counter lives on the device.
-        options.setdefault("fused", True)
-    return construct("optimizer", Part(part.name, options), parameters, lr=lr)
-
-
-def _stepper(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Stepper:
-    """How to step an optimizer. Fused Adam is called directly: for small nets its wrapper costs more than it does."""
-    group = optimizer.param_groups[0]
-    kernels: dict[type, Any] = {torch.optim.Adam: torch._fused_adam_, torch.optim.AdamW: torch._fused_adamw_}
-    kernel = kernels.get(type(optimizer))
-    if kernel is None or not group["fused"] or group["amsgrad"]:
-        return partial(_plain_step, optimizer, parameters)
-    state = [optimizer.state[p] for p in parameters]
-    steps = [entry["step"] for entry in state]
-    beta1, beta2 = group["betas"]
-    options = {key: group[key] for key in ("weight_decay", "eps", "amsgrad", "maximize")}
-    on_gpu = parameters[0].device.type == "cuda"
-
-    def cut(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        return pieces(tensors) if on_gpu else tensors
-
-    held = [cut(parameters), *(cut([entry[key] for entry in state]) for key in ("exp_avg", "exp_avg_sq"))]
-    counts = [steps[0]] * len(held[0])
-
-    @torch.no_grad()
-    def step(gradients: Sequence[Tensor], rate: Tensor) -> None:
-        torch._foreach_add_(steps, 1)
-        weights, *moments = held
-        kernel(weights, cut(gradients), *moments, [], counts, lr=rate, beta1=beta1, beta2=beta2, **options)
-
-    return step
-
-
-def _plain_step(
-    optimizer: torch.optim.Optimizer,
-    parameters: list[nn.Parameter],
-    gradients: Sequence[Tensor],
-    rate: Tensor,
-) -> None:
-    for parameter, gradient in zip(parameters, gradients):
-        parameter.grad = gradient
-    for group in optimizer.param_groups:
-        group["lr"].copy_(rate)
-    optimizer.step()
-
-
-def _initialise_state(optimizer: torch.optim.Optimizer, rate: Tensor) -> None:
-    """Create optimizer state by one step of zero gradients that is then undone: state exists before any capture."""
-    for group in optimizer.param_groups:
-        group["lr"] = torch.zeros_like(rate)
-        if "capturable" in group and rate.device.type == "cuda":
-            group["capturable"] = True
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    saved = [p.detach().clone() for p in parameters]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    with torch.no_grad():
-        for parameter, value in zip(parameters, saved):
-            parameter.copy_(value)
-            for entry in optimizer.state[parameter].values():
-                if isinstance(entry, Tensor):
-                    entry.zero_()

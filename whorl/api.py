@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from gymnasium.error import DependencyNotInstalled
 
-from whorl.config import MAY_CHANGE, RunConfig, algorithm_class, algorithms, canonical, configure, fields_of
+from whorl.config import MAY_CHANGE, RunConfig, Settings, algorithm_class, algorithms, build, configure
 from whorl.envs import checker
 from whorl.envs import make as envs
 from whorl.envs.make import Made, Source, find
@@ -79,10 +79,11 @@ def load_run(
         raise CheckpointError(
             f"{folder} holds a policy alone, without the state to go on; resume {folder.parent}"
         )
-    _check_changes(changes)
 
     def trainer(config: Mapping[str, Any]) -> Trainer:
-        settings = configure(config["algorithm"], config["env"], config, presets=False, changes=changes)
+        saved = configure(config["algorithm"], config["env"], config, presets=False)
+        settings = configure(saved.algorithm, saved.env, saved.plain(), presets=False, changes=changes)
+        _check_changes(saved, settings)
         return Trainer(_source(env, settings.env, settings.env_options), settings, callbacks)
 
     with only_trusted(tuple(trust)):
@@ -121,6 +122,7 @@ def evaluate(
     """Play whole episodes with a trained policy; `video` records the first one, `render` shows it in a window."""
     if episodes < 1:
         raise ConfigError(f"episodes is {episodes}; it must be at least 1")
+    build(RunConfig, {"seed": seed})
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
     options = dict(policy.settings.env_options)
     if video is not None or render:
@@ -193,14 +195,15 @@ def _with_options(source: Source, options: Mapping[str, Any]) -> Source:
     return find(source.id, {**source.options, **options})
 
 
-def _check_changes(changes: Mapping[str, Any]) -> None:
-    for key in changes:
-        name = canonical(str(key).partition(".")[0])
-        if name not in MAY_CHANGE:
-            what = name if name in fields_of(RunConfig) else f"{name!r}"
+def _check_changes(saved: Settings, asked: Settings) -> None:
+    kept, wanted = saved.plain(), asked.plain()
+    for name in sorted(set(kept) - set(MAY_CHANGE)):
+        if wanted[name] != kept[name]:
+            ring = ": a run can't be resumed with another ring size or another number of lanes"
             raise ConfigError(
-                f"a resumed run can't change {what}, only {', '.join(MAY_CHANGE)}; for anything else start a new run "
-                "with load_model and load_checkpoint_dir"
+                f"a resumed run can't change {name!r}, resume keeps the saved {kept[name]!r}"
+                f"{ring if name in ('capacity', 'lanes') else ''}; it can change {', '.join(MAY_CHANGE)}; for anything "
+                "else start a new run with load_model and load_checkpoint_dir"
             )
 
 

@@ -12,27 +12,25 @@ from dataclasses import dataclass, make_dataclass
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 from whorl import __version__
 from whorl.config import (
     ALIASES,
     MAY_CHANGE,
-    OFF_POLICY,
     RunConfig,
     Settings,
     algorithm_class,
     algorithms,
     build,
     canonical,
-    coerce,
     configure,
-    describe,
     fields_of,
     read_yaml,
-    unknown_setting,
+    settings_of,
 )
 from whorl.errors import ConfigError, WhorlError, nearest
+from whorl.limits import coerce, describe
 from whorl.registry import Part
 
 INTERRUPTED = 130
@@ -155,8 +153,8 @@ def train(words: list[str]) -> int:
         raise ConfigError(f"{names[2]!r} belongs to no flag; flags start with --, as in --lanes 8")
     algorithm, env = [*names, *("ppo", "ENV")[len(names) :]]
     name, cls, _ = algorithm_class(algorithm)
-    hints = {**fields_of(RunConfig, cls.Config), "env_options": dict, **fields_of(TrainFlags)}  # type: ignore[attr-defined]
-    stray, values = read_flags(rest, hints, name)
+    hints = {**settings_of(cls), "env_options": dict, **fields_of(TrainFlags)}
+    stray, values = read_flags(rest, hints, name, _settings_anywhere)
     if stray:
         raise ConfigError(f"{stray[0]!r} belongs to no flag; flags start with --, as in --lanes 8")
     own, settings = _own(TrainFlags, values)
@@ -175,6 +173,8 @@ def _train_seeds(algorithm: str, env: str, settings: dict[str, Any], own: TrainF
 
     if own.seeds and "seed" in settings:
         raise ConfigError("--seed and --seeds were both given; --seeds alone names all of them")
+    for seed in own.seeds:
+        build(RunConfig, {"seed": seed})  # a wrong one is told now, not after the runs before it
     results = []
     for number in own.seeds or (None,):
         tag = [settings["tag"]] if settings.get("tag") else []
@@ -198,7 +198,7 @@ def resume(words: list[str]) -> int:
         return _help(
             "resume RUN", ResumeFlags(), about=f"It may also change {flags}: see whorl train --help."
         )
-    run, own, changes = _one(words, ResumeFlags, "resume", fields_of(RunConfig))
+    run, own, changes = _one(words, ResumeFlags, "resume", fields_of(RunConfig), _settings_anywhere)
     from whorl.api import load_run
 
     trainer = load_run(run, changes, trust=own.trust)
@@ -324,9 +324,15 @@ COMMANDS = {
 
 
 def read_flags(
-    words: Sequence[str], hints: Mapping[str, Any], command: str
+    words: Sequence[str],
+    hints: Mapping[str, Any],
+    command: str,
+    elsewhere: Callable[[], Mapping[str, Any]] = dict,
 ) -> tuple[list[str], dict[str, Any]]:
-    """Names and settings out of words such as `RUN --lanes 8 --optimizer.weight_decay 0.1 --no-eval`."""
+    """Names and settings out of words such as `RUN --lanes 8 --optimizer.weight_decay 0.1 --no-eval`.
+
+    Settings known only `elsewhere` are read as well: what comes of them is decided where files and dicts are checked.
+    """
     names: list[str] = []
     values: dict[str, Any] = {}
     index = 0
@@ -337,7 +343,9 @@ def read_flags(
             names.append(word)
             continue
         flag, equals, attached = word.partition("=")
-        key, hint, off = _meaning(flag, hints, command)
+        key, hint, off = (
+            _meaning(flag, hints) or _meaning(flag, elsewhere()) or _unknown(flag, hints, command)
+        )
         if equals:
             given = [attached]
         else:
@@ -349,26 +357,39 @@ def read_flags(
     return names, values
 
 
-def _meaning(flag: str, hints: Mapping[str, Any], command: str) -> tuple[str, Any, bool]:
+def _meaning(flag: str, hints: Mapping[str, Any]) -> tuple[str, Any, bool] | None:
     """The setting behind a flag, its type (None for an entry of a nested setting), and whether it is a --no-flag."""
-    head, dot, path = flag[2:].partition(".")
-    name = canonical(head)
-    if dot and (hints.get(name) is Part or name == "env_options") and path:
-        return f"{name}.{path}", None, False
+    head, dot, path = flag[2:].replace("-", "_").partition(".")
+    name = (
+        head if head in hints else canonical(head)
+    )  # a flag of a command may be called as an alias is: --device
     if dot:
-        raise ConfigError(f"{flag} names nothing: {head} has no parts")
+        return (f"{name}.{path}", None, False) if path and hints.get(name) in (Part, dict) else None
     if name in hints:
         return name, hints[name], False
-    positive = canonical(head.replace("-", "_").removeprefix("no_"))
-    if positive in hints and hints[positive] is bool:
-        return positive, bool, True
-    if name in OFF_POLICY:
-        raise unknown_setting(command, name, hints)
+    positive = canonical(head.removeprefix("no_"))
+    return (positive, bool, True) if hints.get(positive) is bool else None
+
+
+def _unknown(flag: str, hints: Mapping[str, Any], command: str) -> NoReturn:
+    head, dot, _ = flag[2:].partition(".")
+    name = canonical(head)
+    if dot and name in hints:
+        raise ConfigError(f"{flag} names nothing: {head} has no parts")
     words = [*hints, *(alias for alias, ours in ALIASES.items() if ours in hints)]
     hint = nearest(f"--{name}", [f"--{word}" for word in words]).replace("_", "-")
     if not hint.startswith("did"):
         hint = "see --help for all of them"
     raise ConfigError(f"{command} has no flag {flag}; {hint}")
+
+
+def _settings_anywhere() -> dict[str, Any]:
+    """The settings of all algorithms with their types; None where two mean different things by a name."""
+    found: dict[str, Any] = {"env_options": dict}
+    for name in algorithms():
+        for key, hint in fields_of(algorithm_class(name)[1].Config).items():  # type: ignore[attr-defined]
+            found[key] = hint if found.get(key, hint) == hint else None
+    return found
 
 
 def _values_after(words: Sequence[str], index: int, hint: Any, off: bool) -> list[str]:
@@ -405,11 +426,10 @@ def _typed(flag: str, given: list[str], hint: Any) -> Any:
     if not given:
         if hint is bool or bool in get_args(hint):
             return True
-        if get_origin(hint) is not tuple:
-            raise ConfigError(f"{flag} needs a value: {describe(hint) if hint else 'what to set it to'}")
-    text = given[0] if given else ""
+        raise ConfigError(f"{flag} needs a value: {describe(hint) if hint else 'what to set it to'}")
+    text = given[0]
     if hint is None or hint is Part or hint is dict:
-        return read_yaml(text)
+        return read_yaml(text, f"{flag} {text}")
     if hint is bool:
         if text.lower() not in _BOOLEANS:
             raise ConfigError(f"{flag} is {text!r}; it must be true or false")
@@ -417,17 +437,23 @@ def _typed(flag: str, given: list[str], hint: Any) -> Any:
     if get_origin(hint) in (Union, type(int | str)):
         if str in get_args(hint) or bool in get_args(hint):
             return coerce(flag, text, str)
-        listed = read_yaml(text) if text.startswith("[") else given
+        listed = read_yaml(text, f"{flag} {text}") if text.startswith("[") else given
         return coerce(flag, listed[0] if len(listed) == 1 else listed, hint)
     if get_origin(hint) in (tuple, list):
-        listed = read_yaml(text) if len(given) == 1 and text.startswith("[") else given
+        listed = read_yaml(text, f"{flag} {text}") if len(given) == 1 and text.startswith("[") else given
         return list(coerce(flag, listed, hint))
     return coerce(flag, text, hint)
 
 
-def _one(words: list[str], own: type, command: str, settings: Mapping[str, Any] | None = None) -> Any:
+def _one(
+    words: list[str],
+    own: type,
+    command: str,
+    settings: Mapping[str, Any] | None = None,
+    elsewhere: Callable[[], Mapping[str, Any]] = dict,
+) -> Any:
     """The one name that a command takes, its own flags, and settings."""
-    names, values = read_flags(words, {**(settings or {}), **fields_of(own)}, command)
+    names, values = read_flags(words, {**(settings or {}), **fields_of(own)}, command, elsewhere)
     if len(names) != 1:
         got = f", but got {' and '.join(map(repr, names))}" if names else ""
         raise ConfigError(f"{command} takes one name{got}: whorl {COMMANDS[command].usage}")

@@ -8,21 +8,21 @@ import copy
 import dataclasses
 import inspect
 import math
-import numbers
 import re
-import types
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_type_hints
 
 import yaml
 
 from whorl.errors import ConfigError, nearest
-from whorl.registry import Part, registered, resolve
+from whorl.limits import check, coerce, describe, wrong
+from whorl.registry import Part, options_of, registered, resolve
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,8 @@ class NetworkConfig:
 class ReplayConfig:
     """Settings of replay, nets and optimizers, shared by the algorithms that learn from a ring."""
 
+    unused: ClassVar[tuple[str, ...]] = ()
+    """those of these settings that an algorithm makes no use of"""
     gamma: float = 0.99
     """discount per step"""
     batch_size: int = 256
@@ -186,47 +188,136 @@ class ReplayConfig:
     """share of the online nets that is mixed into the targets"""
     target_every: int = 1
     """updates between moves of the targets"""
-    actor_hidden: tuple[int, ...] = (256, 256)
-    """widths of the policy's hidden layers"""
-    critic_hidden: tuple[int, ...] = (256, 256)
-    """widths of each critic's hidden layers"""
     activation: Literal["elu", "relu", "tanh", "sigmoid", "silu", "gelu", "leaky_relu"] = "relu"
     """activation after each hidden layer"""
     encoder: Part = Part("auto")
     """what turns an observation tree into a vector: auto (images by convolutions, the rest as it is), flat, images, a
     registered name or an import path, with options"""
-    actor_network: Part = Part("mlp")
-    """the policy's torso: mlp, residual (SimBa), a registered name, an import path, or a list of layers"""
-    critic_network: Part = Part("mlp")
-    """each critic's torso: mlp (options layer_norm, dropout), residual, or as above"""
-    noisy: bool = False
-    """explore by noisy layers in the policy (Fortunato et al. 2018): factorised, quiet in evaluation"""
     augment: int = 0
     """shift images at random by up to so many pixels when they are learned from (DrQ: 4); 0: never"""
     optimizer: Part = Part("Adam")
     """the optimizer of all nets; a name out of torch.optim or an import path, with options"""
     adam_eps: float = 1e-8
     """epsilon of the optimizer"""
-    actor_lr: float = 3e-4
-    """the actor's learning rate"""
-    critic_lr: float = 3e-4
-    """the critics' learning rate"""
     lr_schedule: Literal["constant", "linear"] = "constant"
     """constant, or linear to zero over the budget"""
     max_grad_norm: float = 0.0
     """gradients of each net are scaled down to this norm; 0: never"""
     weight_decay: float = 0.0
     """weight decay of the critics and the actor"""
-    q_regularization: float = 0.0
-    """weight of the mean squared Q value, added to the critics' loss"""
     reward_scale: float = 1.0
     """rewards are multiplied by it when they are learned from"""
+    clip_reward: bool = False
+    """clip rewards to reward_clip_range before they are stored; the returns that are reported stay whole"""
+    reward_clip_range: float = 1.0
+    """where rewards are clipped"""
     normalize_obs: bool = False
     """normalise float observations by running statistics"""
     clip_obs: bool = False
     """clip normalised observations to obs_clip_range"""
     obs_clip_range: float = 10.0
     """where observations are clipped"""
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig(ReplayConfig):
+    """Settings of replayed agents that have a policy and critics of its actions."""
+
+    actor_hidden: tuple[int, ...] = (256, 256)
+    """widths of the policy's hidden layers"""
+    critic_hidden: tuple[int, ...] = (256, 256)
+    """widths of each critic's hidden layers"""
+    actor_network: Part = Part("mlp")
+    """the policy's torso: mlp, residual (SimBa), a registered name, an import path, or a list of layers"""
+    critic_network: Part = Part("mlp")
+    """each critic's torso: mlp (options layer_norm, dropout), residual, or as above"""
+    noisy: bool = False
+    """explore by noisy layers in the policy (Fortunato et al. 2018): factorised, quiet in evaluation"""
+    actor_lr: float = 3e-4
+    """the actor's learning rate"""
+    critic_lr: float = 3e-4
+    """the critics' learning rate"""
+    q_regularization: float = 0.0
+    """weight of the mean squared Q value, added to the critics' loss"""
+
+
+@dataclass(frozen=True)
+class ChoiceConfig:
+    """Settings of nets that tell the value of every choice, and of how they explore."""
+
+    hidden: tuple[int, ...] = (512,)
+    """widths of the hidden layers behind the encoder, of each of the two streams where they duel"""
+    activation: Literal["elu", "relu", "tanh", "sigmoid", "silu", "gelu", "leaky_relu"] = "relu"
+    """activation after each hidden layer"""
+    layer_norm: bool = False
+    """normalise features and each hidden layer before its activation"""
+    encoder: Part = Part("auto")
+    """what turns an observation tree into a vector: auto (images by convolutions, the rest as it is), flat, images, a
+    registered name or an import path, with options"""
+    dueling: bool = False
+    """two streams, for the state's value and the choices' advantages (Wang et al. 2016)"""
+    noisy: bool = False
+    """noisy layers behind the encoder (Fortunato et al. 2018): factorised, quiet in evaluation"""
+    noisy_sigma: float = 0.5
+    """how strong their noise is at the start"""
+    exploration: Literal["epsilon", "boltzmann", "none"] = "epsilon"
+    """at random with a probability, by a softmax over values, or not at all (noisy layers do it alone)"""
+    epsilon_start: float = 1.0
+    """probability of a random choice at the start"""
+    epsilon_final: float = 0.01
+    """and in the end"""
+    epsilon_share: float = 0.1
+    """share of the budget after which the end is reached, linearly"""
+    epsilon_ladder: float = 0.0
+    """lane i of N explores with epsilon^(1 + ladder * i / (N - 1)) (Horgan et al. 2018: 7); 0: all alike"""
+    eval_epsilon: float = 0.0
+    """probability of a random choice in evaluation"""
+    temperature: float = 1.0
+    """of the softmax that explores at the start"""
+    temperature_final: float = 0.1
+    """and after `epsilon_share` of the budget"""
+
+
+@dataclass(frozen=True)
+class ValueConfig(ChoiceConfig, ReplayConfig):
+    """Settings of replayed agents that take the choice of highest value."""
+
+    batch_size: int = 32
+    """rows per update"""
+    ratio: float = 0.25
+    """updates per environment step, fractions included (0.25: one update every four steps)"""
+    random_steps: int = 0
+    """first environment steps, which are taken with uniformly random actions"""
+    tau: float = 1.0
+    """share of the online net that is mixed into the target; 1: all of it"""
+    target_every: int = 2_000
+    """updates between moves of the target"""
+    lr: float = 1e-4
+    """learning rate"""
+    max_grad_norm: float = 10.0
+    """gradients are scaled down to this norm; 0: never"""
+    double: bool = False
+    """let the online net choose the action whose value the target net tells (van Hasselt et al. 2016)"""
+    rescale_values: bool = False
+    """learn h(return) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000 instead of the return (Pohlen et al. 2018)"""
+
+
+@dataclass(frozen=True)
+class MunchausenConfig(ValueConfig):
+    """Settings of value agents that can add their policy's log-probability to the reward."""
+
+    munchausen: float = 0.0
+    """weight of the policy's own log-probability in the reward (Vieillard et al. 2020: 0.9); 0: none"""
+    munchausen_temperature: float = 0.03
+    """of the softmax over values, if so"""
+    munchausen_low: float = -1.0
+    """least log-probability that counts, times the temperature"""
+
+    def __post_init__(self) -> None:
+        if self.munchausen and self.double:
+            raise ConfigError(
+                "munchausen averages over all choices, so there is none for double to make; use one of them"
+            )
 
 
 @dataclass(frozen=True)
@@ -309,7 +400,8 @@ ALIASES = {
 """Other systems' words (CO-GYM's configuration tables first) for our fields."""
 
 OFF_POLICY = {
-    **dict.fromkeys(("capacity", "learn_after", "random_steps", "tau"), "off-policy algorithms"),
+    **dict.fromkeys(("capacity", "learn_after", "random_steps"), "off-policy algorithms"),
+    **dict.fromkeys(("tau", "target_every"), "algorithms with target networks"),
     "noise_scale": "DDPG and TD3",
     **dict.fromkeys(("target_noise", "target_noise_clip"), "TD3"),
     "alpha_lr": "SAC and TQC",
@@ -320,27 +412,8 @@ OFF_POLICY = {
 AUXILIARY = ("aux_every", "aux_epochs", "aux_batch_factor", "bc_coef")
 """Settings of PPG's auxiliary phase; CO-GYM gives them to PPO too, which makes no use of them."""
 
-LIMITS: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("lanes", "rollout_steps", "batch_size", "epochs", "max_epochs"), (1, math.inf)),
-    **dict.fromkeys(("eval_freq", "eval_episodes", "model_checkpoint_freq", "log_freq"), (1, math.inf)),
-    **dict.fromkeys(("threads", "learner_threads", "reset_every", "memory_size", "chunk"), (1, math.inf)),
-    **dict.fromkeys(("seed", "total_steps", "total_episodes", "keep_checkpoints"), (0, math.inf)),
-    **dict.fromkeys(("actor_lr", "critic_lr", "max_grad_norm"), (0, math.inf)),
-    **dict.fromkeys(("actor_hidden", "critic_hidden"), (1, math.inf)),
-    **dict.fromkeys(("gamma", "lam"), (0, 1)),
-    **dict.fromkeys(("n_step", "target_every", "actor_every"), (1, math.inf)),
-    "capacity": (1, 10**15),
-    **dict.fromkeys(("ensemble_q_num", "ensemble_q_sample", "n_critics", "n_quantiles"), (1, math.inf)),
-    **dict.fromkeys(("learn_after", "random_steps", "augment", "n_drop_atoms"), (0, math.inf)),
-    "ratio": (0, 10_000),
-    **dict.fromkeys(("alpha", "alpha_lr", "weight_decay", "q_regularization", "noise_scale"), (0, math.inf)),
-    **dict.fromkeys(
-        ("target_noise", "target_noise_clip", "priority_clip", "priority_beta_steps"), (0, math.inf)
-    ),
-    **dict.fromkeys(("tau", "epsilon", "noise_final", "priority_alpha", "priority_beta"), (0, 1)),
-    "workers": (-1, math.inf),
-}
-"""What a number may be, where not every number makes sense."""
+TWINS = {"n_critics": "ensemble_q_num", "ensemble_q_num": "n_critics"}
+"""Settings that are one idea under two names, where an algorithm has one of them."""
 
 MAY_CHANGE = (
     *("max_epochs", "total_steps", "total_episodes", "learner_device", "worker_device"),
@@ -424,8 +497,28 @@ def preset_names() -> tuple[str, ...]:
 
 @cache
 def load_preset(name: str) -> dict[str, Any]:
-    """What an algorithm name stands for: `rule`, `about`, `settings`, and `environments` with tuned settings."""
-    return read_yaml((resources.files("whorl.presets") / f"{name}.yaml").read_text("utf-8"))
+    """What an algorithm name stands for: `rule`, `about`, `settings`, and `environments` with tuned settings.
+
+    One that `inherits:` another starts from all of it.
+    """
+    found = read_yaml(
+        (resources.files("whorl.presets") / f"{name}.yaml").read_text("utf-8"), f"preset {name}"
+    )
+    if "inherits" not in found:
+        return found
+    parent = load_preset(found["inherits"])
+    tuned = parent["environments"] | (found.get("environments") or {})
+    for env in parent["environments"]:
+        tuned[env] = {**parent["environments"][env], **tuned[env]}
+    settings = {**parent["settings"], **(found.get("settings") or {})}
+    return {"rule": parent["rule"], **found, "settings": settings, "environments": tuned}
+
+
+def preset_layers(preset: Mapping[str, Any], env: str) -> list[dict[str, Any]]:
+    """The settings of a preset for an environment: those for all, for names that it matches (`ALE/*`), for itself."""
+    tuned = preset.get("environments") or {}
+    families = [values for name, values in tuned.items() if "*" in name and fnmatchcase(env, name)]
+    return [preset.get("settings") or {}, *families, tuned.get(env) or {}]
 
 
 def configure(
@@ -438,10 +531,10 @@ def configure(
 ) -> Settings:
     """Merge tuned preset < files < arguments < changes into checked, typed settings."""
     name, cls, preset = algorithm_class(algorithm)
-    hints = fields_of(RunConfig, cls.Config)  # type: ignore[attr-defined]
+    hints = settings_of(cls)
     layers: list[Mapping[str, Any]] = []
     if presets:
-        layers += [preset.get("settings") or {}, (preset.get("environments") or {}).get(env) or {}]
+        layers += preset_layers(preset, env)
     layers += [layer for path in files for layer in read_file(path)]
     merged: dict[str, Any] = {}
     for layer in [*layers, arguments, changes or {}]:
@@ -450,17 +543,38 @@ def configure(
         given = str(merged.pop(key, value))
         if _word(given) != _word(value):
             raise ConfigError(f"the settings name {key} {given!r}, but {value!r} was asked for")
-    env_options = merged.pop("env_options", None) or {}
-    if not isinstance(env_options, Mapping):
-        raise _wrong("env_options", env_options, "a mapping of options to values")
-    replayed = issubclass(cls.Config, ReplayConfig)  # type: ignore[attr-defined]
+    env_options = merged.pop("env_options", None)
+    env_options = {} if env_options is None else env_options
+    if not isinstance(env_options, Mapping) or not all(isinstance(key, str) for key in env_options):
+        raise wrong("env_options", env_options, "a mapping of options to values")
+    owners = borrowed(cls)
     for key in sorted(set(merged) - set(hints)):
-        if key not in (*OFF_POLICY, "log_std_bound") if replayed else key not in AUXILIARY:
+        if key not in owners:
             raise unknown_setting(name, key, hints)
-        owner = OFF_POLICY.get(key, "SAC and TQC") if replayed else "PPG"
-        warnings.warn(f"{key} is a setting of {owner}; {name} makes no use of it", stacklevel=2)
+        own = f"; its own is {TWINS[key]}" if TWINS.get(key) in hints else ""
+        warnings.warn(f"{key} is a setting of {owners[key]}; {name} makes no use of it{own}", stacklevel=2)
+        del merged[key]
     run, algo = (build(config, merged) for config in (RunConfig, cls.Config))  # type: ignore[attr-defined]
     return Settings(name, env, run, algo, dict(env_options))
+
+
+def settings_of(algorithm: type) -> dict[str, Any]:
+    """What a run of an algorithm can be told, with types: the settings of the loop, and those it makes use of."""
+    config = algorithm.Config  # type: ignore[attr-defined]
+    found = fields_of(RunConfig, config)
+    return {name: hint for name, hint in found.items() if name not in _unused(config)}
+
+
+def borrowed(algorithm: type) -> dict[str, str]:
+    """Settings of others that an algorithm takes, since one table serves several; and whose they are."""
+    config = algorithm.Config  # type: ignore[attr-defined]
+    if issubclass(config, ReplayConfig):
+        return {**OFF_POLICY, "log_std_bound": "SAC and TQC"}
+    return dict.fromkeys(AUXILIARY, "PPG")
+
+
+def _unused(config: type) -> tuple[str, ...]:
+    return getattr(config, "unused", ())
 
 
 def fields_of(*configs: type) -> dict[str, Any]:
@@ -471,13 +585,19 @@ def fields_of(*configs: type) -> dict[str, Any]:
 
 def unknown_setting(algorithm: str, key: str, known: Iterable[str]) -> ConfigError:
     """The error for a setting that an algorithm does not have."""
-    if key in OFF_POLICY:
+    known = set(known)
+    replay = {*OFF_POLICY, *TWINS, *fields_of(ActorCriticConfig, NoiseConfig, EntropyConfig)}
+    if "capacity" not in known and key in replay:
         return ConfigError(
-            f"{key!r} belongs to off-policy algorithms (DDPG, TD3, SAC, TQC); {algorithm} keeps no replay buffer, "
-            "so leave it out"
+            f"{key!r} belongs to off-policy algorithms (SAC, TD3 and others); {algorithm} keeps no replay buffer, so "
+            "leave it out"
         )
-    words = [*known, *(alias for alias, ours in ALIASES.items() if ours in known)]
-    return ConfigError(f"{algorithm} has no setting {key!r}; {nearest(key, words)}")
+    if TWINS.get(key) in known:
+        return ConfigError(f"{algorithm} has no setting {key!r}; did you mean {TWINS[key]!r}?")
+    hint = nearest(key, [*known, *(alias for alias, ours in ALIASES.items() if ours in known)])
+    if not hint.startswith("did"):
+        hint = f"whorl train {algorithm} ENV --help lists those it has"
+    return ConfigError(f"{algorithm} has no setting {key!r}; {hint}")
 
 
 def canonical(key: str) -> str:
@@ -507,6 +627,8 @@ def merge(into: dict[str, Any], layer: Mapping[str, Any], hints: Mapping[str, An
 
 def _combined(old: Any, new: Any, name: str, part: bool) -> Any:
     if part:
+        if not isinstance(new, (str, list, tuple, Mapping, Part)):
+            raise wrong(name, new, describe(Part))
         new = _options(new) if isinstance(new, Mapping) else Part.of(new).plain()
     if not isinstance(new, Mapping) or not isinstance(old, Mapping):
         return dict(new) if isinstance(new, Mapping) else new
@@ -516,8 +638,8 @@ def _combined(old: Any, new: Any, name: str, part: bool) -> Any:
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A part's mapping in one form: options beside `class`, none under `params`, and a list of layers named as such."""
-    found = {**(given.get("params") or {}), **{key: value for key, value in given.items() if key != "params"}}
+    """A part's mapping in one form: options beside `class`, and a list of layers named as such."""
+    found = options_of(given)
     return {"class": "layers", **found} if "layers" in found else found
 
 
@@ -550,9 +672,12 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_yaml(text: str) -> Any:
-    """Plain values from YAML."""
-    return yaml.load(text, _Loader)
+def read_yaml(text: str, what: str) -> Any:
+    """Plain values from YAML; `what` it is goes into the error."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError) as error:  # a date or a number that can't be is a ValueError
+        raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def read_file(path: str | Path, seen: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
@@ -564,16 +689,16 @@ def read_file(path: str | Path, seen: tuple[Path, ...] = ()) -> list[dict[str, A
         raise ConfigError(f"there is no settings file {str(path)!r}{hint}")
     if path.resolve() in seen:
         raise ConfigError(f"settings file {str(path)!r} inherits from itself")
+    what = f"settings file {str(path)!r}"
     try:
-        content = read_yaml(path.read_text("utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"settings file {str(path)!r} is not valid YAML: {' '.join(str(error).split())}"
-        ) from None
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{what} can't be read: {error}") from None
+    content = read_yaml(text, what) or {}
     if not isinstance(content, dict):
-        raise ConfigError(f"settings file {str(path)!r} must hold a mapping of settings")
+        raise ConfigError(f"{what} must hold a mapping of settings")
     parents = content.pop("inherits", None) or []
-    names = [parents] if isinstance(parents, str) else parents
+    names = parents if isinstance(parents, list) else [parents]
     inherited = [layer for name in names for layer in _inherited(str(name), path, seen)]
     return [*inherited, content]
 
@@ -585,7 +710,7 @@ def _inherited(name: str, child: Path, seen: tuple[Path, ...]) -> list[dict[str,
     algorithm, _, env = name.partition("/")
     if _word(algorithm) in preset_names():
         preset = load_preset(_word(algorithm))
-        return [preset.get("settings") or {}, (preset.get("environments") or {}).get(env) or {}]
+        return preset_layers(preset, env)
     beside = [p.stem for p in child.parent.glob("*.yaml") if p != child]
     raise ConfigError(
         f"{str(child)!r} inherits from {name!r}, which is neither a file beside it nor a preset; "
@@ -603,102 +728,8 @@ def build(config: type, values: Mapping[str, Any]) -> Any:
             if isinstance(value, Mapping) and isinstance(default, Part):
                 value = {"class": default.name, **value}
             found[f.name] = checked = coerce(f.name, value, hints[f.name])
-            _check_limits(f.name, checked)
+            check(f.name, checked, default)
     return config(**found)
-
-
-def _check_limits(name: str, value: Any) -> None:
-    low, high = LIMITS.get(name, (-math.inf, math.inf))
-    for number in value if isinstance(value, tuple) else (value,):
-        if isinstance(number, (int, float)) and not low <= number <= high:
-            wanted = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-            raise _wrong(name, number, wanted)
-
-
-def coerce(name: str, value: Any, hint: Any) -> Any:
-    """`value` as the type that the field declares, or one sentence that says what it should have been."""
-    origin, options = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        word = value.lower() if isinstance(value, str) else value
-        if word not in options:
-            raise ConfigError(f"{name} is {value!r}; {nearest(str(value), [str(o) for o in options])}")
-        return word
-    if origin in (tuple, list):
-        return origin(_items(name, value, hint))
-    if origin in (Union, types.UnionType):
-        for option in options:
-            try:
-                return coerce(name, value, option)
-            except ConfigError:
-                continue
-        raise _wrong(name, value, describe(hint))
-    if hint is Part:
-        return Part.of(value)
-    if hint in (int, float):
-        return _number(name, value, hint)
-    if hint in (bool, str, type(None)) and not isinstance(value, hint):
-        raise _wrong(name, value, describe(hint))
-    return value
-
-
-def _items(name: str, value: Any, hint: Any) -> list[Any]:
-    options = get_args(hint)
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise _wrong(name, value, describe(hint))
-    values = list(value)
-    kinds = (
-        options if get_origin(hint) is tuple and options[-1] is not Ellipsis else options[:1] * len(values)
-    )
-    if len(kinds) != len(values):
-        raise _wrong(name, value, describe(hint))
-    try:
-        return [coerce(name, v, kind) for v, kind in zip(values, kinds)]
-    except ConfigError:
-        raise _wrong(name, value, describe(hint)) from None
-
-
-def describe(hint: Any) -> str:
-    """What a setting of this type must be, in words."""
-    words = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "a word",
-        type(None): "none",
-    }
-    origin, options = get_origin(hint), get_args(hint)
-    if hint is Part:
-        return "a name, an import path, or a mapping with 'class'"
-    if origin is Literal:
-        return "one of " + ", ".join(str(option) for option in options)
-    if origin in (Union, types.UnionType):
-        return " or ".join(describe(option) for option in options)
-    if origin in (tuple, list):
-        plural = words.get(options[0], str(options[0])).removeprefix("a ") + "s"
-        return (
-            f"a list of {plural}" if origin is list or options[-1] is Ellipsis else f"{len(options)} {plural}"
-        )
-    return words.get(hint, str(hint))
-
-
-def _number(name: str, value: Any, hint: type) -> Any:
-    kind, given = describe(hint), value
-    if isinstance(value, str):  # from the command line, or quoted in a file
-        try:
-            value = int(value) if hint is int and not set(value.lower()) & set(".e") else float(value)
-        except ValueError:
-            raise _wrong(name, given, kind) from None
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
-        raise _wrong(name, given, kind)
-    if hint is int:
-        if not float(value).is_integer():
-            raise _wrong(name, given, kind)
-        return int(value)  # type: ignore[call-overload]  # a real number that is whole
-    return float(value)
-
-
-def _wrong(name: str, value: Any, wanted: str) -> ConfigError:
-    return ConfigError(f"{name} is {value!r}; it must be {wanted}")
 
 
 def _plain_fields(config: Any) -> dict[str, Any]:
@@ -707,4 +738,5 @@ def _plain_fields(config: Any) -> dict[str, Any]:
             return copy.deepcopy(value.plain())
         return list(value) if isinstance(value, tuple) else value
 
-    return {f.name: plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    names = [f.name for f in dataclasses.fields(config) if f.name not in _unused(type(config))]
+    return {name: plain(getattr(config, name)) for name in names}

@@ -69,6 +69,7 @@ WALK: dict[str, Any] = {
     "normalize_obs": False,
     "normalize_reward": False,
     "lr": 5e-3,
+    "optimizer": "Adam",
     "actor_lr": 1e-3,
     "critic_lr": 5e-3,
     "max_grad_norm": 0.0,
@@ -289,10 +290,10 @@ def moves_what_it_trains(subject: Subject) -> None:
     rng = torch.random.get_rng_state()
     assert run.feed(rollouts), "no update was due after four rollouts; give the subject smaller settings"
     assert torch.equal(rng, torch.random.get_rng_state()), "learning drew from torch's own stream"
-    trained = {id(p) for parameters in run.agent._parameters_of.values() for p in parameters}
+    trained = run.agent.trained()
     for name, value in run.agent.named_parameters():
         assert torch.isfinite(value).all(), f"{name} is no longer finite"
-        if id(value) in trained:
+        if name in trained:
             assert not torch.equal(value, before[name]), f"{name} has an optimizer but did not move"
         else:
             assert value.grad is None, f"{name} has no optimizer but got a gradient"
@@ -340,9 +341,14 @@ def garbled(batch: Batch, spec: Spec, garbage: float) -> Batch:
 def tells_truncation_from_termination(subject: Subject, rounds: int = 100, tolerance: float = 0.5) -> None:
     """On `Walk` the value of the last state is 10; 2.5 if truncation counts as the end, 4.5 if it reads past it.
 
+    Where the walk ends there it is 1; 10 if an agent bootstraps past a terminal state.
     The agent's value is read by its method `value(rows)`, or by its net `critic`; without either there is none.
     """
-    world = Walk.of(subject.spec)
+    for terminal, value in ((False, 10.0), (True, 1.0)):
+        _knows_values(subject, Walk.of(subject.spec, terminal), value, rounds, tolerance)
+
+
+def _knows_values(subject: Subject, world: "Walk", last: float, rounds: int, tolerance: float) -> None:
     known = _fields(subject.algorithm)
     settings = {key: value for key, value in WALK.items() if key in known}
     subject = replace(subject, spec=world.spec, settings={**subject.settings, **settings})
@@ -350,15 +356,16 @@ def tells_truncation_from_termination(subject: Subject, rounds: int = 100, toler
     read = getattr(run.agent, "value", None) or getattr(run.agent, "critic", None)
     if read is None:
         return
-    # Nine rows are one round of Walk: after nine rollouts it is where it began.
-    rollouts = subject.rollouts(run.agent, Walk.LIMIT + 1, world)
+    # So many rows are one round of the walk: after as many rollouts it is where it began.
+    rollouts = subject.rollouts(run.agent, world.limit + 1, world)
     for number in range(rounds):
         run.feed([rollouts[number % len(rollouts)]])
     states = torch.eye(Walk.STATES).unsqueeze(1)  # [states, 1, states]
     with torch.no_grad():
         value = read(_only_observations(states).now)[:, 0]
-    assert abs(value[-1].item() - 10) < tolerance, f"Walk: V(5) is {value[-1]:.2f}, not 10"
-    assert abs(value[0].item() - 10 * 0.9**5) < tolerance, f"Walk: V(0) is {value[0]:.2f}, not 5.9"
+    for state, wanted in ((5, last), (0, last * 0.9**5)):
+        found, name = value[state].item(), "Walk with an end" if world.terminal else "Walk"
+        assert abs(found - wanted) < tolerance, f"{name}: V({state}) is {found:.2f}, not {wanted:.2g}"
 
 
 def _only_observations(obs: Tensor) -> Batch:
@@ -446,7 +453,7 @@ CHECKS: dict[str, Callable[[Subject], object]] = {
 
 
 def conform(algorithm: str, **settings: Any) -> list[str]:
-    """Run every check on every kind of environment that `algorithm` takes; returns those kinds.
+    """Run every check on every kind of environment that `algorithm` takes, known values on vectors; returns those kinds.
 
     An agent declines a kind by raising `ConfigError` when it is built.
     """
@@ -459,6 +466,8 @@ def conform(algorithm: str, **settings: Any) -> list[str]:
             continue
         for check in CHECKS.values():
             check(cell)
+        if (observation, memory) == ("vector", "none") and action != "masked":
+            tells_truncation_from_termination(cell)
         taken.append(f"{observation} {memory} {action}")
     assert taken, f"{algorithm} takes no kind of environment at all"
     return taken
@@ -648,31 +657,37 @@ class RandomWorld:
 
 
 class Walk:
-    """State min(t, 5), one-hot; reward 1 for each step from state 5; cut after 8 steps and never terminated."""
+    """State min(t, 5), one-hot; reward 1 for each step from state 5.
+
+    Cut after 8 steps and never terminated; where it is `terminal`, the first step from state 5 ends it.
+    """
 
     id, snapshots = "walk", False
-    STATES, LIMIT = 6, 8
+    STATES = 6
 
-    def __init__(self, spec: Spec) -> None:
-        self.spec = spec
+    def __init__(self, spec: Spec, terminal: bool = False) -> None:
+        self.spec, self.terminal = spec, terminal
+        self.limit = self.STATES if terminal else 8
         self.time = torch.zeros(spec.lanes, dtype=torch.int64)
 
     @staticmethod
-    def of(spec: Spec) -> "Walk":
+    def of(spec: Spec, terminal: bool = False) -> "Walk":
         """With the lanes and actions of `spec`; actions do nothing."""
-        return Walk(replace(spec, observation=Array((Walk.STATES,))))
+        return Walk(replace(spec, observation=Array((Walk.STATES,))), terminal)
 
     def reset(self, seed: int) -> Tensor:
         # Lanes start apart, so that a rollout sees every state.
-        self.time.copy_(torch.arange(self.spec.lanes) % self.LIMIT)
+        self.time.copy_(torch.arange(self.spec.lanes) % self.limit)
         return self._observe()
 
     def step(self, action: Tensor) -> Step:
-        reset = self.time == self.LIMIT
+        reset = self.time == self.limit
         reward = ((self.time >= self.STATES - 1) & ~reset).float()
         self.time = torch.where(reset, 0, self.time + 1)
-        truncated = self.time == self.LIMIT
-        return Step(self._observe(), reward, torch.zeros_like(reset), truncated, reset)
+        ended = self.time == self.limit
+        never = torch.zeros_like(ended)
+        terminated, truncated = (ended, never) if self.terminal else (never, ended)
+        return Step(self._observe(), reward, terminated, truncated, reset)
 
     def _observe(self) -> Tensor:
         return nn.functional.one_hot(self.time.clamp(max=self.STATES - 1), self.STATES).float()

@@ -7,7 +7,7 @@ registered, or to what the caller trusts by name (`trust=`).
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Part:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(value: "Part | str | Mapping[str, Any]") -> "Part":
+    def of(value: "Part | str | Sequence[Any] | Mapping[str, Any]") -> "Part":
         """Read a part from a word, a mapping with `class` (and `params`, or options beside it), or a list of layers."""
         if isinstance(value, Part):
             return value
@@ -37,17 +37,28 @@ class Part:
             raise ConfigError(
                 f"{value!r} names no part; give a name, an import path or a mapping with 'class'"
             )
-        options = dict(value)
-        params = options.pop("params", None) or {}
-        name = options.pop("class", "layers" if "layers" in options or "layers" in params else None)
+        options = options_of(value)
+        name = options.pop("class", "layers" if "layers" in options else None)
         if not isinstance(name, str):
-            raise ConfigError(f"{dict(value)!r} has no 'class'; give a name or an import path")
-        # What stands beside `params` was put there by an override of a single option.
-        return Part(name, {**params, **options})
+            raise ConfigError(f"{dict(value)!r} names no part; its 'class' must be a name or an import path")
+        return Part(name, options)
 
     def plain(self) -> dict[str, Any]:
         """The mapping that `of` reads back."""
         return {"class": self.name, **self.options}
+
+
+def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A part's mapping with all options beside `class`, none under `params`."""
+    params = given.get("params") or {}
+    if not isinstance(params, Mapping):
+        raise ConfigError(f"params is {params!r}; it must be a mapping of options to values")
+    # What stands beside `params` was put there by an override of a single option.
+    options = {**params, **{key: value for key, value in given.items() if key != "params"}}
+    for key in options:
+        if not isinstance(key, str):
+            raise ConfigError(f"{dict(given)!r} has an option {key!r}; an option's name must be a word")
+    return options
 
 
 KINDS = ("algorithm", "network", "encoder", "layer", "optimizer", "loss", "environment")
@@ -119,15 +130,21 @@ def construct(kind: str, part: Part, *args: Any, **defaults: Any) -> Any:
     """Call what `part` names with `args` and its options over `defaults`; options must fit its signature."""
     build = resolve(kind, part.name)
     options = {**defaults, **part.options}
+    given = ", ".join(f"{key}={value!r}" for key, value in part.options.items()) or "no options"
+    problem = f"{kind} {part.name!r} can't be built with {given}"
     try:
-        inspect.signature(build).bind(*args, **options)
+        signature = inspect.signature(build)
+        signature.bind(*args, **options)
     except (TypeError, ValueError) as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in part.options.items()) or "no options"
-        raise ConfigError(f"{kind} {part.name!r} can't be built with {given}: {error}") from None
+        raise ConfigError(f"{problem}: {error}") from None
     try:
         return build(*args, **options)
-    except ValueError as error:
+    except ConfigError as error:
         raise ConfigError(f"{kind} {part.name!r}: {error}") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        taken = [str(signature.parameters[key]) for key in part.options if key in signature.parameters]
+        allowed = f"; it takes {', '.join(taken)}" if taken else ""
+        raise ConfigError(f"{problem}: {error}{allowed}") from error
 
 
 def known(kind: str) -> list[str]:

@@ -25,10 +25,23 @@ class Array:
     dtype: str = "float32"
     low: float = float("-inf")
     high: float = float("inf")
+    stack: int = 1
+    """consecutive frames that `shape` joins, oldest first"""
+    axis: int = 0
+    """of `shape`: where they are joined"""
+    start: int | None = None
+    """of a choice, which stands here as one-hot: the number that the environment counts it from"""
 
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+    @property
+    def frame(self) -> "Array":
+        """One frame of the stack, which is all that replay stores of it."""
+        width = self.shape[self.axis] // self.stack
+        shape = tuple(width if number == self.axis else n for number, n in enumerate(self.shape))
+        return replace(self, shape=shape, stack=1)
 
 
 @dataclass(frozen=True)

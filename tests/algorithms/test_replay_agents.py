@@ -20,14 +20,17 @@ from replay_blocks import (
 from torch import Tensor
 
 from whorl.agent import Agent, Context
+from whorl.algorithms.crossq import CrossQ
 from whorl.algorithms.ddpg import DDPG
 from whorl.algorithms.sac import SAC
 from whorl.algorithms.td3 import TD3
 from whorl.algorithms.tqc import TQC
+from whorl.config import ReplayConfig
 from whorl.errors import ConfigError
+from whorl.experience.batch import Batch
 from whorl.ops.targets import pieces
 from whorl.registry import Part
-from whorl.spec import Array, Continuous, Discrete, to_env
+from whorl.spec import Array, Continuous, Discrete, Spec, to_env
 
 EVERY = {"actor_every": 1, "target_every": 1}
 AGENTS: dict[str, tuple[type[Agent], dict[str, Any]]] = {
@@ -136,10 +139,13 @@ def test_weight_decay_pulls_critics_and_actor_towards_zero(name: str) -> None:
     assert decayed._optimizers["actor"].param_groups[0]["weight_decay"] == 0.5
 
 
-@pytest.mark.parametrize("name", ["sac", "choices", "tqc"])
+@pytest.mark.parametrize("name", ["sac", "choices", "tqc", "crossq"])
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.5}], ids=["", "told"])
 @pytest.mark.parametrize("optimizer", ["Adam", "AdamW"])
-def test_a_temperature_does_not_decay(name: str, optimizer: str) -> None:
-    agent = make(name, optimizer=Part(optimizer), weight_decay=0.5, alpha=0.01)
+def test_a_temperature_does_not_decay(name: str, optimizer: str, options: dict[str, float]) -> None:
+    settings = {"optimizer": Part(optimizer, options), "weight_decay": 0.5, "alpha": 0.01}
+    agent = build(CrossQ, **settings) if name == "crossq" else make(name, **settings)
+    assert agent._optimizers["critic"].param_groups[0]["weight_decay"] == 0.5
     before = agent.temperature.log_alpha.clone()
     agent.descend("alpha", 0 * agent.temperature.log_alpha)
     assert agent.temperature.log_alpha.equal(before)
@@ -380,6 +386,25 @@ def test_both_images_of_a_transition_are_shifted_anew_each_time_they_are_learned
     assert ((first[:, :, 4, 4, 0] - shifts / 255).abs() < 1e-6).any(0).all()
 
 
+def test_images_are_shifted_with_their_channels_where_the_encoder_is_told_they_are() -> None:
+    # [10, 4, 10] would be [H, W, C] by its look; told otherwise, each of ten pictures of 4x10 moves as a whole
+    encoder = Part("images", {"channels": "first", "kind": "small"})
+    agent = make("sac", observation=Array((10, 4, 10), "uint8", 0.0, 255.0), augment=2, encoder=encoder)
+    # every pixel holds its place on the last axis
+    columns = torch.arange(10, dtype=torch.uint8).expand(2, 30, 10, 4, 10)
+    batch = transitions(agent, rows=30).replace(obs=columns.clone())
+    moved = agent.observations.learn(batch, torch.Generator().manual_seed(0)).obs * 255
+    middle = moved[..., 2:8].round().long() - torch.arange(2, 8)
+    assert middle.amin() == -2 and middle.amax() == 2
+    assert (middle == middle[..., :1, :1, :1]).all(), "channels of one picture went apart"
+
+
+def test_shifting_without_an_image_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="augment is 4, but no observation here is an image"):
+        make("sac", augment=4)
+    make("sac", observation={"camera": IMAGE, "speed": VECTOR}, augment=4)
+
+
 # Acting
 
 
@@ -511,3 +536,37 @@ def test_the_values_of_a_walk_are_a_fixed_point(name: str, alpha: float) -> None
     # what is wrong about the last state is wrong about it and the one before, by .9
     error = agent.critic_loss(batch, noise)[1][0]
     torch.testing.assert_close(error, torch.tensor([0, 0, 0, 0, 0.9, 0.9]), atol=1e-5, rtol=0)
+
+
+# Agents of somebody else
+
+
+class Bare(Agent):
+    """Settings of replay, and none of the parts that the algorithms here have by custom."""
+
+    Config = ReplayConfig
+
+
+class Measured(Bare):
+    """Knows by itself how wrong it is."""
+
+    def errors(self, batch: Batch) -> Tensor:
+        return batch.reward.abs()
+
+
+def check(cls: type[Agent], **settings: Any) -> None:
+    cls(Spec(VECTOR, ONE, 2), cls.Config(capacity=100, **settings)).check(8)
+
+
+def test_settings_that_need_parts_which_an_agent_has_not_are_one_sentence() -> None:
+    check(Bare)
+    check(Bare, prioritized=True)
+    with pytest.raises(
+        ConfigError, match=r"normalize_obs is true, but Bare has no observations, .* a method observe"
+    ):
+        check(Bare, normalize_obs=True)
+    needs = "priority_on_add is true, but Bare has no observations and no critic_loss and no draw, .* a method errors"
+    with pytest.raises(ConfigError, match=needs) as e:
+        check(Bare, prioritized=True, priority_on_add=True)
+    assert "\n" not in str(e.value)
+    check(Measured, prioritized=True, priority_on_add=True)

@@ -29,7 +29,7 @@ from whorl.errors import ConfigError
 from whorl.experience.batch import Batch
 from whorl.nets.actor import SquashedHead
 from whorl.ops.distributions import Categorical, TanhNormal
-from whorl.spec import MASK_KEY, Array, Discrete
+from whorl.spec import MASK_KEY, Array, Discrete, MultiDiscrete
 
 SCALAR = Array((1,))
 MASKED = {"state": Array((3,)), MASK_KEY: Array((3,), "int8", 0.0, 1.0)}
@@ -330,6 +330,32 @@ def test_the_target_entropy_over_choices_is_98_percent_of_the_uniform_ones() -> 
     assert build(SAC, Discrete(3)).target_entropy == pytest.approx(0.98 * 1.0986123)
     assert build(SAC, Discrete(3), entropy_ratio=0.5).target_entropy == pytest.approx(0.5 * 1.0986123)
     assert build(SAC, Discrete(3), target_entropy=0.7).target_entropy == 0.7
+
+
+def test_the_target_entropy_counts_the_choices_that_each_row_allows() -> None:
+    agent = build(SAC, Discrete(3), MASKED, optimizer=SGD, alpha_lr=1.0, entropy_ratio=0.5)
+    batch = transitions(agent, rows=3)
+    batch.obs[MASK_KEY][0] = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]])
+    # .5 * (log 1 + log 2 + log 3) / 3
+    assert float(agent.wanted(batch)) == pytest.approx(0.2986266, abs=1e-6)
+    entropy = float(learn(agent, batch).metrics["policy/entropy"])
+    assert agent.temperature.log_alpha.item() == pytest.approx(0.2986266 - entropy, abs=1e-6)
+    batch.obs[MASK_KEY][0] = torch.tensor([0, 0, 1])
+    before = agent.temperature.log_alpha.item()
+    learn(agent, batch)
+    assert agent.temperature.log_alpha.item() == before, "a single choice asks for no entropy"
+
+
+def test_a_target_entropy_given_as_a_number_holds_for_all_rows() -> None:
+    agent = build(SAC, Discrete(3), MASKED, target_entropy=0.3)
+    assert agent.wanted(transitions(agent)) == 0.3
+
+
+def test_other_actions_are_told_what_is_taken() -> None:
+    with pytest.raises(
+        ConfigError, match=r"sac needs continuous or discrete actions, .* has multidiscrete actions"
+    ):
+        build(SAC, MultiDiscrete((2, 3)))
 
 
 def test_the_slope_of_the_actor_loss_over_choices_is_that_of_its_values() -> None:

@@ -21,6 +21,11 @@ class EndsAtTruncation(ToyQ):
         return super().update(batch.replace(discount=batch.discount * batch.keep))
 
 
+class BootstrapsPastTheEnd(ToyQ):
+    def update(self, batch: Batch) -> Updated:
+        return super().update(batch.replace(discount=torch.full_like(batch.discount, 0.9)))
+
+
 class AveragesMaskedRows(ToyPolicyGradient):
     @captured
     def step(self, batch: Batch) -> Updated:
@@ -91,6 +96,7 @@ class LeavesAGradient(ToyQ):
 
 CONTROLS = [
     (EndsAtTruncation, "tells_truncation_from_termination", "none", r"V\(5\) is [123]\."),
+    (BootstrapsPastTheEnd, "tells_truncation_from_termination", "none", r"an end: V\(5\) is [3-9]\..*, not 1"),
     (AveragesMaskedRows, "masked_rows_have_no_influence", "none", "in masked rows changed"),
     (ForgetsALayer, "moves_what_it_trains", "none", "idle.weight has an optimizer but did not move"),
     (TargetDrifts, "targets_move_by_their_rule_alone", "none", "target.* moved although"),
@@ -109,7 +115,7 @@ def test_a_planted_mistake_is_found(agent: type, check: str, memory: str, messag
     name = agent.__name__.lower()
     register("algorithm", name, agent)
     action = "continuous" if issubclass(agent, ToyActorCritic) else "discrete"
-    settings = {} if issubclass(agent, ToyPolicyGradient) else {"ratio": 0.1}
+    settings = {} if issubclass(agent, ToyPolicyGradient) else {"ratio": 0.1, "n_step": 1}
     cell = subject(name, "vector", memory, action, **settings)
     with pytest.raises(AssertionError, match=message):
         getattr(conformance, check)(cell)

@@ -289,8 +289,10 @@ def spec_of(lanes: int) -> Spec:
 
 
 @pytest.mark.parametrize(("settings", "rows", "sentence"), [
-    ({"n_step": 30, "capacity": 100}, 32, "n_step is 30, but a capacity of 100 holds 25 rows .* at most 24"),
-    ({"capacity": 100}, 128, "capacity is 100, but a rollout brings 128 rows; use a capacity of at least 132"),
+    ({"n_step": 30, "capacity": 100}, 32, "capacity is 100, 25 rows for each of 4 lanes, .* n_step 30 need 38"),
+    ({"capacity": 100}, 128, "rollout_steps 32 and n_step 1 need 33; use a capacity of at least 132"),
+    # one rollout's row and its successor would be 2, but a final row and one that lost its successor may stand there
+    ({"capacity": 15}, 4, "rollout_steps 1 and n_step 1 need 4; use a capacity of at least 16"),
     ({"capacity": 3}, 4, "a replay capacity of 3 holds no row for each of 4 lanes"),
 ])  # fmt: skip
 def test_a_ring_too_small_is_told_in_one_sentence(settings: dict[str, int], rows: int, sentence: str) -> None:
@@ -298,13 +300,44 @@ def test_a_ring_too_small_is_told_in_one_sentence(settings: dict[str, int], rows
         check_replay(ReplayConfig(**settings), spec_of(4), rows)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_the_smallest_ring_that_is_allowed_never_draws_a_row_that_is_no_start(
+    n: int, prioritized: bool
+) -> None:
+    with pytest.raises(ConfigError, match=f"need {n + 3}"):
+        check_replay(ReplayConfig(n_step=n, capacity=n + 2), spec_of(1), 1)
+    check_replay(ReplayConfig(n_step=n, capacity=n + 3), spec_of(1), 1)
+    record = Recorder(1, seed=n, end=0.6)
+    store = replay(1, n + 3, Transitions(n), batch_size=8, priorities=Priorities() if prioritized else None)
+    for number in range(400):
+        if number % 3 == 0:
+            record.restart()  # often after a final row and a first one, which so loses its successor
+        store.add(record.rollout(1))
+        if store.steps > store.learn_after:
+            check_transitions(store.sample(), record, store)
+
+
 def test_a_ring_larger_than_memory_is_told_in_bytes_before_it_is_allocated() -> None:
     cfg = ReplayConfig(capacity=10**13)
-    # 3 + 1 floats, reward, discount and 3 flags: 27 bytes a row.
+    # 3 + 1 floats, reward, discount and 3 flags: 27 bytes a row; and 8 to draw it, where numbers go beyond 2^31.
     with pytest.raises(
-        ConfigError, match=r"replay of 10,000,000,000,000 rows takes 270,000,000,000,000 bytes, but"
+        ConfigError, match=r"replay of 10,000,000,000,000 rows takes 350,000,000,000,008 bytes, but"
     ):
         replay_of(cfg, spec_of(1), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
+
+
+def test_what_draws_is_counted_as_it_is_allocated() -> None:
+    for prioritized in (False, True):
+        cfg = ReplayConfig(capacity=10_000, prioritized=prioritized)
+        store = replay_of(cfg, spec_of(4), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
+        held = (
+            [store.sampler.queue]
+            if isinstance(store.sampler, samplers.Uniform)
+            else store.sampler.masses.levels
+        )
+        told = samplers.sampler_bytes(10_000, torch.device("cpu"), prioritized)
+        assert sum(tensor.nbytes for tensor in held) == told
 
 
 def test_the_size_told_beforehand_is_the_size_it_has() -> None:

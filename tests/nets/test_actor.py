@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whorl.config import ReplayConfig
+from whorl.config import ActorCriticConfig
 from whorl.errors import ConfigError
 from whorl.experience.batch import Batch, Rows
 from whorl.nets.actor import Actor, DeterministicHead, SquashedHead, bounded
@@ -33,7 +33,7 @@ class Linear(nn.Module):
 
 def pair(observation: Any, **settings: Any) -> tuple[Actor, Critics]:
     torch.manual_seed(0)
-    spec, cfg = Spec(observation, TWO, 2), ReplayConfig(actor_hidden=(8,), critic_hidden=(8,), **settings)
+    spec, cfg = Spec(observation, TWO, 2), ActorCriticConfig(actor_hidden=(8,), critic_hidden=(8,), **settings)
     critics = Critics("critic", spec, cfg, 2, actions=2)
     return Actor("actor", spec, cfg, lambda width: DeterministicHead(width, 2), critics.body), critics
 

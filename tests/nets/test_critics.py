@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whorl.config import ReplayConfig
+from whorl.config import ActorCriticConfig
 from whorl.errors import ConfigError
 from whorl.experience.batch import Batch, Rows
 from whorl.nets.critics import Critics, EnsembleMLP
@@ -23,7 +23,7 @@ def critics(members: int = 3, **given: Any) -> Critics:
     settings = {
         key: given.pop(key) for key in ("critic_hidden", "critic_network", "activation") if key in given
     }
-    cfg = ReplayConfig(**{"critic_hidden": (8, 6), **settings})
+    cfg = ActorCriticConfig(**{"critic_hidden": (8, 6), **settings})
     found = Critics("critic", SPEC, cfg, members, **{"actions": 2, **given})
     for parameter in found.parameters():  # biases and scales at random too
         nn.init.normal_(parameter, std=0.5)
@@ -148,7 +148,7 @@ def test_an_option_that_critics_do_not_have_is_named_with_the_nearest() -> None:
 
 
 def test_choices_take_no_action() -> None:
-    cfg = ReplayConfig(critic_hidden=(8,))
+    cfg = ActorCriticConfig(critic_hidden=(8,))
     found = Critics("critic", Spec(Array((3,)), Discrete(4), 2), cfg, 2, (4,))
     assert isinstance(found.nets, EnsembleMLP)
     assert found.nets.weights[0].shape == (2, 3, 8)

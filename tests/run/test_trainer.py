@@ -1,6 +1,8 @@
 """Around the loop: what goes bad is named, what was learned is kept, what belongs to a run stays its own."""
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -11,6 +13,7 @@ from torch import nn
 
 import whorl
 from whorl.errors import CheckpointError, ConfigError, DivergedError
+from whorl.run import learner
 from whorl.state import checkpoint
 
 SMALL = {
@@ -49,13 +52,13 @@ class Poisoned(gymnasium.Env):
         return obs, reward, self.steps % 10 == 0, False, {}
 
 
-@pytest.mark.parametrize("what", ["observation", "reward"])
+@pytest.mark.parametrize("what", ["an observation", "a reward"])
 def test_what_is_not_finite_stops_the_run_by_its_name_and_keeps_the_last_good_checkpoint(
     what: str, tmp_path: Path
 ) -> None:
     settings = {**SMALL, "runs": str(tmp_path), "max_epochs": 50, "reset_every": 1}
-    with pytest.raises(DivergedError, match=f"{what} that is not finite"):
-        whorl.load(lambda: Poisoned(what), "ppo", settings).train()
+    with pytest.raises(DivergedError, match=f"the environment gave {what} that is not finite"):
+        whorl.load(lambda: Poisoned(what.split()[1]), "ppo", settings).train()
     run = next(tmp_path.iterdir())
     kept = checkpoint.load_newest(run, pytest.fail)
     assert all(bool(torch.isfinite(value).all()) for value in kept.policy["module"].values())
@@ -139,3 +142,181 @@ def test_a_missing_gpu_is_one_sentence() -> None:
         pytest.skip("there is one here")
     with pytest.raises(ConfigError, match="torch sees no GPU here; use auto or cpu"):
         whorl.load("CartPole-v1", "ppo", {**SMALL, "learner_device": "cuda"}).build()
+
+
+# What a diverged net is called
+
+
+class Drift(gymnasium.Env):
+    """Follows its action, so that one that is no number ends in an observation that is none."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def __init__(self, strict: bool = False) -> None:
+        self.strict, self.steps = strict, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        assert not self.strict or np.isfinite(action).all(), "this is no action"
+        self.steps += 1
+        return np.array([action[0], 0.5], np.float32), 1.0, False, self.steps % 10 == 0, {}
+
+
+class Spoil(whorl.Callback):
+    """Writes `value` over the policy's last bias after so many epochs, as a net that diverges would."""
+
+    def __init__(self, value: float, epoch: int = 2) -> None:
+        self.value, self.epoch = value, epoch
+
+    def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
+        if trainer.epoch == self.epoch:
+            with torch.no_grad():
+                trainer.agent.actor.head.mean.bias.fill_(self.value)
+
+
+def spoiled(tmp_path: Path, value: float, **settings: Any) -> None:
+    strict = settings.pop("strict", False)
+    given = {**SMALL, "runs": str(tmp_path), "log_freq": 50, "model_checkpoint_freq": 100, **settings}
+    whorl.load(lambda: Drift(strict), "ppo", {**given, "max_epochs": 9}, callbacks=[Spoil(value)]).train()
+
+
+def test_a_diverged_net_that_acts_before_its_losses_are_looked_at_is_not_blamed_on_the_environment(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(DivergedError, match=r"the weights actor.head.mean.bias are no longer finite; lower"):
+        spoiled(tmp_path, float("nan"))
+
+
+def test_nor_where_the_environment_refuses_such_actions(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"the weights actor.head.mean.bias are no longer finite"):
+        spoiled(tmp_path, float("nan"), strict=True)
+    with pytest.raises(Exception, match="this is no action"):
+        # what is not the net's doing stays what it was
+        class Refuses(Drift):
+            def step(self, action: Any) -> Any:
+                raise AssertionError("this is no action")
+
+        whorl.load(lambda: Refuses(), "ppo", {**SMALL, "runs": str(tmp_path)}).train()
+
+
+class Overflow(nn.Module):
+    """Finite weights, and a sum that is not."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4, inputs), 3e38))
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return (value + 1) @ self.weight.T
+
+
+def test_an_action_that_is_not_finite_is_the_policys_where_its_observation_is(tmp_path: Path) -> None:
+    whorl.register("network", "overflow", Overflow)
+    settings = {**SMALL, "runs": str(tmp_path), "actor_network": {"class": "overflow"}}
+    with pytest.raises(DivergedError, match="the policy gave an action that is not finite at about step 0"):
+        whorl.load(Drift, "ppo", settings).train()
+
+
+def test_a_checkpoint_never_holds_weights_that_are_not_finite(tmp_path: Path) -> None:
+    # the losses of the second epoch are finite: its weights went bad after them
+    with pytest.raises(DivergedError, match=r"the weights actor.head.mean.bias are no longer finite"):
+        spoiled(tmp_path, float("nan"), model_checkpoint_freq=1, reset_every=1)
+    kept = checkpoint.load_newest(next(tmp_path.iterdir()), pytest.fail)
+    assert kept.metadata["epochs"] == 1
+    assert all(bool(torch.isfinite(value).all()) for value in kept.policy["module"].values())
+
+
+def test_a_diverged_policy_is_not_evaluated_nor_kept_as_the_best(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"the weights actor.head.mean.bias are no longer finite"):
+        spoiled(tmp_path, float("nan"), eval=True, eval_freq=2, eval_episodes=1)
+    assert not (next(tmp_path.iterdir()) / checkpoint.BEST).exists()
+
+
+# The last row
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_last_window_is_written_though_it_is_not_full(tmp_path: Path) -> None:
+    run = whorl.load("CartPole-v1", "ppo", {**SMALL, "runs": str(tmp_path), "log_freq": 2}).train().run_dir
+    first, last = rows(run)
+    assert (first["epoch"], last["epoch"]) == (2, 3)
+    assert first.keys() - {"episode/return", "episode/length"} <= last.keys() and "loss/actor" in last
+
+
+@pytest.mark.parametrize("freq", [1, 100])
+def test_a_run_that_goes_on_writes_that_window_whole(freq: int, tmp_path: Path) -> None:
+    settings = {**SMALL, "log_freq": 4, "model_checkpoint_freq": freq}
+    whole = whorl.load(
+        "CartPole-v1", "ppo", {**settings, "max_epochs": 6, "runs": str(tmp_path / "a")}
+    ).train()
+    half = whorl.load(
+        "CartPole-v1", "ppo", {**settings, "max_epochs": 3, "runs": str(tmp_path / "b")}
+    ).train()
+    assert [row["epoch"] for row in rows(half.run_dir)] == [3]
+    whorl.resume(half.run_dir)  # nothing is left to do: the row stays
+    assert [row["epoch"] for row in rows(half.run_dir)] == [3]
+    whorl.resume(half.run_dir, max_epochs=6)
+    one, other = (
+        [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows(run)]
+        for run in (whole.run_dir, half.run_dir)
+    )
+    assert [row["epoch"] for row in one] == [4, 6]
+    assert one == other
+
+
+def test_a_row_with_an_evaluation_holds_what_was_learned_until_then(tmp_path: Path) -> None:
+    settings = {
+        **SMALL,
+        "log_freq": 50,
+        "eval": True,
+        "eval_freq": 2,
+        "eval_episodes": 1,
+        "runs": str(tmp_path),
+    }
+    first, last = rows(whorl.load("CartPole-v1", "ppo", settings).train().run_dir)
+    assert (first["epoch"], last["epoch"]) == (2, 3)
+    assert {"evaluation/return", "loss/actor"} <= first.keys() & last.keys()
+
+
+# Small sentences
+
+
+def test_training_again_without_checkpoints_is_told(tmp_path: Path) -> None:
+    trainer = whorl.load("CartPole-v1", "ppo", {**SMALL, "runs": str(tmp_path), "save_model": False})
+    trainer.train()
+    with pytest.raises(
+        CheckpointError, match="was trained with save_model false, so nothing is there to go on from"
+    ):
+        trainer.train()
+
+
+def test_lanes_that_start_anew_after_every_row_have_nothing_to_learn_from(tmp_path: Path) -> None:
+    settings = {"quiet": True, "tensorboard": False, "runs": str(tmp_path), "capacity": 100, "workers": 0}
+    trainer = whorl.load(Drift, "sac", {**settings, "lanes": 2, "rollout_steps": 1, "reset_every": 2})
+    with pytest.raises(ConfigError, match=r"reset_every is 2: 2 lanes would start anew .* use more than 2"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("most", [1 << 30, 1 << 25])
+def test_freed_memory_is_kept_as_far_as_the_c_library_goes(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: dict[int, int] = {}
+
+    def mallopt(knob: int, value: int) -> int:
+        if value > most:
+            return 0
+        taken[knob] = value
+        return 1
+
+    monkeypatch.setattr(learner.platform, "libc_ver", lambda: ("glibc", "2.31"))
+    monkeypatch.setattr(learner.ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
+    learner.keep_freed_memory()
+    assert taken == {-1: most, -3: most}

@@ -10,7 +10,7 @@ after each hidden layer. The actor learns by batch statistics; a', acting and th
 Differs from the paper: an encoder of images stands before all layers and is trained by the critics. From its code: the
 loss of the temperature is linear in log(alpha), as is customary, and values are renormalised by Ioffe's equation as it
 stands, without the code's second epsilon.
-There are no targets: `tau` and `target_every` say nothing here.
+There are no targets: `tau` and `target_every` are taken with a warning.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import EntropyConfig, ReplayConfig
+from whorl.config import ActorCriticConfig, EntropyConfig
 from whorl.errors import ConfigError
 from whorl.experience.batch import Batch, Rows
 from whorl.explore.noise import random_action
@@ -36,7 +36,8 @@ from whorl.tree import Tree
 
 
 @dataclass(frozen=True)
-class CrossQConfig(EntropyConfig, ReplayConfig):
+class CrossQConfig(EntropyConfig, ActorCriticConfig):
+    unused = ("tau", "target_every")
     learn_after: int = 5_000
     """environment steps before the first update"""
     random_steps: int = 5_000
@@ -87,8 +88,8 @@ class CrossQ(Agent):
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
         if cfg.tune_alpha:
             # The short momentum is for the nets: the temperature's optimizer goes without options.
-            plain = Part(cfg.optimizer.name)
-            self.add_optimizer("alpha", self.temperature, plain, cfg.alpha_lr, eps=cfg.adam_eps)
+            given["weight_decay"] = 0.0  # not left to the optimizer's own default: AdamW has one
+            self.add_optimizer("alpha", self.temperature, Part(cfg.optimizer.name), cfg.alpha_lr, **given)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import NoiseConfig, ReplayConfig
+from whorl.config import ActorCriticConfig, NoiseConfig
 from whorl.experience.batch import Batch, Rows
 from whorl.explore.noise import ActionNoise, random_action
 from whorl.nets.actor import Actor, DeterministicHead, bounded
@@ -29,7 +29,7 @@ from whorl.tree import Tree
 
 
 @dataclass(frozen=True)
-class DDPGConfig(NoiseConfig, ReplayConfig):
+class DDPGConfig(NoiseConfig, ActorCriticConfig):
     action_joins: Literal["first", "second"] = "first"
     """the critic's layer that sees the action: the first (Fujimoto 2018) or only the second (Lillicrap 2015)"""
 

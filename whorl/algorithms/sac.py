@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import EntropyConfig, ReplayConfig
+from whorl.config import ActorCriticConfig, EntropyConfig
 from whorl.errors import ConfigError
 from whorl.experience.batch import Batch, Rows
 from whorl.explore.noise import random_action
@@ -28,14 +28,14 @@ from whorl.nets.actor import Actor, SquashedHead, bounded
 from whorl.nets.critics import Critics
 from whorl.nets.inputs import Inputs
 from whorl.nets.policy import CategoricalHead
-from whorl.nets.temperature import Temperature
+from whorl.nets.temperature import Temperature, undecayed
 from whorl.ops.targets import polyak_
-from whorl.spec import Discrete, Spec
+from whorl.spec import MASK_KEY, Discrete, Spec
 from whorl.tree import Tree
 
 
 @dataclass(frozen=True)
-class SACConfig(EntropyConfig, ReplayConfig):
+class SACConfig(EntropyConfig, ActorCriticConfig):
     entropy_ratio: float = 0.98
     """discrete actions: the target as a share of the uniform policy's entropy"""
     ensemble_q_num: int = 2
@@ -67,12 +67,13 @@ class SAC(Agent):
         if self.discrete:
             choices = spec.action.n
             self.critic = Critics("critic", spec, cfg, cfg.ensemble_q_num, (choices,))
-            chosen = cfg.target_entropy
-            self.target_entropy = cfg.entropy_ratio * log(choices) if chosen == "auto" else float(chosen)
+            auto = cfg.target_entropy == "auto"
+            self.target_entropy = cfg.entropy_ratio * log(choices) if auto else float(cfg.target_entropy)
+            self.per_row = auto and spec.masked
         else:
-            size = bounded(spec, "sac")
+            size = bounded(spec, "sac", "continuous or discrete")
             self.critic = Critics("critic", spec, cfg, cfg.ensemble_q_num, actions=size)
-            self.target_entropy = cfg.target(size)
+            self.target_entropy, self.per_row = cfg.target(size), False
         self.actor = Actor("actor", spec, cfg, self._head, self.critic.body)
         self.temperature = Temperature(cfg.alpha, cfg.tune_alpha)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
@@ -81,7 +82,7 @@ class SAC(Agent):
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
         if cfg.tune_alpha:
             given["weight_decay"] = 0.0  # not left to the optimizer's own default: AdamW has one
-            self.add_optimizer("alpha", self.temperature, cfg.optimizer, cfg.alpha_lr, **given)
+            self.add_optimizer("alpha", self.temperature, undecayed(cfg.optimizer), cfg.alpha_lr, **given)
 
     def _head(self, width: int) -> nn.Module:
         if self.discrete:
@@ -119,11 +120,18 @@ class SAC(Agent):
             self.descend("actor", loss, cfg.max_grad_norm)
             metrics |= {"loss/actor": loss.detach(), "policy/entropy": -log_prob}
             if cfg.tune_alpha:
-                self.descend("alpha", -self.temperature.log_alpha * (log_prob + self.target_entropy))
+                self.descend("alpha", -self.temperature.log_alpha * (log_prob + self.wanted(batch)))
             metrics["policy/alpha"] = self.temperature().detach()
         if move_targets:
             polyak_(self.target_critic, self.critic, cfg.tau)
         return Updated(metrics, priority=error)
+
+    def wanted(self, batch: Batch) -> Tensor | float:
+        """The target entropy; where choices are masked, the mean over rows of a share of what each allows."""
+        if not self.per_row:
+            return self.target_entropy
+        allowed = (batch.obs[MASK_KEY][:-1] > 0).sum(-1).clamp(min=1)  # [T, B]
+        return self.cfg.entropy_ratio * (allowed.log() * batch.share).mean()
 
     def draw(self, batch: Batch) -> Tree:
         """The randomness of one update: actions and subsets; noisy layers and dropout, where there are any."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import NoiseConfig, ReplayConfig
+from whorl.config import ActorCriticConfig, NoiseConfig
 from whorl.experience.batch import Batch, Rows
 from whorl.explore.noise import ActionNoise, random_action
 from whorl.nets.actor import Actor, DeterministicHead, bounded
@@ -27,7 +27,7 @@ from whorl.tree import Tree
 
 
 @dataclass(frozen=True)
-class TD3Config(NoiseConfig, ReplayConfig):
+class TD3Config(NoiseConfig, ActorCriticConfig):
     actor_every: int = 2
     """critic updates per actor update"""
     target_every: int = 2

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import EntropyConfig, ReplayConfig
+from whorl.config import ActorCriticConfig, EntropyConfig
 from whorl.errors import ConfigError
 from whorl.experience.batch import Batch, Rows
 from whorl.explore.noise import random_action
 from whorl.nets.actor import Actor, SquashedHead, bounded
 from whorl.nets.critics import Critics
 from whorl.nets.inputs import Inputs
-from whorl.nets.temperature import Temperature
+from whorl.nets.temperature import Temperature, undecayed
 from whorl.ops.losses import sorted_quantile_huber
 from whorl.ops.targets import polyak_
 from whorl.spec import Spec
@@ -32,7 +32,7 @@ from whorl.tree import Tree
 
 
 @dataclass(frozen=True)
-class TQCConfig(EntropyConfig, ReplayConfig):
+class TQCConfig(EntropyConfig, ActorCriticConfig):
     n_critics: int = 5
     """critics"""
     n_quantiles: int = 25
@@ -76,7 +76,7 @@ class TQC(Agent):
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
         if cfg.tune_alpha:
             given["weight_decay"] = 0.0  # not left to the optimizer's own default: AdamW has one
-            self.add_optimizer("alpha", self.temperature, cfg.optimizer, cfg.alpha_lr, **given)
+            self.add_optimizer("alpha", self.temperature, undecayed(cfg.optimizer), cfg.alpha_lr, **given)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random:

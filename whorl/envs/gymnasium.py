@@ -14,7 +14,7 @@ from gymnasium.error import DependencyNotInstalled
 from torch import Tensor
 
 from whorl import tree
-from whorl.envs import dm_control, pybullet
+from whorl.envs import atari, dm_control, pybullet
 from whorl.envs.lanes import (
     Buffers,
     Factory,
@@ -99,7 +99,10 @@ class GymnasiumVector:
 
 def to_spec(layout: Layout, lanes: int) -> Spec:
     """What an agent may know of an environment with this layout."""
-    arrays = [Array(leaf.shape, leaf.dtype, leaf.low, leaf.high) for leaf in layout.observation]
+    arrays = [
+        Array(leaf.shape, leaf.dtype, leaf.low, leaf.high, leaf.stack, leaf.axis, leaf.start)
+        for leaf in layout.observation
+    ]
     return Spec(nest(layout.observation, arrays), action_spec(layout.action_space), lanes)
 
 
@@ -122,7 +125,7 @@ def to_step(layout: Layout, buffers: Buffers) -> Step:
     """Tensors that share the buffers' memory."""
     share = torch.from_numpy
     obs = nest(layout.observation, [share(leaf) for leaf in buffers.obs])
-    flags = buffers.terminated, buffers.truncated, buffers.reset
+    flags = buffers.terminated, buffers.truncated, buffers.reset, buffers.soft
     return Step(obs, share(buffers.reward), *(share(flag) for flag in flags))
 
 
@@ -158,8 +161,8 @@ def _find(id: str) -> EnvSpec:
     module, _, name = id.rpartition(":")
     if name.startswith(dm_control.PREFIXES):
         return dm_control.spec_from_id(name)
-    if name.startswith("ALE/"):
-        module = module or "ale_py"
+    if not module and atari.owns(name):
+        return atari.spec_from_id(name)
     if pybullet.owns(name):
         module = module or pybullet.PACKAGE
     if module:
@@ -174,7 +177,7 @@ def _find(id: str) -> EnvSpec:
     versions = [key for key in registry if key.rpartition("-v")[0] == name]
     if versions:
         return registry[max(versions, key=lambda key: int(key.rpartition("-v")[2]))]
-    raise EnvError(f"unknown environment {id!r}; {_suggestion(name, list(registry))}")
+    raise EnvError(f"unknown environment {id!r}; {_suggestion(name, [*registry, *atari.games()])}")
 
 
 def _suggestion(name: str, ids: list[str]) -> str:

@@ -5,7 +5,7 @@ Used in process and inside pool workers, which must start fast: nothing here imp
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias
@@ -22,6 +22,8 @@ from whorl.errors import EnvError, WhorlError, missing_extra
 Factory: TypeAlias = Callable[[], gymnasium.Env]
 MaskSource: TypeAlias = Literal["none", "info", "method", "observation"]
 
+SOFT_END = "soft_end"
+"""in `info`: what comes after this step is worth nothing to the learner, a life lost, though the episode goes on"""
 MASK_KEY = "action_mask"
 """The same word as `whorl.spec.MASK_KEY`, which can't be imported here because it brings torch."""
 EXTRAS = {
@@ -43,6 +45,12 @@ class Leaf:
     dtype: str
     low: float = float("-inf")
     high: float = float("inf")
+    stack: int = 1
+    """frames that stand together in `shape`, oldest first; the environment gives one at a time"""
+    axis: int = 0
+    """of `shape`: where they are joined"""
+    start: int | None = None
+    """of a choice, which is stored as one-hot: the number that the environment counts it from"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,8 @@ class Layout:
     snapshots: bool
     observation: tuple[Leaf, ...]
     action: tuple[Leaf, ...]
+    soft_ends: bool = False
+    """whether `info["soft_end"]` may say that the value ends at a step though the episode goes on"""
 
 
 class Buffers:
@@ -67,17 +77,19 @@ class Buffers:
         terminated: np.ndarray,
         truncated: np.ndarray,
         reset: np.ndarray,
+        soft: np.ndarray,
     ) -> None:
         self.obs = obs
         self.reward = reward
         self.terminated = terminated
         self.truncated = truncated
         self.reset = reset
+        self.soft = soft
 
     @classmethod
     def empty(cls, layout: Layout, rows: int) -> "Buffers":
         obs = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in layout.observation]
-        flags = [np.zeros(rows, bool) for _ in range(3)]
+        flags = [np.zeros(rows, bool) for _ in range(4)]
         return cls(obs, np.zeros(rows, np.float32), *flags)
 
     def __getitem__(self, rows: Any) -> "Buffers":
@@ -88,7 +100,30 @@ class Buffers:
             self.terminated[rows],
             self.truncated[rows],
             self.reset[rows],
+            self.soft[rows],
         )
+
+
+class Frames:
+    """The newest frames of every lane; an episode's first one stands for those before it."""
+
+    def __init__(self, leaf: Leaf, lanes: int) -> None:
+        self.held = np.zeros((lanes, *leaf.shape), leaf.dtype)
+        self.axis, self.width = leaf.axis, leaf.shape[leaf.axis] // leaf.stack
+        self._one = tuple(self.width if axis == leaf.axis else n for axis, n in enumerate(leaf.shape))
+        self._joined = np.moveaxis(self.held, leaf.axis + 1, 1)  # [lanes, stack * width, ...]
+
+    def push(self, lane: int, frame: Any, opens: bool) -> np.ndarray:
+        """A lane's frames with `frame` as the newest, or as all of them where it opens an episode."""
+        joined, width = self._joined[lane], self.width
+        newest = np.moveaxis(np.reshape(frame, self._one), self.axis, 0)
+        if opens:
+            for start in range(0, len(joined), width):
+                joined[start : start + width] = newest
+        else:
+            joined[:-width] = joined[width:]
+            joined[-width:] = newest
+        return self.held[lane]
 
 
 class Lanes:
@@ -105,8 +140,10 @@ class Lanes:
         self._masks = [_mask_reader(layout.mask, env) for env in self.envs]
         self._masked = layout.mask in ("info", "method")
         self._readers = list(_readers(layout.observation_space))
+        self._frames = [Frames(x, len(numbers)) if x.stack > 1 else None for x in layout.observation]
         # A plain array is stored without a call into Python, which is most of what a small environment would pay.
-        self._plain = isinstance(layout.observation_space, spaces.Box) and not self._masked
+        stacked = any(x.stack > 1 for x in layout.observation)
+        self._plain = isinstance(layout.observation_space, spaces.Box) and not (self._masked or stacked)
 
     def __len__(self) -> int:
         return len(self.envs)
@@ -117,12 +154,13 @@ class Lanes:
         out.terminated.fill(False)
         out.truncated.fill(False)
         out.reset.fill(True)
+        out.soft.fill(False)
         for row in range(len(out.reward)):
             lane = start + row
             obs, info = self.envs[lane].reset(seed=lane_seed(seed, self.numbers[lane]))
             self._check(obs)
             self.pending[lane] = False
-            self._write(out.obs, row, obs)
+            self._write(out.obs, row, obs, lane, True)
             if self._masked:
                 out.obs[-1][row] = self._masks[lane](info)
 
@@ -133,8 +171,9 @@ class Lanes:
         terminated.fill(False)
         truncated.fill(False)
         reset.fill(False)
-        pending, steps = self.pending, self._steps
-        write = out.obs[0].__setitem__ if self._plain else partial(self._write, out.obs)
+        out.soft.fill(False)
+        pending, steps, plain, soft_ends = self.pending, self._steps, self._plain, self.layout.soft_ends
+        write = out.obs[0].__setitem__
         for row, choice in enumerate(choices):
             lane = start + row
             if pending[lane]:
@@ -146,7 +185,12 @@ class Lanes:
                 obs, reward[row], ended, cut, info = steps[lane](choice)
                 if ended or cut:
                     terminated[row], truncated[row], pending[lane] = ended, cut, True
-            write(row, obs)
+                elif soft_ends:
+                    out.soft[row] = info.get(SOFT_END, False)
+            if plain:
+                write(row, obs)
+            else:
+                self._write(out.obs, row, obs, lane, reset[row])
             if self._masked:
                 out.obs[-1][row] = self._masks[lane](info)
 
@@ -157,13 +201,17 @@ class Lanes:
             state = snapshot_env(env)
             if state is None:
                 raise EnvError(f"lane {number}: {env} has no snapshot; give it get_snapshot and set_snapshot")
-            found.append({"env": state, "pending": pending})
+            frames = [held.held[len(found)].copy() for held in self._frames if held is not None]
+            found.append({"env": state, "pending": pending, "frames": frames})
         return found
 
     def restore(self, snapshots: list[dict[str, Any]]) -> None:
         for lane, (env, snapshot) in enumerate(zip(self.envs, snapshots)):
             restore_env(env, snapshot["env"])
             self.pending[lane] = bool(snapshot["pending"])
+            held = [frames for frames in self._frames if frames is not None]
+            for frames, saved in zip(held, snapshot.get("frames", []), strict=True):
+                frames.held[lane] = saved
 
     def render(self, lane: int) -> np.ndarray | None:
         env = self.envs[lane]
@@ -178,13 +226,15 @@ class Lanes:
         for env in self.envs:
             env.close()
 
-    def _write(self, into: list[np.ndarray], row: int, obs: Any) -> None:
-        for array, read in zip(into, self._readers):
-            array[row] = read(obs)
+    def _write(self, into: list[np.ndarray], row: int, obs: Any, lane: int, opens: bool) -> None:
+        for array, read, frames in zip(into, self._readers, self._frames):
+            value = read(obs)
+            array[row] = value if frames is None else frames.push(lane, value, opens)
 
     def _check(self, obs: Any) -> None:
         """Numpy would silently broadcast a wrong shape into the buffer; resets are rare enough to look."""
-        for leaf, read in zip(self.layout.observation, self._readers):
+        leaves = _observation_leaves(self.layout.observation_space)
+        for leaf, read in zip(leaves, self._readers):
             shape = np.shape(read(obs)) or (1,)
             if shape != leaf.shape:
                 name = ".".join(leaf.path) or "observation"
@@ -235,7 +285,7 @@ def describe(env: gymnasium.Env) -> Layout:
     action = tuple(_action_leaves(action_space))
     _, info = env.reset(seed=0)
     mask = _mask_source(env, info)
-    observation = list(_observation_leaves(observation_space))
+    observation = [_stacked(x, _told(env, "frame_stack", 1)) for x in _observation_leaves(observation_space)]
     if mask != "none":
         size = mask_size(action_space)
         masked = Leaf((MASK_KEY,), (size,), "bool", 0.0, 1.0)
@@ -243,10 +293,25 @@ def describe(env: gymnasium.Env) -> Layout:
             observation = [masked if leaf.path == (MASK_KEY,) else leaf for leaf in observation]
         else:
             if not isinstance(observation_space, spaces.Dict | spaces.Tuple):
-                observation = [Leaf(("obs",), x.shape, x.dtype, x.low, x.high) for x in observation]
+                observation = [replace(x, path=("obs",)) for x in observation]
             observation.append(masked)
     snapshots = snapshot_env(env) is not None
-    return Layout(observation_space, action_space, mask, snapshots, tuple(observation), action)
+    soft_ends = bool(_told(env, "soft_ends", False))
+    return Layout(observation_space, action_space, mask, snapshots, tuple(observation), action, soft_ends)
+
+
+def _told(env: gymnasium.Env, name: str, otherwise: Any) -> Any:
+    return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else otherwise
+
+
+def _stacked(leaf: Leaf, stack: int) -> Leaf:
+    """The leaf of `stack` frames: planes one behind the other, pictures by their channels, vectors end to end."""
+    if stack == 1:
+        return leaf
+    shape = (1, *leaf.shape) if len(leaf.shape) == 2 else leaf.shape
+    axis = 2 if len(shape) == 3 and shape[2] < shape[0] else 0
+    joined = tuple(n * stack if number == axis else n for number, n in enumerate(shape))
+    return replace(leaf, shape=joined, stack=stack, axis=axis)
 
 
 def mask_size(action_space: spaces.Space) -> int:
@@ -291,7 +356,7 @@ def _observation_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Iter
         dtype = "uint8" if space.dtype == np.uint8 else "float32"
         yield Leaf(path, space.shape or (1,), dtype, float(space.low.min()), float(space.high.max()))
     elif isinstance(space, spaces.Discrete):
-        yield Leaf(path, (int(space.n),), "float32", 0.0, 1.0)
+        yield Leaf(path, (int(space.n),), "float32", 0.0, 1.0, start=int(space.start))
     elif isinstance(space, spaces.MultiDiscrete):
         yield Leaf(path, space.shape, "float32", 0.0, float(space.nvec.max() - 1))
     elif isinstance(space, spaces.MultiBinary):

@@ -212,7 +212,7 @@ class WorkerPool:
         self._parts: list[list[Step]] = [[] for _ in groups]
         for buffer in range(BUFFERS):
             obs = [shared[f"obs/{index}"][buffer] for index in range(len(layout.observation))]
-            names = ("reward", "terminated", "truncated", "reset")
+            names = ("reward", "terminated", "truncated", "reset", "soft")
             whole = Buffers(obs, *(shared[name][buffer] for name in names))
             self._whole.append(to_step(layout, whole))
             for group, rows in enumerate(groups):
@@ -348,7 +348,7 @@ def _numbers(slices: list[Slice]) -> list[int]:
 def _blocks(layout: Layout, lanes: int, arrays: dict[str, tuple[tuple[int, ...], str]]) -> list[Block]:
     obs = [Block(f"obs/{i}", (BUFFERS, lanes, *x.shape), x.dtype) for i, x in enumerate(layout.observation)]
     action = [Block(f"action/{i}", (lanes, *x.shape), x.dtype) for i, x in enumerate(layout.action)]
-    flags = [Block(name, (BUFFERS, lanes), "bool") for name in ("terminated", "truncated", "reset")]
+    flags = [Block(name, (BUFFERS, lanes), "bool") for name in ("terminated", "truncated", "reset", "soft")]
     reward = Block("reward", (BUFFERS, lanes), "float32")
     asked = [Block(ARRAY_PREFIX + name, shape, str(np.dtype(kind))) for name, (shape, kind) in arrays.items()]
     return [*obs, *action, reward, *flags, *asked]
@@ -413,4 +413,4 @@ def _ready(pipes: list[int]) -> list[int]:
 
 
 def _copy(step: Step) -> Step:
-    return Step(step.obs, step.reward, step.terminated, step.truncated, step.reset)
+    return Step(step.obs, step.reward, step.terminated, step.truncated, step.reset, step.soft)

@@ -35,8 +35,9 @@ def snapshot_env(env: gymnasium.Env) -> dict[str, Any] | None:
         for layer in _stack(env):
             if hasattr(layer, "get_snapshot") and hasattr(layer, "set_snapshot"):
                 # Covers what the layer wraps, too: it alone knows what it keeps where.
-                layers.append({"own": encode(layer.get_snapshot())})
-                return {"layers": layers}
+                own = layer.get_snapshot()
+                layers.append({"own": encode(own)})
+                return None if own is None else {"layers": layers}
             state: dict[str, Any] = {"attributes": _attributes(layer)}
             if not isinstance(layer, gymnasium.Wrapper):
                 family = type(layer).__module__ + "."

@@ -28,6 +28,8 @@ class Step:
     """[B] bool: the episode was cut, for instance by a time limit"""
     reset: Tensor
     """[B] bool: `obs` opens a new episode"""
+    soft: Tensor | None = None
+    """[B] bool: what comes after is worth nothing to the learner (a life was lost), though the episode goes on"""
 
 
 class VectorEnv(Protocol):

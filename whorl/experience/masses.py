@@ -56,6 +56,8 @@ class DeviceMasses:
         top: the longest level that is searched whole.
     """
 
+    WIDTH, TOP = 128, 2**13
+
     def __init__(
         self,
         size: int,
@@ -64,8 +66,8 @@ class DeviceMasses:
         epsilon: float,
         clip: tuple[float, float],
         *,
-        width: int = 128,
-        top: int = 2**13,
+        width: int = WIDTH,
+        top: int = TOP,
     ) -> None:
         self.alpha, self.epsilon, self.clip, self.width = alpha, epsilon, clip, width
         self.levels = make_levels(size, width, top, device)
@@ -152,6 +154,8 @@ def _at(line: Tensor, choice: Tensor) -> Tensor:
 class HostMasses:
     """`Masses` in numpy, on the memory of the tensors; arguments as for `DeviceMasses`."""
 
+    WIDTH, TOP = 16, 2**14
+
     def __init__(
         self,
         size: int,
@@ -160,8 +164,8 @@ class HostMasses:
         epsilon: float,
         clip: tuple[float, float],
         *,
-        width: int = 16,
-        top: int = 2**14,
+        width: int = WIDTH,
+        top: int = TOP,
     ) -> None:
         self.alpha, self.epsilon, self.clip, self.width = alpha, epsilon, clip, width
         self.levels = make_levels(size, width, top, device)
@@ -273,6 +277,12 @@ def make_levels(size: int, width: int, top: int, device: torch.device) -> list[T
         torch.zeros(length, dtype=torch.float64 if depth else torch.float32, device=device)
         for depth, length in enumerate((*whole, lengths[-1]))
     ]
+
+
+def mass_bytes(size: int, device: torch.device) -> int:
+    """What masses of `size` starts will take on `device`, without allocating them."""
+    kind = HostMasses if device.type == "cpu" else DeviceMasses
+    return sum(level.nbytes for level in make_levels(size, kind.WIDTH, kind.TOP, torch.device("meta")))
 
 
 def first_mass(alpha: float, clip: tuple[float, float]) -> float:

@@ -1,6 +1,5 @@
 """Off-policy experience: rollouts go into a ring, and batches are drawn from it in proportion to the steps seen."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Protocol
@@ -12,8 +11,9 @@ from whorl import tree
 from whorl.config import ReplayConfig
 from whorl.errors import CheckpointError, ConfigError
 from whorl.experience.batch import Batch
-from whorl.experience.ring import Ring, replay_bytes, slots_for
-from whorl.experience.samplers import Priorities, Prioritized, Sampler, Uniform
+from whorl.experience.ring import Ring, history_of, replay_bytes, slots_for
+from whorl.experience.room import allocating, require_room
+from whorl.experience.samplers import Priorities, Prioritized, Sampler, Uniform, sampler_bytes
 from whorl.experience.views import Transitions, View
 from whorl.graphs import record
 from whorl.ops.losses import row_weight
@@ -68,6 +68,7 @@ class Replay(Experience):
         capacity: rows over all lanes.
         ratio: updates per environment step; fractions are carried over exactly.
         learn_after: no update is due for this many first steps.
+        reward_clip: where rewards are clipped, on both sides; 0: nowhere.
         extras, memory, stride: see `Ring`.
     """
 
@@ -87,16 +88,18 @@ class Replay(Experience):
         ratio: float = 1.0,
         learn_after: int = 0,
         priorities: Priorities | None = None,
+        reward_clip: float = 0.0,
         extras: Mapping[str, Array] | None = None,
         memory: Tree | None = None,
         stride: int = 1,
     ) -> None:
         self.ring = Ring(spec, capacity, device, extras=extras, memory=memory, stride=stride)
+        self.reward_clip = reward_clip
         if memory and view.stride % stride:
             raise ConfigError(
                 f"samples start every {view.stride} rows, but memory is stored every {stride}; use a multiple"
             )
-        if self.ring.slots % view.stride or self.ring.slots <= view.span:
+        if self.ring.slots % view.stride or self.ring.slots <= view.span + self.ring.history:
             raise ConfigError(
                 f"a ring of {self.ring.slots} rows per lane holds no whole sample of {view.span + 1} rows "
                 f"that starts every {view.stride}; change the replay capacity ({capacity}) or lanes ({spec.lanes})"
@@ -131,17 +134,20 @@ class Replay(Experience):
     @torch.no_grad()
     def add(self, rollout: Batch) -> None:
         ring, span, steps = self.ring, self.view.span, rollout.shape[0]
-        if steps + span > ring.slots:
+        if steps + span + ring.history > ring.slots:
+            least = (steps + span + ring.history) * ring.lanes
             raise ConfigError(
                 f"a rollout of {steps} rows leaves no sample of {span + 1} rows in a ring of {ring.slots} rows per "
-                f"lane; use a replay capacity of at least {(steps + span) * ring.lanes}, or a smaller rollout_steps"
+                f"lane; use a replay capacity of at least {least}, or a smaller rollout_steps"
             )
         if self.store is not None:
             self.store.advance(steps)
-        gone = self._starts(ring.oldest, max(ring.oldest, ring.rows + steps - ring.slots))
+        gone = self._starts(ring.first_start(), ring.first_start(steps))
         self.sampler.release(gone, self.view.allowed(ring, gone))
         whole = max(0, ring.rows - span)
-        ring.add(rollout)
+        clip = self.reward_clip
+        # Before they are folded; whoever counts returns has seen the whole ones.
+        ring.add(rollout.replace(reward=rollout.reward.clamp(-clip, clip)) if clip else rollout)
         new = self._starts(whole, max(0, ring.rows - span))
         self.sampler.admit(new, self.view.allowed(ring, new))
         if self.appraise is not None and len(new):
@@ -317,56 +323,37 @@ def replay_of(
         clip=cfg.priority_clip,
     )
     device = generator.device
-    require_room(replay_bytes(spec, cfg.capacity), device, cfg.capacity)
-    return Replay(
-        spec,
-        device,
-        generator,
-        learner=learner,
-        appraise=appraise if cfg.prioritized and cfg.priority_on_add else None,
-        view=Transitions(cfg.n_step),
-        capacity=cfg.capacity,
-        batch_size=cfg.batch_size,
-        ratio=cfg.ratio,
-        learn_after=cfg.learn_after,
-        priorities=priorities if cfg.prioritized else None,
-    )
+    starts = slots_for(spec, cfg.capacity) * spec.lanes
+    size = replay_bytes(spec, cfg.capacity) + sampler_bytes(starts, device, cfg.prioritized)
+    require_room(size, device, cfg.capacity)
+    with allocating(size, device, cfg.capacity):
+        return Replay(
+            spec,
+            device,
+            generator,
+            learner=learner,
+            appraise=appraise if cfg.prioritized and cfg.priority_on_add else None,
+            view=Transitions(cfg.n_step),
+            capacity=cfg.capacity,
+            batch_size=cfg.batch_size,
+            ratio=cfg.ratio,
+            learn_after=cfg.learn_after,
+            priorities=priorities if cfg.prioritized else None,
+            reward_clip=cfg.reward_clip_range if cfg.clip_reward else 0.0,
+        )
 
 
 def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
-    """Raise where rollouts of `rows` rows over all lanes and samples of `n_step` rows do not fit the ring."""
-    slots = slots_for(spec, cfg.capacity)
-    if cfg.n_step >= slots:
+    """Raise where rollouts of `rows` rows over all lanes and samples of `n_step` rows do not fit the ring.
+
+    Its starts must be as many per lane as a rollout brings, and three at least: two in a row may be no transition, the
+    final row of an episode and the first of the next where lanes were started anew after it.
+    """
+    slots, steps = slots_for(spec, cfg.capacity), rows // spec.lanes
+    needed = max(steps, 3) + cfg.n_step + history_of(spec)
+    if slots < needed:
         raise ConfigError(
-            f"n_step is {cfg.n_step}, but a capacity of {cfg.capacity} holds {slots} rows for each of {spec.lanes} "
-            f"lanes; use n_step of at most {slots - 1}, or a capacity of at least {(cfg.n_step + 1) * spec.lanes}"
+            f"capacity is {cfg.capacity}, {slots} rows for each of {spec.lanes} lanes, but rollout_steps {steps} and "
+            f"n_step {cfg.n_step} need {needed}; use a capacity of at least {needed * spec.lanes}, or make one of them "
+            "smaller"
         )
-    if rows // spec.lanes + cfg.n_step > slots:
-        raise ConfigError(
-            f"capacity is {cfg.capacity}, but a rollout brings {rows} rows; use a capacity of at least "
-            f"{rows + cfg.n_step * spec.lanes}, or a smaller rollout_steps"
-        )
-
-
-def require_room(size: int, device: torch.device, capacity: int) -> None:
-    """Raise where `size` bytes of replay are more than what is free on `device`; nothing is allocated yet."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
-    if size > free:
-        raise ConfigError(
-            f"replay of {capacity:,} rows takes {size:,} bytes, but {free:,} are free on {device.type}; "
-            f"use a capacity of at most {int(capacity * 0.9 * free / size):,}"
-        )
-
-
-def free_memory() -> int:
-    """Bytes of the host's memory that can still be had, as far as the system tells."""
-    try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        pass
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 1 << 62  # this system does not say

@@ -1,10 +1,12 @@
 """Replay storage: a ring of rows per lane in preallocated tensors, of which every kind of sample is a view.
 
-Row t+1 is the successor of row t, so no next observation is stored. All lanes advance together: row number r of every
-lane lies in slot r % slots. A *start* is a row at which a sample may begin, a *cell* one row of one lane.
+Row t+1 is the successor of row t, so no next observation is stored; of a stack of frames only the newest is, the others
+are in the rows before. All lanes advance together: row number r of every lane lies in slot r % slots. A *start* is a row
+at which a sample may begin, a *cell* one row of one lane.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +39,9 @@ class Ring:
         stride: int = 1,
     ) -> None:
         self.lanes, self.stride = spec.lanes, stride
+        self.observation = spec.observation
+        self.history = history_of(spec)
+        """rows before a row that its stack of frames may reach back to"""
         self.slots = slots_for(spec, capacity, stride)
         self.device = torch.device(device)
         self.rows = 0
@@ -54,6 +59,10 @@ class Ring:
     def oldest(self) -> int:
         """Number of the oldest row that is still there."""
         return max(0, self.rows - self.slots)
+
+    def first_start(self, steps: int = 0) -> int:
+        """Number of the oldest row whose frames are all there when `steps` more rows are."""
+        return max(0, self.rows + steps - self.slots + self.history)
 
     @property
     def settled(self) -> int:
@@ -76,6 +85,7 @@ class Ring:
             )
         self._close_gaps(rollout.reset[0])
         given = rollout.tensors()
+        given["obs"] = tree.map(_newest, self.observation, given["obs"])
         rows = {name: tree.index(given[name], slice(0, steps)) for name in self.columns if name != "extras"}
         rows["extras"] = {name: given["extras"][name] for name in self.columns["extras"]}
         at = self.rows % self.slots
@@ -106,6 +116,18 @@ class Ring:
     def take(self, name: str, cell: Tensor) -> Tree:
         """The rows of a column at cells of any shape [...]: [..., ...]."""
         return take(self.columns[name], cell)
+
+    def observe(self, cell: Tensor) -> Tree:
+        """Observations at cells of any shape [...], stacks of frames put together again: [..., ...]."""
+        if not self.history:
+            return self.take("obs", cell)
+        slot, lane, seen = cell // self.lanes, cell % self.lanes, [cell]
+        for _ in range(self.history):
+            # An episode's first row has none before it: its own frame stands for them.
+            slot = slot - (~self.take("reset", seen[0])).long()
+            seen.insert(0, self.cells(slot, lane))
+        cells = torch.stack(seen, -1)  # [..., history + 1], oldest first
+        return tree.map(partial(_joined, cells=cells), self.observation, self.columns["obs"])
 
     def cells(self, slot: Tensor, lane: Tensor) -> Tensor:
         """Cells of slots, which may count on past the ring's end."""
@@ -146,6 +168,29 @@ def take(column: Tree, cell: Tensor) -> Tree:
     )
 
 
+def history_of(spec: Spec) -> int:
+    """Rows before a row that belong to its observation."""
+    return max(leaf.stack for leaf in tree.leaves(spec.observation)) - 1
+
+
+def _newest(leaf: Array, stack: Tensor) -> Tensor:
+    """The newest frame of stacks [T, B, ...]."""
+    if leaf.stack == 1:
+        return stack
+    width = leaf.shape[leaf.axis] // leaf.stack
+    return stack.narrow(2 + leaf.axis, leaf.shape[leaf.axis] - width, width)
+
+
+def _joined(leaf: Array, column: Tensor, cells: Tensor) -> Tensor:
+    """The stacks of frames at cells [..., frames]: [..., ...]."""
+    lead = cells.dim() - 1
+    frames = take(column, cells[..., cells.shape[-1] - leaf.stack :])  # [..., stack, ...]
+    if leaf.stack == 1:
+        return frames.squeeze(lead)
+    axis = lead + leaf.axis
+    return frames.movedim(lead, axis).flatten(axis, axis + 1)
+
+
 def slots_for(spec: Spec, capacity: int, stride: int = 1) -> int:
     """Rows per lane of a ring of `capacity` rows."""
     slots = capacity // spec.lanes // stride * stride
@@ -180,7 +225,7 @@ def _allocate(
 
     return {
         "columns": {
-            "obs": empty_obs(spec.observation, shape, device),
+            "obs": empty_obs(tree.map(lambda leaf: leaf.frame, spec.observation), shape, device),
             "reset": zeros(torch.bool),
             "action": empty_action(spec.action, shape, device),
             "reward": zeros(torch.float32),

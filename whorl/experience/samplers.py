@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from whorl import tree
-from whorl.experience.masses import DeviceMasses, HostMasses, Masses
+from whorl.experience.masses import DeviceMasses, HostMasses, Masses, mass_bytes
 
 
 class Sampler(Protocol):
@@ -51,8 +51,7 @@ class Uniform:
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
         # One place more, into which refused starts are written.
-        number = torch.int32 if size < 2**31 else torch.int64
-        self.queue = torch.zeros(size + 1, dtype=number, device=device)
+        self.queue = torch.zeros(size + 1, dtype=_number(size), device=device)
         self.first = torch.zeros((), dtype=torch.int64, device=device)
         self.count = torch.zeros_like(self.first)
 
@@ -168,3 +167,12 @@ def sequence_priority(error: Tensor, mask: Tensor, eta: float) -> Tensor:
     size = torch.where(mask > 0, error.abs(), 0.0)
     count = (mask > 0).sum(0).clamp(min=1)
     return eta * size.amax(0) + (1 - eta) * size.sum(0) / count
+
+
+def sampler_bytes(size: int, device: torch.device, prioritized: bool) -> int:
+    """What a sampler of `size` starts will take, without allocating it."""
+    return mass_bytes(size, device) if prioritized else (size + 1) * _number(size).itemsize
+
+
+def _number(size: int) -> torch.dtype:
+    return torch.int32 if size < 2**31 else torch.int64

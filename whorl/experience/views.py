@@ -61,7 +61,7 @@ class Transitions:
         now = start.unsqueeze(0)
         reset = ring.take("reset", start)
         return Batch(
-            obs=ring.take("obs", torch.stack((start, after))),
+            obs=ring.observe(torch.stack((start, after))),
             reset=torch.stack((reset, torch.zeros_like(reset))),
             action=ring.take("action", now),
             reward=ring.take("reward", now),
@@ -85,7 +85,7 @@ class Transitions:
         after = ring.cells(slot + counts.sum(0), lane)
         reset = ring.take("reset", start)
         return Batch(
-            obs=ring.take("obs", torch.stack((start, after))),
+            obs=ring.observe(torch.stack((start, after))),
             reset=torch.stack((reset, torch.zeros_like(reset))),
             action=ring.take("action", start.unsqueeze(0)),
             reward=reward,
@@ -127,7 +127,7 @@ class Sequences:
         action = ring.take("action", now)
         # Whatever was written into rows that are no transition stays there.
         return Batch(
-            obs=ring.take("obs", all_rows),
+            obs=ring.observe(all_rows),
             reset=ring.take("reset", all_rows),
             action=tree.where(real, action, tree.map(torch.zeros_like, action)),
             reward=torch.where(real, ring.take("reward", now), 0.0),

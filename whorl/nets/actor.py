@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whorl.config import ReplayConfig
+from whorl.config import ActorCriticConfig
 from whorl.errors import ConfigError
 from whorl.experience.batch import Rows
 from whorl.nets.body import Body, BodySettings
@@ -23,7 +23,7 @@ class Actor(nn.Module):
     Where the critics' encoder has weights (images), the policy reads it, detached: the critics alone train it.
     """
 
-    def __init__(self, name: str, spec: Spec, cfg: ReplayConfig, head: Any, reads: Body) -> None:
+    def __init__(self, name: str, spec: Spec, cfg: ActorCriticConfig, head: Any, reads: Body) -> None:
         super().__init__()
         shared = any(True for _ in reads.parameters())
         observed = Array((reads.size,)) if shared else spec.observation
@@ -87,13 +87,13 @@ class DeterministicHead(nn.Module):
         return self.action(features).tanh()
 
 
-def bounded(spec: Spec, algorithm: str) -> int:
+def bounded(spec: Spec, algorithm: str, takes: str = "continuous") -> int:
     """Columns of a continuous action with finite bounds; one sentence for any other environment."""
     action = spec.action
     if not isinstance(action, Continuous):
         kind = type(action).__name__.lower() if not isinstance(action, dict) else "a dict of"
         raise ConfigError(
-            f"{algorithm} needs continuous actions, but this environment has {kind} actions; "
+            f"{algorithm} needs {takes} actions, but this environment has {kind} actions; "
             f"use {'sac or ppo' if isinstance(action, Discrete) else 'ppo'}"
         )
     if not all(action.bounded):

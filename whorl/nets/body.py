@@ -60,11 +60,17 @@ class Flat(nn.Module):
 
 
 def auto(
-    observation: SpecTree, kind: str = "auto", features: int = 0, channels: Channels = "auto"
+    observation: SpecTree,
+    kind: str = "auto",
+    features: int | Literal["flat"] = 0,
+    channels: Channels = "auto",
+    width: int = 1,
+    spectral_norm: bool = False,
+    pool: int = 0,
 ) -> nn.Module:
     """The encoder `images` where there is an image of at least 8 pixels a side, else `flat`."""
     if has_images(observation, 8, channels):
-        return Images(observation, kind, features, channels)
+        return Images(observation, kind, features, channels, width, spectral_norm, pool)
     return Flat(observation)
 
 

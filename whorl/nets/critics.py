@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whorl.config import ReplayConfig
+from whorl.config import ActorCriticConfig
 from whorl.errors import ConfigError, nearest
 from whorl.experience.batch import Rows
+from whorl.limits import coerce
 from whorl.nets.body import Body, BodySettings, torso
 from whorl.nets.layers import activation_of, orthogonal_
 from whorl.registry import Part
@@ -33,7 +34,7 @@ class Critics(nn.Module):
         self,
         name: str,
         spec: Spec,
-        cfg: ReplayConfig,
+        cfg: ActorCriticConfig,
         members: int,
         outputs: tuple[int, ...] = (),
         actions: int = 0,
@@ -163,7 +164,7 @@ class EnsembleMLP(nn.Module):
 class Separate(nn.Module):
     """An ensemble of nets that settings describe, one after the other."""
 
-    def __init__(self, members: int, inputs: int, outputs: int, cfg: ReplayConfig) -> None:
+    def __init__(self, members: int, inputs: int, outputs: int, cfg: ActorCriticConfig) -> None:
         super().__init__()
         settings = BodySettings(cfg.critic_hidden, cfg.activation, cfg.critic_network, cfg.encoder)
         built = [torso(settings, inputs) for _ in range(members)]
@@ -179,8 +180,8 @@ class Separate(nn.Module):
 
 
 def _options(network: Part) -> dict[str, Any]:
-    known = ("layer_norm", "dropout")
+    known = {"layer_norm": bool, "dropout": float}
     for key in network.options:
         if key not in known:
             raise ConfigError(f"critic_network mlp has no option {key!r}; {nearest(key, known)}")
-    return dict(network.options)
+    return {key: coerce(f"critic_network.{key}", value, known[key]) for key, value in network.options.items()}

@@ -11,8 +11,11 @@ an impala block starts smaller than in the paper, or six blocks would make featu
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whorl import tree
@@ -26,17 +29,39 @@ GAIN = 2**0.5
 """keeps the size of activations through a ReLU"""
 
 
+@dataclass(frozen=True)
+class Wide:
+    """Options of impala."""
+
+    width: int = 1
+    spectral_norm: bool = False
+    pool: int = 0
+
+
+PLAIN = Wide()
+
+
 class Images(nn.Module):
     """Image leaves through a convolutional net each, all others flattened, joined into one vector per row.
 
     Args:
         kind: nature, impala, small, drq; auto takes nature for images that are large enough, else small.
-        features: columns per image; 0: as many as the kind has by custom.
+        features: columns per image; 0: as many as the kind has by custom; flat: no layer behind the convolutions.
         channels: where they stand: first, last, or auto to see it from the shape.
+        width, spectral_norm, pool: of impala, as Beyond the Rainbow has them (Clark et al. 2024, arXiv:2411.03820):
+            times as many channels, residual convolutions divided by their spectral norm, a last pooling to so many
+            pixels a side (0: none).
     """
 
     def __init__(
-        self, observation: SpecTree, kind: str = "auto", features: int = 0, channels: Channels = "auto"
+        self,
+        observation: SpecTree,
+        kind: str = "auto",
+        features: int | Literal["flat"] = 0,
+        channels: Channels = "auto",
+        width: int = 1,
+        spectral_norm: bool = False,
+        pool: int = 0,
     ) -> None:
         super().__init__()
         self.nets = nn.ModuleList()
@@ -53,7 +78,7 @@ class Images(nn.Module):
                 self.ranks[path] = len(leaf.shape)
                 self.size += leaf.size
             else:
-                net = Convolutions(found, kind, features)
+                net = Convolutions(found, kind, features, Wide(width, spectral_norm, pool))
                 self.images[path] = len(self.nets)
                 self.nets.append(net)
                 self.size += net.size
@@ -75,17 +100,23 @@ class Convolutions(nn.Module):
     time on a CPU, 0.75 and 0.9 on an H200 with TF32, and [H, W, C] needs no conversion at all.
     """
 
-    def __init__(self, found: Picture, kind: str, features: int) -> None:
+    def __init__(
+        self, found: Picture, kind: str, features: int | Literal["flat"], wide: Wide = PLAIN
+    ) -> None:
         super().__init__()
         chosen = _choose(found, kind)
-        if features < 0:
-            raise ConfigError(f"features is {features}; give a width, or 0 for {chosen.features}")
+        if wide != PLAIN and chosen.trunk is not _impala:
+            raise ConfigError("width, spectral_norm and pool are options of kind impala alone; leave them out")
+        if wide.width < 1 or wide.pool < 0:
+            raise ConfigError(f"width is {wide.width} and pool {wide.pool}; give at least 1 and at least 0")
+        if features != "flat" and (not isinstance(features, int) or features < 0):
+            raise ConfigError(f"features is {features!r}; give a width, 0 for {chosen.features}, or flat")
         self.first = found.first
-        self.size = features or chosen.features
-        self.trunk = chosen.trunk(found.channels)
+        self.trunk = chosen.trunk(found.channels, wide)
         with torch.no_grad():
             width = self.trunk(torch.zeros(1, found.channels, found.height, found.width)).numel()
-        self.head = chosen.head(width, self.size)
+        self.size = width if features == "flat" else features or chosen.features
+        self.head = nn.Identity() if features == "flat" else chosen.head(width, self.size)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs leave this form out
 
     def forward(self, value: Tensor) -> Tensor:
@@ -109,8 +140,8 @@ def has_images(observation: SpecTree, side: int = LEAST_SIDE, channels: Channels
 class Kind:
     """A convolutional net by name."""
 
-    trunk: Callable[[int], nn.Module]
-    """channels -> [N, C, H, W] to [N, c, h, w]"""
+    trunk: Callable[[int, "Wide"], nn.Module]
+    """channels, options of impala -> [N, C, H, W] to [N, c, h, w]"""
     head: Callable[[int, int], nn.Module]
     """flattened inputs, features -> the last layers"""
     features: int
@@ -132,7 +163,7 @@ def _choose(found: Picture, kind: str) -> Kind:
     return KINDS[kind]
 
 
-def _nature(channels: int) -> nn.Module:
+def _nature(channels: int, wide: Wide) -> nn.Module:
     return nn.Sequential(
         _convolution(channels, 32, 8, stride=4),
         nn.ReLU(inplace=True),
@@ -143,11 +174,11 @@ def _nature(channels: int) -> nn.Module:
     )
 
 
-def _small(channels: int) -> nn.Module:
+def _small(channels: int, wide: Wide) -> nn.Module:
     return nn.Sequential(_convolution(channels, 16, 3), nn.ReLU(inplace=True))
 
 
-def _drq(channels: int) -> nn.Module:
+def _drq(channels: int, wide: Wide) -> nn.Module:
     layers: list[nn.Module] = []
     for inputs, stride in ((channels, 2), (32, 1), (32, 1), (32, 1)):
         convolution = _convolution(inputs, 32, 3, stride)
@@ -157,25 +188,59 @@ def _drq(channels: int) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def _impala(channels: int) -> nn.Module:
+def _impala(channels: int, wide: Wide) -> nn.Module:
     layers: list[nn.Module] = []
-    for inputs, outputs in ((channels, 16), (16, 32), (32, 32)):
+    widths = [channels, *(wide.width * count for count in (16, 32, 32))]
+    for inputs, outputs in pairwise(widths):
         layers += [_convolution(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, 2, 1)]
-        layers += [ResidualBlock(outputs), ResidualBlock(outputs)]
-    return nn.Sequential(*layers, nn.ReLU())
+        layers += [ResidualBlock(outputs, wide.spectral_norm), ResidualBlock(outputs, wide.spectral_norm)]
+    layers += [nn.ReLU()] if not wide.pool else [nn.ReLU(), nn.AdaptiveMaxPool2d(wide.pool)]
+    return nn.Sequential(*layers)
 
 
 class ResidualBlock(nn.Module):
     """x + conv(relu(conv(relu(x))))"""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, spectral_norm: bool) -> None:
         super().__init__()
-        self.opening = _convolution(channels, channels, 3, padding=1)
+        self.opening: nn.Module = _convolution(channels, channels, 3, padding=1)
         # The six blocks of a net together then add about as much variance as comes in.
-        self.closing = _convolution(channels, channels, 3, padding=1, gain=6**-0.5)
+        self.closing: nn.Module = _convolution(channels, channels, 3, padding=1, gain=6**-0.5)
+        if spectral_norm:
+            self.opening, self.closing = SpectralConvolution(self.opening), SpectralConvolution(self.closing)
 
     def forward(self, value: Tensor) -> Tensor:
         return value + self.closing(self.opening(value.relu()).relu_())
+
+
+class SpectralConvolution(nn.Module):
+    """A convolution whose weight is divided by its spectral norm, which power iteration follows (Miyato et al. 2018,
+    arXiv:1802.05957). The iteration is asked for once per update: acting and evaluating leave no trace.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+        matrix = layer.weight.detach().flatten(1)
+        self.register_buffer("left", torch.ones(matrix.shape[0]) / matrix.shape[0] ** 0.5)
+        self.register_buffer("right", torch.ones(matrix.shape[1]) / matrix.shape[1] ** 0.5)
+        for _ in range(15):
+            self.iterate_()
+
+    @torch.no_grad()
+    def iterate_(self) -> None:
+        """One round of power iteration."""
+        matrix = self.layer.weight.flatten(1)
+        self.right.copy_(F.normalize(matrix.T @ self.left, dim=0))
+        self.left.copy_(F.normalize(matrix @ self.right, dim=0))
+
+    def forward(self, value: Tensor) -> Tensor:
+        layer = self.layer
+        norm = torch.dot(self.left, layer.weight.flatten(1) @ self.right)
+        return F.conv2d(value, layer.weight / norm, layer.bias, layer.stride, layer.padding)
 
 
 def _convolution(

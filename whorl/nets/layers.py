@@ -40,15 +40,18 @@ def orthogonal_(module: nn.Module, gain: float = 2**0.5) -> nn.Module:
 
 
 class MLP(nn.Module):
-    """Linear layers of the given widths, an activation after each, orthogonally initialised.
+    """Linear layers of the given widths, an activation after each (and a layer norm before it), orthogonally initialised.
 
     On a CPU a small net costs more in module calls than in arithmetic, so the layers are applied as functions.
     """
 
-    def __init__(self, inputs: int, hidden: Sequence[int], activation: str) -> None:
+    def __init__(
+        self, inputs: int, hidden: Sequence[int], activation: str, layer_norm: bool = False
+    ) -> None:
         super().__init__()
         self.activation = activation_of(activation)
         sizes = [inputs, *hidden]
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in hidden) if layer_norm else None
         layers = [nn.Linear(before, after) for before, after in zip(sizes, hidden)]
         self.layers = nn.ModuleList(layers)
         orthogonal_(self)
@@ -56,8 +59,12 @@ class MLP(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         activation = self.activation
-        for weight, bias in self._parts:
-            value = activation(F.linear(value, weight, bias))
+        if self.norms is None:
+            for weight, bias in self._parts:
+                value = activation(F.linear(value, weight, bias))
+            return value
+        for (weight, bias), norm in zip(self._parts, self.norms):
+            value = activation(norm(F.linear(value, weight, bias)))
         return value
 
 
@@ -70,6 +77,9 @@ class Residual(nn.Module):
 
     def __init__(self, inputs: int, width: int = 128, blocks: int = 1, expand: int = 4) -> None:
         super().__init__()
+        _check_size("width", width, 1)
+        _check_size("blocks", blocks, 0)
+        _check_size("expand", expand, 1)
         self.enter = orthogonal_(nn.Linear(inputs, width), 1.0)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(blocks))
         self.wide = nn.ModuleList(nn.Linear(width, expand * width) for _ in range(blocks))
@@ -84,6 +94,11 @@ class Residual(nn.Module):
         for norm, wide, narrow in zip(self.norms, self.wide, self.narrow):
             value = value + narrow(torch.relu(wide(norm(value))))
         return self.leave(value)
+
+
+def _check_size(name: str, size: int, least: int) -> None:
+    if not isinstance(size, int) or size < least:
+        raise ConfigError(f"{name} is {size!r}; it must be a whole number of at least {least}")
 
 
 OPEN_SIZES = ("in_features", "input_size", "num_features", "normalized_shape", "in_channels", "inputs")
@@ -104,7 +119,7 @@ def layered(inputs: int, layers: Iterable[Mapping[str, Any] | str]) -> nn.Sequen
                 options.setdefault(name, inputs)
         try:
             module = cls(**options)
-        except TypeError as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"layer {part.name!r} can't be built with {options}: {error}") from None
         built.append(module)
         inputs = width_of(module, inputs)
@@ -115,9 +130,15 @@ def layered(inputs: int, layers: Iterable[Mapping[str, Any] | str]) -> nn.Sequen
 
 def width_of(module: nn.Module, inputs: int) -> int:
     """The number of output columns of `module` for `inputs` input columns, found by trying."""
-    training = module.training
+    training, what = module.training, type(module).__name__
     module.eval()
-    with torch.no_grad():
-        width = module(torch.zeros(2, inputs)).shape[-1]
+    try:
+        with torch.no_grad():
+            found = module(torch.zeros(2, inputs))
+    except (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError) as error:
+        raise ConfigError(f"{what} can't read rows of {inputs} columns: {error}") from error
+    if not isinstance(found, Tensor) or found.dim() != 2 or not found.shape[-1]:
+        shape = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise ConfigError(f"{what} makes {shape} of 2 rows of {inputs} columns; it must make [2, columns]")
     module.train(training)
-    return int(width)
+    return found.shape[-1]

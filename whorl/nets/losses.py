@@ -13,6 +13,8 @@ from whorl.registry import Part, construct, register, resolve
 
 def huber(value: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
     """Squared up to an error of `delta`, then linear (Huber 1964)."""
+    if not delta > 0:
+        raise ConfigError(f"delta of the loss 'huber' is {delta!r}; it must be above 0")
     return losses.huber(value - target, delta)
 
 

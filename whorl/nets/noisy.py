@@ -39,11 +39,11 @@ class NoisyLinear(nn.Module):
 class NoisyMLP(nn.Module):
     """Noisy layers of the given widths, an activation after each."""
 
-    def __init__(self, inputs: int, hidden: Sequence[int], activation: str) -> None:
+    def __init__(self, inputs: int, hidden: Sequence[int], activation: str, sigma: float = 0.5) -> None:
         super().__init__()
         self.activation = activation_of(activation)
-        sizes = [inputs, *hidden]
-        self.layers = nn.ModuleList(NoisyLinear(before, after) for before, after in zip(sizes, hidden))
+        pairs = zip([inputs, *hidden], hidden)
+        self.layers = nn.ModuleList(NoisyLinear(before, after, sigma) for before, after in pairs)
 
     def draw(self, generator: torch.Generator | None) -> dict[str, Tensor]:
         """Fresh noise for one forward pass, layer by layer."""

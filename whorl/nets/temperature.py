@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from whorl.errors import ConfigError
+from whorl.registry import Part
 
 
 class Temperature(nn.Module):
@@ -21,3 +22,8 @@ class Temperature(nn.Module):
 
     def forward(self) -> Tensor:
         return self.log_alpha.exp()
+
+
+def undecayed(optimizer: Part) -> Part:
+    """An optimizer without the weight decay of its options: it would draw alpha towards 1, whatever the entropy."""
+    return Part(optimizer.name, {k: v for k, v in optimizer.options.items() if k != "weight_decay"})

@@ -86,7 +86,7 @@ class Collector:
                     self._graphs[self._random] = self._record(self._random)
                 self._graphs[self._random].replay()
         batch = self.storage.batch(self.gamma)
-        self.tally.add(batch)
+        self.tally.add(batch, self.storage.soft)
         if cut:
             batch.keep[-1] = 0
             self.tally.forget()
@@ -168,6 +168,7 @@ class Row:
         "obs",
         "reset",
         "reward",
+        "soft",
         "terminated",
         "truncated",
     )
@@ -179,7 +180,7 @@ class Row:
         self.obs, self.next_obs = at("obs", t), at("obs", t + 1)
         self.reset, self.next_reset = at("reset", t), at("reset", t + 1)
         self.action, self.extras, self.reward = at("action", t), at("extras", t), at("reward", t)
-        self.terminated, self.truncated = at("terminated", t), at("truncated", t)
+        self.terminated, self.truncated, self.soft = at("terminated", t), at("truncated", t), at("soft", t)
 
     def write(self, step: Step) -> None:
         """What the environment answered to this row's actions."""
@@ -188,6 +189,8 @@ class Row:
         self.reward.copy_(step.reward)
         self.terminated.copy_(step.terminated)
         self.truncated.copy_(step.truncated)
+        if step.soft is not None:
+            self.soft.copy_(step.soft)
 
 
 class Storage:
@@ -197,6 +200,7 @@ class Storage:
         self.tensors = tensors
         self.obs: Tree = tensors["obs"]
         self.reset: Tensor = tensors["reset"]
+        self.soft: Tensor = tensors["soft"]
         self.memories: Tree = tensors["memories"]
         self.steps = len(tensors["reward"])
         self.stride = self.steps // len(tree.first(self.memories)) if self.memories else 1
@@ -222,6 +226,7 @@ class Storage:
                 "reward": torch.zeros(steps, lanes, device=device),
                 "terminated": no_flags.expand(steps, lanes).clone(),
                 "truncated": no_flags.expand(steps, lanes).clone(),
+                "soft": no_flags.expand(steps, lanes).clone(),
                 "extras": {
                     name: value.new_zeros(steps, *value.shape) for name, value in acted.extras.items()
                 },
@@ -237,13 +242,14 @@ class Storage:
         """The rollout as a batch: ends of episodes become numbers here, and nowhere else."""
         tensors = self.tensors
         mask = (~self.reset[1:]).float()
-        going = (~(tensors["terminated"] | tensors["truncated"])).float()
+        worthless = tensors["terminated"] | tensors["soft"]  # what comes after
+        going = (~(worthless | tensors["truncated"])).float()
         return Batch(
             obs=self.obs,
             reset=self.reset,
             action=tensors["action"],
             reward=tensors["reward"] * mask,
-            discount=gamma * (~tensors["terminated"]).float() * mask,
+            discount=gamma * (~worthless).float() * mask,
             keep=going * mask,
             mask=mask,
             memory=tree.index(self.memories, 0),
@@ -265,8 +271,9 @@ class Tally:
         self.sums = torch.zeros(len(self.FIELDS), dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def add(self, batch: Batch) -> None:
-        ended = (batch.keep == 0) & (batch.mask > 0)  # [T, B]
+    def add(self, batch: Batch, soft: Tensor) -> None:
+        """Count a rollout; where an end was `soft` [T, B] the episode goes on."""
+        ended = (batch.keep == 0) & (batch.mask > 0) & ~soft  # [T, B]
         earned = torch.stack([batch.reward.double(), batch.mask.double()]).cumsum(1)  # [2, T, B]
         rows = torch.arange(1, len(ended) + 1, device=ended.device).unsqueeze(1)
         last = (ended * rows).amax(0)  # [B], 0 where no episode ended

@@ -19,6 +19,8 @@ from whorl.experience.batch import Batch
 from whorl.graphs import record
 from whorl.tree import Tree
 
+REMEDY = "lower the learning rate or the gradient norm, or look at the rewards' scale; the last good checkpoint is kept"
+
 
 class Learner:
     """Runs an agent's updates and keeps the running mean of their metrics."""
@@ -52,19 +54,28 @@ class Learner:
 
     def drain(self) -> dict[str, float]:
         """Means since the last call; raises where one of them is no finite number. The one transfer from the device."""
-        found = self._means()
-        _require_finite(found)
+        found = self.means()
         self.count = dict.fromkeys(self.count, 0)
         return found
 
-    def check_finite(self) -> None:
-        """Raise where a metric gathered so far is no finite number, and leave them all as they are."""
-        _require_finite(self._means())
-
-    def _means(self) -> dict[str, float]:
+    def means(self) -> dict[str, float]:
+        """What `drain` would give, and all stays as it is."""
         names = [name for name, count in self.count.items() if count]
         values = [self._sums[name].float() / self.count[name] for name in names]
-        return dict(zip(names, torch.stack(values).tolist())) if values else {}
+        found = dict(zip(names, torch.stack(values).tolist())) if values else {}
+        for name, value in found.items():
+            if not math.isfinite(value):
+                raise DivergedError(f"{name} became {value}; {REMEDY}")
+        return found
+
+    def check_finite(self) -> None:
+        """Raise where a metric gathered so far or a trained weight is no finite number; all stays as it is."""
+        self.means()
+        trained = self.agent.trained()
+        finite = [value.isfinite().all() for value in trained.values()]
+        for name, good in zip(trained, torch.stack(finite).tolist() if finite else []):
+            if not good:
+                raise DivergedError(f"the weights {name} are no longer finite; {REMEDY}")
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": dict(self.count), "sums": dict(self._sums)}
@@ -85,7 +96,8 @@ def keep_freed_memory() -> None:
         return
     library, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3
     for knob in (trim_threshold, mmap_threshold):
-        library.mallopt(knob, 1 << 30)
+        if not library.mallopt(knob, 1 << 30):
+            library.mallopt(knob, 1 << 25)  # the most that some versions take
 
 
 def compile_pure(agent: Agent) -> None:
@@ -93,15 +105,6 @@ def compile_pure(agent: Agent) -> None:
     for name in dir(type(agent)):
         if getattr(getattr(type(agent), name), "pure", False):
             setattr(agent, name, torch.compile(getattr(agent, name), dynamic=False))
-
-
-def _require_finite(found: dict[str, float]) -> None:
-    for name, value in found.items():
-        if not math.isfinite(value):
-            raise DivergedError(
-                f"{name} became {value}; lower the learning rate or the gradient norm, "
-                "or look at the rewards' scale; the last good checkpoint is kept"
-            )
 
 
 @dataclass

@@ -20,29 +20,33 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import yaml
+from torch import Tensor
 
+from whorl import tree
 from whorl.agent import Agent
 from whorl.config import Settings
 from whorl.envs.make import Source
 from whorl.envs.vector import VectorEnv
 from whorl.errors import CheckpointError, ConfigError, DivergedError
+from whorl.experience.batch import Batch
 from whorl.experience.replay import Replay
 from whorl.log.console import Console
 from whorl.log.writers import Log, LogFile, MetricFiles, Sink, TensorBoard, WandB
 from whorl.run.callbacks import BestCheckpoint, Callback
 from whorl.run.collector import Collector
 from whorl.run.evaluate import Evaluation, run_episodes
-from whorl.run.learner import Learner, keep_freed_memory
+from whorl.run.learner import REMEDY, Learner, keep_freed_memory
 from whorl.run.workers import WorkerCollector
 from whorl.state import checkpoint, files
 from whorl.state.policy import build_agent, export
 from whorl.state.runfolder import new_run_folder, resolve_run
 from whorl.state.segments import FOLDER, DamagedError, Segments
 from whorl.state.streams import Streams
+from whorl.tree import Tree
 
 T = TypeVar("T")
 EVAL_LANES = 32
@@ -89,6 +93,8 @@ class Trainer:
         self.mean_return = float("nan")
         self._stop_reason = ""
         self.interrupted = False
+        self._window_at: int | None = None
+        """offset of a last row that only the end of a run made due: a run that goes on from there writes over it"""
         self._built = False
         self._purge: int | None = None
         self._branched = False
@@ -127,13 +133,27 @@ class Trainer:
             self.actor = build_agent(self.settings, spec).to(acting_device)
         self.actor_copies = self.actor is not self.agent
         self._build_collector(acting_device)
-        self.experience = self.agent.experience(self.streams.generator("replay", self._replay_device()))
-        self.learner = Learner(self.agent, self.device.type == "cuda", run.compile)
-        if run.compile and isinstance(self.experience, Replay):
-            self.experience.compile()
         self._eval_env: VectorEnv | None = None
         self._built = True
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            self._build_learner()
+            stack.pop_all()
         return self
+
+    def _build_learner(self) -> None:
+        run = self.settings.run
+        self.experience = self.agent.experience(self.streams.generator("replay", self._replay_device()))
+        self.learner = Learner(self.agent, self.device.type == "cuda", run.compile)
+        if not isinstance(self.experience, Replay):
+            return
+        if run.compile:
+            self.experience.compile()
+        if not self.env.snapshots and self._reset_period() * run.rollout_steps == 1:
+            raise ConfigError(
+                f"reset_every is {run.reset_every}: {run.lanes} lanes would start anew after every row, and none would "
+                f"have a successor to learn from; use more than {run.lanes}"
+            )
 
     def _build_collector(self, device: torch.device) -> None:
         run, gamma = self.settings.run, self.settings.gamma
@@ -183,6 +203,11 @@ class Trainer:
             stack.callback(self.close)
             if self._restored and not self._built and self.run_dir is not None:
                 # Trained before and closed: go on from what that left on disk.
+                if not run.save_model:
+                    raise CheckpointError(
+                        f"{self.run_dir} was trained with save_model false, so nothing is there to go on from; load a "
+                        "new trainer, or leave save_model true"
+                    )
                 checkpoint.use_newest(
                     self.run_dir, self._warn, lambda found: self.attach(found.folder.parent, found)
                 )
@@ -200,17 +225,22 @@ class Trainer:
                 self.save()  # from now on the newest checkpoint is one of this line
             for callback in self.callbacks:
                 callback.on_start(self)
+            row: dict[str, Any] = {}
             began, before = time.perf_counter(), self.wall_time
             while not self._finished():
                 row = self._epoch()
                 self.wall_time = before + time.perf_counter() - began
                 row["time/elapsed"] = self.wall_time
                 self._observe(row)
-                if self.epoch % run.log_freq == 0 or "evaluation/return" in row:
+                if self._row_is_due():
                     log.write(row)
                     self.new_episodes, self.new_return, self.new_length = 0, 0.0, 0.0
                 console.update(self._done()[0], row)
-                self._maybe_save()
+                if not self._finished():
+                    self._maybe_save()
+            if row and not self._row_is_due():
+                self._window_at = self.metric_files.offset()
+                log.write({**row, **self.learner.means()})
             self._save_last()
             result = self._result()
             for callback in self.callbacks:
@@ -236,14 +266,11 @@ class Trainer:
         if overlaps:
             self._learn()  # while others act, with the weights from before
         waited = time.perf_counter()
-        rollout = self.collector.finish(cut)
+        rollout = self._rollout(cut)
         seen = self.collector.tally.drain()
-        for name in ("observation", "reward"):
-            if seen[f"bad_{name}"]:
-                raise DivergedError(
-                    f"the environment gave a {name} that is not finite at about step {self.steps}; "
-                    "look at it with whorl.check(env); the last good checkpoint is kept"
-                )
+        for name, what in (("bad_observation", "an observation"), ("bad_reward", "a reward")):
+            if seen[name]:
+                self._blame(what, rollout)
         steps = int(seen["steps"])
         for callback in self.callbacks:
             callback.on_rollout(self, rollout)
@@ -266,13 +293,39 @@ class Trainer:
             row["episode/return"] = self.new_return / self.new_episodes
             row["episode/length"] = self.new_length / self.new_episodes
             self.mean_return = row["episode/return"]
-        if self.epoch % self.settings.run.log_freq == 0:
+        if self._row_is_due():
             row.update(self.learner.drain())
         ended = time.perf_counter()
         row["time/collect"] = collected - (waited if overlaps else began)
         row["time/update"] = waited - began if overlaps else ended - collected
         row["time/steps_per_second"] = steps / (ended - began)
         return row
+
+    def _row_is_due(self) -> bool:
+        """Whether this epoch's row of metrics is written, however long the run goes on."""
+        run = self.settings.run
+        return self.epoch % run.log_freq == 0 or (run.eval and self.epoch % run.eval_freq == 0)
+
+    def _rollout(self, cut: bool) -> Batch:
+        try:
+            return self.collector.finish(cut)
+        except Exception:  # whatever an environment throws may come of what a diverged policy did to it
+            self.learner.check_finite()
+            raise
+
+    def _blame(self, what: str, rollout: Batch) -> NoReturn:
+        """Raise for what an environment gave that is not finite, by its cause: it may only answer to bad actions."""
+        self.learner.check_finite()
+        seen = _bad_rows(rollout.obs, rollout.reset).cumsum(0) > 0
+        if bool((_bad_rows(rollout.action, rollout.mask) & ~seen[:-1]).any()):
+            raise DivergedError(
+                f"the policy gave an action that is not finite at about step {self.steps}, for observations that are; "
+                f"{REMEDY}"
+            )
+        raise DivergedError(
+            f"the environment gave {what} that is not finite at about step {self.steps}; "
+            "look at it with whorl.check(env); the last good checkpoint is kept"
+        )
 
     def _learn(self) -> None:
         """The updates that are due."""
@@ -292,6 +345,7 @@ class Trainer:
 
     def evaluate(self, episodes: int = 0) -> Evaluation:
         """Play `episodes` (default: as configured) with the mean action."""
+        self.learner.check_finite()
         episodes = episodes or self.settings.run.eval_episodes
         lanes = min(episodes, EVAL_LANES) if self.source.world is None else episodes
         if self.actor.device.type == "cuda":
@@ -430,13 +484,15 @@ class Trainer:
             ) from None
 
     def _metadata(self) -> dict[str, Any]:
+        end = self.metric_files.offset()
         return {
             "epochs": self.epoch,
             "steps": self.steps,
             "episodes": self.episodes,
             "mean_return": self.mean_return,
             "wall_time": self.wall_time,
-            "metrics_offset": self.metric_files.offset(),
+            "metrics_offset": end if self._window_at is None else self._window_at,
+            "metrics_end": end,
         }
 
     # The run folder
@@ -495,8 +551,9 @@ class Trainer:
         # Number on after all that are there: one taken up again, or a damaged one that was skipped, is not overwritten.
         self.saved = max(checkpoint.number(folder) for folder in checkpoint.checkpoints(run_dir))
         self._branched = checkpoint.number(loaded.folder) != self.saved
-        metrics = MetricFiles(run_dir)
-        metrics.cut(int(loaded.metadata["metrics_offset"]))
+        metrics, offset = MetricFiles(run_dir), int(loaded.metadata["metrics_offset"])
+        self._window_at = offset if self._finished() else None
+        metrics.cut(int(loaded.metadata.get("metrics_end", offset)) if self._finished() else offset)
         metrics.close()
         self._purge = self.steps + 1
         self._restored = True
@@ -606,6 +663,15 @@ def choose_device(name: str) -> torch.device:
             )
         return torch.device("cuda", device.index or 0)
     return device
+
+
+def _bad_rows(values: Tree, like: Tensor) -> Tensor:
+    """[T, B] bool, as `like`: rows with a number that is not finite."""
+    bad = torch.zeros_like(like, dtype=torch.bool)
+    for leaf in tree.leaves(values):
+        if leaf.is_floating_point():
+            bad |= ~leaf.isfinite().reshape(*like.shape, -1).all(-1)
+    return bad
 
 
 @torch.no_grad()

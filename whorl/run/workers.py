@@ -68,7 +68,7 @@ class WorkerCollector:
         """The rollout, as views of shared memory: learn from it before the next call."""
         self.env.collect("collect")
         batch = self.storage.batch(self.gamma)
-        self.tally.add(batch)
+        self.tally.add(batch, self.storage.soft)
         if cut:
             batch.keep[-1] = 0
             self.tally.forget()

@@ -13,7 +13,7 @@ from whorl.agent import Agent, Context
 from whorl.config import Settings, algorithm_class, configure
 from whorl.errors import WhorlError
 from whorl.registry import only_trusted
-from whorl.spec import MASK_KEY, Spec, to_env
+from whorl.spec import MASK_KEY, Array, Spec, to_env
 from whorl.tree import Tree
 
 FORMAT = 1
@@ -48,8 +48,7 @@ class SavedPolicy:
         Where the environment told its action masks apart from the observation, pass the mask beside it.
         """
         obs = _as_stored(obs, action_mask, self.spec)
-        given = tree.first(obs)
-        single = np.ndim(given) == len(tree.first(self.spec.observation).shape)
+        given, single = tree.first(obs), _single(obs, self.spec.observation)
         device = self.agent.device
         tensors = tree.map(
             lambda leaf, like: torch.as_tensor(leaf, device=device).to(getattr(torch, like.dtype)),
@@ -95,11 +94,39 @@ def _in_order(obs: Any, like: Any) -> Any:
         if missing:
             raise WhorlError(f"the observation lacks {missing[0]!r}; this policy knows: {', '.join(like)}")
         return {key: _in_order(given[key], branch) for key, branch in like.items()}
+    if np.ndim(obs) == 0 and like.shape == (1,):
+        return obs.reshape(1) if isinstance(obs, Tensor) else np.reshape(obs, (1,))
     if np.ndim(obs) == 0 and len(like.shape) == 1:
-        return (
-            np.eye(like.shape[0], dtype=np.float32)[int(obs)] if like.shape[0] > 1 else np.reshape(obs, (1,))
-        )
+        return _one_hot(obs, like)
+    if np.ndim(obs) == 1 and like.start is not None and not torch.as_tensor(obs).is_floating_point():
+        return _one_hot(obs, like)  # a batch of the environment's own numbers
     return obs
+
+
+def _one_hot(obs: Any, like: Array) -> Any:
+    choices, start = like.shape[0], like.start or 0
+    number = torch.as_tensor(obs).long() - start
+    if bool(((number < 0) | (number >= choices)).any()):
+        raise WhorlError(f"the observation is {obs}; this policy knows {start} to {start + choices - 1}")
+    rows = torch.nn.functional.one_hot(number, choices).float()
+    return rows if isinstance(obs, Tensor) else rows.numpy()
+
+
+def _single(obs: Any, spec: Any) -> bool:
+    """Whether this is one observation and not a batch; one sentence where it is neither."""
+    leads = set()
+    for (path, value), like in zip(tree.items(obs), tree.leaves(spec)):
+        shape = tuple(np.shape(value))
+        lead = len(shape) - len(like.shape)
+        if lead not in (0, 1) or shape[lead:] != like.shape:
+            raise WhorlError(
+                f"the observation{f' {path!r}' if path else ''} has shape {shape}; this policy knows {like.shape}, one "
+                "at a time or a batch of them"
+            )
+        leads.add(shape[:lead])
+    if len(leads) > 1:
+        raise WhorlError(f"the parts of the observation have batches of different sizes, {sorted(leads)}")
+    return leads == {()}
 
 
 def _numbered(obs: Any) -> dict[str, Any]:

@@ -1,0 +1,188 @@
+"""Stacks of frames: what lanes show, what the ring stores of it, and what comes out again, against a plain recorder."""
+
+from collections import deque
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from whorl import tree
+from whorl.agent import Acted, Agent
+from whorl.envs.gymnasium import GymnasiumVector
+from whorl.envs.pool import WorkerPool
+from whorl.experience.batch import Batch
+from whorl.experience.replay import Replay
+from whorl.experience.ring import replay_bytes
+from whorl.experience.views import Sequences, Transitions, View
+from whorl.run.collector import Collector
+from whorl.spec import Array, Discrete, Spec
+
+STACK = 4
+SHAPES = {"plane": (6, 5), "picture": (5, 6, 3), "channels first": (3, 6, 5), "vector": (3,)}
+STACKED = {"plane": (4, 6, 5), "picture": (5, 6, 12), "channels first": (12, 6, 5), "vector": (12,)}
+
+
+class Film(gymnasium.Env):
+    """Random frames, random lengths (one step too), a life lost now and then; remembers what it has shown."""
+
+    action_space = spaces.Discrete(3)
+    frame_stack = STACK
+    soft_ends = True
+
+    def __init__(self, kind: str = "plane") -> None:
+        self.observation_space = spaces.Box(0, 255, SHAPES[kind], np.uint8)
+        self.shown: deque[np.ndarray] = deque(maxlen=STACK)
+        self.axis = {"plane": None, "picture": -1}.get(kind, 0)
+
+    def _frame(self, opens: bool) -> np.ndarray:
+        frame = self.np_random.integers(0, 256, self.observation_space.shape, np.uint8)
+        self.shown.extend([frame] * (STACK if opens else 1))
+        return frame
+
+    def stack(self) -> np.ndarray:
+        """What an agent should see now, by the plainest means."""
+        return np.stack(self.shown) if self.axis is None else np.concatenate(list(self.shown), self.axis)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return self._frame(True), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        drawn = self.np_random.random(3)
+        info = {"soft_end": bool(drawn[2] < 0.1)}
+        return self._frame(False), 1.0, bool(drawn[0] < 0.1), bool(drawn[1] < 0.1), info
+
+
+class Idle(Agent):
+    """Takes action 0."""
+
+    def act(self, obs: Any, memory: Any, context: Any) -> Acted:
+        return Acted(torch.zeros(len(context.reset), dtype=torch.int64), {})
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_lanes_stack_frames_as_a_deque_would(kind: str) -> None:
+    vector = GymnasiumVector(lambda: Film(kind), 3, "Film")
+    assert vector.spec.observation == Array(STACKED[kind], "uint8", 0.0, 255.0, STACK, 2 if kind == "picture" else 0)
+    obs = vector.reset(seed=1)
+    for _ in range(200):
+        want = np.stack([env.stack() for env in vector._lanes.envs])
+        assert np.array_equal(obs.numpy(), want)
+        obs = vector.step(torch.zeros(3, dtype=torch.int64)).obs
+
+
+@pytest.mark.parametrize("view", [Transitions(1), Transitions(3), Sequences(5, stride=1)], ids=str)
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_every_stack_that_is_drawn_is_the_one_that_was_seen(kind: str, lanes: int, view: View) -> None:
+    """About 2,000 episodes per case, the ring written over many times, every start looked at after every rollout."""
+    vector = GymnasiumVector(lambda: Film(kind), lanes, "Film")
+    replay = Replay(
+        vector.spec, "cpu", torch.Generator(), view=view, capacity=40 * lanes, batch_size=8, learn_after=10**9
+    )
+    collector = Collector(vector, Idle(vector.spec, None), 7, 0.9, torch.Generator())
+    collector.reset(3)
+    seen = torch.zeros(0, lanes, *STACKED[kind], dtype=torch.uint8)
+    for _ in range(60):
+        rollout = collector.collect()
+        replay.add(rollout)
+        seen = torch.cat((seen, rollout.obs[:7]))
+        starts = [s for s in range(replay.ring.slots * lanes) if _drawable(replay, s)]
+        start = torch.tensor(starts)
+        batch = view.gather(replay.ring, start)
+        rows, lane = _rows(replay, start), start % lanes
+        assert torch.equal(batch.obs[0], seen[rows, lane])
+        if isinstance(view, Sequences):
+            for ahead in range(view.span):
+                assert torch.equal(batch.obs[ahead], seen[rows + ahead, lane])
+
+
+def _drawable(replay: Replay, start: int) -> bool:
+    row = int(_rows(replay, torch.tensor([start])))
+    whole = replay.ring.first_start() <= row < replay.ring.rows - replay.view.span
+    return whole and bool(replay.view.allowed(replay.ring, torch.tensor([start])))
+
+
+def _rows(replay: Replay, start: torch.Tensor) -> torch.Tensor:
+    """Row numbers of starts: the newest that lie in their slots."""
+    slot = start // replay.ring.lanes
+    return slot + (replay.ring.rows - 1 - slot) // replay.ring.slots * replay.ring.slots
+
+
+def test_drawn_starts_are_those_with_all_their_frames() -> None:
+    vector = GymnasiumVector(Film, 2, "Film")
+    generator = torch.Generator().manual_seed(0)
+    replay = Replay(vector.spec, "cpu", generator, view=Transitions(2), capacity=60, batch_size=512)
+    collector = Collector(vector, Idle(vector.spec, None), 7, 0.9, torch.Generator())
+    collector.reset(3)
+    for _ in range(12):
+        replay.add(collector.collect())
+    drawn, _ = replay.sampler.draw(4096, generator)
+    assert set(drawn.tolist()) == {s for s in range(60) if _drawable(replay, s)}
+
+
+def test_a_soft_end_ends_the_value_but_not_the_episode() -> None:
+    """Four steps, a life lost at the second: discount and keep are 0 there, no row is masked, one episode of return 4."""
+
+    class Lives(Film):
+        def step(self, action: int) -> Any:
+            self.steps += 1
+            return self._frame(False), 1.0, self.steps == 4, False, {"soft_end": self.steps == 2}
+
+        def reset(self, **given: Any) -> Any:
+            self.steps = 0
+            return super().reset(**given)
+
+    vector = GymnasiumVector(Lives, 1, "Lives")
+    collector = Collector(vector, Idle(vector.spec, None), 5, 0.5, torch.Generator())
+    collector.reset(0)
+    batch = collector.collect()
+    assert batch.discount.flatten().tolist() == [0.5, 0.0, 0.5, 0.0, 0.0]
+    assert batch.keep.flatten().tolist() == [1.0, 0.0, 1.0, 0.0, 0.0]
+    assert batch.mask.flatten().tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
+    assert batch.reset.flatten().tolist() == [True, False, False, False, False, True]
+    seen = collector.tally.drain()
+    assert (seen["episodes"], seen["return"], seen["length"]) == (1, 4, 4)
+
+
+def test_workers_show_the_same_stacks_and_soft_ends() -> None:
+    here = GymnasiumVector(Film, 4, "Film")
+    pool = WorkerPool(Film, 4, "Film", workers=2)
+    try:
+        assert torch.equal(here.reset(5), pool.reset(5))
+        for _ in range(50):
+            one, other = (env.step(torch.zeros(4, dtype=torch.int64)) for env in (here, pool))
+            for name in ("obs", "reward", "terminated", "truncated", "reset", "soft"):
+                assert torch.equal(getattr(one, name), getattr(other, name)), name
+    finally:
+        pool.close()
+
+
+def test_a_million_atari_transitions_take_less_than_7_3_gigabytes() -> None:
+    spec = Spec(Array((4, 84, 84), "uint8", 0, 255, 4), Discrete(6), 8)
+    priorities = 4.6 * 1_000_000
+    assert replay_bytes(spec, 1_000_000) + priorities < 7.3e9
+
+
+def test_leaves_of_different_stacks_live_in_one_ring() -> None:
+    """A stacked picture beside a plain vector: each comes back in its own shape."""
+    observation = {"view": Array((3, 4, 4), "uint8", stack=3), "speed": Array((2,))}
+    spec = Spec(observation, Discrete(2), 1)
+    frames = torch.arange(10, dtype=torch.uint8).reshape(10, 1, 1, 1, 1).expand(10, 1, 1, 4, 4)
+    stacks = torch.cat([frames[[max(0, t - back) for t in range(10)]] for back in (2, 1, 0)], 2)
+    speed = torch.arange(20.0).reshape(10, 1, 2)
+    ones = torch.ones(9, 1)
+    reset = torch.zeros(10, 1, dtype=torch.bool)
+    reset[0] = True
+    batch = Batch(
+        {"view": stacks, "speed": speed}, reset, torch.zeros(9, 1, dtype=torch.int64), ones, ones, ones, ones
+    )
+    replay = Replay(spec, "cpu", torch.Generator(), view=Transitions(1), capacity=20, batch_size=2)
+    replay.add(batch)
+    found = replay.view.gather(replay.ring, torch.tensor([0, 1, 5]))
+    assert found.obs["view"].shape == (2, 3, 3, 4, 4)
+    assert found.obs["view"][0, :, :, 0, 0].tolist() == [[0, 0, 0], [0, 0, 1], [3, 4, 5]]
+    assert torch.equal(tree.index(found.obs, 1)["speed"], speed[[1, 2, 6], 0])

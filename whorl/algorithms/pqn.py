@@ -1,0 +1,141 @@
+"""Parallelised Q-network (Gallici et al. 2024, arXiv:2407.04811): Q-learning on many lanes, no replay, no target net.
+
+minimise E[(Q(s_t, a_t) - G_t)^2] / 2,  G_t = r_t + discount_t * ((1 - lambda) max_a Q(s_{t+1}, a) + lambda G_{t+1})
+Layer norms in the net take the target network's place. Where an episode ends, G stops; a truncated one bootstraps.
+
+Differs from the paper: convolutions have one layer norm behind them, over all their features.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.config import ChoiceConfig
+from whorl.experience.batch import Batch, Rows
+from whorl.experience.rollouts import check_batch_size, minibatches
+from whorl.explore.choice import Exploration
+from whorl.nets.normalize import Observations, ReturnScale
+from whorl.nets.values import Values, allowed
+from whorl.ops.losses import blank, row_weight, squared
+from whorl.ops.returns import lambda_return
+from whorl.ops.values import best, pick
+from whorl.registry import Part
+from whorl.spec import Spec
+from whorl.tree import Tree
+
+
+@dataclass(frozen=True)
+class PQNConfig(ChoiceConfig):
+    layer_norm: bool = True
+    """normalise features and each hidden layer before its activation"""
+    gamma: float = 0.99
+    """discount per step"""
+    lam: float = 0.65
+    """lambda of the return"""
+    epochs: int = 2
+    """passes over each rollout"""
+    batch_size: int = 128
+    """rows per minibatch; must divide lanes * rollout_steps"""
+    optimizer: Part = Part("RAdam")
+    """the optimizer; a name out of torch.optim or an import path, with options"""
+    adam_eps: float = 1e-8
+    """epsilon of the optimizer"""
+    lr: float = 2.5e-4
+    """learning rate"""
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """constant, or linear to zero over the budget"""
+    max_grad_norm: float = 10.0
+    """gradients are scaled down to this norm; 0: never"""
+    normalize_obs: bool = False
+    """normalise float observations by running statistics"""
+    normalize_reward: bool = False
+    """divide rewards by the deviation of the discounted return"""
+    clip_obs: bool = False
+    """clip normalised observations to obs_clip_range"""
+    obs_clip_range: float = 10.0
+    """where observations are clipped"""
+    clip_reward: bool = False
+    """clip scaled rewards to reward_clip_range"""
+    reward_clip_range: float = 1.0
+    """where rewards are clipped"""
+
+
+class PQN(Agent):
+    """Parallelised Q-network: Q-learning from fresh rollouts alone."""
+
+    Config = PQNConfig
+    cfg: PQNConfig
+    acts_with = ("observations", "critic", "explore")
+
+    def __init__(self, spec: Spec, cfg: PQNConfig) -> None:
+        super().__init__(spec, cfg)
+        self.observations = Observations(
+            spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
+        )
+        self.rewards = ReturnScale(
+            spec.lanes, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
+        )
+        self.critic = Values("pqn", spec, cfg)
+        self.explore = Exploration(spec, cfg)
+        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.lr, eps=cfg.adam_eps)
+
+    def check(self, rows: int) -> None:
+        check_batch_size(self.cfg.batch_size, rows, self.stride)
+
+    def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        noise = {} if context.greedy else self.critic.draw(context.generator)
+        q, memory = self.critic.step(self.observations(obs), memory, context.reset, noise)
+        return Acted(self.explore(q[..., 0], obs, context, self.progress), memory)
+
+    def update(self, batch: Batch) -> Updated:
+        return self.step(batch)
+
+    @captured
+    def step(self, batch: Batch) -> Updated:
+        cfg, random = self.cfg, self.random("critic")
+        self.rewards.merge_(batch.reward, batch.keep, batch.mask, cfg.gamma)
+        if cfg.lr_schedule == "linear":
+            self.anneal()
+        raw = batch.obs
+        batch = batch.replace(obs=self.observations(raw))
+        # Whatever stands in rows that are no transition must not reach the gradient, not even as 0 * nan.
+        columns = {
+            "action": torch.where(batch.mask > 0, batch.action, 0),
+            "target": self.target(batch, self.critic.draw(random)),
+            "weight": row_weight(batch.mask),
+        }
+        found = []
+        for _ in range(cfg.epochs):
+            self.critic.renew()
+            for rows, data in minibatches(batch, columns, cfg.batch_size, random):
+                loss, q = self.critic_loss(rows, data, self.critic.draw(random))
+                norm = self.minimize("critic", loss, cfg.max_grad_norm)
+                found.append(torch.stack([loss.detach(), q, norm]))
+        # After learning: the statistics that acted are the ones that learned.
+        self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
+        loss, q, norm = torch.stack(found).mean(0).unbind()
+        return Updated({"loss/critic": loss, "q/mean": q, "gradient/critic": norm})
+
+    @pure
+    @torch.no_grad()
+    def target(self, batch: Batch, noise: Tree) -> Tensor:
+        """G [T, B]"""
+        value = self.value(batch.all, noise)  # [T+1, B]
+        reward = self.rewards(batch.reward)
+        target = lambda_return(reward, batch.discount, value, batch.keep, self.cfg.lam)
+        return blank(target, batch.mask)
+
+    @pure
+    def critic_loss(self, rows: Rows, data: dict[str, Tensor], noise: Tree) -> tuple[Tensor, Tensor]:
+        """E[(Q(s, a) - G)^2] / 2; the mean of Q"""
+        q = pick(self.critic(rows, noise)[..., 0], data["action"])
+        return (squared(q, data["target"]) * data["weight"]).mean(), q.detach().mean()
+
+    def value(self, rows: Rows, noise: Tree | None = None) -> Tensor:
+        """max_a Q(s, a) of rows [T, B]."""
+        q = self.critic(rows, noise)[..., 0]
+        return pick(q, best(q, allowed(rows, self.spec)))
