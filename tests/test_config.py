@@ -22,12 +22,16 @@ from whorl.config import (
     ALIASES,
     MAY_CHANGE,
     OFF_POLICY,
+    ActorCriticConfig,
+    ChoiceConfig,
     EntropyConfig,
+    MunchausenConfig,
     NetworkConfig,
     NoiseConfig,
     ReplayConfig,
     RunConfig,
     Settings,
+    ValueConfig,
     algorithm_class,
     configure,
     fields_of,
@@ -646,7 +650,12 @@ def described(config: type) -> dict[str, str]:
 
 
 def rows_of(config: type) -> list[str]:
-    """The table of a config class as docs/configuration.md shows it."""
+    """The table of a config class as docs/configuration.md shows it: what it adds to its parents or changes."""
+    inherited = [row for base in config.__bases__ if dataclasses.is_dataclass(base) for row in all_rows(base)]
+    return [row for row in all_rows(config) if row not in inherited]
+
+
+def all_rows(config: type) -> list[str]:
     texts = described(config)
     names_of = {ours: [alias for alias, name in ALIASES.items() if name == ours] for ours in texts}
     rows = []
@@ -670,6 +679,10 @@ SECTIONS = {
     RunConfig: "## Settings of the loop",
     NetworkConfig: "## Settings of the nets",
     ReplayConfig: "## Settings of replay",
+    ActorCriticConfig: "## Settings of actors and critics",
+    ChoiceConfig: "## Settings of values",
+    ValueConfig: "## Settings of replayed values",
+    MunchausenConfig: "## Settings of Munchausen values",
     NoiseConfig: "## Settings of noise",
     EntropyConfig: "## Settings of entropy",
 }

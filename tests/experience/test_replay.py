@@ -195,6 +195,23 @@ def test_fractions_of_the_ratio_are_carried_exactly(ratio: float) -> None:
     assert max(made) - min(made[10:]) <= 1
 
 
+@pytest.mark.parametrize("view", [Transitions(3), Sequences(4, 2, 2)])
+def test_batches_drawn_together_are_those_drawn_one_by_one(view: View) -> None:
+    memory = {"net": {"h": torch.zeros(1, 2)}} if view.stride > 1 else {}
+    options = {"memory": memory, "stride": view.stride, "ratio": 0.3}
+    together, apart = replay(3, 40, view, 8, **options), replay(3, 40, view, 8, **options)
+    apart._together = 1
+    record = Recorder(3)
+    for _ in range(6):
+        rollout = record.rollout(6, view.stride)
+        for store in (together, apart):
+            store.add(rollout)
+        for (_, one), (_, other) in zip(together.due(), apart.due(), strict=True):
+            for (path, a), (_, b) in zip(tree.items(one.tensors()), tree.items(other.tensors()), strict=True):
+                assert torch.equal(a, b), path
+    assert together.drawn > 12
+
+
 def test_steps_are_counted_by_the_mask() -> None:
     record, store = Recorder(4, end=0.5), replay(4, 50, Transitions(1))
     rollout = record.rollout(20)

@@ -87,7 +87,7 @@ class Atari(gymnasium.Env):
         stack: how many frames an agent sees together.
         sticky: the probability that a frame repeats the action before.
         life_loss: say where a life was lost (`info["soft_end"]`); the game goes on.
-        fire_reset: press FIRE at an episode's start, in games that know it.
+        fire_reset: the last of these frames presses FIRE, in games that know it.
         full_actions: all 18 actions of the console in place of those that the game knows.
         max_frames: frames after which an episode is truncated; 0: never.
         obscure: the probability that a frame is shown black.
@@ -121,16 +121,17 @@ class Atari(gymnasium.Env):
             if not 0 <= chance <= 1:
                 raise EnvError(f"{name} is {chance}; a probability is between 0 and 1")
         self.game, self.frame_skip, self.noop_max, self.gray = game, frame_skip, noop_max, gray
-        self.sticky, self.life_loss, self.fire_reset, self.obscure = sticky, life_loss, fire_reset, obscure
+        self.sticky, self.life_loss, self.obscure = sticky, life_loss, obscure
         self.frame_stack, self.soft_ends = stack, life_loss
         self.render_mode = render_mode
         self.metadata = {**self.metadata, "render_fps": round(60 / frame_skip)}
         self._ale = _ale()()
+        self._ale.setFloat("repeat_action_probability", 0.0)  # ALE's own default is 0.25
         self._ale.setInt("max_num_frames_per_episode", max_frames)
         self._load(0)
         self._seeded = False
         self._actions = self._ale.getLegalActionSet() if full_actions else self._ale.getMinimalActionSet()
-        self._names = [action.name for action in self._actions]
+        self._fires = fire_reset and any(int(action) == 1 for action in self._actions)
         self._repeated = 0
         """the action that the emulator saw last, which a sticky frame repeats"""
         self._lives = 0
@@ -156,14 +157,13 @@ class Atari(gymnasium.Env):
         ale = self._ale
         ale.reset_game()
         self._repeated = 0
-        for _ in range(int(self.np_random.integers(1, self.noop_max + 1)) if self.noop_max else 0):
+        frames = int(self.np_random.integers(1, self.noop_max + 1)) if self.noop_max else 0
+        for _ in range(frames - self._fires):
             ale.act(0)
             if ale.game_over():
                 ale.reset_game()
-        if self.fire_reset and "FIRE" in self._names:
-            self._advance(self._names.index("FIRE"))
-            if ale.game_over():
-                ale.reset_game()
+        if self._fires:
+            ale.act(1)
         self._lives = ale.lives()
         self._rooms = set()
         self._draw(self._latest)

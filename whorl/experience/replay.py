@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -52,6 +53,10 @@ class Store(Protocol):
 
     def load(self, manifest: dict[str, Any]) -> None:
         """Fill the ring, whose row count is set already."""
+
+
+DRAWN_TOGETHER = 1 << 23
+"""bytes of observations that are gathered at a time, where several batches are"""
 
 
 class Replay(Experience):
@@ -126,6 +131,11 @@ class Replay(Experience):
             Prioritized(size, self.ring.device, priorities) if priorities else Uniform(size, self.ring.device)
         )
 
+        row = sum(leaf.size * getattr(torch, leaf.dtype).itemsize for leaf in tree.leaves(spec.observation))
+        alone = self.sampler.learns or self.ring.device.type == "cuda"
+        fitting = DRAWN_TOGETHER // (row * batch_size * (view.span + 1))
+        self._together = 1 if alone else max(1, min(fitting, 64))
+
     @property
     def bytes(self) -> int:
         """Size of the ring; `replay_bytes` tells it beforehand."""
@@ -161,8 +171,24 @@ class Replay(Experience):
     def due(self) -> Iterator[tuple[str, Batch]]:
         total = int(self.ratio * max(0, self.steps - self.learn_after))
         while self.drawn < total:
-            self.drawn += 1
-            yield "update", self.sample()
+            # What is drawn evenly does not depend on what was learned: several batches cost little more than one.
+            for batch in self.samples(min(total - self.drawn, self._together)):
+                self.drawn += 1
+                yield "update", batch
+
+    @torch.no_grad()
+    def samples(self, count: int) -> Iterator[Batch]:
+        """Batches of the rows as they are now."""
+        if count == 1:
+            yield self.sample()
+            return
+        drawn = self._drawn(count)
+        size = self.batch_size
+        parts = tree.map(lambda leaf: leaf.split(size, 1), {**drawn.tensors(), "memory": {}})
+        memory = tree.map(lambda leaf: leaf.split(size), drawn.memory)
+        for number in range(count):
+            tensors = {**tree.map(itemgetter(number), parts), "memory": tree.map(itemgetter(number), memory)}
+            yield self._sent(drawn.replace(**tensors))
 
     @torch.no_grad()
     def sample(self) -> Batch:
@@ -177,9 +203,10 @@ class Replay(Experience):
     def compile(self) -> None:
         """Fuse the many small operations that make a batch of starts."""
         self._gather = torch.compile(self.view.gather, dynamic=False)
+        self._together = 1  # one shape, one compilation
 
-    def _drawn(self) -> Batch:
-        start, extras = self.sampler.draw(self.batch_size, self.generator)
+    def _drawn(self, count: int = 1) -> Batch:
+        start, extras = self.sampler.draw(count * self.batch_size, self.generator)
         return self._weighted(self._gather(self.ring, start), extras)
 
     def _weighted(self, batch: Batch, extras: dict[str, Tensor]) -> Batch:

@@ -26,13 +26,17 @@ def pick_columns(values: Tensor, choice: Tensor) -> Tensor:
 
 
 def soft_policy(q: Tensor, temperature: float, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """pi = softmax(q / temperature), and temperature * log pi; both 0 where a choice is not allowed."""
+    """pi = softmax(q / temperature), and temperature * log pi.
+
+    Choices that are not allowed have pi 0 and the lowest finite log; where none is allowed all are alike.
+    """
+    lowest = torch.finfo(q.dtype).min
+    logits = q / temperature
     if allowed is not None:
-        q = q.masked_fill(~allowed, -torch.inf)
-    log_pi = torch.log_softmax(q / temperature, -1)
-    prob = log_pi.exp()
-    # Choices that are not allowed: 0 * -inf would be nan.
-    return prob, (temperature * log_pi).clamp(min=torch.finfo(q.dtype).min)
+        # Not -inf: a final observation may allow nothing, and 0 times what came of that would be nan.
+        logits = logits.masked_fill(~allowed, lowest)
+    log_pi = torch.log_softmax(logits, -1)
+    return log_pi.exp(), (temperature * log_pi).clamp(min=lowest)
 
 
 def bootstrap(reward: Tensor, discount: Tensor, value: Tensor, rescale: bool) -> Tensor:
