@@ -9,7 +9,7 @@ from torch import nn
 from whorl.conformance import CHECKS, LANES, Subject, capture_safe
 from whorl.errors import ConfigError
 from whorl.nets.body import Flat
-from whorl.nets.images import KINDS, Images
+from whorl.nets.images import KINDS, Images, ResidualBlock, SpectralConvolution
 from whorl.nets.normalize import Observations
 from whorl.registry import Part, construct
 from whorl.spec import MASK_KEY, Array, Discrete, Spec
@@ -208,3 +208,120 @@ def test_an_agent_with_images_keeps_every_contract(check: str) -> None:
     spec = Spec({"view": Array((10, 10, 2), "uint8", 0, 255), "speed": Array((2,))}, Discrete(3), LANES)
     encoder = {"class": "images", "features": 16}
     CHECKS[check](Subject("ppo", spec, {"encoder": encoder}))
+
+
+# As Beyond the Rainbow has it
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flat_features_are_the_convolutions_alone(kind: str) -> None:
+    side = SIDES[kind]
+    encoder, whole = Images(Array((side, side, 2)), kind, "flat"), Images(Array((side, side, 2)), kind, 5)
+    width = next(layer.in_features for layer in whole.modules() if isinstance(layer, nn.Linear))
+    assert encoder.size == width
+    assert not any(isinstance(layer, nn.Linear) for layer in encoder.modules())
+    picture = torch.rand(3, side, side, 2)
+    found = encoder(picture)
+    trunk = encoder.nets[0].trunk(picture.permute(0, 3, 1, 2))
+    torch.testing.assert_close(found, trunk.permute(0, 2, 3, 1).flatten(1))
+
+
+def test_a_wide_impala_has_more_channels_and_a_pool_fixes_its_pixels() -> None:
+    spec = Array((84, 84, 4), "uint8")
+    plain, wide = Images(spec, "impala", "flat"), Images(spec, "impala", "flat", width=2)
+    assert [layer.out_channels for layer in wide.modules() if isinstance(layer, nn.Conv2d)] == [
+        2 * layer.out_channels for layer in plain.modules() if isinstance(layer, nn.Conv2d)
+    ]
+    assert (plain.size, wide.size) == (11 * 11 * 32, 11 * 11 * 64)
+    assert Images(spec, "impala", "flat", width=2, pool=6).size == 6 * 6 * 64
+    # maxima of areas: 12 pixels become 2 after three halvings, and 2x2 become 1
+    small, pooled = (Images(Array((12, 12, 1)), "impala", "flat", pool=pool) for pool in (0, 1))
+    pooled.load_state_dict(small.state_dict())
+    picture = torch.rand(3, 12, 12, 1)
+    torch.testing.assert_close(pooled(picture), small(picture).reshape(3, 4, 32).amax(1))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"kind": "nature", "width": 2}, "options of kind impala alone; leave them out"),
+        ({"kind": "drq", "spectral_norm": True}, "options of kind impala alone; leave them out"),
+        ({"kind": "impala", "width": 0}, "width is 0 and pool 0; give at least 1 and at least 0"),
+        ({"kind": "impala", "pool": -1}, "width is 1 and pool -1; give at least 1 and at least 0"),
+        ({"features": "wide"}, "features is 'wide'; give a width, 0 for 512, or flat"),
+    ],
+)
+def test_wrong_options_of_wide_nets_are_one_sentence(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as e:
+        construct("encoder", Part("images", options), Array((84, 84, 3), "uint8"))
+    assert "\n" not in str(e.value)
+
+
+def spectral(seed: int = 0) -> SpectralConvolution:
+    """A convolution whose weight has singular values far from one another, not orthogonal as it starts."""
+    torch.manual_seed(seed)
+    layer = nn.Conv2d(4, 6, 3, padding=1)
+    nn.init.normal_(layer.weight)
+    return SpectralConvolution(layer)
+
+
+def estimate(layer: SpectralConvolution) -> float:
+    return float(layer.left @ layer.layer.weight.detach().flatten(1) @ layer.right)
+
+
+def test_power_iteration_finds_the_spectral_norm() -> None:
+    layer = spectral()
+    wanted = float(torch.linalg.matrix_norm(layer.layer.weight.detach().flatten(1), 2))
+    # never above it, and nearer with each round
+    found = [estimate(layer)]
+    for _ in range(200):
+        layer.iterate_()
+        found.append(estimate(layer))
+    assert all(b >= a - 1e-5 for a, b in zip(found, found[1:])) and max(found) <= wanted + 1e-5
+    assert found[-1] == pytest.approx(wanted, rel=1e-5)
+    assert found[0] == pytest.approx(wanted, rel=0.05)  # 15 rounds are made beforehand
+
+
+def test_the_estimate_follows_a_weight_that_moves() -> None:
+    layer = spectral()
+    with torch.no_grad():
+        layer.layer.weight.copy_(spectral(1).layer.weight)
+    stale = estimate(layer)
+    for _ in range(200):
+        layer.iterate_()
+    wanted = float(torch.linalg.matrix_norm(layer.layer.weight.detach().flatten(1), 2))
+    assert abs(stale - wanted) > 0.1
+    assert estimate(layer) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_weight_is_divided_by_its_norm_and_reading_leaves_no_trace() -> None:
+    layer, picture = spectral(), torch.rand(2, 4, 5, 5)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    found = layer(picture)
+    plain = layer.layer
+    wanted = nn.functional.conv2d(picture, plain.weight / estimate(layer), plain.bias, padding=1)
+    torch.testing.assert_close(found, wanted)
+    assert all(value.equal(before[name]) for name, value in layer.state_dict().items())
+
+
+def test_the_size_of_a_normalised_weight_takes_no_gradient() -> None:
+    # f(c W) = f(W), so the slope is at right angles to W; a norm taken for a constant would not give that
+    layer, picture = spectral(), torch.rand(2, 4, 5, 5)
+    (layer(picture) * torch.randn(2, 6, 5, 5)).sum().backward()
+    weight = layer.layer.weight
+    assert weight.grad is not None
+    along = float((weight.grad * weight).sum() / (weight.grad.norm() * weight.norm()))
+    assert along == pytest.approx(0.0, abs=1e-6)
+
+
+def test_all_convolutions_of_residual_blocks_are_normalised_and_no_others() -> None:
+    encoder = Images(Array((12, 12, 3)), "impala", "flat", spectral_norm=True)
+    normalised = {id(m.layer) for m in encoder.modules() if isinstance(m, SpectralConvolution)}
+    blocks = {
+        id(conv)
+        for block in encoder.modules()
+        if isinstance(block, ResidualBlock)
+        for conv in block.modules()
+        if isinstance(conv, nn.Conv2d)
+    }
+    assert normalised == blocks and len(blocks) == 12

@@ -119,9 +119,10 @@ def test_the_gradient_of_one_choice_reaches_both_streams_and_of_all_advantages()
 
 def test_all_layers_behind_the_encoder_are_noisy_and_none_in_it() -> None:
     net = values(observation=IMAGE, noisy=True, dueling=True)
-    streams = [layer for layer in net.modules() if isinstance(layer, (nn.Linear, NoisyLinear))]
+    weighted = (nn.Linear, NoisyLinear, nn.Conv2d)
+    streams = [layer for layer in (*net.advantage.modules(), *net.value.modules()) if isinstance(layer, weighted)]
     assert [type(layer) for layer in streams] == [NoisyLinear] * 4
-    assert {type(layer) for layer in net.body.modules() if list(layer.children()) == []} <= {nn.Conv2d, nn.ReLU, nn.Identity}
+    assert {type(layer) for layer in net.body.modules() if isinstance(layer, weighted)} == {nn.Conv2d}
 
 
 def test_the_variance_of_a_noisy_value_is_the_published_one() -> None:

@@ -132,8 +132,9 @@ class Replay(Experience):
         )
 
         row = sum(leaf.size * getattr(torch, leaf.dtype).itemsize for leaf in tree.leaves(spec.observation))
-        alone = self.sampler.learns or self.ring.device.type == "cuda"
-        fitting = DRAWN_TOGETHER // (row * batch_size * (view.span + 1))
+        # Rows of sequences are weighted within their batch.
+        alone = self.sampler.learns or self.ring.device.type == "cuda" or not isinstance(view, Transitions)
+        fitting = DRAWN_TOGETHER // (2 * row * batch_size)
         self._together = 1 if alone else max(1, min(fitting, 64))
 
     @property
@@ -183,12 +184,9 @@ class Replay(Experience):
             yield self.sample()
             return
         drawn = self._drawn(count)
-        size = self.batch_size
-        parts = tree.map(lambda leaf: leaf.split(size, 1), {**drawn.tensors(), "memory": {}})
-        memory = tree.map(lambda leaf: leaf.split(size), drawn.memory)
+        parts = tree.map(lambda leaf: leaf.split(self.batch_size, 1), drawn.tensors())
         for number in range(count):
-            tensors = {**tree.map(itemgetter(number), parts), "memory": tree.map(itemgetter(number), memory)}
-            yield self._sent(drawn.replace(**tensors))
+            yield self._sent(drawn.replace(**tree.map(itemgetter(number), parts)))
 
     @torch.no_grad()
     def sample(self) -> Batch:

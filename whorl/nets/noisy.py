@@ -37,13 +37,21 @@ class NoisyLinear(nn.Module):
 
 
 class NoisyMLP(nn.Module):
-    """Noisy layers of the given widths, an activation after each."""
+    """Noisy layers of the given widths, an activation after each (and a layer norm before it)."""
 
-    def __init__(self, inputs: int, hidden: Sequence[int], activation: str, sigma: float = 0.5) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        activation: str,
+        sigma: float = 0.5,
+        layer_norm: bool = False,
+    ) -> None:
         super().__init__()
         self.activation = activation_of(activation)
         pairs = zip([inputs, *hidden], hidden)
         self.layers = nn.ModuleList(NoisyLinear(before, after, sigma) for before, after in pairs)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in hidden) if layer_norm else None
 
     def draw(self, generator: torch.Generator | None) -> dict[str, Tensor]:
         """Fresh noise for one forward pass, layer by layer."""
@@ -51,5 +59,6 @@ class NoisyMLP(nn.Module):
 
     def forward(self, value: Tensor, noise: dict[str, Tensor] | None = None) -> Tensor:
         for number, layer in enumerate(self.layers):
-            value = self.activation(layer(value, noise[str(number)] if noise else None))
+            value = layer(value, noise[str(number)] if noise else None)
+            value = self.activation(value if self.norms is None else self.norms[number](value))
         return value

@@ -106,7 +106,7 @@ class Stream(nn.Module):
         self.hidden: nn.Module
         self.last: nn.Module
         if cfg.noisy:
-            self.hidden = NoisyMLP(inputs, hidden, cfg.activation, cfg.noisy_sigma)
+            self.hidden = NoisyMLP(inputs, hidden, cfg.activation, cfg.noisy_sigma, cfg.layer_norm)
             self.last = NoisyLinear(width, outputs, cfg.noisy_sigma)
         else:
             self.hidden = MLP(inputs, hidden, cfg.activation, cfg.layer_norm)
