@@ -3,7 +3,7 @@
 Same shapes, nets (256x256), batch and ring contents; the contestants take turns, each in a process of its own, and the
 median of the rounds counts. An update is: draw a batch, learn, move the targets. The share of the machine's matrix
 products says how far the rest is from free: products of the shapes that the update needs, nothing else, measured beside
-it.
+it. Agents that value choices (`dqn`, `rainbow`, ...) learn from Atari's four frames of 84x84, with batches of 32.
 """
 
 import argparse
@@ -21,10 +21,10 @@ import gymnasium
 import numpy as np
 import torch
 
-from whorl.config import configure
+from whorl.config import ValueConfig, algorithm_class, configure
 from whorl.experience.batch import Batch
 from whorl.run.learner import Learner, keep_freed_memory
-from whorl.spec import Array, Continuous, Spec
+from whorl.spec import Array, Continuous, Discrete, Spec
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
 
@@ -36,10 +36,14 @@ def ours(
 ) -> Callable[[int], None]:
     """A function that makes some updates."""
     device = torch.device(args.device)
+    pixels = issubclass(algorithm_class(algorithm)[1].Config, ValueConfig)  # type: ignore[attr-defined]
     bounds = (1.0,) * args.actions
     spec = Spec(Array((args.obs,)), Continuous((args.actions,), tuple(-b for b in bounds), bounds), 1)
     given = {"lanes": 1, "capacity": 2 * ROWS, "learn_after": 0, "batch_size": args.batch, **args.settings}
-    settings = configure(algorithm, "benchmark", given)
+    if pixels:
+        spec = Spec(Array((4, 84, 84), "uint8", 0, 255, 4), Discrete(args.actions), 1)
+        given = {**given, "batch_size": 32, **args.settings}
+    settings = configure(algorithm, "ALE/Pong-v5" if pixels else "benchmark", given)
     streams = Streams(0, (device,))
     agent = build_agent(settings, spec).prepare(
         device, lambda name: streams.generator("learner", device, name)
@@ -49,11 +53,15 @@ def ours(
     if compile:
         replay.compile()
     ones = torch.ones(ROWS, 1)
+    # Of a stack only the newest frame is kept: one picture stands for all rows.
+    frames = torch.randint(0, 256, (1, 1, 4, 84, 84), dtype=torch.uint8).expand(ROWS + 1, 1, 4, 84, 84)
     replay.add(
         Batch(
-            obs=torch.randn(ROWS + 1, 1, args.obs),
+            obs=frames if pixels else torch.randn(ROWS + 1, 1, args.obs),
             reset=torch.zeros(ROWS + 1, 1, dtype=torch.bool),
-            action=torch.rand(ROWS, 1, args.actions) * 2 - 1,
+            action=torch.zeros(ROWS, 1, dtype=torch.int64)
+            if pixels
+            else torch.rand(ROWS, 1, args.actions) * 2 - 1,
             reward=torch.randn(ROWS, 1),
             discount=0.99 * ones,
             keep=ones,
@@ -86,7 +94,7 @@ class Still(gymnasium.Env):
 
 
 def theirs(algorithm: str, args: argparse.Namespace) -> Callable[[int], None] | None:
-    """The same by Stable-Baselines3 or its contributions; None where it is not installed."""
+    """The same by Stable-Baselines3 or its contributions; None where it is not installed or has no such algorithm."""
     try:
         import sb3_contrib
         import stable_baselines3
@@ -98,6 +106,8 @@ def theirs(algorithm: str, args: argparse.Namespace) -> Callable[[int], None] | 
         "ddpg": stable_baselines3.DDPG,
         "tqc": sb3_contrib.TQC,
     }
+    if algorithm not in classes:
+        return None
     extra: dict[str, Any] = {"net_arch": [256, 256]}
     if algorithm == "tqc":
         extra |= {"n_critics": 5, "n_quantiles": 25}
@@ -128,7 +138,7 @@ def theirs(algorithm: str, args: argparse.Namespace) -> Callable[[int], None] | 
 def products(algorithm: str, args: argparse.Namespace) -> Callable[[int], None]:
     """Only the matrix products of one update: forward, and twice as much going back where weights are trained."""
     device, batch, wide = args.device, args.batch, 256
-    critics = {"sac": 2, "td3": 2, "ddpg": 1, "tqc": 5}[algorithm]
+    critics = CRITICS[algorithm]
     last = 25 if algorithm == "tqc" else 1
     heads = args.actions * (2 if algorithm in ("sac", "tqc") else 1)
     critic = [(args.obs + args.actions, wide), (wide, wide), (wide, last)]
@@ -156,6 +166,7 @@ def products(algorithm: str, args: argparse.Namespace) -> Callable[[int], None]:
     return run
 
 
+CRITICS = {"sac": 2, "td3": 2, "ddpg": 1, "tqc": 5}
 CONTESTANTS = {
     "whorl": ours,
     "sb3": theirs,
@@ -188,6 +199,8 @@ def measure(algorithm: str, threads: int, args: argparse.Namespace) -> dict[str,
     names = [
         name for name in CONTESTANTS if args.device == "cuda" or name in ("whorl", "sb3", "products alone")
     ]
+    if algorithm not in CRITICS:
+        names.remove("products alone")
     rest = [word for word in sys.argv[1:] if word not in args.algorithms]
     processes = {}
     for name in names:
@@ -224,7 +237,11 @@ def measure(algorithm: str, threads: int, args: argparse.Namespace) -> dict[str,
     }
     if "sb3" in middle:
         row["ratio"] = round(statistics.median(a / b for a, b in zip(rates["whorl"], rates["sb3"])), 2)
-    row["share of products"] = round(middle["whorl"] / middle["products alone"], 2)
+    if "products alone" in middle:
+        row["share of products"] = round(middle["whorl"] / middle["products alone"], 2)
+    if "whorl, eager" in middle:
+        row["captured / eager"] = round(middle["whorl"] / middle["whorl, eager"], 2)
+        row["compiled / eager"] = round(middle["whorl, compiled"] / middle["whorl, eager"], 2)
     return row
 
 

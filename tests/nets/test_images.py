@@ -310,7 +310,7 @@ def test_the_size_of_a_normalised_weight_takes_no_gradient() -> None:
     (layer(picture) * torch.randn(2, 6, 5, 5)).sum().backward()
     weight = layer.layer.weight
     assert weight.grad is not None
-    along = float((weight.grad * weight).sum() / (weight.grad.norm() * weight.norm()))
+    along = float((weight.grad * weight.detach()).sum() / (weight.grad.norm() * weight.detach().norm()))
     assert along == pytest.approx(0.0, abs=1e-6)
 
 
