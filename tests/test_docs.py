@@ -115,7 +115,7 @@ def test_the_examples_of_the_environments_page_run(tmp_path: Path, monkeypatch: 
 def test_every_key_of_the_coming_from_table_is_taken() -> None:
     text = (DOCS / "coming_from.md").read_text("utf-8")
     pairs = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", text, re.M)
-    names = ("ppo", "ppg", "td3", "sac", "tqc")
+    names = ("ppo", "ppg", "td3", "sac", "tqc", "dqn", "c51", "qr_dqn", "iqn")
     known = fields_of(RunConfig, *(algorithm_class(name)[1].Config for name in names))  # type: ignore[attr-defined]
     assert len(pairs) >= 40
     for theirs, ours in pairs:

@@ -130,5 +130,11 @@ def test_conform_runs_the_whole_matrix_and_says_what_an_agent_takes() -> None:
                 raise ConfigError("vectors only")
             super().__init__(spec, cfg)
 
+    class TinyPastTheEnd(Tiny, BootstrapsPastTheEnd):
+        """The same with a mistake that known values show."""
+
     register("algorithm", "tiny", Tiny)
     assert conformance.conform("tiny", ratio=0.1) == ["vector none discrete"]
+    register("algorithm", "tiny past the end", TinyPastTheEnd)
+    with pytest.raises(AssertionError, match="Walk with an end"):
+        conformance.conform("tiny past the end", ratio=0.1, n_step=1)

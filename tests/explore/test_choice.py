@@ -11,12 +11,13 @@ from whorl.config import ChoiceConfig
 from whorl.explore.choice import Exploration
 from whorl.spec import MASK_KEY, Array, Discrete, Spec
 
+VECTOR = Array((2,))
 START = torch.zeros(())
-MASKED = {"state": Array((2,)), MASK_KEY: Array((4,), "int8", 0.0, 1.0)}
+MASKED = {"state": VECTOR, MASK_KEY: Array((4,), "int8", 0.0, 1.0)}
 MANY = 40_000
 
 
-def explore(lanes: int = 4, observation: Any = Array((2,)), **settings: Any) -> Exploration:
+def explore(lanes: int = 4, observation: Any = VECTOR, **settings: Any) -> Exploration:
     return Exploration(Spec(observation, Discrete(4), lanes), ChoiceConfig(**settings))
 
 
@@ -41,7 +42,9 @@ def values(lanes: int = MANY) -> Tensor:
 # Schedules
 
 
-@pytest.mark.parametrize(("progress", "epsilon"), [(0.0, 1.0), (0.125, 0.775), (0.25, 0.55), (0.5, 0.1), (1.0, 0.1)])
+@pytest.mark.parametrize(
+    ("progress", "epsilon"), [(0.0, 1.0), (0.125, 0.775), (0.25, 0.55), (0.5, 0.1), (1.0, 0.1)]
+)
 def test_epsilon_falls_linearly_over_its_share_of_the_budget(progress: float, epsilon: float) -> None:
     found = explore(epsilon_start=1.0, epsilon_final=0.1, epsilon_share=0.5)
     assert float(found.epsilon(None, torch.tensor(progress))) == pytest.approx(epsilon)
@@ -148,7 +151,9 @@ def masked(lanes: int = MANY) -> dict[str, Tensor]:
         ({"eval_epsilon": 0.2}, True, [0.9, 0, 0, 0.1]),
     ],
 )
-def test_what_is_not_allowed_is_never_chosen(settings: dict[str, Any], greedy: bool, wanted: list[float]) -> None:
+def test_what_is_not_allowed_is_never_chosen(
+    settings: dict[str, Any], greedy: bool, wanted: list[float]
+) -> None:
     found = explore(observation=MASKED, **settings)
     choice = found(values(), masked(), context(MANY, greedy=greedy), START)
     close(shares(choice), torch.tensor(wanted), MANY)

@@ -1,5 +1,6 @@
 """Encoders of observations with images: sizes, layouts, leading axes, and what they say of images that do not fit."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -277,7 +278,7 @@ def test_power_iteration_finds_the_spectral_norm() -> None:
     for _ in range(200):
         layer.iterate_()
         found.append(estimate(layer))
-    assert all(b >= a - 1e-5 for a, b in zip(found, found[1:])) and max(found) <= wanted + 1e-5
+    assert all(b >= a - 1e-5 for a, b in pairwise(found)) and max(found) <= wanted + 1e-5
     assert found[-1] == pytest.approx(wanted, rel=1e-5)
     assert found[0] == pytest.approx(wanted, rel=0.05)  # 15 rounds are made beforehand
 

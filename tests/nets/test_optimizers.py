@@ -56,10 +56,10 @@ def test_steps_are_those_of_a_fresh_optimizer_of_torch(name: str, options: dict[
 
 
 def test_what_torch_offers_is_offered_or_declined() -> None:
-    assert sorted([*OFFERED, *UNFIT]) == [name for name in known("optimizer") if hasattr(torch.optim, name)]
+    assert {name for name in known("optimizer") if hasattr(torch.optim, name)} <= {*OFFERED, *UNFIT}
 
 
-@pytest.mark.parametrize("name", UNFIT)
+@pytest.mark.parametrize("name", [name for name in UNFIT if hasattr(torch.optim, name)])
 def test_what_can_not_serve_is_one_sentence_with_what_can(name: str) -> None:
     with pytest.raises(
         ConfigError, match=f"optimizer {name!r} can't be used: .*choose one of: Adadelta, .*SGD"

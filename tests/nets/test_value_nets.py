@@ -28,7 +28,9 @@ def values(columns: int = 1, choices: int = 4, observation: Any = VECTOR, **sett
     return Values("dqn", Spec(observation, Discrete(choices), 2), cfg, columns)
 
 
-def quantiles(cosines: int = 4, choices: int = 3, observation: Any = VECTOR, **settings: Any) -> QuantileValues:
+def quantiles(
+    cosines: int = 4, choices: int = 3, observation: Any = VECTOR, **settings: Any
+) -> QuantileValues:
     torch.manual_seed(0)
     cfg = ChoiceConfig(**{"hidden": (8,), **settings})
     return QuantileValues("iqn", Spec(observation, Discrete(choices), 2), cfg, cosines)
@@ -120,7 +122,9 @@ def test_the_gradient_of_one_choice_reaches_both_streams_and_of_all_advantages()
 def test_all_layers_behind_the_encoder_are_noisy_and_none_in_it() -> None:
     net = values(observation=IMAGE, noisy=True, dueling=True)
     weighted = (nn.Linear, NoisyLinear, nn.Conv2d)
-    streams = [layer for layer in (*net.advantage.modules(), *net.value.modules()) if isinstance(layer, weighted)]
+    streams = [
+        layer for layer in (*net.advantage.modules(), *net.value.modules()) if isinstance(layer, weighted)
+    ]
     assert [type(layer) for layer in streams] == [NoisyLinear] * 4
     assert {type(layer) for layer in net.body.modules() if isinstance(layer, weighted)} == {nn.Conv2d}
 
@@ -151,7 +155,9 @@ def sampled(net: Values, generator: torch.Generator) -> Tensor:
 def test_the_scale_of_the_noise_is_a_setting(noisy_sigma: float) -> None:
     net = values(hidden=(16,), noisy=True, noisy_sigma=noisy_sigma)
     assert net.advantage.last.weight_scale.unique().tolist() == [pytest.approx(noisy_sigma / 4)]
-    assert net.advantage.hidden.layers[0].weight_scale.unique().tolist() == [pytest.approx(noisy_sigma / 3**0.5)]
+    assert net.advantage.hidden.layers[0].weight_scale.unique().tolist() == [
+        pytest.approx(noisy_sigma / 3**0.5)
+    ]
 
 
 def test_noise_is_drawn_for_every_layer_and_net_without_noisy_layers_draws_none() -> None:
@@ -183,7 +189,9 @@ def test_a_noisy_net_is_quiet_without_noise(dueling: bool) -> None:
 
 
 def test_layer_norms_stand_before_each_activation_and_behind_an_encoder_with_weights() -> None:
-    norms = [tuple(m.normalized_shape) for m in values(hidden=(8, 6), layer_norm=True).modules() if is_norm(m)]
+    norms = [
+        tuple(m.normalized_shape) for m in values(hidden=(8, 6), layer_norm=True).modules() if is_norm(m)
+    ]
     assert norms == [(8,), (6,)]
     net = values(observation=IMAGE, hidden=(8,), layer_norm=True)
     assert [tuple(m.normalized_shape) for m in net.modules() if is_norm(m)] == [(8,), (net.body.size,)]
@@ -253,7 +261,10 @@ def test_without_an_encoder_the_first_hidden_layer_makes_the_features() -> None:
         (3, 6),
     ]
     # of one layer there would be none left
-    assert [tuple(p.shape) for p in quantiles(hidden=(8,)).advantage.parameters() if p.dim() == 2] == [(8, 8), (3, 8)]
+    assert [tuple(p.shape) for p in quantiles(hidden=(8,)).advantage.parameters() if p.dim() == 2] == [
+        (8, 8),
+        (3, 8),
+    ]
 
 
 def test_gradients_reach_embedding_features_and_streams() -> None:
@@ -297,7 +308,9 @@ def test_allowed_choices_are_read_from_the_rows_asked_for() -> None:
     spec = Spec({"state": VECTOR, MASK_KEY: Array((2,), "int8", 0, 1)}, Discrete(2), 1)
     mask = torch.tensor([[[1, 0]], [[0, 1]]], dtype=torch.int8)
     none = torch.zeros(1, 1)
-    batch = Batch({"state": torch.zeros(2, 1, 3), MASK_KEY: mask}, torch.zeros(2, 1) > 0, {}, none, none, none, none)
+    batch = Batch(
+        {"state": torch.zeros(2, 1, 3), MASK_KEY: mask}, torch.zeros(2, 1) > 0, {}, none, none, none, none
+    )
     now, after = allowed(batch.now, spec), allowed(batch.next, spec)
     assert now is not None and after is not None
     assert now.tolist() == [[[True, False]]] and after.tolist() == [[[False, True]]]
@@ -313,6 +326,8 @@ def test_allowed_choices_are_read_from_the_rows_asked_for() -> None:
     ],
 )
 def test_other_kinds_of_action_are_one_sentence(action: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=f"rainbow needs one discrete action, but this environment {told}$") as e:
+    with pytest.raises(
+        ConfigError, match=f"rainbow needs one discrete action, but this environment {told}$"
+    ) as e:
         Values("rainbow", Spec(VECTOR, action, 2), ChoiceConfig())
     assert "\n" not in str(e.value)

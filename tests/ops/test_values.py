@@ -28,7 +28,10 @@ def test_picking_takes_one_value_or_all_columns_of_a_choice() -> None:
     columns = torch.arange(12.0).reshape(2, 3, 2)  # row r, choice a, column k: 6 r + 2 a + k
     assert pick_columns(columns, torch.tensor([2, 0])).tolist() == [[4.0, 5.0], [6.0, 7.0]]
     rows = torch.arange(24.0).reshape(2, 2, 3, 2)
-    assert pick_columns(rows, torch.tensor([[0, 1], [2, 0]])).tolist() == [[[0, 1], [8, 9]], [[16, 17], [18, 19]]]
+    assert pick_columns(rows, torch.tensor([[0, 1], [2, 0]])).tolist() == [
+        [[0, 1], [8, 9]],
+        [[16, 17], [18, 19]],
+    ]
 
 
 def test_a_soft_policy_by_hand() -> None:
@@ -73,7 +76,11 @@ def test_a_soft_value_is_finite_where_nothing_is_allowed() -> None:
 
 
 def test_a_bootstrap_by_hand() -> None:
-    reward, discount, value = torch.tensor([[1.0, -2.0]]), torch.tensor([[0.9, 0.0]]), torch.tensor([[10.0, 10.0]])
+    reward, discount, value = (
+        torch.tensor([[1.0, -2.0]]),
+        torch.tensor([[0.9, 0.0]]),
+        torch.tensor([[10.0, 10.0]]),
+    )
     assert bootstrap(reward, discount, value, False).tolist() == [[10.0, -2.0]]
     columns = torch.tensor([[[10.0, 20.0], [10.0, 20.0]]])
     assert bootstrap(reward, discount, columns, False).tolist() == [[[10.0, 19.0], [-2.0, -2.0]]]

@@ -4,7 +4,7 @@ minimise -E[sum_k m_k log p_k(s, a)],  m = projection onto the atoms z of (r + d
 a* = argmax_a sum_k z_k p'_k(s', a); double: chosen by the online net.
 With double, dueling and noisy nets, priorities and n-step returns it is Rainbow (Hessel et al. 2018, arXiv:1710.02298).
 
-Differs from the papers: Adam; priorities are KL(m || p), Rainbow's, in every preset.
+Differs from the paper: priorities, where there are any, are Rainbow's KL(m || p).
 """
 
 import copy

@@ -85,7 +85,7 @@ class DQN(Agent):
     def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor]:
         """E[loss(Q(s, a) - y)]; the errors [T, B]; the mean of Q"""
         target = self.soft_target(batch, noise) if self.cfg.munchausen else self.target(batch, noise)
-        q = pick(self.critic(batch.now, noise["now"])[..., 0], batch.action)  # [T, B]
+        q = pick(self.critic(batch.now, noise["now"]).squeeze(-1), batch.action)  # [T, B]
         error = q - target
         loss = huber(error) if self.cfg.loss == "huber" else 0.5 * error.square()
         return (loss * batch.weight).mean(), error.detach().abs(), q.detach().mean()
@@ -93,8 +93,8 @@ class DQN(Agent):
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tree) -> Tensor:
         """y [T, B]"""
-        following = self.target_critic(batch.next, noise["told"])[..., 0]  # [T, B, choices]
-        judged = self.critic(batch.next, noise["chosen"])[..., 0] if self.cfg.double else following
+        following = self.target_critic(batch.next, noise["told"]).squeeze(-1)  # [T, B, choices]
+        judged = self.critic(batch.next, noise["chosen"]).squeeze(-1) if self.cfg.double else following
         value = pick(following, best(judged, allowed(batch.next, self.spec)))
         return bootstrap(batch.reward, batch.discount, value, self.cfg.rescale_values)
 
@@ -102,7 +102,7 @@ class DQN(Agent):
     def soft_target(self, batch: Batch, noise: Tree) -> Tensor:
         """Munchausen's y [T, B]"""
         cfg = self.cfg
-        q = self.target_critic(batch.all, noise["told"])[..., 0]  # [T+1, B, choices]
+        q = self.target_critic(batch.all, noise["told"]).squeeze(-1)  # [T+1, B, choices]
         prob, log_pi = soft_policy(q, cfg.munchausen_temperature, allowed(batch.all, self.spec))
         bonus = cfg.munchausen * pick(log_pi[:-1], batch.action).clamp(cfg.munchausen_low, 0)
         value = (prob * (q - log_pi))[1:].sum(-1)

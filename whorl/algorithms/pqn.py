@@ -132,10 +132,10 @@ class PQN(Agent):
     @pure
     def critic_loss(self, rows: Rows, data: dict[str, Tensor], noise: Tree) -> tuple[Tensor, Tensor]:
         """E[(Q(s, a) - G)^2] / 2; the mean of Q"""
-        q = pick(self.critic(rows, noise)[..., 0], data["action"])
+        q = pick(self.critic(rows, noise).squeeze(-1), data["action"])
         return (squared(q, data["target"]) * data["weight"]).mean(), q.detach().mean()
 
     def value(self, rows: Rows, noise: Tree | None = None) -> Tensor:
         """max_a Q(s, a) of rows [T, B]."""
-        q = self.critic(rows, noise)[..., 0]
+        q = self.critic(rows, noise).squeeze(-1)
         return pick(q, best(q, allowed(rows, self.spec)))

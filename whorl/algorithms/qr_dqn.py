@@ -4,8 +4,6 @@ minimise E[sum_i mean_j |tau_i - 1{d_ij < 0}| huber(d_ij)],  d_ij = r + discount
 tau_i = (2 i - 1) / 2N;  a* = argmax_a mean_j theta'_j(s', a); double: chosen by the online net.              (alg. 1)
 munchausen:  d_ij = r + m * clip(t log pi(a|s), low, 0) + discount * sum_b pi(b|s') (theta'_j(s', b) - t log pi(b|s'))
              - theta_i(s, a),  pi = softmax(mean_j theta'_j / t)
-
-Differs from the paper: Adam.
 """
 
 import copy

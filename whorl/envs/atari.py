@@ -11,7 +11,7 @@ action that would be repeated. Pictures are averaged over areas as OpenCV does i
 import re
 from functools import cache
 from importlib.util import find_spec
-from math import gcd, inf
+from math import gcd
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -27,12 +27,12 @@ STICKY = {"ALE/5": 0.25, "NoFrameskip0": 0.25, "NoFrameskip4": 0.0}
 """how ids are registered: the probability that a frame repeats the action before"""
 ELSEWHERE = {"Blackjack"}
 """games whose name alone means an environment of Gymnasium"""
+NOOP, FIRE = 0, 1
 TWO_PLAYERS = {"combat", "joust", "maze_craze", "warlords"}
 ROOM_BYTE = {"montezuma_revenge": 3, "pitfall": 1}
 """where in memory the number of the room lies"""
-UNDRAWN = {"yars_revenge": 1, "tic_tac_toe_3d": inf}
-"""games that leave parts of the screen undrawn, and for how many frames a picture from before can show through there;
-ALE's states hold no pictures"""
+UNSAVED = {"miniature_golf"}
+"""games whose score is not in ALE's states, so that going on from one would give a wrong reward"""
 
 
 def owns(id: str) -> bool:
@@ -125,14 +125,13 @@ class Atari(gymnasium.Env):
         self.frame_stack, self.soft_ends = stack, life_loss
         self.render_mode = render_mode
         self.metadata = {**self.metadata, "render_fps": round(60 / frame_skip)}
-        self._ale = _ale()()
-        self._ale.setFloat("repeat_action_probability", 0.0)  # ALE's own default is 0.25
-        self._ale.setInt("max_num_frames_per_episode", max_frames)
+        self.max_frames = max_frames
         self._load(0)
         self._seeded = False
-        self._actions = self._ale.getLegalActionSet() if full_actions else self._ale.getMinimalActionSet()
-        self._fires = fire_reset and any(int(action) == 1 for action in self._actions)
-        self._repeated = 0
+        allowed = self._ale.getLegalActionSet() if full_actions else self._ale.getMinimalActionSet()
+        self._actions = [action.value for action in allowed]
+        self._fires = fire_reset and FIRE in self._actions
+        self._repeated = NOOP
         """the action that the emulator saw last, which a sticky frame repeats"""
         self._lives = 0
         self._room = ROOM_BYTE.get(game)
@@ -140,7 +139,6 @@ class Atari(gymnasium.Env):
 
         height, width = self._ale.getScreenDims()
         shape = (height, width) if gray else (height, width, 3)
-        self._draw = self._ale.getScreenGrayscale if gray else self._ale.getScreenRGB
         self._earlier, self._latest = np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
         self._shrink = _Shrink((height, width), screen) if screen else None
         seen = (screen, screen, *shape[2:]) if screen else shape
@@ -156,14 +154,14 @@ class Atari(gymnasium.Env):
             self._seeded = True
         ale = self._ale
         ale.reset_game()
-        self._repeated = 0
+        self._repeated = NOOP
         frames = int(self.np_random.integers(1, self.noop_max + 1)) if self.noop_max else 0
         for _ in range(frames - self._fires):
-            ale.act(0)
+            ale.act(NOOP)
             if ale.game_over():
                 ale.reset_game()
         if self._fires:
-            ale.act(1)
+            ale.act(FIRE)
         self._lives = ale.lives()
         self._rooms = set()
         self._draw(self._latest)
@@ -188,24 +186,27 @@ class Atari(gymnasium.Env):
         return self._ale.getScreenRGB() if self.render_mode else None
 
     def get_snapshot(self) -> dict[str, Any] | None:
-        """The emulator and all that is decided here; None where the next picture may show parts of an older one."""
-        if max(self.frame_skip - 2, 0) < UNDRAWN.get(self.game, 0):
+        """The emulator's state and all that is decided here."""
+        if self.game in UNSAVED:
             return None
         state = self._ale.cloneState(include_rng=True).serialize()
-        return {
+        snapshot = {
             "emulator": np.frombuffer(state, np.uint8),
             "random": self.np_random,
-            "repeated": int(self._repeated),
+            "repeated": self._repeated,
             "lives": self._lives,
             "rooms": sorted(self._rooms),
         }
+        # ALE's states lack old pictures, which show through where a game draws nothing, and now and then a bit more.
+        # Going on from the state here, too, makes this run and one that is resumed from it lose the same.
+        self.set_snapshot(snapshot)
+        return snapshot
 
     def set_snapshot(self, snapshot: dict[str, Any]) -> None:
         from ale_py import ALEState
 
-        # An emulator that has just been loaded and drew no frame yet goes on differently, Qbert's for one.
         self._load(0)
-        self._ale.act(0)
+        self._ale.act(NOOP)  # an emulator that has drawn no frame yet goes on differently, in Qbert for one
         self._ale.restoreState(ALEState(snapshot["emulator"].tobytes()))
         self.np_random = snapshot["random"]
         self._seeded = True
@@ -213,10 +214,15 @@ class Atari(gymnasium.Env):
         self._rooms = set(snapshot["rooms"])
 
     def _load(self, seed: int) -> None:
+        """A new emulator."""
         from ale_py import roms
 
-        self._ale.setInt("random_seed", seed)
-        self._ale.loadROM(roms.get_rom_path(self.game))
+        self._ale = ale = _ale()()
+        ale.setFloat("repeat_action_probability", 0.0)  # ALE's own default is 0.25
+        ale.setInt("max_num_frames_per_episode", self.max_frames)
+        ale.setInt("random_seed", seed)
+        ale.loadROM(roms.get_rom_path(self.game))
+        self._draw = ale.getScreenGrayscale if self.gray else ale.getScreenRGB
 
     def _advance(self, action: int) -> tuple[float, bool]:
         """Play an action; the sum of rewards, and whether no frame is missing at the end of the game."""

@@ -14,7 +14,7 @@ from gymnasium.error import DependencyNotInstalled
 from torch import Tensor
 
 from whorl import tree
-from whorl.envs import atari, dm_control, pybullet
+from whorl.envs import atari, dm_control, minatar, minigrid, pybullet
 from whorl.envs.lanes import (
     Buffers,
     Factory,
@@ -40,9 +40,15 @@ def factory_from_id(id: str, **kwargs: Any) -> Factory:
             load_env_creator(spec.entry_point)
     except (ImportError, DependencyNotInstalled) as error:
         raise missing_package(id, error) from error
-    make = pybullet.make_bullet if pybullet.owns(spec.id) else make_registered
+    own = {pybullet: pybullet.make_bullet, minigrid: minigrid.make_grid}
+    make = next((make for package, make in own.items() if package.owns(spec.id)), make_registered)
     # Lanes never step before a reset, and checking is a tool of its own: those wrappers don't earn their time.
     return partial(make, replace(spec, order_enforce=False), kwargs)
+
+
+def whole_id(id: str) -> str:
+    """The id with its version, by which tuned settings know it: Pong is ALE/Pong-v5."""
+    return _find(id).id
 
 
 class GymnasiumVector:
@@ -161,8 +167,12 @@ def _find(id: str) -> EnvSpec:
     module, _, name = id.rpartition(":")
     if name.startswith(dm_control.PREFIXES):
         return dm_control.spec_from_id(name)
+    if name.startswith(minatar.PREFIX):
+        return minatar.spec_from_id(name)
     if not module and atari.owns(name):
         return atari.spec_from_id(name)
+    if minigrid.owns(name):
+        module = module or minigrid.PACKAGE
     if pybullet.owns(name):
         module = module or pybullet.PACKAGE
     if module:

@@ -10,7 +10,7 @@ import gymnasium
 import torch
 
 from whorl.envs import native
-from whorl.envs.gymnasium import GymnasiumVector, factory_from_id, to_spec
+from whorl.envs.gymnasium import GymnasiumVector, factory_from_id, to_spec, whole_id
 from whorl.envs.lanes import probe
 from whorl.envs.pool import WorkerPool, default_workers
 from whorl.envs.vector import VectorEnv
@@ -111,8 +111,11 @@ def _from_id(id: str, options: dict[str, Any]) -> Source:
     factory = (lambda: own[id](**options)) if id in own else factory_from_id(id, **options)
     if options.keys() - {"render_mode"}:
         _try(id, factory, options)
+    if id in own:
+        return Source(id, factory, options)
     # An id may name the module that registers it: module:World-v0.
-    return Source(id, factory, options, None if id in own else native.WORLDS.get(id.rpartition(":")[2]))
+    name = id if ":" in id else whole_id(id)
+    return Source(name, factory, options, native.WORLDS.get(name.rpartition(":")[2]))
 
 
 def _try(id: str, factory: Factory, options: dict[str, Any]) -> None:

@@ -58,14 +58,13 @@ class MLP(nn.Module):
         self._parts = [(layer.weight, layer.bias) for layer in layers]
 
     def forward(self, value: Tensor) -> Tensor:
-        activation = self.activation
-        if self.norms is None:
-            for weight, bias in self._parts:
-                value = activation(F.linear(value, weight, bias))
-            return value
-        for (weight, bias), norm in zip(self._parts, self.norms):
-            value = activation(norm(F.linear(value, weight, bias)))
-        return value
+        activation, lead = self.activation, value.shape[:-1]
+        # Rows as a matrix: of more axes a layer returns a view, and an activation in place on a view is copied about.
+        value = value.reshape(-1, value.shape[-1])
+        for number, (weight, bias) in enumerate(self._parts):
+            value = F.linear(value, weight, bias)
+            value = activation(value if self.norms is None else self.norms[number](value))
+        return value.reshape(*lead, value.shape[-1])
 
 
 class Residual(nn.Module):

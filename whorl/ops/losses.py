@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 MAX_LOG_RATIO = 30.0
@@ -83,9 +84,7 @@ def clipped_value_loss(
 
 def huber(error: Tensor, delta: float = 1.0) -> Tensor:
     """1/2 * e^2 up to |e| = delta, then delta * (|e| - delta / 2) (Huber 1964), per element."""
-    size = error.abs()
-    inner = size.clamp(max=delta)
-    return 0.5 * inner.square() + delta * (size - inner)
+    return F.huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
 
 
 def quantile_huber(quantile: Tensor, tau: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:

@@ -1,6 +1,6 @@
-"""A trained policy that stands alone: weights, normalisers, memory and action scaling travel together."""
+"""A trained policy that stands alone: weights, normalisers, frame stack, memory and action scaling travel together."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -13,21 +13,27 @@ from whorl.agent import Agent, Context
 from whorl.config import Settings, algorithm_class, configure
 from whorl.errors import WhorlError
 from whorl.registry import only_trusted
-from whorl.spec import MASK_KEY, Array, Spec, to_env
+from whorl.spec import MASK_KEY, Array, Spec, empty_obs, to_env
 from whorl.tree import Tree
 
 FORMAT = 1
 
 
 class SavedPolicy:
-    """Acts in the environment's own actions. Recurrent policies remember from call to call until `reset`."""
+    """Acts on the environment's own observations, in its own actions.
+
+    Policies with a memory or a stack of frames remember from call to call until `reset`.
+    """
 
     def __init__(self, agent: Agent, settings: Settings) -> None:
         self.agent = agent.eval()
         self.settings = settings
         self.spec = agent.spec
         self._generator = torch.Generator(agent.device).manual_seed(0)
+        self._shown = tree.map(_own_shape, self.spec.observation)
+        """what the environment gives: of a stack one frame at a time"""
         self._memory: Tree = {}
+        self._frames: Tree = {}
         self._fresh: Tensor | None = None
 
     def reset(self, where: np.ndarray | Tensor | None = None) -> None:
@@ -48,7 +54,7 @@ class SavedPolicy:
         Where the environment told its action masks apart from the observation, pass the mask beside it.
         """
         obs = _as_stored(obs, action_mask, self.spec)
-        given, single = tree.first(obs), _single(obs, self.spec.observation)
+        given, single = tree.first(obs), _single(obs, self._shown)
         device = self.agent.device
         tensors = tree.map(
             lambda leaf, like: torch.as_tensor(leaf, device=device).to(getattr(torch, like.dtype)),
@@ -61,8 +67,10 @@ class SavedPolicy:
         if self._fresh is None or len(self._fresh) != lanes:
             self._fresh = torch.ones(lanes, dtype=torch.bool, device=device)
             self._memory = self.agent.initial_memory(lanes)
+            self._frames = empty_obs(self.spec.observation, (lanes,), device)
+        self._frames = tree.map(self._stacked, self.spec.observation, self._frames, tensors)
         acted = self.agent.act(
-            tensors, self._memory, Context(self._fresh, self._generator, greedy=deterministic)
+            self._frames, self._memory, Context(self._fresh, self._generator, greedy=deterministic)
         )
         self._memory = acted.memory
         self._fresh = torch.zeros_like(self._fresh)
@@ -74,6 +82,23 @@ class SavedPolicy:
         return tree.map(lambda leaf: leaf.cpu().numpy() if leaf.dim() else leaf.cpu().numpy()[()], action)
 
     __call__ = act
+
+    def _stacked(self, like: Array, held: Tensor, newest: Tensor) -> Tensor:
+        """The frames seen so far with the newest at the end; an episode's first one stands for those before it."""
+        if like.stack == 1:
+            return newest
+        newest = newest.reshape(len(newest), *like.frame.shape)
+        axis, width = like.axis + 1, like.frame.shape[like.axis]
+        older = held.narrow(axis, width, held.shape[axis] - width)
+        first = torch.cat([newest] * like.stack, axis)
+        return tree.where(self._fresh, first, torch.cat((older, newest), axis))
+
+
+def _own_shape(like: Array) -> Array:
+    """One frame as the environment gives it: planes have no axis for channels."""
+    frame = like.frame
+    plane = like.stack > 1 and like.axis == 0 and len(frame.shape) == 3 and frame.shape[0] == 1
+    return replace(frame, shape=frame.shape[1:]) if plane else frame
 
 
 def _as_stored(obs: Any, mask: Any, spec: Spec) -> Any:
@@ -104,7 +129,7 @@ def _in_order(obs: Any, like: Any) -> Any:
 
 
 def _one_hot(obs: Any, like: Array) -> Any:
-    choices, start = like.shape[0], like.start or 0
+    choices, start = like.frame.shape[0], like.start or 0
     number = torch.as_tensor(obs).long() - start
     if bool(((number < 0) | (number >= choices)).any()):
         raise WhorlError(f"the observation is {obs}; this policy knows {start} to {start + choices - 1}")

@@ -1,0 +1,142 @@
+"""Rainbow, part by part: whatever is switched off is gone to the last bit. And what lies beyond it."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from whorl.config import configure
+from whorl.conformance import LANES, Run, Subject, same, subject
+from whorl.nets.images import SpectralConvolution
+from whorl.spec import Array, Discrete, Spec
+
+ON: dict[str, dict[str, Any]] = {
+    "double": {"double": True},
+    "dueling": {"dueling": True},
+    "noisy": {"noisy": True, "exploration": "none"},
+    "prioritized": {"prioritized": True},
+    "n_step": {"n_step": 3},
+}
+OFF = {
+    "double": False,
+    "dueling": False,
+    "noisy": False,
+    "exploration": "epsilon",
+    "prioritized": False,
+    "n_step": 1,
+}
+SHARED = {"target_every": 5, "lr": 0.01, "priority_alpha": 0.6, "ratio": 0.2}
+"""of short runs in which nets part from their targets, and the one setting of a part that presets choose differently"""
+
+
+def vectors(name: str, settings: dict[str, Any]) -> Subject:
+    return subject(name, "vector", "none", "discrete", **{**SHARED, **settings})
+
+
+def learned(one: Subject, other: Subject) -> tuple[Run, Run]:
+    """Two agents with one seed after the same rollouts, which the first of them acted."""
+    runs = Run(one), Run(other)
+    rollouts = one.rollouts(runs[0].agent, 4)
+    for run in runs:
+        assert len(run.feed(rollouts)) > 20
+    return runs
+
+
+# One part at a time
+
+
+def test_rainbow_without_its_other_parts_is_c51_to_the_last_bit() -> None:
+    rainbow, plain = learned(vectors("rainbow", OFF), vectors("c51", {}))
+    assert same(rainbow.state(), plain.state())
+
+
+@pytest.mark.parametrize("part", ON)
+def test_rainbow_with_one_part_on_is_c51_with_that_part(part: str) -> None:
+    rainbow, own = learned(vectors("rainbow", {**OFF, **ON[part]}), vectors("c51", ON[part]))
+    assert same(rainbow.state(), own.state())
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("double_dqn", "double"),
+        ("dueling_dqn", "dueling"),
+        ("noisy_dqn", "noisy"),
+        ("prioritized_dqn", "prioritized"),
+    ],
+)
+def test_a_parts_own_name_is_dqn_with_that_part_and_no_other(name: str, part: str) -> None:
+    named, switched = learned(vectors(name, {}), vectors("dqn", ON[part]))
+    assert same(named.state(), switched.state())
+
+
+@pytest.mark.parametrize("part", ON)
+@pytest.mark.parametrize("name", ["dqn", "rainbow"])
+def test_every_part_makes_a_difference(name: str, part: str) -> None:
+    # switched on alone in DQN, or off alone in Rainbow
+    changed = ON[part] if name == "dqn" else {key: OFF[key] for key in ON[part]}
+    one, other = Run(vectors(name, {})), Run(vectors(name, changed))
+    rollouts = vectors("dqn", {}).rollouts(Run(vectors("dqn", {})).agent, 4)
+    for run in (one, other):
+        run.feed(rollouts)
+    assert not same(one.agent.state(), other.agent.state())
+
+
+def test_rainbow_has_all_six_parts() -> None:
+    algo = configure("rainbow", "some/env", {}).algo
+    assert (algo.double, algo.dueling, algo.noisy, algo.prioritized) == (True, True, True, True)
+    assert algo.n_step > 1 and algo.n_atoms > 1
+    assert algo.exploration == "none"  # noisy layers do it alone
+
+
+def test_c51_has_two_names() -> None:
+    for env in ("CartPole-v1", "some/env"):
+        one, other = (configure(name, env, {}) for name in ("c51", "c51_dqn"))
+        assert (one.algo, one.run) == (other.algo, other.run)
+
+
+# Beyond
+
+
+def test_spectral_norms_are_followed_once_per_update_and_targets_keep_their_own() -> None:
+    spec = Spec(Array((12, 12, 2), "uint8", 0.0, 255.0), Discrete(3), LANES)
+    small = {
+        "encoder": {"class": "auto", "width": 1, "pool": 2},
+        "batch_size": 8,
+        "target_every": 2,
+        "ratio": 0.04,
+    }
+    found = Subject("btr", spec, small)
+    run: Any = Run(found)
+    online, target = (
+        [m for m in net.modules() if isinstance(m, SpectralConvolution)]
+        for net in (run.agent.critic, run.agent.target_critic)
+    )
+    assert len(online) == len(target) == 12
+    with torch.no_grad():
+        for layer in online:
+            layer.layer.weight.add_(0.05 * torch.randn_like(layer.layer.weight))  # off the orthogonal start
+    for rollout in found.rollouts(run.agent, 2):
+        run.experience.add(rollout)
+    moves = []
+    for _, batch in run.experience.due():
+        known, kept = [layer.left.clone() for layer in online], [layer.left.clone() for layer in target]
+        wanted = []
+        for layer in online:
+            matrix = layer.layer.weight.detach().flatten(1)
+            right = matrix.T @ layer.left
+            left = matrix @ (right / right.norm())
+            wanted.append(left / left.norm())
+        updated = run.agent.update(batch)
+        run.agent.updates += 1
+        run.experience.settle(batch, updated)
+        assert all(torch.isfinite(value) for value in updated.metrics.values())
+        for layer, left, before in zip(online, wanted, known):
+            torch.testing.assert_close(layer.left, left, atol=1e-5, rtol=0)
+            assert not layer.left.equal(before)
+        moves.append(not any(a.equal(layer.left) for a, layer in zip(kept, target)))
+        if moves[-1]:
+            assert all(a.left.equal(b.left) for a, b in zip(online, target))
+        else:
+            assert all(a.equal(layer.left) for a, layer in zip(kept, target))
+    assert moves[:4] == [False, True, False, True]
