@@ -41,9 +41,9 @@ def load(
 ) -> Trainer:
     """A trainer for `algorithm` on `env` (an id, an environment or a factory); tuned preset < files < config."""
     given = {} if env_options is None else {"env_options": dict(env_options)}
-    made = None if isinstance(env, str) else find(env)
-    settings = configure(algorithm, env if made is None else made.id, {**(config or {}), **given}, files)
-    source = find(env, settings.env_options) if made is None else _with_options(made, settings.env_options)
+    made = find(env)
+    settings = configure(algorithm, made.id, {**(config or {}), **given}, files)
+    source = _with_options(made, settings.env_options)
     return Trainer(source, replace(settings, env_options=dict(source.options)), callbacks)
 
 
