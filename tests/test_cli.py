@@ -156,38 +156,38 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
             "train --lanes 8",
             "give the algorithm and the environment first: whorl train ppo CartPole-v1 --lanes 8",
         ),
-        ("train ppo X-v0 Y-v0", "'Y-v0' belongs to no flag; flags start with --, as in --lanes 8"),
-        ("train ppo X-v0 --lanes 8 9", "'9' belongs to no flag; flags start with --, as in --lanes 8"),
-        ("train ppo X-v0 --lames 8", "ppo has no flag --lames; did you mean '--lanes'?"),
+        ("train ppo CartPole-v1 Y-v0", "'Y-v0' belongs to no flag; flags start with --, as in --lanes 8"),
+        ("train ppo CartPole-v1 --lanes 8 9", "'9' belongs to no flag; flags start with --, as in --lanes 8"),
+        ("train ppo CartPole-v1 --lames 8", "ppo has no flag --lames; did you mean '--lanes'?"),
         (
-            "train ppo X-v0 --rollout_step 8",
+            "train ppo CartPole-v1 --rollout_step 8",
             "ppo has no flag --rollout_step; did you mean '--rollout-steps'?",
         ),
-        ("train ppo X-v0 --qqqqqq 8", "ppo has no flag --qqqqqq; see --help for all of them"),
-        ("train ppo X-v0 --lanes many", "--lanes is 'many'; it must be a whole number"),
-        ("train ppo X-v0 --n_workers many", "--n_workers is 'many'; it must be a whole number"),
-        ("train ppo X-v0 --lanes", "--lanes needs a value: a whole number"),
-        ("train ppo X-v0 --lanes 0", "lanes is 0; it must be from 1 to 1,000,000"),
-        ("train ppo X-v0 --actor-hidden --quiet", "--actor-hidden needs a value: a list of whole numbers"),
-        ("train ppo X-v0 --seeds 1 -2", "seed is -2; it must be from 0 to 9,223,372,036,854,775,807"),
+        ("train ppo CartPole-v1 --qqqqqq 8", "ppo has no flag --qqqqqq; see --help for all of them"),
+        ("train ppo CartPole-v1 --lanes many", "--lanes is 'many'; it must be a whole number"),
+        ("train ppo CartPole-v1 --n_workers many", "--n_workers is 'many'; it must be a whole number"),
+        ("train ppo CartPole-v1 --lanes", "--lanes needs a value: a whole number"),
+        ("train ppo CartPole-v1 --lanes 0", "lanes is 0; it must be from 1 to 1,000,000"),
+        ("train ppo CartPole-v1 --actor-hidden --quiet", "--actor-hidden needs a value: a list of whole numbers"),
+        ("train ppo CartPole-v1 --seeds 1 -2", "seed is -2; it must be from 0 to 9,223,372,036,854,775,807"),
         (
-            "train tqc X-v0 --ensemble-q-num 3",
+            "train tqc CartPole-v1 --ensemble-q-num 3",
             "tqc has no setting 'ensemble_q_num'; did you mean 'n_critics'?",
         ),
         ("eval nowhere --env_options.x 3", "eval has no flag --env_options.x; did you mean '--episodes'?"),
         ("eval nowhere --device meta", "device is 'meta'; it must be auto, cpu, cuda or cuda:N"),
         ("eval nowhere --capacity 3", "eval has no flag --capacity; see --help for all of them"),
         (
-            "train ppo X-v0 --actor-hidden 8 x",
+            "train ppo CartPole-v1 --actor-hidden 8 x",
             "--actor-hidden is ['8', 'x']; it must be a list of whole numbers",
         ),
-        ("train ppo X-v0 --acting centre", "--acting is 'centre'; did you mean 'central'?"),
-        ("train ppo X-v0 --gamma.x 3", "--gamma.x names nothing: gamma has no parts"),
+        ("train ppo CartPole-v1 --acting centre", "--acting is 'centre'; did you mean 'central'?"),
+        ("train ppo CartPole-v1 --gamma.x 3", "--gamma.x names nothing: gamma has no parts"),
         (
-            "train ppo X-v0 --seed 1 --seeds 1 2",
+            "train ppo CartPole-v1 --seed 1 --seeds 1 2",
             "--seed and --seeds were both given; --seeds alone names all of them",
         ),
-        ("train reinforse X-v0", "no algorithm is called 'reinforse'; did you mean 'reinforce'?"),
+        ("train reinforse CartPole-v1", "no algorithm is called 'reinforse'; did you mean 'reinforce'?"),
         ("train ppo Quadroter-v0", "unknown environment 'Quadroter-v0'; did you mean 'Quadrotor-v0'?"),
         ("eval nowhere --episodes few", "--episodes is 'few'; it must be a whole number"),
         ("eval nowhere --epsodes 3", "eval has no flag --epsodes; did you mean '--episodes'?"),
@@ -234,12 +234,12 @@ def test_a_flag_of_a_sibling_is_a_warning_as_in_files(
     words: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     algorithm, *flags = words.split()
-    assert main(["train", algorithm, "X-v0", *flags, "--help"]) == 0
+    assert main(["train", algorithm, "CartPole-v1", *flags, "--help"]) == 0
     assert capsys.readouterr().err == f"whorl: {sentence}\n"
 
 
 def test_a_broken_list_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    sentence = error_of(["train", "ppo", "X-v0", "--actor-network", "[{class: Linear"], capsys)
+    sentence = error_of(["train", "ppo", "CartPole-v1", "--actor-network", "[{class: Linear"], capsys)
     assert sentence.startswith("--actor-network [{class: Linear is not valid YAML: ")
 
 

@@ -40,7 +40,9 @@ def owns(id: str) -> bool:
     found = ID.fullmatch(id)
     if found is None or found["prefix"] or found["plain"]:
         return found is not None
-    return found["game"] in games() and found["game"] not in ELSEWHERE and found["version"] in (None, "0", "4")
+    return (
+        found["game"] in games() and found["game"] not in ELSEWHERE and found["version"] in (None, "0", "4")
+    )
 
 
 def spec_from_id(id: str) -> EnvSpec:
@@ -121,11 +123,11 @@ class Atari(gymnasium.Env):
             if not 0 <= chance <= 1:
                 raise EnvError(f"{name} is {chance}; a probability is between 0 and 1")
         self.game, self.frame_skip, self.noop_max, self.gray = game, frame_skip, noop_max, gray
-        self.sticky, self.life_loss, self.obscure = sticky, life_loss, obscure
+        self.sticky, self.obscure, self.max_frames = sticky, obscure, max_frames
+        self.fire_reset, self.full_actions = fire_reset, full_actions
         self.frame_stack, self.soft_ends = stack, life_loss
         self.render_mode = render_mode
         self.metadata = {**self.metadata, "render_fps": round(60 / frame_skip)}
-        self.max_frames = max_frames
         self._load(0)
         self._seeded = False
         allowed = self._ale.getLegalActionSet() if full_actions else self._ale.getMinimalActionSet()
@@ -137,10 +139,10 @@ class Atari(gymnasium.Env):
         self._room = ROOM_BYTE.get(game)
         self._rooms: set[int] = set()
 
-        height, width = self._ale.getScreenDims()
-        shape = (height, width) if gray else (height, width, 3)
+        self.native_screen: tuple[int, int] = self._ale.getScreenDims()
+        shape = self.native_screen if gray else (*self.native_screen, 3)
         self._earlier, self._latest = np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
-        self._shrink = _Shrink((height, width), screen) if screen else None
+        self._shrink = _Shrink(self.native_screen, screen) if screen else None
         seen = (screen, screen, *shape[2:]) if screen else shape
         self.observation_space = spaces.Box(0, 255, seen, np.uint8)
         self.action_space = spaces.Discrete(len(self._actions))
@@ -177,7 +179,7 @@ class Atari(gymnasium.Env):
         truncated = not terminated and ale.game_truncated()
         info = self._info()
         lives = ale.lives()
-        if self.life_loss and lives < self._lives and not (terminated or truncated):
+        if self.soft_ends and lives < self._lives and not (terminated or truncated):
             info["soft_end"] = True
         self._lives = lives
         return self._see(), float(reward), terminated, truncated, info

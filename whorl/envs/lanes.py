@@ -32,6 +32,7 @@ EXTRAS = {
     "mujoco": ("mujoco", "mujoco"),
     "box2d": ("Box2D", "box2d"),
     "ale_py": ("ale-py", "atari"),
+    "minigrid": ("minigrid", "minigrid"),
 }
 """a word in a complaint about an import -> the package that is missing, and our extra that brings it"""
 

@@ -9,18 +9,23 @@ from typing import Any
 import gymnasium
 import torch
 
-from whorl.envs import native
+from whorl.envs import atari, native
+from whorl.envs.envpool import EnvPoolVector
 from whorl.envs.gymnasium import GymnasiumVector, factory_from_id, to_spec, whole_id
 from whorl.envs.lanes import probe
 from whorl.envs.pool import WorkerPool, default_workers
 from whorl.envs.vector import VectorEnv
 from whorl.envs.vectorized import STATE as BATCHED
 from whorl.envs.vectorized import BatchedVector
-from whorl.errors import EnvError
+from whorl.errors import EnvError, nearest
 from whorl.registry import registered
 from whorl.spec import Spec
 
 Factory = Callable[[], gymnasium.Env]
+BACKENDS = ("ale", "envpool")
+"""who steps Atari games: ALE in our lanes and workers, or EnvPool's threads"""
+CHEAP = ("classic_control", "toy_text", "tabular", "minatar")
+"""modules of environments that worker processes would only slow down"""
 
 
 class Made(gymnasium.Wrapper):
@@ -42,6 +47,8 @@ class Source:
     world: type | None = None
     named: bool = True
     """whether the id alone finds the environment again, for instance when a run is resumed"""
+    pooled: bool = False
+    """whether EnvPool steps the lanes; drawing is left to our own"""
 
     def vector(
         self, lanes: int, device: torch.device | str = "cpu", workers: int = 0, compile: bool = False
@@ -51,6 +58,8 @@ class Source:
             knows = "compile" in inspect.signature(self.world).parameters
             extra = {"compile": True} if compile and knows else {}
             return self.world(lanes=lanes, device=device, **self._world_options(), **extra)
+        if self.pooled and "render_mode" not in self.options:
+            return EnvPoolVector(self.factory, lanes, self.id)
         if workers > 0:
             return WorkerPool(self.factory, lanes, self.id, workers=min(workers, lanes))
         if self.id in BATCHED and self.named and not self.options:
@@ -68,14 +77,12 @@ class Source:
 
     def workers(self, asked: int, lanes: int) -> int:
         """How many worker processes to use where `asked` is -1: as many as cores, except where stepping is cheap."""
-        if self.world is not None:
+        if self.world is not None or self.pooled:
             return 0
         if asked >= 0:
             return min(asked, lanes)
         env = self.factory()
-        cheap = any(
-            word in type(env.unwrapped).__module__ for word in ("classic_control", "toy_text", "tabular")
-        )
+        cheap = any(word in type(env.unwrapped).__module__ for word in CHEAP)
         env.close()
         count = default_workers(lanes)
         return 0 if cheap or count < 2 else count
@@ -108,6 +115,8 @@ def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
 
 def _from_id(id: str, options: dict[str, Any]) -> Source:
     own = registered("environment")
+    if id not in own and atari.owns(id):
+        return _game(id, options)
     factory = (lambda: own[id](**options)) if id in own else factory_from_id(id, **options)
     if options.keys() - {"render_mode"}:
         _try(id, factory, options)
@@ -116,6 +125,16 @@ def _from_id(id: str, options: dict[str, Any]) -> Source:
     # An id may name the module that registers it: module:World-v0.
     name = id if ":" in id else whole_id(id)
     return Source(name, factory, options, native.WORLDS.get(name.rpartition(":")[2]))
+
+
+def _game(id: str, options: dict[str, Any]) -> Source:
+    backend = options.get("backend", "ale")
+    if backend not in BACKENDS:
+        raise EnvError(f"backend {backend!r} is unknown; {nearest(str(backend), BACKENDS)}")
+    factory = factory_from_id(id, **{name: value for name, value in options.items() if name != "backend"})
+    if options:
+        _try(id, factory, options)
+    return Source(whole_id(id), factory, options, pooled=backend == "envpool")
 
 
 def _try(id: str, factory: Factory, options: dict[str, Any]) -> None:

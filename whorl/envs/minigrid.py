@@ -1,8 +1,8 @@
 """MiniGrid and BabyAI (Chevalier-Boisvert et al. 2023, arXiv:2306.13831): grid worlds that are seen in part.
 
-An observation is a dict: `image` uint8 [7, 7, 3], what lies in each cell ahead, its colour and its state, and `direction`.
-The numbers are spread over 0 to 255, because pictures are divided by 255 before a net sees them. The mission, a sentence,
-is left out. A time limit truncates.
+An observation is a dict: `image` uint8 [7, 7, 3], what lies in each cell ahead, its colour and its state, and
+`direction`. The numbers are spread over 0 to 255, because pictures are divided by 255 before a net sees them. The
+mission, a sentence, is left out. A time limit truncates.
 
 A snapshot is the random stream at the episode's start and the actions since: tasks keep state in objects of many kinds,
 but they repeat themselves exactly.
