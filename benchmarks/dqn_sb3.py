@@ -127,7 +127,9 @@ def main() -> None:
             found[name].append(json.loads(output.strip().splitlines()[-1]))
     medians = {name: statistics.median(rates) for name, rates in found.items()}
     best_peer = max(medians[name] for name in THEIRS)
-    print(f"DQN on {args.env}: {args.lanes} lanes, batch 32, one update for four steps, {args.threads} threads")
+    print(
+        f"DQN on {args.env}: {args.lanes} lanes, batch 32, one update for four steps, {args.threads} threads"
+    )
     for name, rate in medians.items():
         print(f"  {name:20s} {rate:10,.0f} env-steps/s   {rate / best_peer:5.2f}x the faster SB3 setting")
 

@@ -168,7 +168,10 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
         ("train ppo CartPole-v1 --n_workers many", "--n_workers is 'many'; it must be a whole number"),
         ("train ppo CartPole-v1 --lanes", "--lanes needs a value: a whole number"),
         ("train ppo CartPole-v1 --lanes 0", "lanes is 0; it must be from 1 to 1,000,000"),
-        ("train ppo CartPole-v1 --actor-hidden --quiet", "--actor-hidden needs a value: a list of whole numbers"),
+        (
+            "train ppo CartPole-v1 --actor-hidden --quiet",
+            "--actor-hidden needs a value: a list of whole numbers",
+        ),
         ("train ppo CartPole-v1 --seeds 1 -2", "seed is -2; it must be from 0 to 9,223,372,036,854,775,807"),
         (
             "train tqc CartPole-v1 --ensemble-q-num 3",

@@ -124,7 +124,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-OWN_NETS = {"crossq": ("noisy", "dropout", "residual")}
+OWN_NETS = {"crossq": ("noisy", "dueling-noisy", "dropout", "residual")}
 """Rules whose nets are part of them, and the options of nets that they decline"""
 
 

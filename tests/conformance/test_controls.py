@@ -96,7 +96,12 @@ class LeavesAGradient(ToyQ):
 
 CONTROLS = [
     (EndsAtTruncation, "tells_truncation_from_termination", "none", r"V\(5\) is [123]\."),
-    (BootstrapsPastTheEnd, "tells_truncation_from_termination", "none", r"an end: V\(5\) is [3-9]\..*, not 1"),
+    (
+        BootstrapsPastTheEnd,
+        "tells_truncation_from_termination",
+        "none",
+        r"an end: V\(5\) is [3-9]\..*, not 1",
+    ),
     (AveragesMaskedRows, "masked_rows_have_no_influence", "none", "in masked rows changed"),
     (ForgetsALayer, "moves_what_it_trains", "none", "idle.weight has an optimizer but did not move"),
     (TargetDrifts, "targets_move_by_their_rule_alone", "none", "target.* moved although"),

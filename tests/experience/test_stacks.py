@@ -47,7 +47,9 @@ class Film(gymnasium.Env):
         """What an agent should see now, by the plainest means."""
         return np.stack(self.shown) if self.axis is None else np.concatenate(list(self.shown), self.axis)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         return self._frame(True), {}
 
@@ -67,7 +69,9 @@ class Idle(Agent):
 @pytest.mark.parametrize("kind", SHAPES)
 def test_lanes_stack_frames_as_a_deque_would(kind: str) -> None:
     vector = GymnasiumVector(lambda: Film(kind), 3, "Film")
-    assert vector.spec.observation == Array(STACKED[kind], "uint8", 0.0, 255.0, STACK, 2 if kind == "picture" else 0)
+    assert vector.spec.observation == Array(
+        STACKED[kind], "uint8", 0.0, 255.0, STACK, 2 if kind == "picture" else 0
+    )
     obs = vector.reset(seed=1)
     for _ in range(200):
         want = np.stack([env.stack() for env in vector._lanes.envs])

@@ -33,7 +33,10 @@ class Linear(nn.Module):
 
 def pair(observation: Any, **settings: Any) -> tuple[Actor, Critics]:
     torch.manual_seed(0)
-    spec, cfg = Spec(observation, TWO, 2), ActorCriticConfig(actor_hidden=(8,), critic_hidden=(8,), **settings)
+    spec, cfg = (
+        Spec(observation, TWO, 2),
+        ActorCriticConfig(actor_hidden=(8,), critic_hidden=(8,), **settings),
+    )
     critics = Critics("critic", spec, cfg, 2, actions=2)
     return Actor("actor", spec, cfg, lambda width: DeterministicHead(width, 2), critics.body), critics
 

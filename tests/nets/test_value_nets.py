@@ -231,7 +231,7 @@ def test_noisy_layers_are_normalised_too() -> None:
 
 
 def test_features_are_multiplied_by_an_embedding_of_the_fraction() -> None:
-    net = quantiles(cosines=3, observation=Array((2,)), hidden=(2,))
+    net = quantiles(cosines=3, observation=Array((2,)), hidden=())
     with torch.no_grad():
         # i = 0, 1, 2: the first column 1 + 2 cos(pi tau), the second cos(2 pi tau) - 1, which the relu cuts to 0
         net.embedding.weight.copy_(torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 1.0]]))

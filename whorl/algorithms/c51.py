@@ -50,7 +50,9 @@ class C51(Agent):
     def __init__(self, spec: Spec, cfg: C51Config) -> None:
         super().__init__(spec, cfg)
         if not cfg.v_min < cfg.v_max:
-            raise ConfigError(f"v_min is {cfg.v_min:g} and v_max {cfg.v_max:g}; v_min must be the smaller one")
+            raise ConfigError(
+                f"v_min is {cfg.v_min:g} and v_max {cfg.v_max:g}; v_min must be the smaller one"
+            )
         self.critic = Values("c51", spec, cfg, cfg.n_atoms)
         self.observations = Inputs(spec, cfg)
         self.explore = Exploration(spec, cfg)

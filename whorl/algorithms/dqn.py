@@ -1,10 +1,10 @@
 """Deep Q-learning (Mnih et al. 2015) with the parts that later papers added, each a switch.
 
 minimise E[loss(Q(s, a) - y)],  y = r + discount * Q'(s', a*),  a* = argmax_a Q'(s', a)
-double:      a* = argmax_a Q(s', a), chosen by the online net                  (van Hasselt et al. 2016, arXiv:1509.06461)
+double:      a* = argmax_a Q(s', a), chosen by the online net                (van Hasselt et al. 2016, arXiv:1509.06461)
 munchausen:  y = r + m * clip(t log pi(a|s), low, 0) + discount * sum_b pi(b|s') (Q'(s', b) - t log pi(b|s')),
-             pi = softmax(Q' / t)                                              (Vieillard et al. 2020, arXiv:2007.14430)
-rescaled:    y = h(r + discount * h^-1(Q'(s', a*)))                            (Pohlen et al. 2018, arXiv:1805.11593)
+             pi = softmax(Q' / t)                                            (Vieillard et al. 2020, arXiv:2007.14430)
+rescaled:    y = h(r + discount * h^-1(Q'(s', a*)))                          (Pohlen et al. 2018, arXiv:1805.11593)
 Dueling streams and noisy layers are the net's, priorities and n-step returns the replay's.
 
 Differs from the papers: Adam; with n-step returns the log-probability of the first action alone is added.

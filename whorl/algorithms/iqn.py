@@ -67,7 +67,9 @@ class IQN(Agent):
             return Acted(random_action(self.spec, obs, context.generator), memory)
         noise = {} if context.greedy else self.critic.draw(context.generator)
         features, memory = self.critic.body.step(self.observations(obs), memory, context.reset)
-        return Acted(self.explore(self.mean(self.critic, features, noise), obs, context, self.progress), memory)
+        return Acted(
+            self.explore(self.mean(self.critic, features, noise), obs, context, self.progress), memory
+        )
 
     def update(self, batch: Batch) -> Updated:
         return self.step(batch, move_targets=(self.updates + 1) % self.cfg.target_every == 0)

@@ -105,9 +105,7 @@ class QRDQN(Agent):
         """Munchausen's targets [T, B, quantiles]"""
         cfg = self.cfg
         every = self.target_critic(batch.all, noise["told"])  # [T+1, B, choices, quantiles]
-        prob, log_pi = soft_policy(
-            every.mean(-1), cfg.munchausen_temperature, allowed(batch.all, self.spec)
-        )
+        prob, log_pi = soft_policy(every.mean(-1), cfg.munchausen_temperature, allowed(batch.all, self.spec))
         bonus = cfg.munchausen * pick(log_pi[:-1], batch.action).clamp(cfg.munchausen_low, 0)
         value = (prob.unsqueeze(-1) * (every - log_pi.unsqueeze(-1)))[1:].sum(-2)
         return bootstrap(batch.reward + bonus, batch.discount, value, cfg.rescale_values)

@@ -143,8 +143,8 @@ class Atari(gymnasium.Env):
         shape = self.native_screen if gray else (*self.native_screen, 3)
         self._earlier, self._latest = np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
         self._shrink = _Shrink(self.native_screen, screen) if screen else None
-        seen = (screen, screen, *shape[2:]) if screen else shape
-        self.observation_space = spaces.Box(0, 255, seen, np.uint8)
+        self.shape: tuple[int, ...] = (screen, screen, *shape[2:]) if screen else shape
+        self.observation_space = spaces.Box(0, 255, self.shape, np.uint8)
         self.action_space = spaces.Discrete(len(self._actions))
 
     def reset(
@@ -243,7 +243,7 @@ class Atari(gymnasium.Env):
 
     def _see(self) -> np.ndarray:
         if self.obscure and self.np_random.random() < self.obscure:
-            return np.zeros(self.observation_space.shape, np.uint8)
+            return np.zeros(self.shape, np.uint8)
         return self._latest.copy() if self._shrink is None else self._shrink(self._latest)
 
     def _info(self) -> dict[str, Any]:

@@ -98,14 +98,13 @@ def _translate(env: gymnasium.Env) -> tuple[str, dict[str, Any]]:
         raise EnvError("EnvPool starts episodes with a frame without an action; use noop_max=1 or more")
     if game.native_screen != SCREEN:
         raise EnvError(f"EnvPool can't play {game.game}, whose screen is {game.native_screen}, not {SCREEN}")
-    height, width = game.observation_space.shape[:2]
     options = {
         "stack_num": game.frame_stack,
         "frame_skip": game.frame_skip,
         "noop_max": game.noop_max,
         "use_fire_reset": game.fire_reset,
-        "img_height": height,
-        "img_width": width,
+        "img_height": game.shape[0],
+        "img_width": game.shape[1],
         "gray_scale": game.gray,
         "full_action_space": game.full_actions,
         "repeat_action_probability": game.sticky,

@@ -197,7 +197,7 @@ class Lanes:
 
     def snapshot(self) -> list[dict[str, Any]]:
         """The exact state of each lane, as plain containers and numpy arrays."""
-        found = []
+        found: list[dict[str, Any]] = []
         for number, env, pending in zip(self.numbers, self.envs, self.pending):
             state = snapshot_env(env)
             if state is None:

@@ -1,8 +1,8 @@
 """Replay storage: a ring of rows per lane in preallocated tensors, of which every kind of sample is a view.
 
 Row t+1 is the successor of row t, so no next observation is stored; of a stack of frames only the newest is, the others
-are in the rows before. All lanes advance together: row number r of every lane lies in slot r % slots. A *start* is a row
-at which a sample may begin, a *cell* one row of one lane.
+are in the rows before. All lanes advance together: row number r of every lane lies in slot r % slots. A *start* is a
+row at which a sample may begin, a *cell* one row of one lane.
 """
 
 from collections.abc import Mapping

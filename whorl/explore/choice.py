@@ -27,7 +27,11 @@ class Exploration(nn.Module):
         allowed = obs[MASK_KEY] > 0 if self.masked else None
         kind = self.cfg.exploration
         if context.greedy:
-            return self._mixed(q, allowed, self.cfg.eval_epsilon, context) if self.cfg.eval_epsilon else best(q, allowed)
+            return (
+                self._mixed(q, allowed, self.cfg.eval_epsilon, context)
+                if self.cfg.eval_epsilon
+                else best(q, allowed)
+            )
         if kind == "epsilon":
             return self._mixed(q, allowed, self.epsilon(context.lane, progress), context)
         return best(q, allowed) if kind == "none" else self._softmax(q, allowed, progress, context)

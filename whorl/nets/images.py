@@ -106,7 +106,9 @@ class Convolutions(nn.Module):
         super().__init__()
         chosen = _choose(found, kind)
         if wide != PLAIN and chosen.trunk is not _impala:
-            raise ConfigError("width, spectral_norm and pool are options of kind impala alone; leave them out")
+            raise ConfigError(
+                "width, spectral_norm and pool are options of kind impala alone; leave them out"
+            )
         if wide.width < 1 or wide.pool < 0:
             raise ConfigError(f"width is {wide.width} and pool {wide.pool}; give at least 1 and at least 0")
         if features != "flat" and (not isinstance(features, int) or features < 0):

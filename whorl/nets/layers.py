@@ -40,14 +40,12 @@ def orthogonal_(module: nn.Module, gain: float = 2**0.5) -> nn.Module:
 
 
 class MLP(nn.Module):
-    """Linear layers of the given widths, an activation after each (and a layer norm before it), orthogonally initialised.
+    """Linear layers of the given widths, an activation (by option after a layer norm) behind each, orthogonally initialised.
 
     On a CPU a small net costs more in module calls than in arithmetic, so the layers are applied as functions.
     """
 
-    def __init__(
-        self, inputs: int, hidden: Sequence[int], activation: str, layer_norm: bool = False
-    ) -> None:
+    def __init__(self, inputs: int, hidden: Sequence[int], activation: str, layer_norm: bool = False) -> None:
         super().__init__()
         self.activation = activation_of(activation)
         sizes = [inputs, *hidden]

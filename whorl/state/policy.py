@@ -68,7 +68,10 @@ class SavedPolicy:
             self._fresh = torch.ones(lanes, dtype=torch.bool, device=device)
             self._memory = self.agent.initial_memory(lanes)
             self._frames = empty_obs(self.spec.observation, (lanes,), device)
-        self._frames = tree.map(self._stacked, self.spec.observation, self._frames, tensors)
+        fresh = self._fresh
+        self._frames = tree.map(
+            lambda *leaf: _stacked(*leaf, fresh), self.spec.observation, self._frames, tensors
+        )
         acted = self.agent.act(
             self._frames, self._memory, Context(self._fresh, self._generator, greedy=deterministic)
         )
@@ -83,22 +86,23 @@ class SavedPolicy:
 
     __call__ = act
 
-    def _stacked(self, like: Array, held: Tensor, newest: Tensor) -> Tensor:
-        """The frames seen so far with the newest at the end; an episode's first one stands for those before it."""
-        if like.stack == 1:
-            return newest
-        newest = newest.reshape(len(newest), *like.frame.shape)
-        axis, width = like.axis + 1, like.frame.shape[like.axis]
-        older = held.narrow(axis, width, held.shape[axis] - width)
-        first = torch.cat([newest] * like.stack, axis)
-        return tree.where(self._fresh, first, torch.cat((older, newest), axis))
-
 
 def _own_shape(like: Array) -> Array:
     """One frame as the environment gives it: planes have no axis for channels."""
     frame = like.frame
     plane = like.stack > 1 and like.axis == 0 and len(frame.shape) == 3 and frame.shape[0] == 1
     return replace(frame, shape=frame.shape[1:]) if plane else frame
+
+
+def _stacked(like: Array, held: Tensor, newest: Tensor, fresh: Tensor) -> Tensor:
+    """The frames seen so far with the newest at the end; an episode's first one stands for those before it."""
+    if like.stack == 1:
+        return newest
+    newest = newest.reshape(len(newest), *like.frame.shape)
+    axis, width = like.axis + 1, like.frame.shape[like.axis]
+    older = held.narrow(axis, width, held.shape[axis] - width)
+    first = torch.cat([newest] * like.stack, axis)
+    return tree.where(fresh, first, torch.cat((older, newest), axis))
 
 
 def _as_stored(obs: Any, mask: Any, spec: Spec) -> Any:
