@@ -83,7 +83,7 @@ def test_lanes_stack_frames_as_a_deque_would(kind: str) -> None:
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("kind", SHAPES)
 def test_every_stack_that_is_drawn_is_the_one_that_was_seen(kind: str, lanes: int, view: View) -> None:
-    """Some 4,000 episodes over all cases, the ring written over many times, every start looked at after every rollout."""
+    """Some 4,000 episodes over all cases, rings written over many times, every start looked at each time."""
     vector = GymnasiumVector(lambda: Film(kind), lanes, "Film")
     replay = Replay(
         vector.spec, "cpu", torch.Generator(), view=view, capacity=40 * lanes, batch_size=8, learn_after=10**9
@@ -130,7 +130,7 @@ def test_drawn_starts_are_those_with_all_their_frames() -> None:
 
 
 def test_a_soft_end_ends_the_value_but_not_the_episode() -> None:
-    """Four steps, a life lost at the second: discount and keep are 0 there, no row is masked, one episode of return 4."""
+    """Four steps, a life lost at the second: discount and keep are 0 there, no row is masked, one episode of 4."""
 
     class Lives(Film):
         def step(self, action: int) -> Any:

@@ -207,8 +207,9 @@ class Atari(gymnasium.Env):
     def set_snapshot(self, snapshot: dict[str, Any]) -> None:
         from ale_py import ALEState
 
-        self._load(0)
-        self._ale.act(NOOP)  # an emulator that has drawn no frame yet goes on differently, in Qbert for one
+        # Only after a reset and a frame does nothing that came before have an influence.
+        self._ale.reset_game()
+        self._ale.act(NOOP)
         self._ale.restoreState(ALEState(snapshot["emulator"].tobytes()))
         self.np_random = snapshot["random"]
         self._seeded = True

@@ -40,7 +40,7 @@ def orthogonal_(module: nn.Module, gain: float = 2**0.5) -> nn.Module:
 
 
 class MLP(nn.Module):
-    """Linear layers of the given widths, an activation (by option after a layer norm) behind each, orthogonally initialised.
+    """Linear layers of the given widths, an activation (by option a layer norm, too) behind each, made orthogonal.
 
     On a CPU a small net costs more in module calls than in arithmetic, so the layers are applied as functions.
     """

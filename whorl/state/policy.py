@@ -1,6 +1,7 @@
 """A trained policy that stands alone: weights, normalisers, frame stack, memory and action scaling travel together."""
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,9 +70,7 @@ class SavedPolicy:
             self._memory = self.agent.initial_memory(lanes)
             self._frames = empty_obs(self.spec.observation, (lanes,), device)
         fresh = self._fresh
-        self._frames = tree.map(
-            lambda *leaf: _stacked(*leaf, fresh), self.spec.observation, self._frames, tensors
-        )
+        self._frames = tree.map(partial(_stacked, fresh), self.spec.observation, self._frames, tensors)
         acted = self.agent.act(
             self._frames, self._memory, Context(self._fresh, self._generator, greedy=deterministic)
         )
@@ -94,7 +93,7 @@ def _own_shape(like: Array) -> Array:
     return replace(frame, shape=frame.shape[1:]) if plane else frame
 
 
-def _stacked(like: Array, held: Tensor, newest: Tensor, fresh: Tensor) -> Tensor:
+def _stacked(fresh: Tensor, like: Array, held: Tensor, newest: Tensor) -> Tensor:
     """The frames seen so far with the newest at the end; an episode's first one stands for those before it."""
     if like.stack == 1:
         return newest
