@@ -425,7 +425,8 @@ OFF_POLICY = {
     "noise_scale": "DDPG and TD3",
     **dict.fromkeys(("target_noise", "target_noise_clip"), "TD3"),
     "alpha_lr": "SAC and TQC",
-    **dict.fromkeys(("n_critics", "n_quantiles", "n_drop_atoms"), "TQC"),
+    **dict.fromkeys(("n_critics", "n_drop_atoms"), "TQC"),
+    "n_quantiles": "TQC and QR-DQN",
 }
 """Settings that CO-GYM gives to all its off-policy algorithms, and whose they are."""
 

@@ -106,6 +106,14 @@ def test_priorities_are_divergences_from_the_target() -> None:
         assert 0 <= error.item() < 1e-6
 
 
+def test_rounding_makes_no_priority_negative() -> None:
+    # predictions that are their targets, up to the last bits of a sum
+    agent = telling(C51, 1, 5, **GRID)
+    said = torch.randn(500, 1, 5, generator=torch.Generator().manual_seed(0)) * 3
+    error = agent.critic_loss(told(said, said, [0] * 500, [0.0] * 500, [1.0] * 500), NONE)[1]
+    assert error.min() == 0 and error.max() < 1e-5
+
+
 def test_the_mean_that_is_reported_is_that_of_the_choice_taken() -> None:
     agent = telling(C51, 2, 5, **GRID)
     now = torch.stack((logits(at(4)), logits(PROB + torch.tensor([0, 0, -0.1, 0.1, 0])))).unsqueeze(0)

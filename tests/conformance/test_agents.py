@@ -33,7 +33,9 @@ COMMON = [
     ("vector", "none", "discrete"),
     ("vector", "none", "continuous"),
     ("image", "none", "continuous"),
+    ("image", "none", "discrete"),
     ("dict", "none", "continuous"),
+    ("dict", "none", "masked"),
     ("dict", "gru", "masked"),
     ("vector", "lstm", "multi-discrete"),
 ]

@@ -5,7 +5,7 @@ tau, tau' uniform in [0, 1), N and N' of them;  a* = argmax_a of the mean of Z' 
 double and munchausen as in DQN, with the mean over K fractions as Q.
 
 Differs from the paper: the K fractions that judge actions are midpoints, not drawn, so that acting is no more random
-than it says.
+than it says; the Huber loss is not divided by kappa.
 """
 
 import copy

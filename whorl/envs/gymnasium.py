@@ -192,7 +192,8 @@ def _find(id: str) -> EnvSpec:
 
 def _suggestion(name: str, ids: list[str]) -> str:
     hint = nearest(name, ids)
+    if hint.startswith("did"):
+        return hint
     # Without a near miss the list of every registered id would bury the message.
-    return (
-        hint if hint.startswith("did") else "import the package that registers it, or write 'package:Name-v0'"
-    )
+    games = "" if atari.games() else ", or for Atari games: pip install 'whorl[atari]'"
+    return f"import the package that registers it, or write 'package:Name-v0'{games}"

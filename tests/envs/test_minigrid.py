@@ -1,0 +1,115 @@
+"""MiniGrid's tasks: what is seen, when episodes end, and that they continue exactly."""
+
+import importlib.util
+import io
+import sys
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from whorl import tree
+from whorl.envs.gymnasium import GymnasiumVector, factory_from_id
+from whorl.errors import EnvError, WhorlError
+
+torch.set_num_threads(1)
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("minigrid") is None,
+    reason="minigrid is not installed: pip install 'whorl[minigrid]'",
+)
+LEFT, RIGHT, FORWARD = 0, 1, 2
+
+
+def make(id: str, **options: Any) -> gymnasium.Env:
+    return factory_from_id(id, **options)()
+
+
+@installed
+def test_a_picture_and_a_direction_are_seen_and_no_sentence():
+    env = GymnasiumVector(factory_from_id("MiniGrid-Empty-8x8-v0"), 1, "empty")
+    assert {key: leaf.shape for key, leaf in env.spec.observation.items()} == {
+        "image": (7, 7, 3),
+        "direction": (4,),
+    }
+    assert env.spec.action.n == 7
+    obs = env.reset(0)
+    assert obs["image"].dtype == torch.uint8
+    assert obs["direction"].tolist() == [[1, 0, 0, 0]]
+
+
+@installed
+def test_numbers_are_spread_over_what_a_picture_can_hold():
+    """The cell ahead is empty (object 1, colour 0, state 0); a wall is object 2 of colour 5."""
+    env = make("MiniGrid-Empty-8x8-v0")
+    obs, _ = env.reset(seed=0)
+    assert obs["image"][3, 5].tolist() == [25, 0, 0]
+    assert obs["image"][2, 6].tolist() == [50, 0, 0] or obs["image"][2, 6].tolist() == [50, 255, 0]
+
+
+@installed
+def test_the_goal_terminates_and_the_limit_truncates():
+    """From one corner of a room of 3 by 3 to the other: two steps, a turn, two steps; reward 1 - 0.9 * 5/100."""
+    env = make("MiniGrid-Empty-5x5-v0")
+    env.reset(seed=0)
+    steps = [env.step(action) for action in (FORWARD, FORWARD, RIGHT, FORWARD, FORWARD)]
+    assert steps[-1][1:4] == (pytest.approx(0.955), True, False)
+    env.reset()
+    assert [env.step(LEFT)[2:4] for _ in range(100)][-2:] == [(False, False), (False, True)]
+
+
+@installed
+def test_a_seed_gives_the_packages_own_episodes():
+    ours, theirs = make("MiniGrid-DoorKey-6x6-v0"), gymnasium.make("MiniGrid-DoorKey-6x6-v0")
+    for seed in (3, None):
+        ours.reset(seed=seed)
+        theirs.reset(seed=seed)
+        assert ours.unwrapped.hash() == theirs.unwrapped.hash()
+
+
+@installed
+@pytest.mark.parametrize(
+    "id",
+    [
+        "MiniGrid-DoorKey-6x6-v0",
+        "MiniGrid-Dynamic-Obstacles-6x6-v0",
+        "MiniGrid-ObstructedMaze-1Dlhb-v0",
+        "BabyAI-GoToObj-v0",
+    ],
+)
+def test_lanes_survive_a_safe_file_and_continue_exactly(id: str):
+    """Tasks with keys, with moving obstacles, with boxes that hold keys, and with instructions."""
+    env, fresh = (GymnasiumVector(factory_from_id(id), 2, id) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
+    count = env.spec.action.n
+    env.reset(1)
+    for _ in range(30):
+        last = tree.clone(env.step(torch.randint(count, (2,), generator=generator)).obs)
+    file = io.BytesIO()
+    torch.save(env.snapshot(), file)
+    file.seek(0)
+    assert tree.equal(fresh.restore(torch.load(file, weights_only=True)), last)
+    for _ in range(150):
+        action = torch.randint(count, (2,), generator=generator)
+        a, b = env.step(action), fresh.step(action)
+        assert tree.equal(a.obs, b.obs) and torch.equal(a.reward, b.reward) and torch.equal(a.reset, b.reset)
+
+
+@installed
+def test_an_unknown_id_names_the_nearest():
+    with pytest.raises(EnvError, match="did you mean 'MiniGrid-Empty-8x8-v0'"):
+        factory_from_id("MiniGrid-Emty-8x8-v0")
+
+
+@installed
+def test_what_is_drawn_is_the_whole_grid():
+    env = make("MiniGrid-Empty-8x8-v0", render_mode="rgb_array")
+    env.reset(seed=0)
+    assert np.asarray(env.render()).shape == (256, 256, 3)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "minigrid", None)
+    with pytest.raises(WhorlError, match=r"minigrid is not installed.*whorl\[minigrid\]"):
+        factory_from_id("MiniGrid-Empty-8x8-v0")
