@@ -1,4 +1,4 @@
-"""Atari games by id: what is seen, when value and episodes end, what is drawn at random, and that they continue exactly."""
+"""Atari games by id: what is seen, when episodes end, what is left to chance, and that they continue exactly."""
 
 import hashlib
 import importlib.util
@@ -144,7 +144,7 @@ def test_an_impossible_option_is_an_error(option: str, value: float):
 
 
 def test_pictures_are_averaged_over_areas():
-    """5 rows to 2: each covers 2.5, (0 + 10 + 20/2) / 2.5 = 8 and (20/2 + 30 + 40) / 2.5 = 32. 4 columns to 2: pairs."""
+    """5 rows to 2, 2.5 each: (0 + 10 + 20/2) / 2.5 = 8 and (20/2 + 30 + 40) / 2.5 = 32. 4 columns to 2: pairs."""
     picture = np.array([0, 10, 20, 30, 40], np.uint8)[:, None] + np.array([0, 2, 4, 8], np.uint8)
     expected = [[8 + 1, 8 + 6], [32 + 1, 32 + 6]]
     assert atari._Shrink((5, 4), 2)(picture).tolist() == expected

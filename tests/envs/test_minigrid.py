@@ -22,6 +22,10 @@ installed = pytest.mark.skipif(
 LEFT, RIGHT, FORWARD = 0, 1, 2
 
 
+def same(a: tree.Tree, b: tree.Tree) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
+
+
 def make(id: str, **options: Any) -> gymnasium.Env:
     return factory_from_id(id, **options)()
 
@@ -41,11 +45,11 @@ def test_a_picture_and_a_direction_are_seen_and_no_sentence():
 
 @installed
 def test_numbers_are_spread_over_what_a_picture_can_hold():
-    """The cell ahead is empty (object 1, colour 0, state 0); a wall is object 2 of colour 5."""
+    """The cell ahead is empty: object 1 of 10. On the left is a wall: object 2, of colour 5 of 5."""
     env = make("MiniGrid-Empty-8x8-v0")
     obs, _ = env.reset(seed=0)
     assert obs["image"][3, 5].tolist() == [25, 0, 0]
-    assert obs["image"][2, 6].tolist() == [50, 0, 0] or obs["image"][2, 6].tolist() == [50, 255, 0]
+    assert obs["image"][2, 6].tolist() == [50, 255, 0]
 
 
 @installed
@@ -89,11 +93,11 @@ def test_lanes_survive_a_safe_file_and_continue_exactly(id: str):
     file = io.BytesIO()
     torch.save(env.snapshot(), file)
     file.seek(0)
-    assert tree.equal(fresh.restore(torch.load(file, weights_only=True)), last)
+    assert same(fresh.restore(torch.load(file, weights_only=True)), last)
     for _ in range(150):
         action = torch.randint(count, (2,), generator=generator)
         a, b = env.step(action), fresh.step(action)
-        assert tree.equal(a.obs, b.obs) and torch.equal(a.reward, b.reward) and torch.equal(a.reset, b.reset)
+        assert same(a.obs, b.obs) and torch.equal(a.reward, b.reward) and torch.equal(a.reset, b.reset)
 
 
 @installed
