@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
     settings = {key: yaml.safe_load(value) for key, value in (item.split("=", 1) for item in args.set)}
-    name = f"{args.algorithm}_{args.env}"
+    name = f"{args.algorithm}_{args.env}".replace("/", "-")
     with tempfile.TemporaryDirectory() as folder:
         runs, seeds = [], []
         for seed in args.seeds:

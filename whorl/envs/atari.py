@@ -128,7 +128,9 @@ class Atari(gymnasium.Env):
         self.frame_stack, self.soft_ends = stack, life_loss
         self.render_mode = render_mode
         self.metadata = {**self.metadata, "render_fps": round(60 / frame_skip)}
-        self._load(0)
+        self._ale = self._load()
+        self._draw = self._ale.getScreenGrayscale if gray else self._ale.getScreenRGB
+        self._loaded = self._ale.cloneState(include_rng=True)
         self._seeded = False
         allowed = self._ale.getLegalActionSet() if full_actions else self._ale.getMinimalActionSet()
         self._actions = [action.value for action in allowed]
@@ -152,7 +154,7 @@ class Atari(gymnasium.Env):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None or not self._seeded:
-            self._load(int(self.np_random.integers(2**31)))
+            self._restore(self._loaded)  # a reset of the console alone leaves traces of what came before
             self._seeded = True
         ale = self._ale
         ale.reset_game()
@@ -207,25 +209,27 @@ class Atari(gymnasium.Env):
     def set_snapshot(self, snapshot: dict[str, Any]) -> None:
         from ale_py import ALEState
 
-        # Only after a reset and a frame does nothing that came before have an influence.
-        self._ale.reset_game()
-        self._ale.act(NOOP)
-        self._ale.restoreState(ALEState(snapshot["emulator"].tobytes()))
+        self._restore(ALEState(snapshot["emulator"].tobytes()))
         self.np_random = snapshot["random"]
         self._seeded = True
         self._repeated, self._lives = snapshot["repeated"], snapshot["lives"]
         self._rooms = set(snapshot["rooms"])
 
-    def _load(self, seed: int) -> None:
-        """A new emulator."""
+    def _load(self) -> Any:
         from ale_py import roms
 
-        self._ale = ale = _ale()()
+        ale = _ale()()
+        ale.setInt("random_seed", 0)
         ale.setFloat("repeat_action_probability", 0.0)  # ALE's own default is 0.25
         ale.setInt("max_num_frames_per_episode", self.max_frames)
-        ale.setInt("random_seed", seed)
         ale.loadROM(roms.get_rom_path(self.game))
-        self._draw = ale.getScreenGrayscale if self.gray else ale.getScreenRGB
+        return ale
+
+    def _restore(self, state: Any) -> None:
+        """Go on from a state; only after a reset and a frame does nothing else have an influence."""
+        self._ale.reset_game()
+        self._ale.act(NOOP)
+        self._ale.restoreState(state)
 
     def _advance(self, action: int) -> tuple[float, bool]:
         """Play an action; the sum of rewards, and whether no frame is missing at the end of the game."""
