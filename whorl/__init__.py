@@ -9,12 +9,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from whorl.api import algorithms, check, evaluate, load, make, register, restore, resume, train
-    from whorl.run.callbacks import BestCheckpoint, Callback, StopAtReturn, WarmStart
+    from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots, StopAtReturn, WarmStart
 
-_CALLBACKS = ("BestCheckpoint", "Callback", "StopAtReturn", "WarmStart")
+_CALLBACKS = ("BestCheckpoint", "Callback", "Screenshots", "StopAtReturn", "WarmStart")
 __all__ = [
     "BestCheckpoint",
     "Callback",
+    "Screenshots",
     "StopAtReturn",
     "WarmStart",
     "algorithms",

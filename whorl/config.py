@@ -83,6 +83,8 @@ class RunConfig:
     """epochs between rows of metrics"""
     tensorboard: bool = True
     """write TensorBoard events"""
+    screenshot_freq: int = 0
+    """episodes between pictures in TensorBoard of what one ended with, where observations are pictures; 0: none"""
     use_wandb: bool = False
     """log to Weights & Biases"""
     wandb_project: str = "whorl"
@@ -440,6 +442,7 @@ MAY_CHANGE = (
     *("max_epochs", "total_steps", "total_episodes", "learner_device", "worker_device"),
     *("threads", "learner_threads", "eval", "eval_freq", "eval_episodes", "save_model"),
     *("model_checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
+    "screenshot_freq",
     *("use_wandb", "wandb_project", "wandb_entity", "wandb_mode"),
 )
 """What a resumed run may change: how long, where and what is told, but nothing that its saved state depends on."""

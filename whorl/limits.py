@@ -23,6 +23,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("reset_every", "chunk", "n_step", "target_every", "actor_every"), (1, COUNT)),
     "capacity": (1, COUNT),
     **dict.fromkeys(("total_steps", "total_episodes", "keep_checkpoints", "learn_after"), (0, COUNT)),
+    "screenshot_freq": (0, COUNT),
     **dict.fromkeys(("random_steps", "priority_beta_steps", "renorm_warmup", "aux_every"), (0, COUNT)),
     **dict.fromkeys(("lookahead", "n_drop_atoms"), (0, COUNT)),
     **dict.fromkeys(("threads", "learner_threads"), (1, 1000)),

@@ -12,7 +12,9 @@ from gymnasium import spaces
 from whorl import tree
 from whorl.agent import Acted, Agent
 from whorl.envs.gymnasium import GymnasiumVector
+from whorl.envs.make import find
 from whorl.envs.pool import WorkerPool
+from whorl.errors import EnvError
 from whorl.experience.batch import Batch
 from whorl.experience.replay import Replay
 from whorl.experience.ring import replay_bytes
@@ -220,3 +222,15 @@ def test_a_saved_policy_stacks_the_frames_it_is_shown(kind: str) -> None:
         if step == 4:
             frames[1] = envs[1].reset()[0]
             policy.reset(np.array([False, True, False]))
+
+
+def test_any_environment_can_be_seen_several_frames_at_a_time() -> None:
+    source = find("CartPole-v1", {"frame_stack": 3})
+    vector = source.vector(2)
+    assert vector.spec.observation.shape == (12,) and vector.snapshots
+    first = vector.reset(1).clone()
+    assert torch.equal(first[:, :4], first[:, 4:8]) and torch.equal(first[:, :4], first[:, 8:])
+    second = vector.step(torch.zeros(2, dtype=torch.int64)).obs
+    assert torch.equal(second[:, :4], first[:, 4:8]) and not torch.equal(second[:, 8:], first[:, 8:])
+    with pytest.raises(EnvError, match="frame_stack is 0; it must be a whole number of at least 1"):
+        find("CartPole-v1", {"frame_stack": 0})

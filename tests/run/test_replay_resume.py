@@ -49,6 +49,23 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Pendulum-v1",
         {**SMALL, **TINY, "workers": 2, "noise": "ou", "prioritized": True, "normalize_obs": True},
     ),
+    "frames of sticky games, lives lost": (
+        "rainbow",
+        "ALE/Breakout-v5",
+        {
+            **SMALL,
+            "rollout_steps": 8,
+            "max_epochs": 30,
+            "workers": 2,
+            "learn_after": 100,
+            "log_freq": 4,
+            "batch_size": 8,
+            "hidden": [8],
+            "n_atoms": 5,
+            "clip_reward": True,
+            "env_options": {"screen": 36, "life_loss": True},
+        },
+    ),
 }
 
 

@@ -22,6 +22,7 @@ from whorl.envs.lanes import (
     Layout,
     children,
     make_registered,
+    make_stacked,
     missing_package,
     nest,
     probe,
@@ -33,8 +34,12 @@ from whorl.tree import Tree
 
 
 def factory_from_id(id: str, **kwargs: Any) -> Factory:
-    """A function that makes the registered environment `id`, also in a worker that registered nothing."""
+    """A function that makes the registered environment `id`, also in a worker that registered nothing.
+
+    `frame_stack` is an option of them all: that many frames are seen together, and one of them is stored.
+    """
     spec = _find(id)
+    stack = kwargs.pop("frame_stack", None)
     try:
         if isinstance(spec.entry_point, str):
             load_env_creator(spec.entry_point)
@@ -43,7 +48,8 @@ def factory_from_id(id: str, **kwargs: Any) -> Factory:
     own = {pybullet: pybullet.make_bullet, minigrid: minigrid.make_grid}
     make = next((make for package, make in own.items() if package.owns(spec.id)), make_registered)
     # Lanes never step before a reset, and checking is a tool of its own: those wrappers don't earn their time.
-    return partial(make, replace(spec, order_enforce=False), kwargs)
+    factory = partial(make, replace(spec, order_enforce=False), kwargs)
+    return factory if stack is None else partial(make_stacked, factory, stack)
 
 
 def whole_id(id: str) -> str:

@@ -261,6 +261,21 @@ def make_registered(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env:
         raise EnvError(f"{spec.id} can't be made: {error}") from error
 
 
+class FrameStack(gymnasium.Wrapper):
+    """Says how many frames of an environment are to be seen together; whoever steps the lanes stacks them."""
+
+    def __init__(self, env: gymnasium.Env, frame_stack: int) -> None:
+        super().__init__(env)
+        self.frame_stack = frame_stack
+
+
+def make_stacked(factory: Factory, stack: Any) -> gymnasium.Env:
+    """What `factory` makes, `stack` frames at a time."""
+    if isinstance(stack, bool) or not isinstance(stack, int) or stack < 1:
+        raise EnvError(f"frame_stack is {stack!r}; it must be a whole number of at least 1")
+    return FrameStack(factory(), stack)
+
+
 def missing_package(id: str, error: Exception) -> WhorlError:
     """The error for an environment whose package is not installed."""
     text = str(error).lower()

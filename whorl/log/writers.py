@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
 
+import numpy as np
+
 from whorl.errors import ConfigError, WhorlError, missing_extra
 
 Row: TypeAlias = Mapping[str, float | int | str]
@@ -39,6 +41,9 @@ class Sink:
 
     def message(self, text: str) -> None:
         """Record a sentence for the reader of the log."""
+
+    def picture(self, name: str, pixels: np.ndarray, steps: int) -> None:
+        """Record a picture, uint8 [height, width, 1 or 3]."""
 
     def flush(self) -> None:
         """Make what was written durable."""
@@ -130,6 +135,9 @@ class TensorBoard(Sink):
 
     def message(self, text: str) -> None:
         self._writer.add_text("messages", text)
+
+    def picture(self, name: str, pixels: np.ndarray, steps: int) -> None:
+        self._writer.add_image(name, pixels, steps, dataformats="HWC")
 
     def flush(self) -> None:
         self._writer.flush()
@@ -223,6 +231,9 @@ class Log:
 
     def message(self, text: str) -> None:
         self._each(lambda sink: sink.message(text))
+
+    def picture(self, name: str, pixels: np.ndarray, steps: int) -> None:
+        self._each(lambda sink: sink.picture(name, pixels, steps))
 
     def flush(self) -> None:
         self._each(lambda sink: sink.flush())

@@ -7,8 +7,13 @@ read anything, but what they draw at random must come from a generator of their 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from whorl import tree
+from whorl.errors import ConfigError
 from whorl.experience.batch import Batch
 from whorl.run.evaluate import Evaluation
+from whorl.spec import Array
 
 if TYPE_CHECKING:
     from whorl.run.trainer import Result, Trainer
@@ -54,6 +59,47 @@ class StopAtReturn(Callback):
     def on_evaluation(self, trainer: "Trainer", evaluation: Evaluation) -> None:
         if evaluation.mean_return >= self.mean_return:
             trainer.stop(f"an evaluation reached {evaluation.mean_return:.1f}")
+
+
+class Screenshots(Callback):
+    """Shows in TensorBoard what every `every`-th episode ended with, one per rollout at most."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.seen = 0
+
+    def on_start(self, trainer: "Trainer") -> None:
+        spec = trainer.agent.spec.observation
+        pictures = [place for place, leaf in enumerate(tree.leaves(spec)) if _is_picture(leaf)]
+        if not pictures:
+            raise ConfigError(
+                f"screenshot_freq is {self.every}, but {trainer.source.id} shows no pictures; leave it at 0"
+            )
+        self._place = pictures[0]
+        self._leaf: Array = tree.leaves(spec)[self._place]
+
+    def on_rollout(self, trainer: "Trainer", rollout: Batch) -> None:
+        ends = (rollout.mask == 0).nonzero()  # [episodes, 2] rows and lanes of final observations
+        before, self.seen = self.seen, self.seen + len(ends)
+        due = self.seen // self.every * self.every
+        if due > before:
+            row, lane = ends[due - before - 1].tolist()
+            final = tree.leaves(rollout.obs)[self._place][row, lane].cpu().numpy()
+            trainer.log.picture("episode/final", _newest(final, self._leaf), trainer.steps)
+
+
+def _is_picture(leaf: Array) -> bool:
+    return leaf.dtype == "uint8" and len(leaf.shape) in (2, 3)
+
+
+def _newest(frames: np.ndarray, leaf: Array) -> np.ndarray:
+    """The last frame of a stack as [height, width, 1 or 3]; other planes than these are laid over each other."""
+    newest = np.split(frames, leaf.stack, leaf.axis)[-1]
+    if newest.ndim == 2:
+        return newest[..., None]
+    if newest.shape[0] < newest.shape[2]:
+        newest = np.moveaxis(newest, 0, 2)
+    return newest if newest.shape[2] in (1, 3) else newest.max(2, keepdims=True)
 
 
 class WarmStart(Callback):

@@ -36,7 +36,7 @@ from whorl.experience.batch import Batch
 from whorl.experience.replay import Replay
 from whorl.log.console import Console
 from whorl.log.writers import Log, LogFile, MetricFiles, Sink, TensorBoard, WandB
-from whorl.run.callbacks import BestCheckpoint, Callback
+from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots
 from whorl.run.collector import Collector
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.learner import REMEDY, Learner, keep_freed_memory
@@ -83,6 +83,8 @@ class Trainer:
         self.callbacks: list[Callback] = list(callbacks)
         if settings.run.eval and settings.run.save_model:
             self.callbacks.insert(0, BestCheckpoint())
+        if settings.run.screenshot_freq:
+            self.callbacks.append(Screenshots(settings.run.screenshot_freq))
         self.run_dir: Path | None = None
         self.steps = self.epoch = self.episodes = self.resets = self.saved = 0
         self.saved_epoch = 0
