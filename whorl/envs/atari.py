@@ -10,6 +10,7 @@ action that would be repeated. Pictures are averaged over areas as OpenCV does i
 
 import re
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from math import gcd
 from pathlib import Path
@@ -50,19 +51,19 @@ def spec_from_id(id: str) -> EnvSpec:
     found = ID.fullmatch(id)
     assert found is not None
     _ale()
-    game, version = found["game"], found["version"]
+    game, number = found["game"], found["version"]
     if game not in games():
         raise EnvError(f"unknown Atari game {game!r}; {nearest(game, games())}")
     if found["plain"]:
-        family, version = "NoFrameskip", version or "4"
-    elif found["prefix"] or not version:
-        family, version = "ALE/", version or "5"
+        family, number = "NoFrameskip", number or "4"
+    elif found["prefix"] or not number:
+        family, number = "ALE/", number or "5"
     else:
         family = ""
-    if family + version not in STICKY:
+    if family + number not in STICKY:
         raise EnvError(f"unknown environment {id!r}; use ALE/{game}-v5 or {game}NoFrameskip-v4")
-    name = f"ALE/{game}-v5" if family == "ALE/" else f"{game}NoFrameskip-v{version}"
-    kwargs = {"game": games()[game], "sticky": STICKY[family + version]}
+    name = f"ALE/{game}-v5" if family == "ALE/" else f"{game}NoFrameskip-v{number}"
+    kwargs = {"game": games()[game], "sticky": STICKY[family + number]}
     return EnvSpec(name, f"{__name__}:Atari", kwargs=kwargs)
 
 
@@ -166,6 +167,7 @@ class Atari(gymnasium.Env):
                 ale.reset_game()
         if self._fires:
             ale.act(FIRE)
+            self._repeated = FIRE
         self._lives = ale.lives()
         self._rooms = set()
         self._draw(self._latest)
@@ -265,9 +267,8 @@ class _Shrink:
     """
 
     def __init__(self, shape: tuple[int, int], size: int) -> None:
-        (height, width) = shape
-        rows, self._row_share, row_sum = _shares(height, size)
-        self._rows = rows
+        height, width = shape
+        self._rows, self._row_share, row_sum = _shares(height, size)
         columns, share, column_sum = _shares(width, size)
         self._columns = np.zeros((width, size), np.float32)
         for column, part in zip(columns, share):
@@ -313,5 +314,9 @@ def _ale() -> Any:
         from ale_py import ALEInterface, LoggerMode
     except ImportError as error:
         raise missing_extra("ale-py", "atari") from error
+    if tuple(int(part) for part in version("ale-py").split(".")[:2]) < (0, 12):
+        raise EnvError(
+            f"ale-py {version('ale-py')} can't hand out its states; get one that can: pip install 'whorl[atari]'"
+        )
     ALEInterface.setLoggerMode(LoggerMode.Error)
     return ALEInterface
