@@ -83,11 +83,13 @@ SpecTree: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Spec:
-    """Observation tree, action tree, number of lanes."""
+    """Observation tree, action tree, number of lanes, names of what else is measured."""
 
     observation: SpecTree
     action: SpecTree
     lanes: int
+    measures: tuple[str, ...] = ()
+    """what is said of an episode besides its return and length; no agent reads it"""
 
     @property
     def masked(self) -> bool:

@@ -192,6 +192,17 @@ def test_a_vector_snapshot_survives_a_safe_file_and_continues_exactly(id: str):
         assert torch.equal(a.obs, b.obs) and torch.equal(a.reward, b.reward) and torch.equal(a.reset, b.reset)
 
 
+def test_an_environment_may_say_that_it_has_no_snapshot_after_all():
+    class Shy(gymnasium.Env):
+        def get_snapshot(self) -> None:
+            return None
+
+        def set_snapshot(self, snapshot: dict[str, Any]) -> None:
+            raise AssertionError("nothing was saved")
+
+    assert snapshot_env(Shy()) is None
+
+
 def test_restoring_another_number_of_lanes_is_refused():
     factory = factory_from_id("CartPole-v1")
     env = GymnasiumVector(factory, 2, "CartPole-v1")

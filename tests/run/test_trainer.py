@@ -321,3 +321,33 @@ def test_freed_memory_is_kept_as_far_as_the_c_library_goes(
     monkeypatch.setattr(learner.ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
     learner.keep_freed_memory()
     assert taken == {-1: most, -3: most}
+
+
+class Rooms(gymnasium.Env):
+    """Episodes of three steps that have seen 2 rooms, then 4, then 2, ..."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    measures = ("rooms",)
+    episodes = 0
+
+    def reset(self, **given: Any) -> Any:
+        self.steps, self.episodes = 0, self.episodes + 1
+        return np.zeros(2, np.float32), {"rooms": 1}
+
+    def step(self, action: int) -> Any:
+        self.steps += 1
+        info = {"rooms": 2 + 2 * (self.episodes % 2)}
+        return np.zeros(2, np.float32), 1.0, self.steps == 3, False, info
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_an_environment_measures_is_averaged_over_the_episodes_of_a_row(
+    tmp_path: Path, workers: int
+) -> None:
+    """Sixteen rows a lane are four episodes of three steps and a reset each: 4, 2, 4, 2 rooms, 3 in the mean."""
+    settings = {"runs": str(tmp_path), "lanes": 4, "rollout_steps": 16, "batch_size": 64, "max_epochs": 2}
+    quiet = {"quiet": True, "tensorboard": False, "eval": False, "save_model": False, "workers": workers}
+    result = whorl.load(lambda: Rooms(), "ppo", {**settings, **quiet}).train()
+    rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["episode/rooms"] for row in rows] == [3.0, 3.0]

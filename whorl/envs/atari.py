@@ -127,6 +127,7 @@ class Atari(gymnasium.Env):
         self.sticky, self.obscure, self.max_frames = sticky, obscure, max_frames
         self.fire_reset, self.full_actions = fire_reset, full_actions
         self.frame_stack, self.soft_ends = stack, life_loss
+        self.measures = ("rooms",) if game in ROOM_BYTE else ()
         self.render_mode = render_mode
         self.metadata = {**self.metadata, "render_fps": round(60 / frame_skip)}
         self._ale = self._load()

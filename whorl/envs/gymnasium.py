@@ -115,7 +115,7 @@ def to_spec(layout: Layout, lanes: int) -> Spec:
         Array(leaf.shape, leaf.dtype, leaf.low, leaf.high, leaf.stack, leaf.axis, leaf.start)
         for leaf in layout.observation
     ]
-    return Spec(nest(layout.observation, arrays), action_spec(layout.action_space), lanes)
+    return Spec(nest(layout.observation, arrays), action_spec(layout.action_space), lanes, layout.measures)
 
 
 def action_spec(space: spaces.Space) -> SpecTree:
@@ -137,7 +137,7 @@ def to_step(layout: Layout, buffers: Buffers) -> Step:
     """Tensors that share the buffers' memory."""
     share = torch.from_numpy
     obs = nest(layout.observation, [share(leaf) for leaf in buffers.obs])
-    flags = buffers.terminated, buffers.truncated, buffers.reset, buffers.soft
+    flags = buffers.terminated, buffers.truncated, buffers.reset, buffers.soft, buffers.measures
     return Step(obs, share(buffers.reward), *(share(flag) for flag in flags))
 
 

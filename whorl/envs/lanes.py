@@ -66,6 +66,8 @@ class Layout:
     action: tuple[Leaf, ...]
     soft_ends: bool = False
     """whether `info["soft_end"]` may say that the value ends at a step though the episode goes on"""
+    measures: tuple[str, ...] = ()
+    """what `info` says of an episode in numbers, read at its end"""
 
 
 class Buffers:
@@ -79,6 +81,7 @@ class Buffers:
         truncated: np.ndarray,
         reset: np.ndarray,
         soft: np.ndarray,
+        measures: np.ndarray,
     ) -> None:
         self.obs = obs
         self.reward = reward
@@ -86,12 +89,14 @@ class Buffers:
         self.truncated = truncated
         self.reset = reset
         self.soft = soft
+        self.measures = measures
 
     @classmethod
     def empty(cls, layout: Layout, rows: int) -> "Buffers":
         obs = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in layout.observation]
-        flags = [np.zeros(rows, bool) for _ in range(4)]
-        return cls(obs, np.zeros(rows, np.float32), *flags)
+        terminated, truncated, reset, soft = np.zeros((4, rows), bool)
+        measures = np.zeros((rows, len(layout.measures)), np.float32)
+        return cls(obs, np.zeros(rows, np.float32), terminated, truncated, reset, soft, measures)
 
     def __getitem__(self, rows: Any) -> "Buffers":
         """The same buffers, seen through an index of the lane axis."""
@@ -102,6 +107,7 @@ class Buffers:
             self.truncated[rows],
             self.reset[rows],
             self.soft[rows],
+            self.measures[rows],
         )
 
 
@@ -186,6 +192,8 @@ class Lanes:
                 obs, reward[row], ended, cut, info = steps[lane](choice)
                 if ended or cut:
                     terminated[row], truncated[row], pending[lane] = ended, cut, True
+                    for number, name in enumerate(self.layout.measures):
+                        out.measures[row, number] = info.get(name, 0.0)
                 elif soft_ends:
                     out.soft[row] = info.get(SOFT_END, False)
             if plain:
@@ -312,8 +320,9 @@ def describe(env: gymnasium.Env) -> Layout:
                 observation = [replace(x, path=("obs",)) for x in observation]
             observation.append(masked)
     snapshots = snapshot_env(env) is not None
-    soft_ends = bool(_told(env, "soft_ends", False))
-    return Layout(observation_space, action_space, mask, snapshots, tuple(observation), action, soft_ends)
+    soft_ends, measures = bool(_told(env, "soft_ends", False)), tuple(_told(env, "measures", ()))
+    leaves = tuple(observation)
+    return Layout(observation_space, action_space, mask, snapshots, leaves, action, soft_ends, measures)
 
 
 def _told(env: gymnasium.Env, name: str, otherwise: Any) -> Any:

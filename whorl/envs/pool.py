@@ -212,7 +212,7 @@ class WorkerPool:
         self._parts: list[list[Step]] = [[] for _ in groups]
         for buffer in range(BUFFERS):
             obs = [shared[f"obs/{index}"][buffer] for index in range(len(layout.observation))]
-            names = ("reward", "terminated", "truncated", "reset", "soft")
+            names = ("reward", "terminated", "truncated", "reset", "soft", "measures")
             whole = Buffers(obs, *(shared[name][buffer] for name in names))
             self._whole.append(to_step(layout, whole))
             for group, rows in enumerate(groups):
@@ -350,8 +350,9 @@ def _blocks(layout: Layout, lanes: int, arrays: dict[str, tuple[tuple[int, ...],
     action = [Block(f"action/{i}", (lanes, *x.shape), x.dtype) for i, x in enumerate(layout.action)]
     flags = [Block(name, (BUFFERS, lanes), "bool") for name in ("terminated", "truncated", "reset", "soft")]
     reward = Block("reward", (BUFFERS, lanes), "float32")
+    measures = Block("measures", (BUFFERS, lanes, len(layout.measures)), "float32")
     asked = [Block(ARRAY_PREFIX + name, shape, str(np.dtype(kind))) for name, (shape, kind) in arrays.items()]
-    return [*obs, *action, reward, *flags, *asked]
+    return [*obs, *action, reward, *flags, measures, *asked]
 
 
 def _launch(segment: Segment) -> "subprocess.Popen[bytes]":
@@ -413,4 +414,4 @@ def _ready(pipes: list[int]) -> list[int]:
 
 
 def _copy(step: Step) -> Step:
-    return Step(step.obs, step.reward, step.terminated, step.truncated, step.reset, step.soft)
+    return Step(step.obs, step.reward, step.terminated, step.truncated, step.reset, step.soft, step.measures)

@@ -30,6 +30,8 @@ class Step:
     """[B] bool: `obs` opens a new episode"""
     soft: Tensor | None = None
     """[B] bool: what comes after is worth nothing to the learner (a life was lost), though the episode goes on"""
+    measures: Tensor | None = None
+    """[B, N] what the environment says of an episode that ended, in the order of the spec's `measures`"""
 
 
 class VectorEnv(Protocol):

@@ -103,7 +103,7 @@ class Worker:
         self.outputs = []
         for buffer in range(BUFFERS):
             obs = [arrays[f"obs/{index}"][buffer] for index in range(len(layout.observation))]
-            names = ("reward", "terminated", "truncated", "reset", "soft")
+            names = ("reward", "terminated", "truncated", "reset", "soft", "measures")
             whole = Buffers(obs, *(arrays[name][buffer] for name in names))
             self.outputs.append([whole[part.rows] for part in self.slices])
 

@@ -42,13 +42,13 @@ def _pairs(into: list[Tensor], source: list[Tensor]) -> tuple[list[Tensor], list
     return into, source
 
 
-def pieces(tensors: Sequence[Tensor], count: int = 32) -> list[Tensor]:
-    """The same memory as about `count` flat views of like size.
+def pieces(tensors: Sequence[Tensor], count: int = 32, most: int = 16_384) -> list[Tensor]:
+    """The same memory as about `count` flat views of like size, or as many as it takes with `most` entries each.
 
     A GPU's kernels over lists of tensors give each tensor few of its processors: one large weight would keep all others
     waiting. Tensors are cut as they lie in memory, which for convolutions is not the order of their axes.
     """
-    size = max(1024, -(-sum(tensor.numel() for tensor in tensors) // count))
+    size = min(most, max(1024, -(-sum(tensor.numel() for tensor in tensors) // count)))
     return [piece for tensor in tensors for piece in _flat(tensor).split(size)]
 
 

@@ -53,7 +53,7 @@ class Collector:
         self.storage = storage or Storage.allocate(agent, self.lanes, steps)
         self._rows = self.storage.rows(self._groups)
         self.memory = tree.clone(agent.initial_memory(self.lanes))
-        self.tally = Tally(self.lanes, agent.device)
+        self.tally = Tally(self.lanes, agent.device, agent.spec.measures)
         lane = torch.tensor(range(self.lanes) if numbers is None else numbers, device=agent.device)
         self._lane = [lane[group] for group in self._groups]
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
@@ -86,7 +86,7 @@ class Collector:
                     self._graphs[self._random] = self._record(self._random)
                 self._graphs[self._random].replay()
         batch = self.storage.batch(self.gamma)
-        self.tally.add(batch, self.storage.soft)
+        self.tally.add(batch, self.storage.soft, self.storage.measures)
         if cut:
             batch.keep[-1] = 0
             self.tally.forget()
@@ -163,6 +163,7 @@ class Row:
     __slots__ = (
         "action",
         "extras",
+        "measures",
         "next_obs",
         "next_reset",
         "obs",
@@ -181,6 +182,7 @@ class Row:
         self.reset, self.next_reset = at("reset", t), at("reset", t + 1)
         self.action, self.extras, self.reward = at("action", t), at("extras", t), at("reward", t)
         self.terminated, self.truncated, self.soft = at("terminated", t), at("truncated", t), at("soft", t)
+        self.measures = at("measures", t)
 
     def write(self, step: Step) -> None:
         """What the environment answered to this row's actions."""
@@ -191,6 +193,8 @@ class Row:
         self.truncated.copy_(step.truncated)
         if step.soft is not None:
             self.soft.copy_(step.soft)
+        if step.measures is not None:
+            self.measures.copy_(step.measures)
 
 
 class Storage:
@@ -201,6 +205,7 @@ class Storage:
         self.obs: Tree = tensors["obs"]
         self.reset: Tensor = tensors["reset"]
         self.soft: Tensor = tensors["soft"]
+        self.measures: Tensor = tensors["measures"]
         self.memories: Tree = tensors["memories"]
         self.steps = len(tensors["reward"])
         self.stride = self.steps // len(tree.first(self.memories)) if self.memories else 1
@@ -227,6 +232,7 @@ class Storage:
                 "terminated": no_flags.expand(steps, lanes).clone(),
                 "truncated": no_flags.expand(steps, lanes).clone(),
                 "soft": no_flags.expand(steps, lanes).clone(),
+                "measures": torch.zeros(steps, lanes, len(spec.measures), device=device),
                 "extras": {
                     name: value.new_zeros(steps, *value.shape) for name, value in acted.extras.items()
                 },
@@ -266,13 +272,14 @@ class Tally:
 
     FIELDS = ("steps", "episodes", "return", "length", "bad_observation", "bad_reward")
 
-    def __init__(self, lanes: int, device: torch.device) -> None:
+    def __init__(self, lanes: int, device: torch.device, measures: Sequence[str] = ()) -> None:
+        self.fields = (*self.FIELDS, *measures)
         self.open = torch.zeros(2, lanes, dtype=torch.float64, device=device)
-        self.sums = torch.zeros(len(self.FIELDS), dtype=torch.float64, device=device)
+        self.sums = torch.zeros(len(self.fields), dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def add(self, batch: Batch, soft: Tensor) -> None:
-        """Count a rollout; where an end was `soft` [T, B] the episode goes on."""
+    def add(self, batch: Batch, soft: Tensor, measures: Tensor) -> None:
+        """Count a rollout; where an end was `soft` [T, B] the episode goes on. `measures` [T, B, N] count at ends."""
         ended = (batch.keep == 0) & (batch.mask > 0) & ~soft  # [T, B]
         earned = torch.stack([batch.reward.double(), batch.mask.double()]).cumsum(1)  # [2, T, B]
         rows = torch.arange(1, len(ended) + 1, device=ended.device).unsqueeze(1)
@@ -286,7 +293,8 @@ class Tally:
         )
         counts = [batch.mask.sum(), ended.sum(), finished[0], finished[1]]
         bad = [torch.as_tensor(bad_obs, device=ended.device), ~torch.isfinite(batch.reward).all()]
-        self.sums.add_(torch.stack([value.double() for value in [*counts, *bad]]))
+        found = torch.stack([value.double() for value in [*counts, *bad]])
+        self.sums.add_(torch.cat((found, (measures.double() * ended.unsqueeze(-1)).sum((0, 1)))))
 
     def forget(self) -> None:
         """Drop the episodes that are still open."""
@@ -294,7 +302,7 @@ class Tally:
 
     def drain(self) -> dict[str, float]:
         """Sums since the last call, in one transfer."""
-        found = dict(zip(self.FIELDS, self.sums.tolist()))
+        found = dict(zip(self.fields, self.sums.tolist()))
         self.sums.zero_()
         return found
 

@@ -54,7 +54,7 @@ ROWS_WORTH_A_THREAD = 1024
 """rows per minibatch from which learners on a CPU gain from a thread each; below, Python's lock eats the gain"""
 COUNTERS = (
     *("steps", "epoch", "episodes", "resets", "saved_epoch", "best_return", "mean_return"),
-    *("new_episodes", "new_return", "new_length"),
+    *("new_episodes", "new_return", "new_length", "new_measures"),
 )
 
 
@@ -90,6 +90,7 @@ class Trainer:
         self.saved_epoch = 0
         # Since the last row that was written: how many episodes ended, and what they add up to.
         self.new_episodes, self.new_return, self.new_length = 0, 0.0, 0.0
+        self.new_measures: dict[str, float] = {}
         self.wall_time = 0.0
         self.best_return = float("-inf")
         self.mean_return = float("nan")
@@ -236,7 +237,7 @@ class Trainer:
                 self._observe(row)
                 if self._row_is_due():
                     log.write(row)
-                    self.new_episodes, self.new_return, self.new_length = 0, 0.0, 0.0
+                    self.new_episodes, self.new_return, self.new_length, self.new_measures = 0, 0.0, 0.0, {}
                 console.update(self._done()[0], row)
                 if not self._finished():
                     self._maybe_save()
@@ -291,9 +292,14 @@ class Trainer:
         self.new_episodes += int(seen["episodes"])
         self.new_return += seen["return"]
         self.new_length += seen["length"]
+        for name in self.agent.spec.measures:
+            self.new_measures[name] = self.new_measures.get(name, 0.0) + seen[name]
         if self.new_episodes:
             row["episode/return"] = self.new_return / self.new_episodes
             row["episode/length"] = self.new_length / self.new_episodes
+            row.update(
+                {f"episode/{key}": value / self.new_episodes for key, value in self.new_measures.items()}
+            )
             self.mean_return = row["episode/return"]
         if self._row_is_due():
             row.update(self.learner.drain())

@@ -43,7 +43,7 @@ class WorkerCollector:
         shapes[WEIGHTS] = ((sum(_padded(tensor) for tensor in agent.acting_tensors()),), "uint8")
         self.env = WorkerPool(source.factory, lanes, source.id, workers, arrays=shapes)
         self.storage = Storage(_nested(layout.tensors, self.env.arrays))
-        self.tally = Tally(lanes, torch.device("cpu"))
+        self.tally = Tally(lanes, torch.device("cpu"), agent.spec.measures)
         self._weights = _views(torch.from_numpy(self.env.arrays[WEIGHTS]), agent)
         self.env.install("open", open_collector)
         self.env.install("collect", collect)
@@ -68,7 +68,7 @@ class WorkerCollector:
         """The rollout, as views of shared memory: learn from it before the next call."""
         self.env.collect("collect")
         batch = self.storage.batch(self.gamma)
-        self.tally.add(batch, self.storage.soft)
+        self.tally.add(batch, self.storage.soft, self.storage.measures)
         if cut:
             batch.keep[-1] = 0
             self.tally.forget()
