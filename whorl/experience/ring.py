@@ -183,10 +183,14 @@ def _newest(leaf: Array, stack: Tensor) -> Tensor:
 
 def _joined(leaf: Array, column: Tensor, cells: Tensor) -> Tensor:
     """The stacks of frames at cells [..., frames]: [..., ...]."""
-    lead = cells.dim() - 1
-    frames = take(column, cells[..., cells.shape[-1] - leaf.stack :])  # [..., stack, ...]
+    lead, cells = cells.dim() - 1, cells[..., cells.shape[-1] - leaf.stack :]
     if leaf.stack == 1:
-        return frames.squeeze(lead)
+        return take(column, cells.squeeze(-1))
+    if leaf.axis == 0 and leaf.frame.shape[0] == 1:
+        # The frames of a pixel side by side in memory, as convolutions read them fastest.
+        planes = [take(column, cell).squeeze(lead) for cell in cells.unbind(-1)]
+        return torch.stack(planes, -1).movedim(-1, lead)
+    frames = take(column, cells)  # [..., stack, ...]
     axis = lead + leaf.axis
     return frames.movedim(lead, axis).flatten(axis, axis + 1)
 
