@@ -706,3 +706,23 @@ def test_every_setting_of_every_algorithm_is_documented() -> None:
     for name in preset_names():
         texts = described(algorithm_class(name)[1].Config)  # type: ignore[attr-defined]
         assert all(texts.values()), name
+
+
+def test_a_presets_options_for_an_environment_come_before_nobodys() -> None:
+    """Preset < what it was made with < what a run asks for; an environment that is made already takes none."""
+    found = configure("dqn", "ALE/Pong-v5", {})
+    assert found.env_options == {"life_loss": True}
+    made = {"life_loss": False, "sticky": 0.0}
+    assert configure("dqn", "ALE/Pong-v5", {}, options=made).env_options == made
+    asked = {"env_options": {"sticky": 0.1}}
+    assert configure("dqn", "ALE/Pong-v5", asked, options=made).env_options == {
+        "life_loss": False,
+        "sticky": 0.1,
+    }
+    assert configure("dqn", "ALE/Pong-v5", {}, options=None).env_options == {}
+
+
+def test_settings_of_a_family_are_not_those_of_a_wrapped_member() -> None:
+    assert configure("dqn", "ALE/Pong-v5", {}).clip_reward
+    assert configure("dqn", "PongNoFrameskip-v0", {}).clip_reward
+    assert not configure("dqn", "ALE/Pong-v5-wrapped", {}).clip_reward

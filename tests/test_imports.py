@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "whorl"
 LAYERS = (
-    {"tree", "spec", "config", "limits", "registry", "errors", "presets", "graphs"},
+    {"tree", "spec", "config", "limits", "registry", "errors", "presets", "graphs", "pictures"},
     {"ops"},
     {"experience"},
     {"nets"},

@@ -42,7 +42,8 @@ def load(
     """A trainer for `algorithm` on `env` (an id, an environment or a factory); tuned preset < files < config."""
     given = {} if env_options is None else {"env_options": dict(env_options)}
     made = find(env)
-    settings = configure(algorithm, made.id, {**(config or {}), **given}, files)
+    options = made.options if made.named else None
+    settings = configure(algorithm, made.id, {**(config or {}), **given}, files, options=options)
     source = _with_options(made, settings.env_options)
     return Trainer(source, replace(settings, env_options=dict(source.options)), callbacks)
 

@@ -159,13 +159,23 @@ def train(words: list[str]) -> int:
         raise ConfigError(f"{stray[0]!r} belongs to no flag; flags start with --, as in --lanes 8")
     own, settings = _own(TrainFlags, values)
     if asked:
-        found = configure(algorithm, env, settings, own.config)
+        found = configure(algorithm, _whole(env), settings, own.config)
         about = (
             "Train an algorithm on an environment. Entries of nested settings are flags too: "
             "--optimizer.weight_decay 0.01, --actor_network.layers.0.out_features 64, --env_options.NAME VALUE."
         )
         return _help(f"train {' '.join(names) or 'ALGORITHM ENV'}", own, found.run, found.algo, about=about)
     return _train_seeds(algorithm, env, settings, own)
+
+
+def _whole(env: str) -> str:
+    """The id by which tuned settings know an environment; as it was written, where nobody knows it."""
+    from whorl.envs.gymnasium import whole_id
+
+    try:
+        return env if ":" in env else whole_id(env)
+    except WhorlError:
+        return env
 
 
 def _train_seeds(algorithm: str, env: str, settings: dict[str, Any], own: TrainFlags) -> int:

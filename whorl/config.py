@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_type_hints
 
 import yaml
@@ -538,10 +539,17 @@ def load_preset(name: str) -> dict[str, Any]:
     return {"rule": parent["rule"], **found, "settings": settings, "environments": tuned}
 
 
+WRAPPED = "-wrapped"
+"""ends the name of an environment that somebody put a wrapper around: it takes no other's tuned settings"""
+
+
 def preset_layers(preset: Mapping[str, Any], env: str) -> list[dict[str, Any]]:
     """The settings of a preset for an environment: those for all, for names that it matches (`ALE/*`), for itself."""
     tuned = preset.get("environments") or {}
-    families = [values for name, values in tuned.items() if "*" in name and fnmatchcase(env, name)]
+    matching = (
+        [] if env.endswith(WRAPPED) else [name for name in tuned if "*" in name and fnmatchcase(env, name)]
+    )
+    families = [tuned[name] for name in matching]
     return [preset.get("settings") or {}, *families, tuned.get(env) or {}]
 
 
@@ -552,13 +560,21 @@ def configure(
     files: Iterable[str | Path] = (),
     presets: bool = True,
     changes: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = MappingProxyType({}),
 ) -> Settings:
-    """Merge tuned preset < files < arguments < changes into checked, typed settings."""
+    """Merge tuned preset < files < arguments < changes into checked, typed settings.
+
+    Args:
+        options: what the environment was made with, which comes before a preset's `env_options`; None: it is what it
+            is, and takes none of a preset's.
+    """
     name, cls, preset = algorithm_class(algorithm)
     hints = settings_of(cls)
     layers: list[Mapping[str, Any]] = []
     if presets:
-        layers += preset_layers(preset, env)
+        found = preset_layers(preset, env)
+        layers += found if options is not None else [_without(layer, "env_options") for layer in found]
+    layers.append({"env_options": dict(options or {})})
     layers += [layer for path in files for layer in read_file(path)]
     merged: dict[str, Any] = {}
     for layer in [*layers, arguments, changes or {}]:
@@ -599,6 +615,10 @@ def borrowed(algorithm: type) -> dict[str, str]:
 
 def _unused(config: type) -> tuple[str, ...]:
     return getattr(config, "unused", ())
+
+
+def _without(layer: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in layer.items() if name != key}
 
 
 def fields_of(*configs: type) -> dict[str, Any]:

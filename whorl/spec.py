@@ -31,6 +31,8 @@ class Array:
     """of `shape`: where they are joined"""
     start: int | None = None
     """of a choice, which stands here as one-hot: the number that the environment counts it from"""
+    plane: bool = False
+    """whether the environment gives [H, W], without the axis for channels that `shape` has"""
 
     @property
     def size(self) -> int:

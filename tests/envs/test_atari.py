@@ -15,6 +15,7 @@ import torch
 from whorl.envs import atari
 from whorl.envs.atari import Atari
 from whorl.envs.gymnasium import GymnasiumVector, factory_from_id
+from whorl.envs.make import find
 from whorl.envs.snapshot import restore_env, snapshot_env
 from whorl.errors import EnvError, WhorlError
 
@@ -371,3 +372,31 @@ def uninstalled(monkeypatch: pytest.MonkeyPatch):
 def test_a_missing_package_names_the_extra(id: str):
     with pytest.raises(WhorlError, match=r"whorl\[atari\]"):
         factory_from_id(id)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"frame_skip": 1.5}, "frame_skip is 1.5; it must be a whole number from 1 to 1,000"),
+        ({"stack": True}, "stack is True; it must be a whole number from 1 to 1,000"),
+        ({"life_loss": "yes"}, "life_loss is 'yes'; it must be true or false"),
+        ({"sticky": "often"}, "sticky is 'often'; a probability is between 0 and 1"),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_told_in_a_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(EnvError, match=sentence):
+        find("Pong", options)
+
+
+def test_a_name_that_somebody_registered_is_theirs() -> None:
+    gymnasium.register("Tetris-v0", lambda: gymnasium.make("CartPole-v1"))
+    try:
+        assert find("Tetris-v0").id == "Tetris-v0"
+        assert find("Tetris").id == "Tetris-v0"
+    finally:
+        del gymnasium.registry["Tetris-v0"]
+    assert find("Tetris").id == "ALE/Tetris-v5"
+
+
+def test_frame_stack_is_the_stack_of_a_game() -> None:
+    assert find("Pong", {"frame_stack": 2}).spec(1).observation.shape == (2, 84, 84)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from whorl.envs import atari
 from whorl.envs.gymnasium import GymnasiumVector, factory_from_id, to_spec
 from whorl.envs.lanes import MASK_KEY, Lanes, lane_seed, probe
 from whorl.errors import EnvError, WhorlError
@@ -201,6 +202,7 @@ def test_an_id_without_a_version_means_the_newest():
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ale_py", None)
+    atari._ale.cache_clear()
     with pytest.raises(WhorlError, match=r"whorl\[atari\]"):
         factory_from_id("ALE/Pong-v5")
 

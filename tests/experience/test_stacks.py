@@ -19,6 +19,7 @@ from whorl.experience.batch import Batch
 from whorl.experience.replay import Replay
 from whorl.experience.ring import replay_bytes
 from whorl.experience.views import Sequences, Transitions, View
+from whorl.registry import register
 from whorl.run.collector import Collector
 from whorl.spec import Array, Discrete, Spec
 from whorl.state.policy import SavedPolicy
@@ -71,9 +72,8 @@ class Idle(Agent):
 @pytest.mark.parametrize("kind", SHAPES)
 def test_lanes_stack_frames_as_a_deque_would(kind: str) -> None:
     vector = GymnasiumVector(lambda: Film(kind), 3, "Film")
-    assert vector.spec.observation == Array(
-        STACKED[kind], "uint8", 0.0, 255.0, STACK, 2 if kind == "picture" else 0
-    )
+    axis, plane = 2 if kind == "picture" else 0, kind == "plane"
+    assert vector.spec.observation == Array(STACKED[kind], "uint8", 0.0, 255.0, STACK, axis, plane=plane)
     obs = vector.reset(seed=1)
     for _ in range(200):
         want = np.stack([env.stack() for env in vector._lanes.envs])
@@ -234,3 +234,48 @@ def test_any_environment_can_be_seen_several_frames_at_a_time() -> None:
     assert torch.equal(second[:, :4], first[:, 4:8]) and not torch.equal(second[:, 8:], first[:, 8:])
     with pytest.raises(EnvError, match="frame_stack is 0; it must be a whole number of at least 1"):
         find("CartPole-v1", {"frame_stack": 0})
+
+
+@pytest.mark.parametrize(
+    ("shape", "stacked", "axis"),
+    [((10, 10, 10), (10, 10, 40), 2), ((7, 7, 20), (7, 7, 80), 2), ((3, 9, 9), (12, 9, 9), 0)],
+)
+def test_frames_are_joined_where_the_encoder_looks_for_channels(
+    shape: tuple[int, ...], stacked: tuple[int, ...], axis: int
+) -> None:
+    class Grid(Film):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+
+    leaf = GymnasiumVector(Grid, 1, "Grid").spec.observation
+    assert (leaf.shape, leaf.axis) == (stacked, axis)
+
+
+def test_a_single_plane_of_pixels_is_a_picture_of_one_channel() -> None:
+    class Plane(Film):
+        frame_stack = 1
+
+    vector = GymnasiumVector(Plane, 2, "Plane")
+    assert vector.spec.observation.shape == (1, 6, 5) and vector.spec.observation.plane
+    assert vector.reset(0).shape == (2, 1, 6, 5)
+    policy = SavedPolicy(Idle(vector.spec, None), None)  # type: ignore[arg-type]
+    assert policy.act(np.zeros((6, 5), np.uint8)) == 0
+
+
+@pytest.mark.parametrize("stack", [None, "4", 0, True])
+def test_a_stack_that_is_no_number_of_frames_is_told_in_a_sentence(stack: Any) -> None:
+    class Odd(Film):
+        frame_stack = stack
+
+    with pytest.raises(EnvError, match=r"frame_stack is .*; it must be a whole number of at least 1"):
+        GymnasiumVector(Odd, 1, "Odd")
+
+
+def test_worlds_made_of_tensors_and_registered_ones_answer_to_frame_stack() -> None:
+    with pytest.raises(
+        EnvError, match="stepped as tensors, whose rows are not stacked; leave frame_stack out"
+    ):
+        find("Quadrotor-v0", {"frame_stack": 2})
+    register("environment", "Filmed", lambda: Film("vector"))
+    assert find("Filmed", {"frame_stack": 2}).spec(1).observation.shape == (6,)

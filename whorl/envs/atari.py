@@ -67,6 +67,11 @@ def spec_from_id(id: str) -> EnvSpec:
     return EnvSpec(name, f"{__name__}:Atari", kwargs=kwargs)
 
 
+def made(spec: EnvSpec) -> bool:
+    """Whether an entry of the registry is one of these games."""
+    return spec.entry_point == f"{__name__}:Atari"
+
+
 @cache
 def games() -> dict[str, str]:
     """The name and the ROM of every game that one can play alone; none where ale-py is not installed."""
@@ -114,15 +119,25 @@ class Atari(gymnasium.Env):
         obscure: float = 0.0,
         render_mode: str | None = None,
     ) -> None:
-        for name, count, least in (
-            *(("frame_skip", frame_skip, 1), ("stack", stack, 1), ("noop_max", noop_max, 0)),
-            *(("screen", screen, 0), ("max_frames", max_frames, 0)),
+        for name, count, least, most in (
+            *(
+                ("frame_skip", frame_skip, 1, 1000),
+                ("stack", stack, 1, 1000),
+                ("noop_max", noop_max, 0, 100_000),
+            ),
+            *(("screen", screen, 0, 4096), ("max_frames", max_frames, 0, 10**9)),
         ):
-            if count < least:
-                raise EnvError(f"{name} is {count}; it must be {least} or more")
+            if isinstance(count, bool) or not isinstance(count, int) or not least <= count <= most:
+                raise EnvError(f"{name} is {count!r}; it must be a whole number from {least} to {most:,}")
         for name, chance in (("sticky", sticky), ("obscure", obscure)):
-            if not 0 <= chance <= 1:
-                raise EnvError(f"{name} is {chance}; a probability is between 0 and 1")
+            if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance <= 1:
+                raise EnvError(f"{name} is {chance!r}; a probability is between 0 and 1")
+        for name, switch in (
+            *(("gray", gray), ("life_loss", life_loss)),
+            *(("fire_reset", fire_reset), ("full_actions", full_actions)),
+        ):
+            if not isinstance(switch, bool):
+                raise EnvError(f"{name} is {switch!r}; it must be true or false")
         self.game, self.frame_skip, self.noop_max, self.gray = game, frame_skip, noop_max, gray
         self.sticky, self.obscure, self.max_frames = sticky, obscure, max_frames
         self.fire_reset, self.full_actions = fire_reset, full_actions

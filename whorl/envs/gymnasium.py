@@ -40,6 +40,8 @@ def factory_from_id(id: str, **kwargs: Any) -> Factory:
     """
     spec = _find(id)
     stack = kwargs.pop("frame_stack", None)
+    if stack is not None and atari.made(spec):
+        kwargs, stack = {**kwargs, "stack": stack}, None
     try:
         if isinstance(spec.entry_point, str):
             load_env_creator(spec.entry_point)
@@ -112,7 +114,7 @@ class GymnasiumVector:
 def to_spec(layout: Layout, lanes: int) -> Spec:
     """What an agent may know of an environment with this layout."""
     arrays = [
-        Array(leaf.shape, leaf.dtype, leaf.low, leaf.high, leaf.stack, leaf.axis, leaf.start)
+        Array(leaf.shape, leaf.dtype, leaf.low, leaf.high, leaf.stack, leaf.axis, leaf.start, leaf.plane)
         for leaf in layout.observation
     ]
     return Spec(nest(layout.observation, arrays), action_spec(layout.action_space), lanes, layout.measures)
@@ -175,7 +177,7 @@ def _find(id: str) -> EnvSpec:
         return dm_control.spec_from_id(name)
     if name.startswith(minatar.PREFIX):
         return minatar.spec_from_id(name)
-    if not module and atari.owns(name):
+    if is_game(id):
         return atari.spec_from_id(name)
     if minigrid.owns(name):
         module = module or minigrid.PACKAGE
@@ -194,6 +196,19 @@ def _find(id: str) -> EnvSpec:
     if versions:
         return registry[max(versions, key=lambda key: int(key.rpartition("-v")[2]))]
     raise EnvError(f"unknown environment {id!r}; {_suggestion(name, [*registry, *atari.games()])}")
+
+
+def _registered_elsewhere(name: str) -> bool:
+    """Whether somebody gave an environment of their own a name that a game has, too."""
+    mine = {name, *(key for key in gymnasium.registry if key.rpartition("-v")[0] == name)} & set(
+        gymnasium.registry
+    )
+    return any(not str(gymnasium.registry[key].entry_point).startswith("ale_py") for key in mine)
+
+
+def is_game(id: str) -> bool:
+    """Whether an id means a game of Atari's."""
+    return ":" not in id and atari.owns(id) and not _registered_elsewhere(id)
 
 
 def _suggestion(name: str, ids: list[str]) -> str:

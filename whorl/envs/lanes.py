@@ -18,6 +18,7 @@ from gymnasium.error import DependencyNotInstalled
 
 from whorl.envs.snapshot import restore_env, snapshot_env
 from whorl.errors import EnvError, WhorlError, missing_extra
+from whorl.pictures import channels_first
 
 Factory: TypeAlias = Callable[[], gymnasium.Env]
 MaskSource: TypeAlias = Literal["none", "info", "method", "observation"]
@@ -52,6 +53,8 @@ class Leaf:
     """of `shape`: where they are joined"""
     start: int | None = None
     """of a choice, which is stored as one-hot: the number that the environment counts it from"""
+    plane: bool = False
+    """whether the environment gives [H, W], without an axis for channels"""
 
 
 @dataclass(frozen=True)
@@ -279,9 +282,14 @@ class FrameStack(gymnasium.Wrapper):
 
 def make_stacked(factory: Factory, stack: Any) -> gymnasium.Env:
     """What `factory` makes, `stack` frames at a time."""
+    return FrameStack(factory(), whole_stack(stack))
+
+
+def whole_stack(stack: Any) -> int:
+    """A number of frames, or one sentence."""
     if isinstance(stack, bool) or not isinstance(stack, int) or stack < 1:
         raise EnvError(f"frame_stack is {stack!r}; it must be a whole number of at least 1")
-    return FrameStack(factory(), stack)
+    return stack
 
 
 def missing_package(id: str, error: Exception) -> WhorlError:
@@ -309,7 +317,8 @@ def describe(env: gymnasium.Env) -> Layout:
     action = tuple(_action_leaves(action_space))
     _, info = env.reset(seed=0)
     mask = _mask_source(env, info)
-    observation = [_stacked(x, _told(env, "frame_stack", 1)) for x in _observation_leaves(observation_space)]
+    stack = whole_stack(_told(env, "frame_stack", 1))
+    observation = [_stacked(x, stack) for x in _observation_leaves(observation_space)]
     if mask != "none":
         size = mask_size(action_space)
         masked = Leaf((MASK_KEY,), (size,), "bool", 0.0, 1.0)
@@ -320,9 +329,13 @@ def describe(env: gymnasium.Env) -> Layout:
                 observation = [replace(x, path=("obs",)) for x in observation]
             observation.append(masked)
     snapshots = snapshot_env(env) is not None
-    soft_ends, measures = bool(_told(env, "soft_ends", False)), tuple(_told(env, "measures", ()))
-    leaves = tuple(observation)
-    return Layout(observation_space, action_space, mask, snapshots, leaves, action, soft_ends, measures)
+    soft_ends, measures = bool(_told(env, "soft_ends", False)), _told(env, "measures", ())
+    if not isinstance(measures, list | tuple) or not all(isinstance(name, str) for name in measures):
+        raise EnvError(
+            f"measures of {env} is {measures!r}; it must be a tuple of names that info has at an end"
+        )
+    leaves, names = tuple(observation), tuple(measures)
+    return Layout(observation_space, action_space, mask, snapshots, leaves, action, soft_ends, names)
 
 
 def _told(env: gymnasium.Env, name: str, otherwise: Any) -> Any:
@@ -330,13 +343,17 @@ def _told(env: gymnasium.Env, name: str, otherwise: Any) -> Any:
 
 
 def _stacked(leaf: Leaf, stack: int) -> Leaf:
-    """The leaf of `stack` frames: planes one behind the other, pictures by their channels, vectors end to end."""
-    if stack == 1:
+    """The leaf of `stack` frames: planes one behind the other, pictures by their channels, vectors end to end.
+
+    A plane of pixels is a picture of one channel even alone.
+    """
+    plane = len(leaf.shape) == 2 and (stack > 1 or leaf.dtype == "uint8")
+    if stack == 1 and not plane:
         return leaf
-    shape = (1, *leaf.shape) if len(leaf.shape) == 2 else leaf.shape
-    axis = 2 if len(shape) == 3 and shape[2] < shape[0] else 0
+    shape = (1, *leaf.shape) if plane else leaf.shape
+    axis = 0 if plane or len(shape) != 3 or channels_first(shape) else 2
     joined = tuple(n * stack if number == axis else n for number, n in enumerate(shape))
-    return replace(leaf, shape=joined, stack=stack, axis=axis)
+    return replace(leaf, shape=joined, stack=stack, axis=axis, plane=plane)
 
 
 def mask_size(action_space: spaces.Space) -> int:

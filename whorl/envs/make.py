@@ -4,15 +4,17 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import gymnasium
 import torch
 
-from whorl.envs import atari, native
+from whorl.config import WRAPPED
+from whorl.envs import native
 from whorl.envs.envpool import EnvPoolVector
-from whorl.envs.gymnasium import GymnasiumVector, factory_from_id, to_spec, whole_id
-from whorl.envs.lanes import probe
+from whorl.envs.gymnasium import GymnasiumVector, factory_from_id, is_game, to_spec, whole_id
+from whorl.envs.lanes import make_stacked, probe
 from whorl.envs.pool import WorkerPool, default_workers
 from whorl.envs.vector import VectorEnv
 from whorl.envs.vectorized import STATE as BATCHED
@@ -115,16 +117,26 @@ def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
 
 def _from_id(id: str, options: dict[str, Any]) -> Source:
     own = registered("environment")
-    if id not in own and atari.owns(id):
+    if id not in own and is_game(id):
         return _game(id, options)
-    factory = (lambda: own[id](**options)) if id in own else factory_from_id(id, **options)
+    factory = _registered(own[id], options) if id in own else factory_from_id(id, **options)
     if options.keys() - {"render_mode"}:
         _try(id, factory, options)
     if id in own:
         return Source(id, factory, options)
     # An id may name the module that registers it: module:World-v0.
     name = id if ":" in id else whole_id(id)
-    return Source(name, factory, options, native.WORLDS.get(name.rpartition(":")[2]))
+    world = native.WORLDS.get(name.rpartition(":")[2])
+    if world is not None and "frame_stack" in options:
+        raise EnvError(f"{name} is stepped as tensors, whose rows are not stacked; leave frame_stack out")
+    return Source(name, factory, options, world)
+
+
+def _registered(build: Factory, options: dict[str, Any]) -> Factory:
+    """What a user registered, with options; `frame_stack` is ours."""
+    others = {key: value for key, value in options.items() if key != "frame_stack"}
+    factory = partial(build, **others)
+    return partial(make_stacked, factory, options["frame_stack"]) if "frame_stack" in options else factory
 
 
 def _game(id: str, options: dict[str, Any]) -> Source:
@@ -162,4 +174,4 @@ def _name(env: gymnasium.Env) -> str:
     spec = env.spec
     if spec is None:
         return type(env.unwrapped).__name__
-    return f"{spec.id}-wrapped" if spec.additional_wrappers else spec.id
+    return f"{spec.id}{WRAPPED}" if spec.additional_wrappers else spec.id

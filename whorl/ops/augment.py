@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whorl import tree
+from whorl.pictures import channels_first
 from whorl.spec import Array, SpecTree
 from whorl.tree import Tree
 
@@ -33,23 +34,15 @@ class Picture:
 def picture(leaf: Array, channels: Channels = "auto") -> Picture | None:
     """How to read `leaf` as an image, or None where it has not three axes and sides of at least 4 pixels.
 
-    With `auto`, two equal neighbouring axes are the sides of a square picture; of other shapes the shorter end holds
-    the channels. What is still open, such as [10, 10, 10], is [H, W, C].
+    With `auto`, the shape tells where the channels are (`whorl.pictures`).
     """
     if channels not in ("auto", "first", "last"):
         raise ValueError(f"channels is {channels!r}; choose one of: auto, first, last")
     if len(leaf.shape) != 3:
         return None
-    first = _channels_first(leaf.shape) if channels == "auto" else channels == "first"
+    first = channels_first(leaf.shape) if channels == "auto" else channels == "first"
     count, height, width = leaf.shape if first else (leaf.shape[2], *leaf.shape[:2])
     return Picture(height, width, count, first) if min(height, width) >= LEAST_SIDE else None
-
-
-def _channels_first(shape: tuple[int, ...]) -> bool:
-    start, middle, end = shape
-    if (start == middle) != (middle == end):
-        return middle == end
-    return start < end
 
 
 def random_shift(

@@ -12,6 +12,7 @@ import numpy as np
 from whorl import tree
 from whorl.errors import ConfigError
 from whorl.experience.batch import Batch
+from whorl.pictures import channels_first
 from whorl.run.evaluate import Evaluation
 from whorl.spec import Array
 
@@ -97,7 +98,7 @@ def _newest(frames: np.ndarray, leaf: Array) -> np.ndarray:
     newest = np.split(frames, leaf.stack, leaf.axis)[-1]
     if newest.ndim == 2:
         return newest[..., None]
-    if newest.shape[0] < newest.shape[2]:
+    if channels_first(newest.shape):
         newest = np.moveaxis(newest, 0, 2)
     return newest if newest.shape[2] in (1, 3) else newest.max(2, keepdims=True)
 

@@ -89,15 +89,14 @@ class SavedPolicy:
 def _own_shape(like: Array) -> Array:
     """One frame as the environment gives it: planes have no axis for channels."""
     frame = like.frame
-    plane = like.stack > 1 and like.axis == 0 and len(frame.shape) == 3 and frame.shape[0] == 1
-    return replace(frame, shape=frame.shape[1:]) if plane else frame
+    return replace(frame, shape=frame.shape[1:]) if like.plane else frame
 
 
 def _stacked(fresh: Tensor, like: Array, held: Tensor, newest: Tensor) -> Tensor:
     """The frames seen so far with the newest at the end; an episode's first one stands for those before it."""
+    newest = newest.reshape(len(newest), *like.frame.shape)
     if like.stack == 1:
         return newest
-    newest = newest.reshape(len(newest), *like.frame.shape)
     axis, width = like.axis + 1, like.frame.shape[like.axis]
     older = held.narrow(axis, width, held.shape[axis] - width)
     first = torch.cat([newest] * like.stack, axis)
