@@ -41,6 +41,8 @@ benchmarks: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[benchmarks]"
 	$(BIN)/python benchmarks/ppo_sb3.py CartPole-v1
 	$(BIN)/python benchmarks/ppo_sb3.py HalfCheetah-v5
+	$(BIN)/python benchmarks/dqn_sb3.py CartPole-v1
+	$(BIN)/python benchmarks/dqn_sb3.py Pong
 	$(BIN)/python benchmarks/updates.py
 	$(BIN)/python benchmarks/prioritized.py
 	$(BIN)/python benchmarks/replay_checkpoint.py

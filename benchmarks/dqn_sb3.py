@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("env")
     parser.add_argument("--lanes", type=int, default=8)
-    parser.add_argument("--rollout", type=int, default=8)
+    parser.add_argument("--rollout", type=int, default=64)
     parser.add_argument("--steps", type=int, default=0, help="0: 20,000, or 6,000 from pixels")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
