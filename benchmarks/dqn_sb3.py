@@ -8,12 +8,11 @@ a process of its own; steps before learning starts are left out, the median of t
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
+
+from rounds import medians, show
 
 OURS = {"whorl": {}, "whorl, prioritized": {"prioritized": True}}
 THEIRS = {"SB3, one env": 1, "SB3, 8 envs": 8}
@@ -119,19 +118,10 @@ def main() -> None:
         rate = whorl_rate(args, OURS[args.only]) if ours else sb3_rate(args, THEIRS[args.only])
         print(json.dumps(rate))
         return
-    found: dict[str, list[float]] = {name: [] for name in (*OURS, *THEIRS)}
-    for _ in range(args.rounds):
-        for name in found:
-            command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
-            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            found[name].append(json.loads(output.strip().splitlines()[-1]))
-    medians = {name: statistics.median(rates) for name, rates in found.items()}
-    best_peer = max(medians[name] for name in THEIRS)
     print(
         f"DQN on {args.env}: {args.lanes} lanes, batch 32, one update for four steps, {args.threads} threads"
     )
-    for name, rate in medians.items():
-        print(f"  {name:20s} {rate:10,.0f} env-steps/s   {rate / best_peer:5.2f}x the faster SB3 setting")
+    show(medians((*OURS, *THEIRS), args.rounds), THEIRS, "the faster SB3 setting")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ Each contestant trains in a process of its own; the first rollouts are left out,
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
 import time
 from typing import Any
+
+from rounds import medians, show
 
 OURS = {"whorl": {}, "whorl, one thread": {"workers": 0, "learner_threads": 1}}
 THEIRS = ("DummyVecEnv", "SubprocVecEnv")
@@ -103,19 +102,10 @@ def main() -> None:
         rate = whorl_rate(args.env, args, OURS[args.only]) if ours else sb3_rate(args.env, args, args.only)
         print(json.dumps(rate))
         return
-    found: dict[str, list[float]] = {name: [] for name in (*OURS, *THEIRS)}
-    for _ in range(args.rounds):
-        for name in found:
-            command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
-            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            found[name].append(json.loads(output.strip().splitlines()[-1]))
-    medians = {name: statistics.median(rates) for name, rates in found.items()}
-    best_peer = max(medians[name] for name in THEIRS)
     print(
         f"PPO on {args.env}: {args.lanes} lanes, rollout {args.rollout}, batch {args.batch}, {args.epochs} epochs"
     )
-    for name, rate in medians.items():
-        print(f"  {name:20s} {rate:10,.0f} env-steps/s   {rate / best_peer:5.2f}x the faster SB3 vector env")
+    show(medians((*OURS, *THEIRS), args.rounds), THEIRS, "the faster SB3 vector env")
 
 
 if __name__ == "__main__":

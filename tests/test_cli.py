@@ -488,3 +488,13 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "it was interrupted" in out
     assert list(tmp_path.glob("*/checkpoint_1/checkpoint.pt"))
+
+
+def test_help_shows_what_a_short_id_will_get(capsys: pytest.CaptureFixture[str]) -> None:
+    """DQN's ring holds a million rows in general, 100,000 on CartPole-v1."""
+    assert main(["train", "dqn", "CartPole", "--help"]) == 0
+    short = capsys.readouterr().out
+    assert main(["train", "dqn", "CartPole-v1", "--help"]) == 0
+    whole = capsys.readouterr().out
+    assert "default: 100000" in short.replace("100_000", "100000")
+    assert short.replace("CartPole ", "CartPole-v1 ").split() == whole.split()

@@ -546,10 +546,8 @@ WRAPPED = "-wrapped"
 def preset_layers(preset: Mapping[str, Any], env: str) -> list[dict[str, Any]]:
     """The settings of a preset for an environment: those for all, for names that it matches (`ALE/*`), for itself."""
     tuned = preset.get("environments") or {}
-    matching = (
-        [] if env.endswith(WRAPPED) else [name for name in tuned if "*" in name and fnmatchcase(env, name)]
-    )
-    families = [tuned[name] for name in matching]
+    named = {} if env.endswith(WRAPPED) else tuned
+    families = [values for name, values in named.items() if "*" in name and fnmatchcase(env, name)]
     return [preset.get("settings") or {}, *families, tuned.get(env) or {}]
 
 

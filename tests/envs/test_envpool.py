@@ -129,3 +129,18 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(WhorlError, match=r"envpool is not installed.*whorl\[envpool\]"):
         pool("Pong").reset(0)
+
+
+@installed
+def test_rooms_are_not_counted_where_they_can_not_be_seen():
+    assert find("MontezumaRevenge").spec(1).measures == ("rooms",)
+    assert find("MontezumaRevenge", {"backend": "envpool"}).spec(1).measures == ()
+
+
+@installed
+def test_frame_stack_is_the_stack_of_a_game_here_too():
+    source = find("Pong", {"backend": "envpool", "frame_stack": 2})
+    assert source.spec(2).observation.shape == (2, 84, 84)
+    vector = source.vector(2)
+    assert vector.reset(0).shape == (2, 2, 84, 84)
+    vector.close()

@@ -119,23 +119,26 @@ class Atari(gymnasium.Env):
         obscure: float = 0.0,
         render_mode: str | None = None,
     ) -> None:
-        for name, count, least, most in (
-            *(
-                ("frame_skip", frame_skip, 1, 1000),
-                ("stack", stack, 1, 1000),
-                ("noop_max", noop_max, 0, 100_000),
-            ),
-            *(("screen", screen, 0, 4096), ("max_frames", max_frames, 0, 10**9)),
-        ):
+        counts = {
+            "frame_skip": (frame_skip, 1, 1000),
+            "stack": (stack, 1, 1000),
+            "noop_max": (noop_max, 0, 100_000),
+            "screen": (screen, 0, 4096),
+            "max_frames": (max_frames, 0, 10**9),
+        }
+        for name, (count, least, most) in counts.items():
             if isinstance(count, bool) or not isinstance(count, int) or not least <= count <= most:
                 raise EnvError(f"{name} is {count!r}; it must be a whole number from {least} to {most:,}")
-        for name, chance in (("sticky", sticky), ("obscure", obscure)):
+        for name, chance in {"sticky": sticky, "obscure": obscure}.items():
             if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance <= 1:
                 raise EnvError(f"{name} is {chance!r}; a probability is between 0 and 1")
-        for name, switch in (
-            *(("gray", gray), ("life_loss", life_loss)),
-            *(("fire_reset", fire_reset), ("full_actions", full_actions)),
-        ):
+        switches = {
+            "gray": gray,
+            "life_loss": life_loss,
+            "fire_reset": fire_reset,
+            "full_actions": full_actions,
+        }
+        for name, switch in switches.items():
             if not isinstance(switch, bool):
                 raise EnvError(f"{name} is {switch!r}; it must be true or false")
         self.game, self.frame_skip, self.noop_max, self.gray = game, frame_skip, noop_max, gray

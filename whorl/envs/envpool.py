@@ -5,7 +5,6 @@ differ by one shade of 255; the last one of a game that ends in the midst of a s
 limit of frames is counted from the first step, not from the no-ops before it. There are no snapshots.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -36,7 +35,7 @@ class EnvPoolVector:
         self._task, self._options = _translate(env)
         layout = describe(env)
         env.close()
-        self.spec = to_spec(replace(layout, measures=()), lanes)  # EnvPool does not show the console's memory
+        self.spec = to_spec(layout, lanes)
         self._soft_ends = layout.soft_ends
         leaf: Array = self.spec.observation
         # EnvPool puts colours first, [stack * 3, height, width]; ours come last.

@@ -3,7 +3,7 @@
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -72,7 +72,9 @@ class Source:
         """What an agent may know of `lanes` lanes, without making them."""
         if self.world is not None:
             return self.world(lanes=1, **self._world_options()).spec.with_lanes(lanes)
-        return to_spec(probe(self.factory), lanes)
+        spec = to_spec(probe(self.factory), lanes)
+        # EnvPool does not show the console's memory, in which a game's rooms are counted.
+        return replace(spec, measures=()) if self.pooled else spec
 
     def _world_options(self) -> dict[str, Any]:
         return {key: value for key, value in self.options.items() if key != "render_mode"}

@@ -73,7 +73,7 @@ class Observations(nn.Module):
             value = self._of(path)(value)
             return value.clamp(-self.clip, self.clip) if self.clip > 0 else value
         if kind == "image":
-            return value.float().div_(255)
+            return value.to(torch.float32, copy=True).div_(255)
         return value
 
     def _of(self, path: str) -> "Scale":
