@@ -10,7 +10,7 @@ from torch import nn
 from whorl.conformance import CHECKS, LANES, Subject, capture_safe
 from whorl.errors import ConfigError
 from whorl.nets.body import Flat
-from whorl.nets.images import KINDS, Images, ResidualBlock, SpectralConvolution, by_blocks
+from whorl.nets.images import KINDS, Images, ResidualBlock, SpectralConvolution
 from whorl.nets.normalize import Observations
 from whorl.registry import Part, construct
 from whorl.spec import MASK_KEY, Array, Discrete, Spec
@@ -326,19 +326,3 @@ def test_all_convolutions_of_residual_blocks_are_normalised_and_no_others() -> N
         if isinstance(conv, nn.Conv2d)
     }
     assert normalised == blocks and len(blocks) == 12
-
-
-@pytest.mark.parametrize(("channels", "kernel", "side"), [(4, 8, 4), (1, 4, 2), (3, 3, 1)])
-@pytest.mark.parametrize("size", [(36, 36), (41, 38)])
-def test_blocks_read_as_channels_give_the_same_sums(
-    channels: int, kernel: int, side: int, size: tuple[int, int]
-) -> None:
-    layer = nn.Conv2d(channels, 5, kernel, side).double()
-    image = torch.rand(2, channels, *size).double().contiguous(memory_format=torch.channels_last)
-    whole, blocks = layer(image), by_blocks(image, layer)
-    torch.testing.assert_close(blocks, whole)
-    for made, wanted in zip(
-        torch.autograd.grad(blocks.square().sum(), [layer.weight]),
-        torch.autograd.grad(whole.square().sum(), [layer.weight]),
-    ):
-        torch.testing.assert_close(made, wanted)

@@ -167,7 +167,7 @@ def _choose(found: Picture, kind: str) -> Kind:
 
 def _nature(channels: int, wide: Wide) -> nn.Module:
     return nn.Sequential(
-        _convolution(channels, 32, 8, stride=4, layer=Patches),
+        _convolution(channels, 32, 8, stride=4),
         nn.ReLU(inplace=True),
         _convolution(32, 64, 4, stride=2),
         nn.ReLU(inplace=True),
@@ -198,29 +198,6 @@ def _impala(channels: int, wide: Wide) -> nn.Module:
         layers += [ResidualBlock(outputs, wide.spectral_norm), ResidualBlock(outputs, wide.spectral_norm)]
     layers += [nn.ReLU()] if not wide.pool else [nn.ReLU(), nn.AdaptiveMaxPool2d(wide.pool)]
     return nn.Sequential(*layers)
-
-
-class Patches(nn.Conv2d):
-    """A convolution whose kernel is a whole number of strides. On a GPU it reads blocks of stride x stride pixels as
-    channels: the same sums, but many channels and a small kernel are what its units for products want.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        return by_blocks(input, self) if input.is_cuda else super().forward(input)
-
-
-def by_blocks(image: Tensor, layer: nn.Conv2d) -> Tensor:
-    """What `layer` gives for an image [N, C, H, W], channels last in memory."""
-    weight, side = layer.weight, layer.stride[0]
-    outputs, inputs, kernel, _ = weight.shape
-    blocks = kernel // side  # in a kernel
-    high, wide = ((size - kernel) // side + blocks for size in image.shape[-2:])
-    cut = image.permute(0, 2, 3, 1)[:, : high * side, : wide * side]
-    block = cut.reshape(-1, high, side, wide, side, inputs).transpose(2, 3)
-    read = block.reshape(-1, high, wide, side**2 * inputs)
-    parts = weight.reshape(outputs, inputs, blocks, side, blocks, side).permute(0, 2, 4, 3, 5, 1)
-    small = parts.reshape(outputs, blocks, blocks, -1)  # [O, K, K, side * side * C]
-    return F.conv2d(read.permute(0, 3, 1, 2), small.permute(0, 3, 1, 2), layer.bias)
 
 
 class ResidualBlock(nn.Module):
@@ -269,19 +246,13 @@ class SpectralConvolution(nn.Module):
 
 
 def _convolution(
-    inputs: int,
-    outputs: int,
-    kernel: int,
-    stride: int = 1,
-    padding: int = 0,
-    gain: float = GAIN,
-    layer: type[nn.Conv2d] = nn.Conv2d,
+    inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, gain: float = GAIN
 ) -> nn.Conv2d:
-    made = layer(inputs, outputs, kernel, stride, padding)
-    nn.init.orthogonal_(made.weight, gain)
-    assert made.bias is not None
-    nn.init.zeros_(made.bias)
-    return made
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding)
+    nn.init.orthogonal_(layer.weight, gain)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def _relu_head(inputs: int, features: int) -> nn.Module:
