@@ -21,6 +21,7 @@ from whorl.experience.batch import Batch
 from whorl.experience.replay import check_replay, replay_of
 from whorl.experience.ring import replay_bytes
 from whorl.experience.rollouts import Rollouts
+from whorl.nets.memory import stores_memory
 from whorl.nets.normalize import ReturnScale
 from whorl.nets.optimizers import Stepper, build_optimizer, initialise_state, stepper
 from whorl.registry import Part
@@ -138,8 +139,17 @@ class Agent(nn.Module):
 
     @property
     def stride(self) -> int:
-        """How often memory is stored along a rollout: where there is memory, every `chunk` rows."""
+        """How often memory is stored along a rollout, in rows."""
+        if isinstance(self.cfg, ReplayConfig):
+            return self.cfg.stride if self.stores_memory else 1
         return getattr(self.cfg, "chunk", 1) if self.initial_memory(1) else 1
+
+    @property
+    def stores_memory(self) -> bool:
+        """Whether what is learned from opens from the memory that acting had there."""
+        if isinstance(self.cfg, ReplayConfig):
+            return stores_memory(self.cfg)
+        return True
 
     @property
     def random_steps(self) -> int:
@@ -167,12 +177,17 @@ class Agent(nn.Module):
 
     def replay_bytes(self) -> int:
         """Size of the replay ring that `experience` will allocate; 0 where there is none."""
-        return replay_bytes(self.spec, self.cfg.capacity) if isinstance(self.cfg, ReplayConfig) else 0
+        if not isinstance(self.cfg, ReplayConfig):
+            return 0
+        return replay_bytes(self.spec, self.cfg.capacity, memory=self._stored(), stride=self.stride)
+
+    def _stored(self) -> Tree:
+        return self.initial_memory(1) if self.stores_memory else {}
 
     def experience(self, generator: torch.Generator) -> Any:
         """What turns rollouts into batches for this agent; `generator` is for drawing them, on the ring's device."""
         if isinstance(self.cfg, ReplayConfig):
-            return replay_of(self.cfg, self.spec, self.device, generator, self.errors)
+            return replay_of(self.cfg, self.spec, self.device, generator, self.errors, self._stored())
         return Rollouts(device=self.device)
 
     @torch.no_grad()

@@ -101,7 +101,27 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class NetworkConfig:
+class MemoryConfig:
+    """What nets remember of the rows before."""
+
+    memory: Literal["none", "lstm", "gru", "attention"] = "none"
+    """memory before the hidden layers, in policy and critics apart: recurrent, or gated attention over the episode"""
+    memory_size: int = 64
+    """units of that memory"""
+    memory_layers: int = 1
+    """layers of it"""
+    memory_heads: int = 4
+    """attention: heads, which share its units"""
+    memory_window: int = 64
+    """attention: rows of the episode that a row reads, itself included"""
+    last_action: bool = False
+    """the memory also reads the action before"""
+    last_reward: bool = False
+    """the memory also reads the reward before (with replay: clipped where rewards are)"""
+
+
+@dataclass(frozen=True)
+class NetworkConfig(MemoryConfig):
     """Settings of the nets and their optimizers, shared by the policy-gradient algorithms."""
 
     actor_hidden: tuple[int, ...] = (64, 64)
@@ -110,12 +130,8 @@ class NetworkConfig:
     """widths of the critic's hidden layers"""
     activation: Literal["elu", "relu", "tanh", "sigmoid", "silu", "gelu", "leaky_relu"] = "elu"
     """activation after each hidden layer"""
-    memory: Literal["none", "lstm", "gru"] = "none"
-    """recurrent memory before the hidden layers, in policy and critic apart"""
-    memory_size: int = 64
-    """units of that memory"""
     chunk: int = 32
-    """rows per chunk that a recurrent net is unrolled over while learning"""
+    """rows per chunk that a net with memory is unrolled over while learning"""
     mean_init: float = 0.0
     """the policy's mean action at the start, in canonical [-1, 1] (continuous actions)"""
     log_std_init: float = 0.0
@@ -154,7 +170,7 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True)
-class ReplayConfig:
+class ReplayConfig(MemoryConfig):
     """Settings of replay, nets and optimizers, shared by the algorithms that learn from a ring."""
 
     unused: ClassVar[tuple[str, ...]] = ()
@@ -162,7 +178,7 @@ class ReplayConfig:
     gamma: float = 0.99
     """discount per step"""
     batch_size: int = 256
-    """rows per update"""
+    """rows per update; with memory: sequences"""
     capacity: int = 1_000_000
     """rows of the replay ring, over all lanes"""
     replay_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -187,6 +203,22 @@ class ReplayConfig:
     """bounds of the errors that become priorities (Advanced-SAC: 0.01 and 1)"""
     priority_on_add: bool = False
     """compute the priorities of new rows when they are added, instead of giving them the largest one seen"""
+    priority_eta: float = 0.9
+    """of a sequence's errors: eta * max + (1 - eta) * mean (Kapturowski et al. 2019)"""
+    sequence: int = 40
+    """with memory: rows of a sequence that are learned from"""
+    burn_in: int = 0
+    """with memory: rows before those that only bring the memory up to date, without gradient"""
+    stride: int = 20
+    """with memory: rows from one sequence's start to the next, and between stored states; divides rollout_steps"""
+    stored_memory: bool = True
+    """with memory: sequences open from the state that acting left there; false: from an empty one"""
+    refresh_memory: bool = False
+    """with memory: what learning makes of a stored state replaces it (Advanced-SAC)"""
+    whole_episodes: bool = False
+    """with memory: sequences begin where episodes do and end with them, after `sequence` rows at most"""
+    target_memory: bool = True
+    """with memory: targets have a copy of it that follows slowly, as all else; false: they read the newest one"""
     tau: float = 0.005
     """share of the online nets that is mixed into the targets"""
     target_every: int = 1
@@ -236,6 +268,8 @@ class ActorCriticConfig(ReplayConfig):
     """each critic's torso: mlp (options layer_norm, dropout), residual, or as above"""
     noisy: bool = False
     """explore by noisy layers in the policy (Fortunato et al. 2018): factorised, quiet in evaluation"""
+    share_memory: bool = False
+    """with memory: one for all nets, which the critics train; false: one for each"""
     actor_lr: float = 3e-4
     """the actor's learning rate"""
     critic_lr: float = 3e-4

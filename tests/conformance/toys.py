@@ -21,6 +21,7 @@ from whorl.experience.replay import Replay
 from whorl.experience.samplers import Priorities
 from whorl.experience.views import Sequences, Transitions
 from whorl.nets.body import Body, BodySettings
+from whorl.nets.memory import MemorySettings
 from whorl.nets.policy import Policy
 from whorl.ops import blank, discounted_return, masked_mean, n_step_return, polyak_
 from whorl.registry import Part
@@ -88,7 +89,7 @@ class QNet(nn.Module):
 
     def __init__(self, spec: Spec, hidden: tuple[int, ...], memory: Any = "none", size: int = 8) -> None:
         super().__init__()
-        self.body = Body("q", spec.observation, BodySettings(hidden, "tanh", *FLAT, memory, size))
+        self.body = Body("q", spec.observation, BodySettings(hidden, "tanh", *FLAT, MemorySettings(memory, size)))
         self.head = nn.Linear(self.body.size, spec.action.n)
         self.masked = spec.masked
 

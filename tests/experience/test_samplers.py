@@ -92,7 +92,7 @@ def test_a_row_that_was_overwritten_since_stays_out() -> None:
 def test_appraisal_gives_new_rows_priorities_of_their_own_where_they_are_allowed() -> None:
     sampler = Prioritized(4, CPU, Priorities(alpha=0.5, epsilon=0.0))
     sampler.admit(torch.arange(4), torch.tensor([True, False, True, True]))
-    sampler.appraise(torch.arange(3), torch.tensor([[4.0, 9.0, -16.0]]))
+    sampler.settle(torch.arange(3), torch.ones(1, 3), torch.tensor([[4.0, 9.0, -16.0]]))
     assert mass(sampler) == [2, 0, 4, 1]  # |error|^0.5, and 1 where nobody said anything
 
 
@@ -123,7 +123,7 @@ def test_a_state_goes_from_a_host_to_a_device_which_sums_other_blocks(
     index, error = torch.arange(3000), torch.rand(3000, generator=torch.Generator().manual_seed(0))
     host = Prioritized(3000, CPU, Priorities())
     host.admit(index, torch.ones(3000, dtype=torch.bool))
-    host.appraise(index, error)
+    host.settle(index, torch.ones(1, len(index)), error)
     host.anneal(1000)
     monkeypatch.setattr(samplers, "HostMasses", DeviceMasses)
     device = Prioritized(3000, CPU, Priorities())

@@ -93,8 +93,8 @@ def test_noise_falls_linearly_to_its_final_share(kind: str, progress: float, lef
 
 def test_without_noise_actions_are_as_they_are() -> None:
     action = torch.rand(4, 2)
-    found, memory = noise_of(noise="none")(action, {"other": START}, context(4), START)
-    assert found.equal(action) and memory == {"other": START}
+    found, after = noise_of(noise="none")(action, {"other": START}, context(4), START)
+    assert found.equal(action) and after == {}
 
 
 def test_a_share_of_actions_is_random_lane_by_lane() -> None:

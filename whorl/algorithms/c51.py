@@ -61,9 +61,13 @@ class C51(Agent):
         given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
         self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.lr, **given)
 
+    def initial_memory(self, lanes: int) -> Tree:
+        return self.critic.body.initial_memory(lanes, self.device)
+
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random:
-            return Acted(random_action(self.spec, obs, context.generator), memory)
+            after = self.critic.body.advance(self.observations(obs), memory, context.reset) if memory else memory
+            return Acted(random_action(self.spec, obs, context.generator), after)
         noise = {} if context.greedy else self.critic.draw(context.generator)
         logits, memory = self.critic.step(self.observations(obs), memory, context.reset, noise)
         return Acted(self.explore(self.mean(logits), obs, context, self.progress), memory)
@@ -78,10 +82,13 @@ class C51(Agent):
             self.anneal()
         self.critic.renew()
         batch = self.observations.learn(batch, self.random("critic"))
+        batch = self.critic.unrolled(batch)
         loss, error, q = self.critic_loss(batch, self.draw(batch))
         self.descend("critic", loss, cfg.max_grad_norm)
         if move_targets:
             polyak_(self.target_critic, self.critic, cfg.tau)
+        if not cfg.target_memory:
+            polyak_(self.target_critic.body.memories, self.critic.body.memories, 1.0)
         return Updated({"loss/critic": loss.detach(), "q/mean": q}, priority=error)
 
     def draw(self, batch: Batch) -> Tree:

@@ -77,6 +77,8 @@ class SAC(Agent):
         self.actor = Actor("actor", spec, cfg, self._head, self.critic.body)
         self.temperature = Temperature(cfg.alpha, cfg.tune_alpha)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        if self.critic.follows:
+            self.acts_with = (*self.acts_with, "critic")
         given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
         self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **given)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
@@ -89,13 +91,21 @@ class SAC(Agent):
             return CategoricalHead(width, (self.spec.action.n,), single=True)
         return SquashedHead(width, self.spec.action.size, self.cfg.log_std_bound)
 
+    def initial_memory(self, lanes: int) -> Tree:
+        nets = (self.actor, self.critic)
+        return {k: v for net in nets for k, v in net.initial_memory(lanes, self.device).items()}
+
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        if context.random:
+        if context.random and not memory:
             return Acted(random_action(self.spec, obs, context.generator), memory)
+        seen, reset = self.observations(obs), context.reset
         noise = {} if context.greedy else self.actor.draw(context.generator)
-        policy, _ = self.actor.step(self.observations(obs), memory, context.reset, noise)
+        policy, after = self.actor.step(seen, memory, reset, noise)
+        after = {**after, **self.critic.advance(seen, memory, reset)}
+        if context.random:
+            return Acted(random_action(self.spec, obs, context.generator), after)
         action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
-        return Acted(action, memory)
+        return Acted(action, after)
 
     def update(self, batch: Batch) -> Updated:
         number = self.updates + 1
@@ -111,6 +121,7 @@ class SAC(Agent):
         if cfg.lr_schedule == "linear":
             self.anneal()
         batch = self.observations.learn(batch, self.random("critic"))
+        batch = self.actor.unrolled(batch)
         noise = self.draw(batch)
         loss, error, q = self.critic_loss(batch, noise)
         self.descend("critic", loss, cfg.max_grad_norm)
@@ -124,6 +135,8 @@ class SAC(Agent):
             metrics["policy/alpha"] = self.temperature().detach()
         if move_targets:
             polyak_(self.target_critic, self.critic, cfg.tau)
+        if not cfg.target_memory:
+            polyak_(self.target_critic.body.memories, self.critic.body.memories, 1.0)
         return Updated(metrics, priority=error)
 
     def wanted(self, batch: Batch) -> Tensor | float:

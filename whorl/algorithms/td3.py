@@ -54,21 +54,30 @@ class TD3(Agent):
         self.actor = Actor("actor", spec, cfg, lambda width: DeterministicHead(width, size), self.critic.body)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.target_actor = self.actor.target(self.target_critic.body)
+        if self.critic.follows:
+            self.acts_with = (*self.acts_with, "critic")
         given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
         self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **given)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
 
     def initial_memory(self, lanes: int) -> Tree:
-        return self.noise.initial(lanes)
+        nets = (self.actor, self.critic)
+        kept = {k: v for net in nets for k, v in net.initial_memory(lanes, self.device).items()}
+        return {**self.noise.initial(lanes), **kept}
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        if context.random:
+        if context.random and not memory:
             return Acted(random_action(self.spec, obs, context.generator), memory)
+        seen, reset = self.observations(obs), context.reset
         noise = {} if context.greedy else self.actor.draw(context.generator)
-        action, _ = self.actor.step(self.observations(obs), memory, context.reset, noise)
+        action, after = self.actor.step(seen, memory, reset, noise)
+        after = {**memory, **after, **self.critic.advance(seen, memory, reset)}
+        if context.random:
+            return Acted(random_action(self.spec, obs, context.generator), after)
         if not context.greedy:
-            action, memory = self.noise(action, memory, context, self.progress)
-        return Acted(action, memory)
+            action, disturbed = self.noise(action, memory, context, self.progress)
+            after = {**after, **disturbed}
+        return Acted(action, after)
 
     def value(self, rows: Rows) -> Tensor:
         """min_i Q_i(s, mu(s)) of rows [T, B]."""
@@ -99,6 +108,9 @@ class TD3(Agent):
         if move_targets:
             polyak_(self.target_critic, self.critic, cfg.tau)
             polyak_(self.target_actor, self.actor, cfg.tau)
+        if not cfg.target_memory:
+            polyak_(self.target_critic.body.memories, self.critic.body.memories, 1.0)
+            polyak_(self.target_actor.body.memories, self.actor.body.memories, 1.0)
         return Updated(metrics, priority=error)
 
     def draw(self, batch: Batch) -> Tree:

@@ -71,6 +71,8 @@ class TQC(Agent):
         self.register_buffer(
             "tau", midpoints.repeat(cfg.n_critics), persistent=False
         )  # [critics * quantiles]
+        if self.critic.follows:
+            self.acts_with = (*self.acts_with, "critic")
         given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
         self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **given)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
@@ -78,13 +80,21 @@ class TQC(Agent):
             given["weight_decay"] = 0.0  # not left to the optimizer's own default: AdamW has one
             self.add_optimizer("alpha", self.temperature, undecayed(cfg.optimizer), cfg.alpha_lr, **given)
 
+    def initial_memory(self, lanes: int) -> Tree:
+        nets = (self.actor, self.critic)
+        return {k: v for net in nets for k, v in net.initial_memory(lanes, self.device).items()}
+
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        if context.random:
+        if context.random and not memory:
             return Acted(random_action(self.spec, obs, context.generator), memory)
+        seen, reset = self.observations(obs), context.reset
         noise = {} if context.greedy else self.actor.draw(context.generator)
-        policy, _ = self.actor.step(self.observations(obs), memory, context.reset, noise)
+        policy, after = self.actor.step(seen, memory, reset, noise)
+        after = {**after, **self.critic.advance(seen, memory, reset)}
+        if context.random:
+            return Acted(random_action(self.spec, obs, context.generator), after)
         action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
-        return Acted(action, memory)
+        return Acted(action, after)
 
     def value(self, rows: Rows) -> Tensor:
         """The mean of all quantiles at the mode, of rows [T, B]."""
@@ -104,6 +114,7 @@ class TQC(Agent):
         if cfg.lr_schedule == "linear":
             self.anneal()
         batch = self.observations.learn(batch, self.random("critic"))
+        batch = self.actor.unrolled(batch)
         noise = self.draw(batch)
         loss, error, q = self.critic_loss(batch, noise)
         self.descend("critic", loss, cfg.max_grad_norm)
@@ -117,6 +128,8 @@ class TQC(Agent):
             metrics["policy/alpha"] = self.temperature().detach()
         if move_targets:
             polyak_(self.target_critic, self.critic, cfg.tau)
+        if not cfg.target_memory:
+            polyak_(self.target_critic.body.memories, self.critic.body.memories, 1.0)
         return Updated(metrics, priority=error)
 
     def draw(self, batch: Batch) -> Tree:

@@ -14,6 +14,15 @@ from whorl import tree
 from whorl.tree import Tree
 
 
+LAST = "last"
+"""the part of an agent's memory in which the loop keeps the action and the reward of the row before"""
+
+
+def remember(memory: Tree, action: Tree, reward: Tensor) -> Tree:
+    """An agent's memory with what was last done and earned, where it asks for that."""
+    return {**memory, LAST: {"action": action, "reward": reward}} if LAST in memory else memory
+
+
 @dataclass
 class Rows:
     """A run of rows of a batch, as a network reads them."""
@@ -27,17 +36,31 @@ class Rows:
     burn_in: int
     start: int
     stop: int
+    last: Tree = field(default_factory=dict)
+    """[R, B, ...] the action and the reward before each row, where a memory reads them"""
+    ahead: Tensor | None = None
+    """[T, B] which of all rows are asked for, where they do not lie side by side"""
+    summaries: dict[int, Tensor] = field(default_factory=dict)
+    """[R, B, ...] what the memory of a body, by its id, made of all rows, where that is known already"""
 
     @property
     def selected(self) -> Tree:
         """The observations of just these rows: what a net without memory evaluates."""
-        return tree.index(self.obs, slice(self.start, self.stop))
+        return tree.map(self.select, self.obs)
+
+    def select(self, every: Tensor) -> Tensor:
+        """Of all rows [R, B, ...] those that are asked for."""
+        if self.ahead is None:
+            return every[self.start : self.stop]
+        at = self.ahead.reshape(*self.ahead.shape, *[1] * (every.dim() - 2))
+        return every.gather(0, at.expand(*self.ahead.shape, *every.shape[2:]))
 
 
 @dataclass
 class Batch:
     obs: Tree
-    """[T+1, B, ...] row t+1 is the true successor of row t (only [T, B, ...] in a minibatch that never looks ahead)"""
+    """[T+1, B, ...] row t+1 is the true successor of row t (only [T, B, ...] in a minibatch that never looks ahead;
+    [T+n, B, ...] in a sequence whose returns are folded over n rows)"""
     reset: Tensor
     """[T+1, B] bool: row t opens an episode, clear memory before it"""
     action: Tree
@@ -58,6 +81,12 @@ class Batch:
     """static: the first rows only warm the memory up"""
     extras: dict[str, Any] = field(default_factory=dict)
     """what act() returned (log_prob, value, ...), [T, B]; share and weight [T, B] and index [B] from replay"""
+    last: Tree = field(default_factory=dict)
+    """[T+1, B, ...] the action and the reward before each row, where a memory reads them; nothing before an episode"""
+    ahead: Tensor | None = None
+    """[T, B] the row that each one bootstraps from, where it is not the next"""
+    summaries: dict[int, Tensor] = field(default_factory=dict)
+    """see `Rows`"""
     static: bool = False
     """whether these are the same tensors each time, written anew: a captured graph may read them in place"""
 
@@ -82,8 +111,8 @@ class Batch:
 
     @property
     def next(self) -> Rows:
-        """Rows 1..T: their successors."""
-        return self._rows(1, self.shape[0] + 1)
+        """Rows 1..T: their successors, or where a folded return ends."""
+        return replace(self._rows(1, self.shape[0] + 1), ahead=self.ahead)
 
     @property
     def all(self) -> Rows:
@@ -91,7 +120,9 @@ class Batch:
         return self._rows(0, self.shape[0] + 1)
 
     def _rows(self, start: int, stop: int) -> Rows:
-        return Rows(self.obs, self.reset, self.memory, self.burn_in, start, stop)
+        return Rows(
+            self.obs, self.reset, self.memory, self.burn_in, start, stop, self.last, summaries=self.summaries
+        )
 
     def replace(self, **changes: Any) -> "Batch":
         """The same batch with some fields changed."""
@@ -114,5 +145,7 @@ class Batch:
             "mask": self.mask,
             "memory": self.memory,
             "memories": self.memories,
+            "last": self.last,
             "extras": self.extras,
+            **({} if self.ahead is None else {"ahead": self.ahead}),
         }

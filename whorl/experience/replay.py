@@ -15,7 +15,7 @@ from whorl.experience.batch import Batch
 from whorl.experience.ring import Ring, history_of, replay_bytes, slots_for
 from whorl.experience.room import allocating, require_room
 from whorl.experience.samplers import Priorities, Prioritized, Sampler, Uniform, sampler_bytes
-from whorl.experience.views import Transitions, View
+from whorl.experience.views import Sequences, Transitions, View
 from whorl.graphs import record
 from whorl.ops.losses import row_weight
 from whorl.spec import Array, Spec
@@ -69,7 +69,7 @@ class Replay(Experience):
         device: where the ring lies.
         generator: on `device`; its position is saved with the random streams, not here.
         learner: where batches are wanted, if elsewhere.
-        appraise: errors of a batch [1, B]; new rows get priorities from it instead of the largest one seen.
+        appraise: errors of a batch [T, B]; new rows get priorities from it instead of the largest one seen.
         capacity: rows over all lanes.
         ratio: updates per environment step; fractions are carried over exactly.
         learn_after: no update is due for this many first steps.
@@ -165,7 +165,7 @@ class Replay(Experience):
             found = self._weighted(self.view.gather(ring, new), {})
             if self._transfer is not None:
                 found = found.to(self._transfer.device)  # not through the buffers, which have a batch's size
-            self.sampler.appraise(new, self.appraise(found).to(ring.device))
+            self.sampler.settle(new, found.mask.to(ring.device), self.appraise(found).to(ring.device))
         self.steps += int(rollout.mask.sum())  # on the device that collected: no learner is waited for
         self.sampler.anneal(self.steps)
 
@@ -339,17 +339,21 @@ def replay_of(
     learner: torch.device,
     generator: torch.Generator,
     appraise: Callable[[Batch], Tensor],
+    memory: Tree | None = None,
 ) -> Replay:
-    """Replayed transitions as settings describe them."""
+    """Replayed transitions or sequences as settings describe them; `memory` is stored with the rows, if any."""
+    view = view_of(cfg)
     priorities = Priorities(
         alpha=cfg.priority_alpha,
         beta=cfg.priority_beta,
         beta_steps=cfg.priority_beta_steps,
+        eta=cfg.priority_eta,
         clip=cfg.priority_clip,
     )
     device = generator.device
-    starts = slots_for(spec, cfg.capacity) * spec.lanes
-    size = replay_bytes(spec, cfg.capacity) + sampler_bytes(starts, device, cfg.prioritized)
+    starts = slots_for(spec, cfg.capacity, view.stride) // view.stride * spec.lanes
+    size = replay_bytes(spec, cfg.capacity, memory=memory, stride=view.stride)
+    size += sampler_bytes(starts, device, cfg.prioritized)
     require_room(size, device, cfg.capacity)
     with allocating(size, device, cfg.capacity):
         return Replay(
@@ -358,27 +362,47 @@ def replay_of(
             generator,
             learner=learner,
             appraise=appraise if cfg.prioritized and cfg.priority_on_add else None,
-            view=Transitions(cfg.n_step),
+            view=view,
             capacity=cfg.capacity,
             batch_size=cfg.batch_size,
             ratio=cfg.ratio,
             learn_after=cfg.learn_after,
             priorities=priorities if cfg.prioritized else None,
             reward_clip=cfg.reward_clip_range if cfg.clip_reward else 0.0,
+            memory=memory,
+            stride=view.stride,
         )
 
 
+def view_of(cfg: ReplayConfig) -> View:
+    """What samples are: transitions, or sequences where nets have a memory."""
+    if cfg.memory == "none":
+        return Transitions(cfg.n_step)
+    return Sequences(
+        cfg.sequence,
+        cfg.burn_in,
+        1 if cfg.whole_episodes else cfg.stride,
+        cfg.n_step,
+        cfg.whole_episodes,
+        cfg.last_action or cfg.last_reward,
+    )
+
+
 def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
-    """Raise where rollouts of `rows` rows over all lanes and samples of `n_step` rows do not fit the ring.
+    """Raise where rollouts of `rows` rows over all lanes and samples do not fit the ring.
 
     Its starts must be as many per lane as a rollout brings, and three at least: two in a row may be no transition, the
     final row of an episode and the first of the next where lanes were started anew after it.
     """
-    slots, steps = slots_for(spec, cfg.capacity), rows // spec.lanes
-    needed = max(steps, 3) + cfg.n_step + history_of(spec)
+    view = view_of(cfg)
+    slots, steps = slots_for(spec, cfg.capacity, view.stride), rows // spec.lanes
+    needed = max(steps, 3) + view.span + history_of(spec)
     if slots < needed:
+        sample = f"n_step {cfg.n_step}"
+        if cfg.memory != "none":
+            needed = -(-needed // view.stride) * view.stride
+            sample = f"sequences of {view.span + 1} rows (burn_in, sequence and n_step)"
         raise ConfigError(
             f"capacity is {cfg.capacity}, {slots} rows for each of {spec.lanes} lanes, but rollout_steps {steps} and "
-            f"n_step {cfg.n_step} need {needed}; use a capacity of at least {needed * spec.lanes}, or make one of them "
-            "smaller"
+            f"{sample} need {needed}; use a capacity of at least {needed * spec.lanes}, or make one of them smaller"
         )

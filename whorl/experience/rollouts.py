@@ -51,6 +51,7 @@ class Rollouts:
             "mask": batch.mask,
             "memory": batch.memory,
             "memories": batch.memories,
+            "last": tree.index(batch.last, slice(0, batch.shape[0])),
             "kept": updated.kept,
         }
         self._rows.append(tree.clone(rows))
@@ -72,6 +73,7 @@ class Rollouts:
             mask=rows["mask"],
             memory=rows["memory"],
             memories=rows["memories"],
+            last=rows["last"],
             extras=rows["kept"],
         )
 
@@ -91,7 +93,8 @@ def minibatches(
     opened from the memory that was stored while acting.
     """
     steps, lanes = batch.shape
-    now = {"obs": tree.index(batch.obs, slice(0, steps)), "reset": batch.reset[:steps], "columns": columns}
+    now = {"obs": batch.obs, "reset": batch.reset, "last": batch.last}
+    now = {**tree.index(now, slice(0, steps)), "columns": columns}
     chunks = len(tree.first(batch.memories)) if batch.memories else steps
     stride = steps // chunks
     check_batch_size(size, steps * lanes, stride)
@@ -110,7 +113,7 @@ def minibatches(
     for start in range(0, chunks * lanes, count):
         part = tree.map(lambda leaf: leaf.narrow(1, start, count), folded)  # noqa: B023 - used at once
         state = tree.map(lambda leaf: leaf.narrow(0, start, count), memory)  # noqa: B023
-        yield Rows(part["obs"], part["reset"], state, 0, 0, stride), part["columns"]
+        yield Rows(part["obs"], part["reset"], state, 0, 0, stride, part["last"]), part["columns"]
 
 
 def check_batch_size(size: int, rows: int, stride: int) -> None:

@@ -33,10 +33,10 @@ class Sampler(Protocol):
         """`count` starts, and extras for the batch."""
 
     def settle(self, index: Tensor, mask: Tensor, priority: Tensor) -> None:
-        """Errors [B] or [T, B] that learning found in samples drawn as `index` [B], whose mask is [T, B]."""
+        """Errors [B] or [T, B] found in the samples that start at `index` [B], whose mask is [T, B].
 
-    def appraise(self, start: Tensor, priority: Tensor) -> None:
-        """Errors [N] or [1, N] of starts; those that can't be drawn are passed over."""
+        Starts that can't be drawn are passed over.
+        """
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -74,9 +74,6 @@ class Uniform:
         return self.queue.index_select(0, place).long(), {}
 
     def settle(self, index: Tensor, mask: Tensor, priority: Tensor) -> None:
-        """Nothing to remember."""
-
-    def appraise(self, start: Tensor, priority: Tensor) -> None:
         """Nothing to remember."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,10 +135,7 @@ class Prioritized:
             priority = sequence_priority(priority, mask, self.cfg.eta)
         elif priority.dim() == 2:
             priority = priority * mask
-        self.appraise(index, priority)
-
-    def appraise(self, start: Tensor, priority: Tensor) -> None:
-        self.masses.renew(start, priority.detach().reshape(-1))
+        self.masses.renew(index, priority.detach().reshape(-1))
 
     def state_dict(self) -> dict[str, Any]:
         leaves, *sums = self.masses.levels

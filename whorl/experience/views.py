@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whorl import tree
-from whorl.experience.batch import Batch
+from whorl.experience.batch import LAST, Batch
 from whorl.experience.ring import Ring, take
 
 
@@ -98,43 +98,82 @@ class Transitions:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Windows of `burn_in + length` one-step rows and their last successor, opened from stored memory.
+    """Windows of `burn_in + length` rows, opened from stored memory, each row folded over up to `n_step` rows.
 
-    For an n-step target on T rows ask for `length` T + n - 1 and fold with `ops`: the last rows only feed the others.
-    Rows of the burn-in are masked. A window may begin at a final row: with a stride its other rows would else never be
-    seen, and that row is masked anyway.
+    Every row has its own folded reward and discount, and `ahead` is the row it bootstraps from; with `n_step` 1 that is
+    the next one. Rows of the burn-in are masked. A window may begin at a final row: with a stride its other rows would
+    else never be seen, and that row is masked anyway.
+
+    Args:
+        whole: windows begin where episodes do, and what follows their end is masked.
+        last: tell the action and the reward before each row; before the first, what memory holds of them.
     """
 
     length: int
     burn_in: int = 0
     stride: int = 1
+    n_step: int = 1
+    whole: bool = False
+    last: bool = False
 
     @property
     def span(self) -> int:
-        return self.burn_in + self.length
+        return self.burn_in + self.length + self.n_step - 1
 
     def allowed(self, ring: Ring, start: Tensor) -> Tensor:
+        if self.whole:
+            return ring.take("reset", start) & ring.take("mask", start)
         return torch.ones_like(start, dtype=torch.bool)
 
     def gather(self, ring: Ring, start: Tensor) -> Batch:
         slot, lane = start // ring.lanes * self.stride, start % ring.lanes
         ahead = torch.arange(self.span + 1, device=start.device).unsqueeze(1)
-        all_rows = ring.cells(slot + ahead, lane)  # [T+1, B]
-        now = all_rows[:-1]
-        real = ring.take("mask", now)
-        mask = real.float()
-        mask[: self.burn_in].zero_()
-        action = ring.take("action", now)
+        every = ring.cells(slot + ahead, lane)  # [T+n, B]
+        rows = every[:-1]  # [T+n-1, B]
+        now = every[: self.burn_in + self.length]  # [T, B]
+        real, keep = ring.take("mask", rows), ring.take("keep", rows)
         # Whatever was written into rows that are no transition stays there.
-        return Batch(
-            obs=ring.observe(all_rows),
-            reset=ring.take("reset", all_rows),
-            action=tree.where(real, action, tree.map(torch.zeros_like, action)),
-            reward=torch.where(real, ring.take("reward", now), 0.0),
+        reward = torch.where(real, ring.take("reward", rows), 0.0)
+        action = ring.take("action", rows)
+        action = tree.where(real, action, tree.map(torch.zeros_like, action))
+        reset = ring.take("reset", every)
+        memory = take(ring.memories, slot // ring.stride * ring.lanes + lane)
+        count = len(now)
+        mask = real[:count].float()
+        if self.whole:
+            mask = mask * torch.cat((torch.ones_like(mask[:1]), (~reset[1:count]).float().cumprod(0)))
+        mask[: self.burn_in].zero_()
+        last = {}
+        if self.last:
+            done = {"action": action, "reward": reward}
+            first = memory.get(LAST) or tree.map(lambda leaf: torch.zeros_like(leaf[0]), done)
+            last = tree.map(lambda one, rest: torch.cat((one.unsqueeze(0), rest)), first, done)
+        batch = Batch(
+            obs=ring.observe(every),
+            reset=reset,
+            action=tree.index(action, slice(0, count)),
+            reward=reward[:count],
             discount=ring.take("discount", now),
-            keep=ring.take("keep", now).float(),
+            keep=keep[:count].float(),
             mask=mask,
-            memory=take(ring.memories, slot // ring.stride * ring.lanes + lane),
+            memory=memory,
             burn_in=self.burn_in,
+            last=last,
             extras=ring.take("extras", now),
         )
+        return batch if self.n_step == 1 else self._folded(batch, reward, ring.take("discount", rows), keep)
+
+    def _folded(self, batch: Batch, reward: Tensor, discount: Tensor, keep: Tensor) -> Batch:
+        """With returns over up to `n_step` of the rows [T+n-1, B], never past an episode's end."""
+        count = batch.shape[0]
+        folded, weight = torch.zeros_like(batch.reward), torch.ones_like(batch.reward)
+        counts, kept = torch.ones_like(keep[:count]), torch.ones_like(keep[:count])
+        ahead = torch.arange(count, device=keep.device).unsqueeze(1).expand(keep[:count].shape)
+        for step in range(self.n_step):
+            row = slice(step, step + count)
+            folded = folded + torch.where(counts, weight * reward[row], 0.0)
+            weight = torch.where(counts, weight * discount[row], weight)
+            ahead = ahead + counts
+            kept = kept & (keep[row] | ~counts)
+            counts = counts & keep[row]
+        return batch.replace(reward=folded, discount=weight, keep=kept.float(), ahead=ahead)

@@ -60,7 +60,7 @@ class ActionNoise(nn.Module):
         self, action: Tensor, memory: Tree, context: Context, progress: Tensor
     ) -> tuple[Tensor, Tree]:
         """The action with noise, clipped to [-1, 1], and the process after it."""
-        cfg, generator = self.cfg, context.generator
+        cfg, generator, after = self.cfg, context.generator, {}
         if cfg.noise != "none":
             scale = self.scale.mean() if context.lane is None else self.scale[context.lane]
             left = 1 - (1 - cfg.noise_final) * progress if cfg.noise_final != 1 else 1.0
@@ -68,10 +68,10 @@ class ActionNoise(nn.Module):
             if cfg.noise == "ou":
                 before = torch.where(context.reset.unsqueeze(-1), 0.0, memory[MEMORY]["x"])
                 noise = before * (1 - cfg.noise_theta) + noise
-                memory = {MEMORY: {"x": noise}}
+                after = {MEMORY: {"x": noise}}
             action = (action + left * noise).clamp(-1, 1)
         if cfg.epsilon:
             chance = torch.rand(len(action), 1, generator=generator, device=action.device)
             other = torch.rand(action.shape, generator=generator, device=action.device) * 2 - 1
             action = torch.where(chance < cfg.epsilon, other, action)
-        return action, memory
+        return action, after

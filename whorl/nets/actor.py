@@ -8,9 +8,11 @@ from torch import Tensor, nn
 
 from whorl.config import ActorCriticConfig
 from whorl.errors import ConfigError
-from whorl.experience.batch import Rows
+from whorl.experience.batch import Batch, Rows
 from whorl.nets.body import Body, BodySettings
+from whorl.nets.inputs import reward_limit
 from whorl.nets.layers import orthogonal_
+from whorl.nets.memory import MemorySettings, memory_settings
 from whorl.ops.distributions import TanhNormal
 from whorl.registry import Part
 from whorl.spec import MASK_KEY, Array, Continuous, Discrete, Spec
@@ -20,19 +22,29 @@ from whorl.tree import Tree
 class Actor(nn.Module):
     """Rows of observations -> what the head makes of them.
 
-    Where the critics' encoder has weights (images), the policy reads it, detached: the critics alone train it.
+    Where the critics' encoder has weights (images), the policy reads it, detached: the critics alone train it. So it
+    reads their memory, where there is one for all nets.
     """
 
     def __init__(self, name: str, spec: Spec, cfg: ActorCriticConfig, head: Any, reads: Body) -> None:
         super().__init__()
-        shared = any(True for _ in reads.parameters())
-        observed = Array((reads.size,)) if shared else spec.observation
-        encoder = Part("flat") if shared else cfg.encoder
-        settings = BodySettings(cfg.actor_hidden, cfg.activation, cfg.actor_network, encoder, noisy=cfg.noisy)
-        self.body = Body(name, observed, settings)
+        remembers = cfg.share_memory and bool(reads.memories)
+        sees = remembers or any(True for _ in reads.encoder.parameters())
+        observed = Array((reads.size if remembers else reads.encoder.size,)) if sees else spec.observation
+        settings = BodySettings(
+            cfg.actor_hidden,
+            cfg.activation,
+            cfg.actor_network,
+            Part("flat") if sees else cfg.encoder,
+            MemorySettings() if remembers else memory_settings(cfg),
+            cfg.noisy,
+            reward_limit(cfg),
+        )
+        self.body = Body(name, observed, settings, spec.action)
         self.head = head(self.body.size)
         self.masked = spec.masked
-        self.reads: tuple[Body, ...] = (reads,) if shared else ()
+        self.remembers = remembers
+        self.reads: tuple[Body, ...] = (reads,) if sees else ()
         """in a tuple, so that another net's weights are not listed as this one's"""
 
     def draw(self, generator: torch.Generator | None) -> Tree:
@@ -40,20 +52,34 @@ class Actor(nn.Module):
         return self.body.draw(generator)
 
     def forward(self, rows: Rows, noise: Tree | None = None) -> Any:
-        if self.reads:
-            features = self.body.read(self.reads[0](rows).detach(), noise)
-        else:
-            features = self.body(rows, noise)
+        features = self.body.features(self._encoded(rows), rows, noise)
         return self.head(features, rows.selected[MASK_KEY] if self.masked else None)
+
+    def _encoded(self, rows: Rows) -> Tensor:
+        if not self.reads:
+            return self.body.encode(rows)
+        if self.remembers:
+            return self.reads[0](rows).detach()
+        return self.reads[0].encoder(rows.obs if self.body.memories else rows.selected).detach()
+
+    def unrolled(self, batch: Batch) -> Batch:
+        """The batch with what this net's memory makes of its rows, so that all who ask share one pass."""
+        return self.body.unrolled(batch, self._encoded(batch.all)) if self.body.memories else batch
 
     def step(self, obs: Tree, memory: Tree, reset: Tensor, noise: Tree | None = None) -> tuple[Any, Tree]:
         """One row of every lane: what the head says, and the memory after it."""
-        if self.reads:
-            features, memory = self.reads[0].step(obs, memory, reset)
-            features = self.body.read(features, noise)
+        if self.remembers:
+            encoded, after = self.reads[0].step(obs, memory, reset)
         else:
-            features, memory = self.body.step(obs, memory, reset, noise)
-        return self.head(features, obs[MASK_KEY] if self.masked else None), memory
+            encoded, after = (self.reads[0] if self.reads else self.body).encoder(obs), {}
+            if self.body.memories:
+                (encoded,), after = self.body.follow(encoded, memory, reset)
+        features = self.body.read(encoded, noise)
+        return self.head(features, obs[MASK_KEY] if self.masked else None), after
+
+    def initial_memory(self, lanes: int, device: torch.device) -> Tree:
+        """Its own memory, or the one that it reads."""
+        return (self.reads[0] if self.remembers else self.body).initial_memory(lanes, device)
 
     def target(self, reads: Body) -> "Actor":
         """A copy that takes no gradient and reads another body."""

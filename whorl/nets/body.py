@@ -1,7 +1,7 @@
 """What stands before every head: encoder, optional memory, torso.
 
 A body reads `Rows` for learning and one row for acting. Without memory it evaluates just the rows asked for; with
-memory it unrolls all rows once from the stored state and slices. Algorithm files never need to know which.
+memory it unrolls all rows once from the stored state and selects. Algorithm files never need to know which.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from whorl import tree
 from whorl.errors import ConfigError
-from whorl.experience.batch import Rows
+from whorl.experience.batch import LAST, Batch, Rows
 from whorl.nets.images import Images, has_images
 from whorl.nets.layers import MLP, Residual, layered, width_of
-from whorl.nets.memory import Recurrent
+from whorl.nets.memory import LastStep, MemorySettings, build_memory
 from whorl.nets.noisy import NoisyMLP
 from whorl.ops.augment import Channels
 from whorl.registry import Part, construct, register
@@ -31,9 +31,10 @@ class BodySettings:
     activation: str
     network: Part
     encoder: Part
-    memory: Literal["none", "lstm", "gru"] = "none"
-    memory_size: int = 64
+    memory: MemorySettings = MemorySettings()
     noisy: bool = False
+    reward_clip: float = 0.0
+    """where the rewards that a memory reads are clipped; 0: nowhere"""
 
 
 class Flat(nn.Module):
@@ -82,17 +83,33 @@ register("network", "residual", Residual)
 
 
 class Body(nn.Module):
-    """Features [R, B, size] of rows of observations."""
+    """Features [R, B, size] of rows of observations.
 
-    def __init__(self, name: str, observation: SpecTree, settings: BodySettings) -> None:
+    Args:
+        action: what the environment takes, where a memory reads the action before.
+        members: with more than one, so many memories stand side by side: features [members, R, B, size].
+    """
+
+    def __init__(
+        self,
+        name: str,
+        observation: SpecTree,
+        settings: BodySettings,
+        action: SpecTree | None = None,
+        members: int = 1,
+    ) -> None:
         super().__init__()
         self.name = name
         self.encoder = construct("encoder", settings.encoder, observation)
-        width = int(self.encoder.size)
-        self.memory: Recurrent | None = None
-        if settings.memory != "none":
-            self.memory = Recurrent(settings.memory, width, settings.memory_size)
-            width = settings.memory_size
+        width, memory = int(self.encoder.size), settings.memory
+        self.last: LastStep | None = None
+        self.memories = nn.ModuleList()
+        if memory.kind != "none":
+            if memory.inputs:
+                self.last = LastStep(action, memory.inputs, settings.reward_clip)
+                width += self.last.size
+            self.memories.extend(build_memory(memory, width) for _ in range(members))
+            width = memory.size
         self.torso, self.size = torso(settings, width)
         self.random = hasattr(self.torso, "draw")
 
@@ -100,20 +117,45 @@ class Body(nn.Module):
         """Fresh noise for one pass, where the torso is noisy; an empty dict otherwise."""
         return self.torso.draw(generator) if self.random else {}  # type: ignore[operator]
 
-    def forward(self, rows: Rows, noise: Tree | None = None) -> Tensor:
-        if self.memory is None:
-            return self.read(self.encoder(rows.selected), noise)
-        encoded = self.encoder(rows.obs)
-        summary = self.memory(encoded, rows.reset, rows.memory.get(self.name), rows.burn_in)
-        return self.read(summary[rows.start : rows.stop], noise)
+    def forward(self, rows: Rows, noise: Tree | None = None, members: int = 0) -> Tensor:
+        """With `members`, of so many memories alone."""
+        return self.features(self.encode(rows), rows, noise, members)
+
+    def encode(self, rows: Rows) -> Tensor:
+        """What the encoder makes of all rows, where there is memory, else of those asked for."""
+        return self.encoder(rows.obs if self.memories else rows.selected)
+
+    def features(
+        self, encoded: Tensor, rows: Rows, noise: Tree | None = None, members: int = 0
+    ) -> Tensor:
+        """What memory and torso make of encoded rows."""
+        if not self.memories:
+            return self.read(encoded, noise)
+        if id(self) in rows.summaries:  # not by name, which a target has too
+            return self.read(rows.select(rows.summaries[id(self)]), noise)
+        found = [rows.select(part) for part in self.summarise(encoded, rows, members)]
+        return self.read(found[0] if len(self.memories) == 1 else torch.stack(found), noise)
+
+    def summarise(self, encoded: Tensor, rows: Rows, members: int = 0) -> list[Tensor]:
+        """What each memory makes of all rows [R, B, ...]: [R, B, size]."""
+        if self.last is not None:
+            encoded = torch.cat((encoded, self.last(rows.last, rows.reset)), -1)
+        states = self._states(rows.memory.get(self.name))
+        memories = list(zip(self.memories, states))[: members or None]
+        return [memory(encoded, rows.reset, state, rows.burn_in) for memory, state in memories]
+
+    def unrolled(self, batch: Batch, encoded: Tensor) -> Batch:
+        """The batch with what the one memory makes of its encoded rows, so that all who ask share one pass."""
+        (summary,) = self.summarise(encoded, batch.all)
+        return batch.replace(summaries={**batch.summaries, id(self): summary})
 
     def step(self, obs: Tree, memory: Tree, reset: Tensor, noise: Tree | None = None) -> tuple[Tensor, Tree]:
         """One row of every lane: features [B, size], and this body's share of the memory after it."""
         encoded = self.encoder(obs)
-        if self.memory is None:
+        if not self.memories:
             return self.read(encoded, noise), {}
-        summary, state = self.memory.step(encoded, reset, memory[self.name])
-        return self.read(summary, noise), {self.name: state}
+        summary, after = self.follow(encoded, memory, reset)
+        return self.read(summary[0], noise), after
 
     def read(self, encoded: Tensor, noise: Tree | None = None) -> Tensor:
         """The torso alone, on what encoder and memory made of rows."""
@@ -121,12 +163,36 @@ class Body(nn.Module):
 
     def advance(self, obs: Tree, memory: Tree, reset: Tensor) -> Tree:
         """Only the memory after one row, for a net that is not read while acting."""
-        if self.memory is None:
-            return {}
-        return {self.name: self.memory.step(self.encoder(obs), reset, memory[self.name])[1]}
+        return self.follow(self.encoder(obs), memory, reset)[1] if self.memories else {}
+
+    def follow(self, encoded: Tensor, memory: Tree, reset: Tensor) -> tuple[list[Tensor], Tree]:
+        """One encoded row of every lane: what each memory says [B, size], and the memory after it."""
+        if self.last is not None:
+            encoded = torch.cat((encoded, self.last(memory[LAST], reset)), -1)
+        states = self._states(memory[self.name])
+        found = [one.step(encoded, reset, state) for one, state in zip(self.memories, states)]
+        after = {self.name: self._joined([state for _, state in found])}
+        return [summary for summary, _ in found], {**after, **_only(memory, LAST)}
 
     def initial_memory(self, lanes: int, device: torch.device) -> Tree:
-        return {} if self.memory is None else {self.name: self.memory.initial(lanes, device)}
+        if not self.memories:
+            return {}
+        states = [memory.initial(lanes, device) for memory in self.memories]
+        last = {} if self.last is None else {LAST: self.last.initial(lanes, device)}
+        return {self.name: self._joined(states), **last}
+
+    def _joined(self, states: list[Tree]) -> Tree:
+        """The states of all memories as one tree."""
+        return states[0] if len(states) == 1 else {str(number): state for number, state in enumerate(states)}
+
+    def _states(self, memory: Tree | None) -> list[Tree | None]:
+        if memory is None or len(self.memories) == 1:
+            return [memory] * len(self.memories)
+        return [memory[str(number)] for number in range(len(self.memories))]
+
+
+def _only(memory: Tree, key: str) -> Tree:
+    return {key: memory[key]} if key in memory else {}
 
 
 def torso(settings: BodySettings, inputs: int) -> tuple[nn.Module, int]:

@@ -13,7 +13,9 @@ from whorl.errors import ConfigError, nearest
 from whorl.experience.batch import Rows
 from whorl.limits import coerce
 from whorl.nets.body import Body, BodySettings, torso
+from whorl.nets.inputs import reward_limit
 from whorl.nets.layers import activation_of, orthogonal_
+from whorl.nets.memory import memory_settings, stores_memory
 from whorl.registry import Part
 from whorl.spec import Spec
 from whorl.tree import Tree
@@ -22,7 +24,7 @@ from whorl.tree import Tree
 class Critics(nn.Module):
     """Rows, and actions where they are continuous -> [members, T, B, *outputs].
 
-    All members read one encoder, which their loss trains.
+    All members read one encoder, which their loss trains; a memory each, or by `share_memory` one for all.
 
     Args:
         outputs: shape of what one member says of a row: () for a value, (n,) for one per choice or quantile.
@@ -41,8 +43,12 @@ class Critics(nn.Module):
         join: int = 0,
     ) -> None:
         super().__init__()
-        reader = BodySettings((), cfg.activation, Part("mlp"), cfg.encoder)
-        self.body = Body(name, spec.observation, reader)
+        reader = BodySettings(
+            (), cfg.activation, Part("mlp"), cfg.encoder, memory_settings(cfg), reward_clip=reward_limit(cfg)
+        )
+        self.body = Body(name, spec.observation, reader, spec.action, 1 if cfg.share_memory else members)
+        self.follows = bool(self.body.memories) and not cfg.share_memory and stores_memory(cfg)
+        """whether its memory is kept while acting, though nobody reads it then, to be stored beside the policy's"""
         self.members, self.outputs = members, outputs
         columns = prod(outputs)
         if cfg.critic_network.name == "mlp":
@@ -74,11 +80,19 @@ class Critics(nn.Module):
         """What the first member alone says: [T, B, *outputs]."""
         return self._evaluate(rows, action, None, 1)[0]
 
+    def initial_memory(self, lanes: int, device: torch.device) -> Tree:
+        """Memory that is kept while acting, and not by the policy."""
+        return self.body.initial_memory(lanes, device) if self.follows else {}
+
+    def advance(self, obs: Tree, memory: Tree, reset: Tensor) -> Tree:
+        """That memory after one row of every lane."""
+        return self.body.advance(obs, memory, reset) if self.follows else {}
+
     def _evaluate(self, rows: Rows, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
-        features = self.body(rows)  # [T, B, size]
-        lead = features.shape[:-1]
+        features = self.body(rows, members=members)  # [T, B, size], or [members, T, B, size]
+        lead = features.shape[-3:-1]
         flat = None if action is None else action.flatten(0, -2)
-        values = self.nets(features.flatten(0, -2), flat, noise, members)  # [members, rows, columns]
+        values = self.nets(features.flatten(-3, -2), flat, noise, members)  # [members, rows, columns]
         return values.reshape(members, *lead, *self.outputs)
 
 
@@ -141,8 +155,8 @@ class EnsembleMLP(nn.Module):
         }
 
     def forward(self, value: Tensor, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
-        """What the first `members` say of rows [rows, inputs]: [members, rows, outputs]."""
-        value = value.expand(members, *value.shape)
+        """What the first `members` say of rows [rows, inputs], or of their own: [members, rows, outputs]."""
+        value = value.expand(members, *value.shape[-2:])
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
             weight, bias = layer if members == self.members else (part[:members] for part in layer)
@@ -175,8 +189,10 @@ class Separate(nn.Module):
         return {}
 
     def forward(self, value: Tensor, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
-        both = value if action is None else torch.cat((value, action), -1)
-        return torch.stack([head(net(both)) for net, head in list(zip(self.torsos, self.heads))[:members]])
+        both = value.expand(members, *value.shape[-2:])
+        if action is not None:
+            both = torch.cat((both, action.expand(members, *action.shape)), -1)
+        return torch.stack([head(net(rows)) for net, head, rows in zip(self.torsos, self.heads, both)])
 
 
 def _options(network: Part) -> dict[str, Any]:

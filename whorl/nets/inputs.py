@@ -12,6 +12,11 @@ from whorl.ops.augment import LEAST_SIDE, Channels, shift_images
 from whorl.spec import Spec
 
 
+def reward_limit(cfg: ReplayConfig) -> float:
+    """Where rewards are clipped; 0: nowhere."""
+    return cfg.reward_clip_range if cfg.clip_reward else 0.0
+
+
 class Inputs(Observations):
     """Normalised observations, shifted images, scaled rewards."""
 

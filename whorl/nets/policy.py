@@ -9,6 +9,7 @@ from whorl.config import NetworkConfig
 from whorl.experience.batch import Rows
 from whorl.nets.body import Body, BodySettings
 from whorl.nets.layers import orthogonal_
+from whorl.nets.memory import memory_settings
 from whorl.ops.distributions import Categorical, Joint, MultiCategorical, Normal
 from whorl.registry import Part
 from whorl.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec, SpecTree
@@ -74,7 +75,8 @@ class Policy(nn.Module):
 
     def __init__(self, name: str, spec: Spec, cfg: NetworkConfig) -> None:
         super().__init__()
-        self.body = Body(name, spec.observation, _settings(cfg, cfg.actor_hidden, cfg.actor_network))
+        settings = _settings(cfg, cfg.actor_hidden, cfg.actor_network)
+        self.body = Body(name, spec.observation, settings, spec.action)
         self.head = policy_head(spec.action, self.body.size, cfg)
         self.masked = spec.masked
 
@@ -91,7 +93,8 @@ class Value(nn.Module):
 
     def __init__(self, name: str, spec: Spec, cfg: NetworkConfig) -> None:
         super().__init__()
-        self.body = Body(name, spec.observation, _settings(cfg, cfg.critic_hidden, cfg.critic_network))
+        settings = _settings(cfg, cfg.critic_hidden, cfg.critic_network)
+        self.body = Body(name, spec.observation, settings, spec.action)
         self.head = orthogonal_(nn.Linear(self.body.size, 1), 1.0)
 
     def forward(self, rows: Rows) -> Tensor:
@@ -99,4 +102,4 @@ class Value(nn.Module):
 
 
 def _settings(cfg: NetworkConfig, hidden: tuple[int, ...], network: Part) -> BodySettings:
-    return BodySettings(hidden, cfg.activation, network, cfg.encoder, cfg.memory, cfg.memory_size)
+    return BodySettings(hidden, cfg.activation, network, cfg.encoder, memory_settings(cfg))

@@ -6,12 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whorl.config import ChoiceConfig
+from whorl.config import ChoiceConfig, ReplayConfig
 from whorl.errors import ConfigError
-from whorl.experience.batch import Rows
+from whorl.experience.batch import Batch, Rows
 from whorl.nets.body import Body, BodySettings
 from whorl.nets.images import SpectralConvolution
+from whorl.nets.inputs import reward_limit
 from whorl.nets.layers import MLP, orthogonal_
+from whorl.nets.memory import MemorySettings, memory_settings
 from whorl.nets.noisy import NoisyLinear, NoisyMLP
 from whorl.registry import Part
 from whorl.spec import MASK_KEY, Discrete, Spec
@@ -43,8 +45,13 @@ class Values(nn.Module):
 
     @staticmethod
     def _body(name: str, spec: Spec, cfg: ChoiceConfig, hidden: tuple[int, ...]) -> Body:
-        settings = BodySettings(hidden, cfg.activation, Part("mlp"), without_features(cfg.encoder))
-        return Body(name, spec.observation, settings)
+        memory, clip = MemorySettings(), 0.0
+        if isinstance(cfg, ReplayConfig):
+            memory, clip = memory_settings(cfg), reward_limit(cfg)
+        settings = BodySettings(
+            hidden, cfg.activation, Part("mlp"), without_features(cfg.encoder), memory, reward_clip=clip
+        )
+        return Body(name, spec.observation, settings, spec.action)
 
     def draw(self, generator: torch.Generator | None) -> Tree:
         """Fresh noise for one pass, where layers are noisy; an empty dict otherwise."""
@@ -70,6 +77,10 @@ class Values(nn.Module):
             return advantage
         value = self.value(features, noise.get("value")).unsqueeze(-2)  # [..., 1, columns]
         return value + advantage - advantage.mean(-2, keepdim=True)
+
+    def unrolled(self, batch: Batch) -> Batch:
+        """The batch with what this net's memory makes of its rows, so that all who ask share one pass."""
+        return self.body.unrolled(batch, self.body.encode(batch.all)) if self.body.memories else batch
 
     def renew(self) -> None:
         """What moves once per update beside the weights: estimates of spectral norms, where there are any."""

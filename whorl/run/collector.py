@@ -13,9 +13,10 @@ from torch import Tensor
 
 from whorl import tree
 from whorl.agent import Agent, Context
+from whorl.config import ReplayConfig
 from whorl.envs.vector import Step, VectorEnv
 from whorl.errors import ConfigError
-from whorl.experience.batch import Batch
+from whorl.experience.batch import LAST, Batch, remember
 from whorl.graphs import record
 from whorl.spec import empty_action, empty_obs
 from whorl.tree import Tree
@@ -111,7 +112,8 @@ class Collector:
             for number, lanes in enumerate(groups):
                 if t and len(groups) > 1:
                     rows[t - 1][number].write(self.env.receive(number))  # type: ignore[attr-defined]
-                here = rows[t][number]
+                here, before = rows[t][number], rows[t - 1][number]
+                memories[number] = remember(memories[number], before.action, before.reward)
                 if store.memories and t % store.stride == 0:
                     part = tree.index(store.memories, (t // store.stride, lanes))
                     tree.copy_(part, memories[number])
@@ -148,12 +150,15 @@ class Collector:
             "obs": tree.index(self.storage.obs, last),
             "reset": self.storage.reset[last],
             "memory": self.memory,
+            "last": tree.index({name: self.storage.tensors[name] for name in ("action", "reward")}, last - 1),
             "tally": self.tally.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.begin(state["obs"], state["reset"])
         tree.copy_(self.memory, state["memory"])
+        for name, value in state["last"].items():
+            tree.copy_(tree.index(self.storage.tensors[name], self.steps - 1), value)
         self.tally.load_state_dict(state["tally"])
 
 
@@ -215,13 +220,15 @@ class Storage:
         """Tensors on the agent's device; what `act` returns besides actions is found by trying."""
         spec, device = agent.spec, agent.device
         memory = agent.initial_memory(lanes)
+        stored = memory if agent.stores_memory else {}
         no_flags = torch.zeros(lanes, dtype=torch.bool, device=device)
         probe = torch.Generator(device).manual_seed(0)
         with torch.no_grad():
             acted = agent.act(empty_obs(spec.observation, (lanes,), device), memory, Context(no_flags, probe))
         if steps % agent.stride:
+            name = "stride" if isinstance(agent.cfg, ReplayConfig) else "chunk"
             raise ConfigError(
-                f"rollout_steps {steps} is no multiple of chunk {agent.stride}; change one of them"
+                f"rollout_steps {steps} is no multiple of {name} {agent.stride}; change one of them"
             )
         return Storage(
             {
@@ -236,7 +243,7 @@ class Storage:
                 "extras": {
                     name: value.new_zeros(steps, *value.shape) for name, value in acted.extras.items()
                 },
-                "memories": tree.map(lambda leaf: leaf.new_zeros(steps // agent.stride, *leaf.shape), memory),
+                "memories": tree.map(lambda leaf: leaf.new_zeros(steps // agent.stride, *leaf.shape), stored),
             }
         )
 
@@ -250,6 +257,10 @@ class Storage:
         mask = (~self.reset[1:]).float()
         worthless = tensors["terminated"] | tensors["soft"]  # what comes after
         going = (~(worthless | tensors["truncated"])).float()
+        opened, last = tree.index(self.memories, 0), {}
+        if LAST in opened:
+            done = {"action": tensors["action"], "reward": tensors["reward"]}
+            last = tree.map(lambda first, rest: torch.cat((first.unsqueeze(0), rest)), opened[LAST], done)
         return Batch(
             obs=self.obs,
             reset=self.reset,
@@ -258,8 +269,9 @@ class Storage:
             discount=gamma * (~worthless).float() * mask,
             keep=going * mask,
             mask=mask,
-            memory=tree.index(self.memories, 0),
+            memory=opened,
             memories=self.memories,
+            last=last,
             extras=dict(tensors["extras"]),
         )
 

@@ -11,6 +11,7 @@ import torch
 from whorl import tree
 from whorl.agent import Agent, Context
 from whorl.envs.vector import Step, VectorEnv
+from whorl.experience.batch import remember
 from whorl.run.collector import acting
 
 
@@ -77,8 +78,8 @@ def run_episodes(
     with acting(device):
         for number in itertools.count(1):
             acted = agent.act(obs, memory, Context(reset, generator, greedy=deterministic))
-            memory = acted.memory
             step = env.step(acted.action)
+            memory = remember(acted.memory, acted.action, step.reward.to(device, copy=True))
             obs, reset = tree.to(step.obs, device), step.reset.to(device, copy=True)
             at = torch.minimum(episode, quota)
             returns.scatter_add_(0, at, step.reward.to(device, torch.float64).unsqueeze(0))
