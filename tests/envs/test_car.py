@@ -4,7 +4,8 @@ import gymnasium
 import pytest
 import torch
 
-from whorl.envs.native.car import CarHeavenHell, CarHeavenHellTop
+from whorl.envs.native import WORLDS
+from whorl.envs.native.car import CarHeavenHell, CarHeavenHellTop, CarHeavenHellTopRelative
 
 
 def placed(world: CarHeavenHell, *rows: tuple[float, float, int]) -> CarHeavenHell:
@@ -85,3 +86,35 @@ def test_in_the_top_variant_the_action_is_the_place_and_hell_costs_one():
 def test_how_far_the_priest_is_heard_is_an_option():
     near = placed(CarHeavenHellTop(2, observe="priest", hearing=0.05), (0.46, 0.0, 1), (0.4, 0.0, 1))
     assert near.observe(near.state)[:, 1].tolist() == [1.0, 0.0]
+
+
+def test_the_quiet_priest_is_heard_within_0_05():
+    assert WORLDS["CarHeavenHellTopQuietPriest-v0"](1).hearing == 0.05
+    assert WORLDS["CarHeavenHellTopPriest-v0"](1).hearing == 0.2
+
+
+def test_in_the_relative_variant_a_move_is_seen_at_twenty_places_on_the_way():
+    world = placed(CarHeavenHellTopRelative(1, observe="priest", dtype="float64"), (0.1, 0.0, -1))
+    seen = world.step(torch.tensor([[0.8]])).obs.view(20, 3)
+    assert seen[:, 0].tolist() == pytest.approx([0.1 + 0.04 * i for i in range(1, 21)])
+    assert (seen[:, 1] == 0).all()
+    # The priest is heard from 0.3 to 0.7: the places 0.3 (the fifth) to 0.7 (the fifteenth), ends aside
+    assert seen[5:14, 2].tolist() == [-1.0] * 9
+    assert seen[:4, 2].tolist() == [0.0] * 4 and seen[15:, 2].tolist() == [0.0] * 5
+    assert world.spec.action.high == (1.0,)
+
+
+def test_in_the_relative_variant_the_first_observation_is_the_start_alone():
+    world = CarHeavenHellTopRelative(1, observe="priest")
+    seen = world.reset(0).view(20, 3)
+    assert (seen[:19] == 0).all()
+    assert seen[19].tolist() == [float(world.state["body"][0]), 0.0, 0.0]
+
+
+def test_in_the_relative_variant_moves_end_at_1_1_and_cost_one_and_hell_the_eight_steps():
+    world = placed(CarHeavenHellTopRelative(3), (0.9, 0.0, 1), (0.9, 0.0, -1), (0.0, 0.0, 1))
+    world.steps.fill_(2)
+    step = world.step(torch.tensor([[1.0], [1.0], [-0.5]]))
+    assert step.obs[:, 57].tolist() == pytest.approx([1.1, 1.1, -0.5])
+    assert step.reward.tolist() == [-1.0, -6.0, -1.0]  # the third step; five are left
+    assert step.terminated.tolist() == [True, True, False]

@@ -161,3 +161,27 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pybullet_envs_gymnasium", None)
     with pytest.raises(WhorlError, match=r"pybullet-envs-gymnasium is not installed.*whorl\[pybullet\]"):
         factory_from_id("AntBulletEnv-v0")
+
+
+@installed
+@pytest.mark.parametrize(("name", "joints", "seen"), [("HalfCheetah", 6, 20), ("Ant", 8, 20)])
+def test_a_p_id_hides_the_speeds_of_the_joints_alone(name: str, joints: int, seen: int):
+    """Eight numbers of the body, then position and speed of each joint in turn, then the feet."""
+    env, whole = factory_from_id(f"{name}BulletP-v0")(), make(name)
+    speeds = range(9, 8 + 2 * joints, 2)
+    stay = [i for i in range(whole.observation_space.shape[0]) if i not in speeds]
+    assert env.observation_space.shape == (seen,) == (len(stay),)
+    assert np.array_equal(env.reset(seed=0)[0], whole.reset(seed=0)[0][stay])
+    for action in actions(env, 20):
+        (part, reward, *_), (all_of_it, its_reward, *_) = env.step(action), whole.step(action)
+        assert np.array_equal(part, all_of_it[stay]) and reward == its_reward
+
+
+@installed
+def test_a_p_id_continues_exactly():
+    env, fresh = (factory_from_id("HalfCheetahBulletP-v0", last_action=True)() for _ in range(2))
+    env.reset(seed=0)
+    taken = actions(env, 40)
+    play(env, taken[:20])
+    restore_env(fresh, snapshot_env(env))
+    assert same(play(env, taken[20:]), play(fresh, taken[20:]))

@@ -1,4 +1,4 @@
-"""A car between heaven and hell, whose sides change: it is pushed, each step may cost, or its place is simply named.
+"""A car between heaven and hell, whose sides change: it is pushed, each step may cost, or its move is simply named.
 
 Heaven is at 1 or at -1 and hell opposite; reaching either ends the episode. A priest stands at 0.5: tasks that hide
 heaven's side show it near him alone, as 1 or -1, and 0 elsewhere. The action, in [-1, 1], pushes: the speed grows by
@@ -18,6 +18,8 @@ from whorl.envs.native.sensed import Choices, Sensed, box
 from whorl.envs.native.world import State, compiled
 
 POWER, TOP_SPEED, START, PRIEST = 0.0015, 0.2, 0.2, 0.5
+END, PATH = 1.1, 20
+"""how far a car goes whose move is named, and the points at which it looks around on the way"""
 
 
 class CarHeavenHell(Sensed):
@@ -25,6 +27,7 @@ class CarHeavenHell(Sensed):
 
     Args:
         observe: full, or priest (the side is shown only near the priest).
+        concat: how many of the last observations are seen at once.
         episodic: a step earns -1 instead, hell also takes the rest of the episode's steps at once, and running out of
             time is an end as well. An episode returns -max_steps unless heaven was reached before its last step.
         hearing: how near to the priest the side is shown.
@@ -43,13 +46,14 @@ class CarHeavenHell(Sensed):
         lanes: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
+        concat: int = 1,
         episodic: bool = False,
         hearing: float = 0.2,
         max_steps: int = 160,
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, box(-self.bound, self.bound), observe, max_steps, dtype)
+        super().__init__(lanes, device, box(-self.bound, self.bound), observe, concat, max_steps, dtype)
         self.episodic, self.hearing = episodic, hearing
         self._drive = compiled(drive) if compile else drive
         self._sides = self.constant(-1, 1)[:, 0]
@@ -79,8 +83,11 @@ class CarHeavenHell(Sensed):
 
     def sense(self, state: State) -> Sequence[Tensor]:
         (place, speed), side = state["body"], state["side"]
-        heard = side * ((place - PRIEST).abs() <= self.hearing)
-        return [place, speed, heard, side]
+        return [place, speed, self.heard(place, side), side]
+
+    def heard(self, place: Tensor, side: Tensor) -> Tensor:
+        """The side, where the priest is near, and 0 elsewhere."""
+        return side * ((place - PRIEST).abs() <= self.hearing)
 
     def render(self, lane: int = 0) -> np.ndarray:
         place, speed = self.state["body"][:, lane].tolist()
@@ -94,25 +101,72 @@ class CarHeavenHellTop(CarHeavenHell):
     id = "CarHeavenHellTop-v0"
     fps = 2
     choices: ClassVar[Choices] = {"full": (0, 3), "priest": (0, 2)}
-    bound = 1.1
+    bound = END
 
     def __init__(
         self,
         lanes: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
+        concat: int = 1,
         hearing: float = 0.2,
         max_steps: int = 10,
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, observe, False, hearing, max_steps, compile, dtype)
+        super().__init__(lanes, device, observe, concat, False, hearing, max_steps, compile, dtype)
 
     def move(self, body: Tensor, control: Tensor) -> Tensor:
         return torch.cat([self.bound * control, torch.zeros_like(control)])
 
     def pay(self, gone: Tensor) -> Tensor:
         return (gone >= 1).to(self.dtype) - (gone <= -1).to(self.dtype)
+
+
+class CarHeavenHellTopRelative(CarHeavenHell):
+    """The action is a move, within 1, that ends at 1.1; each step costs as in the episodic task.
+
+    State: `path` [20, B] too, the places on the last move, 0 before the first. Seen at each: place, 0, and the side.
+    """
+
+    id = "CarHeavenHellTopRelative-v0"
+    fps = 2
+    choices: ClassVar[Choices] = {
+        "full": [4 * i + j for i in range(PATH) for j in (0, 1, 3)],
+        "priest": [4 * i + j for i in range(PATH) for j in (0, 1, 2)],
+    }
+
+    def __init__(
+        self,
+        lanes: int,
+        device: torch.device | str = "cpu",
+        observe: str = "full",
+        concat: int = 1,
+        hearing: float = 0.2,
+        max_steps: int = 8,
+        compile: bool = False,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__(lanes, device, observe, concat, True, hearing, max_steps, compile, dtype)
+        self._shares = self.constant(*(i / PATH for i in range(1, PATH + 1)))
+        self._before = torch.zeros(PATH - 1, lanes, dtype=self.dtype, device=self.device)
+
+    def initial(self, generator: torch.Generator) -> State:
+        state = super().initial(generator)
+        return {**state, "path": torch.cat([self._before, state["body"][:1]])}
+
+    def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
+        new, reward, ended = super().advance(state, action)
+        path = torch.lerp(state["body"][:1], new["body"][:1], self._shares)
+        return {**new, "path": path}, reward, ended
+
+    def move(self, body: Tensor, control: Tensor) -> Tensor:
+        return torch.cat([(body[:1] + control).clamp(-END, END), torch.zeros_like(control)])
+
+    def sense(self, state: State) -> Sequence[Tensor]:
+        path, speed, side = state["path"], state["body"][1], state["side"]
+        heard = self.heard(path, side)
+        return [row for i in range(PATH) for row in (path[i], speed, heard[i], side)]
 
 
 def drive(body: Tensor, action: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ class CartPoleContinuous(Sensed):
 
     Args:
         observe: full, p (place and angle) or v (their speeds).
+        concat: how many of the last observations are seen at once.
         max_steps: an episode is truncated after so many steps.
         compile: fuse the equations of motion with torch.compile.
         dtype: of physics and observations.
@@ -41,11 +42,12 @@ class CartPoleContinuous(Sensed):
         lanes: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
+        concat: int = 1,
         max_steps: int = 200,
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, box(-1.0, 1.0), observe, max_steps, dtype)
+        super().__init__(lanes, device, box(-1.0, 1.0), observe, concat, max_steps, dtype)
         self._move = compiled(move) if compile else move
 
     def initial(self, generator: torch.Generator) -> State:

@@ -1,13 +1,15 @@
-"""PendulumVariableLength-v0: swing a pendulum up and hold it, with a short or a long one in each episode.
+"""A pendulum to swing up and hold: Gymnasium's, or a short or a long one in each episode.
 
 The action is a torque u within 2 N·m. Sensed: cosine and sine of the angle (0 upright), the angular speed, the
-length, and the last torque. In a step of 0.05 s the speed grows by 3 g / (2 l) sin(angle) + 3 u / (m l²); the angle
-moves by the new speed, which is then clipped to 8 rad/s. The reward is -(angle² + 0.1 speed² + 0.001 u²), with the
-angle within [-pi, pi) and both as they were before the step, as in Gymnasium's pendulum. Episodes are only truncated.
+length, and the last torque. In a step of 0.05 s the speed grows by 3 g / (2 l) sin(angle) + 3 u / (m l²) and is
+clipped to 8 rad/s. Gymnasium's pendulum moves by the clipped speed, the one of variable length by the speed before
+that. The reward is -(angle² + 0.1 speed² + 0.001 u²), with the angle within [-pi, pi) and both as they were before
+the step. Episodes start at any angle with a speed within 1 rad/s, and are only truncated.
 """
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -28,6 +30,7 @@ class PendulumVariableLength(Sensed):
     Args:
         observe: full, pvl (without the last torque), pv (nor the length), pl (angle and length) or pa (angle and last
             torque).
+        concat: how many of the last observations are seen at once.
         lengths: of the pendulum in m; one is drawn for each episode.
         max_steps: an episode is truncated after so many steps.
         compile: fuse the equations of motion with torch.compile.
@@ -43,20 +46,24 @@ class PendulumVariableLength(Sensed):
         "pl": (0, 1, 3),
         "pa": (0, 1, 4),
     }
+    held: ClassVar[bool] = False
+    """whether the angle moves by the speed as clipped"""
 
     def __init__(
         self,
         lanes: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
+        concat: int = 1,
         lengths: Sequence[float] = (0.2, 1.0),
         max_steps: int = 200,
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, box(-TORQUE, TORQUE), observe, max_steps, dtype)
+        super().__init__(lanes, device, box(-TORQUE, TORQUE), observe, concat, max_steps, dtype)
         self._lengths = self.lengths(lengths)
-        self._move = compiled(move) if compile else move
+        moved = partial(move, held=self.held)
+        self._move = compiled(moved) if compile else moved
         self._reach = self.constant(math.pi, 1)
         self._idle = torch.zeros(lanes, dtype=self.dtype, device=self.device)
 
@@ -83,9 +90,30 @@ class PendulumVariableLength(Sensed):
         return pendulum_scene(angle, length, torque / TORQUE, shown)
 
 
-def move(body: Tensor, length: Tensor, torque: Tensor) -> Tensor:
-    """The body [2, B] one step later."""
+class Pendulum(PendulumVariableLength):
+    """Gymnasium's Pendulum-v1: one length, 1 m. Seen: full (cos, sin, speed), p (cos, sin), v, or va (and torque)."""
+
+    id = "PendulumFull-v0"
+    choices: ClassVar[Choices] = {"full": range(3), "p": (0, 1), "v": (2,), "va": (2, 4)}
+    held = True
+
+    def __init__(
+        self,
+        lanes: int,
+        device: torch.device | str = "cpu",
+        observe: str = "full",
+        concat: int = 1,
+        max_steps: int = 200,
+        compile: bool = False,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__(lanes, device, observe, concat, (1.0,), max_steps, compile, dtype)
+
+
+def move(body: Tensor, length: Tensor, torque: Tensor, held: bool) -> Tensor:
+    """The body [2, B] one step later; `held`: the angle moves by the speed as clipped."""
     angle, speed = body
     turn = 1.5 * GRAVITY / length * angle.sin() + 3 / MASS * torque / length.square()
     speed = torch.add(speed, turn, alpha=DT)
-    return torch.stack([torch.add(angle, speed, alpha=DT), speed.clamp(-TOP_SPEED, TOP_SPEED)])
+    top = speed.clamp(-TOP_SPEED, TOP_SPEED)
+    return torch.stack([torch.add(angle, top if held else speed, alpha=DT), top])

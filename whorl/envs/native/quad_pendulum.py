@@ -28,6 +28,7 @@ class QuadInvPendulum(Sensed):
     """State: `body` [10, B] (place of the cart and four absolute angles, then the speeds of these five).
 
     Args:
+        concat: how many of the last observations are seen at once.
         friction: in the joints; without it, and with the cart at rest, the chain keeps its energy.
         compile: fuse the integrator with torch.compile (a slow first call of up to a minute, then ten times faster).
         dtype: of physics and observations.
@@ -40,11 +41,12 @@ class QuadInvPendulum(Sensed):
         self,
         lanes: int,
         device: torch.device | str = "cpu",
+        concat: int = 1,
         friction: bool = True,
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, box(-1.0, 1.0), "full", 1000, dtype)
+        super().__init__(lanes, device, box(-1.0, 1.0), "full", concat, 1000, dtype)
         self._swing = chain.swing(lanes, self.device, self.dtype, friction, compile)
         self._hanging = self.constant(0, *[math.pi] * 4, *[0] * 5)
 

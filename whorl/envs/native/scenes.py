@@ -12,6 +12,7 @@ from whorl.envs.native import render
 from whorl.envs.native.render import Colour, Point
 
 WATER, DEEP, GOLD, PAPER = (176, 214, 234), (120, 178, 214), (232, 176, 32), (255, 255, 255)
+SYMBOLS = (render.FULL, render.NOSE, render.GOAL, render.FAILED)
 
 
 def cart_scene(
@@ -100,6 +101,72 @@ def car_scene(x: float, side: float, priest: float, hearing: float, shown: Mappi
     for wheel in (x - 0.07, x + 0.07):
         scene.disc((wheel, 0.03), 6, render.INK)
         scene.disc((wheel, 0.03), 2, PAPER)
+    return scene.finished(shown)
+
+
+def t_maze_scene(place: int, length: int, cue: int, lit: bool, shown: Mapping[str, str]) -> np.ndarray:
+    """The corridor and its two arms, the way to turn, lit while it is told, and who walks there."""
+    scene = Scene(min(0.88 * render.WIDTH / (length + 1), 60), 0.5, 0.6)
+    left, end, arm = -length / 2, length / 2, scene.pixels(70)
+    half = max(0.5, scene.pixels(9))
+    scene.box((left - half, half), (end + half, -half), PAPER)
+    scene.box((end - half, arm), (end + half, -arm), PAPER)
+    for cell in range(length + 1):
+        scene.disc((left + cell, 0), 1.5, render.GRID)
+    for way in (1, -1):
+        right = way == cue
+        scene.disc((end, way * (arm - half)), 7, render.GOAL if right else render.FAILED)
+    arrow = render.NOSE if lit else render.GRID
+    tip = (left, cue * scene.pixels(48))
+    scene.line([(left, cue * scene.pixels(20)), tip], arrow, 5)
+    for turn in (-8, 8):
+        scene.line([tip, (left + scene.pixels(turn), cue * scene.pixels(38))], arrow, 5)
+    scene.disc((left + place, 0), 8, render.INK)
+    scene.disc((left + place, 0), 5.5, render.FULL)
+    return scene.finished(shown)
+
+
+def symbol_scene(symbols: Sequence[int], shown: Mapping[str, str]) -> np.ndarray:
+    """Tiles from the symbol asked for, ringed, to the one shown now, large; -1 is an empty tile."""
+    scene = Scene(min(0.8 * render.WIDTH / len(symbols), 70), 0.5, 0.58)
+    for i, symbol in enumerate(symbols):
+        x, last = i - (len(symbols) - 1) / 2, i == len(symbols) - 1
+        half = 0.45 if last else 0.3
+        colour = SYMBOLS[symbol % len(SYMBOLS)] if symbol >= 0 else render.GRID
+        scene.box((x - half, half), (x + half, -half), colour)
+        if symbol >= 0:
+            scene.text((x, -0.7), str(symbol), render.INK)
+        if i == 0:
+            scene.ring((x, 0), 0.49, render.INK, 2)
+            scene.text((x, 0.75), "asked", render.INK)
+        if last:
+            scene.text((x, 0.75), "shown", render.INK)
+    return scene.finished(shown)
+
+
+def bumps_scene(
+    place: float,
+    angle: float,
+    bumps: Sequence[float],
+    put: Sequence[float],
+    width: float,
+    limit: float,
+    finger: float,
+    shown: Mapping[str, str],
+) -> np.ndarray:
+    """The line from the side: both bumps and where they were put, the gripper, and its finger, whose tip trails."""
+    scene = Scene(0.45 * render.WIDTH / limit, 0.5, 0.72)
+    scene.line([(-limit, 0), (limit, 0)], render.FRAME, 4)
+    for end in (-limit, limit):
+        scene.line([(end, 0), (end, scene.pixels(14))], render.FRAME, 4)
+    for now, then, colour in zip(bumps, put, (render.FAILED, render.GOAL)):
+        scene.dashes((then, 0), (then, width), colour)
+        for share in np.linspace(0.5, 0.1, 9):
+            scene.box((now - share * width, width * (1 - share)), (now + share * width, 0), colour)
+    hand = (place, 1.3 * finger)
+    scene.line([hand, (place - finger * math.sin(angle), hand[1] - finger * math.cos(angle))], render.NOSE, 6)
+    scene.box((place - 0.025, hand[1] + 0.05), (place + 0.025, hand[1]), render.FULL)
+    scene.disc(hand, 5, render.INK)
     return scene.finished(shown)
 
 

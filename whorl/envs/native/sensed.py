@@ -1,4 +1,4 @@
-"""Worlds that see a list of numbers: all of them, or a named choice for the tasks that hide some."""
+"""Worlds that see a list of numbers: all of them, or a named choice for the tasks that hide some, now or lately."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 from whorl import tree
 from whorl.envs.native.world import State, World
 from whorl.errors import ConfigError
-from whorl.spec import Array, Continuous, Spec
+from whorl.spec import Array, Continuous, Discrete, Spec
 
 Choices: TypeAlias = Mapping[str, Sequence[int]]
 
@@ -19,8 +19,9 @@ class Sensed(World):
     """A subclass sets `choices` and writes `sense` in place of `observe`.
 
     Args:
-        action: the world's own bounds; `advance` gets canonical actions all the same.
+        action: the world's own bounds, or its choices; `advance` gets canonical actions all the same.
         observe: which entries are seen, one of `choices`.
+        concat: so many of the last observations are seen at once, oldest first, zeros before the episode's first.
         max_steps: an episode is truncated after so many steps.
         dtype: of physics, rewards and observations.
     """
@@ -32,31 +33,48 @@ class Sensed(World):
         self,
         lanes: int,
         device: torch.device | str,
-        action: Continuous,
+        action: Continuous | Discrete,
         observe: str,
+        concat: int,
         max_steps: int,
         dtype: str,
     ) -> None:
         super().__init__(lanes, device)
         if observe not in self.choices:
             raise ConfigError(f"observe is {observe!r}; {self.id} offers {', '.join(self.choices)}")
+        if concat < 1:
+            raise ConfigError(f"concat is {concat}; give 1 for the newest observation alone, or more to join")
         if max_steps < 1:
             raise ConfigError(f"max_steps is {max_steps}; an episode needs at least 1")
         if dtype not in ("float32", "float64"):
             raise ConfigError(f"dtype is {dtype!r}; choose float32 or float64")
         self.seen = tuple(self.choices[observe])
+        self.concat = concat
         self.max_steps = max_steps
         self.dtype = torch.float64 if dtype == "float64" else torch.float32
         self.returns = self.returns.to(self.dtype)
-        self.spec = Spec(Array((len(self.seen),), dtype), action, lanes)
+        self.spec = Spec(Array((concat * len(self.seen),), dtype), action, lanes)
+        self._blank = torch.zeros(concat - 1, len(self.seen), lanes, dtype=self.dtype, device=self.device)
 
     @abstractmethod
     def sense(self, state: State) -> Sequence[Tensor]:
         """All that there is to see, a row [B] each."""
 
     def observe(self, state: State) -> Tensor:
+        if self.concat == 1:
+            return torch.stack(self._shown(state), 1)
+        return state["window"].flatten(0, 1).T.clone(memory_format=torch.contiguous_format)
+
+    def remember(self, state: State, before: State | None) -> State:
+        """With `concat`, `window` [concat, n, B] holds the last observations."""
+        if self.concat == 1:
+            return state
+        older = self._blank if before is None else before["window"][1:]
+        return {**state, "window": torch.cat([older, torch.stack(self._shown(state))[None]])}
+
+    def _shown(self, state: State) -> list[Tensor]:
         rows = self.sense(state)
-        return torch.stack([rows[i] for i in self.seen], 1)
+        return [rows[i] for i in self.seen]
 
     def control(self, action: tree.Tree) -> Tensor:
         """Actions within [-1, 1], a row [B] per dimension: a transposed operand slows every operation after it."""
@@ -82,7 +100,11 @@ class Sensed(World):
 
     def chosen(self, values: Tensor, generator: torch.Generator) -> Tensor:
         """One of `values` [n] per lane [B], each as likely."""
-        return values[torch.randint(len(values), (self.lanes,), generator=generator, device=self.device)]
+        return values[self.drawn(len(values), generator)]
+
+    def drawn(self, n: int, generator: torch.Generator) -> Tensor:
+        """A number from 0 to n - 1 per lane [B], each as likely."""
+        return torch.randint(n, (self.lanes,), generator=generator, device=self.device)
 
     def clock(self, lane: int) -> dict[str, str]:
         """The first lines of a picture's panel."""

@@ -1,4 +1,4 @@
-"""CartPoleSwingUpVariableLength-v0: swing a pole up and hold it, with a short or a long one in each episode.
+"""A pole to swing up on a cart and hold, a short or a long one in each episode.
 
 The action, in [-1, 1], is a force in units of 10 N. Sensed: the cart's place and speed, cosine and sine of the pole's
 angle (0 upright), its angular speed, its length, and the last action. Explicit Euler steps of 0.01 s. A cart that
@@ -28,6 +28,7 @@ class CartPoleSwingUpVariableLength(Sensed):
 
     Args:
         observe: full, pvl (without the last action), pv (nor the length) or pa (place, angle and last action).
+        concat: how many of the last observations are seen at once.
         lengths: of the pole in m; one is drawn for each episode.
         max_steps: an episode is truncated after so many steps.
         compile: fuse the equations of motion with torch.compile.
@@ -43,12 +44,13 @@ class CartPoleSwingUpVariableLength(Sensed):
         lanes: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
+        concat: int = 1,
         lengths: Sequence[float] = (0.1, 0.6),
         max_steps: int = 500,
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, box(-1.0, 1.0), observe, max_steps, dtype)
+        super().__init__(lanes, device, box(-1.0, 1.0), observe, concat, max_steps, dtype)
         self._lengths = self.lengths(lengths)
         self._move = compiled(move) if compile else move
         self._hanging = self.constant(0, 0, math.pi, 0)

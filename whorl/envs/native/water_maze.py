@@ -32,6 +32,7 @@ class WaterMaze(Sensed):
 
     Args:
         observe: full or hidden (without the platform's place).
+        concat: how many of the last observations are seen at once.
         dense: the reward is minus the distance to the platform's middle.
         radius: of the platform.
         max_steps: an episode is truncated after so many steps.
@@ -50,13 +51,14 @@ class WaterMaze(Sensed):
         lanes: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
+        concat: int = 1,
         dense: bool = False,
         radius: float = 0.3,
         max_steps: int = 200,
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, box(-1.0, 1.0, 2), observe, max_steps, dtype)
+        super().__init__(lanes, device, box(-1.0, 1.0, 2), observe, concat, max_steps, dtype)
         if not 0 < radius <= 0.5:
             raise ConfigError(
                 f"radius is {radius}; choose one above 0 and up to 0.5, or nothing is left to search"
@@ -123,11 +125,12 @@ class WaterMazeSimple(WaterMaze):
         lanes: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
+        concat: int = 1,
         max_steps: int = 200,
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, observe, max_steps=max_steps, compile=compile, dtype=dtype)
+        super().__init__(lanes, device, observe, concat, max_steps=max_steps, compile=compile, dtype=dtype)
 
     def initial(self, generator: torch.Generator) -> State:
         platform = polar(0.7, 2 * math.pi * self.uniform(1, generator)[0])

@@ -60,10 +60,14 @@ class World(ABC):
     def observe(self, state: State) -> tree.Tree:
         """Observations [B, ...] that share no memory with `state`."""
 
+    def remember(self, state: State, before: State | None) -> State:
+        """`state` with what it keeps of the one `before` it, which is None where an episode starts: as it is."""
+        return state
+
     @torch.no_grad()
     def reset(self, seed: int) -> tree.Tree:
         self.generator.manual_seed(seed)
-        self._write(self.initial(self.generator))
+        self._write(self.remember(self.initial(self.generator), None))
         self.steps.zero_()
         self.returns.zero_()
         self.ended.zero_()
@@ -74,8 +78,9 @@ class World(ABC):
         if not self.state:
             raise EnvError(f"{self.id} has no state yet; call reset(seed) before the first step")
         reset = self.ended.clone()
-        fresh = self.initial(self.generator)
+        fresh = self.remember(self.initial(self.generator), None)
         stepped, reward, terminated = self.advance(self.state, action)
+        stepped = self.remember(stepped, self.state)
         # Choose for all keys before writing any: a new tensor may be a view of another key's old one.
         self._write({key: torch.where(reset, fresh[key], stepped[key]) for key in self.state})
         reward = reward.masked_fill(reset, 0)

@@ -1,0 +1,123 @@
+"""Two bumps on a line, felt with a finger that is soft or stiff: push the right one to the right.
+
+A gripper moves along y, within 0.4 m. From it hangs a finger of 80 mm that turns in a spring of stiffness k. The
+action, two numbers in [-1, 1], is a step in units of 0.05 m and a stiffness, from 0.007 to 0.047 N·m/rad. Sensed: the
+gripper's place and the finger's angle (positive where it leans on a bump to its right), and where the bumps are.
+
+Contact is quasi-static. The finger's tip is on one side of each bump, which is 40 mm wide. While the gripper moves over
+the bump the tip stays behind at the near edge, so with an overlap o of gripper and bump the finger bends by o / 80 mm
+and presses with the torque k o / 80 mm. What comes first decides:
+
+    the overlap is the whole width:             the tip slips over, and the finger is straight on the other side
+    the torque reaches 0.027 · 40 mm / 80 mm:   the bump gives way, and moves so that the torque grows no further
+
+So a finger softer than 0.027 N·m/rad always slips over and moves nothing, and a stiffer one always pushes.
+
+The right bump moved right by more than 0.01 m, which takes a finger on its left, earns 1 and ends the episode. What
+ends it without a reward: the left bump moved by more than 0.001 m, the right one moved left by that much, a gripper at
+0.4 m. Bumps are 0.12 to 0.32 m apart and within 0.28 m; the gripper starts anywhere off them within 0.35 m.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.envs.native.scenes import bumps_scene
+from whorl.envs.native.sensed import Choices, Sensed, box
+from whorl.envs.native.world import State, compiled
+
+STEP, SOFT, GIVES, STIFF = 0.05, 0.007, 0.027, 0.047
+"""m, and N·m/rad: the softest, the one above which a bump gives way before the finger slips, the stiffest"""
+WIDTH, FINGER = 0.04, 0.08
+LIMIT, WITHIN, START = 0.4, 0.28, 0.35
+"""of the gripper, of the bumps, and of where the gripper starts"""
+NEAR, FAR = 0.12, 0.32
+"""from one bump to the other"""
+PUSHED, MOVED = 0.01, 0.001
+"""how far the right bump is to go, and how far none may move otherwise"""
+
+
+class Bumps(Sensed):
+    """State: `place` [B] (the gripper's), `bumps` [2, B] (left, right), `put` [2, B] (where they were at first),
+    `side` [2, B] (on which side of each the tip is: -1 left, 1 right).
+
+    Args:
+        observe: touch (gripper and finger) or full (and the bumps' places).
+        concat: how many of the last observations are seen at once.
+        max_steps: an episode is truncated after so many steps.
+        compile: fuse the contact with torch.compile.
+        dtype: of physics and observations.
+    """
+
+    id = "Bumps-v0"
+    fps = 5
+    choices: ClassVar[Choices] = {"touch": range(2), "full": range(4)}
+
+    def __init__(
+        self,
+        lanes: int,
+        device: torch.device | str = "cpu",
+        observe: str = "touch",
+        concat: int = 1,
+        max_steps: int = 50,
+        compile: bool = False,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__(lanes, device, box(-1.0, 1.0, 2), observe, concat, max_steps, dtype)
+        self._touch = compiled(touch) if compile else touch
+
+    def initial(self, generator: torch.Generator) -> State:
+        apart, left, place = self.uniform(3, generator)
+        apart = NEAR + (FAR - NEAR) * apart
+        left = (2 * WITHIN - apart) * left - WITHIN
+        bumps = torch.stack([left, left + apart])
+        # Uniform over what the bumps leave free: drawn on a line without them, which are then put in.
+        place = 2 * (START - WIDTH) * place - START
+        for bump in bumps:
+            place = place + WIDTH * (place > bump - WIDTH / 2)
+        side = torch.where(place < bumps, -1.0, 1.0).to(self.dtype)
+        return {"place": place, "bumps": bumps, "put": bumps, "side": side}
+
+    def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
+        step, ratio = self.control(action)
+        place = state["place"] + STEP * step
+        stiffness = SOFT + (STIFF - SOFT) / 2 * (ratio + 1)
+        bumps, side = self._touch(place, state["bumps"], state["side"], stiffness)
+        left, right = bumps - state["put"]
+        pushed = right > PUSHED
+        ended = pushed | (left.abs() > MOVED) | (right < -MOVED) | (place.abs() >= LIMIT)
+        new = {"place": place, "bumps": bumps, "put": state["put"], "side": side}
+        return new, pushed.to(self.dtype), ended
+
+    def sense(self, state: State) -> Sequence[Tensor]:
+        bumps = state["bumps"]
+        return [state["place"], angle(state["place"], bumps, state["side"]), *bumps]
+
+    def render(self, lane: int = 0) -> np.ndarray:
+        bumps, put = (self.state[key][:, lane].tolist() for key in ("bumps", "put"))
+        place, bend = (float(row[lane]) for row in self.sense(self.state)[:2])
+        shown = {**self.clock(lane), "gripper": f"{place:+.3f} m", "finger": f"{math.degrees(bend):+.0f}°"}
+        return bumps_scene(place, bend, bumps, put, WIDTH, LIMIT, FINGER, shown)
+
+
+def overlap(place: Tensor, bumps: Tensor, side: Tensor) -> Tensor:
+    """How far [2, B] the gripper is beyond the edge at which the tip stays; negative before it."""
+    return WIDTH / 2 - side * (place - bumps)
+
+
+def angle(place: Tensor, bumps: Tensor, side: Tensor) -> Tensor:
+    """The finger's [B]."""
+    return (-side * overlap(place, bumps, side).clamp(min=0)).sum(0) / FINGER
+
+
+def touch(place: Tensor, bumps: Tensor, side: Tensor, stiffness: Tensor) -> tuple[Tensor, Tensor]:
+    """Bumps and sides [2, B] once the gripper is at `place`: the tip slips over a bump, or the bump gives way."""
+    bent, pushes = overlap(place, bumps, side), stiffness > GIVES
+    shift = (bent - WIDTH * GIVES / stiffness).clamp(min=0) * pushes
+    slipped = (bent >= WIDTH) & ~pushes
+    return bumps - side * shift, torch.where(slipped, -side, side)

@@ -1,0 +1,97 @@
+"""Symbols to be named from memory: the one of some steps ago, or the first one of the episode.
+
+Each step shows one of 4 symbols, each as likely, as one-hot. The action names the symbol asked for. Right earns 1/n and
+wrong -1/n, where n is the number of steps that ask for one: all right returns 1, guessing -0.5. Nothing that is done
+changes what is shown. Episodes are only truncated, after 64 steps.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.envs.native.scenes import symbol_scene
+from whorl.envs.native.sensed import Choices, Sensed
+from whorl.envs.native.world import State
+from whorl.errors import ConfigError
+from whorl.spec import Discrete
+
+SYMBOLS = 4
+
+
+class RepeatPrevious(Sensed):
+    """State: `symbols` [delay + 1, B], from the one asked for to the one shown; -1 where there was none yet.
+
+    Args:
+        observe: symbol (the one shown) or full (and the one asked for).
+        concat: how many of the last observations are seen at once.
+        delay: the symbol of so many steps ago is asked for; the first so many steps ask for none.
+        max_steps: an episode is truncated after so many steps.
+    """
+
+    id = "RepeatPrevious-v0"
+    fps = 4
+    choices: ClassVar[Choices] = {"symbol": range(SYMBOLS), "full": range(2 * SYMBOLS)}
+
+    def __init__(
+        self,
+        lanes: int,
+        device: torch.device | str = "cpu",
+        observe: str = "symbol",
+        concat: int = 1,
+        delay: int = 4,
+        max_steps: int = 64,
+    ) -> None:
+        super().__init__(lanes, device, Discrete(SYMBOLS), observe, concat, max_steps, "float32")
+        if not 1 <= delay < max_steps:
+            raise ConfigError(f"delay is {delay}; choose 1 to {max_steps - 1}, so that some steps are scored")
+        self.scored = max_steps - delay
+        """steps of an episode that ask for a symbol"""
+        self._none = torch.full((delay, lanes), -1, device=self.device)
+
+    def initial(self, generator: torch.Generator) -> State:
+        return {"symbols": torch.cat([self._none, self.drawn(SYMBOLS, generator)[None]])}
+
+    def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
+        symbols = state["symbols"]
+        asked = symbols[0]
+        points = torch.where(action == asked, 1.0, -1.0).masked_fill(asked < 0, 0)
+        new = torch.cat([self.kept(symbols), self.drawn(SYMBOLS, self.generator)[None]])
+        return {"symbols": new}, points.to(self.dtype) / self.scored, torch.zeros_like(self.ended)
+
+    def kept(self, symbols: Tensor) -> Tensor:
+        """What stays in mind when the next symbol is shown."""
+        return symbols[1:]
+
+    def sense(self, state: State) -> Sequence[Tensor]:
+        symbols = state["symbols"]
+        return [(symbols[row] == i).to(self.dtype) for row in (-1, 0) for i in range(SYMBOLS)]
+
+    def render(self, lane: int = 0) -> np.ndarray:
+        return symbol_scene(self.state["symbols"][:, lane].tolist(), self.clock(lane))
+
+
+class RepeatFirst(RepeatPrevious):
+    """State: `symbols` [2, B], the first, which is asked for from the first step on, and the one shown."""
+
+    id = "RepeatFirst-v0"
+
+    def __init__(
+        self,
+        lanes: int,
+        device: torch.device | str = "cpu",
+        observe: str = "symbol",
+        concat: int = 1,
+        max_steps: int = 64,
+    ) -> None:
+        super().__init__(lanes, device, observe, concat, 1, max_steps)
+        self.scored = max_steps
+
+    def initial(self, generator: torch.Generator) -> State:
+        return {"symbols": self.drawn(SYMBOLS, generator).expand(2, -1)}
+
+    def kept(self, symbols: Tensor) -> Tensor:
+        return symbols[:1]
