@@ -89,6 +89,16 @@ def test_options_of_an_environment_are_flags_and_reach_it(tmp_path: Path) -> Non
     assert config_of(tmp_path)["env_options"] == {"faults": [1, 1, 1, 0]}
 
 
+def test_what_is_seen_of_an_environment_is_a_flag_and_survives_a_resume(tmp_path: Path) -> None:
+    words = ["--env_options.keep", "0", "2", "--env_options.last_action", "true", "--no-eval"]
+    assert main(["train", "ppo", "CartPole-v1", *SMALL, *words, "--runs", str(tmp_path)]) == 0
+    assert config_of(tmp_path)["env_options"] == {"keep": [0, 2], "last_action": True}
+    (run,) = tmp_path.iterdir()
+    assert whorl.restore(run).spec.observation.shape == (4,)
+    assert main(["resume", str(run), "--max-epochs", "3"]) == 0
+    assert config_of(tmp_path)["env_options"] == {"keep": [0, 2], "last_action": True}
+
+
 @pytest.mark.parametrize("env", ["CartPole-v1", "Quadrotor-v0"])
 def test_an_option_that_an_environment_does_not_have_is_told(
     env: str, capsys: pytest.CaptureFixture[str]

@@ -5,6 +5,7 @@ there is one set of rules and one set of errors. tyro draws the help pages from 
 """
 
 import json
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -416,7 +417,13 @@ def _values_after(words: Sequence[str], index: int, hint: Any, off: bool) -> lis
     if bool in get_args(hint):  # a flag whose value may be left out
         return [] if following and Path(following[0]).is_dir() else following[:1]
     several = any(get_origin(option) in (tuple, list) for option in (hint, *get_args(hint)))
+    if hint is None and following and all(_is_number(word) for word in following):
+        return following  # an option whose type nobody knows: numbers are a list, but a word may be a name
     return following if several else following[:1]
+
+
+def _is_number(word: str) -> bool:
+    return re.fullmatch(r"-?\d+(\.\d+)?", word) is not None
 
 
 _BOOLEANS = {
@@ -439,7 +446,8 @@ def _typed(flag: str, given: list[str], hint: Any) -> Any:
         raise ConfigError(f"{flag} needs a value: {describe(hint) if hint else 'what to set it to'}")
     text = given[0]
     if hint is None or hint is Part or hint is dict:
-        return read_yaml(text, f"{flag} {text}")
+        read = [read_yaml(text, f"{flag} {text}") for text in given]
+        return read if len(read) > 1 else read[0]
     if hint is bool:
         if text.lower() not in _BOOLEANS:
             raise ConfigError(f"{flag} is {text!r}; it must be true or false")

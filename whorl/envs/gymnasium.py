@@ -14,7 +14,15 @@ from gymnasium.error import DependencyNotInstalled
 from torch import Tensor
 
 from whorl import tree
-from whorl.envs import atari, dm_control, minatar, minigrid, pybullet
+from whorl.envs import (
+    atari,
+    bumps_bullet,
+    dm_control,
+    minatar,
+    minigrid,
+    pybullet,
+    reacher,  # noqa: F401 - registers an id
+)
 from whorl.envs.lanes import (
     Buffers,
     Factory,
@@ -22,11 +30,11 @@ from whorl.envs.lanes import (
     Layout,
     children,
     make_registered,
-    make_stacked,
     missing_package,
     nest,
     probe,
 )
+from whorl.envs.seen import seen_through, split
 from whorl.envs.vector import Step
 from whorl.errors import EnvError, nearest
 from whorl.spec import Array, Continuous, Discrete, MultiDiscrete, Spec, SpecTree
@@ -36,22 +44,27 @@ from whorl.tree import Tree
 def factory_from_id(id: str, **kwargs: Any) -> Factory:
     """A function that makes the registered environment `id`, also in a worker that registered nothing.
 
-    `frame_stack` is an option of them all: that many frames are seen together, and one of them is stored.
+    All have options that say what is seen of them (`whorl.envs.seen`); with `frame_stack`, that many frames are seen
+    together, and one of them is stored.
     """
     spec = _find(id)
-    stack = kwargs.pop("frame_stack", None)
-    if stack is not None and atari.made(spec):
-        kwargs, stack = {**kwargs, "stack": stack}, None
+    kwargs, seen = split(kwargs)
+    if "frame_stack" in seen and atari.made(spec):
+        kwargs["stack"] = seen.pop("frame_stack")
     try:
         if isinstance(spec.entry_point, str):
             load_env_creator(spec.entry_point)
     except (ImportError, DependencyNotInstalled) as error:
         raise missing_package(id, error) from error
-    own = {pybullet: pybullet.make_bullet, minigrid: minigrid.make_grid}
+    own = {
+        pybullet: pybullet.make_bullet,
+        bumps_bullet: bumps_bullet.make_bumps,
+        minigrid: minigrid.make_grid,
+    }
     make = next((make for package, make in own.items() if package.owns(spec.id)), make_registered)
     # Lanes never step before a reset, and checking is a tool of its own: those wrappers don't earn their time.
     factory = partial(make, replace(spec, order_enforce=False), kwargs)
-    return factory if stack is None else partial(make_stacked, factory, stack)
+    return seen_through(factory, seen)
 
 
 def whole_id(id: str) -> str:

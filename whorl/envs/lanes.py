@@ -30,6 +30,7 @@ MASK_KEY = "action_mask"
 EXTRAS = {
     "dm_control": ("dm_control", "dm-control"),
     "pybullet_envs_gymnasium": ("pybullet-envs-gymnasium", "pybullet"),
+    "pybullet": ("pybullet", "pybullet"),
     "mujoco": ("mujoco", "mujoco"),
     "box2d": ("Box2D", "box2d"),
     "ale_py": ("ale-py", "atari"),
@@ -270,19 +271,6 @@ def make_registered(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env:
         raise missing_package(spec.id, error) from error
     except gymnasium.error.Error as error:
         raise EnvError(f"{spec.id} can't be made: {error}") from error
-
-
-class FrameStack(gymnasium.Wrapper):
-    """Says how many frames of an environment are to be seen together; whoever steps the lanes stacks them."""
-
-    def __init__(self, env: gymnasium.Env, frame_stack: int) -> None:
-        super().__init__(env)
-        self.frame_stack = frame_stack
-
-
-def make_stacked(factory: Factory, stack: Any) -> gymnasium.Env:
-    """What `factory` makes, `stack` frames at a time."""
-    return FrameStack(factory(), whole_stack(stack))
 
 
 def whole_stack(stack: Any) -> int:

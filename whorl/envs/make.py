@@ -14,8 +14,9 @@ from whorl.config import WRAPPED
 from whorl.envs import native
 from whorl.envs.envpool import EnvPoolVector
 from whorl.envs.gymnasium import GymnasiumVector, factory_from_id, is_game, to_spec, whole_id
-from whorl.envs.lanes import make_stacked, probe
+from whorl.envs.lanes import probe
 from whorl.envs.pool import WorkerPool, default_workers
+from whorl.envs.seen import HIDING, OPTIONS, seen_through, split
 from whorl.envs.vector import VectorEnv
 from whorl.envs.vectorized import STATE as BATCHED
 from whorl.envs.vectorized import BatchedVector
@@ -94,26 +95,33 @@ class Source:
 
 def make(env: str | gymnasium.Env | Factory, **options: Any) -> Made:
     """An environment by id (ours, Gymnasium's, or one you registered), from an object, or from a factory."""
+    usable = () if isinstance(env, Made) else OPTIONS
+    late = [name for name in options if not isinstance(env, str) and name not in usable]
+    if late:
+        raise EnvError(f"{late[0]} can't change an environment that is already made; pass its id instead")
     source = find(env, options)
     return Made(source.factory(), source)
 
 
 def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
-    """The source behind an id, a made environment, a Gymnasium environment or a factory."""
+    """The source behind an id, a made environment, a Gymnasium environment or a factory.
+
+    For the last two, the options are those that say what is seen; others were given when they were made.
+    """
     options = dict(options or {})
     if isinstance(env, Made):
         return env.source
     if isinstance(env, str):
         return _from_id(env, options)
     if isinstance(env, gymnasium.Env):
-        return _from_env(env)
+        return _seen(_from_env(env), split(options)[1])
     if callable(env):
         built = env()
         if not isinstance(built, gymnasium.Env):
             raise EnvError(f"the factory returned a {type(built).__name__}; it must return a gymnasium.Env")
         name = _name(built)
         built.close()
-        return Source(name, env, named=False)
+        return _seen(Source(name, env, named=False), split(options)[1])
     raise EnvError(f"{env!r} is no environment; give an id, a gymnasium.Env or a function that makes one")
 
 
@@ -121,30 +129,45 @@ def _from_id(id: str, options: dict[str, Any]) -> Source:
     own = registered("environment")
     if id not in own and is_game(id):
         return _game(id, options)
-    factory = _registered(own[id], options) if id in own else factory_from_id(id, **options)
+    theirs, ours = split(options)
+    # An id may name the module that registers it: module:World-v0.
+    name = id if id in own or ":" in id else whole_id(id)
+    world = None if id in own else native.WORLDS.get(name.rpartition(":")[2])
+    if world is not None and ours:
+        raise _whole(name, world, ours)
+    factory = seen_through(partial(own[id], **theirs), ours) if id in own else factory_from_id(id, **options)
     if options.keys() - {"render_mode"}:
         _try(id, factory, options)
-    if id in own:
-        return Source(id, factory, options)
-    # An id may name the module that registers it: module:World-v0.
-    name = id if ":" in id else whole_id(id)
-    world = native.WORLDS.get(name.rpartition(":")[2])
-    if world is not None and "frame_stack" in options:
-        raise EnvError(f"{name} is stepped as tensors, whose rows are not stacked; leave frame_stack out")
     return Source(name, factory, options, world)
 
 
-def _registered(build: Factory, options: dict[str, Any]) -> Factory:
-    """What a user registered, with options; `frame_stack` is ours."""
-    others = {key: value for key, value in options.items() if key != "frame_stack"}
-    factory = partial(build, **others)
-    return partial(make_stacked, factory, options["frame_stack"]) if "frame_stack" in options else factory
+def _seen(source: Source, options: dict[str, Any]) -> Source:
+    """What `source` makes, seen as `options` say."""
+    if not options:
+        return source
+    if source.world is not None:
+        raise _whole(source.id, source.world, options)
+    factory = seen_through(source.factory, options)
+    factory().close()
+    return replace(source, factory=factory, options=options)
+
+
+def _whole(id: str, world: type, options: dict[str, Any]) -> EnvError:
+    """A world shows its rows as they are; some know other ways to be seen."""
+    if "frame_stack" in options:
+        return EnvError(f"{id} is stepped as tensors, whose rows are not stacked; leave frame_stack out")
+    named, choices = ", ".join(options), ", ".join(getattr(world, "choices", ()))
+    remedy = f"say what is seen with observe, one of {choices}" if choices else f"leave {named} out"
+    return EnvError(f"{id} is stepped as tensors, which {named} can't change; {remedy}")
 
 
 def _game(id: str, options: dict[str, Any]) -> Source:
     backend = options.get("backend", "ale")
     if backend not in BACKENDS:
         raise EnvError(f"backend {backend!r} is unknown; {nearest(str(backend), BACKENDS)}")
+    hiding = [name for name in HIDING if name in options]
+    if backend == "envpool" and hiding:
+        raise EnvError(f"EnvPool shows pictures alone; leave out {', '.join(hiding)} or backend='envpool'")
     factory = factory_from_id(id, **{name: value for name, value in options.items() if name != "backend"})
     if options:
         _try(id, factory, options)
