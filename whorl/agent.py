@@ -187,7 +187,10 @@ class Agent(nn.Module):
     def experience(self, generator: torch.Generator) -> Any:
         """What turns rollouts into batches for this agent; `generator` is for drawing them, on the ring's device."""
         if isinstance(self.cfg, ReplayConfig):
-            return replay_of(self.cfg, self.spec, self.device, generator, self.errors, self._stored())
+            refresh = self.refreshed if self.cfg.refresh_memory and self.stores_memory else None
+            return replay_of(
+                self.cfg, self.spec, self.device, generator, self.errors, self._stored(), refresh
+            )
         return Rollouts(device=self.device)
 
     @torch.no_grad()
@@ -199,6 +202,17 @@ class Agent(nn.Module):
         agent: Any = self
         batch = agent.observations.learn(batch, self.random("critic"))
         return agent.critic_loss(batch, agent.draw(batch))[1]
+
+    @torch.no_grad()
+    def refreshed(self, batch: Batch) -> Tree:
+        """What the nets as they are now remember before every `stride`-th row of a sequence but the first: [K, B, ...].
+
+        By custom `actor` and `critic` are the nets, and `observations` prepares what they read.
+        """
+        agent: Any = self
+        batch = batch.replace(obs=agent.observations(batch.obs))
+        nets = [getattr(self, name) for name in ("actor", "critic") if hasattr(self, name)]
+        return {k: v for net in nets for k, v in net.states(batch, self.cfg.stride).items()}
 
     @property
     def device(self) -> torch.device:
@@ -332,6 +346,9 @@ class Agent(nn.Module):
             return [*self.parameters(), *self.buffers()]
         modules = [getattr(self, name) for name in self.acts_with]
         modules += [body for module in modules for body in getattr(module, "reads", ())]
+        critic: Any = getattr(self, "critic", None)
+        if getattr(critic, "follows", False):  # its memory is kept while acting
+            modules.append(critic.body)
         return [self.progress, *(t for module in modules for t in (*module.parameters(), *module.buffers()))]
 
     def state_tensors(self) -> list[Tensor]:

@@ -50,6 +50,9 @@ class RunConfig:
     """processes that step the lanes; 0: none, step them here; -1: one per core for environments worth it"""
     acting: Literal["auto", "central", "workers"] = "auto"
     """who evaluates the policy: this process, or every worker on its own lanes; auto: the workers, if there are any"""
+    hold_policy: bool = False
+    """act with the same weights until all lanes begin an episode (with workers: all of a worker's), so that a memory
+    fits the weights that made it (offpcc); for a lane each, or episodes of one length"""
     threads: int = 1
     """threads of torch's own operations in this process"""
     learner_threads: int = 2

@@ -89,7 +89,9 @@ class QNet(nn.Module):
 
     def __init__(self, spec: Spec, hidden: tuple[int, ...], memory: Any = "none", size: int = 8) -> None:
         super().__init__()
-        self.body = Body("q", spec.observation, BodySettings(hidden, "tanh", *FLAT, MemorySettings(memory, size)))
+        self.body = Body(
+            "q", spec.observation, BodySettings(hidden, "tanh", *FLAT, MemorySettings(memory, size))
+        )
         self.head = nn.Linear(self.body.size, spec.action.n)
         self.masked = spec.masked
 

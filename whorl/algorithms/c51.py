@@ -66,7 +66,9 @@ class C51(Agent):
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random:
-            after = self.critic.body.advance(self.observations(obs), memory, context.reset) if memory else memory
+            after = (
+                self.critic.body.advance(self.observations(obs), memory, context.reset) if memory else memory
+            )
             return Acted(random_action(self.spec, obs, context.generator), after)
         noise = {} if context.greedy else self.critic.draw(context.generator)
         logits, memory = self.critic.step(self.observations(obs), memory, context.reset, noise)

@@ -50,8 +50,6 @@ class DDPG(Agent):
         self.actor = Actor("actor", spec, cfg, lambda width: DeterministicHead(width, size), self.critic.body)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.target_actor = self.actor.target(self.target_critic.body)
-        if self.critic.follows:
-            self.acts_with = (*self.acts_with, "critic")
         given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
         self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **given)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)

@@ -67,7 +67,9 @@ class IQN(Agent):
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random:
-            after = self.critic.body.advance(self.observations(obs), memory, context.reset) if memory else memory
+            after = (
+                self.critic.body.advance(self.observations(obs), memory, context.reset) if memory else memory
+            )
             return Acted(random_action(self.spec, obs, context.generator), after)
         noise = {} if context.greedy else self.critic.draw(context.generator)
         features, memory = self.critic.body.step(self.observations(obs), memory, context.reset)

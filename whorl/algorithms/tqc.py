@@ -71,8 +71,6 @@ class TQC(Agent):
         self.register_buffer(
             "tau", midpoints.repeat(cfg.n_critics), persistent=False
         )  # [critics * quantiles]
-        if self.critic.follows:
-            self.acts_with = (*self.acts_with, "critic")
         given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
         self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **given)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)

@@ -13,7 +13,6 @@ from torch import Tensor
 from whorl import tree
 from whorl.tree import Tree
 
-
 LAST = "last"
 """the part of an agent's memory in which the loop keeps the action and the reward of the row before"""
 

@@ -75,6 +75,7 @@ class Replay(Experience):
         learn_after: no update is due for this many first steps.
         reward_clip: where rewards are clipped, on both sides; 0: nowhere.
         extras, memory, stride: see `Ring`.
+        refresh: what memory is by now before every `stride`-th row of a batch but the first; replaces what was stored.
     """
 
     overlaps = True
@@ -97,6 +98,7 @@ class Replay(Experience):
         extras: Mapping[str, Array] | None = None,
         memory: Tree | None = None,
         stride: int = 1,
+        refresh: Callable[[Batch], Tree] | None = None,
     ) -> None:
         self.ring = Ring(spec, capacity, device, extras=extras, memory=memory, stride=stride)
         self.reward_clip = reward_clip
@@ -113,7 +115,13 @@ class Replay(Experience):
         self._gather: Callable[[Ring, Tensor], Batch] = view.gather
         self.appraise = appraise
         self._transfer = Transfer(learner) if learner and torch.device(learner) != self.ring.device else None
+        self.refresh = refresh
+        if refresh is not None and self._transfer is not None:
+            raise ConfigError(
+                "refresh_memory writes into the ring at once, so it must lie beside the learner; use replay_device auto"
+            )
         self._late: dict[str, Tensor] = {}
+        self._renew: _Recorded | None = None
         self._draw: _Recorded | None = None
         self._settle: _Recorded | None = None
         self._priority: Tensor | None = None
@@ -205,6 +213,8 @@ class Replay(Experience):
 
     def _drawn(self, count: int = 1) -> Batch:
         start, extras = self.sampler.draw(count * self.batch_size, self.generator)
+        if self.refresh is not None:
+            extras = {**extras, "start": start}
         return self._weighted(self._gather(self.ring, start), extras)
 
     def _weighted(self, batch: Batch, extras: dict[str, Tensor]) -> Batch:
@@ -218,6 +228,8 @@ class Replay(Experience):
 
     @torch.no_grad()
     def settle(self, batch: Batch, updated: Any) -> None:
+        if self.refresh is not None:
+            self._renew_memory(batch)
         if not self.sampler.learns:
             return
         if updated.priority is None:
@@ -244,6 +256,20 @@ class Replay(Experience):
         self._priority.copy_(given["priority"])
         self._settle.replay()
 
+    def _renew_memory(self, batch: Batch) -> None:
+        refresh = self.refresh
+        assert refresh is not None
+
+        def renew() -> None:
+            self.ring.renew(batch.extras["start"], refresh(batch))
+
+        if self.ring.device.type != "cuda":
+            renew()
+            return
+        if self._renew is None:
+            self._renew = _Recorded(renew, tree.leaves(self.ring.memories), [])
+        self._renew.replay()
+
     def cut(self) -> None:
         """Announce that the next rollout does not go on from the newest row."""
         self.ring.cut()
@@ -251,7 +277,9 @@ class Replay(Experience):
     def state_dict(self) -> dict[str, Any]:
         ring = self.ring.state_dict()
         if self.store is not None:
-            del ring["columns"], ring["memories"]
+            del ring["columns"]
+            if self.refresh is None:
+                del ring["memories"]  # else old ones change, while files are written once
             ring["manifest"] = self.store.save()
         if self._late and self._transfer is not None:
             self._transfer.wait()
@@ -270,6 +298,8 @@ class Replay(Experience):
             if self.store is None:
                 raise CheckpointError("the rows of this replay are in its run folder; use whorl.resume(run)")
             self.store.load(state["ring"]["manifest"])
+            if "memories" in state["ring"]:
+                tree.copy_(self.ring.memories, state["ring"]["memories"])
         self.sampler.load_state_dict(state["sampler"])
         self._late = tree.clone(state["late"])
 
@@ -340,6 +370,7 @@ def replay_of(
     generator: torch.Generator,
     appraise: Callable[[Batch], Tensor],
     memory: Tree | None = None,
+    refresh: Callable[[Batch], Tree] | None = None,
 ) -> Replay:
     """Replayed transitions or sequences as settings describe them; `memory` is stored with the rows, if any."""
     view = view_of(cfg)
@@ -371,6 +402,7 @@ def replay_of(
             reward_clip=cfg.reward_clip_range if cfg.clip_reward else 0.0,
             memory=memory,
             stride=view.stride,
+            refresh=refresh,
         )
 
 

@@ -97,6 +97,19 @@ class Ring:
         self._next_reset.copy_(rollout.reset[steps])
         self._cut.zero_()
 
+    def renew(self, start: Tensor, memory: Tree) -> None:
+        """Replace stored memory: [K, B, ...] belongs to the K strides after each start [B]."""
+        if not memory:
+            return
+        number = torch.arange(1, len(tree.first(memory)) + 1, device=start.device).unsqueeze(1)
+        block = (start // self.lanes + number) % (self.slots // self.stride)
+        cell = (block * self.lanes + start % self.lanes).reshape(-1)
+
+        def put(leaf: Tensor, value: Tensor) -> None:
+            leaf.flatten(0, 1).index_copy_(0, cell, value.flatten(0, 1))
+
+        tree.map(put, {name: self.memories[name] for name in memory}, memory)
+
     def cut(self) -> None:
         """Announce that the next rollout does not go on from the newest row: a dropped slab, a new actor."""
         self._cut.fill_(True)

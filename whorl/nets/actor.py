@@ -66,6 +66,10 @@ class Actor(nn.Module):
         """The batch with what this net's memory makes of its rows, so that all who ask share one pass."""
         return self.body.unrolled(batch, self._encoded(batch.all)) if self.body.memories else batch
 
+    def states(self, batch: Batch, stride: int) -> Tree:
+        """See `Body.states`; nothing where the memory is the critics'."""
+        return self.body.states(self._encoded(batch.all), batch.all, stride) if self.body.memories else {}
+
     def step(self, obs: Tree, memory: Tree, reset: Tensor, noise: Tree | None = None) -> tuple[Any, Tree]:
         """One row of every lane: what the head says, and the memory after it."""
         if self.remembers:

@@ -35,7 +35,11 @@ class Attention(nn.Module):
 
     def initial(self, lanes: int, device: torch.device) -> Tree:
         empty = torch.zeros(lanes, self.layers, self.window - 1, self.size, device=device)
-        return {"keys": empty, "values": empty.clone(), "count": torch.zeros(lanes, dtype=torch.int64, device=device)}
+        return {
+            "keys": empty,
+            "values": empty.clone(),
+            "count": torch.zeros(lanes, dtype=torch.int64, device=device),
+        }
 
     def step(self, value: Tensor, reset: Tensor, memory: Tree) -> tuple[Tensor, Tree]:
         count = torch.where(reset, 0, memory["count"])
@@ -77,7 +81,9 @@ class Block(nn.Module):
         self.read = orthogonal_(nn.Linear(size, 3 * size), 1.0)
         self.join = orthogonal_(nn.Linear(size, size), 1.0)
         self.distance = nn.Parameter(torch.zeros(heads, window))
-        self.wide = nn.Sequential(orthogonal_(nn.Linear(size, 2 * size)), nn.ReLU(), orthogonal_(nn.Linear(2 * size, size), 1.0))
+        self.wide = nn.Sequential(
+            orthogonal_(nn.Linear(size, 2 * size)), nn.ReLU(), orthogonal_(nn.Linear(2 * size, size), 1.0)
+        )
         self.gate, self.gate_wide = Gate(size), Gate(size)
 
     def forward(
@@ -86,12 +92,14 @@ class Block(nn.Module):
         """Also all keys and values [B, held + R, H]; `away` [R, held + R] is how many rows lie between."""
         query, key, value = self.read(self.norm(x)).chunk(3, -1)
         if burn_in:
-            key, value = (torch.cat((part[:, :burn_in].detach(), part[:, burn_in:]), 1) for part in (key, value))
+            key, value = (
+                torch.cat((part[:, :burn_in].detach(), part[:, burn_in:]), 1) for part in (key, value)
+            )
         keys, values = torch.cat((keys, key), 1), torch.cat((values, value), 1)
         bias = self.distance[:, away.clamp(0, self.window - 1)]  # [heads, R, held + R]
         bias = bias.masked_fill(~seen.unsqueeze(1), -torch.inf)  # [B, heads, R, held + R]
-        parts = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, keys, values))
-        found = F.scaled_dot_product_attention(*parts, attn_mask=bias).transpose(1, 2).flatten(2)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, keys, values))
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
         x = self.gate(x, self.join(found).relu())
         return self.gate_wide(x, self.wide(self.norm_wide(x)).relu()), keys, values
 
@@ -101,7 +109,8 @@ class Gate(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.found = orthogonal_(nn.Linear(size, 3 * size), 1.0)
+        self.found = nn.Linear(size, 3 * size)
+        orthogonal_(self.found, 1.0)
         self.stream = orthogonal_(nn.Linear(size, 2 * size, bias=False), 1.0)
         self.kept = orthogonal_(nn.Linear(size, size, bias=False), 1.0)
         self.found.bias.data[size : 2 * size] = -2.0

@@ -5,7 +5,7 @@ memory it unrolls all rows once from the stored state and selects. Algorithm fil
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -125,9 +125,7 @@ class Body(nn.Module):
         """What the encoder makes of all rows, where there is memory, else of those asked for."""
         return self.encoder(rows.obs if self.memories else rows.selected)
 
-    def features(
-        self, encoded: Tensor, rows: Rows, noise: Tree | None = None, members: int = 0
-    ) -> Tensor:
+    def features(self, encoded: Tensor, rows: Rows, noise: Tree | None = None, members: int = 0) -> Tensor:
         """What memory and torso make of encoded rows."""
         if not self.memories:
             return self.read(encoded, noise)
@@ -148,6 +146,18 @@ class Body(nn.Module):
         """The batch with what the one memory makes of its encoded rows, so that all who ask share one pass."""
         (summary,) = self.summarise(encoded, batch.all)
         return batch.replace(summaries={**batch.summaries, id(self): summary})
+
+    def states(self, encoded: Tensor, rows: Rows, stride: int) -> Tree:
+        """What the memory holds before every `stride`-th row but the first, by its name: [K, B, ...]."""
+        if self.name not in rows.memory:
+            return {}
+        memory, found = {self.name: rows.memory[self.name]}, []
+        for row in range((len(encoded) - 1) // stride * stride):
+            last = {} if self.last is None else {LAST: tree.index(rows.last, row)}
+            memory = self.follow(encoded[row], {**memory, **last}, rows.reset[row])[1]
+            if (row + 1) % stride == 0:
+                found.append({self.name: memory[self.name]})
+        return tree.stack(found) if found else {}
 
     def step(self, obs: Tree, memory: Tree, reset: Tensor, noise: Tree | None = None) -> tuple[Tensor, Tree]:
         """One row of every lane: features [B, size], and this body's share of the memory after it."""
@@ -170,14 +180,16 @@ class Body(nn.Module):
         if self.last is not None:
             encoded = torch.cat((encoded, self.last(memory[LAST], reset)), -1)
         states = self._states(memory[self.name])
-        found = [one.step(encoded, reset, state) for one, state in zip(self.memories, states)]
+        memories: list[Any] = list(self.memories)
+        found = [one.step(encoded, reset, state) for one, state in zip(memories, states)]
         after = {self.name: self._joined([state for _, state in found])}
         return [summary for summary, _ in found], {**after, **_only(memory, LAST)}
 
     def initial_memory(self, lanes: int, device: torch.device) -> Tree:
         if not self.memories:
             return {}
-        states = [memory.initial(lanes, device) for memory in self.memories]
+        memories: list[Any] = list(self.memories)
+        states = [memory.initial(lanes, device) for memory in memories]
         last = {} if self.last is None else {LAST: self.last.initial(lanes, device)}
         return {self.name: self._joined(states), **last}
 

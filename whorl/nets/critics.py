@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from whorl.config import ActorCriticConfig
 from whorl.errors import ConfigError, nearest
-from whorl.experience.batch import Rows
+from whorl.experience.batch import Batch, Rows
 from whorl.limits import coerce
 from whorl.nets.body import Body, BodySettings, torso
 from whorl.nets.inputs import reward_limit
@@ -87,6 +87,10 @@ class Critics(nn.Module):
     def advance(self, obs: Tree, memory: Tree, reset: Tensor) -> Tree:
         """That memory after one row of every lane."""
         return self.body.advance(obs, memory, reset) if self.follows else {}
+
+    def states(self, batch: Batch, stride: int) -> Tree:
+        """See `Body.states`."""
+        return self.body.states(self.body.encode(batch.all), batch.all, stride) if self.body.memories else {}
 
     def _evaluate(self, rows: Rows, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
         features = self.body(rows, members=members)  # [T, B, size], or [members, T, B, size]

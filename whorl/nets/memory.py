@@ -9,6 +9,7 @@ derivative is written out below, so that a row costs a dozen small kernels and t
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import torch
@@ -102,7 +103,10 @@ class LastStep(nn.Module):
         return torch.cat(parts, -1).masked_fill(reset.unsqueeze(-1), 0.0)
 
     def initial(self, lanes: int, device: torch.device) -> Tree:
-        return {"action": empty_action(self.taken, (lanes,), device), "reward": torch.zeros(lanes, device=device)}
+        return {
+            "action": empty_action(self.taken, (lanes,), device),
+            "reward": torch.zeros(lanes, device=device),
+        }
 
 
 def _columns(leaf: ActionLeaf) -> int:
@@ -160,6 +164,7 @@ class Recurrent(nn.Module):
     def step(self, value: Tensor, reset: Tensor, memory: Tree) -> tuple[Tensor, Tree]:
         before = _cleared(memory, reset)
         after: dict[str, list[Tensor]] = {name: [] for name in self.names}
+        found: tuple[Tensor, ...]
         for layer, weights in enumerate(self._weights()):
             state = [before[name][:, layer] for name in self.names]
             if self.kind == "lstm":
@@ -184,7 +189,7 @@ class Recurrent(nn.Module):
 
     def _weights(self) -> list[list[Tensor]]:
         """Of each layer: what multiplies inputs and state, and the two biases."""
-        return self.net.all_weights
+        return [[*weights] for weights in self.net.all_weights]
 
     # On a CPU
 
@@ -197,10 +202,14 @@ class Recurrent(nn.Module):
         opens = reset.clone()
         opens[0] = True
         lane, row = opens.T.nonzero(as_tuple=True)  # of each piece, lane by lane
-        number = opens.T.reshape(-1).cumsum(0).reshape(lanes, rows).T - 1  # [R, B] the piece that a row belongs to
+        number = (
+            opens.T.reshape(-1).cumsum(0).reshape(lanes, rows).T - 1
+        )  # [R, B] the piece that a row belongs to
         place = torch.arange(rows).unsqueeze(1) - row[number]  # [R, B] within it
         longest = int(place.max()) + 1
-        read = (row + torch.arange(longest).unsqueeze(1)).clamp(max=rows - 1) * lanes + lane  # [longest, pieces]
+        read = (row + torch.arange(longest).unsqueeze(1)).clamp(
+            max=rows - 1
+        ) * lanes + lane  # [longest, pieces]
         goes_on = (row == 0)[:, None, None]
         opened = tree.map(lambda leaf: torch.where(goes_on, leaf[lane], 0.0), first)
         pieces = value.flatten(0, 1).index_select(0, read.reshape(-1)).reshape(*read.shape, -1)
@@ -212,7 +221,7 @@ class Recurrent(nn.Module):
         """All lanes together from one row in which some lane resets to the next; also the state after the last."""
         starts = [0, *(reset[1:].any(1).nonzero()[:, 0] + 1).tolist(), len(reset)]
         outputs = []
-        for start, stop in zip(starts, starts[1:]):
+        for start, stop in pairwise(starts):
             output, state = self._sequences(value[start:stop], _cleared(state, reset[start]))
             outputs.append(output)
         return torch.cat(outputs), state
@@ -278,7 +287,9 @@ class LSTMRows(torch.autograd.Function):
         (wanted,) = gradients
         o, i, f, g = gates.chunk(4, -1)
         # What the derivatives of a row are multiplied with, for all rows at once.
-        slope = torch.stack((squashed * o * (1 - o), g * i * (1 - i), kept * f * (1 - f), i * (1 - g * g)), -2)
+        slope = torch.stack(
+            (squashed * o * (1 - o), g * i * (1 - i), kept * f * (1 - f), i * (1 - g * g)), -2
+        )
         into_c = o * (1 - squashed.square())
         passed = f * keep
         found = torch.zeros_like(gates)

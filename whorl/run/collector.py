@@ -4,7 +4,7 @@ Storage is allocated once and written in place. On a GPU with a world of our own
 is captured as one graph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -32,6 +32,7 @@ class Collector:
 
     Args:
         numbers: which lanes of the run these are, where there are others elsewhere.
+        renew: called before a row in which every lane begins an episode: the policy that is held within one may change.
     """
 
     def __init__(
@@ -44,7 +45,9 @@ class Collector:
         capture: bool = False,
         storage: "Storage | None" = None,
         numbers: Sequence[int] | None = None,
+        renew: Callable[[], None] | None = None,
     ) -> None:
+        self.renew = renew
         self.env, self.agent, self.steps, self.gamma, self.generator = env, agent, steps, gamma, generator
         self.capture = capture
         self.lanes = env.spec.lanes
@@ -113,6 +116,8 @@ class Collector:
                 if t and len(groups) > 1:
                     rows[t - 1][number].write(self.env.receive(number))  # type: ignore[attr-defined]
                 here, before = rows[t][number], rows[t - 1][number]
+                if self.renew is not None and bool(here.reset.all()):
+                    self.renew()
                 memories[number] = remember(memories[number], before.action, before.reward)
                 if store.memories and t % store.stride == 0:
                     part = tree.index(store.memories, (t // store.stride, lanes))
@@ -152,9 +157,12 @@ class Collector:
             "memory": self.memory,
             "last": tree.index({name: self.storage.tensors[name] for name in ("action", "reward")}, last - 1),
             "tally": self.tally.state_dict(),
+            "held": [] if self.renew is None else self.agent.acting_tensors(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.renew is not None:
+            tree.copy_(dict(enumerate(self.agent.acting_tensors())), dict(enumerate(state["held"])))
         self.begin(state["obs"], state["reset"])
         tree.copy_(self.memory, state["memory"])
         for name, value in state["last"].items():

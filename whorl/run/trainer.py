@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -167,15 +168,25 @@ class Trainer:
         if workers and run.acting != "central":
             copy = build_agent(self.settings, self.agent.spec)
             self.collector = WorkerCollector(
-                self.source, copy, run.lanes, run.rollout_steps, workers, gamma, self.streams
+                self.source, copy, run.lanes, run.rollout_steps, workers, gamma, self.streams, run.hold_policy
             )
             self.actor, self.actor_copies = copy, True
             self.env: VectorEnv = self.collector.env
             return
+        if workers and run.hold_policy:
+            raise ConfigError(
+                "hold_policy needs whoever acts to see all of its lanes begin together, but acting is central with "
+                f"{workers} workers; use acting auto, or workers 0"
+            )
         self.env = self.source.vector(run.lanes, device, workers, run.compile)
-        capture = device.type == "cuda" and self.source.world is not None
+        # Whether all lanes begin an episode is a question that a graph can't ask.
+        capture = device.type == "cuda" and self.source.world is not None and not run.hold_policy
+        acts, renew = self.actor, None
+        if run.hold_policy:
+            acts = build_agent(self.settings, self.agent.spec).to(device)
+            renew = partial(copy_weights, acts, self.actor)
         generator = self.streams.generator("act", device)
-        self.collector = Collector(self.env, self.actor, run.rollout_steps, gamma, generator, capture)
+        self.collector = Collector(self.env, acts, run.rollout_steps, gamma, generator, capture, renew=renew)
 
     def _replay_device(self) -> torch.device:
         """Where the ring lies: beside the learner unless settings say otherwise."""

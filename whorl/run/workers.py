@@ -4,6 +4,7 @@ This is CO-GYM's way (one policy version per rollout, statistics frozen in it) w
 through shared memory once per rollout, rows come back the same way, and nobody waits for anybody within a rollout.
 """
 
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -36,6 +37,7 @@ class WorkerCollector:
         workers: int,
         gamma: float,
         streams: Streams,
+        hold: bool = False,
     ) -> None:
         self.agent, self.gamma, self.steps = agent, gamma, steps
         layout = Storage.allocate(agent, lanes, steps)
@@ -52,7 +54,7 @@ class WorkerCollector:
         self.env.install("load", load)
         packed = cloudpickle.dumps(agent)
         seeds = [streams.seed("act", f"worker {number}") for number in range(workers)]
-        self._run("open", [(packed, steps, gamma, source.id, seed) for seed in seeds])
+        self._run("open", [(packed, steps, gamma, source.id, seed, hold) for seed in seeds])
 
     def reset(self, seed: int) -> None:
         """Start every lane anew; the next rollout begins there."""
@@ -100,12 +102,14 @@ class WorkerCollector:
 def open_collector(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
     """Build the policy copy and a collector over this worker's lanes."""
     torch.set_num_threads(1)
-    packed, steps, gamma, id, seed = argument
+    packed, steps, gamma, id, seed, hold = argument
     agent: Agent = cloudpickle.loads(packed)
     generator = torch.Generator().manual_seed(seed)
     env = GymnasiumVector.over(lanes, id)
-    held["collector"] = Collector(env, agent, steps, gamma, generator, numbers=lanes.numbers)
     held["weights"] = _views(torch.from_numpy(arrays[WEIGHTS]), agent)
+    held["renew"] = partial(_renew, agent, held["weights"])
+    renew = held["renew"] if hold else None
+    held["collector"] = Collector(env, agent, steps, gamma, generator, numbers=lanes.numbers, renew=renew)
     held["shared"] = _nested(held["collector"].storage.tensors, arrays)
 
 
@@ -113,10 +117,15 @@ def open_collector(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, An
 def collect(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
     """Take the newest weights, roll, and write this worker's columns of the rollout."""
     collector: Collector = held["collector"]
-    for tensor, value in zip(collector.agent.acting_tensors(), held["weights"]):
-        tensor.copy_(value)
+    if collector.renew is None:
+        held["renew"]()
     collector.roll(argument)
     tree.map(lambda into, value: _put(into, lanes.numbers, value), held["shared"], collector.storage.tensors)
+
+
+def _renew(agent: Agent, weights: list[Tensor]) -> None:
+    for tensor, value in zip(agent.acting_tensors(), weights):
+        tensor.copy_(value)
 
 
 def reset(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:

@@ -13,8 +13,9 @@ from whorl import tree
 from whorl.agent import Agent, Context
 from whorl.config import Settings, algorithm_class, configure
 from whorl.errors import WhorlError
+from whorl.experience.batch import LAST, remember
 from whorl.registry import only_trusted
-from whorl.spec import MASK_KEY, Array, Spec, empty_obs, to_env
+from whorl.spec import MASK_KEY, Array, Spec, empty_action, empty_obs, to_env
 from whorl.tree import Tree
 
 FORMAT = 1
@@ -35,6 +36,7 @@ class SavedPolicy:
         """what the environment gives: of a stack one frame at a time"""
         self._memory: Tree = {}
         self._frames: Tree = {}
+        self._action: Tree = {}
         self._fresh: Tensor | None = None
 
     def reset(self, where: np.ndarray | Tensor | None = None) -> None:
@@ -49,10 +51,11 @@ class SavedPolicy:
         self._generator.manual_seed(seed)
 
     @torch.no_grad()
-    def act(self, obs: Any, deterministic: bool = True, action_mask: Any = None) -> Any:
+    def act(self, obs: Any, deterministic: bool = True, action_mask: Any = None, reward: Any = None) -> Any:
         """The action for one observation or a batch of them; arrays give arrays, tensors give tensors.
 
-        Where the environment told its action masks apart from the observation, pass the mask beside it.
+        Where the environment told its action masks apart from the observation, pass the mask beside it. A policy that
+        was trained with `last_reward` also wants the `reward` of the step before, from an episode's second call on.
         """
         obs = _as_stored(obs, action_mask, self.spec)
         given, single = tree.first(obs), _single(obs, self._shown)
@@ -69,12 +72,18 @@ class SavedPolicy:
             self._fresh = torch.ones(lanes, dtype=torch.bool, device=device)
             self._memory = self.agent.initial_memory(lanes)
             self._frames = empty_obs(self.spec.observation, (lanes,), device)
+            self._action = empty_action(self.spec.action, (lanes,), device)
         fresh = self._fresh
+        if LAST in self._memory:
+            if reward is None and self.agent.cfg.last_reward and not bool(fresh.all()):
+                raise WhorlError("this policy reads the reward before; call act(obs, reward=reward)")
+            earned = torch.as_tensor(0.0 if reward is None else reward, dtype=torch.float32, device=device)
+            self._memory = remember(self._memory, self._action, earned.expand(lanes))
         self._frames = tree.map(partial(_stacked, fresh), self.spec.observation, self._frames, tensors)
         acted = self.agent.act(
             self._frames, self._memory, Context(self._fresh, self._generator, greedy=deterministic)
         )
-        self._memory = acted.memory
+        self._memory, self._action = acted.memory, acted.action
         self._fresh = torch.zeros_like(self._fresh)
         action = to_env(self.spec.action, acted.action)
         if single:
