@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -37,24 +37,6 @@ class MemorySettings:
     window: int = 64
     inputs: tuple[Literal["action", "reward"], ...] = ()
     """what it reads beside the observation, of the row before"""
-
-
-class Memory(Protocol):
-    """What a body remembers with. States are trees of [B, ...]."""
-
-    size: int
-
-    def initial(self, lanes: int, device: torch.device) -> Tree:
-        """The state before an episode's first row."""
-
-    def step(self, value: Tensor, reset: Tensor, memory: Tree) -> tuple[Tensor, Tree]:
-        """One row: `value` [B, I] -> output [B, H] and the state after it."""
-
-    def __call__(self, value: Tensor, reset: Tensor, memory: Tree | None, burn_in: int) -> Tensor:
-        """`value` [R, B, I] from `memory` (as before an episode where None) -> outputs [R, B, H].
-
-        Rows of the burn-in pass no gradient on, to what they read or to what they left behind.
-        """
 
 
 def memory_settings(cfg: MemoryConfig) -> MemorySettings:
@@ -141,7 +123,7 @@ def as_on_gpu() -> Iterator[None]:
 
 
 class Recurrent(nn.Module):
-    """LSTM or GRU layers."""
+    """LSTM or GRU layers. States are trees of [B, layers, H]."""
 
     def __init__(self, kind: Literal["lstm", "gru"], inputs: int, size: int, layers: int = 1) -> None:
         super().__init__()
@@ -159,9 +141,11 @@ class Recurrent(nn.Module):
                 value.data[size : 2 * size] = 1.0
 
     def initial(self, lanes: int, device: torch.device) -> Tree:
+        """The state before an episode's first row."""
         return {name: torch.zeros(lanes, self.layers, self.size, device=device) for name in self.names}
 
     def step(self, value: Tensor, reset: Tensor, memory: Tree) -> tuple[Tensor, Tree]:
+        """One row: `value` [B, I] -> output [B, H] and the state after it."""
         before = _cleared(memory, reset)
         after: dict[str, list[Tensor]] = {name: [] for name in self.names}
         found: tuple[Tensor, ...]
@@ -178,6 +162,10 @@ class Recurrent(nn.Module):
 
     @torch.compiler.disable
     def forward(self, value: Tensor, reset: Tensor, memory: Tree | None, burn_in: int) -> Tensor:
+        """`value` [R, B, I] from `memory` (as before an episode where None) -> outputs [R, B, H].
+
+        Rows of the burn-in pass no gradient on, neither to what they read nor by what they left behind.
+        """
         state = memory if memory is not None else self.initial(value.shape[1], value.device)
         if value.is_cuda or _as_on_gpu:
             return self._by_rows(value, reset, state, burn_in)
