@@ -15,7 +15,7 @@ from whorl.errors import ConfigError
 from whorl.experience.batch import LAST, Batch, Rows
 from whorl.nets.images import Images, has_images
 from whorl.nets.layers import MLP, Residual, layered, width_of
-from whorl.nets.memory import LastStep, MemorySettings, build_memory
+from whorl.nets.memory import LastStep, MemorySettings, build_memory, unroll_all
 from whorl.nets.noisy import NoisyMLP
 from whorl.ops.augment import Channels
 from whorl.registry import Part, construct, register
@@ -139,8 +139,8 @@ class Body(nn.Module):
         if self.last is not None:
             encoded = torch.cat((encoded, self.last(rows.last, rows.reset)), -1)
         states = self._states(rows.memory.get(self.name))
-        memories = list(zip(self.memories, states))[: members or None]
-        return [memory(encoded, rows.reset, state, rows.burn_in) for memory, state in memories]
+        memories: list[Any] = list(self.memories)[: members or None]
+        return unroll_all(memories, encoded, rows.reset, states, rows.burn_in)
 
     def unrolled(self, batch: Batch, encoded: Tensor) -> Batch:
         """The batch with what the one memory makes of its encoded rows, so that all who ask share one pass."""

@@ -2,8 +2,7 @@
 
 Kernels for whole sequences (cuDNN, oneDNN) can't clear the state of one lane in the middle. So on a CPU a window is cut
 where episodes begin, and its pieces are laid side by side as sequences of their own, which such a kernel reads. On a
-GPU, where nothing may depend on the values of a batch, rows follow each other, and a CUDA graph makes that cheap: the
-derivative is written out below, so that a row costs a dozen small kernels and the weights one product for all rows.
+GPU, where nothing may depend on the values of a batch, rows follow each other (`rows`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +12,12 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whorl import tree
 from whorl.config import MemoryConfig, ReplayConfig
 from whorl.errors import ConfigError
+from whorl.nets import rows
 from whorl.nets.attention import Attention
 from whorl.spec import ActionLeaf, Continuous, Discrete, MultiDiscrete, SpecTree, empty_action
 from whorl.tree import Tree
@@ -160,7 +159,6 @@ class Recurrent(nn.Module):
                 after[name].append(part)
         return value, {name: torch.stack(parts, 1) for name, parts in after.items()}
 
-    @torch.compiler.disable
     def forward(self, value: Tensor, reset: Tensor, memory: Tree | None, burn_in: int) -> Tensor:
         """`value` [R, B, I] from `memory` (as before an episode where None) -> outputs [R, B, H].
 
@@ -168,7 +166,7 @@ class Recurrent(nn.Module):
         """
         state = memory if memory is not None else self.initial(value.shape[1], value.device)
         if value.is_cuda or _as_on_gpu:
-            return self._by_rows(value, reset, state, burn_in)
+            return _by_rows([self], value, reset, [state], burn_in)[0]
         if not burn_in:
             return self._by_pieces(value, reset, state)
         with torch.no_grad():
@@ -186,24 +184,22 @@ class Recurrent(nn.Module):
         first = _cleared(state, reset[0])
         if not bool(reset[1:].any()):
             return self._sequences(value, first)[0]
-        rows, lanes = reset.shape
+        count, lanes = reset.shape
         opens = reset.clone()
         opens[0] = True
         lane, row = opens.T.nonzero(as_tuple=True)  # of each piece, lane by lane
-        number = (
-            opens.T.reshape(-1).cumsum(0).reshape(lanes, rows).T - 1
-        )  # [R, B] the piece that a row belongs to
-        place = torch.arange(rows).unsqueeze(1) - row[number]  # [R, B] within it
+        # [R, B] the piece that a row belongs to, and the row's place within it
+        number = opens.T.reshape(-1).cumsum(0).reshape(lanes, count).T - 1
+        place = torch.arange(count).unsqueeze(1) - row[number]
         longest = int(place.max()) + 1
-        read = (row + torch.arange(longest).unsqueeze(1)).clamp(
-            max=rows - 1
-        ) * lanes + lane  # [longest, pieces]
+        at = (row + torch.arange(longest).unsqueeze(1)).clamp(max=count - 1)  # [longest, pieces]
+        read = at * lanes + lane
         goes_on = (row == 0)[:, None, None]
         opened = tree.map(lambda leaf: torch.where(goes_on, leaf[lane], 0.0), first)
         pieces = value.flatten(0, 1).index_select(0, read.reshape(-1)).reshape(*read.shape, -1)
         outputs, _ = self._sequences(pieces, opened)
         back = (place * len(row) + number).reshape(-1)
-        return outputs.flatten(0, 1).index_select(0, back).reshape(rows, lanes, -1)
+        return outputs.flatten(0, 1).index_select(0, back).reshape(count, lanes, -1)
 
     def _between_resets(self, value: Tensor, reset: Tensor, state: Tree) -> tuple[Tensor, Tree]:
         """All lanes together from one row in which some lane resets to the next; also the state after the last."""
@@ -220,95 +216,32 @@ class Recurrent(nn.Module):
         after = after if self.kind == "lstm" else (after,)
         return output, {name: part.transpose(0, 1) for name, part in zip(self.names, after)}
 
-    # On a GPU
 
-    def _by_rows(self, value: Tensor, reset: Tensor, state: Tree, burn_in: int) -> Tensor:
-        keep = (~reset).to(value.dtype).unsqueeze(-1)  # [R, B, 1]
-        for layer, (weight, recurrent, bias, recurrent_bias) in enumerate(self._weights()):
-            opened = [state[name][:, layer] for name in self.names]
-            if self.kind == "lstm":
-                weight, recurrent, bias = map(_regrouped, (weight, recurrent, bias + recurrent_bias))
-                value = LSTMRows.apply(F.linear(value, weight, bias), keep, *opened, recurrent, burn_in)
-            else:
-                projected = F.linear(value, weight, bias)
-                value = _gru_rows(projected, keep, opened[0], recurrent, recurrent_bias, burn_in)
-        return value
-
-
-def _regrouped(gates: Tensor) -> Tensor:
-    """From torch's order of gates, i, f, g, o, to o, i, f, g: what is squashed alike lies side by side."""
-    return gates.roll(len(gates) // 4, 0)
+def unroll_all(
+    memories: Sequence[Any],
+    value: Tensor,
+    reset: Tensor,
+    states: Sequence[Tree | None],
+    burn_in: int,
+) -> list[Tensor]:
+    """What memories of one shape say to the same rows [R, B, I]: [R, B, H] each."""
+    if len(memories) > 1 and isinstance(memories[0], Recurrent) and (value.is_cuda or _as_on_gpu):
+        return _by_rows(memories, value, reset, states, burn_in)
+    return [memory(value, reset, state, burn_in) for memory, state in zip(memories, states)]
 
 
-class LSTMRows(torch.autograd.Function):
-    """What an LSTM layer says to projected rows [R, B, 4H], gates in the order o, i, f, g: [R, B, H].
-
-    c_t = f * c_{t-1} + i * g,  h_t = o * tanh(c_t),  both cleared before a row where `keep` [R, B, 1] is 0.
-    Neither the state it opens from nor rows before `burn_in` get a gradient.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, projected: Tensor, keep: Tensor, h: Tensor, c: Tensor, recurrent: Tensor, burn_in: int
-    ) -> Tensor:
-        rows, lanes, columns = projected.shape
-        size = columns // 4
-        weight = recurrent.t()
-        gates = torch.empty_like(projected)
-        squashed, outputs, before, kept = projected.new_empty(4, rows, lanes, size).unbind()
-        for row in range(rows):
-            h = torch.mul(h, keep[row], out=before[row])
-            c = torch.mul(c, keep[row], out=kept[row])
-            gate = torch.addmm(projected[row], h, weight, out=gates[row])
-            gate[:, : 3 * size].sigmoid_()
-            gate[:, 3 * size :].tanh_()
-            o, i, f, g = gate.chunk(4, -1)
-            c = torch.addcmul(i * g, f, c)
-            h = torch.mul(o, torch.tanh(c, out=squashed[row]), out=outputs[row])
-        ctx.save_for_backward(gates, squashed, before, kept, keep, recurrent)
-        ctx.burn_in = burn_in
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        gates, squashed, before, kept, keep, recurrent = ctx.saved_tensors
-        (wanted,) = gradients
-        o, i, f, g = gates.chunk(4, -1)
-        # What the derivatives of a row are multiplied with, for all rows at once.
-        slope = torch.stack(
-            (squashed * o * (1 - o), g * i * (1 - i), kept * f * (1 - f), i * (1 - g * g)), -2
-        )
-        into_c = o * (1 - squashed.square())
-        passed = f * keep
-        found = torch.zeros_like(gates)
-        parts = found.unflatten(-1, (4, -1))
-        dh = torch.zeros_like(squashed[0])
-        dc = torch.zeros_like(dh)
-        for row in reversed(range(ctx.burn_in, len(gates))):
-            dh = dh + wanted[row]
-            dc = torch.addcmul(dc, dh, into_c[row])
-            torch.mul(slope[row, :, :1], dh.unsqueeze(1), out=parts[row, :, :1])
-            torch.mul(slope[row, :, 1:], dc.unsqueeze(1), out=parts[row, :, 1:])
-            dc = dc * passed[row]
-            dh = torch.mm(found[row], recurrent) * keep[row]
-        weight = found.flatten(0, 1).t() @ before.flatten(0, 1)
-        return found, None, None, None, weight, None
-
-
-def _gru_rows(
-    projected: Tensor, keep: Tensor, h: Tensor, recurrent: Tensor, bias: Tensor, burn_in: int
-) -> Tensor:
-    """What a GRU layer says to projected rows [R, B, 3H], gates in torch's order: [R, B, H]."""
-    outputs = []
-    for row in range(len(projected)):
-        with torch.set_grad_enabled(torch.is_grad_enabled() and row >= burn_in):
-            h = h * keep[row]
-            ri, zi, ni = projected[row].chunk(3, -1)
-            rh, zh, nh = F.linear(h, recurrent, bias).chunk(3, -1)
-            r, z = torch.sigmoid(ri + rh), torch.sigmoid(zi + zh)
-            h = torch.lerp(torch.tanh(torch.addcmul(ni, r, nh)), h, z)
-        outputs.append(h)
-    return torch.stack(outputs)
+def _by_rows(
+    memories: Sequence[Recurrent], value: Tensor, reset: Tensor, states: Sequence[Tree | None], burn_in: int
+) -> list[Tensor]:
+    first = memories[0]
+    given = [first.initial(value.shape[1], value.device) if state is None else state for state in states]
+    keep = (~reset).to(value.dtype)[:, None, :, None]  # [R, 1, B, 1]
+    value = value.unsqueeze(1)
+    for layer, weights in enumerate(zip(*(memory.net.all_weights for memory in memories))):
+        opened = [torch.stack([state[name][:, layer] for state in given]) for name in first.names]
+        stacked = [torch.stack(parts) for parts in zip(*weights)]
+        value = rows.unroll(first.kind, value, keep, opened, stacked, burn_in)
+    return list(value.unbind(1))
 
 
 def _cleared(memory: Tree, reset: Tensor) -> Tree:

@@ -17,6 +17,7 @@ from whorl.agent import Agent, Updated
 from whorl.errors import DivergedError
 from whorl.experience.batch import Batch
 from whorl.graphs import record
+from whorl.nets.body import Body
 from whorl.tree import Tree
 
 REMEDY = "lower the learning rate or the gradient norm, or look at the rewards' scale; the last good checkpoint is kept"
@@ -101,7 +102,13 @@ def keep_freed_memory() -> None:
 
 
 def compile_pure(agent: Agent) -> None:
-    """Replace the agent's `@pure` methods by compiled ones: fused kernels, and no Python between operations."""
+    """Replace the agent's `@pure` methods by compiled ones: fused kernels, and no Python between operations.
+
+    Memories are left as they are: each row of a window would be compiled apart, for minutes.
+    """
+    for module in agent.modules():
+        if isinstance(module, Body) and module.memories:
+            module.summarise = torch.compiler.disable(module.summarise)  # type: ignore[method-assign]
     for name in dir(type(agent)):
         if getattr(getattr(type(agent), name), "pure", False):
             setattr(agent, name, torch.compile(getattr(agent, name), dynamic=False))
