@@ -3,7 +3,8 @@
 `python benchmarks/results.py ppo CartPole-v1 --seeds 1 2 3` writes `benchmarks/results/ppo_CartPole-v1.json`
 and `docs/curves/ppo_CartPole-v1.png`; `python docs/generate.py` then puts both on the page. The return is that of 100
 episodes with the mean action after training (`--best`: of the best evaluation's policy). With `--to FOLDER` both files
-are written there, for a machine whose files are brought back by hand.
+are written there, for a machine whose files are brought back by hand. With `--twin` the same agent without its memory
+is trained too, on the first seed, and drawn beside it; settings that follow are the twin's own.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import subprocess
 import tempfile
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -22,6 +24,7 @@ import whorl
 from whorl.log.plot import plot_runs
 
 ROOT = Path(__file__).parent.parent
+FORGETFUL = {"memory": "none", "last_action": False, "last_reward": False}
 
 
 def main() -> None:
@@ -34,8 +37,9 @@ def main() -> None:
     parser.add_argument("--to", type=Path)
     parser.add_argument("--commit", default="", help="where there is no git")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--twin", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
-    settings = {key: yaml.safe_load(value) for key, value in (item.split("=", 1) for item in args.set)}
+    settings = given(args.set)
     name = f"{args.algorithm}_{args.env}".replace("/", "-")
     with tempfile.TemporaryDirectory() as folder:
         runs, seeds = [], []
@@ -53,9 +57,19 @@ def main() -> None:
                 }
             )
             print(seeds[-1], flush=True)
+        twin: dict[str, Any] = {}
+        if args.twin is not None:
+            own = {**settings, **FORGETFUL, **given(args.twin)}
+            config = {"runs": folder, "seed": args.seeds[0], "tensorboard": False, **own}
+            result = whorl.load(args.env, args.algorithm, config).train()
+            found = whorl.evaluate(result.run_dir, episodes=args.episodes, best=args.best)
+            runs.append(result.run_dir)
+            without = f"the same agent without memory: {found.mean_return:.4g} after {result.steps:,} steps"
+            twin = {"twin": own, "note": f"{without} (seed {args.seeds[0]})"}
+            print(without, flush=True)
         curve = (args.to or ROOT / "docs" / "curves") / f"{name}.png"
         curve.parent.mkdir(exist_ok=True)
-        plot_runs(runs, curve)
+        plot_runs(runs, curve, group_by=("algorithm", "memory") if twin else ("algorithm",))
         points = [evaluations(run) for run in runs]
     record = {
         "algorithm": args.algorithm,
@@ -69,10 +83,16 @@ def main() -> None:
         "commit": args.commit or commit(),
         "date": date.today().isoformat(),
         "curve": f"docs/curves/{name}.png",
+        **twin,
     }
     path = (args.to or ROOT / "benchmarks" / "results") / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def given(items: list[str]) -> dict[str, Any]:
+    """Settings from KEY=VALUE."""
+    return {key: yaml.safe_load(value) for key, value in (item.split("=", 1) for item in items)}
 
 
 def evaluations(run: Path) -> list[tuple[int, float, float]]:

@@ -87,7 +87,7 @@ def _cell(projected: Tensor, recurrent: Tensor, c: Tensor) -> tuple[Tensor, Tens
     """One row [M, B, ...]: h and c after it, and the squashed gates."""
     if projected.is_cuda:
         flat = (part.flatten(0, 1) for part in (projected, recurrent, c))
-        found = torch._thnn_fused_lstm_cell(*flat)  # type: ignore[attr-defined]
+        found = torch.ops.aten._thnn_fused_lstm_cell(*flat)
         h, c, gates = (part.unflatten(0, projected.shape[:2]) for part in found)
         return h, c, gates
     i, f, g, o = (projected + recurrent).chunk(4, -1)
