@@ -50,6 +50,12 @@ class RunConfig:
     """processes that step the lanes; 0: none, step them here; -1: one per core for environments worth it"""
     acting: Literal["auto", "central", "workers"] = "auto"
     """who evaluates the policy: this process, or every worker on its own lanes; auto: the workers, if there are any"""
+    actors: int = 0
+    """processes that collect by themselves, each with its share of the lanes; 0: the loop waits for all lanes"""
+    max_lag: int = 0
+    """with actors: rollouts are dropped whose weights are older than so many updates of them; 0: none"""
+    actor_restarts: int = 3
+    """with actors: failures in a row after which one is given up, and the run ends"""
     hold_policy: bool = False
     """act with the same weights until all lanes begin an episode (with workers: all of a worker's), so that a memory
     fits the weights that made it (offpcc); for a lane each, or episodes of one length"""
@@ -201,7 +207,7 @@ class ReplayConfig(MemoryConfig):
     priority_beta: float = 0.4
     """how much of the bias the weights take back at the start; grows linearly and stops at 1"""
     priority_beta_steps: int = 1_000_000
-    """environment steps until it is 1"""
+    """environment steps until it is 1; 0: it stays"""
     priority_clip: tuple[float, float] = (0.0, math.inf)
     """bounds of the errors that become priorities (Advanced-SAC: 0.01 and 1)"""
     priority_on_add: bool = False
@@ -625,6 +631,8 @@ def configure(
     owners = borrowed(cls)
     for key in sorted(set(merged) - set(hints)):
         if key not in owners:
+            if key in _unused(cls.Config):  # type: ignore[attr-defined]
+                raise ConfigError(f"{name} makes no use of {key}; leave it out")
             raise unknown_setting(name, key, hints)
         own = f"; its own is {TWINS[key]}" if TWINS.get(key) in hints else ""
         warnings.warn(f"{key} is a setting of {owners[key]}; {name} makes no use of it{own}", stacklevel=2)

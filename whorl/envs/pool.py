@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -58,7 +58,8 @@ class WorkerPool:
 
     Besides `step`, `send(group, action)` and `receive(group)` let one group step while the caller acts for the
     other; what `receive` returns stays valid until the same group's next `receive`. `install`, `start` and `collect`
-    run a function inside the workers, next to the lanes, with the shared `arrays` (name -> shape and dtype).
+    run a function inside the workers, next to the lanes, with the shared `arrays` (name -> shape and dtype); `post` and
+    `take` do so with a single one. Workers keep the descriptors in `inherit` open, under their numbers.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class WorkerPool:
         id: str,
         workers: int,
         arrays: dict[str, tuple[tuple[int, ...], str]] | None = None,
+        inherit: Sequence[int] = (),
     ) -> None:
         if not 1 <= workers <= lanes:
             raise EnvError(f"{workers} workers can't share {lanes} lanes; choose 1 to {lanes} workers")
@@ -94,7 +96,7 @@ class WorkerPool:
         environment = cloudpickle.dumps((factory, self.layout))
         try:
             for _ in range(workers):
-                self._processes.append(_launch(segment))
+                self._processes.append(_launch(segment, inherit))
             self._commands = [_pipe(process.stdin) for process in self._processes]
             self._answers = [_pipe(process.stdout) for process in self._processes]
             path = [entry or str(Path.cwd()) for entry in sys.path]
@@ -173,6 +175,20 @@ class WorkerPool:
             raise EnvError(f"task {name!r} is not running; start it before collecting")
         self._running = ""
         return self._results(range(self.workers))
+
+    def post(self, worker: int, name: str, argument: Any) -> None:
+        """Ask one worker to run an installed task; more may be under way, and `take` gives results in their order."""
+        if self._failed:
+            raise EnvError(self._failed)
+        self._write(worker, MESSAGE + _framed(("run", (name, argument))))
+
+    def take(self, worker: int) -> Any:
+        """What the oldest task returned that was posted to this worker and not taken yet."""
+        return self._results([worker])[0]
+
+    def answers(self, worker: int) -> int:
+        """A descriptor that can be read from when `take` need not wait."""
+        return self._answers[worker]
 
     def snapshot(self) -> dict[str, Any]:
         self._settle()
@@ -355,7 +371,7 @@ def _blocks(layout: Layout, lanes: int, arrays: dict[str, tuple[tuple[int, ...],
     return [*obs, *action, reward, *flags, measures, *asked]
 
 
-def _launch(segment: Segment) -> "subprocess.Popen[bytes]":
+def _launch(segment: Segment, inherit: Sequence[int]) -> "subprocess.Popen[bytes]":
     here = str(Path(__file__).parents[2])
     environ = dict(os.environ)
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environ.get("PYTHONPATH")]))
@@ -373,7 +389,9 @@ def _launch(segment: Segment) -> "subprocess.Popen[bytes]":
     # A session (or group) of its own keeps a Ctrl-C at the terminal away from the worker from its very first moment.
     if sys.platform == "win32":
         return subprocess.Popen(command, creationflags=subprocess.CREATE_NEW_PROCESS_GROUP, **pipes)
-    return subprocess.Popen(command, start_new_session=True, pass_fds=[int(segment.handle)], **pipes)
+    return subprocess.Popen(
+        command, start_new_session=True, pass_fds=[int(segment.handle), *inherit], **pipes
+    )
 
 
 def _shut_down(processes: "list[subprocess.Popen[bytes]]", owner: int) -> None:

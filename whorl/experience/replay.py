@@ -270,9 +270,9 @@ class Replay(Experience):
             self._renew = _Recorded(renew, tree.leaves(self.ring.memories), [])
         self._renew.replay()
 
-    def cut(self) -> None:
-        """Announce that the next rollout does not go on from the newest row."""
-        self.ring.cut()
+    def cut(self, where: Tensor | None = None) -> None:
+        """Announce that the next rollout does not go on from the newest row, in the lanes `where` [B] says so."""
+        self.ring.cut(where)
 
     def state_dict(self) -> dict[str, Any]:
         ring = self.ring.state_dict()
@@ -423,12 +423,13 @@ def view_of(cfg: ReplayConfig) -> View:
 def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
     """Raise where rollouts of `rows` rows over all lanes and samples do not fit the ring.
 
-    Its starts must be as many per lane as a rollout brings, and three at least: two in a row may be no transition, the
-    final row of an episode and the first of the next where lanes were started anew after it.
+    The rows at which samples may start must be as many per lane as a rollout brings, and as from one start to the next;
+    three at least, since two in a row may be no transition: the final row of an episode, and the first of the next where
+    lanes were started anew after it.
     """
     view = view_of(cfg)
     slots, steps = slots_for(spec, cfg.capacity, view.stride), rows // spec.lanes
-    needed = max(steps, 3) + view.span + history_of(spec)
+    needed = max(steps, view.stride, 3) + view.span + history_of(spec)
     if slots < needed:
         sample = f"n_step {cfg.n_step}"
         if cfg.memory != "none":

@@ -104,15 +104,22 @@ class Ring:
         number = torch.arange(1, len(tree.first(memory)) + 1, device=start.device).unsqueeze(1)
         block = (start // self.lanes + number) % (self.slots // self.stride)
         cell = (block * self.lanes + start % self.lanes).reshape(-1)
+        # Where samples meet in a cell the last one counts, on a GPU too, which writes in any order.
+        counts = torch.zeros(self.slots // self.stride * self.lanes, dtype=torch.int64, device=start.device)
+        counts.scatter_reduce_(0, cell, torch.arange(len(cell), device=start.device), "amax")
+        counts = counts.index_select(0, cell)
 
         def put(leaf: Tensor, value: Tensor) -> None:
-            leaf.flatten(0, 1).index_copy_(0, cell, value.flatten(0, 1))
+            leaf.flatten(0, 1).index_copy_(0, cell, value.flatten(0, 1).index_select(0, counts))
 
         tree.map(put, {name: self.memories[name] for name in memory}, memory)
 
-    def cut(self) -> None:
-        """Announce that the next rollout does not go on from the newest row: a dropped slab, a new actor."""
-        self._cut.fill_(True)
+    def cut(self, where: Tensor | None = None) -> None:
+        """Announce that the next rollout does not go on from the newest row: a dropped slab, a new actor.
+
+        `where` [B] names the lanes; all of them without it.
+        """
+        self._cut.logical_or_(torch.ones_like(self._cut) if where is None else where.to(self.device))
 
     def _close_gaps(self, reset: Tensor) -> None:
         """Where the new rows do not follow, the newest row has lost its successor: it is no transition any more.

@@ -92,7 +92,7 @@ class Priorities:
     beta: float = 0.4
     """how much of the bias the weights take back at the start; grows to 1"""
     beta_steps: int = 1_000_000
-    """environment steps until it is 1"""
+    """environment steps until it is 1; 0: it stays"""
     eta: float = 0.9
     """of a sequence's errors: eta * max + (1 - eta) * mean (Kapturowski et al. 2019)"""
     epsilon: float = 1e-6
@@ -123,7 +123,7 @@ class Prioritized:
         self.masses.release(start)
 
     def anneal(self, steps: int) -> None:
-        share = min(1.0, steps / max(self.cfg.beta_steps, 1))
+        share = min(1.0, steps / self.cfg.beta_steps) if self.cfg.beta_steps else 0.0
         self.beta.fill_(self.cfg.beta + (1 - self.cfg.beta) * share)
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:

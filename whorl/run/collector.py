@@ -149,6 +149,9 @@ class Collector:
         record(graph, lambda: self.roll(random), tensors, [self.generator, world.generator])
         return graph
 
+    def _weights(self) -> Tree:
+        return {str(number): tensor.detach() for number, tensor in enumerate(self.agent.acting_tensors())}
+
     def state_dict(self) -> dict[str, Any]:
         last = self.steps
         return {
@@ -157,12 +160,12 @@ class Collector:
             "memory": self.memory,
             "last": tree.index({name: self.storage.tensors[name] for name in ("action", "reward")}, last - 1),
             "tally": self.tally.state_dict(),
-            "held": [] if self.renew is None else self.agent.acting_tensors(),
+            "held": {} if self.renew is None else self._weights(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.renew is not None:
-            tree.copy_(dict(enumerate(self.agent.acting_tensors())), dict(enumerate(state["held"])))
+            tree.copy_(self._weights(), state["held"])
         self.begin(state["obs"], state["reset"])
         tree.copy_(self.memory, state["memory"])
         for name, value in state["last"].items():

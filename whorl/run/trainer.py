@@ -37,9 +37,12 @@ from whorl.experience.batch import Batch
 from whorl.experience.replay import Replay
 from whorl.log.console import Console
 from whorl.log.writers import Log, LogFile, MetricFiles, Sink, TensorBoard, WandB
+from whorl.run.actors import Role
+from whorl.run.asynchronous import Elsewhere, FleetCollector
 from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots
 from whorl.run.collector import Collector
 from whorl.run.evaluate import Evaluation, run_episodes
+from whorl.run.fleet import ProcessFleet
 from whorl.run.learner import REMEDY, Learner, keep_freed_memory
 from whorl.run.workers import WorkerCollector
 from whorl.state import checkpoint, files
@@ -78,6 +81,9 @@ class Result:
 
 class Trainer:
     """One run: builds everything from settings, trains, saves, resumes."""
+
+    collector: Collector | WorkerCollector | FleetCollector
+    env: VectorEnv | Elsewhere
 
     def __init__(self, source: Source, settings: Settings, callbacks: Sequence[Callback] = ()) -> None:
         self.source, self.settings = source, settings
@@ -159,19 +165,41 @@ class Trainer:
                 f"have a successor to learn from; use more than {run.lanes}"
             )
 
+    def _build_fleet(self) -> None:
+        run, gamma = self.settings.run, self.settings.gamma
+        if run.lanes % run.actors:
+            raise ConfigError(
+                f"{run.actors} actors can't share {run.lanes} lanes evenly; use {run.lanes // run.actors * run.actors} "
+                f"or {(run.lanes // run.actors + 1) * run.actors} lanes, or other actors"
+            )
+        if run.hold_policy:
+            raise ConfigError("hold_policy is for lanes that the loop waits for; leave it or actors out")
+        copy = build_agent(self.settings, self.agent.spec)
+        lanes = run.lanes // run.actors
+        role = Role(copy, self.source.id, run.rollout_steps, gamma)
+        fleet = ProcessFleet(self.source, role, run.actors, lanes, self._actor_seed, run.actor_restarts)
+        self.collector = FleetCollector(fleet, copy, run.actors, lanes, run.rollout_steps, gamma, run.max_lag)
+        self.actor, self.actor_copies = copy, True
+        self.env = Elsewhere(self.source.id)
+
+    def _actor_seed(self, actor: int, life: int) -> int:
+        return self.streams.seed("act", f"actor {actor} life {life}")
+
     def _build_collector(self, device: torch.device) -> None:
         run, gamma = self.settings.run, self.settings.gamma
+        if run.actors:
+            self._build_fleet()
+            return
         workers = self.source.workers(run.workers, run.lanes)
         # What -1 stood for here is written to config.yaml: a resumed run must split its lanes alike.
         self.settings = self.settings.replace(workers=workers)
-        self.collector: Collector | WorkerCollector
         if workers and run.acting != "central":
             copy = build_agent(self.settings, self.agent.spec)
             self.collector = WorkerCollector(
                 self.source, copy, run.lanes, run.rollout_steps, workers, gamma, self.streams, run.hold_policy
             )
             self.actor, self.actor_copies = copy, True
-            self.env: VectorEnv = self.collector.env
+            self.env = self.collector.env
             return
         if workers and run.hold_policy:
             raise ConfigError(
@@ -286,6 +314,8 @@ class Trainer:
             if seen[name]:
                 self._blame(what, rollout)
         steps = int(seen["steps"])
+        if isinstance(self.collector, FleetCollector) and isinstance(self.experience, Replay):
+            self.experience.cut(self.collector.gaps)
         for callback in self.callbacks:
             callback.on_rollout(self, rollout)
         self.agent.observe(rollout)
@@ -314,6 +344,8 @@ class Trainer:
             self.mean_return = row["episode/return"]
         if self._row_is_due():
             row.update(self.learner.drain())
+            if isinstance(self.collector, FleetCollector):
+                row.update(self.collector.metrics())
         ended = time.perf_counter()
         row["time/collect"] = collected - (waited if overlaps else began)
         row["time/update"] = waited - began if overlaps else ended - collected
@@ -526,8 +558,8 @@ class Trainer:
         """Rows of replay are kept in the run folder, as they come."""
         if self.run_dir is None or self.store is not None or not isinstance(self.experience, Replay):
             return
-        run = self.settings.run
-        self.store = Segments(self.run_dir / FOLDER, self.experience.ring, ahead=run.save_model)
+        ring, fixed = self.experience.ring, self.experience.refresh is None
+        self.store = Segments(self.run_dir / FOLDER, ring, ahead=self.settings.run.save_model, memories=fixed)
         self.experience.store = self.store
         self._sweep_store()
 

@@ -19,8 +19,8 @@ from whorl.envs.make import Source
 from whorl.envs.pool import WorkerPool
 from whorl.experience.batch import Batch
 from whorl.run.collector import Collector, Storage, Tally
+from whorl.run.sharing import array_of, nested, padded, views
 from whorl.state.streams import Streams
-from whorl.tree import Tree
 
 WEIGHTS = "weights"
 
@@ -41,12 +41,12 @@ class WorkerCollector:
     ) -> None:
         self.agent, self.gamma, self.steps = agent, gamma, steps
         layout = Storage.allocate(agent, lanes, steps)
-        shapes = {path: _array(leaf) for path, leaf in tree.items(layout.tensors)}
-        shapes[WEIGHTS] = ((sum(_padded(tensor) for tensor in agent.acting_tensors()),), "uint8")
+        shapes = {path: array_of(leaf) for path, leaf in tree.items(layout.tensors)}
+        shapes[WEIGHTS] = ((sum(padded(tensor) for tensor in agent.acting_tensors()),), "uint8")
         self.env = WorkerPool(source.factory, lanes, source.id, workers, arrays=shapes)
-        self.storage = Storage(_nested(layout.tensors, self.env.arrays))
+        self.storage = Storage(nested(layout.tensors, self.env.arrays))
         self.tally = Tally(lanes, torch.device("cpu"), agent.spec.measures)
-        self._weights = _views(torch.from_numpy(self.env.arrays[WEIGHTS]), agent)
+        self._weights = views(torch.from_numpy(self.env.arrays[WEIGHTS]), agent.acting_tensors())
         self.env.install("open", open_collector)
         self.env.install("collect", collect)
         self.env.install("reset", reset)
@@ -106,11 +106,11 @@ def open_collector(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, An
     agent: Agent = cloudpickle.loads(packed)
     generator = torch.Generator().manual_seed(seed)
     env = GymnasiumVector.over(lanes, id)
-    held["weights"] = _views(torch.from_numpy(arrays[WEIGHTS]), agent)
+    held["weights"] = views(torch.from_numpy(arrays[WEIGHTS]), agent.acting_tensors())
     held["renew"] = partial(_renew, agent, held["weights"])
     renew = held["renew"] if hold else None
     held["collector"] = Collector(env, agent, steps, gamma, generator, numbers=lanes.numbers, renew=renew)
-    held["shared"] = _nested(held["collector"].storage.tensors, arrays)
+    held["shared"] = nested(held["collector"].storage.tensors, arrays)
 
 
 @torch.inference_mode()
@@ -141,31 +141,6 @@ def load(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argume
     collector: Collector = held["collector"]
     collector.generator.set_state(argument["generator"])
     collector.load_state_dict(argument)
-
-
-def _padded(tensor: Tensor) -> int:
-    return -(-tensor.numel() * tensor.element_size() // 8) * 8
-
-
-def _views(raw: Tensor, agent: Agent) -> list[Tensor]:
-    """Places for the weights in one block of bytes, each aligned to eight."""
-    views, start = [], 0
-    for tensor in agent.acting_tensors():
-        size = tensor.numel() * tensor.element_size()
-        views.append(raw[start : start + size].view(tensor.dtype).view(tensor.shape))
-        start += _padded(tensor)
-    return views
-
-
-def _array(leaf: Tensor) -> tuple[tuple[int, ...], str]:
-    return tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")
-
-
-def _nested(like: Tree, arrays: dict[str, np.ndarray], prefix: str = "") -> Tree:
-    """The shared arrays as tensors, in the shape of the tree `like`."""
-    if isinstance(like, dict):
-        return {k: _nested(v, arrays, f"{prefix}.{k}" if prefix else k) for k, v in like.items()}
-    return torch.from_numpy(arrays[prefix])
 
 
 def _put(into: Tensor, lanes: list[int], value: Tensor) -> None:

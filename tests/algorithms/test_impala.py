@@ -1,0 +1,40 @@
+"""IMPALA: without lag it is A2C, and V-trace takes back what an older policy's rollouts cost."""
+
+import torch
+
+from whorl import conformance
+from whorl.conformance import Run, subject
+from whorl.experience.batch import Batch
+
+SETTINGS = {"normalize_obs": False, "normalize_reward": False, "entropy_coef": 0.01}
+
+
+def learned(rule: str, rollouts: list[Batch]) -> Run:
+    run = Run(subject(rule, "vector", "none", "discrete", **SETTINGS), seed=3)
+    run.feed(rollouts)
+    return run
+
+
+def test_without_lag_it_is_a2c() -> None:
+    cell = subject("impala", "vector", "none", "discrete", **SETTINGS)
+    first = cell.agent(3)
+    rollouts = cell.rollouts(first, 1)  # by the very policy that learns
+    one, two = learned("impala", rollouts), learned("a2c", rollouts)
+    ours, theirs = dict(one.agent.named_parameters()), dict(two.agent.named_parameters())
+    assert any(not torch.equal(value, before) for value, before in zip(ours.values(), first.parameters()))
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], atol=1e-6, rtol=1e-5)
+
+
+def test_an_action_that_has_become_less_likely_counts_less() -> None:
+    cell = subject("impala", "vector", "none", "discrete", **SETTINGS)
+    agent = cell.agent(3)
+    batch = conformance.prepared(agent, cell.rollouts(agent, 1)[0])
+    value = torch.zeros(batch.shape[0] + 1, batch.shape[1])
+    log_prob, _ = agent.judge(batch)  # type: ignore[operator]
+    same, _, ratio = agent.trace(batch, value, log_prob.detach())  # type: ignore[operator]
+    half, _, less = agent.trace(batch, value, log_prob.detach() - torch.tensor(2.0).log())  # type: ignore[operator]
+    torch.testing.assert_close(ratio, torch.tensor(1.0))
+    torch.testing.assert_close(less, torch.tensor(0.5))
+    last = batch.mask[-1] > 0  # nothing follows the last row within the rollout: rho alone counts there
+    torch.testing.assert_close(half[-1][last], 0.5 * same[-1][last])

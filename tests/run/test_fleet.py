@@ -1,0 +1,121 @@
+"""Actors as processes: what they bring, what becomes of one that dies or whose environment raises, and weights."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+import whorl
+from whorl.config import configure
+from whorl.envs.make import find
+from whorl.errors import ConfigError, EnvError
+from whorl.run.actors import Role
+from whorl.run.asynchronous import FleetCollector
+from whorl.run.fleet import ProcessFleet, Weights
+from whorl.state.policy import build_agent
+
+ACTORS, LANES, STEPS = 2, 2, 8
+SMALL: dict[str, Any] = {"quiet": True, "tensorboard": False, "eval": False, "lanes": ACTORS * LANES, "actors": ACTORS}
+
+
+@pytest.fixture
+def collector() -> Iterator[FleetCollector]:
+    source = find("CartPole-v1")
+    agent = build_agent(configure("impala", "CartPole-v1", {"lanes": ACTORS * LANES}), source.spec(ACTORS * LANES), 0)
+    role = Role(agent, source.id, STEPS, 0.99)
+    fleet = ProcessFleet(source, role, ACTORS, LANES, lambda actor, life: 100 * actor + life, restarts=2)
+    found = FleetCollector(fleet, agent, ACTORS, LANES, STEPS, 0.99, max_lag=0)
+    yield found
+    found.close()
+
+
+def test_a_batch_is_filled_by_whoever_is_first_and_counts_every_step_once(collector: FleetCollector) -> None:
+    fleet: Any = collector.fleet
+    steps = 0
+    for _ in range(6):
+        collector.start()
+        steps += int(collector.finish().mask.sum())
+    assert steps == collector.tally.drain()["steps"]
+    told = collector.metrics()
+    assert told["actors/lag"] <= told["actors/lag_max"] <= 6
+    assert fleet.lives == [0, 0]
+
+
+def test_a_killed_actor_is_replaced_and_the_others_go_on(collector: FleetCollector) -> None:
+    fleet: Any = collector.fleet
+    collector.start()
+    collector.finish()
+    while fleet.alive() < ACTORS:
+        collector.start()
+        collector.finish()
+    os.kill(fleet._places[0].member.pool._processes[0].pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while fleet.lives != [1, 0] or fleet.alive() < ACTORS:
+        assert time.monotonic() < deadline, "the actor never came back"
+        collector.start()
+        batch = collector.finish()
+        assert torch.isfinite(batch.reward).all()
+
+
+def test_rows_that_do_not_go_on_from_those_before_are_told(collector: FleetCollector) -> None:
+    collector.start()
+    collector.finish()
+    assert collector.gaps.all()  # nothing was there before
+    held = list(collector._held)
+    collector.start()
+    collector.finish()
+    for place, (before, now) in enumerate(zip(held, collector._held)):
+        follows = now == (before[0], before[1], before[2] + 1)
+        assert collector.gaps[place * LANES].item() is not follows
+
+
+class Broken(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        raise RuntimeError("the joint is jammed")
+
+
+def test_an_environment_that_raises_is_tried_a_few_times_and_then_named(tmp_path: Path) -> None:
+    settings = {**SMALL, "runs": str(tmp_path), "rollout_steps": 4, "total_steps": 100, "actor_restarts": 1}
+    with pytest.raises(EnvError, match=r"failed 2 times in a row, .*the joint is jammed"):
+        whorl.load(Broken, "impala", settings).train()
+
+
+def test_a_run_with_actors_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    settings = {**SMALL, "runs": str(tmp_path), "total_steps": 800, "log_freq": 1, "max_lag": 5}
+    first = whorl.load("CartPole-v1", "impala", settings).train()
+    again = whorl.resume(first.run_dir, total_steps=1600)
+    assert again.steps >= 1600 and again.episodes > first.episodes
+
+
+def test_replay_fed_by_actors_marks_where_rows_do_not_follow(tmp_path: Path) -> None:
+    settings = {**SMALL, "runs": str(tmp_path), "total_steps": 600, "rollout_steps": 8, "learn_after": 100}
+    trainer = whorl.load("CartPole-v1", "dqn", {**settings, "prioritized": True, "n_step": 3, "capacity": 2000})
+    assert trainer.train().steps >= 600
+
+
+def test_lanes_that_actors_can_not_share_are_told() -> None:
+    with pytest.raises(ConfigError, match="3 actors can't share 4 lanes evenly; use 3 or 6 lanes"):
+        whorl.load("CartPole-v1", "impala", {"lanes": 4, "actors": 3}).train()
+
+
+def test_a_reader_takes_the_newest_weights_whole() -> None:
+    one, other = [torch.arange(5.0), torch.ones(2, dtype=torch.int64)], [torch.zeros(5), torch.zeros(2).long()]
+    weights = Weights(one)
+    assert weights.read(other) == 0 and not other[0].any()
+    for version in (1, 2, 3):
+        weights.write([one[0] + version, one[1] * version], version)
+        assert weights.read(other) == version
+        assert other[0].equal(one[0] + version) and other[1].equal(one[1] * version)

@@ -1,0 +1,94 @@
+"""Importance weighted actor-learner (Espeholt et al. 2018, arXiv:1802.01561): A2C from rollouts of an older policy.
+
+actor:   maximise E[log pi(a|s) * A] + entropy_coef * H,  A_t = rho_t (r_t + discount_t v_{t+1} - V(s_t))
+critic:  minimise E[(V(s) - v)^2] / 2, v held fixed
+v_t = V(s_t) + rho_t delta_t + discount_t lam c_t (v_{t+1} - V(s_{t+1})),
+delta_t = r_t + discount_t V(s_{t+1}) - V(s_t)
+rho_t = min(rho_clip, pi(a_t|s_t) / mu(a_t|s_t)),  c_t = min(c_clip, the same ratio)
+mu is the policy that acted. Where it is pi itself, v is the n-step return, and this is A2C.
+
+Differs from the paper: actor and critic share nothing, as in `a2c`; losses are means over rows, not sums.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whorl import tree
+from whorl.agent import Acted, Context, Updated, captured, pure
+from whorl.algorithms.a2c import A2C, A2CConfig
+from whorl.experience.batch import Batch
+from whorl.ops.losses import blank, explained_variance, masked_mean
+from whorl.ops.returns import vtrace
+from whorl.tree import Tree
+
+
+@dataclass(frozen=True)
+class IMPALAConfig(A2CConfig):
+    rho_clip: float = 1.0
+    """how much a row whose action has become more likely may count"""
+    c_clip: float = 1.0
+    """how far later rows reach back where their actions have become more likely"""
+    normalize_obs: bool = False
+    """normalise float observations by running statistics"""
+    normalize_reward: bool = False
+    """divide rewards by the deviation of the discounted return"""
+
+
+class IMPALA(A2C):
+    """IMPALA: actors that need not wait, and V-trace to take back what that costs."""
+
+    Config = IMPALAConfig
+    cfg: IMPALAConfig
+
+    def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        obs = self.observations(obs)
+        policy, after = self.actor.step(obs, memory, context.reset)
+        action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
+        after = {**after, **self.critic.body.advance(obs, memory, context.reset)}
+        return Acted(action, after, {"log_prob": policy.log_prob(action)})
+
+    @captured
+    def step(self, batch: Batch) -> Updated:
+        self.rewards.merge_(batch.reward, batch.keep, batch.mask, self.cfg.gamma)
+        if self.cfg.lr_schedule == "linear":
+            self.anneal()
+        raw = batch.obs
+        batch = batch.replace(obs=self.observations(raw))
+        value = self.critic(batch.all)  # [T+1, B]
+        log_prob, entropy = self.judge(batch)
+        advantage, target, ratio = self.trace(batch, value.detach(), log_prob.detach())
+        loss = -masked_mean(log_prob * advantage, batch.mask)
+        norm = self.minimize("actor", loss - self.cfg.entropy_coef * entropy, self.cfg.max_grad_norm)
+        critic = self.fit_value(batch, value, target)
+        self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
+        metrics = {
+            "loss/actor": loss.detach(),
+            "gradient/actor": norm,
+            "policy/entropy": entropy.detach(),
+            "policy/learning_rate": self.lr_actor.clone(),
+            "policy/ratio": ratio,
+            "value/explained_variance": explained_variance(value[:-1].detach(), target, batch.mask),
+        }
+        return Updated({**metrics, **critic})
+
+    @pure
+    def judge(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """log pi(a|s) of each row [T, B], and the mean entropy"""
+        policy = self.actor(batch.now)
+        # Whatever stands in rows that are no transition must not reach the gradient, not even as 0 * nan.
+        action = tree.where(batch.mask > 0, batch.action, tree.map(torch.zeros_like, batch.action))
+        return policy.log_prob(action), masked_mean(policy.entropy().expand_as(batch.mask), batch.mask)
+
+    @pure
+    def trace(self, batch: Batch, value: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Advantage and value target of each row [T, B], 0 on rows that are no transition; the mean ratio"""
+        cfg = self.cfg
+        acted = blank(batch.extras["log_prob"], batch.mask)
+        ratio = (blank(log_prob, batch.mask) - acted).clamp(-30, 30).exp()
+        reward = self.rewards(batch.reward)
+        target, advantage = vtrace(
+            reward, batch.discount, value, batch.keep, ratio, cfg.rho_clip, cfg.c_clip, cfg.lam
+        )
+        return blank(advantage, batch.mask), blank(target, batch.mask), masked_mean(ratio, batch.mask)

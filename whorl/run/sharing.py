@@ -1,0 +1,34 @@
+"""Tensors in memory that processes share."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whorl.tree import Tree
+
+
+def padded(tensor: Tensor) -> int:
+    """Bytes that a tensor takes among others, each aligned to eight."""
+    return -(-tensor.numel() * tensor.element_size() // 8) * 8
+
+
+def views(raw: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """Places for tensors like these in one block of bytes."""
+    found, start = [], 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        found.append(raw[start : start + size].view(tensor.dtype).view(tensor.shape))
+        start += padded(tensor)
+    return found
+
+
+def array_of(leaf: Tensor) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of an array for a tensor like this."""
+    return tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")
+
+
+def nested(like: Tree, arrays: dict[str, np.ndarray], prefix: str = "") -> Tree:
+    """Shared arrays, named by path, as tensors in the shape of the tree `like`."""
+    if isinstance(like, dict):
+        return {k: nested(v, arrays, f"{prefix}.{k}" if prefix else k) for k, v in like.items()}
+    return torch.from_numpy(arrays[prefix])
