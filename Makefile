@@ -44,6 +44,7 @@ benchmarks: setup
 	$(BIN)/python benchmarks/dqn_sb3.py CartPole-v1
 	$(BIN)/python benchmarks/dqn_sb3.py Pong
 	$(BIN)/python benchmarks/updates.py
+	$(BIN)/python benchmarks/recurrent.py
 	$(BIN)/python benchmarks/prioritized.py
 	$(BIN)/python benchmarks/replay_checkpoint.py
 	$(BIN)/python benchmarks/pool.py CartPole-v1

@@ -1,10 +1,12 @@
 """Contestants that take turns, each in a process of its own; used by the benchmarks that show ratios to peers."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 
 def medians(names: Iterable[str], rounds: int) -> dict[str, float]:
@@ -23,3 +25,37 @@ def show(rates: dict[str, float], peers: Iterable[str], what: str) -> None:
     best = max(rates[name] for name in peers)
     for name, rate in rates.items():
         print(f"  {name:20s} {rate:10,.0f} env-steps/s   {rate / best:5.2f}x {what}")
+
+
+def turns(commands: dict[str, list[str]], threads: int, rounds: int) -> dict[str, list[float]]:
+    """Round by round the rates of contestants that stay alive between turns; those with nothing to `serve` drop out."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    processes = {
+        name: subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for name, command in commands.items()
+    }
+    found: dict[str, list[float]] = {name: [] for name in commands}
+    for number in range(rounds + 1):
+        for name, process in processes.items():
+            assert process.stdin and process.stdout
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            answer = float(process.stdout.readline())
+            if number and answer == answer:  # the first one waits for all to be ready
+                found[name].append(answer)
+    for process in processes.values():
+        process.terminate()
+    return {name: rates for name, rates in found.items() if rates}
+
+
+def serve(run: Callable[[int], None] | None, count: int, warm_up: int = 0) -> None:
+    """A contestant's side: makes `count` updates for each line on its input, and says how many a second."""
+    if run is not None:
+        run(warm_up or count)
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        if run is not None:
+            run(count)
+        print("nan" if run is None else count / (time.perf_counter() - began), flush=True)

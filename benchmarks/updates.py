@@ -8,11 +8,8 @@ it. Agents that value choices (`dqn`, `rainbow`, ...) learn from Atari's four fr
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +17,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from rounds import serve, turns
 
 from whorl.config import ValueConfig, algorithm_class, configure
 from whorl.experience.batch import Batch
@@ -53,19 +51,23 @@ def ours(
     if compile:
         replay.compile()
     ones = torch.ones(ROWS, 1)
+    period = (
+        args.episode + 1 if args.episode else ROWS + 2
+    )  # its last row is a final observation, no transition
+    place = torch.arange(ROWS + 1).unsqueeze(1) % period
     # Of a stack only the newest frame is kept: one picture stands for all rows.
     frames = torch.randint(0, 256, (1, 1, 4, 84, 84), dtype=torch.uint8).expand(ROWS + 1, 1, 4, 84, 84)
     replay.add(
         Batch(
             obs=frames if pixels else torch.randn(ROWS + 1, 1, args.obs),
-            reset=torch.zeros(ROWS + 1, 1, dtype=torch.bool),
+            reset=place == 0,
             action=torch.zeros(ROWS, 1, dtype=torch.int64)
             if pixels
             else torch.rand(ROWS, 1, args.actions) * 2 - 1,
             reward=torch.randn(ROWS, 1),
             discount=0.99 * ones,
-            keep=ones,
-            mask=ones,
+            keep=ones.masked_fill(place[:-1] == period - 2, 0.0),
+            mask=ones.masked_fill(place[:-1] == period - 1, 0.0),
         )
     )
 
@@ -183,15 +185,7 @@ def contestant(name: str, algorithm: str, args: argparse.Namespace) -> None:
     if name.startswith("whorl"):
         keep_freed_memory()
     run = CONTESTANTS[name](algorithm, args)  # type: ignore[operator]
-    if run is not None:
-        run(max(20, args.count // 4))
-    for _ in sys.stdin:
-        if run is None:
-            print("nan", flush=True)
-            continue
-        began = time.perf_counter()
-        run(args.count)
-        print(args.count / (time.perf_counter() - began), flush=True)
+    serve(run, args.count, max(20, args.count // 4))
 
 
 def measure(algorithm: str, threads: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -202,34 +196,12 @@ def measure(algorithm: str, threads: int, args: argparse.Namespace) -> dict[str,
     if algorithm not in CRITICS:
         names.remove("products alone")
     rest = [word for word in sys.argv[1:] if word not in args.algorithms]
-    processes = {}
-    for name in names:
-        command = [
-            sys.executable,
-            __file__,
-            algorithm,
-            *rest,
-            "--threads",
-            str(threads),
-            "--contestant",
-            name,
-        ]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        processes[name] = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(args.rounds + 1):
-        for name, process in processes.items():
-            assert process.stdin and process.stdout
-            process.stdin.write("go\n")
-            process.stdin.flush()
-            answer = float(process.stdout.readline())
-            if number:  # the first one waits for all to be ready
-                rates[name].append(answer)
-    for process in processes.values():
-        process.terminate()
-    middle = {name: statistics.median(values) for name, values in rates.items() if values[0] == values[0]}
+    commands = {
+        name: [sys.executable, __file__, algorithm, *rest, "--threads", str(threads), "--contestant", name]
+        for name in names
+    }
+    rates = turns(commands, threads, args.rounds)
+    middle = {name: statistics.median(values) for name, values in rates.items()}
     row = {
         "algorithm": algorithm,
         "threads": threads,
@@ -251,6 +223,7 @@ def main() -> None:
     parser.add_argument("--obs", type=int, default=17)
     parser.add_argument("--actions", type=int, default=6)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--episode", type=int, default=0, help="steps of an episode; 0: it never ends")
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--count", type=int, default=100, help="updates in a round")

@@ -25,6 +25,7 @@ from whorl.config import (
     ActorCriticConfig,
     ChoiceConfig,
     EntropyConfig,
+    MemoryConfig,
     MunchausenConfig,
     NetworkConfig,
     NoiseConfig,
@@ -677,6 +678,7 @@ def defaults_of(config: type) -> dict[str, Any]:
 
 SECTIONS = {
     RunConfig: "## Settings of the loop",
+    MemoryConfig: "## Settings of memory",
     NetworkConfig: "## Settings of the nets",
     ReplayConfig: "## Settings of replay",
     ActorCriticConfig: "## Settings of actors and critics",

@@ -18,7 +18,7 @@ from whorl import tree
 from whorl.config import ReplayConfig
 from whorl.errors import ConfigError
 from whorl.experience.batch import Batch
-from whorl.experience.replay import check_replay, replay_of
+from whorl.experience.replay import check_replay, replay_of, view_of
 from whorl.experience.ring import replay_bytes
 from whorl.experience.rollouts import Rollouts
 from whorl.nets.memory import stores_memory
@@ -179,7 +179,8 @@ class Agent(nn.Module):
         """Size of the replay ring that `experience` will allocate; 0 where there is none."""
         if not isinstance(self.cfg, ReplayConfig):
             return 0
-        return replay_bytes(self.spec, self.cfg.capacity, memory=self._stored(), stride=self.stride)
+        stride = view_of(self.cfg).stride
+        return replay_bytes(self.spec, self.cfg.capacity, memory=self._stored(), stride=stride)
 
     def _stored(self) -> Tree:
         return self.initial_memory(1) if self.stores_memory else {}
@@ -347,7 +348,9 @@ class Agent(nn.Module):
         modules = [getattr(self, name) for name in self.acts_with]
         modules += [body for module in modules for body in getattr(module, "reads", ())]
         critic: Any = getattr(self, "critic", None)
-        if getattr(critic, "follows", False):  # its memory is kept while acting
+        if (
+            getattr(critic, "follows", False) and critic.body not in modules
+        ):  # its memory is kept while acting
             modules.append(critic.body)
         return [self.progress, *(t for module in modules for t in (*module.parameters(), *module.buffers()))]
 

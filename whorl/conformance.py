@@ -23,7 +23,8 @@ from whorl.agent import Acted, Agent, Context, Updated
 from whorl.config import RunConfig, Settings, algorithm_class, configure
 from whorl.envs.vector import Step
 from whorl.errors import ConfigError
-from whorl.experience.batch import Batch
+from whorl.experience.batch import LAST, Batch
+from whorl.nets.memory import as_on_gpu
 from whorl.run.collector import Collector
 from whorl.run.learner import Capture
 from whorl.spec import (
@@ -51,6 +52,10 @@ SMALL: dict[str, Any] = {
     "critic_hidden": (16,),
     "hidden": (16,),
     "memory_size": 8,
+    "memory_window": 5,
+    "sequence": 6,
+    "burn_in": 2,
+    "stride": 8,
     "lookahead": 0,
     "epochs": 2,
     "aux_every": 2,
@@ -97,7 +102,7 @@ ACTIONS: dict[str, Any] = {
     "continuous": Continuous((2,), (-1.0, 0.0), (1.0, 5.0)),
     "masked": Discrete(3),
 }
-MEMORIES = ("none", "lstm", "gru")
+MEMORIES = ("none", "lstm", "gru", "attention")
 
 
 # Subjects
@@ -149,21 +154,28 @@ def copy_of(agent: Agent) -> Agent:
 
 
 def subject(algorithm: str, observation: str, memory: str, action: str, **settings: Any) -> Subject:
-    """The subject of one cell of the matrix."""
+    """The subject of one cell of the matrix; a memory also reads the action and the reward before."""
     observed = OBSERVATIONS[observation]
     if action == "masked":
         observed = observed if isinstance(observed, dict) else {"observation": observed}
         observed = {**observed, MASK_KEY: Array((3,), "int8", 0.0, 1.0)}
-    remembers = "memory" in _fields(algorithm)
-    if not remembers and memory != "none":
+    known = _fields(algorithm)
+    if "memory" not in known and memory != "none":
         raise ConfigError(f"{algorithm} has no setting memory")
-    given = {"memory": memory, **settings} if remembers else settings
+    wanted: dict[str, Any] = {
+        "memory": memory,
+        "last_action": memory != "none",
+        "last_reward": memory != "none",
+    }
+    if memory != "none" and "sequence" in known:
+        wanted["batch_size"] = 8  # sequences
+    given = {**{key: value for key, value in wanted.items() if key in known}, **settings}
     return Subject(algorithm, Spec(observed, ACTIONS[action], LANES), given)
 
 
 def _fields(algorithm: str) -> set[str]:
     config: Any = algorithm_class(algorithm)[1]
-    return {f.name for f in fields(config.Config)}
+    return {f.name for f in fields(config.Config)} - {*getattr(config.Config, "unused", ())}
 
 
 class Run:
@@ -327,14 +339,25 @@ def masked_rows_have_no_influence(subject: Subject, garbage: float = 1e3) -> Non
 
 def garbled(batch: Batch, spec: Spec, garbage: float) -> Batch:
     """The batch with `garbage` in its masked rows; discrete actions become another that there is."""
-    masked = batch.mask == 0
+    masked, steps = batch.mask == 0, batch.shape[0]
 
-    def put(value: Tensor) -> Tensor:
-        wrong = torch.full_like(value, garbage) if value.is_floating_point() else torch.zeros_like(value)
-        return torch.where(tree.expand(masked, value), wrong, value)
+    def spoiled(values: Tree, where: Tensor) -> Tree:
+        def put(value: Tensor) -> Tensor:
+            wrong = torch.full_like(value, garbage) if value.is_floating_point() else torch.zeros_like(value)
+            return torch.where(tree.expand(where, value), wrong, value)
 
+        return tree.map(put, values)
+
+    memories = dict(batch.memories)
+    if LAST in memories:  # the row before an episode's first is a masked one
+        opened = batch.reset[:steps].unflatten(0, (len(tree.first(memories)), -1))[:, 0]
+        memories[LAST] = spoiled(memories[LAST], opened)
     return batch.replace(
-        action=tree.map(put, batch.action), reward=put(batch.reward), extras=tree.map(put, batch.extras)
+        action=spoiled(batch.action, masked),
+        reward=spoiled(batch.reward, masked),
+        extras=spoiled(batch.extras, masked),
+        memories=memories,
+        last=spoiled(batch.last, batch.reset),
     )
 
 
@@ -361,17 +384,21 @@ def _knows_values(subject: Subject, world: "Walk", last: float, rounds: int, tol
     rollouts = subject.rollouts(run.agent, world.limit + 1, world)
     for number in range(rounds):
         run.feed([rollouts[number % len(rollouts)]])
-    states = torch.eye(Walk.STATES).unsqueeze(1)  # [states, 1, states]
     with torch.no_grad():
-        value = read(_only_observations(states).now)[:, 0]
+        value = read(walked(world.spec).now)[:, 0]
     for state, wanted in ((5, last), (0, last * 0.9**5)):
         found, name = value[state].item(), "Walk with an end" if world.terminal else "Walk"
         assert abs(found - wanted) < tolerance, f"{name}: V({state}) is {found:.2f}, not {wanted:.2g}"
 
 
-def _only_observations(obs: Tensor) -> Batch:
-    none = torch.zeros(obs.shape[:2])
-    return Batch(obs, none > 0, {}, none, none, none, none)
+def walked(spec: Spec) -> Batch:
+    """All states of `Walk` in the order in which an episode shows them, without a reward so far."""
+    obs = torch.eye(Walk.STATES).unsqueeze(1)  # [states, 1, states]
+    none = torch.zeros(Walk.STATES, 1)
+    reset = none > 0
+    reset[0] = True
+    last = {"action": empty_action(spec.action, (Walk.STATES, 1)), "reward": none}
+    return Batch(obs, reset, {}, none, none, none, none, last=last)
 
 
 def can_be_captured(subject: Subject) -> None:
@@ -380,7 +407,8 @@ def can_be_captured(subject: Subject) -> None:
     rollouts = subject.rollouts(run.agent, 2)
     run.agent.runner = CheckedRunner()
     places = [tensor.data_ptr() for tensor in run.agent.state_tensors()]
-    assert run.feed(rollouts), "no update was due after two rollouts; give the subject smaller settings"
+    with as_on_gpu():
+        assert run.feed(rollouts), "no update was due after two rollouts; give the subject smaller settings"
     assert places == [t.data_ptr() for t in run.agent.state_tensors()], (
         "an update rebound a tensor of the state"
     )

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from whorl.agent import Context
 from whorl.algorithms.crossq import CrossQ, CrossQConfig
+from whorl.config import configure
 from whorl.errors import ConfigError
 from whorl.nets.renorm import Moments, RenormMLP
 from whorl.registry import Part
@@ -283,3 +284,11 @@ def test_settings_that_do_not_fit_are_declined(settings: dict[str, Any], sentenc
 def test_discrete_actions_are_declined() -> None:
     with pytest.raises(ConfigError, match="crossq needs continuous actions"):
         build(CrossQ, Discrete(3))
+
+
+@pytest.mark.parametrize(
+    "given", [{"memory": "lstm"}, {"sequence": 8}, {"last_action": True}, {"share_memory": True}]
+)
+def test_memory_is_none_of_its_settings(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"crossq makes no use of {next(iter(given))}; leave it out"):
+        configure("crossq", "Pendulum-v1", given)

@@ -36,16 +36,29 @@ COMMON = [
     ("image", "none", "discrete"),
     ("dict", "none", "continuous"),
     ("dict", "none", "masked"),
-    ("dict", "gru", "masked"),
-    ("vector", "lstm", "multi-discrete"),
 ]
-"""Cells in which each kind of each axis occurs; the others are run by the full suite."""
+ON_POLICY = [("dict", "gru", "masked"), ("vector", "lstm", "multi-discrete")]
+REMEMBERED = {
+    **{rule: [("vector", "lstm", "discrete")] for rule in ("c51", "iqn", "qr_dqn")},
+    **{rule: [("vector", "lstm", "continuous")] for rule in ("ddpg", "td3", "tqc")},
+    "dqn": [("vector", "lstm", "discrete"), ("image", "gru", "discrete")],
+    "sac": [("image", "lstm", "continuous"), ("vector", "attention", "continuous")],
+}
+"""Cells in which each kind of each axis occurs, with memory by rule; the others are run by the full suite."""
+
+
+def common(rule: str) -> list[tuple[str, str, str]]:
+    return [*COMMON, *REMEMBERED.get(rule, ON_POLICY)]
 
 
 def cells() -> list[object]:
-    marks = {cell: [] if cell in COMMON else [pytest.mark.full] for cell in CELLS}
     return [
-        pytest.param(rule, *cell, marks=marks[cell], id="-".join((rule, *cell)))
+        pytest.param(
+            rule,
+            *cell,
+            marks=[] if cell in common(rule) else [pytest.mark.full],
+            id="-".join((rule, *cell)),
+        )
         for rule in RULES
         for cell in CELLS
     ]
@@ -80,22 +93,25 @@ def test_not_even_nan_in_a_masked_row_has_influence(rule: str, memory: str) -> N
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_takes_some_kind_of_environment(rule: str) -> None:
-    taken = 0
-    for cell in CELLS:
-        try:
-            conformance.subject(rule, *cell).agent()
-            taken += 1
-        except ConfigError:
-            continue
-    assert taken
+    assert any(takes(rule, cell) for cell in CELLS)
 
 
-def plain(name: str, **settings: Any) -> Subject:
+def takes(rule: str, cell: tuple[str, str, str]) -> bool:
+    try:
+        conformance.subject(rule, *cell).agent()
+    except ConfigError:
+        return False
+    return True
+
+
+def plain(name: str, memory: str = "none", **settings: Any) -> Subject:
     """A subject with vector observations and the first kind of action that the algorithm takes."""
+    if name in preset_names():
+        memory = load_preset(name)["settings"].get("memory", memory)
     for action in ("discrete", "continuous"):
         try:
             found = conformance.subject(
-                name, "vector", "none", action, **{**SETTINGS.get(name, {}), **settings}
+                name, "vector", memory, action, **{**SETTINGS.get(name, {}), **settings}
             )
             found.agent()
             return found
@@ -143,10 +159,43 @@ def test_replay_options_keep_the_contracts(rule: str, options: str) -> None:
         check(plain(rule, **taken))
 
 
+SEQUENCES: dict[str, tuple[str, dict[str, Any]]] = {
+    "refreshed": (
+        "dqn",
+        {"refresh_memory": True, "prioritized": True, "priority_on_add": True, "n_step": 3, "double": True},
+    ),
+    "whole": ("qr_dqn", {"whole_episodes": True, "burn_in": 0, "n_step": 2, "munchausen": 0.9}),
+    "empty": ("td3", {"stored_memory": False, "rollout_steps": 12, "target_memory": False, "noise": "ou"}),
+    "shared": ("sac", {"share_memory": True, "n_step": 2, "target_memory": False, "normalize_obs": True}),
+    "shared-target": ("ddpg", {"share_memory": True, "noisy": True, "prioritized": True}),
+}
+"""What sequences and memories can be told, each on a rule that takes it"""
+
+
+@pytest.mark.parametrize("options", SEQUENCES)
+def test_options_of_memory_keep_the_contracts(options: str) -> None:
+    rule, settings = SEQUENCES[options]
+    for check in CHECKS.values():
+        check(plain(rule, "lstm", **settings))
+
+
 @pytest.mark.parametrize("options", ["prioritized", "prioritized-n-step"])
 @pytest.mark.parametrize("rule", REPLAYED)
 def test_truncation_is_no_termination_with_priorities_and_n_steps(rule: str, options: str) -> None:
     conformance.tells_truncation_from_termination(plain(rule, **OPTIONS[options]))
+
+
+@pytest.mark.parametrize(
+    ("rule", "memory", "rounds"),
+    [
+        ("dqn", "lstm", 70),
+        pytest.param("td3", "gru", 150, marks=pytest.mark.full),
+        pytest.param("sac", "attention", 150, marks=pytest.mark.full),
+    ],
+)
+def test_truncation_is_no_termination_to_a_memory(rule: str, memory: str, rounds: int) -> None:
+    found = plain(rule, memory, **OPTIONS["prioritized-n-step"])
+    conformance.tells_truncation_from_termination(found, rounds)
 
 
 @pytest.mark.parametrize("name", sorted(set(preset_names()) - set(rules())))
@@ -164,7 +213,14 @@ def test_every_metric_is_documented(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("cell", COMMON, ids="-".join)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "cell"), [(rule, cell) for rule in RULES for cell in common(rule)], ids=str)
 def test_captured_equals_eager(rule: str, cell: tuple[str, str, str]) -> None:
     conformance.captured_equals_eager(subject(rule, *cell))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("options", SEQUENCES)
+def test_captured_equals_eager_with_options_of_memory(options: str) -> None:
+    rule, settings = SEQUENCES[options]
+    conformance.captured_equals_eager(plain(rule, "lstm", **settings))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whorl.experience.batch import Batch
+from whorl.experience.batch import LAST, Batch
 from whorl.spec import Array, Discrete, Spec
 
 GAMMA = 0.9
@@ -45,8 +45,11 @@ class Recorder:
         self.generator = torch.Generator().manual_seed(self.seed)
         self.rows = [[Row(0, True)] for _ in range(self.lanes)]
 
-    def rollout(self, steps: int, memory_stride: int = 0) -> Batch:
-        """The next `steps` rows of every lane, as a collector would give them."""
+    def rollout(self, steps: int, memory_stride: int = 0, last: bool = False) -> Batch:
+        """The next `steps` rows of every lane, as a collector would give them.
+
+        Memory before a row is its number and lane; with `last` also what was done and earned in the row before.
+        """
         first = [len(lane) - 1 for lane in self.rows]
         for lane in self.rows:
             for _ in range(steps):
@@ -58,10 +61,17 @@ class Recorder:
 
         numbers = column("number", steps + 1)
         lane = torch.arange(self.lanes).expand_as(numbers)
-        memories = {}
+        memories: dict[str, Any] = {}
         if memory_stride:
             h = torch.stack((numbers[:steps:memory_stride], lane[:steps:memory_stride]), -1).float()
             memories = {"net": {"h": h}}
+        if memory_stride and last:
+            opened = range(first[0], first[0] + steps, memory_stride)
+            before = [[lane[row - 1] if row else Row(-1, False) for lane in self.rows] for row in opened]
+            memories[LAST] = {
+                "action": torch.tensor([[row.action for row in lanes] for lanes in before]),
+                "reward": torch.tensor([[row.reward for row in lanes] for lanes in before]),
+            }
         return Batch(
             obs={"row": torch.stack((numbers, lane), -1).float(), "image": image(numbers, lane)},
             reset=column("reset", steps + 1),

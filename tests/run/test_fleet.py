@@ -21,13 +21,21 @@ from whorl.run.fleet import ProcessFleet, Weights
 from whorl.state.policy import build_agent
 
 ACTORS, LANES, STEPS = 2, 2, 8
-SMALL: dict[str, Any] = {"quiet": True, "tensorboard": False, "eval": False, "lanes": ACTORS * LANES, "actors": ACTORS}
+SMALL: dict[str, Any] = {
+    "quiet": True,
+    "tensorboard": False,
+    "eval": False,
+    "lanes": ACTORS * LANES,
+    "actors": ACTORS,
+}
 
 
 @pytest.fixture
 def collector() -> Iterator[FleetCollector]:
     source = find("CartPole-v1")
-    agent = build_agent(configure("impala", "CartPole-v1", {"lanes": ACTORS * LANES}), source.spec(ACTORS * LANES), 0)
+    agent = build_agent(
+        configure("impala", "CartPole-v1", {"lanes": ACTORS * LANES}), source.spec(ACTORS * LANES), 0
+    )
     role = Role(agent, source.id, STEPS, 0.99)
     fleet = ProcessFleet(source, role, ACTORS, LANES, lambda actor, life: 100 * actor + life, restarts=2)
     found = FleetCollector(fleet, agent, ACTORS, LANES, STEPS, 0.99, max_lag=0)
@@ -102,7 +110,9 @@ def test_a_run_with_actors_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 def test_replay_fed_by_actors_marks_where_rows_do_not_follow(tmp_path: Path) -> None:
     settings = {**SMALL, "runs": str(tmp_path), "total_steps": 600, "rollout_steps": 8, "learn_after": 100}
-    trainer = whorl.load("CartPole-v1", "dqn", {**settings, "prioritized": True, "n_step": 3, "capacity": 2000})
+    trainer = whorl.load(
+        "CartPole-v1", "dqn", {**settings, "prioritized": True, "n_step": 3, "capacity": 2000}
+    )
     assert trainer.train().steps >= 600
 
 
@@ -112,7 +122,10 @@ def test_lanes_that_actors_can_not_share_are_told() -> None:
 
 
 def test_a_reader_takes_the_newest_weights_whole() -> None:
-    one, other = [torch.arange(5.0), torch.ones(2, dtype=torch.int64)], [torch.zeros(5), torch.zeros(2).long()]
+    one, other = (
+        [torch.arange(5.0), torch.ones(2, dtype=torch.int64)],
+        [torch.zeros(5), torch.zeros(2).long()],
+    )
     weights = Weights(one)
     assert weights.read(other) == 0 and not other[0].any()
     for version in (1, 2, 3):

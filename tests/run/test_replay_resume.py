@@ -43,6 +43,28 @@ TINY = {
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "transitions": ("toy_q", "CartPole-v1", SMALL),
     "sequences, memory, priorities": ("toy_recurrent_q", "CartPole-v1", {**SMALL, "memory": "lstm"}),
+    "memory that is refreshed, priorities, folds": (
+        "dqn",
+        "CartPole-v1",
+        {
+            **SMALL,
+            "max_epochs": 30,
+            "hidden": [8],
+            "memory": "lstm",
+            "memory_size": 8,
+            "last_action": True,
+            "last_reward": True,
+            "refresh_memory": True,
+            "sequence": 6,
+            "burn_in": 2,
+            "stride": 4,
+            "n_step": 3,
+            "prioritized": True,
+            "batch_size": 8,
+            "learn_after": 100,
+            "log_freq": 4,
+        },
+    ),
     "priorities": ("toy_actor_critic", "Pendulum-v1", {**SMALL, "model_checkpoint_freq": 1}),
     "learning while workers act": (
         "td3",

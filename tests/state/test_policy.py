@@ -8,10 +8,15 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import whorl
+from whorl import conformance
 from whorl.agent import Acted
 from whorl.errors import WhorlError
+from whorl.run.evaluate import run_episodes
+from whorl.spec import to_env
+from whorl.state.policy import SavedPolicy
 
 TINY = {
     "quiet": True,
@@ -99,3 +104,89 @@ def test_dicts_in_any_order_and_masks_beside_them_are_understood(tmp_path: Path)
         policy.act(batch, action_mask=mask)
     with pytest.raises(WhorlError, match="lacks 'image'"):
         policy.act({"vector": np.zeros(4, np.float32)}, action_mask=mask)
+
+
+# Policies with a memory
+
+
+def remembering(name: str, memory: str, action: str, **given: Any) -> SavedPolicy:
+    """A policy with weights drawn at random, whose every action depends on what it remembers."""
+    cell = conformance.subject(name, "vector", memory, action, **given)
+    agent = cell.agent()
+    torch.manual_seed(0)
+    for parameter in agent.parameters():
+        nn.init.normal_(parameter, std=0.7)
+    return SavedPolicy(agent, cell.configured())
+
+
+class Evaluated:
+    """What was seen, done and earned in an evaluation: [rows, lanes, ...] each."""
+
+    def __init__(self, policy: SavedPolicy, lanes: int) -> None:
+        agent: Any = policy.agent
+        self.rows: list[tuple[Any, Any, Any]] = []
+        self.steps: list[Any] = []
+        act = agent.act
+
+        def watched(obs: Any, memory: Any, context: Any) -> Acted:
+            acted = act(obs, memory, context)
+            self.rows.append((obs.clone(), context.reset.clone(), to_env(agent.spec.action, acted.action)))
+            return acted
+
+        agent.act = watched
+        world: Any = conformance.RandomWorld(agent.spec.with_lanes(lanes))
+        run_episodes(agent, world, 4 * lanes, seed=3, watch=lambda env, step: self.steps.append(step))
+        agent.act = act
+
+
+CELLS = [
+    ("dqn", "lstm", "discrete"),
+    ("sac", "gru", "continuous"),
+    ("td3", "attention", "continuous"),
+    ("ppo", "lstm", "multi-discrete"),
+]
+
+
+@pytest.mark.parametrize(("name", "memory", "action"), CELLS)
+def test_a_policy_with_memory_acts_as_in_evaluation(name: str, memory: str, action: str) -> None:
+    policy = remembering(name, memory, action)
+    seen = Evaluated(policy, 3)
+    reward = torch.zeros(3)
+    for (obs, reset, done), step in zip(seen.rows, seen.steps):
+        policy.reset(reset)
+        torch.testing.assert_close(policy.act(obs, reward=reward), done, atol=1e-5, rtol=0)
+        reward = step.reward
+    assert len(seen.rows) > 10 and sum(int(reset.sum()) for _, reset, _ in seen.rows) > 6
+
+
+def test_episode_by_episode_with_arrays_is_the_same() -> None:
+    """As one plays: no call for a final observation, `reset` before a first one, the reward from the second on."""
+    policy = remembering("dqn", "lstm", "discrete")
+    seen = Evaluated(policy, 1)
+    over = False
+    for number, ((obs, reset, done), step) in enumerate(zip(seen.rows, seen.steps)):
+        if over:
+            over = False
+            continue
+        if reset[0]:
+            policy.reset()
+            found = policy.act(obs[0].numpy())
+        else:
+            found = policy.act(obs[0].numpy(), reward=float(seen.steps[number - 1].reward[0]))
+        assert found == done[0]
+        over = bool(step.terminated[0] | step.truncated[0])
+    assert len({int(done[0]) for _, _, done in seen.rows}) > 1
+
+
+def test_a_missing_reward_is_one_sentence() -> None:
+    policy = remembering("dqn", "lstm", "discrete")
+    policy.act(np.zeros(3, np.float32))
+    with pytest.raises(
+        WhorlError, match=r"this policy reads the reward before; call act\(obs, reward=reward\)"
+    ):
+        policy.act(np.zeros(3, np.float32))
+    policy.reset()
+    policy.act(np.zeros(3, np.float32))
+    without = remembering("dqn", "lstm", "discrete", last_reward=False)
+    for _ in range(2):
+        without.act(np.zeros(3, np.float32))

@@ -10,7 +10,8 @@ after each hidden layer. The actor learns by batch statistics; a', acting and th
 Differs from the paper: an encoder of images stands before all layers and is trained by the critics. From its code: the
 loss of the temperature is linear in log(alpha), as is customary, and values are renormalised by Ioffe's equation as it
 stands, without the code's second epsilon.
-There are no targets: `tau` and `target_every` are taken with a warning.
+There are no targets: `tau` and `target_every` are taken with a warning. There is no memory: a sequence's rows are no
+mixture whose statistics a layer could be normalised by.
 """
 
 from dataclasses import dataclass
@@ -37,7 +38,12 @@ from whorl.tree import Tree
 
 @dataclass(frozen=True)
 class CrossQConfig(EntropyConfig, ActorCriticConfig):
-    unused = ("tau", "target_every")
+    unused = (
+        *("tau", "target_every"),
+        *("memory", "memory_size", "memory_layers", "memory_heads", "memory_window", "last_action"),
+        *("last_reward", "share_memory", "target_memory", "stored_memory", "refresh_memory"),
+        *("sequence", "burn_in", "stride", "whole_episodes", "priority_eta"),
+    )
     learn_after: int = 5_000
     """environment steps before the first update"""
     random_steps: int = 5_000

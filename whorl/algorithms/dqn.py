@@ -111,10 +111,10 @@ class DQN(Agent):
     def soft_target(self, batch: Batch, noise: Tree) -> Tensor:
         """Munchausen's y [T, B]"""
         cfg = self.cfg
-        q = self.target_critic(batch.all, noise["told"]).squeeze(-1)  # [T+1, B, choices]
-        prob, log_pi = soft_policy(q, cfg.munchausen_temperature, allowed(batch.all, self.spec))
-        bonus = cfg.munchausen * pick(log_pi[:-1], batch.action).clamp(cfg.munchausen_low, 0)
-        value = (prob * (q - log_pi))[1:].sum(-1)
+        q = self.target_critic(batch.both, noise["told"]).squeeze(-1)  # [2T, B, choices]
+        prob, log_pi = soft_policy(q, cfg.munchausen_temperature, allowed(batch.both, self.spec))
+        bonus = cfg.munchausen * pick(log_pi.chunk(2)[0], batch.action).clamp(cfg.munchausen_low, 0)
+        value = (prob * (q - log_pi)).chunk(2)[1].sum(-1)
         return bootstrap(batch.reward + bonus, batch.discount, value, cfg.rescale_values)
 
     def value(self, rows: Rows) -> Tensor:

@@ -133,12 +133,14 @@ class IQN(Agent):
     def soft_target(self, batch: Batch, noise: Tree) -> Tensor:
         """Munchausen's targets [T, B, N']"""
         cfg = self.cfg
-        features = self.target_critic.body(batch.all)
-        q = self.mean(self.target_critic, features, noise["told"])  # [T+1, B, choices]
-        prob, log_pi = soft_policy(q, cfg.munchausen_temperature, allowed(batch.all, self.spec))
-        bonus = cfg.munchausen * pick(log_pi[:-1], batch.action).clamp(cfg.munchausen_low, 0)
-        every = self.target_critic.at(features[1:], noise["target_tau"], noise["told"])  # [T, B, N', choices]
-        value = (prob[1:].unsqueeze(-2) * (every - log_pi[1:].unsqueeze(-2))).sum(-1)
+        features = self.target_critic.body(batch.both)  # [2T, B, ...]
+        q = self.mean(self.target_critic, features, noise["told"])  # [2T, B, choices]
+        prob, log_pi = soft_policy(q, cfg.munchausen_temperature, allowed(batch.both, self.spec))
+        now, after = log_pi.chunk(2)
+        bonus = cfg.munchausen * pick(now, batch.action).clamp(cfg.munchausen_low, 0)
+        following = features.chunk(2)[1]
+        every = self.target_critic.at(following, noise["target_tau"], noise["told"])  # [T, B, N', choices]
+        value = (prob.chunk(2)[1].unsqueeze(-2) * (every - after.unsqueeze(-2))).sum(-1)
         return bootstrap(batch.reward + bonus, batch.discount, value, cfg.rescale_values)
 
     def mean(self, net: QuantileValues, features: Tensor, noise: Tree) -> Tensor:

@@ -295,5 +295,6 @@ def _as_batch(rows: Rows, data: dict[str, Tensor]) -> Batch:
         keep=none,
         mask=data["mask"],
         memory=rows.memory,
+        last=rows.last,
         extras={"target": data["target"]},
     )

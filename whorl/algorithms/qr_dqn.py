@@ -113,10 +113,10 @@ class QRDQN(Agent):
     def soft_target(self, batch: Batch, noise: Tree) -> Tensor:
         """Munchausen's targets [T, B, quantiles]"""
         cfg = self.cfg
-        every = self.target_critic(batch.all, noise["told"])  # [T+1, B, choices, quantiles]
-        prob, log_pi = soft_policy(every.mean(-1), cfg.munchausen_temperature, allowed(batch.all, self.spec))
-        bonus = cfg.munchausen * pick(log_pi[:-1], batch.action).clamp(cfg.munchausen_low, 0)
-        value = (prob.unsqueeze(-1) * (every - log_pi.unsqueeze(-1)))[1:].sum(-2)
+        every = self.target_critic(batch.both, noise["told"])  # [2T, B, choices, quantiles]
+        prob, log_pi = soft_policy(every.mean(-1), cfg.munchausen_temperature, allowed(batch.both, self.spec))
+        bonus = cfg.munchausen * pick(log_pi.chunk(2)[0], batch.action).clamp(cfg.munchausen_low, 0)
+        value = (prob.unsqueeze(-1) * (every - log_pi.unsqueeze(-1))).chunk(2)[1].sum(-2)
         return bootstrap(batch.reward + bonus, batch.discount, value, cfg.rescale_values)
 
     def value(self, rows: Rows) -> Tensor:

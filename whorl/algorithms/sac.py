@@ -119,7 +119,7 @@ class SAC(Agent):
         if cfg.lr_schedule == "linear":
             self.anneal()
         batch = self.observations.learn(batch, self.random("critic"))
-        batch = self.actor.unrolled(batch)
+        batch = self.critic.unrolled(self.actor.unrolled(batch))
         noise = self.draw(batch)
         loss, error, q = self.critic_loss(batch, noise)
         self.descend("critic", loss, cfg.max_grad_norm)
@@ -141,7 +141,7 @@ class SAC(Agent):
         """The target entropy; where choices are masked, the mean over rows of a share of what each allows."""
         if not self.per_row:
             return self.target_entropy
-        allowed = (batch.obs[MASK_KEY][:-1] > 0).sum(-1).clamp(min=1)  # [T, B]
+        allowed = (batch.now.selected[MASK_KEY] > 0).sum(-1).clamp(min=1)  # [T, B]
         return self.cfg.entropy_ratio * (allowed.log() * batch.share).mean()
 
     def draw(self, batch: Batch) -> Tree:

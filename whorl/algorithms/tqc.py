@@ -112,7 +112,7 @@ class TQC(Agent):
         if cfg.lr_schedule == "linear":
             self.anneal()
         batch = self.observations.learn(batch, self.random("critic"))
-        batch = self.actor.unrolled(batch)
+        batch = self.critic.unrolled(self.actor.unrolled(batch))
         noise = self.draw(batch)
         loss, error, q = self.critic_loss(batch, noise)
         self.descend("critic", loss, cfg.max_grad_norm)

@@ -39,8 +39,8 @@ class Rows:
     """[R, B, ...] the action and the reward before each row, where a memory reads them"""
     ahead: Tensor | None = None
     """[T, B] which of all rows are asked for, where they do not lie side by side"""
-    summaries: dict[int, Tensor] = field(default_factory=dict)
-    """[R, B, ...] what the memory of a body, by its id, made of all rows, where that is known already"""
+    summaries: dict[int, list[Tensor]] = field(default_factory=dict)
+    """[R, B, ...] what each memory of a body, by its id, made of all rows, where that is known already"""
 
     @property
     def selected(self) -> Tree:
@@ -84,7 +84,7 @@ class Batch:
     """[T+1, B, ...] the action and the reward before each row, where a memory reads them; nothing before an episode"""
     ahead: Tensor | None = None
     """[T, B] the row that each one bootstraps from, where it is not the next"""
-    summaries: dict[int, Tensor] = field(default_factory=dict)
+    summaries: dict[int, list[Tensor]] = field(default_factory=dict)
     """see `Rows`"""
     static: bool = False
     """whether these are the same tensors each time, written anew: a captured graph may read them in place"""
@@ -117,6 +117,16 @@ class Batch:
     def all(self) -> Rows:
         """Rows 0..T."""
         return self._rows(0, self.shape[0] + 1)
+
+    @property
+    def both(self) -> Rows:
+        """`now`, and behind it `next`: [2T, B], for nets that are asked about both in one pass."""
+        count = self.shape[0]
+        if count == 1 and self.ahead is None:
+            return self.all
+        now = torch.arange(count, device=self.mask.device).unsqueeze(1).expand(self.shape)
+        after = now + 1 if self.ahead is None else self.ahead
+        return replace(self._rows(0, 2 * count), ahead=torch.cat((now, after)))
 
     def _rows(self, start: int, stop: int) -> Rows:
         return Rows(

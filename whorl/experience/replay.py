@@ -179,6 +179,8 @@ class Replay(Experience):
 
     def due(self) -> Iterator[tuple[str, Batch]]:
         total = int(self.ratio * max(0, self.steps - self.learn_after))
+        if self.drawn < total and isinstance(self.view, Sequences) and self.view.whole:
+            self._require_start()
         while self.drawn < total:
             # What is drawn evenly does not depend on what was learned: several batches cost little more than one.
             for batch in self.samples(min(total - self.drawn, self._together)):
@@ -303,6 +305,16 @@ class Replay(Experience):
         self.sampler.load_state_dict(state["sampler"])
         self._late = tree.clone(state["late"])
 
+    def _require_start(self) -> None:
+        """Raise where an episode is so long that the ring has lost its beginning, in every lane."""
+        ring = self.ring
+        every = self._starts(ring.first_start(), ring.rows - self.view.span)
+        if not bool(self.view.allowed(ring, every).any()):
+            raise ConfigError(
+                f"whole_episodes is true, but no episode begins in the {ring.slots} rows that replay holds of each "
+                "lane; use a larger capacity, or leave whole_episodes out"
+            )
+
     def _starts(self, first: int, last: int) -> Tensor:
         """The starts among rows `first` to `last` - 1, oldest first."""
         stride, lanes, device = self.view.stride, self.ring.lanes, self.ring.device
@@ -424,8 +436,8 @@ def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
     """Raise where rollouts of `rows` rows over all lanes and samples do not fit the ring.
 
     The rows at which samples may start must be as many per lane as a rollout brings, and as from one start to the next;
-    three at least, since two in a row may be no transition: the final row of an episode, and the first of the next where
-    lanes were started anew after it.
+    three at least, since two in a row may be no transition: the final row of an episode, and the first of the next
+    where lanes were started anew after it.
     """
     view = view_of(cfg)
     slots, steps = slots_for(spec, cfg.capacity, view.stride), rows // spec.lanes

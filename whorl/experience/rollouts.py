@@ -120,6 +120,11 @@ def check_batch_size(size: int, rows: int, stride: int) -> None:
     """A minibatch must divide the rollout, and hold whole chunks."""
     if rows % size or size % stride:
         fitting = [n for n in range(stride, rows + 1, stride) if rows % n == 0]
+        if not fitting:
+            raise ConfigError(
+                f"a rollout of {rows} rows over all lanes is no multiple of chunk {stride}; change chunk or "
+                "rollout_steps"
+            )
         best = min(fitting, key=lambda n: (abs(n - size), n))
         why = f"does not divide the {rows} rows of a rollout"
         if stride > 1 and rows % size == 0:

@@ -52,7 +52,7 @@ class Actor(nn.Module):
         return self.body.draw(generator)
 
     def forward(self, rows: Rows, noise: Tree | None = None) -> Any:
-        features = self.body.features(self._encoded(rows), rows, noise)
+        features = self.body.features(lambda: self._encoded(rows), rows, noise)
         return self.head(features, rows.selected[MASK_KEY] if self.masked else None)
 
     def _encoded(self, rows: Rows) -> Tensor:

@@ -4,6 +4,7 @@ A body reads `Rows` for learning and one row for acting. Without memory it evalu
 memory it unrolls all rows once from the stored state and selects. Algorithm files never need to know which.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -119,19 +120,21 @@ class Body(nn.Module):
 
     def forward(self, rows: Rows, noise: Tree | None = None, members: int = 0) -> Tensor:
         """With `members`, of so many memories alone."""
-        return self.features(self.encode(rows), rows, noise, members)
+        return self.features(lambda: self.encode(rows), rows, noise, members)
 
     def encode(self, rows: Rows) -> Tensor:
         """What the encoder makes of all rows, where there is memory, else of those asked for."""
         return self.encoder(rows.obs if self.memories else rows.selected)
 
-    def features(self, encoded: Tensor, rows: Rows, noise: Tree | None = None, members: int = 0) -> Tensor:
-        """What memory and torso make of encoded rows."""
+    def features(
+        self, encode: Callable[[], Tensor], rows: Rows, noise: Tree | None = None, members: int = 0
+    ) -> Tensor:
+        """What memory and torso make of rows, which are encoded only where memory has not read them yet."""
         if not self.memories:
-            return self.read(encoded, noise)
-        if id(self) in rows.summaries:  # not by name, which a target has too
-            return self.read(rows.select(rows.summaries[id(self)]), noise)
-        found = [rows.select(part) for part in self.summarise(encoded, rows, members)]
+            return self.read(encode(), noise)
+        known = rows.summaries.get(id(self))  # not by name, which a target has too
+        parts = self.summarise(encode(), rows, members) if known is None else known[: members or None]
+        found = [rows.select(part) for part in parts]
         return self.read(found[0] if len(self.memories) == 1 else torch.stack(found), noise)
 
     def summarise(self, encoded: Tensor, rows: Rows, members: int = 0) -> list[Tensor]:
@@ -143,9 +146,8 @@ class Body(nn.Module):
         return unroll_all(memories, encoded, rows.reset, states, rows.burn_in)
 
     def unrolled(self, batch: Batch, encoded: Tensor) -> Batch:
-        """The batch with what the one memory makes of its encoded rows, so that all who ask share one pass."""
-        (summary,) = self.summarise(encoded, batch.all)
-        return batch.replace(summaries={**batch.summaries, id(self): summary})
+        """The batch with what each memory makes of its encoded rows, so that all who ask share one pass."""
+        return batch.replace(summaries={**batch.summaries, id(self): self.summarise(encoded, batch.all)})
 
     def states(self, encoded: Tensor, rows: Rows, stride: int) -> Tree:
         """What the memory holds before every `stride`-th row but the first, by its name: [K, B, ...]."""

@@ -88,6 +88,14 @@ class Critics(nn.Module):
         """That memory after one row of every lane."""
         return self.body.advance(obs, memory, reset) if self.follows else {}
 
+    def unrolled(self, batch: Batch) -> Batch:
+        """The batch with what these nets' memories make of its rows, so that all who ask share one pass.
+
+        The policy climbs critics that have learned since, by what their memories said before: one step late, and a
+        pass through them saved (as offpcc does).
+        """
+        return self.body.unrolled(batch, self.body.encode(batch.all)) if self.body.memories else batch
+
     def states(self, batch: Batch, stride: int) -> Tree:
         """See `Body.states`."""
         return self.body.states(self.body.encode(batch.all), batch.all, stride) if self.body.memories else {}

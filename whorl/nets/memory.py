@@ -1,17 +1,17 @@
 """Memory between rows: LSTM and GRU, unrolled over windows in which episodes may begin anywhere.
 
-Kernels for whole sequences (cuDNN, oneDNN) can't clear the state of one lane in the middle. So on a CPU a window is cut
-where episodes begin, and its pieces are laid side by side as sequences of their own, which such a kernel reads. On a
+Kernels for whole sequences (cuDNN, oneDNN) can't clear the state of one lane in the middle. So on a CPU a lane gets one
+more row where an episode begins, which shuts the gates that the state would pass, and such a kernel reads it all. On a
 GPU, where nothing may depend on the values of a batch, rows follow each other (`rows`).
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whorl import tree
@@ -107,6 +107,9 @@ def _choices(leaf: Discrete | MultiDiscrete) -> tuple[int, ...]:
     return (leaf.n,) if isinstance(leaf, Discrete) else leaf.nvec
 
 
+SURE = 1e6
+"""what opens or shuts a gate, whatever else it reads"""
+
 _as_on_gpu = False
 
 
@@ -168,10 +171,10 @@ class Recurrent(nn.Module):
         if value.is_cuda or _as_on_gpu:
             return _by_rows([self], value, reset, [state], burn_in)[0]
         if not burn_in:
-            return self._by_pieces(value, reset, state)
+            return self._with_gaps(value, reset, state)[0]
         with torch.no_grad():
-            before, state = self._between_resets(value[:burn_in], reset[:burn_in], state)
-        return torch.cat((before, self._by_pieces(value[burn_in:], reset[burn_in:], state)))
+            before, state = self._with_gaps(value[:burn_in], reset[:burn_in], state)
+        return torch.cat((before, self._with_gaps(value[burn_in:], reset[burn_in:], state)[0]))
 
     def _weights(self) -> list[list[Tensor]]:
         """Of each layer: what multiplies inputs and state, and the two biases."""
@@ -179,36 +182,52 @@ class Recurrent(nn.Module):
 
     # On a CPU
 
-    def _by_pieces(self, value: Tensor, reset: Tensor, state: Tree) -> Tensor:
-        """Each run of rows of one lane without a reset inside is a sequence; shorter ones are padded at their end."""
-        first = _cleared(state, reset[0])
-        if not bool(reset[1:].any()):
-            return self._sequences(value, first)[0]
-        count, lanes = reset.shape
-        opens = reset.clone()
-        opens[0] = True
-        lane, row = opens.T.nonzero(as_tuple=True)  # of each piece, lane by lane
-        # [R, B] the piece that a row belongs to, and the row's place within it
-        number = opens.T.reshape(-1).cumsum(0).reshape(lanes, count).T - 1
-        place = torch.arange(count).unsqueeze(1) - row[number]
-        longest = int(place.max()) + 1
-        at = (row + torch.arange(longest).unsqueeze(1)).clamp(max=count - 1)  # [longest, pieces]
-        read = at * lanes + lane
-        goes_on = (row == 0)[:, None, None]
-        opened = tree.map(lambda leaf: torch.where(goes_on, leaf[lane], 0.0), first)
-        pieces = value.flatten(0, 1).index_select(0, read.reshape(-1)).reshape(*read.shape, -1)
-        outputs, _ = self._sequences(pieces, opened)
-        back = (place * len(row) + number).reshape(-1)
-        return outputs.flatten(0, 1).index_select(0, back).reshape(count, lanes, -1)
+    def _with_gaps(self, value: Tensor, reset: Tensor, state: Tree) -> tuple[Tensor, Tree]:
+        """Outputs [R, B, H] and the state after the last row, by a kernel for whole sequences.
 
-    def _between_resets(self, value: Tensor, reset: Tensor, state: Tree) -> tuple[Tensor, Tree]:
-        """All lanes together from one row in which some lane resets to the next; also the state after the last."""
-        starts = [0, *(reset[1:].any(1).nonzero()[:, 0] + 1).tolist(), len(reset)]
-        outputs = []
-        for start, stop in pairwise(starts):
-            output, state = self._sequences(value[start:stop], _cleared(state, reset[start]))
-            outputs.append(output)
-        return torch.cat(outputs), state
+        Before each reset a lane gets one more row, whose gates leave an empty state behind; lanes with fewer of them
+        end in rows that keep what there is.
+        """
+        first = _cleared(state, reset[0])
+        opens = reset.clone()
+        opens[0] = False
+        if not bool(opens.any()):
+            return self._sequences(value, first)
+        rows, lanes = reset.shape
+        before = opens.cumsum(0)  # [R, B] rows that were put in
+        places = torch.arange(rows).unsqueeze(1) + before
+        cells = (places * lanes + torch.arange(lanes)).reshape(-1)
+        flags = value.new_tensor((0.0, 1.0)).repeat((rows + int(before[-1].max())) * lanes, 1)  # empty, keep
+        flags[cells] = 0.0
+        flags[cells[opens.reshape(-1)] - lanes] = value.new_tensor((1.0, 0.0))
+        after: dict[str, list[Tensor]] = {name: [] for name in self.names}
+        for layer, (weight, recurrent, bias, recurrent_bias) in enumerate(self._weights()):
+            wide = torch.cat((weight, self._switches(bias)), 1)
+            spread = F.pad(flags, (value.shape[-1], 0))
+            spread = spread.index_copy(0, cells, F.pad(value.flatten(0, 1), (0, 2)))
+            given = [first[name][:, layer].unsqueeze(0).contiguous() for name in self.names]
+            weights = [wide, recurrent, bias, recurrent_bias]
+            options: Any = (weights, True, 1, 0.0, self.training, False, False)
+            spread = spread.unflatten(0, (-1, lanes))
+            if self.kind == "lstm":
+                outputs, _, c = torch.lstm(spread, given, *options)
+            else:
+                outputs, _ = torch.gru(spread, given[0], *options)
+            value = outputs.flatten(0, 1).index_select(0, cells).unflatten(0, (rows, lanes))
+            after["h"].append(value[-1])
+            if self.kind == "lstm":
+                after["c"].append(c[0])
+        return value, {name: torch.stack(parts, 1) for name, parts in after.items()}
+
+    def _switches(self, bias: Tensor) -> Tensor:
+        """Weights of two inputs, 0 or 1, that open or shut gates for good: to empty the state, and to keep it."""
+        shut, opened = bias.new_full((self.size,), -SURE), bias.new_full((self.size,), SURE)
+        free = torch.zeros_like(shut)
+        if self.kind == "lstm":  # i, f, g, o
+            empty, keep = [shut, shut, free, shut], [shut, opened, free, free]
+        else:  # r, z, n: what is new is tanh of the bias alone, which is taken back
+            empty, keep = [shut, shut, -bias[2 * self.size :]], [shut, opened, free]
+        return torch.stack((torch.cat(empty), torch.cat(keep)), 1)
 
     def _sequences(self, value: Tensor, state: Tree) -> tuple[Tensor, Tree]:
         given = [state[name].transpose(0, 1).contiguous() for name in self.names]  # [layers, B, H]

@@ -82,12 +82,14 @@ class Segments:
 
     Args:
         ahead: write whole segments as they fill, and not only when asked to save.
+        memories: stored memory too; not where it changes after its rows have settled.
     """
 
-    def __init__(self, folder: Path, ring: Rows, *, ahead: bool = True) -> None:
+    def __init__(self, folder: Path, ring: Rows, *, ahead: bool = True, memories: bool = True) -> None:
         self.folder, self.ring, self.ahead = folder, ring, ahead
         leaves = [(f"columns.{name}", leaf, 1) for name, leaf in tree.items(ring.columns)]
-        leaves += [(f"memories.{name}", leaf, ring.stride) for name, leaf in tree.items(ring.memories)]
+        if memories:
+            leaves += [(f"memories.{name}", leaf, ring.stride) for name, leaf in tree.items(ring.memories)]
         self._leaves: list[tuple[str, Tensor, int]] = sorted(leaves, key=lambda leaf: leaf[0])
         # A small ring has tails alone: all of it is written in no time, and a thread would write it over and over.
         small = ring.bytes < 4 * SEGMENT_BYTES

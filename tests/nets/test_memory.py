@@ -1,0 +1,469 @@
+"""Memory between rows: unrolled over a window it says what it says row by row, wherever episodes begin."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from whorl import tree
+from whorl.config import ActorCriticConfig, MemoryConfig
+from whorl.errors import ConfigError
+from whorl.experience.batch import LAST, Batch
+from whorl.nets.actor import Actor, DeterministicHead
+from whorl.nets.body import Body, BodySettings
+from whorl.nets.critics import Critics
+from whorl.nets.memory import (
+    LastStep,
+    MemorySettings,
+    as_on_gpu,
+    build_memory,
+    memory_settings,
+    unroll_all,
+)
+from whorl.nets.rows import LSTMRows
+from whorl.registry import Part
+from whorl.spec import Array, Continuous, Discrete, MultiDiscrete, Spec
+from whorl.tree import Tree
+
+INPUTS, LANES, ROWS = 3, 5, 14
+KINDS = {
+    "lstm": MemorySettings("lstm", 6),
+    "lstm, two layers": MemorySettings("lstm", 6, 2),
+    "gru": MemorySettings("gru", 6),
+    "gru, two layers": MemorySettings("gru", 6, 2),
+    "attention, few rows": MemorySettings("attention", 6, heads=2, window=3),
+    "attention, all rows, two layers": MemorySettings("attention", 6, 2, heads=2, window=40),
+    "attention, itself alone": MemorySettings("attention", 6, heads=2, window=1),
+}
+WAYS: dict[str, Any] = {"cpu": nullcontext, "gpu": as_on_gpu}
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+each_way = pytest.mark.parametrize("way", WAYS)
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def way_of(name: str) -> AbstractContextManager[None]:
+    return WAYS[name]()
+
+
+def memory_of(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+    """A memory whose every weight counts, those that begin at zero too."""
+    torch.manual_seed(seed)
+    memory = build_memory(KINDS[kind], INPUTS)
+    for parameter in memory.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return memory.to(dtype)
+
+
+def cast(state: Tree, dtype: torch.dtype) -> Tree:
+    return tree.map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, state)
+
+
+def window(dtype: torch.dtype = torch.float64, chance: float = 0.2, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Rows [R, B, I], and where episodes begin: anywhere, in the first row and in the last too."""
+    generator = torch.Generator().manual_seed(seed)
+    reset = torch.rand(ROWS, LANES, generator=generator) < chance
+    reset[0, 0] = reset[-1, 1] = chance > 0
+    reset[:, 4] = False
+    return torch.randn(ROWS, LANES, INPUTS, generator=generator, dtype=dtype), reset
+
+
+def stored(memory: Any, dtype: torch.dtype = torch.float64, rows: int = 4) -> Tree:
+    """The state after some rows of an episode."""
+    generator = torch.Generator().manual_seed(2)
+    state, no = cast(memory.initial(LANES, torch.device("cpu")), dtype), torch.zeros(LANES, dtype=torch.bool)
+    with torch.no_grad():
+        for _ in range(rows):
+            _, state = memory.step(torch.randn(LANES, INPUTS, generator=generator, dtype=dtype), no, state)
+    return state
+
+
+def row_by_row(memory: Any, value: Tensor, reset: Tensor, state: Tree, burn_in: int = 0) -> Tensor:
+    outputs = []
+    for row in range(len(value)):
+        with torch.set_grad_enabled(row >= burn_in):
+            output, state = memory.step(value[row], reset[row], state)
+        outputs.append(output)
+    return torch.stack(outputs)
+
+
+def assert_close(one: Tensor, other: Tensor, dtype: torch.dtype = torch.float64) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE[dtype])
+
+
+@each_way
+@each_kind
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("burn_in", [0, 5])
+def test_a_window_says_what_its_rows_say_one_by_one(
+    kind: str, way: str, dtype: torch.dtype, burn_in: int
+) -> None:
+    memory, (value, reset) = memory_of(kind, dtype), window(dtype)
+    state = stored(memory, dtype)
+    with way_of(way), torch.no_grad():
+        assert_close(memory(value, reset, state, burn_in), row_by_row(memory, value, reset, state), dtype)
+
+
+@each_way
+@each_kind
+def test_a_window_without_a_state_opens_as_an_episode_does(kind: str, way: str) -> None:
+    memory, (value, reset) = memory_of(kind, torch.float32), window(torch.float32, chance=0.0)
+    first = reset.clone()
+    first[0] = True
+    with way_of(way), torch.no_grad():
+        opened = memory(value, reset, None, 0)
+        assert_close(opened, memory(value, first, stored(memory, torch.float32), 0), torch.float32)
+
+
+@each_way
+@each_kind
+def test_a_window_with_a_reset_inside_is_two_windows(kind: str, way: str) -> None:
+    memory, (value, reset) = memory_of(kind, torch.float32), window(torch.float32, chance=0.0)
+    state = stored(memory, torch.float32)
+    inside = reset.clone()
+    inside[6] = True
+    with way_of(way), torch.no_grad():
+        two = torch.cat((memory(value[:6], reset[:6], state, 0), memory(value[6:], reset[6:], None, 0)))
+        assert_close(memory(value, inside, state, 0), two, torch.float32)
+
+
+@each_way
+@each_kind
+@pytest.mark.parametrize("burn_in", [0, 5])
+def test_gradients_are_those_of_the_graph_row_by_row(kind: str, way: str, burn_in: int) -> None:
+    memory, (value, reset) = memory_of(kind), window()
+    state, wanted = stored(memory), torch.randn(ROWS - burn_in, LANES, 6, dtype=torch.float64)
+    given = value.requires_grad_()
+
+    def gradients(output: Tensor) -> list[Tensor]:
+        inputs = [given, *memory.parameters()]
+        loss = (output[burn_in:].tanh() * wanted).sum()
+        return list(torch.autograd.grad(loss, inputs, materialize_grads=True, allow_unused=True))
+
+    with way_of(way):
+        found = gradients(memory(given, reset, state, burn_in))
+    for one, other in zip(found, gradients(row_by_row(memory, given, reset, state, burn_in)), strict=True):
+        assert_close(one, other)
+    assert found[0][burn_in:].abs().sum() > 1, "the claim says something"
+
+
+@each_way
+@each_kind
+def test_rows_of_the_burn_in_pass_no_gradient_on(kind: str, way: str) -> None:
+    memory, (value, reset) = memory_of(kind), window(chance=0.0)
+    value.requires_grad_()
+    with way_of(way):
+        output = memory(value, reset, stored(memory), 5)
+    (found,) = torch.autograd.grad(output[5:].sum(), value)
+    assert not found[:5].any()
+    assert found[5:].abs().amin() > 0
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_the_written_out_derivative_is_the_derivative(members: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    keep = (torch.rand(4, 1, 2, 1, generator=generator) > 0.3).double()
+    state = drawn(members, 2, 3), drawn(members, 2, 3)
+    projected, recurrent = (
+        drawn(*shape).requires_grad_() for shape in ((4, members, 2, 12), (members, 12, 3))
+    )
+    assert torch.autograd.gradcheck(
+        lambda rows, weight: LSTMRows.apply(rows, keep, *state, weight, 0), (projected, recurrent)
+    )
+
+
+@pytest.mark.parametrize("kind", ["lstm, two layers", "gru, two layers", "attention, few rows"])
+@each_way
+def test_memories_unrolled_together_are_memories_unrolled_alone(kind: str, way: str) -> None:
+    memories, (value, reset) = [memory_of(kind, seed=seed) for seed in range(3)], window()
+    states, burn_in = [stored(memory) for memory in memories], 2
+    parameters = [p for memory in memories for p in memory.parameters()]
+
+    def gradients(outputs: list[Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(sum(o[burn_in:].square().sum() for o in outputs), parameters)
+
+    with way_of(way):
+        together = unroll_all(memories, value, reset, states, burn_in)
+        first = unroll_all(memories[:1], value, reset, states, burn_in)
+    alone = [memory(value, reset, state, burn_in) for memory, state in zip(memories, states)]
+    assert len(together) == 3 and len(first) == 1
+    assert_close(first[0], alone[0])
+    for one, other in zip(together, alone):
+        assert_close(one, other)
+    for one, other in zip(gradients(together), gradients(alone)):
+        assert_close(one, other)
+
+
+def test_an_lstm_remembers_by_default() -> None:
+    """The forget gate's bias is 1, all others 0: of a cue sigmoid(1) = .73 is left after a row, not a half."""
+    memory: Any = build_memory(MemorySettings("lstm", 4), INPUTS)
+    assert memory.net.bias_ih_l0.tolist() == [0.0] * 4 + [1.0] * 4 + [0.0] * 8
+    assert not memory.net.bias_hh_l0.any()
+
+
+# Attention
+
+
+@pytest.mark.parametrize("kind", ["attention, few rows", "attention, itself alone"])
+def test_attention_is_what_its_equations_say(kind: str) -> None:
+    """Written out row by row: scores of each head with the bias of a row's distance, a gate behind each half."""
+    memory, (value, reset) = memory_of(kind), window()
+    block, heads, depth = memory.blocks[0], 2, 3
+
+    def gate(part: Any, x: Tensor, y: Tensor) -> Tensor:
+        (wr, wz, wh), (br, bz, bh) = part.found.weight.chunk(3), part.found.bias.chunk(3)
+        ur, uz = part.stream.weight.chunk(2)
+        r, z = torch.sigmoid(wr @ y + br + ur @ x), torch.sigmoid(wz @ y + bz + uz @ x)
+        return (1 - z) * x + z * torch.tanh(wh @ y + bh + part.kept.weight @ (r * x))
+
+    expected = torch.zeros(ROWS, LANES, 6, dtype=torch.float64)
+    with torch.no_grad():
+        x = memory.input(value)
+        query, key, read = block.read(block.norm(x)).unflatten(-1, (3, heads, depth)).unbind(-3)
+        for lane in range(LANES):
+            begins = 0
+            for row in range(ROWS):
+                begins = row if reset[row, lane] else begins
+                seen = range(max(begins, row - memory.window + 1), row + 1)
+                found = []
+                for head in range(heads):
+                    scores = [
+                        query[row, lane, head] @ key[t, lane, head] / depth**0.5
+                        + block.distance[head, row - t]
+                        for t in seen
+                    ]
+                    share = torch.stack(scores).softmax(0)
+                    found.append(sum(s * read[t, lane, head] for s, t in zip(share, seen)))
+                y = gate(block.gate, x[row, lane], block.join(torch.cat(found)).relu())
+                expected[row, lane] = gate(block.gate_wide, y, block.wide(block.norm_wide(y)).relu())
+        assert_close(
+            memory(value, reset, cast(memory.initial(LANES, value.device), value.dtype), 0), expected
+        )
+
+
+def test_attention_with_its_cache_is_attention_over_the_whole_prefix() -> None:
+    memory, (value, reset) = memory_of("attention, all rows, two layers"), window(chance=0.0)
+    state = cast(memory.initial(LANES, value.device), value.dtype)
+    empty = state
+    with torch.no_grad():
+        for row in range(ROWS):
+            output, state = memory.step(value[row], reset[row], state)
+            assert_close(output, memory(value[: row + 1], reset[: row + 1], empty, 0)[-1])
+            assert state["count"].tolist() == [row + 1] * LANES
+
+
+def test_attention_reads_its_window_and_nothing_before() -> None:
+    memory, (value, reset) = memory_of("attention, few rows"), window(chance=0.0)
+    changed = value.clone()
+    changed[: ROWS - 3] += 1.0
+    empty = cast(memory.initial(LANES, value.device), value.dtype)
+    with torch.no_grad():
+        one, other = memory(value, reset, empty, 0), memory(changed, reset, empty, 0)
+    assert torch.equal(one[-1], other[-1])
+    assert not torch.isclose(one[-2], other[-2]).all(-1).any()
+
+
+def test_units_that_heads_can_not_share_are_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="memory_size is 6, which 4 heads can't share evenly"):
+        build_memory(MemorySettings("attention", 6, heads=4), INPUTS)
+
+
+# The action and the reward before
+
+
+ACTION: Any = {
+    "steer": Continuous((2,), (-1.0, -1.0), (1.0, 1.0)),
+    "gear": Discrete(3),
+    "buttons": MultiDiscrete((2, 3)),
+}
+
+
+def last_step() -> Tree:
+    action = {
+        "steer": torch.tensor([[0.5, -1.0], [0.25, 0.75]]),
+        "gear": torch.tensor([2, 0]),
+        "buttons": torch.tensor([[1, 0], [0, 2]]),
+    }
+    return {"action": action, "reward": torch.tensor([-3.0, 0.5])}
+
+
+def test_choices_before_are_one_hot_and_rewards_clipped() -> None:
+    read = LastStep(ACTION, ("action", "reward"), 1.0)
+    found = read(last_step(), torch.tensor([False, False]))
+    assert found.tolist() == [
+        [0.5, -1.0, 0, 0, 1, 0, 1, 1, 0, 0, -1.0],
+        [0.25, 0.75, 1, 0, 0, 1, 0, 0, 0, 1, 0.5],
+    ]
+    assert read.size == found.shape[-1] == 11
+
+
+def test_without_a_clip_rewards_are_read_whole() -> None:
+    found = LastStep(ACTION, ("reward",), 0.0)(last_step(), torch.tensor([False, False]))
+    assert found.tolist() == [[-3.0], [0.5]]
+
+
+def test_before_an_episode_there_is_nothing_whatever_stands_there() -> None:
+    last = last_step()
+    last["action"]["steer"][1] = torch.nan
+    last["reward"][1] = torch.nan
+    found = LastStep(ACTION, ("action", "reward"), 1.0)(last, torch.tensor([False, True]))
+    assert found[1].tolist() == [0.0] * 11
+    assert found[0].isfinite().all()
+
+
+@pytest.mark.parametrize("wanted", ["last_action", "last_reward"])
+def test_what_no_memory_reads_is_one_sentence(wanted: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"{wanted} is read by a memory, but memory is none; choose lstm, gru"
+    ):
+        memory_settings(MemoryConfig(**{wanted: True}))
+
+
+SPEC = Spec(Array((INPUTS,)), Continuous((2,), (-1.0, -1.0), (1.0, 1.0)), LANES)
+
+
+def batch_of(memory: Tree, burn_in: int = 0, seed: int = 3) -> Batch:
+    """A sequence with resets, and what was done and earned before each row."""
+    value, reset = window(torch.float32, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    none = torch.zeros(ROWS - 1, LANES)
+    last = {
+        "action": torch.randn(ROWS, LANES, 2, generator=generator),
+        "reward": torch.randn(ROWS, LANES, generator=generator),
+    }
+    action = torch.randn(ROWS - 1, LANES, 2, generator=generator)
+    return Batch(value, reset, action, none, none, none, none, memory, burn_in=burn_in, last=last)
+
+
+def settings(kind: str, inputs: Any = ()) -> BodySettings:
+    return BodySettings((8,), "tanh", Part("mlp"), Part("flat"), MemorySettings(kind, 8, inputs=inputs))  # type: ignore[arg-type]
+
+
+@each_way
+@pytest.mark.parametrize("kind", ["lstm", "gru", "attention"])
+def test_a_body_reads_rows_as_it_reads_them_one_by_one(kind: str, way: str) -> None:
+    torch.manual_seed(0)
+    body = Body("net", SPEC.observation, settings(kind, ("action", "reward")), SPEC.action)
+    memory = body.initial_memory(LANES, torch.device("cpu"))
+    assert memory[LAST]["action"].shape == (LANES, 2) and not memory[LAST]["reward"].any()
+    batch = batch_of({"net": memory["net"]})
+    rows, found = batch.all, []
+    with way_of(way), torch.no_grad():
+        for row in range(ROWS):
+            memory = {**memory, LAST: tree.index(batch.last, row)}
+            features, memory = body.step(batch.obs[row], memory, batch.reset[row])
+            found.append(features)
+        assert_close(body(rows), torch.stack(found), torch.float32)
+        assert torch.equal(body(batch.now), body(rows)[:-1])
+        assert torch.equal(body(batch.next), body(rows)[1:])
+        ahead = torch.arange(ROWS - 1).unsqueeze(1).expand(-1, LANES) // 2 + 3
+        chosen = body(batch.replace(ahead=ahead).next)
+        assert torch.equal(chosen, body(rows).gather(0, ahead.unsqueeze(-1).expand(-1, -1, 8)))
+
+
+def test_nan_before_a_reset_has_no_influence_on_a_body() -> None:
+    torch.manual_seed(0)
+    body = Body("net", SPEC.observation, settings("lstm", ("action", "reward")), SPEC.action)
+    batch = batch_of({})
+    nan = tree.map(lambda leaf: leaf.masked_fill(tree.expand(batch.reset, leaf), torch.nan), batch.last)
+    assert nan["reward"].isnan().any()
+    one, other = body(batch.all), body(batch.replace(last=nan).all)
+    assert torch.equal(one, other)
+    gradients = [torch.autograd.grad(found.square().sum(), list(body.parameters())) for found in (one, other)]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+# Several nets
+
+
+def critics(members: int, **given: Any) -> Critics:
+    torch.manual_seed(0)
+    cfg = ActorCriticConfig(critic_hidden=(8,), memory="lstm", memory_size=6, **given)
+    return Critics("critic", SPEC, cfg, members, actions=2)
+
+
+def opened(found: Critics, seed: int = 0) -> Tree:
+    generator = torch.Generator().manual_seed(seed)
+    memory = found.body.initial_memory(LANES, torch.device("cpu"))
+    return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator), memory)
+
+
+@each_way
+def test_members_of_an_ensemble_have_memories_of_their_own(way: str) -> None:
+    found = critics(3)
+    memory = opened(found)
+    batch = batch_of(memory)
+    with way_of(way), torch.no_grad():
+        before = found(batch.now, batch.action)
+        assert_close(found.first(batch.now, batch.action), before[0], torch.float32)
+        other = {"critic": {**memory["critic"], "1": tree.map(lambda leaf: leaf + 1, memory["critic"]["1"])}}
+        told = found(batch.replace(memory=other).now, batch.action)
+        assert torch.equal(told[[0, 2]], before[[0, 2]])
+        assert not torch.equal(told[1], before[1])
+        for parameter in found.body.memories[2].parameters():
+            parameter += 0.1
+        weighed = found(batch.now, batch.action)
+    assert torch.equal(weighed[:2], before[:2])
+    assert not torch.isclose(weighed[2], before[2]).any()
+
+
+def test_the_loss_of_one_member_trains_its_memory_alone() -> None:
+    found = critics(2)
+    batch = batch_of(opened(found))
+    loss = found(batch.now, batch.action)[0].sum()
+    parameters = [list(memory.parameters()) for memory in found.body.memories]
+    own = torch.autograd.grad(loss, parameters[0], retain_graph=True)
+    other = torch.autograd.grad(loss, parameters[1], allow_unused=True, materialize_grads=True)
+    assert all(gradient.any() for gradient in own) and not any(gradient.any() for gradient in other)
+
+
+def test_a_shared_memory_is_one_for_all_members() -> None:
+    found = critics(3, share_memory=True)
+    assert len(found.body.memories) == 1 and not found.follows
+    assert found.initial_memory(LANES, torch.device("cpu")) == {}, "the policy keeps it"
+    batch = batch_of(opened(found))
+    assert found(batch.now, batch.action).shape == (3, ROWS - 1, LANES)
+
+
+def actor_of(read: Critics, **given: Any) -> Actor:
+    cfg = ActorCriticConfig(actor_hidden=(8,), memory="lstm", memory_size=6, **given)
+    return Actor("actor", SPEC, cfg, lambda width: DeterministicHead(width, 2), read.body)
+
+
+@each_way
+def test_an_actor_reads_the_critics_memory_without_training_it(way: str) -> None:
+    read = critics(2, share_memory=True)
+    actor = actor_of(read, share_memory=True)
+    batch = batch_of(opened(read))
+    with way_of(way):
+        said = actor(batch.now)
+        shared = list(read.parameters())
+        assert not {id(p) for p in actor.parameters()} & {id(p) for p in shared}
+        own = torch.autograd.grad(said.sum(), list(actor.parameters()), retain_graph=True)
+        assert all(gradient.any() for gradient in own)
+        assert torch.autograd.grad(said.sum(), shared, allow_unused=True) == (None,) * len(shared)
+        earlier = batch.obs.clone()
+        earlier[7] += 1
+        after = actor(batch.replace(obs=earlier).now)
+    assert torch.equal(after[:7], said[:7])
+    going = ~batch.reset[8:13].any(0)
+    assert (
+        going.any() and not torch.isclose(after[12, going], said[12, going], atol=1e-9, rtol=0).all(-1).any()
+    )
+
+
+def test_an_actor_that_shares_memory_acts_as_it_learns() -> None:
+    read = critics(2, share_memory=True)
+    actor = actor_of(read, share_memory=True)
+    memory = actor.initial_memory(LANES, torch.device("cpu"))
+    batch = batch_of(memory)
+    with torch.no_grad():
+        learned = actor(batch.all)
+        for row in range(ROWS):
+            said, memory = actor.step(batch.obs[row], memory, batch.reset[row])
+            assert_close(said, learned[row], torch.float32)
