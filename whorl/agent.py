@@ -21,7 +21,6 @@ from whorl.experience.batch import Batch
 from whorl.experience.replay import check_replay, replay_of, view_of
 from whorl.experience.ring import replay_bytes
 from whorl.experience.rollouts import Rollouts
-from whorl.nets.memory import stores_memory
 from whorl.nets.normalize import ReturnScale
 from whorl.nets.optimizers import Stepper, build_optimizer, initialise_state, stepper
 from whorl.registry import Part
@@ -148,7 +147,7 @@ class Agent(nn.Module):
     def stores_memory(self) -> bool:
         """Whether what is learned from opens from the memory that acting had there."""
         if isinstance(self.cfg, ReplayConfig):
-            return stores_memory(self.cfg)
+            return self.cfg.stores_memory
         return True
 
     @property

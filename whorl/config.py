@@ -262,6 +262,11 @@ class ReplayConfig(MemoryConfig):
     obs_clip_range: float = 10.0
     """where observations are clipped"""
 
+    @property
+    def stores_memory(self) -> bool:
+        """Whether sequences open from the memory that acting had there."""
+        return self.memory != "none" and self.stored_memory and not self.whole_episodes
+
 
 @dataclass(frozen=True)
 class ActorCriticConfig(ReplayConfig):

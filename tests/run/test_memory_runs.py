@@ -180,3 +180,25 @@ def test_settings_that_do_not_fit_are_one_sentence(
     given = {**SETTINGS, "env_options": {}, **settings, "runs": str(tmp_path)}
     with pytest.raises(ConfigError, match=sentence):
         whorl.load("CartPole-v1", name, given).train()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"whole_episodes": True, "burn_in": 5},
+            "burn_in is 5, but whole_episodes begins with an empty memory",
+        ),
+        (
+            {"refresh_memory": True, "stored_memory": False},
+            "refresh_memory renews stored states, but .* none",
+        ),
+        (
+            {"refresh_memory": True, "memory": "none"},
+            "refresh_memory renews stored states, but .* none",
+        ),
+    ],
+)
+def test_settings_of_sequences_that_exclude_each_other_are_told(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        whorl.load("TMaze-v0", "drqn", given).build()

@@ -439,6 +439,16 @@ def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
     three at least, since two in a row may be no transition: the final row of an episode, and the first of the next
     where lanes were started anew after it.
     """
+    if cfg.memory != "none" and cfg.whole_episodes and cfg.burn_in:
+        raise ConfigError(
+            f"burn_in is {cfg.burn_in}, but whole_episodes begins with an empty memory, and the first rows would never "
+            "be learned; use one of them"
+        )
+    if cfg.refresh_memory and not cfg.stores_memory:
+        raise ConfigError(
+            "refresh_memory renews stored states, but with these settings none are stored; leave it out, or set memory "
+            "and stored_memory, without whole_episodes"
+        )
     view = view_of(cfg)
     slots, steps = slots_for(spec, cfg.capacity, view.stride), rows // spec.lanes
     needed = max(steps, view.stride, 3) + view.span + history_of(spec)

@@ -15,7 +15,7 @@ from whorl.limits import coerce
 from whorl.nets.body import Body, BodySettings, torso
 from whorl.nets.inputs import reward_limit
 from whorl.nets.layers import activation_of, orthogonal_
-from whorl.nets.memory import memory_settings, stores_memory
+from whorl.nets.memory import memory_settings
 from whorl.registry import Part
 from whorl.spec import Spec
 from whorl.tree import Tree
@@ -47,7 +47,7 @@ class Critics(nn.Module):
             (), cfg.activation, Part("mlp"), cfg.encoder, memory_settings(cfg), reward_clip=reward_limit(cfg)
         )
         self.body = Body(name, spec.observation, reader, spec.action, 1 if cfg.share_memory else members)
-        self.follows = bool(self.body.memories) and not cfg.share_memory and stores_memory(cfg)
+        self.follows = bool(self.body.memories) and not cfg.share_memory and cfg.stores_memory
         """whether its memory is kept while acting, though nobody reads it then, to be stored beside the policy's"""
         self.members, self.outputs = members, outputs
         columns = prod(outputs)

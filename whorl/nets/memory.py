@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whorl import tree
-from whorl.config import MemoryConfig, ReplayConfig
+from whorl.config import MemoryConfig
 from whorl.errors import ConfigError
 from whorl.nets import rows
 from whorl.nets.attention import Attention
@@ -50,11 +50,6 @@ def memory_settings(cfg: MemoryConfig) -> MemorySettings:
     return MemorySettings(
         cfg.memory, cfg.memory_size, cfg.memory_layers, cfg.memory_heads, cfg.memory_window, inputs
     )
-
-
-def stores_memory(cfg: ReplayConfig) -> bool:
-    """Whether replayed sequences open from the memory that acting had there."""
-    return cfg.memory != "none" and cfg.stored_memory and not cfg.whole_episodes
 
 
 def build_memory(settings: MemorySettings, inputs: int) -> "Recurrent | Attention":
