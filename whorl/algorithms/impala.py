@@ -11,36 +11,80 @@ Differs from the paper: actor and critic share nothing, as in `a2c`; losses are 
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from whorl import tree
-from whorl.agent import Acted, Context, Updated, captured, pure
-from whorl.algorithms.a2c import A2C, A2CConfig
+from whorl.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.config import NetworkConfig
 from whorl.experience.batch import Batch
+from whorl.nets.normalize import Observations, ReturnScale
+from whorl.nets.policy import Policy, Value
 from whorl.ops.losses import blank, explained_variance, masked_mean
 from whorl.ops.returns import vtrace
+from whorl.registry import Part
+from whorl.spec import Spec
 from whorl.tree import Tree
 
 
 @dataclass(frozen=True)
-class IMPALAConfig(A2CConfig):
+class IMPALAConfig(NetworkConfig):
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """constant, or linear to zero over the budget"""
+    gamma: float = 0.99
+    """discount per step"""
+    lam: float = 1.0
+    """how far later rows reach back; 1: as far as the ratios let them, 0: not at all"""
     rho_clip: float = 1.0
     """how much a row whose action has become more likely may count"""
     c_clip: float = 1.0
     """how far later rows reach back where their actions have become more likely"""
+    entropy_coef: float = 0.01
+    """weight of the entropy bonus"""
     normalize_obs: bool = False
     """normalise float observations by running statistics"""
     normalize_reward: bool = False
     """divide rewards by the deviation of the discounted return"""
+    optimizer: Part = Part("RMSprop", {"alpha": 0.99})
+    """the optimizer of both; a name out of torch.optim or an import path, with options"""
+    actor_lr: float = 7e-4
+    """the actor's learning rate"""
+    critic_lr: float = 7e-4
+    """the critic's learning rate"""
+    max_grad_norm: float = 0.5
+    """gradients of each net are scaled down to this norm; 0: never"""
 
 
-class IMPALA(A2C):
+class IMPALA(Agent):
     """IMPALA: actors that need not wait, and V-trace to take back what that costs."""
 
     Config = IMPALAConfig
     cfg: IMPALAConfig
+    lr_actor: Tensor
+
+    def __init__(self, spec: Spec, cfg: IMPALAConfig) -> None:
+        super().__init__(spec, cfg)
+        self.observations = Observations(
+            spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
+        )
+        self.rewards = ReturnScale(
+            spec.lanes, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
+        )
+        self.actor = Policy("actor", spec, cfg)
+        self.critic = Value("critic", spec, cfg)
+        self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, eps=cfg.adam_eps)
+        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, eps=cfg.adam_eps)
+
+    @property
+    def stride(self) -> int:
+        """Nets with memory are unrolled over the whole rollout: any length will do, `chunk` is not read."""
+        return 1
+
+    def initial_memory(self, lanes: int) -> Tree:
+        nets = (self.actor, self.critic)
+        return {k: v for net in nets for k, v in net.body.initial_memory(lanes, self.device).items()}
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         obs = self.observations(obs)
@@ -48,6 +92,9 @@ class IMPALA(A2C):
         action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
         after = {**after, **self.critic.body.advance(obs, memory, context.reset)}
         return Acted(action, after, {"log_prob": policy.log_prob(action)})
+
+    def update(self, batch: Batch) -> Updated:
+        return self.step(batch)
 
     @captured
     def step(self, batch: Batch) -> Updated:
@@ -61,17 +108,20 @@ class IMPALA(A2C):
         advantage, target, ratio = self.trace(batch, value.detach(), log_prob.detach())
         loss = -masked_mean(log_prob * advantage, batch.mask)
         norm = self.minimize("actor", loss - self.cfg.entropy_coef * entropy, self.cfg.max_grad_norm)
-        critic = self.fit_value(batch, value, target)
+        fit = masked_mean(0.5 * (value[:-1] - target).square(), batch.mask)
+        critic_norm = self.minimize("critic", fit, self.cfg.max_grad_norm)
         self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
         metrics = {
             "loss/actor": loss.detach(),
+            "loss/critic": fit.detach(),
             "gradient/actor": norm,
+            "gradient/critic": critic_norm,
             "policy/entropy": entropy.detach(),
             "policy/learning_rate": self.lr_actor.clone(),
             "policy/ratio": ratio,
             "value/explained_variance": explained_variance(value[:-1].detach(), target, batch.mask),
         }
-        return Updated({**metrics, **critic})
+        return Updated(metrics)
 
     @pure
     def judge(self, batch: Batch) -> tuple[Tensor, Tensor]:
