@@ -347,9 +347,8 @@ class Agent(nn.Module):
         modules = [getattr(self, name) for name in self.acts_with]
         modules += [body for module in modules for body in getattr(module, "reads", ())]
         critic: Any = getattr(self, "critic", None)
-        if (
-            getattr(critic, "follows", False) and critic.body not in modules
-        ):  # its memory is kept while acting
+        # Where its memory is kept while acting.
+        if getattr(critic, "follows", False) and critic.body not in modules:
             modules.append(critic.body)
         return [self.progress, *(t for module in modules for t in (*module.parameters(), *module.buffers()))]
 

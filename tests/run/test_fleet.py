@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import pytest
@@ -15,8 +15,9 @@ import whorl
 from whorl.config import configure
 from whorl.envs.make import find
 from whorl.errors import ConfigError, EnvError
-from whorl.run.actors import Role
+from whorl.run.actors import Role, Slab
 from whorl.run.asynchronous import FleetCollector
+from whorl.run.collector import Storage
 from whorl.run.fleet import ProcessFleet, Weights
 from whorl.state.policy import build_agent
 
@@ -132,3 +133,61 @@ def test_a_reader_takes_the_newest_weights_whole() -> None:
         weights.write([one[0] + version, one[1] * version], version)
         assert weights.read(other) == version
         assert other[0].equal(one[0] + version) and other[1].equal(one[1] * version)
+
+
+def test_a_reader_that_was_overtaken_reads_again() -> None:
+    weights = Weights([torch.zeros(3)])
+    weights.write([torch.ones(3)], 1)
+    found: list[list[float]] = []
+
+    class Overtaken:
+        """Where weights are read to; while it is, the first time, two versions are written."""
+
+        def copy_(self, value: torch.Tensor) -> None:
+            if not found:
+                weights.write([torch.full((3,), 2.0)], 2)
+                weights.write([torch.full((3,), 3.0)], 3)
+            found.append(value.tolist())
+
+    into: Any = [Overtaken()]
+    assert weights.read(into) == 3
+    assert found[-1] == [3.0, 3.0, 3.0]
+
+
+def test_slabs_that_are_too_old_are_dropped_and_not_counted() -> None:
+    agent = build_agent(
+        configure("impala", "CartPole-v1", {"lanes": LANES}), find("CartPole-v1").spec(LANES), 0
+    )
+    tensors = Storage.allocate(agent, LANES, STEPS).tensors
+
+    class Late:
+        """A fleet whose slabs were collected with the versions it is given."""
+
+        lives: ClassVar[list[int]] = [0]
+
+        def __init__(self, *versions: int) -> None:
+            self.slabs = [Slab(tensors, 0, 0, n, v, {"steps": 10.0}, 1.0) for n, v in enumerate(versions)]
+            self.released: list[int] = []
+
+        def publish(self, weights: Any, version: int, random: bool) -> None: ...
+
+        def poll(self, seconds: float) -> list[Slab]:
+            return [self.slabs.pop(0)]
+
+        def release(self, slab: Slab) -> None:
+            self.released.append(slab.version)
+
+        def alive(self) -> int:
+            return 1
+
+        def stop(self) -> None: ...
+
+    fleet = Late(1, 2, 4)
+    collector = FleetCollector(fleet, agent, 1, LANES, STEPS, 0.99, max_lag=1)
+    collector.version = 4
+    collector.start()  # the fifth version
+    collector.finish()
+    assert fleet.released == [1, 2, 4]
+    assert collector.tally.drain()["steps"] == 10
+    told = collector.metrics()
+    assert (told["actors/dropped_steps"], told["actors/lag_max"]) == (20, 1)

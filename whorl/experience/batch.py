@@ -22,6 +22,11 @@ def remember(memory: Tree, action: Tree, reward: Tensor) -> Tree:
     return {**memory, LAST: {"action": action, "reward": reward}} if LAST in memory else memory
 
 
+def led_by(first: Tree, rows: Tree) -> Tree:
+    """Rows [T, ...] with one more [...] before them: [T+1, ...]."""
+    return tree.map(lambda one, rest: torch.cat((one.unsqueeze(0), rest)), first, rows)
+
+
 @dataclass
 class Rows:
     """A run of rows of a batch, as a network reads them."""

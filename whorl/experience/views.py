@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whorl import tree
-from whorl.experience.batch import LAST, Batch
+from whorl.experience.batch import LAST, Batch, led_by
 from whorl.experience.ring import Ring, take
 
 
@@ -147,7 +147,7 @@ class Sequences:
         if self.last:
             done = {"action": action, "reward": reward}
             first = memory.get(LAST) or tree.map(lambda leaf: torch.zeros_like(leaf[0]), done)
-            last = tree.map(lambda one, rest: torch.cat((one.unsqueeze(0), rest)), first, done)
+            last = led_by(first, done)
         batch = Batch(
             obs=ring.observe(every),
             reset=reset,

@@ -64,11 +64,11 @@ class Actor(nn.Module):
 
     def unrolled(self, batch: Batch) -> Batch:
         """The batch with what this net's memory makes of its rows, so that all who ask share one pass."""
-        return self.body.unrolled(batch, self._encoded(batch.all)) if self.body.memories else batch
+        return self.body.unrolled(batch, self._encoded)
 
     def states(self, batch: Batch, stride: int) -> Tree:
         """See `Body.states`; nothing where the memory is the critics'."""
-        return self.body.states(self._encoded(batch.all), batch.all, stride) if self.body.memories else {}
+        return self.body.states(batch, stride, self._encoded)
 
     def step(self, obs: Tree, memory: Tree, reset: Tensor, noise: Tree | None = None) -> tuple[Any, Tree]:
         """One row of every lane: what the head says, and the memory after it."""

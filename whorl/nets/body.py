@@ -145,14 +145,22 @@ class Body(nn.Module):
         memories: list[Any] = list(self.memories)[: members or None]
         return unroll_all(memories, encoded, rows.reset, states, rows.burn_in)
 
-    def unrolled(self, batch: Batch, encoded: Tensor) -> Batch:
-        """The batch with what each memory makes of its encoded rows, so that all who ask share one pass."""
-        return batch.replace(summaries={**batch.summaries, id(self): self.summarise(encoded, batch.all)})
+    def unrolled(self, batch: Batch, encode: Callable[[Rows], Tensor] | None = None) -> Batch:
+        """The batch with what each memory makes of its rows, so that all who ask share one pass.
 
-    def states(self, encoded: Tensor, rows: Rows, stride: int) -> Tree:
+        `encode` stands in for this body's own, where rows are read through another one.
+        """
+        if not self.memories:
+            return batch
+        summaries = self.summarise((encode or self.encode)(batch.all), batch.all)
+        return batch.replace(summaries={**batch.summaries, id(self): summaries})
+
+    def states(self, batch: Batch, stride: int, encode: Callable[[Rows], Tensor] | None = None) -> Tree:
         """What the memory holds before every `stride`-th row but the first, by its name: [K, B, ...]."""
-        if self.name not in rows.memory:
+        rows = batch.all
+        if not self.memories or self.name not in rows.memory:
             return {}
+        encoded = (encode or self.encode)(rows)
         memory, found = {self.name: rows.memory[self.name]}, []
         for row in range((len(encoded) - 1) // stride * stride):
             last = {} if self.last is None else {LAST: tree.index(rows.last, row)}

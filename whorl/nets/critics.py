@@ -94,11 +94,11 @@ class Critics(nn.Module):
         The policy climbs critics that have learned since, by what their memories said before: one step late, and a
         pass through them saved (as offpcc does).
         """
-        return self.body.unrolled(batch, self.body.encode(batch.all)) if self.body.memories else batch
+        return self.body.unrolled(batch)
 
     def states(self, batch: Batch, stride: int) -> Tree:
         """See `Body.states`."""
-        return self.body.states(self.body.encode(batch.all), batch.all, stride) if self.body.memories else {}
+        return self.body.states(batch, stride)
 
     def _evaluate(self, rows: Rows, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
         features = self.body(rows, members=members)  # [T, B, size], or [members, T, B, size]

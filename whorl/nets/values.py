@@ -80,11 +80,11 @@ class Values(nn.Module):
 
     def unrolled(self, batch: Batch) -> Batch:
         """The batch with what this net's memory makes of its rows, so that all who ask share one pass."""
-        return self.body.unrolled(batch, self.body.encode(batch.all)) if self.body.memories else batch
+        return self.body.unrolled(batch)
 
     def states(self, batch: Batch, stride: int) -> Tree:
         """See `Body.states`."""
-        return self.body.states(self.body.encode(batch.all), batch.all, stride) if self.body.memories else {}
+        return self.body.states(batch, stride)
 
     def renew(self) -> None:
         """What moves once per update beside the weights: estimates of spectral norms, where there are any."""

@@ -43,7 +43,6 @@ class FleetCollector:
         self._held: list[tuple[int, int, int]] = [(-1, 0, 0)] * actors
         """the slab that each share of the lanes held last"""
         self._ready: deque[Slab] = deque()
-        self._random = False
         self._told: dict[str, list[float]] = {}
 
     def reset(self, seed: int) -> None:

@@ -16,7 +16,7 @@ from whorl.agent import Agent, Context
 from whorl.config import ReplayConfig
 from whorl.envs.vector import Step, VectorEnv
 from whorl.errors import ConfigError
-from whorl.experience.batch import LAST, Batch, remember
+from whorl.experience.batch import LAST, Batch, led_by, remember
 from whorl.graphs import record
 from whorl.spec import empty_action, empty_obs
 from whorl.tree import Tree
@@ -271,7 +271,7 @@ class Storage:
         opened, last = tree.index(self.memories, 0), {}
         if LAST in opened:
             done = {"action": tensors["action"], "reward": tensors["reward"]}
-            last = tree.map(lambda first, rest: torch.cat((first.unsqueeze(0), rest)), opened[LAST], done)
+            last = led_by(opened[LAST], done)
         return Batch(
             obs=self.obs,
             reset=self.reset,

@@ -181,6 +181,7 @@ class ProcessFleet:
                 place.member.pool.close()
             place.member = place.starting = None
         self._threads.shutdown()
+        self._weights.segment.release()
 
     def _start(self, number: int) -> "Future[Member]":
         return self._threads.submit(self._open, number, self.lives[number])
