@@ -188,11 +188,11 @@ class Recurrent(nn.Module):
         opens[0] = False
         if not bool(opens.any()):
             return self._sequences(value, first)
-        rows, lanes = reset.shape
+        count, lanes = reset.shape
         before = opens.cumsum(0)  # [R, B] rows that were put in
-        places = torch.arange(rows).unsqueeze(1) + before
+        places = torch.arange(count).unsqueeze(1) + before
         cells = (places * lanes + torch.arange(lanes)).reshape(-1)
-        flags = value.new_tensor((0.0, 1.0)).repeat((rows + int(before[-1].max())) * lanes, 1)  # empty, keep
+        flags = value.new_tensor((0.0, 1.0)).repeat((count + int(before[-1].max())) * lanes, 1)  # empty, keep
         flags[cells] = 0.0
         flags[cells[opens.reshape(-1)] - lanes] = value.new_tensor((1.0, 0.0))
         after: dict[str, list[Tensor]] = {name: [] for name in self.names}
@@ -208,7 +208,7 @@ class Recurrent(nn.Module):
                 outputs, _, c = torch.lstm(spread, given, *options)
             else:
                 outputs, _ = torch.gru(spread, given[0], *options)
-            value = outputs.flatten(0, 1).index_select(0, cells).unflatten(0, (rows, lanes))
+            value = outputs.flatten(0, 1).index_select(0, cells).unflatten(0, (count, lanes))
             after["h"].append(value[-1])
             if self.kind == "lstm":
                 after["c"].append(c[0])
