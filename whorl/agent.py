@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -18,6 +18,7 @@ from whorl import tree
 from whorl.config import ReplayConfig
 from whorl.errors import ConfigError
 from whorl.experience.batch import Batch
+from whorl.experience.gradients import Gradients
 from whorl.experience.replay import check_replay, replay_of, view_of
 from whorl.experience.ring import replay_bytes
 from whorl.experience.rollouts import Rollouts
@@ -89,6 +90,8 @@ class Agent(nn.Module):
     Config: ClassVar[type]
     acts_with: ClassVar[tuple[str, ...]] = ()
     """the modules that `act` reads, where not all of them are: whoever acts elsewhere is sent no others"""
+    corrects_lag: ClassVar[bool] = False
+    """whether rows that an older policy collected are as good; replay's always are"""
     runner: Callable[..., Updated] | None = None
     progress: Tensor
 
@@ -151,6 +154,11 @@ class Agent(nn.Module):
         return True
 
     @property
+    def bears_lag(self) -> bool:
+        """Whether those who act may go on while an update is made."""
+        return self.corrects_lag or isinstance(self.cfg, ReplayConfig)
+
+    @property
     def random_steps(self) -> int:
         """First environment steps that are taken at random."""
         return getattr(self.cfg, "random_steps", 0)
@@ -179,9 +187,10 @@ class Agent(nn.Module):
         if not isinstance(self.cfg, ReplayConfig):
             return 0
         stride = view_of(self.cfg).stride
-        return replay_bytes(self.spec, self.cfg.capacity, memory=self._stored(), stride=stride)
+        return replay_bytes(self.spec, self.cfg.capacity, memory=self.stored(), stride=stride)
 
-    def _stored(self) -> Tree:
+    def stored(self) -> Tree:
+        """Memory of one lane, where replay stores it."""
         return self.initial_memory(1) if self.stores_memory else {}
 
     def experience(self, generator: torch.Generator) -> Any:
@@ -189,7 +198,7 @@ class Agent(nn.Module):
         if isinstance(self.cfg, ReplayConfig):
             refresh = self.refreshed if self.cfg.refresh_memory and self.stores_memory else None
             return replay_of(
-                self.cfg, self.spec, self.device, generator, self.errors, self._stored(), refresh
+                self.cfg, self.spec, self.device, generator, self.errors, self.stored(), refresh
             )
         return Rollouts(device=self.device)
 
@@ -265,6 +274,17 @@ class Agent(nn.Module):
         if max_norm > 0:
             _shrink_(gradients, _norm(gradients), max_norm)
         self._steppers[name](gradients, getattr(self, f"lr_{name}"))
+
+    def divert(self, sink: Callable[[str, Sequence[Tensor], Tensor], None]) -> None:
+        """From now on hand `sink` every optimizer's name, gradients and rate, instead of stepping it."""
+        for name in self._optimizers:
+            self._steppers[name] = partial(sink, name)
+
+    def apply(self, gradients: Gradients) -> Updated:
+        """Steps from gradients that were found elsewhere, by a diverted copy."""
+        for name, gradient, rate in gradients.steps(self.device):
+            self._steppers[name](gradient, rate)
+        return Updated(tree.to(gradients.metrics, self.device))
 
     def anneal(self) -> None:
         """Let every learning rate fall linearly to zero over the budget."""

@@ -52,8 +52,17 @@ class RunConfig:
     """who evaluates the policy: this process, or every worker on its own lanes; auto: the workers, if there are any"""
     actors: int = 0
     """processes that collect by themselves, each with its share of the lanes; 0: the loop waits for all lanes"""
-    max_lag: int = 0
-    """with actors: rollouts are dropped whose weights are older than so many updates of them; 0: none"""
+    ray: str = ""
+    """with actors: run them on a Ray cluster: local starts one here, auto is the one this machine belongs to, or an
+    address; empty: as processes of this machine"""
+    actors_on_gpu: bool = False
+    """with actors: they act on GPUs, spread evenly over those there are"""
+    max_lag: int = -1
+    """with actors: how many updates old the weights of a rollout may be, older ones are dropped; 0: actors wait for each
+    update; -1: as the algorithm bears it, any age or 0"""
+    actor_gradients: Literal["none", "apart", "averaged"] = "none"
+    """with actors: each learns from its own rollout, and gradients travel in place of rows, to be applied as they come or
+    averaged over all actors"""
     actor_restarts: int = 3
     """with actors: failures in a row after which one is given up, and the run ends"""
     hold_policy: bool = False
@@ -415,6 +424,8 @@ ALIASES = {
     "random_seed": "seed",
     "n_workers": "lanes",
     "n_envs": "lanes",
+    "num_actors": "actors",
+    "num_workers": "actors",
     "device": "learner_device",
     "max_rollout": "rollout_steps",
     "n_steps": "rollout_steps",
@@ -491,7 +502,7 @@ MAY_CHANGE = (
     *("max_epochs", "total_steps", "total_episodes", "learner_device", "worker_device"),
     *("threads", "learner_threads", "eval", "eval_freq", "eval_episodes", "save_model"),
     *("model_checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
-    "screenshot_freq",
+    *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts"),
     *("use_wandb", "wandb_project", "wandb_entity", "wandb_mode"),
 )
 """What a resumed run may change: how long, where and what is told, but nothing that its saved state depends on."""

@@ -11,7 +11,7 @@ from whorl import conformance, tree
 from whorl.agent import Acted, Context
 from whorl.conformance import RandomWorld, Subject
 from whorl.experience.batch import Batch
-from whorl.experience.replay import Replay
+from whorl.experience.replay import Replay, starts, weighted
 from whorl.run.collector import Collector
 from whorl.tree import Tree
 
@@ -66,7 +66,7 @@ class Watched:
         """Every sequence there is, and what was said to its rows while acting [T, B, ...]."""
         ring, view = self.replay.ring, self.replay.view
         count = view.burn_in + view.length  # type: ignore[attr-defined]
-        start = self.replay._starts(0, ring.rows - view.span)
+        start = starts(ring, view, 0, ring.rows - view.span)
         start = start[view.allowed(ring, start)]
         batch = view.gather(ring, start)
         assert batch.reset[1:].any() and batch.mask.any() and (batch.mask[view.burn_in :] == 0).any()  # type: ignore[attr-defined]
@@ -212,7 +212,7 @@ def test_the_target_entropy_of_masked_choices_counts_the_rows_that_are_learned_f
     cell = conformance.subject("sac", "vector", "lstm", "masked", **SMALL)
     watched = Watched(cell, lambda agent, obs, memory, reset: obs["observation"])
     agent, (batch, _) = watched.agent, watched.sequences()
-    batch = watched.replay._weighted(batch, {})
+    batch = weighted(batch, {})
     count = batch.shape[0]
     allowed = batch.obs["action_mask"][:count].sum(-1).clamp(min=1).float().log()
     expected = 0.98 * (allowed * batch.mask).sum() / batch.mask.sum()

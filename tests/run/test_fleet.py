@@ -37,9 +37,9 @@ def collector() -> Iterator[FleetCollector]:
     agent = build_agent(
         configure("impala", "CartPole-v1", {"lanes": ACTORS * LANES}), source.spec(ACTORS * LANES), 0
     )
-    role = Role(agent, source.id, STEPS, 0.99)
-    fleet = ProcessFleet(source, role, ACTORS, LANES, lambda actor, life: 100 * actor + life, restarts=2)
-    found = FleetCollector(fleet, agent, ACTORS, LANES, STEPS, 0.99, max_lag=0)
+    role = Role(agent, source, LANES, STEPS, 0.99)
+    fleet = ProcessFleet(role, ACTORS, lambda actor, life: (100 * actor + life, 100 * actor + life), restarts=2)
+    found = FleetCollector(fleet, role, agent, ACTORS, max_lag=None)
     yield found
     found.close()
 
@@ -63,7 +63,7 @@ def test_a_killed_actor_is_replaced_and_the_others_go_on(collector: FleetCollect
     while fleet.alive() < ACTORS:
         collector.start()
         collector.finish()
-    os.kill(fleet._places[0].member.pool._processes[0].pid, signal.SIGKILL)
+    os.kill(fleet._places[0].member.servant.pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
     while fleet.lives != [1, 0] or fleet.alive() < ACTORS:
         assert time.monotonic() < deadline, "the actor never came back"
@@ -164,6 +164,7 @@ def test_slabs_that_are_too_old_are_dropped_and_not_counted() -> None:
         """A fleet whose slabs were collected with the versions it is given."""
 
         lives: ClassVar[list[int]] = [0]
+        sent = 0
 
         def __init__(self, *versions: int) -> None:
             self.slabs = [Slab(tensors, 0, 0, n, v, {"steps": 10.0}, 1.0) for n, v in enumerate(versions)]
@@ -183,7 +184,8 @@ def test_slabs_that_are_too_old_are_dropped_and_not_counted() -> None:
         def stop(self) -> None: ...
 
     fleet = Late(1, 2, 4)
-    collector = FleetCollector(fleet, agent, 1, LANES, STEPS, 0.99, max_lag=1)
+    role = Role(agent, find("CartPole-v1"), LANES, STEPS, 0.99)
+    collector = FleetCollector(fleet, role, agent, 1, max_lag=1)
     collector.version = 4
     collector.start()  # the fifth version
     collector.finish()

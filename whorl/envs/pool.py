@@ -7,13 +7,10 @@ dies or raises ends the pool with an error that says so; a parent that dies take
 import os
 import pickle
 import select
-import signal
 import subprocess
 import sys
-import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +21,7 @@ import torch
 from whorl import tree
 from whorl.envs.gymnasium import check_lanes, to_arrays, to_spec, to_step, to_tensors
 from whorl.envs.lanes import Buffers, Factory, Layout, nest, probe
+from whorl.envs.process import framed, how_it_ended, launch, pipe_of, shut_down
 from whorl.envs.shared import Block, Segment
 from whorl.envs.vector import Step
 from whorl.envs.worker import (
@@ -32,7 +30,6 @@ from whorl.envs.worker import (
     FAILURE,
     LENGTH,
     MESSAGE,
-    QUIT,
     RESULT,
     Assignment,
     Slice,
@@ -42,9 +39,6 @@ from whorl.envs.worker import (
 )
 from whorl.errors import EnvError
 from whorl.tree import Tree
-
-PATIENCE = 2.0
-"""seconds that workers get to close their environments before they are ended"""
 
 
 def default_workers(lanes: int) -> int:
@@ -58,8 +52,7 @@ class WorkerPool:
 
     Besides `step`, `send(group, action)` and `receive(group)` let one group step while the caller acts for the
     other; what `receive` returns stays valid until the same group's next `receive`. `install`, `start` and `collect`
-    run a function inside the workers, next to the lanes, with the shared `arrays` (name -> shape and dtype); `post` and
-    `take` do so with a single one. Workers keep the descriptors in `inherit` open, under their numbers.
+    run a function inside the workers, next to the lanes, with the shared `arrays` (name -> shape and dtype).
     """
 
     def __init__(
@@ -69,7 +62,6 @@ class WorkerPool:
         id: str,
         workers: int,
         arrays: dict[str, tuple[tuple[int, ...], str]] | None = None,
-        inherit: Sequence[int] = (),
     ) -> None:
         if not 1 <= workers <= lanes:
             raise EnvError(f"{workers} workers can't share {lanes} lanes; choose 1 to {lanes} workers")
@@ -92,18 +84,18 @@ class WorkerPool:
         self._wire_buffers(shared)
 
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._finalizer = weakref.finalize(self, _shut_down, self._processes, os.getpid())
+        self._finalizer = weakref.finalize(self, shut_down, self._processes, os.getpid())
         environment = cloudpickle.dumps((factory, self.layout))
         try:
             for _ in range(workers):
-                self._processes.append(_launch(segment, inherit))
-            self._commands = [_pipe(process.stdin) for process in self._processes]
-            self._answers = [_pipe(process.stdout) for process in self._processes]
+                self._processes.append(launch("whorl.envs.worker", [segment.handle]))
+            self._commands = [pipe_of(process.stdin) for process in self._processes]
+            self._answers = [pipe_of(process.stdout) for process in self._processes]
             path = [entry or str(Path.cwd()) for entry in sys.path]
             for worker, slices in enumerate(self._slices):
-                self._write(worker, _framed(path))
+                self._write(worker, framed(path))
                 told = Assignment(environment, slices, segment.blocks, segment.handle)
-                self._write(worker, _framed(told))
+                self._write(worker, framed(told))
             self._results(range(workers))
         finally:
             segment.release()
@@ -167,7 +159,7 @@ class WorkerPool:
             raise EnvError(f"task {self._running!r} is running; collect it before starting {name!r}")
         self._running = name
         for worker, argument in enumerate(arguments):
-            self._write(worker, MESSAGE + _framed(("run", (name, argument))))
+            self._write(worker, MESSAGE + framed(("run", (name, argument))))
 
     def collect(self, name: str) -> list[Any]:
         """What the task returned in each worker."""
@@ -175,20 +167,6 @@ class WorkerPool:
             raise EnvError(f"task {name!r} is not running; start it before collecting")
         self._running = ""
         return self._results(range(self.workers))
-
-    def post(self, worker: int, name: str, argument: Any) -> None:
-        """Ask one worker to run an installed task; more may be under way, and `take` gives results in their order."""
-        if self._failed:
-            raise EnvError(self._failed)
-        self._write(worker, MESSAGE + _framed(("run", (name, argument))))
-
-    def take(self, worker: int) -> Any:
-        """What the oldest task returned that was posted to this worker and not taken yet."""
-        return self._results([worker])[0]
-
-    def answers(self, worker: int) -> int:
-        """A descriptor that can be read from when `take` need not wait."""
-        return self._answers[worker]
 
     def snapshot(self) -> dict[str, Any]:
         self._settle()
@@ -210,7 +188,7 @@ class WorkerPool:
     def render(self, lane: int = 0) -> np.ndarray | None:
         self._settle()
         owner = next(w for w, slices in enumerate(self._slices) if lane in _numbers(slices))
-        self._write(owner, MESSAGE + _framed(("render", lane)))
+        self._write(owner, MESSAGE + framed(("render", lane)))
         return self._results([owner])[0]
 
     def close(self) -> None:
@@ -276,7 +254,7 @@ class WorkerPool:
         if self._running:
             raise EnvError(f"task {self._running!r} is running in the workers; collect it first")
         for worker, argument in enumerate(arguments):
-            self._write(worker, MESSAGE + _framed((name, argument)))
+            self._write(worker, MESSAGE + framed((name, argument)))
         return self._results(range(self.workers))
 
     def _results(self, workers: Any) -> list[Any]:
@@ -319,16 +297,7 @@ class WorkerPool:
     def _died(self, worker: int) -> NoReturn:
         if self._failed:
             raise EnvError(self._failed)
-        try:
-            code: int | None = self._processes[worker].wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            code = None
-        if code is None:
-            how = "closed its pipe"
-        elif code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        else:
-            how = f"left with exit code {code}"
+        how = how_it_ended(self._processes[worker])
         self._fail(
             f"{self._place(worker)} {how}; see its messages above, or step fewer lanes if memory ran out"
         )
@@ -369,56 +338,6 @@ def _blocks(layout: Layout, lanes: int, arrays: dict[str, tuple[tuple[int, ...],
     measures = Block("measures", (BUFFERS, lanes, len(layout.measures)), "float32")
     asked = [Block(ARRAY_PREFIX + name, shape, str(np.dtype(kind))) for name, (shape, kind) in arrays.items()]
     return [*obs, *action, reward, *flags, measures, *asked]
-
-
-def _launch(segment: Segment, inherit: Sequence[int]) -> "subprocess.Popen[bytes]":
-    here = str(Path(__file__).parents[2])
-    environ = dict(os.environ)
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environ.get("PYTHONPATH")]))
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        environ.setdefault(
-            name, "1"
-        )  # the workers are the parallelism; threads inside them would fight over cores
-    command = [sys.executable, "-m", "whorl.envs.worker"]
-    pipes: dict[str, Any] = {
-        "stdin": subprocess.PIPE,
-        "stdout": subprocess.PIPE,
-        "bufsize": 0,
-        "env": environ,
-    }
-    # A session (or group) of its own keeps a Ctrl-C at the terminal away from the worker from its very first moment.
-    if sys.platform == "win32":
-        return subprocess.Popen(command, creationflags=subprocess.CREATE_NEW_PROCESS_GROUP, **pipes)
-    return subprocess.Popen(
-        command, start_new_session=True, pass_fds=[int(segment.handle), *inherit], **pipes
-    )
-
-
-def _shut_down(processes: "list[subprocess.Popen[bytes]]", owner: int) -> None:
-    if os.getpid() != owner:
-        return  # a fork of the parent must not end the parent's workers
-    for process in processes:
-        with suppress(OSError):  # it may be gone already
-            os.write(_pipe(process.stdin), QUIT)
-    deadline = time.monotonic() + PATIENCE
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-def _framed(payload: Any) -> bytes:
-    body = pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
-    return LENGTH.pack(len(body)) + body
-
-
-def _pipe(pipe: Any) -> int:
-    return int(pipe.fileno())
 
 
 def _ready(pipes: list[int]) -> list[int]:

@@ -184,7 +184,7 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-def _watch(commands: int) -> None:
+def watch(commands: int) -> None:
     """Leave when the parent dies even in a long step. It asks for no events, so it hears only of a hang-up."""
     poll = select.poll()
     poll.register(commands, 0)
@@ -196,7 +196,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     channel = Channel()
     if hasattr(select, "poll"):
-        threading.Thread(target=_watch, args=(channel.commands,), daemon=True).start()
+        threading.Thread(target=watch, args=(channel.commands,), daemon=True).start()
     sys.path[:] = channel.receive()
     try:
         worker = Worker(channel, channel.receive())

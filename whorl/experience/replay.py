@@ -55,6 +55,8 @@ class Store(Protocol):
         """Fill the ring, whose row count is set already."""
 
 
+FIRST = "first"
+"""in `Batch.extras` of a rollout: errors [starts, B] of the samples that it completes, where actors found them"""
 DRAWN_TOGETHER = 1 << 23
 """bytes of observations that are gathered at a time, where several batches are"""
 
@@ -161,21 +163,32 @@ class Replay(Experience):
             )
         if self.store is not None:
             self.store.advance(steps)
-        gone = self._starts(ring.first_start(), ring.first_start(steps))
+        gone = starts(ring, self.view, ring.first_start(), ring.first_start(steps))
         self.sampler.release(gone, self.view.allowed(ring, gone))
         whole = max(0, ring.rows - span)
         clip = self.reward_clip
         # Before they are folded; whoever counts returns has seen the whole ones.
         ring.add(rollout.replace(reward=rollout.reward.clamp(-clip, clip)) if clip else rollout)
-        new = self._starts(whole, max(0, ring.rows - span))
+        new = starts(ring, self.view, whole, max(0, ring.rows - span))
         self.sampler.admit(new, self.view.allowed(ring, new))
-        if self.appraise is not None and len(new):
-            found = self._weighted(self.view.gather(ring, new), {})
+        if FIRST in rollout.extras:
+            self._settle_first(new, rollout.extras[FIRST])
+        elif self.appraise is not None and len(new):
+            found = weighted(self.view.gather(ring, new), {})
             if self._transfer is not None:
                 found = found.to(self._transfer.device)  # not through the buffers, which have a batch's size
             self.sampler.settle(new, found.mask.to(ring.device), self.appraise(found).to(ring.device))
         self.steps += int(rollout.mask.sum())  # on the device that collected: no learner is waited for
         self.sampler.anneal(self.steps)
+
+    def _settle_first(self, new: Tensor, first: Tensor) -> None:
+        """Priorities that whoever collected found for these starts; nan where they could not, which leaves the largest."""
+        error = first.reshape(-1)[first.numel() - len(new) :]
+        known = error.isfinite().nonzero().squeeze(1)  # where rows are collected: no learner is waited for
+        if len(known):
+            index = new.index_select(0, known.to(new.device))
+            error = error[known].to(new.device)
+            self.sampler.settle(index, torch.ones_like(error), error)
 
     def due(self) -> Iterator[tuple[str, Batch]]:
         total = int(self.ratio * max(0, self.steps - self.learn_after))
@@ -217,13 +230,7 @@ class Replay(Experience):
         start, extras = self.sampler.draw(count * self.batch_size, self.generator)
         if self.refresh is not None:
             extras = {**extras, "start": start}
-        return self._weighted(self._gather(self.ring, start), extras)
-
-    def _weighted(self, batch: Batch, extras: dict[str, Tensor]) -> Batch:
-        """With `share` and `weight` [T, B] among its extras."""
-        share = row_weight(batch.mask) if batch.shape[0] > 1 else batch.mask  # single rows are never masked
-        weight = share * extras["weight"] if "weight" in extras else share
-        return batch.replace(extras={**batch.extras, **extras, "share": share, "weight": weight})
+        return weighted(self._gather(self.ring, start), extras)
 
     def _sent(self, batch: Batch) -> Batch:
         return batch if self._transfer is None else self._transfer.send(batch)
@@ -308,19 +315,26 @@ class Replay(Experience):
     def _require_start(self) -> None:
         """Raise where an episode is so long that the ring has lost its beginning, in every lane."""
         ring = self.ring
-        every = self._starts(ring.first_start(), ring.rows - self.view.span)
+        every = starts(ring, self.view, ring.first_start(), ring.rows - self.view.span)
         if not bool(self.view.allowed(ring, every).any()):
             raise ConfigError(
                 f"whole_episodes is true, but no episode begins in the {ring.slots} rows that replay holds of each "
                 "lane; use a larger capacity, or leave whole_episodes out"
             )
 
-    def _starts(self, first: int, last: int) -> Tensor:
-        """The starts among rows `first` to `last` - 1, oldest first."""
-        stride, lanes, device = self.view.stride, self.ring.lanes, self.ring.device
-        blocks = torch.arange(-(-first // stride), -(-last // stride), device=device)
-        blocks = blocks % (self.ring.slots // stride)
-        return (blocks.unsqueeze(1) * lanes + torch.arange(lanes, device=device)).reshape(-1)
+
+def starts(ring: Ring, view: View, first: int, last: int) -> Tensor:
+    """The starts among rows `first` to `last` - 1, oldest first."""
+    blocks = torch.arange(-(-first // view.stride), -(-last // view.stride), device=ring.device)
+    blocks = blocks % (ring.slots // view.stride)
+    return (blocks.unsqueeze(1) * ring.lanes + torch.arange(ring.lanes, device=ring.device)).reshape(-1)
+
+
+def weighted(batch: Batch, extras: dict[str, Tensor]) -> Batch:
+    """With `share` and `weight` [T, B] among its extras."""
+    share = row_weight(batch.mask) if batch.shape[0] > 1 else batch.mask  # single rows are never masked
+    weight = share * extras["weight"] if "weight" in extras else share
+    return batch.replace(extras={**batch.extras, **extras, "share": share, "weight": weight})
 
 
 class _Recorded:

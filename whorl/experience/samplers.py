@@ -131,11 +131,7 @@ class Prioritized:
         return index, {"index": index, "weight": weight}
 
     def settle(self, index: Tensor, mask: Tensor, priority: Tensor) -> None:
-        if priority.dim() == 2 and len(priority) > 1:
-            priority = sequence_priority(priority, mask, self.cfg.eta)
-        elif priority.dim() == 2:
-            priority = priority * mask
-        self.masses.renew(index, priority.detach().reshape(-1))
+        self.masses.renew(index, sample_error(priority.detach(), mask, self.cfg.eta))
 
     def state_dict(self) -> dict[str, Any]:
         leaves, *sums = self.masses.levels
@@ -154,6 +150,13 @@ class Prioritized:
             self.masses.recompute()
         else:
             tree.copy_(own, state)
+
+
+def sample_error(error: Tensor, mask: Tensor, eta: float) -> Tensor:
+    """One error for each sample [B] from those of its rows, [B] or [T, B]."""
+    if error.dim() == 2 and len(error) > 1:
+        return sequence_priority(error, mask, eta)
+    return (error * mask if error.dim() == 2 else error).reshape(-1)
 
 
 def sequence_priority(error: Tensor, mask: Tensor, eta: float) -> Tensor:

@@ -2,14 +2,23 @@
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
 from whorl.agent import Agent
-from whorl.envs.gymnasium import GymnasiumVector
-from whorl.envs.lanes import Lanes
-from whorl.run.collector import Collector, acting
+from whorl.envs.make import Source
+from whorl.run.cargo import Appraised, Cargo, Gradients, Rows
+from whorl.run.collector import Collector, Storage, acting
+from whorl.tree import Tree
+
+Kind: TypeAlias = Literal["rows", "priorities", "gradients"]
+CARGOES: dict[Kind, type[Rows | Appraised | Gradients]] = {
+    "rows": Rows,
+    "priorities": Appraised,
+    "gradients": Gradients,
+}
 
 
 @dataclass
@@ -17,7 +26,7 @@ class Slab:
     """One rollout of one actor."""
 
     tensors: dict[str, Any]
-    """as `Storage` has them; views that the actor's next rollouts may overwrite, so copy them before polling again"""
+    """as the actor's `Cargo` has them; its next rollouts may overwrite them, so copy them before releasing the slab"""
     actor: int
     life: int
     """how often this actor was replaced before"""
@@ -45,28 +54,62 @@ class Role:
     """What every actor of a run is told; pickled by whoever starts it."""
 
     agent: Agent
-    id: str
+    source: Source
+    lanes: int
+    """of each actor"""
     steps: int
     gamma: float
+    carries: Kind = "rows"
+    on_gpu: bool = False
+
+    def weights(self, agent: Agent) -> list[Tensor]:
+        """What an actor must know of the learner's agent: what acting reads, or all where it learns or appraises."""
+        return agent.acting_tensors() if self.carries == "rows" else [*agent.parameters(), *agent.buffers()]
+
+    def cargo(self, storage: Storage | None = None) -> Cargo:
+        """What travels; without a storage one is made, to see what it looks like."""
+        storage = storage or Storage.allocate(self.agent, self.lanes, self.steps)
+        return CARGOES[self.carries](self.agent, storage, self.gamma)
 
 
 class ActorBody:
-    """Collects rollout after rollout with the newest weights it has been given."""
+    """Collects rollout after rollout with the newest weights it has been given.
 
-    def __init__(self, role: Role, lanes: Lanes, numbers: list[int], seed: int) -> None:
+    Args:
+        number: of this actor, from 0.
+        seeds: of its random stream and of its lanes.
+    """
+
+    def __init__(self, role: Role, number: int, seeds: tuple[int, int]) -> None:
         torch.set_num_threads(1)
-        env = GymnasiumVector.over(lanes, role.id)
-        generator = torch.Generator().manual_seed(seed)
-        self.agent = role.agent
-        self.collector = Collector(env, self.agent, role.steps, role.gamma, generator, numbers=numbers)
-        self.collector.reset(seed)
+        device = torch.device("cpu")
+        if role.on_gpu and torch.cuda.is_available():
+            device = torch.device("cuda", number % torch.cuda.device_count())
+        act, env = seeds
+        self.agent = role.agent.to(device)
+        self.weights = role.weights(self.agent)
+        generator = torch.Generator(device).manual_seed(act)
+        numbers = range(number * role.lanes, (number + 1) * role.lanes)
+        lanes = role.source.vector(role.lanes, device)
+        self.collector = Collector(lanes, self.agent, role.steps, role.gamma, generator, numbers=numbers)
+        self.collector.reset(env)
+        self.cargo = role.cargo(self.collector.storage)
         self.number = 0
 
+    @property
+    def tensors(self) -> dict[str, Tree]:
+        """What travels of the last rollout."""
+        return self.cargo.tensors
+
     def roll(self, random: bool) -> dict[str, Any]:
-        """One rollout into the collector's storage; what a slab says of it."""
+        """One rollout, and all that is made of it here; what a slab says of it."""
         began = time.perf_counter()
         with acting(self.agent.device):
-            self.collector.collect(random=random)
+            rollout = self.collector.collect(random=random)
             seen = self.collector.tally.drain()
+        self.cargo.load(rollout)
         self.number += 1
         return {"number": self.number - 1, "seen": seen, "seconds": time.perf_counter() - began}
+
+    def close(self) -> None:
+        self.collector.env.close()

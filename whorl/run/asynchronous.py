@@ -2,7 +2,8 @@
 
 The loop asks for a rollout of all lanes; what it gets is one slab for every actor's share of the lanes, by whoever was
 first. So nobody waits for a slow actor, a fast one may have two slabs in a batch, and weights are as old as they are:
-each slab says which version acted, and one that is too old is dropped.
+each slab says which version acted, and one that is too old is dropped. For algorithms that can't bear lag actors wait
+for every version instead.
 """
 
 import time
@@ -13,37 +14,50 @@ import torch
 
 from whorl import tree
 from whorl.agent import Agent
-from whorl.experience.batch import Batch
-from whorl.run.actors import Slab
+from whorl.experience.gradients import Gradients
+from whorl.experience.replay import FIRST, view_of
+from whorl.run.actors import Role, Slab
 from whorl.run.collector import Storage
 from whorl.run.fleet import Fleet
+from whorl.tree import Tree
 
 SHOWN = 8
 """actors whose own speed is told"""
 
 
 class FleetCollector:
-    """Fills rollouts of `actors * lanes` lanes with slabs of `lanes`.
+    """Fills rollouts of all lanes with slabs of each actor's share.
 
     Args:
         agent: the policy's copy whose weights are published.
-        max_lag: how many versions old the weights of a slab may be; 0: any age will do.
+        max_lag: how many versions old the weights of a slab may be; None: any age will do; 0: actors wait for each
+            version, and each is in every rollout once.
     """
 
-    def __init__(
-        self, fleet: Fleet, agent: Agent, actors: int, lanes: int, steps: int, gamma: float, max_lag: int
-    ) -> None:
-        self.fleet, self.agent, self.lanes, self.gamma, self.max_lag = fleet, agent, lanes, gamma, max_lag
-        self.steps = steps
-        self.storage = Storage.allocate(agent, actors * lanes, steps)
+    def __init__(self, fleet: Fleet, role: Role, agent: Agent, actors: int, max_lag: int | None) -> None:
+        self.fleet, self.role, self.agent, self.max_lag = fleet, role, agent, max_lag
+        self.lanes, self.gamma, self.steps = role.lanes, role.gamma, role.steps
         self.tally = Sums()
         self.version = 0
-        self.gaps = torch.zeros(actors * lanes, dtype=torch.bool)
+        self.gaps = torch.zeros(actors * role.lanes, dtype=torch.bool)
         """lanes whose rows do not go on from those of the rollout before"""
         self._held: list[tuple[int, int, int]] = [(-1, 0, 0)] * actors
         """the slab that each share of the lanes held last"""
         self._ready: deque[Slab] = deque()
+        self._taken: list[Slab] = []
+        """slabs whose actors wait for the next version"""
         self._told: dict[str, list[float]] = {}
+        self._sent = 0
+        self._allocate(actors)
+
+    def _allocate(self, actors: int) -> None:
+        self.storage = Storage.allocate(self.agent, actors * self.lanes, self.steps)
+        self._tensors: dict[str, Tree] = dict(self.storage.tensors)
+        if self.role.carries == "priorities":
+            # How many of a slab's first samples began in the slab before.
+            self._earlier = view_of(self.agent.cfg).span // view_of(self.agent.cfg).stride
+            count = self.steps // view_of(self.agent.cfg).stride
+            self._tensors[FIRST] = torch.full((count, actors * self.lanes), torch.nan)
 
     def reset(self, seed: int) -> None:
         """Actors start their lanes themselves."""
@@ -51,41 +65,65 @@ class FleetCollector:
     def start(self, random: bool = False) -> None:
         """Send the weights out; actors go on with them at their next rollout."""
         self.version += 1
-        self.fleet.publish(self.agent.acting_tensors(), self.version, random)
+        self.fleet.publish(self.role.weights(self.agent), self.version, random)
+        for slab in self._taken:
+            self.fleet.release(slab)
+        self._taken.clear()
 
-    def finish(self, cut: bool = False) -> Batch:
+    def finish(self, cut: bool = False) -> Any:
         """A rollout of all lanes, as soon as it is there."""
         began = time.perf_counter()
         free = set(range(len(self._held)))
         while free:
-            slab = self._next()
-            lag = self.version - slab.version
-            if slab.version == 0 or not self.max_lag or lag <= self.max_lag:
-                self._put(slab, free)
-                self._tell("lag", lag if slab.version else 0)
-            else:
-                self._tell("dropped", slab.seen["steps"])
-            self.fleet.release(slab)
+            self._put(self._next(), free)
         self._tell("waited", time.perf_counter() - began)
-        return self.storage.batch(self.gamma)
+        batch = self.storage.batch(self.gamma)
+        if FIRST in self._tensors:
+            batch = batch.replace(extras={**batch.extras, FIRST: self._tensors[FIRST]})
+        return batch
 
     def _next(self) -> Slab:
-        while not self._ready:
-            self._ready.extend(self.fleet.poll(1.0))
-        self._tell("queue", len(self._ready) - 1)
-        return self._ready.popleft()
+        """A slab that is young enough; what is wanted of it must be copied at once."""
+        while True:
+            while not self._ready:
+                self._ready.extend(self.fleet.poll(1.0))
+            self._tell("queue", len(self._ready) - 1)
+            slab = self._ready.popleft()
+            lag = self.version - slab.version if slab.version else 0
+            if self.max_lag is None or lag <= self.max_lag:
+                self._tell("lag", lag)
+                self._count(slab)
+                return slab
+            self._tell("dropped", slab.seen["steps"])
+            self.fleet.release(slab)
+
+    def _count(self, slab: Slab) -> None:
+        self.tally.add(slab.seen)
+        self._tell("bytes", sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(slab.tensors)))
+        if slab.actor < SHOWN:
+            self._tell(f"actor_{slab.actor}/steps_per_second", slab.seen["steps"] / slab.seconds)
+            if slab.seen.get("episodes"):
+                self._tell(f"actor_{slab.actor}/return", slab.seen["return"] / slab.seen["episodes"])
+
+    def _done_with(self, slab: Slab) -> None:
+        if self.max_lag == 0:
+            self._taken.append(slab)
+        else:
+            self.fleet.release(slab)
 
     def _put(self, slab: Slab, free: set[int]) -> None:
-        """Into the lanes that held what it goes on from, where they are free, else into any."""
-        place = next((at for at in free if self._held[at] == slab.follows), min(free))
+        """Into the lanes that held what it goes on from, where they are free, else into its own, else into any."""
+        own = slab.actor if slab.actor in free else min(free)
+        place = next((at for at in free if self._held[at] == slab.follows), own)
         free.remove(place)
         lanes = slice(place * self.lanes, (place + 1) * self.lanes)
-        tree.map(lambda into, value: into[:, lanes].copy_(value), self.storage.tensors, slab.tensors)
-        self.gaps[lanes] = self._held[place] != slab.follows
+        tree.map(lambda into, value: into[:, lanes].copy_(value), self._tensors, slab.tensors)
+        gap = self._held[place] != slab.follows
+        self.gaps[lanes] = gap
+        if gap and FIRST in self._tensors:
+            self._tensors[FIRST][: self._earlier, lanes] = torch.nan
         self._held[place] = slab.name
-        self.tally.add(slab.seen)
-        if slab.actor < SHOWN:
-            self._tell(f"actor_{slab.actor}", slab.seen["steps"] / slab.seconds)
+        self._done_with(slab)
 
     def _tell(self, name: str, value: float) -> None:
         self._told.setdefault(name, []).append(value)
@@ -93,17 +131,20 @@ class FleetCollector:
     def metrics(self) -> dict[str, float]:
         """What the fleet did since the last call."""
         told, self._told = self._told, {}
-        lags = told.pop("lag", [0.0])
+        lags, queue = told.pop("lag", [0.0]), told.pop("queue", [0.0])
+        sent, self._sent = self.fleet.sent - self._sent, self.fleet.sent
         found = {
             "actors/alive": float(self.fleet.alive()),
             "actors/replaced": float(sum(self.fleet.lives)),
             "actors/lag": sum(lags) / len(lags),
             "actors/lag_max": max(lags),
             "actors/dropped_steps": sum(told.pop("dropped", [])),
-            "actors/queue": sum(told.get("queue", [0.0])) / max(len(told.pop("queue", [])), 1),
+            "actors/queue": sum(queue) / len(queue),
+            "actors/bytes_in": float(sum(told.pop("bytes", []))),
+            "actors/bytes_out": float(sent),
             "time/waited_for_actors": sum(told.pop("waited", [])),
         }
-        return found | {f"{name}/steps_per_second": sum(each) / len(each) for name, each in told.items()}
+        return found | {name: sum(each) / len(each) for name, each in told.items()}
 
     def close(self) -> None:
         self.fleet.stop()
@@ -119,6 +160,29 @@ class FleetCollector:
         """Actors begin new episodes: which rollouts were under way is not repeated."""
         self.version, self.fleet.lives = int(state["version"]), [int(life) for life in state["lives"]]
         self.tally.sums = dict(state["tally"])
+
+
+class GradientCollector(FleetCollector):
+    """Takes gradients: those of whoever is first, or of each actor once. Actors wait until theirs are applied."""
+
+    def __init__(self, fleet: Fleet, role: Role, agent: Agent, actors: int, averaged: bool) -> None:
+        self._wanted = actors if averaged else 1
+        super().__init__(fleet, role, agent, actors, 0 if averaged else None)
+
+    def _allocate(self, actors: int) -> None:
+        """There are no rows."""
+
+    def finish(self, cut: bool = False) -> list[Gradients]:
+        """As soon as they are there."""
+        began = time.perf_counter()
+        found = []
+        for _ in range(self._wanted):
+            slab = self._next()
+            tensors = tree.clone(slab.tensors)
+            found.append(Gradients(tensors["steps"], tensors["metrics"]))
+            self._taken.append(slab)
+        self._tell("waited", time.perf_counter() - began)
+        return found
 
 
 class Sums:

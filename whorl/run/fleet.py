@@ -1,34 +1,30 @@
 """Actors as processes of this machine.
 
 Weights go out through one block of shared memory, written once for all actors; rollouts come in as whole slabs, through
-two buffers of each actor: while one is read the other is filled, and an actor whose buffers are both full waits, alone.
-One that dies, or whose environment raises, is replaced, a bounded number of times in a row.
+`ahead` buffers of each actor: with two, one is read while the other is filled, and an actor whose buffers are full
+waits, alone. One that dies, or whose environment raises, is replaced, a bounded number of times in a row.
 """
 
-import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import cloudpickle
-import numpy as np
 import torch
 from torch import Tensor
 
 from whorl import tree
-from whorl.envs.make import Source
-from whorl.envs.pool import WorkerPool
 from whorl.envs.shared import Block, Segment
 from whorl.errors import EnvError
 from whorl.run.actors import ActorBody, Role, Slab
-from whorl.run.collector import Storage
+from whorl.run.servant import Servant, readable
 from whorl.run.sharing import array_of, nested, padded, views
 from whorl.tree import Tree
 
-BUFFERS = 2
+Seed: TypeAlias = Callable[[int, int], tuple[int, int]]
+"""seeds of an actor's random stream and of its lanes, by its number and by how often it was replaced"""
 
 
 class Fleet(Protocol):
@@ -36,6 +32,8 @@ class Fleet(Protocol):
 
     lives: list[int]
     """how often each actor was replaced"""
+    sent: int
+    """bytes of weights that went out so far; on each node they are counted once"""
 
     def poll(self, seconds: float) -> list[Slab]:
         """The rollouts that are there, at the latest after so many seconds; raises where no actor is left."""
@@ -67,6 +65,7 @@ class Weights:
             Block("done", (1,), "int64"),
             Block("copies", (2, sum(sizes)), "uint8"),
         ]
+        self.bytes = sum(sizes)
         self.segment = Segment(blocks, handle)
         arrays = self.segment.arrays
         self._begun, self._done = arrays["begun"], arrays["done"]
@@ -96,7 +95,7 @@ class Member:
     """An actor's process."""
 
     number: int
-    pool: WorkerPool
+    servant: Servant
     buffers: list[dict[str, Tree]]
     turn: int = 0
     """the buffer whose rollout comes next"""
@@ -113,33 +112,26 @@ class _Place:
 
 
 class ProcessFleet:
-    """`actors` processes with `lanes` lanes each.
+    """`actors` processes.
 
     Args:
-        seed: of an actor's life, by its number and the life's.
+        ahead: rollouts that an actor may begin before the first of them was released.
         restarts: failures in a row after which an actor is given up, and the run ends with what it said.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        role: Role,
-        actors: int,
-        lanes: int,
-        seed: Callable[[int, int], int],
-        restarts: int = 3,
-    ) -> None:
-        self.source, self.role, self.lanes, self.seed, self.restarts = source, role, lanes, seed, restarts
-        self.lives = [0] * actors
+    def __init__(self, role: Role, actors: int, seed: Seed, ahead: int = 2, restarts: int = 3) -> None:
+        self.seed, self.ahead, self.restarts = seed, ahead, restarts
+        self.lives, self.sent = [0] * actors, 0
         self._random = False
-        self._weights = Weights(role.agent.acting_tensors())
-        self._layout = Storage.allocate(role.agent, lanes, role.steps).tensors
         self._packed = cloudpickle.dumps(role)
+        self._weights = Weights(role.weights(role.agent))
+        self._layout = role.cargo().tensors
         self._threads = ThreadPoolExecutor(actors, thread_name_prefix="fleet")
         self._places: list[_Place] = []
 
     def publish(self, weights: list[Tensor], version: int, random: bool) -> None:
         self._weights.write(weights, version)
+        self.sent += self._weights.bytes
         self._random = random
         if not self._places:
             self._places = [_Place(starting=self._start(number)) for number in range(len(self.lives))]
@@ -151,18 +143,18 @@ class ProcessFleet:
         for number, place in enumerate(self._places):
             if place.starting is not None and (place.starting.done() or not self.alive()):
                 self._arrived(number, place)
-        waiting = {place.member.pool.answers(0): place.member for place in self._places if place.member}
+        members = {place.member.servant: place.member for place in self._places if place.member}
         found = []
-        for member in _readable(waiting, seconds):
+        for member in map(members.__getitem__, readable(list(members), seconds)):
             try:
-                said = member.pool.take(0)
+                said = member.servant.take()
             except EnvError as error:
                 self._lost(member, error)
                 continue
             self._places[member.number].failures = 0
             life = self.lives[member.number]
             found.append(Slab(member.buffers[member.turn], member.number, life, **said))
-            member.turn = (member.turn + 1) % BUFFERS
+            member.turn = (member.turn + 1) % self.ahead
         return found
 
     def release(self, slab: Slab) -> None:
@@ -170,7 +162,7 @@ class ProcessFleet:
         if member is None or self.lives[slab.actor] != slab.life:
             return
         with suppress(EnvError):  # polling will tell
-            member.pool.post(0, "roll", (slab.number % BUFFERS, self._random))
+            member.servant.post("roll", slab.number % self.ahead, self._random)
 
     def stop(self) -> None:
         for place in self._places:
@@ -178,7 +170,7 @@ class ProcessFleet:
                 with suppress(EnvError):
                     place.member = place.starting.result()
             if place.member is not None:
-                place.member.pool.close()
+                place.member.servant.close()
             place.member = place.starting = None
         self._threads.shutdown()
         self._weights.segment.release()
@@ -188,26 +180,26 @@ class ProcessFleet:
 
     def _open(self, number: int, life: int) -> Member:
         """Runs in a thread: a process takes seconds to start, and nobody waits for it."""
-        shapes = {
-            f"{buffer}.{path}": array_of(leaf)
-            for buffer in range(BUFFERS)
+        blocks = [
+            Block(f"{buffer}.{path}", *array_of(leaf))
+            for buffer in range(self.ahead)
             for path, leaf in tree.items(self._layout)
-        }
-        inherit = [int(self._weights.segment.handle)]
-        pool = WorkerPool(self.source.factory, self.lanes, self.source.id, 1, arrays=shapes, inherit=inherit)
+        ]
+        segment = Segment(blocks)
+        handles = (self._weights.segment.handle, segment.handle)
+        told = (self._packed, number, self.seed(number, life), self.ahead, blocks, *handles)
+        servant = Servant(f"actor {number}", ProcessActor, told, handles)
         try:
-            pool.install("open", open_actor)
-            pool.install("roll", roll)
-            numbers = list(range(number * self.lanes, (number + 1) * self.lanes))
-            pool.post(0, "open", (self._packed, numbers, self.seed(number, life), inherit[0]))
-            pool.take(0)
-            for buffer in range(BUFFERS):
-                pool.post(0, "roll", (buffer, self._random))
+            servant.take()
+            for buffer in range(self.ahead):
+                servant.post("roll", buffer, self._random)
         except BaseException:
-            pool.close()
+            servant.close()
             raise
-        buffers = [nested(self._layout, pool.arrays, f"{buffer}") for buffer in range(BUFFERS)]
-        return Member(number, pool, buffers)
+        finally:
+            segment.release()
+        buffers = [nested(self._layout, segment.arrays, f"{buffer}") for buffer in range(self.ahead)]
+        return Member(number, servant, buffers)
 
     def _arrived(self, number: int, place: _Place) -> None:
         assert place.starting is not None
@@ -220,49 +212,48 @@ class ProcessFleet:
     def _lost(self, member: Member, error: EnvError) -> None:
         place = self._places[member.number]
         place.member = None
-        member.pool.close()
+        member.servant.close()
         self._replace(member.number, place, error)
 
     def _replace(self, number: int, place: _Place, error: EnvError) -> None:
         place.failures += 1
         if place.failures > self.restarts:
-            raise EnvError(
-                f"actor {number} failed {place.failures} times in a row, the last time thus: {error}"
-            ) from error
+            raise given_up(number, place.failures, error)
         self.lives[number] += 1
         place.starting = self._start(number)
 
 
-def _readable(waiting: dict[int, Member], seconds: float) -> Iterator[Member]:
-    if not waiting:
-        return
-    poll = select.poll()
-    for answers in waiting:
-        poll.register(answers, select.POLLIN)
-    for answers, _ in poll.poll(seconds * 1000):
-        yield waiting[answers]
+def given_up(actor: int, failures: int, error: Exception) -> EnvError:
+    """What a run ends with whose actor fails again and again."""
+    return EnvError(f"actor {actor} failed {failures} times in a row, the last time thus: {error}")
 
 
-# What follows runs in the actors; `held` is the dict that stays with a process between calls.
+class ProcessActor:
+    """An actor that runs in a servant."""
 
+    def __init__(
+        self,
+        packed: bytes,
+        number: int,
+        seeds: tuple[int, int],
+        ahead: int,
+        blocks: list[Block],
+        weights: int | str,
+        slabs: int | str,
+    ) -> None:
+        self.body = ActorBody(cloudpickle.loads(packed), number, seeds)
+        self.weights = Weights(self.body.weights, weights)
+        arrays = Segment(blocks, slabs).arrays
+        self.buffers = [nested(self.body.tensors, arrays, f"{buffer}") for buffer in range(ahead)]
 
-def open_actor(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
-    """Build the policy's copy and a collector over this actor's lanes."""
-    packed, numbers, seed, handle = argument
-    role: Role = cloudpickle.loads(packed)
-    held["actor"] = ActorBody(role, lanes, numbers, seed)
-    tensors = role.agent.acting_tensors()
-    held["renew"] = partial(Weights(tensors, handle).read, tensors)
-    layout = held["actor"].collector.storage.tensors
-    held["buffers"] = [nested(layout, arrays, f"{buffer}") for buffer in range(BUFFERS)]
+    def roll(self, buffer: int, random: bool) -> dict[str, Any]:
+        """One rollout with the newest weights, written into a buffer."""
+        with torch.no_grad():
+            version = self.weights.read(self.body.weights)
+        said = self.body.roll(random or version == 0)
+        with torch.no_grad():
+            tree.copy_(self.buffers[buffer], self.body.tensors)
+        return {**said, "version": version}
 
-
-@torch.inference_mode()
-def roll(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> dict[str, Any]:
-    """One rollout with the newest weights, written into a buffer."""
-    buffer, random = argument
-    actor: ActorBody = held["actor"]
-    version = held["renew"]()
-    said = actor.roll(random or version == 0)
-    tree.copy_(held["buffers"][buffer], actor.collector.storage.tensors)
-    return {**said, "version": version}
+    def close(self) -> None:
+        self.body.close()

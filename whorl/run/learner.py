@@ -37,7 +37,7 @@ class Learner:
     def update(self, phase: str, batch: Batch) -> Updated:
         """One round of learning: `agent.update(batch)`, or another phase of the agent by its name."""
         updated = getattr(self.agent, phase)(batch)
-        if phase == "update":
+        if phase in ("update", "apply"):
             self.agent.updates += 1
         self._add(updated.metrics)
         return updated

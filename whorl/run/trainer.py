@@ -29,20 +29,21 @@ from torch import Tensor
 
 from whorl import tree
 from whorl.agent import Agent
-from whorl.config import Settings
+from whorl.config import ReplayConfig, Settings
 from whorl.envs.make import Source
 from whorl.envs.vector import VectorEnv
 from whorl.errors import CheckpointError, ConfigError, DivergedError
 from whorl.experience.batch import Batch
+from whorl.experience.gradients import Delivered
 from whorl.experience.replay import Replay
 from whorl.log.console import Console
 from whorl.log.writers import Log, LogFile, MetricFiles, Sink, TensorBoard, WandB
-from whorl.run.actors import Role
-from whorl.run.asynchronous import Elsewhere, FleetCollector
+from whorl.run.actors import Kind, Role
+from whorl.run.asynchronous import Elsewhere, FleetCollector, GradientCollector
 from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots
 from whorl.run.collector import Collector
 from whorl.run.evaluate import Evaluation, run_episodes
-from whorl.run.fleet import ProcessFleet
+from whorl.run.fleet import Fleet, ProcessFleet
 from whorl.run.learner import REMEDY, Learner, keep_freed_memory
 from whorl.run.workers import WorkerCollector
 from whorl.state import checkpoint, files
@@ -142,6 +143,7 @@ class Trainer:
         if acting_device != self.device:
             self.actor = build_agent(self.settings, spec).to(acting_device)
         self.actor_copies = self.actor is not self.agent
+        self._copied: Callable[[Agent], list[Tensor]] = lambda agent: agent.acting_tensors()
         self._build_collector(acting_device)
         self._eval_env: VectorEnv | None = None
         self._built = True
@@ -153,7 +155,7 @@ class Trainer:
 
     def _build_learner(self) -> None:
         run = self.settings.run
-        self.experience = self.agent.experience(self.streams.generator("replay", self._replay_device()))
+        self.experience = self._build_experience()
         self.learner = Learner(self.agent, self.device.type == "cuda", run.compile)
         if not isinstance(self.experience, Replay):
             return
@@ -165,8 +167,14 @@ class Trainer:
                 f"have a successor to learn from; use more than {run.lanes}"
             )
 
+    def _build_experience(self) -> Any:
+        gradients = self.settings.run.actor_gradients
+        if self.settings.run.actors and gradients != "none":
+            return Delivered(gradients == "averaged")
+        return self.agent.experience(self.streams.generator("replay", self._replay_device()))
+
     def _build_fleet(self) -> None:
-        run, gamma = self.settings.run, self.settings.gamma
+        run = self.settings.run
         if run.lanes % run.actors:
             raise ConfigError(
                 f"{run.actors} actors can't share {run.lanes} lanes evenly; use {run.lanes // run.actors * run.actors} "
@@ -174,16 +182,39 @@ class Trainer:
             )
         if run.hold_policy:
             raise ConfigError("hold_policy is for lanes that the loop waits for; leave it or actors out")
+        lanes, gradients = run.lanes // run.actors, run.actor_gradients != "none"
+        carries: Kind = "rows"
+        if gradients:
+            carries = "gradients"
+        elif isinstance(self.agent.cfg, ReplayConfig) and self.agent.cfg.prioritized and self.agent.cfg.priority_on_add:
+            carries = "priorities"
         copy = build_agent(self.settings, self.agent.spec)
-        lanes = run.lanes // run.actors
-        role = Role(copy, self.source.id, run.rollout_steps, gamma)
-        fleet = ProcessFleet(self.source, role, run.actors, lanes, self._actor_seed, run.actor_restarts)
-        self.collector = FleetCollector(fleet, copy, run.actors, lanes, run.rollout_steps, gamma, run.max_lag)
-        self.actor, self.actor_copies = copy, True
+        role = Role(copy, self.source, lanes, run.rollout_steps, self.settings.gamma, carries, run.actors_on_gpu)
+        lag = None if run.max_lag < 0 and self.agent.bears_lag else max(run.max_lag, 0)
+        # Who waits for the learner need not have a second rollout under way.
+        fleet = self._fleet(role, 1 if gradients or lag == 0 else 2)
+        if gradients:
+            averaged = run.actor_gradients == "averaged"
+            self.collector = GradientCollector(fleet, role, copy, run.actors, averaged)
+        else:
+            self.collector = FleetCollector(fleet, role, copy, run.actors, lag)
+        self.actor, self.actor_copies, self._copied = copy, True, role.weights
         self.env = Elsewhere(self.source.id)
 
-    def _actor_seed(self, actor: int, life: int) -> int:
-        return self.streams.seed("act", f"actor {actor} life {life}")
+    def _fleet(self, role: Role, ahead: int) -> Fleet:
+        run = self.settings.run
+        if not run.ray:
+            return ProcessFleet(role, run.actors, self._actor_seeds, ahead, run.actor_restarts)
+        from whorl.run.fleet_ray import RayFleet  # an extra
+
+        return RayFleet(role, run.actors, self._actor_seeds, ahead, run.actor_restarts, run.ray)
+
+    def _actor_seeds(self, actor: int, life: int) -> tuple[int, int]:
+        """Of the random stream and of the lanes; the first actor begins as the loop would without any."""
+        if (actor, life) == (0, 0):
+            return self.streams.generator("act", "cpu").initial_seed(), self.streams.seed("env", "0")
+        part = f"actor {actor} life {life}"
+        return self.streams.seed("act", part), self.streams.seed("env", part)
 
     def _build_collector(self, device: torch.device) -> None:
         run, gamma = self.settings.run, self.settings.gamma
@@ -212,7 +243,7 @@ class Trainer:
         acts, renew = self.actor, None
         if run.hold_policy:
             acts = build_agent(self.settings, self.agent.spec).to(device)
-            renew = partial(copy_weights, acts, self.actor)
+            renew = partial(copy_tensors, acts.acting_tensors(), self.actor.acting_tensors())
         generator = self.streams.generator("act", device)
         self.collector = Collector(self.env, acts, run.rollout_steps, gamma, generator, capture, renew=renew)
 
@@ -299,8 +330,7 @@ class Trainer:
         """One rollout and the updates that are due; returns the epoch's row of metrics."""
         began = time.perf_counter()
         self.agent.progress.fill_(self._progress())
-        if self.actor_copies:
-            copy_weights(self.actor, self.agent)
+        self._renew_actor()
         cut = self._resets_after_this()
         random = self.steps < self.agent.random_steps
         overlaps = self.actor_copies and self.experience.overlaps
@@ -316,9 +346,10 @@ class Trainer:
         steps = int(seen["steps"])
         if isinstance(self.collector, FleetCollector) and isinstance(self.experience, Replay):
             self.experience.cut(self.collector.gaps)
-        for callback in self.callbacks:
-            callback.on_rollout(self, rollout)
-        self.agent.observe(rollout)
+        if isinstance(rollout, Batch):  # where actors learn themselves only gradients come
+            for callback in self.callbacks:
+                callback.on_rollout(self, rollout)
+            self.agent.observe(rollout)
         collected = time.perf_counter()
         self.experience.add(rollout)
         if not overlaps:
@@ -352,21 +383,29 @@ class Trainer:
         row["time/steps_per_second"] = steps / (ended - began)
         return row
 
+    def _renew_actor(self) -> None:
+        """Whoever acts elsewhere gets the newest weights."""
+        if self.actor_copies:
+            with torch.no_grad():
+                copy_tensors(self._copied(self.actor), self._copied(self.agent))
+
     def _row_is_due(self) -> bool:
         """Whether this epoch's row of metrics is written, however long the run goes on."""
         run = self.settings.run
         return self.epoch % run.log_freq == 0 or (run.eval and self.epoch % run.eval_freq == 0)
 
-    def _rollout(self, cut: bool) -> Batch:
+    def _rollout(self, cut: bool) -> Any:
         try:
             return self.collector.finish(cut)
         except Exception:  # whatever an environment throws may come of what a diverged policy did to it
             self.learner.check_finite()
             raise
 
-    def _blame(self, what: str, rollout: Batch) -> NoReturn:
+    def _blame(self, what: str, rollout: Any) -> NoReturn:
         """Raise for what an environment gave that is not finite, by its cause: it may only answer to bad actions."""
         self.learner.check_finite()
+        if not isinstance(rollout, Batch):
+            raise DivergedError(f"an environment gave {what} that is not finite at about step {self.steps}; {REMEDY}")
         seen = _bad_rows(rollout.obs, rollout.reset).cumsum(0) > 0
         if bool((_bad_rows(rollout.action, rollout.mask) & ~seen[:-1]).any()):
             raise DivergedError(
@@ -405,8 +444,7 @@ class Trainer:
             self._close_eval()
             workers = min(self.settings.run.workers, lanes)
             self._eval_env = self.source.vector(lanes, self.actor.device, workers, self.settings.run.compile)
-        if self.actor_copies:
-            copy_weights(self.actor, self.agent)
+        self._renew_actor()
         seed = self.streams.seed("eval", str(self.epoch))
         evaluation = run_episodes(self.actor, self._eval_env, episodes, seed)
         self.mean_return = evaluation.mean_return
@@ -726,9 +764,9 @@ def _bad_rows(values: Tree, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copy_weights(into: Agent, source: Agent) -> None:
-    """What acting reads, in place."""
-    for target, value in zip(into.acting_tensors(), source.acting_tensors()):
+def copy_tensors(into: list[Tensor], source: list[Tensor]) -> None:
+    """In place, one by one."""
+    for target, value in zip(into, source, strict=True):
         target.copy_(value)
 
 

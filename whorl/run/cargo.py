@@ -1,0 +1,96 @@
+"""What an actor makes of a rollout before it is sent: nothing, first priorities for replay, or gradients."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from whorl.agent import Agent
+from whorl.errors import ConfigError
+from whorl.experience.appraisal import Appraisal
+from whorl.experience.batch import Batch
+from whorl.run.collector import Storage
+from whorl.tree import Tree
+
+
+class Cargo(Protocol):
+    """What a slab holds."""
+
+    tensors: dict[str, Tree]
+    """the same ones for every rollout"""
+
+    def load(self, rollout: Batch) -> None:
+        """Fill them; rows of the rollout are in its storage already."""
+
+
+class Rows:
+    """The rollout as it is."""
+
+    def __init__(self, agent: Agent, storage: Storage, gamma: float) -> None:
+        self.tensors = storage.tensors
+
+    def load(self, rollout: Batch) -> None:
+        """All is there."""
+
+
+class Appraised:
+    """The rollout, and how wrong the actor's copy of the agent is about the samples that it completes (Ape-X)."""
+
+    def __init__(self, agent: Agent, storage: Storage, gamma: float) -> None:
+        _prepare(agent)
+        lanes = storage.reset.shape[1]
+        self._appraisal = Appraisal(agent, lanes, storage.steps)
+        self.tensors = {**storage.tensors, "first": self._appraisal.empty()}
+
+    def load(self, rollout: Batch) -> None:
+        self.tensors["first"].copy_(self._appraisal.add(rollout))
+
+
+class Gradients:
+    """What one update from the rollout would be: of every optimizer its gradients, clipped, and its rate (A3C).
+
+    The agent's own weights stay as they are: new ones come from the learner.
+    """
+
+    _advice: ClassVar[str] = "leave actor_gradients out"
+
+    def __init__(self, agent: Agent, storage: Storage, gamma: float) -> None:
+        self.agent = agent
+        _prepare(agent)
+        self._found: dict[str, dict[str, Tree]] = {}
+        agent.divert(self._take)
+        for setting in ("normalize_obs", "normalize_reward"):
+            if getattr(agent.cfg, setting, False):
+                raise ConfigError(
+                    f"{setting} follows all rows, but with actor_gradients each actor sees its own alone; leave "
+                    f"{setting} out, or {self._advice}"
+                )
+        updated = agent.update(storage.batch(gamma))
+        metrics = {name: torch.zeros_like(value) for name, value in updated.metrics.items()}
+        self.tensors: dict[str, Tree] = {"steps": self._found, "metrics": metrics}
+        self._found = {}
+
+    def load(self, rollout: Batch) -> None:
+        self._found = {}
+        updated = self.agent.update(rollout)
+        self.tensors = {"steps": self._found, "metrics": updated.metrics}
+
+    def _take(self, name: str, gradients: Sequence[Tensor], rate: Tensor) -> None:
+        if name in self._found:
+            raise ConfigError(
+                f"an update of {type(self.agent).__name__} takes several steps of its {name}, each from where the last "
+                f"one led; gradients can travel only where there is one; {self._advice}"
+            )
+        numbered = {str(number): gradient for number, gradient in enumerate(gradients)}
+        self._found[name] = {"gradient": numbered, "rate": rate.clone()}
+
+
+def _prepare(agent: Agent) -> None:
+    """What an update draws at random, in an actor, comes from a stream of its own."""
+    seeds: dict[str, Any] = {}
+
+    def stream(name: str) -> torch.Generator:
+        return seeds.setdefault(name, torch.Generator(agent.device).manual_seed(len(seeds)))
+
+    agent.prepare(agent.device, stream)
