@@ -1,9 +1,9 @@
-"""Actors, queues and a learner as a discrete-event model: what throughput would so many actors have, and what limits it?
+"""Actors, queues and a learner as a discrete-event model: the throughput of so many actors, and what limits it.
 
 It follows the loop of `whorl.run`: an actor rolls T rows of its lanes while a buffer is free, and takes the newest
-weights that its node has before each rollout. Its slab crosses the node's link and the learner's, and waits. The learner
-publishes, takes one slab for each actor in the order in which they come, and updates; from replay, it updates first.
-Several learners average gradients; they are alike, so one of them is simulated, with its share of the actors.
+weights that its node has before each rollout. Its slab crosses the node's link and the learner's, and waits. The
+learner publishes, takes one slab for each actor in the order in which they come, and updates; from replay, it updates
+first. Several learners average gradients; they are alike, so one of them is simulated, with its share of the actors.
 """
 
 import heapq
@@ -23,9 +23,9 @@ class Costs:
     """What things cost on some machine: seconds of one core, and bytes. `scaling.py calibrate` measures them."""
 
     env: float
-    """seconds of a step of one lane"""
+    """seconds of a step for each lane; where lanes are stepped as one batch, next to nothing"""
     act: float
-    """seconds of a row, whatever the lanes: acting, and the loop around it"""
+    """seconds of a row, whatever the lanes: acting, the loop around it, and a step of no lanes"""
     act_lane: float
     """seconds of a row and lane, besides the step"""
     rollout: float
@@ -96,7 +96,11 @@ class Outcome:
         if name != "learner":
             return name
         part = max(("update", "take", "publish"), key=lambda what: self.learner[what])
-        return {"update": "learner: updates", "take": "learner: taking slabs", "publish": "learner: publishing"}[part]
+        return {
+            "update": "learner: updates",
+            "take": "learner: taking slabs",
+            "publish": "learner: publishing",
+        }[part]
 
 
 class Bill:
@@ -104,7 +108,13 @@ class Bill:
 
     def __init__(self, costs: Costs, cluster: Cluster, actors: int) -> None:
         self.learners = min(cluster.learners, actors)
-        self.actors = -(-actors // self.learners)
+        if actors % self.learners:
+            fewer = actors - actors % self.learners
+            more = fewer + self.learners
+            raise ValueError(
+                f"{actors} actors can't be shared evenly by {self.learners} learners; use {fewer} or {more}"
+            )
+        self.actors = actors // self.learners
         """of each learner"""
         self.actors_per_node = cluster.actors_per_node or self.actors
         self.nodes = -(-self.actors // self.actors_per_node)

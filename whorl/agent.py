@@ -93,6 +93,8 @@ class Agent(nn.Module):
     corrects_lag: ClassVar[bool] = False
     """whether rows that an older policy collected are as good; replay's always are"""
     runner: Callable[..., Updated] | None = None
+    exchange: Callable[[Sequence[Tensor]], None] | None = None
+    """set where several learners share a batch: puts the mean over all of them in the place of gradients"""
     progress: Tensor
 
     def __init__(self, spec: Spec, cfg: Any) -> None:
@@ -295,10 +297,13 @@ class Agent(nn.Module):
         parameters = self._parameters_of[name]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         # The fused kernel walks raw storage: a gradient must lie in memory as its parameter does.
-        return tuple(
+        gradients = tuple(
             g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
             for g, p in zip(gradients, parameters)
         )
+        if self.exchange is not None:
+            self.exchange(gradients)
+        return gradients
 
     def together(self, *steps: Callable[[], Any]) -> list[Any]:
         """Run independent learners at the same time: streams of one graph on a GPU, threads on a CPU.

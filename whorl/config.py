@@ -53,7 +53,7 @@ class RunConfig:
     actors: int = 0
     """processes that collect by themselves, each with its share of the lanes; 0: the loop waits for all lanes"""
     ray: str = ""
-    """with actors: run them on a Ray cluster: local starts one here, auto is the one this machine belongs to, or an
+    """with actors or learners: run them on a Ray cluster: local starts one here, auto is the one this machine belongs to, or an
     address; empty: as processes of this machine"""
     actors_on_gpu: bool = False
     """with actors: they act on GPUs, spread evenly over those there are"""
@@ -64,7 +64,9 @@ class RunConfig:
     """with actors: each learns from its own rollout, and gradients travel in place of rows, to be applied as they come or
     averaged over all actors"""
     actor_restarts: int = 3
-    """with actors: failures in a row after which one is given up, and the run ends"""
+    """with actors or learners: failures in a row after which one is given up, and the run ends"""
+    learners: int = 1
+    """how many share each batch and average their gradients: this process, and replicas in others"""
     hold_policy: bool = False
     """act with the same weights until all lanes begin an episode (with workers: all of a worker's), so that a memory
     fits the weights that made it (offpcc); for a lane each, or episodes of one length"""
@@ -201,6 +203,9 @@ class ReplayConfig(MemoryConfig):
     """rows of the replay ring, over all lanes"""
     replay_device: Literal["auto", "cpu", "cuda"] = "auto"
     """where the ring lies: auto is beside the learner; cpu is the host, from where batches go through pinned memory"""
+    shards: int = 0
+    """processes that hold the ring, each with the rows of its share of the lanes, and draw while the learner learns; 0: it
+    lies beside the learner"""
     learn_after: int = 1_000
     """environment steps before the first update"""
     random_steps: int = 10_000
@@ -502,7 +507,7 @@ MAY_CHANGE = (
     *("max_epochs", "total_steps", "total_episodes", "learner_device", "worker_device"),
     *("threads", "learner_threads", "eval", "eval_freq", "eval_episodes", "save_model"),
     *("model_checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
-    *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts"),
+    *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts", "learners"),
     *("use_wandb", "wandb_project", "wandb_entity", "wandb_mode"),
 )
 """What a resumed run may change: how long, where and what is told, but nothing that its saved state depends on."""

@@ -34,6 +34,7 @@ from whorl.experience.rollouts import Rollouts, check_batch_size, minibatches
 from whorl.nets.layers import orthogonal_
 from whorl.nets.normalize import EPSILON, Observations, ReturnScale
 from whorl.nets.policy import Policy, Value
+from whorl.ops import ranks
 from whorl.ops.losses import (
     blank,
     clipped_surrogate,
@@ -246,7 +247,8 @@ class PPG(Agent):
         stride = steps // len(tree.first(batch.memories)) if batch.memories else 1
         wanted = self.cfg.batch_size * self.cfg.aux_batch_factor
         chunks = steps * lanes // stride
-        fitting = [n * stride for n in range(1, chunks + 1) if chunks % n == 0]
+        least = stride * ranks.learners()
+        fitting = [n * least for n in range(1, chunks + 1) if chunks % n == 0]
         return min(fitting, key=lambda n: (abs(n - wanted), n))
 
     @captured

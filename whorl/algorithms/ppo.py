@@ -23,6 +23,7 @@ from whorl.experience.rollouts import check_batch_size, minibatches
 from whorl.nets.losses import value_loss
 from whorl.nets.normalize import Observations, ReturnScale
 from whorl.nets.policy import Policy, Value
+from whorl.ops import ranks
 from whorl.ops.losses import (
     blank,
     clipped_surrogate,
@@ -164,7 +165,8 @@ class PPO(Agent):
                 if measure:
                     found.append(torch.stack([loss.detach(), norm, *self.distance(log_ratio, entropy, data)]))
             if found:
-                loss, norm, entropy, kl, clipped = torch.stack(found).mean(0).unbind()
+                # What one of several learners decides by, all of them must.
+                loss, norm, entropy, kl, clipped = ranks.mean(torch.stack(found).mean(0)).unbind()
                 metrics = {
                     "loss/actor": loss,
                     "gradient/actor": norm,

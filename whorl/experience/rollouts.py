@@ -9,6 +9,7 @@ from torch import Tensor
 from whorl import tree
 from whorl.errors import ConfigError
 from whorl.experience.batch import Batch, Rows
+from whorl.ops import ranks
 from whorl.tree import Tree
 
 
@@ -90,9 +91,10 @@ def minibatches(
     """One pass over a rollout in random order: `Rows` for the nets and the columns [R, n] that go with them.
 
     Without memory rows are shuffled freely (R = 1). With memory a minibatch is a set of chunks of `stride` rows, each
-    opened from the memory that was stored while acting.
+    opened from the memory that was stored while acting. Of several learners each has an equal part of the `size` rows.
     """
     steps, lanes = batch.shape
+    size //= ranks.learners()
     now = {"obs": batch.obs, "reset": batch.reset, "last": batch.last}
     now = {**tree.index(now, slice(0, steps)), "columns": columns}
     chunks = len(tree.first(batch.memories)) if batch.memories else steps

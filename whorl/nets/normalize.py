@@ -1,13 +1,14 @@
 """Running statistics that live inside the agent, so that a saved policy carries them.
 
 They are frozen while a rollout is collected and learned from, and merged after it: acting and learning see the same
-numbers, and the probability ratio of a fresh batch is exactly one.
+numbers, and the probability ratio of a fresh batch is exactly one. Several learners merge the rows of all.
 """
 
 import torch
 from torch import Tensor, nn
 
 from whorl import tree
+from whorl.ops import ranks
 from whorl.spec import MASK_KEY, Array, SpecTree
 from whorl.tree import Tree
 
@@ -32,10 +33,10 @@ class RunningStatistics(nn.Module):
         """Add `rows` [N, ...]; `weight` [N] is 0 for rows that do not count."""
         weight = weight.to(rows.dtype)
         spread = tree.expand(weight, rows)
-        total = weight.sum()
+        total = ranks.total(weight.sum())
         size = total.clamp(min=1)
-        mean = (rows * spread).sum(0) / size
-        var = ((rows - mean).square() * spread).sum(0) / size
+        mean = ranks.total((rows * spread).sum(0)) / size
+        var = ranks.total(((rows - mean).square() * spread).sum(0)) / size
         both = self.count + total
         share = (total / both.clamp(min=1)).to(mean.dtype)
         delta = mean - self.mean
@@ -143,12 +144,12 @@ class ReturnScale(nn.Module):
             return
         reward = torch.where(mask > 0, reward, 0.0)  # 0 * nan would be nan
         seen = torch.empty_like(reward)
-        running = self.running.clone()
+        running = ranks.part(self.running).clone()
         for row in range(reward.shape[0]):
             running = running * gamma + reward[row]
             seen[row] = running
             running = running * keep[row]
-        self.running.copy_(running)
+        self.running.copy_(ranks.whole(running))
         self.statistics.merge_(seen.flatten(), mask.flatten())
 
     def forward(self, reward: Tensor) -> Tensor:

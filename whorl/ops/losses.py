@@ -1,7 +1,8 @@
 """Losses and statistics, per element where the caller averages, and over unmasked rows where it does not.
 
 A mask is 0 on rows that are no transition and covers the last axes of what it masks; axes in front of it (an
-ensemble of critics) all share it.
+ensemble of critics) all share it. Where several learners share a batch, counts and statistics are those of all its rows
+(`whorl.ops.ranks`).
 """
 
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from whorl.ops import ranks
 
 MAX_LOG_RATIO = 30.0
 """exp(30) is 1e13: no ratio of two policies means anything beyond, and exp(89) overflows single precision"""
@@ -28,7 +31,8 @@ def blank(value: Tensor, mask: Tensor) -> Tensor:
 def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
     """Mean of `value` [..., T, B] over the entries where `mask` [T, B] is above 0; 0 where there are none.
 
-    Masked entries have no influence on the mean or its gradient, even if they are nan or infinite.
+    Masked entries have no influence on the mean or its gradient, even if they are nan or infinite. Of several learners
+    each gets its part: the mean of their parts is the mean over all rows.
     """
     return blank(value, mask).sum() / _count(value, mask)
 
@@ -39,13 +43,13 @@ def row_weight(mask: Tensor) -> Tensor:
     weight = mask / mean(mask). Made once per rollout it saves each minibatch a masked mean; the columns it is used with
     must be finite on masked rows (`blank` them first).
     """
-    return mask / mask.mean().clamp(min=torch.finfo(mask.dtype).tiny)
+    return mask / ranks.mean(mask.mean()).clamp(min=torch.finfo(mask.dtype).tiny)
 
 
 def masked_normalize(value: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     """(x - mean) / (std + eps) with mean and (population) std of the unmasked entries; 0 where masked."""
-    centred = blank(value - masked_mean(value, mask), mask)
-    std = masked_mean(centred.square(), mask).sqrt()
+    centred = blank(value - _joint_mean(value, mask), mask)
+    std = _joint_mean(centred.square(), mask).sqrt()
     return centred / (std + eps)
 
 
@@ -187,13 +191,21 @@ def _within(value: Tensor, limit: float | Tensor) -> Tensor:
 
 
 def _masked_variance(value: Tensor, mask: Tensor) -> Tensor:
-    return masked_mean((value - masked_mean(value, mask)).square(), mask)
+    return _joint_mean((value - _joint_mean(value, mask)).square(), mask)
+
+
+def _joint_mean(value: Tensor, mask: Tensor) -> Tensor:
+    return ranks.mean(masked_mean(value, mask))
 
 
 def _count(value: Tensor, mask: Tensor) -> Tensor:
-    """How many entries of `value` are unmasked, at least 1, as a 0-dim tensor: the host never learns it."""
+    """How many entries of `value` are unmasked, at least 1, as a 0-dim tensor: the host never learns it.
+
+    Of several learners, the share of one in what they count together.
+    """
     shared = value.numel() // max(mask.numel(), 1)
-    return (mask > 0).sum().clamp(min=1) * shared
+    count = ranks.total((mask > 0).sum()).clamp(min=1) * shared
+    return count if ranks.learners() == 1 else count / ranks.learners()
 
 
 def _check_mask(value: Tensor, mask: Tensor) -> None:

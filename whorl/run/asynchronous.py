@@ -14,6 +14,7 @@ import torch
 
 from whorl import tree
 from whorl.agent import Agent
+from whorl.experience.batch import Batch
 from whorl.experience.gradients import Gradients
 from whorl.experience.replay import FIRST, view_of
 from whorl.run.actors import Role, Slab
@@ -77,6 +78,10 @@ class FleetCollector:
         while free:
             self._put(self._next(), free)
         self._tell("waited", time.perf_counter() - began)
+        return self.rollout()
+
+    def rollout(self) -> Batch:
+        """What the lanes hold now."""
         batch = self.storage.batch(self.gamma)
         if FIRST in self._tensors:
             batch = batch.replace(extras={**batch.extras, FIRST: self._tensors[FIRST]})

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from whorl.agent import Agent
+from whorl.config import ReplayConfig
 from whorl.errors import ConfigError
 from whorl.experience.appraisal import Appraisal
 from whorl.experience.batch import Batch
@@ -60,6 +61,11 @@ class Gradients:
         _prepare(agent)
         self._found: dict[str, dict[str, Tree]] = {}
         agent.divert(self._take)
+        if isinstance(agent.cfg, ReplayConfig):
+            raise ConfigError(
+                f"actor_gradients is for algorithms that learn from each rollout once, but {type(agent).__name__} learns "
+                f"from replay; {self._advice}"
+            )
         for setting in ("normalize_obs", "normalize_reward"):
             if getattr(agent.cfg, setting, False):
                 raise ConfigError(

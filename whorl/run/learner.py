@@ -6,6 +6,7 @@ Nothing here waits for the device, except `drain`, which reads all metrics in on
 import ctypes
 import math
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +25,20 @@ REMEDY = "lower the learning rate or the gradient norm, or look at the rewards' 
 
 
 class Learner:
-    """Runs an agent's updates and keeps the running mean of their metrics."""
+    """Runs an agent's updates and keeps the running mean of their metrics.
 
-    def __init__(self, agent: Agent, capture: bool, compile: bool = False) -> None:
-        self.agent = agent
+    Args:
+        shared: makes an update by its phase and batch, where several learners share it.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        capture: bool,
+        compile: bool = False,
+        shared: Callable[[str, Batch], Updated] | None = None,
+    ) -> None:
+        self.agent, self._shared = agent, shared
         self.count: dict[str, int] = {}
         self._sums: dict[str, Tensor] = {}
         agent.runner = Capture() if capture else None
@@ -36,7 +47,7 @@ class Learner:
 
     def update(self, phase: str, batch: Batch) -> Updated:
         """One round of learning: `agent.update(batch)`, or another phase of the agent by its name."""
-        updated = getattr(self.agent, phase)(batch)
+        updated = self._shared(phase, batch) if self._shared else getattr(self.agent, phase)(batch)
         if phase in ("update", "apply"):
             self.agent.updates += 1
         self._add(updated.metrics)

@@ -36,6 +36,10 @@ from whorl.envs.worker import (
 from whorl.errors import EnvError
 
 
+class DiedError(EnvError):
+    """A process is gone."""
+
+
 class Servant:
     """The parent's side.
 
@@ -97,8 +101,8 @@ class Servant:
 
     def _died(self) -> NoReturn:
         if not self._finalizer.alive:
-            raise EnvError(f"{self.name} is closed; start another")
-        raise EnvError(f"{self.name} {how_it_ended(self._process)}; see its messages above, or use fewer of them")
+            raise DiedError(f"{self.name} is closed; start another")
+        raise DiedError(f"{self.name} {how_it_ended(self._process)}; see its messages above, or use fewer of them")
 
 
 def readable(servants: Sequence[Servant], seconds: float) -> list[Servant]:

@@ -45,6 +45,8 @@ from whorl.run.collector import Collector
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.fleet import Fleet, ProcessFleet
 from whorl.run.learner import REMEDY, Learner, keep_freed_memory
+from whorl.run.learners import Learners, ProcessReplicas, Replicas, check_learners
+from whorl.run.shards import ShardedReplay, check_shards
 from whorl.run.workers import WorkerCollector
 from whorl.state import checkpoint, files
 from whorl.state.policy import build_agent, export
@@ -110,7 +112,8 @@ class Trainer:
         self._purge: int | None = None
         self._branched = False
         self._restored = False
-        self.store: Segments | None = None
+        self.store: Segments | ShardedReplay | None = None
+        self._learners: Learners | None = None
 
     @property
     def config(self) -> Settings:
@@ -137,7 +140,8 @@ class Trainer:
         self.agent.prepare(self.device, lambda name: self.streams.generator("learner", self.device, name))
         rows = getattr(self.settings.algo, "batch_size", run.lanes * run.rollout_steps)
         worth_it = self.device.type == "cpu" and rows >= ROWS_WORTH_A_THREAD
-        self.agent.use_threads(run.learner_threads if worth_it else 1)
+        # Learners that share batches must exchange gradients in one order.
+        self.agent.use_threads(run.learner_threads if worth_it and run.learners == 1 else 1)
         # Whoever acts elsewhere holds a copy of the weights, refreshed once per rollout.
         self.actor = self.agent
         if acting_device != self.device:
@@ -156,7 +160,13 @@ class Trainer:
     def _build_learner(self) -> None:
         run = self.settings.run
         self.experience = self._build_experience()
-        self.learner = Learner(self.agent, self.device.type == "cuda", run.compile)
+        if run.learners > 1:
+            check_learners(self.agent, run, self.experience)
+            copy = build_agent(self.settings, self.agent.spec)
+            self._learners = Learners(self.agent, copy, run, self._replicas())
+        shared = None if self._learners is None else self._learners.update
+        capture = self.device.type == "cuda" and shared is None
+        self.learner = Learner(self.agent, capture, run.compile, shared)
         if not isinstance(self.experience, Replay):
             return
         if run.compile:
@@ -167,11 +177,33 @@ class Trainer:
                 f"have a successor to learn from; use more than {run.lanes}"
             )
 
+    def _replicas(self) -> Replicas:
+        """Where learners other than this process run."""
+        if not self.settings.run.ray:
+            return ProcessReplicas()
+        from whorl.run.learners_ray import RayReplicas  # an extra
+
+        return RayReplicas(self.settings.run.ray)
+
     def _build_experience(self) -> Any:
         gradients = self.settings.run.actor_gradients
         if self.settings.run.actors and gradients != "none":
             return Delivered(gradients == "averaged")
+        if isinstance(self.agent.cfg, ReplayConfig) and self.agent.cfg.shards:
+            return self._build_shards(self.agent.cfg)
         return self.agent.experience(self.streams.generator("replay", self._replay_device()))
+
+    def _build_shards(self, cfg: ReplayConfig) -> ShardedReplay:
+        run, collector = self.settings.run, self.collector
+        check_shards(cfg, run.lanes, run.actors)
+        rows = collector.storage.batch(self.settings.gamma)
+        if isinstance(collector, FleetCollector):
+            rows = collector.rollout()
+
+        def seed(shard: int, life: int) -> int:
+            return self.streams.seed("replay", f"shard {shard} life {life}")
+
+        return ShardedReplay(self.agent, rows, seed, self.device, run.actor_restarts)
 
     def _build_fleet(self) -> None:
         run = self.settings.run
@@ -344,7 +376,7 @@ class Trainer:
             if seen[name]:
                 self._blame(what, rollout)
         steps = int(seen["steps"])
-        if isinstance(self.collector, FleetCollector) and isinstance(self.experience, Replay):
+        if isinstance(self.collector, FleetCollector) and isinstance(self.experience, (Replay, ShardedReplay)):
             self.experience.cut(self.collector.gaps)
         if isinstance(rollout, Batch):  # where actors learn themselves only gradients come
             for callback in self.callbacks:
@@ -375,8 +407,12 @@ class Trainer:
             self.mean_return = row["episode/return"]
         if self._row_is_due():
             row.update(self.learner.drain())
+            if self._learners is not None:
+                row.update(self._learners.metrics())
             if isinstance(self.collector, FleetCollector):
                 row.update(self.collector.metrics())
+            if isinstance(self.experience, ShardedReplay):
+                row.update(self.experience.metrics())
         ended = time.perf_counter()
         row["time/collect"] = collected - (waited if overlaps else began)
         row["time/update"] = waited - began if overlaps else ended - collected
@@ -594,11 +630,15 @@ class Trainer:
 
     def _open_store(self) -> None:
         """Rows of replay are kept in the run folder, as they come."""
-        if self.run_dir is None or self.store is not None or not isinstance(self.experience, Replay):
+        if self.run_dir is None or self.store is not None:
             return
-        ring, fixed = self.experience.ring, self.experience.refresh is None
-        self.store = Segments(self.run_dir / FOLDER, ring, ahead=self.settings.run.save_model, memories=fixed)
-        self.experience.store = self.store
+        ahead = self.settings.run.save_model
+        if isinstance(self.experience, ShardedReplay):
+            self.store = self.experience.open_store(self.run_dir / FOLDER, ahead)
+        elif isinstance(self.experience, Replay):
+            ring, fixed = self.experience.ring, self.experience.refresh is None
+            self.store = Segments(self.run_dir / FOLDER, ring, ahead=ahead, memories=fixed)
+            self.experience.store = self.store
         self._sweep_store()
 
     def _sweep_store(self) -> None:
@@ -715,7 +755,12 @@ class Trainer:
             if self.store is not None:
                 self.store.close()
                 self.store = None
+            if isinstance(getattr(self, "experience", None), ShardedReplay):
+                self.experience.close()
             self._close_eval()
+            if self._learners is not None:
+                self._learners.close()
+                self._learners = None
             self.collector.close()
             self.env.close()
             threads, torch.backends.cuda.matmul.allow_tf32 = self._before

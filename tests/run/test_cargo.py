@@ -1,0 +1,126 @@
+"""What actors make of their rollouts: gradients that are A2C's to the last bit, priorities that are the learner's own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import whorl
+from whorl.config import configure
+from whorl.envs.make import find
+from whorl.errors import ConfigError
+from whorl.experience.appraisal import Appraisal
+from whorl.experience.gradients import Delivered, Gradients
+from whorl.run.actors import ActorBody, Role
+from whorl.run.collector import Collector
+from whorl.state.policy import build_agent
+
+SMALL: dict[str, Any] = {"quiet": True, "tensorboard": False, "eval": False, "workers": 0}
+
+
+def weights(folder: Path, algorithm: str, **settings: Any) -> dict[str, torch.Tensor]:
+    given = {**SMALL, "runs": str(folder), "lanes": 4, "rollout_steps": 8, "total_steps": 500, **settings}
+    trainer = whorl.load("CartPole-v1", algorithm, given)
+    trainer.train()
+    return trainer.agent.state_dict()
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_a3c_with_one_actor_is_a2c_bit_for_bit(tmp_path: Path) -> None:
+    alone = weights(tmp_path, "a2c")
+    assert same(alone, weights(tmp_path, "a3c", actors=1))
+    assert same(alone, weights(tmp_path, "a3c", actors=1, actor_gradients="averaged"))
+
+
+def test_a2c_over_an_actor_waits_for_each_version_and_is_a2c_bit_for_bit(tmp_path: Path) -> None:
+    alone = weights(tmp_path, "a2c", lr_schedule="linear")
+    assert same(alone, weights(tmp_path, "a2c", lr_schedule="linear", actors=1))
+
+
+def test_averaged_gradients_are_one_step_along_their_mean() -> None:
+    def sent(value: float) -> Gradients:
+        step = {"gradient": {"0": torch.full((2,), value)}, "rate": torch.tensor(0.5)}
+        return Gradients({"actor": step}, {"loss/actor": torch.tensor(value)})
+
+    joint = Delivered(averaged=True)
+    joint.add([sent(1.0), sent(2.0), sent(6.0)])
+    ((phase, found),) = joint.due()
+    ((name, gradient, rate),) = found.steps(torch.device("cpu"))
+    assert (phase, name, gradient[0].tolist(), rate.item()) == ("apply", "actor", [3.0, 3.0], 0.5)
+    assert found.metrics["loss/actor"].item() == 3
+    apart = Delivered(averaged=False)
+    apart.add([sent(1.0), sent(2.0)])
+    assert [batch.metrics["loss/actor"].item() for _, batch in apart.due()] == [1, 2]
+
+
+@pytest.mark.parametrize(("algorithm", "settings", "message"), [
+    ("dqn", {}, "DQN learns from replay"),
+    ("ppo", {"batch_size": 16}, "takes several steps of its actor"),
+    ("a3c", {"normalize_obs": True}, "normalize_obs follows all rows"),
+])  # fmt: skip
+def test_gradients_that_can_not_travel_alone_are_refused(
+    tmp_path: Path, algorithm: str, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        weights(tmp_path, algorithm, actors=2, actor_gradients="apart", **settings)
+
+
+LANES, STEPS = 2, 8
+
+
+@pytest.mark.parametrize("settings", [
+    {"n_step": 1},
+    {"n_step": 3},
+    {"memory": "lstm", "memory_size": 8, "sequence": 6, "burn_in": 3, "stride": 4, "n_step": 2},
+])  # fmt: skip
+def test_an_actor_finds_the_priorities_that_replay_would(settings: dict[str, Any]) -> None:
+    more = {"lanes": LANES, "rollout_steps": STEPS, "prioritized": True, "priority_on_add": True, "capacity": 400}
+    source = find("CartPole-v1")
+    agent = build_agent(configure("dqn", "CartPole-v1", {**more, **settings}), source.spec(LANES), 0)
+    agent.prepare("cpu", lambda name: torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(1)
+    collector = Collector(source.vector(LANES), agent, STEPS, 0.99, generator)
+    collector.reset(3)
+    learner, actor = agent.experience(torch.Generator()), agent.experience(torch.Generator())
+    appraisal = Appraisal(agent, LANES, STEPS)
+    for _ in range(12):
+        rollout = collector.collect()
+        learner.add(rollout)
+        first = appraisal.add(rollout)
+        actor.add(rollout.replace(extras={**rollout.extras, "first": first}))
+    expected = learner.sampler.state_dict()["mass"]
+    assert (expected > 0).sum() > 10 and expected[expected > 0].std() > 0
+    assert torch.allclose(actor.sampler.state_dict()["mass"], expected, rtol=1e-6)
+
+
+def test_priorities_of_samples_that_began_in_lost_rows_are_left_to_replay() -> None:
+    agent = build_agent(
+        configure("dqn", "CartPole-v1", {"lanes": 1, "prioritized": True, "capacity": 40, "n_step": 1}),
+        find("CartPole-v1").spec(1),
+        0,
+    )
+    replay = agent.experience(torch.Generator())
+    collector = Collector(find("CartPole-v1").vector(1), agent, 4, 0.99, torch.Generator().manual_seed(1))
+    collector.reset(3)
+    replay.add(collector.collect())
+    rollout = collector.collect()
+    first = torch.tensor([[torch.nan], [0.5], [0.25], [0.125]])
+    replay.add(rollout.replace(extras={"first": first}))
+    mass = replay.sampler.state_dict()["mass"][:8]
+    alpha = agent.cfg.priority_alpha
+    assert mass[3].item() == pytest.approx(1.0)  # the largest so far
+    assert mass[4:7].tolist() == pytest.approx([(e + 1e-6) ** alpha for e in (0.5, 0.25, 0.125)], rel=1e-4)
+
+
+def test_the_first_actor_begins_as_a_loop_without_actors_would() -> None:
+    source = find("CartPole-v1")
+    agent = build_agent(configure("a2c", "CartPole-v1", {"lanes": LANES}), source.spec(LANES), 0)
+    body = ActorBody(Role(agent, source, LANES, STEPS, 0.99), 0, (5, 7))
+    body.roll(random=False)
+    alone = Collector(source.vector(LANES), agent, STEPS, 0.99, torch.Generator().manual_seed(5))
+    alone.reset(7)
+    assert torch.equal(alone.collect().action, body.collector.storage.tensors["action"])

@@ -1,0 +1,46 @@
+"""Learners on a Ray cluster: equal to one with the joint batch, and one that dies is replaced."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from whorl.conformance import subject
+from whorl.errors import ConfigError
+from whorl.run.learners import Learners
+
+pytest.importorskip("ray")
+
+from whorl.run.learners_ray import RayReplicas
+
+CASE = subject("a2c", "vector", "none", "discrete", learners=2)
+
+
+@pytest.fixture
+def learners() -> Iterator[Any]:
+    agent = CASE.agent()
+    found = Learners(agent, type(agent)(CASE.spec, agent.cfg), CASE.configured().run, RayReplicas("local"))
+    yield found
+    found.close()
+
+
+def test_a_replica_on_ray_makes_two_of_one_and_is_replaced_where_it_dies(learners: Any) -> None:
+    one, two = CASE.agent(), learners.agent
+    for number, rollout in enumerate(CASE.rollouts(one, 4)):
+        if number == 2:
+            (actor,) = learners.replicas.actors
+            os.kill(learners.replicas._ray.get(actor.pid.remote()), signal.SIGKILL)
+        one.update(rollout)
+        learners.update("update", rollout)
+        for mine, theirs in zip(one.state_tensors(), two.state_tensors()):
+            torch.testing.assert_close(theirs, mine, atol=1e-5, rtol=1e-5)
+    assert learners.replaced == 1
+    assert learners.replicas.host == "127.0.0.1"
+
+
+def test_replicas_that_could_not_reach_this_process_are_refused() -> None:
+    with pytest.raises(ConfigError, match="run it on a node of the cluster, with auto"):
+        RayReplicas("ray://10.0.0.1:10001")

@@ -1,0 +1,245 @@
+"""Actors on a Ray cluster of two nodes on this machine: what they bring, and what becomes of those that die."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+import whorl
+from whorl.config import configure
+from whorl.envs.make import find
+from whorl.errors import ConfigError, EnvError, WhorlError
+from whorl.run import fleet_ray
+from whorl.run.actors import Role
+from whorl.run.asynchronous import FleetCollector
+from whorl.run.fleet_ray import LOOPBACK, RayFleet
+from whorl.state.policy import build_agent
+
+# A cluster runs what it is told: whoever else is on this machine must not be able to tell it. Ray reads this when it is
+# imported.
+os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+ray = pytest.importorskip("ray")
+# One cluster is enough: tests of this file stay together where several processes share the tests.
+pytestmark = pytest.mark.xdist_group("ray")
+
+ACTORS, LANES, STEPS = 2, 2, 8
+SMALL: dict[str, Any] = {
+    "quiet": True,
+    "tensorboard": False,
+    "eval": False,
+    "lanes": ACTORS * LANES,
+    "actors": ACTORS,
+}
+NODE: dict[str, Any] = {
+    "num_cpus": 1,
+    "node_ip_address": LOOPBACK,
+    "object_store_memory": 80 * 2**20,
+    "include_dashboard": False,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        found = Cluster(initialize_head=True, head_node_args=NODE)
+        found.add_node(**NODE)
+        yield found
+        found.shutdown()
+
+
+@pytest.fixture(scope="module")
+def collector(cluster: Any) -> Iterator[FleetCollector]:
+    found = collector_of(cluster.address)
+    yield found
+    found.close()
+
+
+def collector_of(address: str, env: Any = "CartPole-v1", restarts: int = 2) -> FleetCollector:
+    source = find(env)
+    lanes = ACTORS * LANES
+    agent = build_agent(configure("impala", source.id, {"lanes": lanes}), source.spec(lanes), 0)
+    role = Role(agent, source, LANES, STEPS, 0.99)
+    fleet = RayFleet(
+        role, ACTORS, lambda actor, life: (100 * actor + life, life), restarts=restarts, address=address
+    )
+    return FleetCollector(fleet, role, agent, ACTORS, max_lag=None)
+
+
+def collect_until(collector: FleetCollector, reached: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, "it never came to pass"
+        collector.start()
+        assert torch.isfinite(collector.finish().reward).all()
+
+
+def nodes(fleet: Any) -> set[str]:
+    return {place.where[0] for place in fleet._places if place.where}
+
+
+def of_run(mark: str) -> set[int]:
+    """Processes that inherited this mark."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark.encode() in path.read_bytes():
+                found.add(int(path.parent.name))
+    return found
+
+
+def listening(pids: set[int]) -> set[str]:
+    """Addresses, as the kernel writes them, at which these processes wait for connections."""
+    sockets = set()
+    for pid in pids:
+        for path in Path(f"/proc/{pid}/fd").glob("*"):
+            with suppress(OSError):
+                sockets.add(os.readlink(path))
+    rows = [
+        row.split()
+        for name in ("tcp", "tcp6")
+        for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+
+
+def wait_until(reached: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, "it never came to pass"
+        time.sleep(0.2)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(WhorlError, match=r"pip install 'whorl\[ray\]'"):
+        collector_of("local")
+
+
+def test_where_no_cluster_answers_one_hears_of_it_at_once() -> None:
+    with socket.socket() as free:
+        free.bind((LOOPBACK, 0))
+        port = free.getsockname()[1]
+        began = time.monotonic()
+        with pytest.raises(EnvError, match=f"no Ray cluster answers at 127.0.0.1:{port}; start one with"):
+            collector_of(f"{LOOPBACK}:{port}")
+        with pytest.raises(
+            EnvError, match=f"no Ray cluster answers at ray://127.0.0.1:{port}; start one with"
+        ):
+            collector_of(f"ray://{LOOPBACK}:{port}")
+    assert time.monotonic() - began < 10
+
+
+def test_what_is_no_address_is_told() -> None:
+    with pytest.raises(ConfigError, match="ray 'locl' is no address; use local, auto, host:port"):
+        collector_of("locl")
+
+
+class Broken(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        raise RuntimeError("the joint is jammed")
+
+
+def test_an_environment_that_raises_is_tried_a_few_times_and_then_named(cluster: Any, tmp_path: Path) -> None:
+    settings = {
+        **SMALL,
+        "runs": str(tmp_path),
+        "lanes": 1,
+        "actors": 1,
+        "actor_restarts": 1,
+        "ray": cluster.address,
+    }
+    with pytest.raises(EnvError, match=r"actor 0 failed 2 times in a row, .*the joint is jammed"):
+        whorl.load(Broken, "impala", settings).train()
+    assert not ray.is_initialized()
+
+
+def test_actors_on_two_nodes_bring_rollouts_and_every_step_is_counted_once(collector: FleetCollector) -> None:
+    fleet: Any = collector.fleet
+    collect_until(collector, lambda: fleet.alive() == ACTORS)
+    assert len(nodes(fleet)) == 2
+    collector.tally.drain(), collector.metrics()
+    steps = 0
+    for _ in range(6):
+        collector.start()
+        steps += int(collector.finish().mask.sum())
+    assert steps == collector.tally.drain()["steps"]
+    told = collector.metrics()
+    assert told["actors/lag"] <= told["actors/lag_max"] <= 8
+    # A version goes to a node once, however many rollouts are made with it there.
+    assert 0 < told["actors/bytes_out"] <= 2 * 8 * fleet._block.numel()
+
+
+def test_a_killed_actor_is_replaced_and_the_others_go_on(collector: FleetCollector) -> None:
+    fleet: Any = collector.fleet
+    collect_until(collector, lambda: fleet.alive() == ACTORS)
+    before = list(fleet.lives)
+    os.kill(fleet._places[0].where[1], signal.SIGKILL)
+    collect_until(collector, lambda: fleet.lives[0] > before[0] and fleet.alive() == ACTORS)
+    assert fleet.lives[1] == before[1]
+
+
+def test_a_run_outlives_a_node_and_uses_one_that_comes(
+    collector: FleetCollector, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet: Any = collector.fleet
+    collect_until(collector, lambda: fleet.alive() == ACTORS)
+    before = nodes(fleet)
+    monkeypatch.setattr(fleet_ray, "PATIENCE", 2.0)
+    (other,) = cluster.worker_nodes
+    cluster.remove_node(other, allow_graceful=False)
+    with pytest.warns(UserWarning, match="1 of 2 actors have not started in 2 s; each takes a CPU"):
+        collect_until(collector, lambda: fleet.alive() == 1 and fleet._complained)
+    cluster.add_node(**NODE)
+    collect_until(collector, lambda: fleet.alive() == ACTORS)
+    assert len(nodes(fleet)) == 2 and nodes(fleet) != before
+
+
+def test_stopping_ends_the_actors_and_leaves_the_cluster(collector: FleetCollector) -> None:
+    fleet: Any = collector.fleet
+    collect_until(collector, lambda: fleet.alive() == ACTORS)
+    pids = [place.where[1] for place in fleet._places]
+    collector.close()
+    assert not ray.is_initialized()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)
+    collector.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_cluster_of_this_machine_listens_on_loopback_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    mark = f"WHORL_TEST_RUN={secrets.token_hex(8)}"
+    settings = {**SMALL, "runs": str(tmp_path), "total_steps": 10**9, "ray": "local", "log_freq": 1}
+    run = subprocess.Popen(
+        [sys.executable, "-c", f"import whorl; whorl.train('CartPole-v1', 'impala', {settings})"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **dict([mark.split("=")])},
+    )
+    try:
+        wait_until(lambda: any(tmp_path.rglob("metrics.jsonl")), 60)
+        assert listening(of_run(mark)) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+        run.send_signal(signal.SIGINT)
+        run.wait(30)
+        wait_until(lambda: not of_run(mark), 20)
+    finally:
+        for pid in of_run(mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
