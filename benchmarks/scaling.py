@@ -174,14 +174,29 @@ def run(env: str, actors: int, lanes: int, steps: int, seconds: float) -> tuple[
 
 
 def predict(args: argparse.Namespace) -> None:
-    stored = read(args.costs)
-    arranged = settings(stored)
-    for name, (costs, cluster) in arranged.items():
+    arranged = settings(read(args.costs))
+    found = {
+        name: {actors: simulate(costs, cluster, actors) for actors in args.actors}
+        for name, (costs, cluster) in arranged.items()
+    }
+    print(table(("actors", *found), (overview(actors, found.values()) for actors in args.actors)))
+    for name, outcomes in found.items():
         print(f"\n{name}\n")
-        rows = (row(actors, cluster, simulate(costs, cluster, actors)) for actors in args.actors)
-        print(table(HEADER, rows))
+        cluster = arranged[name][1]
+        print(table(HEADER, (row(actors, cluster, outcome) for actors, outcome in outcomes.items())))
     if args.plot:
         draw(arranged, args.plot)
+
+
+def overview(actors: int, found: Iterable[dict[int, Outcome]]) -> tuple[str, ...]:
+    """Rate and bottleneck in every setting."""
+    cells = (f"{rounded(each[actors].steps_per_second)} · {each[actors].bottleneck}" for each in found)
+    return f"{actors:,}", *cells
+
+
+def rounded(rate: float) -> str:
+    """Three digits: more are not meant."""
+    return f"{float(f'{rate:.3g}'):,.0f}"
 
 
 HEADER = (
@@ -191,7 +206,7 @@ HEADER = (
 
 
 def row(actors: int, cluster: Cluster, found: Outcome) -> tuple[str, ...]:
-    rate = f"{float(f'{found.steps_per_second:.3g}'):,.0f}"
+    rate = rounded(found.steps_per_second)
     shares = (found.waiting, *(found.busy[name] for name in ("learner", "link in", "weights out")))
     shown = (f"{actors:,}", rate, found.bottleneck, *(f"{share:.0%}" for share in shares), f"{found.lag:.1f}")
     rows = cluster.batch_size if cluster.ratio else actors * cluster.lanes * cluster.steps

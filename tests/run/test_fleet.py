@@ -165,6 +165,7 @@ def test_slabs_that_are_too_old_are_dropped_and_not_counted() -> None:
 
         lives: ClassVar[list[int]] = [0]
         sent = 0
+        dashboard = ""
 
         def __init__(self, *versions: int) -> None:
             self.slabs = [Slab(tensors, 0, 0, n, v, {"steps": 10.0}, 1.0) for n, v in enumerate(versions)]

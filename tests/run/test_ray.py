@@ -23,7 +23,7 @@ from whorl.errors import ConfigError, EnvError, WhorlError
 from whorl.run import fleet_ray
 from whorl.run.actors import Role
 from whorl.run.asynchronous import FleetCollector
-from whorl.run.fleet_ray import LOOPBACK, RayFleet
+from whorl.run.fleet_ray import LOOPBACK, RayFleet, share
 from whorl.state.policy import build_agent
 
 # A cluster runs what it is told: whoever else is on this machine must not be able to tell it. Ray reads this when it is
@@ -55,7 +55,9 @@ def cluster() -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        found = Cluster(initialize_head=True, head_node_args=NODE)
+        found = Cluster(
+            initialize_head=True, head_node_args={**NODE, "_system_config": {"health_check_period_ms": 1000}}
+        )
         found.add_node(**NODE)
         yield found
         found.shutdown()
@@ -148,6 +150,14 @@ def test_what_is_no_address_is_told() -> None:
         collector_of("locl")
 
 
+@pytest.mark.parametrize(
+    ("gpus", "actors", "expected"),
+    [(1, 3, 0.3333), (2, 3, 0.5), (4, 2, 1.0), (0, 2, 0.0)],  # of two GPUs one has two of three actors
+)
+def test_actors_share_gpus_such_that_all_find_room(gpus: int, actors: int, expected: float) -> None:
+    assert share(gpus, actors) == expected
+
+
 class Broken(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,))
     action_space = gymnasium.spaces.Discrete(2)
@@ -230,12 +240,13 @@ def test_a_cluster_of_this_machine_listens_on_loopback_and_ends_with_ctrl_c(tmp_
     mark = f"WHORL_TEST_RUN={secrets.token_hex(8)}"
     settings = {**SMALL, "runs": str(tmp_path), "total_steps": 10**9, "ray": "local", "log_freq": 1}
     run = subprocess.Popen(
-        [sys.executable, "-c", f"import whorl; whorl.train('CartPole-v1', 'impala', {settings})"],
+        [sys.executable, "-c", f"import whorl; whorl.load('CartPole-v1', 'impala', {settings}).train()"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **dict([mark.split("=")])},
     )
     try:
-        wait_until(lambda: any(tmp_path.rglob("metrics.jsonl")), 60)
-        assert listening(of_run(mark)) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+        wait_until(lambda: any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")), 60)
+        found = listening(of_run(mark))
+        assert found and found <= {"0100007F", "0000000000000000FFFF00000100007F"}
         run.send_signal(signal.SIGINT)
         run.wait(30)
         wait_until(lambda: not of_run(mark), 20)

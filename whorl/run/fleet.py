@@ -34,6 +34,8 @@ class Fleet(Protocol):
     """how often each actor was replaced"""
     sent: int
     """bytes of weights that went out so far; on each node they are counted once"""
+    dashboard: str
+    """the address of a page about the actors, where there is one"""
 
     def poll(self, seconds: float) -> list[Slab]:
         """The rollouts that are there, at the latest after so many seconds; raises where no actor is left."""
@@ -118,6 +120,8 @@ class ProcessFleet:
         ahead: rollouts that an actor may begin before the first of them was released.
         restarts: failures in a row after which an actor is given up, and the run ends with what it said.
     """
+
+    dashboard = ""
 
     def __init__(self, role: Role, actors: int, seed: Seed, ahead: int = 2, restarts: int = 3) -> None:
         self.seed, self.ahead, self.restarts = seed, ahead, restarts

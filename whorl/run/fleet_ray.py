@@ -77,12 +77,14 @@ class RayFleet:
         """the newest weights that a node has fetched"""
         self._places = [_Place() for _ in range(actors)]
         self._complained = False
+        # As bytes: arrays that Ray pickles itself are read-only over there, and an environment may hold some.
+        packed = cloudpickle.dumps(role)
         self._ray, self._connected, self.dashboard = connect(address, actors)
         """`dashboard` is its address, where there is one"""
-        options = {"num_cpus": 1, "num_gpus": self._share() if role.on_gpu else 0, "max_restarts": 0}
-        self._kind = self._ray.remote(scheduling_strategy="SPREAD", **options)(RayActor)
-        # As bytes: arrays that Ray pickles itself are read-only over there, and an environment may hold some.
-        self._packed = self._ray.put(cloudpickle.dumps(role))
+        gpus = int(self._ray.cluster_resources().get("GPU", 0)) if role.on_gpu else 0
+        options = {"num_cpus": 1, "num_gpus": share(gpus, actors), "scheduling_strategy": "SPREAD"}
+        self._kind = self._ray.remote(**options)(RayActor)
+        self._packed = self._ray.put(packed)
 
     def publish(self, weights: list[Tensor], version: int, random: bool) -> None:
         with torch.no_grad():
@@ -186,11 +188,6 @@ class RayFleet:
             self._complained = True
             warnings.warn(text, stacklevel=2)
 
-    def _share(self) -> float:
-        """Of a GPU for each actor, such that all fit; Ray counts in ten-thousandths."""
-        gpus = int(self._ray.cluster_resources().get("GPU", 0))
-        return 10_000 // -(-len(self._places) // gpus) / 10_000 if gpus else 0
-
 
 class RayActor:
     """Runs in the cluster."""
@@ -214,6 +211,11 @@ class RayActor:
             self.version = version
         said = self.body.roll(random)
         return {**said, "version": version}, tree.map(_array, self.body.tensors)
+
+
+def share(gpus: int, actors: int) -> float:
+    """Of a GPU for each actor, such that all fit; Ray counts in ten-thousandths."""
+    return 10_000 // -(-actors // gpus) / 10_000 if gpus else 0.0
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -191,15 +191,22 @@ class ShardedReplay:
         rows: a rollout of all lanes, to see what it looks like.
         seed: of a shard's draws, by its number and by how often it was replaced.
         restarts: failures in a row after which a shard is given up, and the run ends.
+        link: how a shard is started and spoken to.
     """
 
     overlaps = True
 
     def __init__(
-        self, agent: Agent, rows: Batch, seed: Callable[[int, int], int], device: torch.device, restarts: int
+        self,
+        agent: Agent,
+        rows: Batch,
+        seed: Callable[[int, int], int],
+        device: torch.device,
+        restarts: int,
+        link: Callable[[int, dict[str, Tree], tuple[Any, ...]], Any] = Link,
     ) -> None:
         cfg: ReplayConfig = agent.cfg
-        self.cfg, self.seed, self.restarts = cfg, seed, restarts
+        self.cfg, self.seed, self.restarts, self._link = cfg, seed, restarts, link
         self.lanes = agent.spec.lanes // cfg.shards
         spec = agent.spec.with_lanes(self.lanes)
         part = replace(
@@ -242,7 +249,7 @@ class ShardedReplay:
         asked: deque[int] = deque()
         while self.drawn < total:
             while len(asked) < total - self.drawn and (number := self._next()) is not None:
-                if self._try(number, Link.ask):
+                if self._try(number, lambda link: link.ask()):
                     asked.append(number)
             if not asked:
                 self._look()
@@ -250,7 +257,7 @@ class ShardedReplay:
                     return  # the rows of all shards are too few yet
                 continue
             number = asked.popleft()
-            tensors = self._try(number, Link.take)
+            tensors = self._try(number, lambda link: link.take())
             if not tensors:
                 asked = deque(other for other in asked if other != number)
                 continue
@@ -330,7 +337,7 @@ class ShardedReplay:
 
     def _open(self, number: int) -> Link:
         told = (*self._told, self.seed(number, self.lives[number]))
-        return Link(number, self._layout, told)
+        return self._link(number, self._layout, told)
 
     def _files(self, number: int) -> tuple[str, bool]:
         assert self._stored is not None
@@ -367,7 +374,7 @@ class ShardedReplay:
     def _look(self) -> None:
         """Hear what became of the rows that were sent."""
         for number in range(len(self.links)):
-            self._try(number, Link.wait)
+            self._try(number, lambda link: link.wait())
 
     def _settle(self, link: Link, error: Tensor) -> None:
         if link in self.links:

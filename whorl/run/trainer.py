@@ -46,7 +46,8 @@ from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.fleet import Fleet, ProcessFleet
 from whorl.run.learner import REMEDY, Learner, keep_freed_memory
 from whorl.run.learners import Learners, ProcessReplicas, Replicas, check_learners
-from whorl.run.shards import ShardedReplay, check_shards
+from whorl.run.shards import Link, ShardedReplay, check_shards
+from whorl.run.watch import Watch
 from whorl.run.workers import WorkerCollector
 from whorl.state import checkpoint, files
 from whorl.state.policy import build_agent, export
@@ -203,7 +204,10 @@ class Trainer:
         def seed(shard: int, life: int) -> int:
             return self.streams.seed("replay", f"shard {shard} life {life}")
 
-        return ShardedReplay(self.agent, rows, seed, self.device, run.actor_restarts)
+        link: Any = Link
+        if run.ray and run.actors:
+            from whorl.run.shards_ray import RayLink as link  # an extra
+        return ShardedReplay(self.agent, rows, seed, self.device, run.actor_restarts, link)
 
     def _build_fleet(self) -> None:
         run = self.settings.run
@@ -231,6 +235,7 @@ class Trainer:
         else:
             self.collector = FleetCollector(fleet, role, copy, run.actors, lag)
         self.actor, self.actor_copies, self._copied = copy, True, role.weights
+        self.watch = Watch()
         self.env = Elsewhere(self.source.id)
 
     def _fleet(self, role: Role, ahead: int) -> Fleet:
@@ -410,7 +415,8 @@ class Trainer:
             if self._learners is not None:
                 row.update(self._learners.metrics())
             if isinstance(self.collector, FleetCollector):
-                row.update(self.collector.metrics())
+                told = self.collector.metrics()
+                row.update(told, **self.watch.metrics(self.agent.updates, told["time/waited_for_actors"]))
             if isinstance(self.experience, ShardedReplay):
                 row.update(self.experience.metrics())
         ended = time.perf_counter()
@@ -720,6 +726,8 @@ class Trainer:
         title = f"{self.settings.algorithm} on {self.source.id}: {self.run_dir}"
         if self.replay_bytes:
             title += f" (replay: {self.replay_bytes / 1e6:,.1f} MB on {self._replay_device().type})"
+        if isinstance(self.collector, FleetCollector) and self.collector.fleet.dashboard:
+            title += f" (Ray: {self.collector.fleet.dashboard})"
         return Console(total, unit, title, self.settings.run.quiet, done=done)
 
     def _upload(self) -> None:
