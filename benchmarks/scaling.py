@@ -56,7 +56,11 @@ def settings(stored: dict[str, Any]) -> dict[str, tuple[Costs, Cluster]]:
 
 
 def costs_of(stored: dict[str, Any], name: str) -> Costs:
-    found = stored["costs"][name]
+    found = stored["costs"].get(name)
+    if found is None:
+        raise SystemExit(
+            f"there are no costs of {name!r} yet, only of {sorted(stored['costs'])}; calibrate first"
+        )
     return Costs(**{field.name: found[field.name] for field in fields(Costs)})
 
 
@@ -73,10 +77,10 @@ def calibrate(args: argparse.Namespace) -> None:
     from results import commit, machine
     from scaling_costs import calibrate as measure
 
-    stored = read(args.save) if args.save.is_file() else {"costs": {}, "checks": {}}
+    stored = read(args.save) if args.save.is_file() else {"costs": {}}
     for env in available(args.env):
         found = asdict(measure(env, args.device, args.seconds))
-        about = {"machine": machine(), "date": date.today().isoformat(), "commit": commit()}
+        about = {"machine": machine(), "date": date.today().isoformat(), "commit": args.commit or commit()}
         stored["costs"][f"{env}, {args.device}"] = {**about, **found}
         args.save.write_text(json.dumps(stored, indent=1) + "\n")
     print(costs_table(stored))
@@ -117,57 +121,79 @@ def check(args: argparse.Namespace) -> None:
     from results import commit, machine
 
     stored, rows = read(args.costs), []
-    cores = len(os.sched_getaffinity(0))
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[1]
     for env in available(args.env):
         lanes, steps = CHECKED[env]
         costs = costs_of(stored, f"{env}, cpu")
         for actors in args.actors:
-            outcome = simulate(costs, Cluster(lanes=lanes, steps=steps, cores=cores), actors)
-            seen = [run(env, actors, lanes, steps, args.seconds) for _ in range(args.rounds)]
-            rate, lag = (statistics.median(column) for column in zip(*seen))
-            row = (env, str(actors), f"{outcome.steps_per_second:,.0f}", f"{rate:,.0f}")
-            row += (f"{outcome.steps_per_second / rate:.2f}", f"{outcome.lag:.1f}", f"{lag:.1f}")
-            rows.append(row)
-            print(" ".join(row), flush=True)
-    header = ("environment", "actors", "predicted rows/s", "measured", "ratio", "predicted lag", "measured")
-    print(table(header, rows))
-    about = f"{machine()}, {date.today().isoformat()}, `{commit()}`, {args.rounds} runs of {args.seconds:g} s, median"
-    print(about)
-    stored["checks"] = {"about": about, "rows": [dict(zip(CHECK_KEYS, row)) for row in rows]}
+            found = simulate(costs, Cluster(lanes=lanes, steps=steps, cores=cores), actors)
+            predicted = (found.steps_per_second, found.steps_per_second / found.cores, found.lag)
+            runs = [run(env, actors, lanes, steps, args.seconds) for _ in range(args.rounds)]
+            measured = [statistics.median(column) for column in zip(*runs)]
+            rows.append((env, str(actors), *compared(predicted, measured)))
+            print(*rows[-1], flush=True)
+    print(f"\n{table(CHECK, rows)}\n")
+    where = f"{machine()}, load {load:.1f} before, {date.today().isoformat()}, `{args.commit or commit()}`"
+    stored["check"] = {
+        "about": f"{where}; medians of {args.rounds} runs of {args.seconds:g} s",
+        "rows": [dict(zip(CHECK, row)) for row in rows],
+    }
+    print(stored["check"]["about"])
     args.costs.write_text(json.dumps(stored, indent=1) + "\n")
 
 
-CHECK_KEYS = ("env", "actors", "predicted", "measured", "ratio", "predicted_lag", "measured_lag")
+CHECK = (
+    *("environment", "actors", "rows/s predicted", "measured", "ratio"),
+    *("rows per core-second predicted", "measured there", "ratio there", "lag predicted", "measured lag"),
+)
 
 
-def run(env: str, actors: int, lanes: int, steps: int, seconds: float) -> tuple[float, float]:
-    """Rows a second and mean lag of a real run, once its actors have started."""
+def compared(predicted: Iterable[float], measured: Iterable[float]) -> list[str]:
+    """Cells of the rate, the rate for each second that a core was at work, and the lag."""
+    (rate, each, lag), (real, real_each, real_lag) = predicted, measured
+    cells = [f"{rate:,.0f}", f"{real:,.0f}", f"{rate / real:.2f}"]
+    cells += [f"{each:,.0f}", f"{real_each:,.0f}", f"{each / real_each:.2f}"]
+    return [*cells, f"{lag:.1f}", f"{real_lag:.1f}"]
+
+
+def run(env: str, actors: int, lanes: int, steps: int, seconds: float) -> tuple[float, float, float]:
+    """Rows a second, rows a core-second and mean lag of a real run, once its actors have started."""
     import whorl
 
-    seen: list[tuple[float, int]] = []
+    seen: list[tuple[float, float, int]] = []
     lags: list[float] = []
 
     class Clock(whorl.Callback):
         def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
-            if metrics.get("actors/alive") == actors:
-                lags.append(metrics["actors/lag"])
+            if "actors/lag" not in metrics or metrics["actors/alive"] < actors:
+                return
+            lags.append(metrics["actors/lag"])
             if len(lags) > 1:
-                seen.append((time.perf_counter(), trainer.epoch))
+                seen.append((time.perf_counter(), core_seconds(), trainer.epoch))
                 if seen[-1][0] - seen[0][0] > seconds:
                     trainer.stop("measured")
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = {
-            "actors": actors,
-            "lanes": actors * lanes,
-            "rollout_steps": steps,
-            "learner_device": "cpu",
-        }
-        settings |= {"eval": False, "save_model": False, "tensorboard": False, "quiet": True, "log_freq": 10}
-        settings |= {"runs": folder, "total_steps": 0, "max_epochs": 10**9}
-        whorl.load(env, "impala", settings, callbacks=[Clock()]).train()
-    (t0, first), (t1, last) = seen[0], seen[-1]
-    return (last - first) * actors * lanes * steps / (t1 - t0), statistics.fmean(lags[1:])
+        quiet = {"eval": False, "save_model": False, "tensorboard": False, "quiet": True, "log_freq": 10}
+        limits = {"total_steps": 0, "max_epochs": 10**9, "learner_device": "cpu", "runs": folder}
+        size = {"actors": actors, "lanes": actors * lanes, "rollout_steps": steps}
+        whorl.load(env, "impala", {**quiet, **limits, **size}, callbacks=[Clock()]).train()
+    wall, used, epochs = (last - first for first, last in zip(seen[0], seen[-1]))
+    rows = epochs * actors * lanes * steps
+    return rows / wall, rows / used, statistics.fmean(lags[1:])
+
+
+def core_seconds() -> float:
+    """Of this process and of those that it started; Linux alone tells."""
+    ticks, found = 0, [str(os.getpid())]
+    while found:
+        folder = Path("/proc") / found.pop()
+        user, system = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+        ticks += int(user) + int(system)
+        found += [
+            child for task in (folder / "task").iterdir() for child in (task / "children").read_text().split()
+        ]
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 # predict
@@ -276,6 +302,7 @@ def main() -> None:
     found.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where updates run")
     found.add_argument("--seconds", type=float, default=2.0, help="of each of some thirty measurements")
     found.add_argument("--save", type=Path, default=STORED)
+    found.add_argument("--commit", default="", help="where there is no git")
     found.set_defaults(run=calibrate)
     found = commands.add_parser("check", help="train with real actors beside the prediction")
     found.add_argument("--env", nargs="+", choices=tuple(CHECKED), default=[CARTPOLE, PONG])
@@ -283,6 +310,7 @@ def main() -> None:
     found.add_argument("--seconds", type=float, default=10.0)
     found.add_argument("--rounds", type=int, default=3)
     found.add_argument("--costs", type=Path, default=STORED)
+    found.add_argument("--commit", default="", help="where there is no git")
     found.set_defaults(run=check)
     found = commands.add_parser("predict", help="the tables, from what is stored")
     found.add_argument("--actors", type=int, nargs="+", default=list(SIZES))

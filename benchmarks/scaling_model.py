@@ -83,6 +83,8 @@ class Outcome:
     """share of the time in which each resource had work"""
     learner: dict[str, float]
     """share of the learner's time by what it did"""
+    cores: float
+    """at work on average, on the nodes of one learner"""
     waiting: float
     """share of the actors' time in which all their buffers were full"""
     lag: float
@@ -416,18 +418,19 @@ def simulate(
     slabs = epochs * bill.actors
     learner = {what: spent[f"learner {what}"] / seconds for what in model.spent}
     waiting = spent["idle"] / (bill.actors * seconds)
-    cores = spent["cores"] / (bill.nodes * cluster.cores * seconds)
+    cores = spent["cores"] / seconds
     return Outcome(
         steps_per_second=slabs * bill.rows * bill.learners / seconds,
         busy={
             # Actors that never wait are at their limit even where cores are left over.
-            "actors' cores": max(1 - waiting, cores),
+            "actors' cores": max(1 - waiting, cores / (bill.nodes * cluster.cores)),
             "learner": sum(learner.values()),
             "link in": spent["link in"] / seconds,
             "nodes' links": spent["nodes' links"] / (bill.nodes * seconds),
             "weights out": spent["weights out"] / seconds,
         },
         learner=learner,
+        cores=cores,
         waiting=waiting,
         lag=spent["lag"] / slabs,
     )

@@ -1,5 +1,6 @@
 """The model of actors, queues and learner agrees with what can be worked out by hand."""
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from scaling import CARTPOLE, HEADER, row, stretches
+from scaling import CARTPOLE, HEADER, core_seconds, row, stretches
 from scaling_costs import calibrate, fit
 from scaling_model import Cluster, Costs, bounds, simulate
 
@@ -82,6 +83,7 @@ def test_on_one_machine_the_learner_takes_its_share_of_the_cores() -> None:
     # An epoch of 4 actors: 4 * 55 ms to roll; 10 + 4 + 20.8 ms to learn; two cores.
     found = simulate(COSTS, ONE_MACHINE, 4)
     assert found.steps_per_second == pytest.approx(80 / ((0.22 + 0.0348) / 2), rel=1e-3)
+    assert found.cores == pytest.approx(2)
     assert found.bottleneck == "actors' cores"
 
 
@@ -163,6 +165,16 @@ def test_calibration_measures_every_cost_of_cartpole() -> None:
     assert found.update > 0
     assert found.publish_byte > 0
     assert found.take > 0
+
+
+def test_seconds_of_started_processes_count() -> None:
+    before = core_seconds()
+    code = "import time\nwhile time.process_time() < 0.3: pass\nprint(1, flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as process:
+        assert process.stdout
+        process.stdout.readline()
+        assert core_seconds() - before >= 0.25  # counted in hundredths
+        process.kill()
 
 
 def test_equal_neighbours_make_a_stretch() -> None:

@@ -56,7 +56,8 @@ class _Place:
 class RayFleet:
     """`actors` Ray actors; see `ProcessFleet` for what the two have in common.
 
-    A process that is connected to Ray already goes on with that, and stays connected.
+    A process that is connected to Ray already goes on with that, and stays connected. `dashboard` is the address of its
+    pages about the cluster, where it has any.
 
     Args:
         address: local to start a cluster of this machine alone, bound to loopback; auto for the one that this machine
@@ -80,7 +81,6 @@ class RayFleet:
         # As bytes: arrays that Ray pickles itself are read-only over there, and an environment may hold some.
         packed = cloudpickle.dumps(role)
         self._ray, self._connected, self.dashboard = connect(address, actors)
-        """`dashboard` is its address, where there is one"""
         gpus = int(self._ray.cluster_resources().get("GPU", 0)) if role.on_gpu else 0
         options = {"num_cpus": 1, "num_gpus": share(gpus, actors), "scheduling_strategy": "SPREAD"}
         self._kind = self._ray.remote(**options)(RayActor)
@@ -173,20 +173,20 @@ class RayFleet:
         if not waits:
             self._complained = False
             return
-        if max(waits) < PATIENCE or (self._complained and max(waits) < GIVE_UP):
+        none = len(waits) == len(self._places) and min(waits) > GIVE_UP
+        if not none and (self._complained or max(waits) < PATIENCE):
             return
-        cpus, free = (
+        there, free = (
             found.get("CPU", 0) for found in (self._ray.cluster_resources(), self._ray.available_resources())
         )
         text = (
             f"{len(waits)} of {len(self._places)} actors have not started in {max(waits):.0f} s; each takes a CPU, and "
-            f"the cluster has {cpus:g}, of which {free:g} are free; add nodes or use fewer actors"
+            f"the cluster has {there:g}, of which {free:g} are free; add nodes or use fewer actors"
         )
-        if len(waits) == len(self._places) and min(waits) > GIVE_UP:
+        if none:
             raise EnvError(text)
-        if not self._complained:
-            self._complained = True
-            warnings.warn(text, stacklevel=2)
+        self._complained = True
+        warnings.warn(text, stacklevel=2)
 
 
 class RayActor:
@@ -231,7 +231,7 @@ def _told(error: Exception) -> str:
     """What Ray says of a failure, with what was raised, if anything was, at the end of its first line."""
     text = str(error).strip()
     first, last = text.partition("\n")[0], text.rpartition("\n")[2]
-    return f"{last}\n{text}" if "Traceback" in text or "ray::" in first else text
+    return f"{last}\n{text}" if "ray::" in first else text
 
 
 def connect(address: str, actors: int) -> tuple[Any, bool, str]:
@@ -243,7 +243,7 @@ def connect(address: str, actors: int) -> tuple[Any, bool, str]:
     if ray.is_initialized():
         return ray, False, ""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
         dashboard = importlib.util.find_spec("aiohttp_cors") is not None  # comes with ray[default]
         with _loopback(), _same_path():
@@ -256,8 +256,11 @@ def connect(address: str, actors: int) -> tuple[Any, bool, str]:
                 f"Ray {ray.__version__} does not stay on {LOOPBACK} by itself; start it, and use auto"
             )
     else:
-        with _loopback() if _only_here(ray, address) else nullcontext():
-            context = ray.init(address, **quiet)
+        try:
+            with _loopback() if _only_here(ray, address) else nullcontext():
+                context = ray.init(address, **quiet)
+        except ConnectionError as error:
+            raise EnvError(f"{error}: {error.__cause__}" if error.__cause__ else f"{error}") from error
     return ray, True, f"http://{context.dashboard_url}" if context.dashboard_url else ""
 
 
