@@ -206,7 +206,9 @@ def train(args: argparse.Namespace) -> None:
     rate = found["rate"]
     print(f"  {args.algorithm} on {args.env}, {actors} actors, {settings['lanes']} lanes, {cores} cores")
     print(f"  {rate:,.0f} agent steps/s, {rate / cores:,.0f} a core; {found['updates']:,.1f} updates/s")
-    print(f"  bare emulator {bare:,.0f} steps/s on one core: {rate / (bare * cores):.0%} of the cores' time is its own")
+    print(
+        f"  bare emulator {bare:,.0f} steps/s on one core: {rate / (bare * cores):.0%} of the cores' time is its own"
+    )
     for name, value in sorted(found.items()):
         print(f"    {name} {value:,.2f}")
 

@@ -199,9 +199,7 @@ class Agent(nn.Module):
         """What turns rollouts into batches for this agent; `generator` is for drawing them, on the ring's device."""
         if isinstance(self.cfg, ReplayConfig):
             refresh = self.refreshed if self.cfg.refresh_memory and self.stores_memory else None
-            return replay_of(
-                self.cfg, self.spec, self.device, generator, self.errors, self.stored(), refresh
-            )
+            return replay_of(self.cfg, self.spec, self.device, generator, self.errors, self.stored(), refresh)
         return Rollouts(device=self.device)
 
     @torch.no_grad()
@@ -282,7 +280,7 @@ class Agent(nn.Module):
         for name in self._optimizers:
             self._steppers[name] = partial(sink, name)
 
-    def apply(self, gradients: Gradients) -> Updated:
+    def apply_gradients(self, gradients: Gradients) -> Updated:
         """Steps from gradients that were found elsewhere, by a diverted copy."""
         for name, gradient, rate in gradients.steps(self.device):
             self._steppers[name](gradient, rate)

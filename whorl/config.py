@@ -53,16 +53,16 @@ class RunConfig:
     actors: int = 0
     """processes that collect by themselves, each with its share of the lanes; 0: the loop waits for all lanes"""
     ray: str = ""
-    """with actors or learners: run them on a Ray cluster: local starts one here, auto is the one this machine belongs to, or an
-    address; empty: as processes of this machine"""
+    """with actors or learners: run them on a Ray cluster: local starts one, auto is the one this machine belongs to,
+    or an address; empty: as processes of this machine"""
     actors_on_gpu: bool = False
     """with actors: they act on GPUs, spread evenly over those there are"""
     max_lag: int = -1
-    """with actors: how many updates old the weights of a rollout may be, older ones are dropped; 0: actors wait for each
-    update; -1: as the algorithm bears it, any age or 0"""
+    """with actors: how many updates old the weights of a rollout may be, older ones are dropped; 0: actors wait for
+    each update; -1: as the algorithm bears it, any age or 0"""
     actor_gradients: Literal["none", "apart", "averaged"] = "none"
-    """with actors: each learns from its own rollout, and gradients travel in place of rows, to be applied as they come or
-    averaged over all actors"""
+    """with actors: each learns from its own rollout, and gradients travel in place of rows, to be applied as they come
+    or averaged over all actors"""
     actor_restarts: int = 3
     """with actors or learners: failures in a row after which one is given up, and the run ends"""
     learners: int = 1
@@ -204,8 +204,8 @@ class ReplayConfig(MemoryConfig):
     replay_device: Literal["auto", "cpu", "cuda"] = "auto"
     """where the ring lies: auto is beside the learner; cpu is the host, from where batches go through pinned memory"""
     shards: int = 0
-    """processes that hold the ring, each with the rows of its share of the lanes, and draw while the learner learns; 0: it
-    lies beside the learner"""
+    """processes that hold the ring, each with the rows of its share of the lanes, and draw while the learner learns; 0:
+    it lies beside the learner"""
     learn_after: int = 1_000
     """environment steps before the first update"""
     random_steps: int = 10_000

@@ -183,7 +183,7 @@ class Run:
 
     def __init__(self, subject: Subject, seed: int = 0, device: str = "cpu") -> None:
         self.agent = subject.agent(seed, device)
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.generator = torch.Generator(self.agent.device).manual_seed(seed)
         self.experience = self.agent.experience(self.generator)
 
     def feed(self, rollouts: Sequence[Batch]) -> list[Updated]:

@@ -14,8 +14,9 @@ from whorl.algorithms.dqn import DQN
 from whorl.config import ReplayConfig, configure
 from whorl.conformance import capture_safe
 from whorl.errors import ConfigError
+from whorl.experience import replay as module
 from whorl.experience.batch import LAST, Batch
-from whorl.experience.replay import Replay, check_replay, replay_of, starts, view_of
+from whorl.experience.replay import Replay, check_replay, replay_of, view_of
 from whorl.experience.samplers import Priorities
 from whorl.experience.views import Sequences
 from whorl.spec import Array, Discrete, Spec
@@ -46,7 +47,7 @@ def added(store: Replay, record: Recorder, steps: int) -> Batch:
 def starts(store: Replay) -> Tensor:
     """Every start there is by now, oldest first."""
     ring, view = store.ring, store.view
-    every = starts(ring, view, ring.first_start(), max(0, ring.rows - view.span))
+    every = module.starts(ring, view, ring.first_start(), max(0, ring.rows - view.span))
     return every[view.allowed(ring, every)]
 
 

@@ -1,4 +1,4 @@
-"""A run with actors and shards whose learner is killed, or interrupted: nobody is left behind, and resume counts right."""
+"""A run with actors and shards whose learner is killed or interrupted: nobody stays behind, and resume counts right."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,19 @@ import whorl
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks at processes in /proc")
 PATIENCE = 90.0
 COMMAND = (
-    *("train", "apex_dqn", "CartPole-v1", "--actors", "2", "--lanes", "4", "--shards", "2", "--rollout-steps", "8"),
+    *(
+        "train",
+        "apex_dqn",
+        "CartPole-v1",
+        "--actors",
+        "2",
+        "--lanes",
+        "4",
+        "--shards",
+        "2",
+        "--rollout-steps",
+        "8",
+    ),
     *("--total-steps", "100000000", "--learn-after", "100", "--ratio", "0.1", "--capacity", "4000"),
     *("--model-checkpoint-freq", "20", "--log-freq", "1", "--no-eval", "--no-tensorboard", "--quiet"),
 )
@@ -59,7 +72,9 @@ def started(runs: Path) -> tuple["subprocess.Popen[bytes]", Path, list[int]]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_nobody_outlives_the_learner_and_a_resumed_run_counts_right(tmp_path: Path, how: signal.Signals) -> None:
+def test_nobody_outlives_the_learner_and_a_resumed_run_counts_right(
+    tmp_path: Path, how: signal.Signals
+) -> None:
     process, run, others = started(tmp_path)
     process.send_signal(how)
     assert process.wait(PATIENCE) == (-signal.SIGKILL if how == signal.SIGKILL else 130)
@@ -71,4 +86,4 @@ def test_nobody_outlives_the_learner_and_a_resumed_run_counts_right(tmp_path: Pa
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     epochs, steps = [row["epoch"] for row in rows], [row["steps"] for row in rows]
     assert epochs == list(range(1, len(rows) + 1))  # none twice, none left out
-    assert all(0 < after - before <= 4 * 8 for before, after in zip(steps, steps[1:]))
+    assert all(0 < after - before <= 4 * 8 for before, after in pairwise(steps))

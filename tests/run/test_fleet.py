@@ -38,7 +38,9 @@ def collector() -> Iterator[FleetCollector]:
         configure("impala", "CartPole-v1", {"lanes": ACTORS * LANES}), source.spec(ACTORS * LANES), 0
     )
     role = Role(agent, source, LANES, STEPS, 0.99)
-    fleet = ProcessFleet(role, ACTORS, lambda actor, life: (100 * actor + life, 100 * actor + life), restarts=2)
+    fleet = ProcessFleet(
+        role, ACTORS, lambda actor, life: (100 * actor + life, 100 * actor + life), restarts=2
+    )
     found = FleetCollector(fleet, role, agent, ACTORS, max_lag=None)
     yield found
     found.close()

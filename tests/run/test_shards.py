@@ -39,11 +39,17 @@ class Fed:
 
     def __init__(self, **settings: Any) -> None:
         source = find("CartPole-v1")
-        self.agent = build_agent(configure("dqn", "CartPole-v1", {**SETTINGS, **settings}), source.spec(LANES), 0)
-        self.collector = Collector(source.vector(LANES), self.agent, STEPS, 0.99, torch.Generator().manual_seed(1))
+        self.agent = build_agent(
+            configure("dqn", "CartPole-v1", {**SETTINGS, **settings}), source.spec(LANES), 0
+        )
+        self.collector = Collector(
+            source.vector(LANES), self.agent, STEPS, 0.99, torch.Generator().manual_seed(1)
+        )
         self.collector.reset(3)
         rows = self.collector.storage.batch(0.99)
-        self.replay = ShardedReplay(self.agent, rows, lambda shard, life: 10 * shard + life, torch.device("cpu"), 2)
+        self.replay = ShardedReplay(
+            self.agent, rows, lambda shard, life: 10 * shard + life, torch.device("cpu"), 2
+        )
 
 
 @pytest.fixture
@@ -90,7 +96,14 @@ def test_errors_find_the_rows_of_the_shard_that_they_were_drawn_from(fed: Fed) -
 
 
 def settings(folder: Path, **more: Any) -> dict[str, Any]:
-    base = {"quiet": True, "tensorboard": False, "eval": False, "workers": 0, "runs": str(folder), "log_freq": 1}
+    base = {
+        "quiet": True,
+        "tensorboard": False,
+        "eval": False,
+        "workers": 0,
+        "runs": str(folder),
+        "log_freq": 1,
+    }
     return {**base, **SETTINGS, "prioritized": True, "shards": 2, "total_steps": 640, **more}
 
 
@@ -106,7 +119,11 @@ def test_a_run_goes_on_with_the_shards_that_are_left(tmp_path: Path) -> None:
     trainer = whorl.load("CartPole-v1", "dqn", settings(tmp_path), callbacks=[Kill()])
     result = trainer.train()
     # The last epoch's updates are those of the rows before it.
-    assert int(0.25 * (result.steps - LANES * STEPS - 40)) <= trainer.agent.updates <= int(0.25 * (result.steps - 40))
+    assert (
+        int(0.25 * (result.steps - LANES * STEPS - 40))
+        <= trainer.agent.updates
+        <= int(0.25 * (result.steps - 40))
+    )
     rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [row["shards/replaced"] for row in rows][-1] == 1
     assert rows[-1]["shards/ready"] == 2
@@ -133,6 +150,8 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path: Path) -> None
     ({"shards": 3}, "3 shards can't share 4 lanes evenly"),
     ({"priority_on_add": True}, "priority_on_add with shards takes actors"),
 ])  # fmt: skip
-def test_settings_that_do_not_fit_shards_are_told(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_fit_shards_are_told(
+    tmp_path: Path, given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         whorl.load("CartPole-v1", "dqn", settings(tmp_path, **given)).train()

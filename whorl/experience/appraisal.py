@@ -1,31 +1,44 @@
 """First priorities of samples, found by whoever collects their rows."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from whorl.config import ReplayConfig
 from whorl.experience.batch import Batch
 from whorl.experience.replay import starts, view_of, weighted
 from whorl.experience.ring import Ring, history_of
 from whorl.experience.samplers import sample_error
-
-if TYPE_CHECKING:
-    from whorl.agent import Agent
+from whorl.spec import Spec
+from whorl.tree import Tree
 
 
 class Appraisal:
     """Follows the rows of some lanes, and tells of every sample that they complete how wrong the agent is about it.
 
     A small ring of its own makes the samples just as the learner's replay will.
+
+    Args:
+        errors: those of a batch [T, B].
+        memory: of one lane, where it is stored.
+        steps: rows of a rollout.
     """
 
-    def __init__(self, agent: "Agent", lanes: int, steps: int) -> None:
-        self.agent, self.lanes = agent, lanes
-        self.view = view_of(agent.cfg)
-        stride, spec = self.view.stride, agent.spec.with_lanes(lanes)
+    def __init__(
+        self,
+        cfg: ReplayConfig,
+        spec: Spec,
+        device: torch.device,
+        errors: Callable[[Batch], Tensor],
+        memory: Tree,
+        steps: int,
+    ) -> None:
+        self.cfg, self.errors, self.lanes = cfg, errors, spec.lanes
+        self.view = view_of(cfg)
+        stride = self.view.stride
         slots = -(-(steps + self.view.span + history_of(spec) + 1) // stride) * stride
-        self.ring = Ring(spec, slots * lanes, agent.device, memory=agent.stored(), stride=stride)
+        self.ring = Ring(spec, slots * spec.lanes, device, memory=memory, stride=stride)
         self.count = steps // stride
 
     def empty(self) -> Tensor:
@@ -35,7 +48,7 @@ class Appraisal:
     @torch.no_grad()
     def add(self, rollout: Batch) -> Tensor:
         """Errors of the samples that became whole [starts, lanes], the newest last; nan where there was none."""
-        ring, span, cfg = self.ring, self.view.span, self.agent.cfg
+        ring, span, cfg = self.ring, self.view.span, self.cfg
         whole = max(0, ring.rows - span)
         clip = cfg.reward_clip_range if cfg.clip_reward else 0.0
         ring.add(rollout.replace(reward=rollout.reward.clamp(-clip, clip)) if clip else rollout)
@@ -43,6 +56,6 @@ class Appraisal:
         found = self.empty()
         if len(new):
             batch = weighted(self.view.gather(ring, new), {})
-            errors = sample_error(self.agent.errors(batch), batch.mask, cfg.priority_eta)
+            errors = sample_error(self.errors(batch), batch.mask, cfg.priority_eta)
             found[-(len(new) // self.lanes) :] = errors.reshape(-1, self.lanes)
         return found

@@ -40,7 +40,7 @@ class Delivered:
 
     def due(self) -> Iterator[tuple[str, Gradients]]:
         while self._pending:
-            yield "apply", self._pending.pop(0)
+            yield "apply_gradients", self._pending.pop(0)
 
     def settle(self, batch: Gradients, updated: Any) -> None:
         """They are gone."""

@@ -182,7 +182,7 @@ class Replay(Experience):
         self.sampler.anneal(self.steps)
 
     def _settle_first(self, new: Tensor, first: Tensor) -> None:
-        """Priorities that whoever collected found for these starts; nan where they could not, which leaves the largest."""
+        """Errors that whoever collected found for these starts; nan, which leaves the largest, where they could not."""
         error = first.reshape(-1)[first.numel() - len(new) :]
         known = error.isfinite().nonzero().squeeze(1)  # where rows are collected: no learner is waited for
         if len(known):

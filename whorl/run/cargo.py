@@ -40,8 +40,10 @@ class Appraised:
 
     def __init__(self, agent: Agent, storage: Storage, gamma: float) -> None:
         _prepare(agent)
-        lanes = storage.reset.shape[1]
-        self._appraisal = Appraisal(agent, lanes, storage.steps)
+        spec = agent.spec.with_lanes(storage.reset.shape[1])
+        self._appraisal = Appraisal(
+            agent.cfg, spec, agent.device, agent.errors, agent.stored(), storage.steps
+        )
         self.tensors = {**storage.tensors, "first": self._appraisal.empty()}
 
     def load(self, rollout: Batch) -> None:
@@ -63,8 +65,8 @@ class Gradients:
         agent.divert(self._take)
         if isinstance(agent.cfg, ReplayConfig):
             raise ConfigError(
-                f"actor_gradients is for algorithms that learn from each rollout once, but {type(agent).__name__} learns "
-                f"from replay; {self._advice}"
+                "actor_gradients is for algorithms that learn from each rollout once, but "
+                f"{type(agent).__name__} learns from replay; {self._advice}"
             )
         for setting in ("normalize_obs", "normalize_reward"):
             if getattr(agent.cfg, setting, False):

@@ -48,7 +48,7 @@ class Learner:
     def update(self, phase: str, batch: Batch) -> Updated:
         """One round of learning: `agent.update(batch)`, or another phase of the agent by its name."""
         updated = self._shared(phase, batch) if self._shared else getattr(self.agent, phase)(batch)
-        if phase in ("update", "apply"):
+        if phase in ("update", "apply_gradients"):
             self.agent.updates += 1
         self._add(updated.metrics)
         return updated

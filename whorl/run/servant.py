@@ -9,7 +9,6 @@ import os
 import pickle
 import select
 import signal
-import subprocess
 import sys
 import threading
 import traceback
@@ -102,7 +101,9 @@ class Servant:
     def _died(self) -> NoReturn:
         if not self._finalizer.alive:
             raise DiedError(f"{self.name} is closed; start another")
-        raise DiedError(f"{self.name} {how_it_ended(self._process)}; see its messages above, or use fewer of them")
+        raise DiedError(
+            f"{self.name} {how_it_ended(self._process)}; see its messages above, or use fewer of them"
+        )
 
 
 def readable(servants: Sequence[Servant], seconds: float) -> list[Servant]:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,10 @@ class Link:
         segment = Segment(blocks)
         try:
             self.servant = Servant(
-                f"replay shard {number}", ProcessShard, (layout, blocks, segment.handle, *told), [segment.handle]
+                f"replay shard {number}",
+                ProcessShard,
+                (layout, blocks, segment.handle, *told),
+                [segment.handle],
             )
         finally:
             segment.release()
@@ -240,7 +244,7 @@ class ShardedReplay:
         sent = {**rollout.tensors(), CUT: self._cut}
         for number in range(len(self.links)):
             share = _share(sent, slice(number * self.lanes, (number + 1) * self.lanes))
-            self._try(number, lambda link, rows=share: link.add(rows))
+            self._try(number, partial(_add, share))
         self._cut.zero_()
         self.steps += int(rollout.mask.sum())
 
@@ -290,7 +294,7 @@ class ShardedReplay:
     # Files and state
 
     def open_store(self, folder: Path, ahead: bool) -> "ShardedReplay":
-        """Have every shard keep its rows in a folder of its own; names, sweeping and closing are then asked for here."""
+        """Have every shard keep its rows in a folder of its own; what else a store can do is asked for here."""
         folder.mkdir(exist_ok=True)
         self._stored = folder, ahead
         for number in range(len(self.links)):
@@ -400,6 +404,10 @@ def check_shards(cfg: ReplayConfig, lanes: int, actors: int) -> None:
         raise ConfigError(
             "priority_on_add with shards takes actors, who find the priorities; set actors, or leave one of them out"
         )
+
+
+def _add(rows: dict[str, Tree], link: Link) -> None:
+    link.add(rows)
 
 
 def _nobody(batch: Batch) -> Tensor:

@@ -21,7 +21,7 @@ class RayLink:
 
         self._ray, self.name = ray, f"replay shard {number}"
         # They hold memory and hardly compute: the CPUs are the actors'.
-        self.actor = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(RayShard).remote(*told)
+        self.actor: Any = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(RayShard).remote(*told)
         self._pending: deque[tuple[str, Any]] = deque()
         self._asked = 0
         self._index: np.ndarray | None = None

@@ -222,10 +222,16 @@ class Trainer:
         carries: Kind = "rows"
         if gradients:
             carries = "gradients"
-        elif isinstance(self.agent.cfg, ReplayConfig) and self.agent.cfg.prioritized and self.agent.cfg.priority_on_add:
+        elif (
+            isinstance(self.agent.cfg, ReplayConfig)
+            and self.agent.cfg.prioritized
+            and self.agent.cfg.priority_on_add
+        ):
             carries = "priorities"
         copy = build_agent(self.settings, self.agent.spec)
-        role = Role(copy, self.source, lanes, run.rollout_steps, self.settings.gamma, carries, run.actors_on_gpu)
+        role = Role(
+            copy, self.source, lanes, run.rollout_steps, self.settings.gamma, carries, run.actors_on_gpu
+        )
         lag = None if run.max_lag < 0 and self.agent.bears_lag else max(run.max_lag, 0)
         # Who waits for the learner need not have a second rollout under way.
         fleet = self._fleet(role, 1 if gradients or lag == 0 else 2)
@@ -381,7 +387,9 @@ class Trainer:
             if seen[name]:
                 self._blame(what, rollout)
         steps = int(seen["steps"])
-        if isinstance(self.collector, FleetCollector) and isinstance(self.experience, (Replay, ShardedReplay)):
+        if isinstance(self.collector, FleetCollector) and isinstance(
+            self.experience, (Replay, ShardedReplay)
+        ):
             self.experience.cut(self.collector.gaps)
         if isinstance(rollout, Batch):  # where actors learn themselves only gradients come
             for callback in self.callbacks:
@@ -447,7 +455,9 @@ class Trainer:
         """Raise for what an environment gave that is not finite, by its cause: it may only answer to bad actions."""
         self.learner.check_finite()
         if not isinstance(rollout, Batch):
-            raise DivergedError(f"an environment gave {what} that is not finite at about step {self.steps}; {REMEDY}")
+            raise DivergedError(
+                f"an environment gave {what} that is not finite at about step {self.steps}; {REMEDY}"
+            )
         seen = _bad_rows(rollout.obs, rollout.reset).cumsum(0) > 0
         if bool((_bad_rows(rollout.action, rollout.mask) & ~seen[:-1]).any()):
             raise DivergedError(
