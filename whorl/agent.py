@@ -283,6 +283,7 @@ class Agent(nn.Module):
     def apply_gradients(self, gradients: Gradients) -> Updated:
         """Steps from gradients that were found elsewhere, by a diverted copy."""
         for name, gradient, rate in gradients.steps(self.device):
+            getattr(self, f"lr_{name}").copy_(rate)  # what the copy's schedule made of it
             self._steppers[name](gradient, rate)
         return Updated(tree.to(gradients.metrics, self.device))
 
