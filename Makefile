@@ -47,6 +47,9 @@ benchmarks: setup
 	$(BIN)/python benchmarks/recurrent.py
 	$(BIN)/python benchmarks/prioritized.py
 	$(BIN)/python benchmarks/replay_checkpoint.py
+	$(BIN)/python benchmarks/fleets.py sleep
+	$(BIN)/python benchmarks/fleets.py discard CartPole-v1
+	$(BIN)/python benchmarks/fleets.py train PongNoFrameskip-v4
 	$(BIN)/python benchmarks/pool.py CartPole-v1
 	$(BIN)/python benchmarks/pool.py HalfCheetah-v5
 	$(BIN)/python benchmarks/wall_clock.py Quadrotor-v0 --seconds 420 --every 20 --stop 682

@@ -54,6 +54,7 @@ class A2C(Agent):
     """Advantage actor-critic: one step along the policy gradient per rollout."""
 
     Config = A2CConfig
+    acts_with = ("observations", "actor")
     cfg: A2CConfig
     lr_actor: Tensor
     lr_critic: Tensor

@@ -61,6 +61,7 @@ class IMPALA(Agent):
     """IMPALA: actors that need not wait, and V-trace to take back what that costs."""
 
     Config = IMPALAConfig
+    acts_with = ("observations", "actor")
     corrects_lag = True
     cfg: IMPALAConfig
     lr_actor: Tensor

@@ -76,6 +76,7 @@ class PPO(Agent):
     """Proximal policy optimisation: clipped policy steps over several passes."""
 
     Config = PPOConfig
+    acts_with = ("observations", "actor")
     cfg: PPOConfig
     lr_actor: Tensor
     lr_critic: Tensor

@@ -95,6 +95,8 @@ class Value(nn.Module):
         super().__init__()
         settings = _settings(cfg, cfg.critic_hidden, cfg.critic_network)
         self.body = Body(name, spec.observation, settings, spec.action)
+        self.follows = bool(self.body.memories)
+        """whether its memory is kept while acting, though nobody reads it then"""
         self.head = orthogonal_(nn.Linear(self.body.size, 1), 1.0)
 
     def forward(self, rows: Rows) -> Tensor:

@@ -92,6 +92,7 @@ class FleetCollector:
         while True:
             while not self._ready:
                 self._ready.extend(self.fleet.poll(1.0))
+                self._stand_in()
             self._tell("queue", len(self._ready) - 1)
             slab = self._ready.popleft()
             lag = self.version - slab.version if slab.version else 0
@@ -101,6 +102,12 @@ class FleetCollector:
                 return slab
             self._tell("dropped", slab.seen["steps"])
             self.fleet.release(slab)
+
+    def _stand_in(self) -> None:
+        """Where actors wait for each other, and one has no place to run: another collects its share too."""
+        missing = self.fleet.alive() < len(self._held)
+        if not self._ready and missing and self._taken and self.version > 1:
+            self.fleet.release(self._taken.pop(0))
 
     def _count(self, slab: Slab) -> None:
         self.tally.add(slab.seen)

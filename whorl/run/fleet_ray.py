@@ -27,7 +27,7 @@ from whorl import tree
 from whorl.errors import ConfigError, EnvError, missing_extra
 from whorl.run.actors import ActorBody, Role, Slab
 from whorl.run.fleet import Seed, given_up
-from whorl.run.sharing import padded, views
+from whorl.run.sharing import array, padded, tensor_of, views
 from whorl.tree import Tree
 
 LOOPBACK = "127.0.0.1"
@@ -156,7 +156,7 @@ class RayFleet:
         if said["version"] > self._newest.get(node, 0):
             self._newest[node] = said["version"]
             self.sent += self._block.numel()
-        return Slab(tree.map(_tensor, arrays), number, self.lives[number], **said)
+        return Slab(tree.map(tensor_of, arrays), number, self.lives[number], **said)
 
     def _replace(self, number: int, error: Exception) -> None:
         place = self._places[number]
@@ -206,25 +206,16 @@ class RayActor:
         """One rollout with these weights."""
         if version != self.version:
             with torch.no_grad():
-                for tensor, value in zip(self.body.weights, views(_tensor(weights), self.body.weights)):
+                for tensor, value in zip(self.body.weights, views(tensor_of(weights), self.body.weights)):
                     tensor.copy_(value)
             self.version = version
         said = self.body.roll(random)
-        return {**said, "version": version}, tree.map(_array, self.body.tensors)
+        return {**said, "version": version}, tree.map(array, self.body.tensors)
 
 
 def share(gpus: int, actors: int) -> float:
     """Of a GPU for each actor, such that all fit; Ray counts in ten-thousandths."""
     return 10_000 // -(-actors // gpus) / 10_000 if gpus else 0.0
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    """A copy: what Ray hands out lies in its store, is read-only, and stays there as long as somebody looks at it."""
-    return torch.from_numpy(array.copy())
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().numpy()
 
 
 def _told(error: Exception) -> str:

@@ -4,12 +4,12 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from whorl import tree
 from whorl.run.servant import DiedError
 from whorl.run.shards import AHEAD, Shard
+from whorl.run.sharing import array, tensor_of
 from whorl.tree import Tree
 
 
@@ -36,7 +36,7 @@ class RayLink:
         """Send rows; they are copied."""
         while sum(kind == "add" for kind, _ in self._pending) >= AHEAD:
             self._take()
-        self._post("add", tree.map(_array, rows))
+        self._post("add", tree.map(array, rows))
 
     def ask(self) -> None:
         """Have a batch drawn."""
@@ -50,11 +50,11 @@ class RayLink:
             kind, answer = self._take()
         self._asked -= 1
         self._index = answer["extras"].get("index")
-        return tree.map(_tensor, answer)
+        return tree.map(tensor_of, answer)
 
     def settle(self, error: Tensor) -> None:
         """Errors [B] of the batch that was taken last."""
-        self._post("settle", self._index, _array(error))
+        self._post("settle", self._index, array(error))
 
     def call(self, method: str, *arguments: Any) -> Any:
         """One of the shard's rarer methods, with its answer."""
@@ -89,19 +89,10 @@ class RayShard(Shard):
     """Runs in the cluster; arrays travel."""
 
     def add(self, rows: dict[str, Tree]) -> bool:
-        return super().add(tree.map(_tensor, rows))
+        return super().add(tree.map(tensor_of, rows))
 
     def draw(self) -> dict[str, Tree]:
-        return tree.map(_array, super().draw())
+        return tree.map(array, super().draw())
 
     def settle(self, index: Any, error: Any) -> None:
-        super().settle(_tensor(index), _tensor(error))
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    """A copy: what Ray hands out lies in its store, and is read-only."""
-    return torch.from_numpy(array.copy())
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    return np.ascontiguousarray(tensor.detach().cpu().numpy())
+        super().settle(tensor_of(index), tensor_of(error))

@@ -27,6 +27,16 @@ def array_of(leaf: Tensor) -> tuple[tuple[int, ...], str]:
     return tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")
 
 
+def array(tensor: Tensor) -> np.ndarray:
+    """As it travels."""
+    return np.ascontiguousarray(tensor.detach().cpu().numpy())
+
+
+def tensor_of(array: np.ndarray) -> Tensor:
+    """A copy of what has travelled: what Ray hands out lies in its store, and is read-only."""
+    return torch.from_numpy(array.copy())
+
+
 def nested(like: Tree, arrays: dict[str, np.ndarray], prefix: str = "") -> Tree:
     """Shared arrays, named by path, as tensors in the shape of the tree `like`."""
     if isinstance(like, dict):

@@ -218,6 +218,11 @@ class Trainer:
             )
         if run.hold_policy:
             raise ConfigError("hold_policy is for lanes that the loop waits for; leave it or actors out")
+        if run.ray and run.actors_on_gpu and run.learners > 1:
+            raise ConfigError(
+                "actors_on_gpu shares all GPUs of a Ray cluster out, and none is left for several learners; leave one "
+                "of them out"
+            )
         lanes, gradients = run.lanes // run.actors, run.actor_gradients != "none"
         carries: Kind = "rows"
         if gradients:
