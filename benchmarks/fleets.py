@@ -155,11 +155,10 @@ def emulator_rate(env: str, seconds: float = 5.0) -> float:
 
 def contestant(args: argparse.Namespace) -> float:
     if args.what == "sleep":
+        rows = {"rollout_steps": args.rows} if args.rows else {}
         if args.only in SYNCHRONOUS:
-            settings = {"rollout_steps": args.rows, **SYNCHRONOUS[args.only]}
-            return train_rate(Sleeper, "a2c", settings, args.seconds)["rate"]
-        settings = {"rollout_steps": args.rows, "actors": args.actors or LANES}
-        return train_rate(Sleeper, "impala", settings, args.seconds)["rate"]
+            return train_rate(Sleeper, "a2c", {**rows, **SYNCHRONOUS[args.only]}, args.seconds)["rate"]
+        return train_rate(Sleeper, "impala", {**rows, "actors": args.actors or LANES}, args.seconds)["rate"]
     run = {"fleet": discarded, "actors alone": alone}[args.only]
     return run(args.env, args.actors or 2, args.seconds)
 
@@ -171,10 +170,11 @@ def main() -> None:
     parser.add_argument("--algorithm", default="impala")
     parser.add_argument("--actors", type=int, default=0)
     parser.add_argument("--lanes", type=int, default=0, help="of a train run, over all actors")
-    parser.add_argument("--rows", type=int, default=20, help="of a rollout")
+    parser.add_argument("--rows", type=int, default=0, help="of a rollout; 0: as the preset has it")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--actors-on-gpu", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--number", type=int, default=-1)
     args = parser.parse_args()
@@ -198,9 +198,10 @@ def train(args: argparse.Namespace) -> None:
     settings = {
         "actors": actors,
         "lanes": args.lanes or LANES * actors,
-        "rollout_steps": args.rows,
         "learner_device": args.device,
+        "actors_on_gpu": args.actors_on_gpu,
         "log_freq": 10,
+        **({"rollout_steps": args.rows} if args.rows else {}),
     }
     found = train_rate(args.env, args.algorithm, settings, args.seconds)
     rate = found["rate"]
