@@ -374,7 +374,7 @@ def test_list_names_every_algorithm_with_a_line(capsys: pytest.CaptureFixture[st
     assert main(["list"]) == 0
     out = capsys.readouterr().out
     for name, about in whorl.algorithms().items():
-        assert any(line.split()[0] == name and about in line for line in out.splitlines())
+        assert any(line.startswith(f"{name} ") and about in line for line in out.splitlines())
 
 
 def test_list_names_our_worlds_and_the_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -284,7 +284,7 @@ class Agent(nn.Module):
         """Steps from gradients that were found elsewhere, by a diverted copy."""
         for name, gradient, rate in gradients.steps(self.device):
             getattr(self, f"lr_{name}").copy_(rate)  # what the copy's schedule made of it
-            self._steppers[name](gradient, rate)
+            self._steppers[name](_as_they_lie(gradient, self._parameters_of[name]), rate)
         return Updated(tree.to(gradients.metrics, self.device))
 
     def anneal(self) -> None:
@@ -295,11 +295,7 @@ class Agent(nn.Module):
     def _gradients(self, name: str, loss: Tensor) -> tuple[Tensor, ...]:
         parameters = self._parameters_of[name]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        # The fused kernel walks raw storage: a gradient must lie in memory as its parameter does.
-        gradients = tuple(
-            g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
-            for g, p in zip(gradients, parameters)
-        )
+        gradients = _as_they_lie(gradients, parameters)
         if self.exchange is not None:
             self.exchange(gradients)
         return gradients
@@ -383,6 +379,13 @@ class Agent(nn.Module):
             for parameter in self._parameters_of[name]:
                 tensors += [v for v in optimizer.state[parameter].values() if isinstance(v, Tensor)]
         return tensors
+
+
+def _as_they_lie(gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Each in memory as its parameter: fused kernels walk raw storage."""
+    return tuple(
+        g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for g, p in zip(gradients, parameters)
+    )
 
 
 def _norm(gradients: tuple[Tensor, ...]) -> Tensor:

@@ -58,8 +58,11 @@ class RunConfig:
     actors_on_gpu: bool = False
     """with actors: they act on GPUs, spread evenly over those there are"""
     max_lag: int = -1
-    """with actors: how many updates old the weights of a rollout may be, older ones are dropped; 0: actors wait for
+    """with actors: how many versions old the weights of a rollout may be, older ones are dropped; 0: actors wait for
     each update; -1: as the algorithm bears it, any age or 0"""
+    slabs: int = 0
+    """with actors, without replay: rollouts of single actors that make up a batch, by whoever is first; 0: one for each
+    actor"""
     actor_gradients: Literal["none", "apart", "averaged"] = "none"
     """with actors: each learns from its own rollout, and gradients travel in place of rows, to be applied as they come
     or averaged over all actors"""

@@ -30,6 +30,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "workers": (-1, 1000),
     "actors": (0, 10_000),
     "shards": (0, 1_000),
+    "slabs": (0, 10_000),
     "max_lag": (-1, 10**6),
     "actor_restarts": (0, 10**6),
     **dict.fromkeys(("actor_hidden", "critic_hidden", "memory_size", "n_quantiles"), (1, 100_000)),

@@ -159,7 +159,7 @@ def test_calibration_measures_every_cost_of_cartpole() -> None:
     found = calibrate(CARTPOLE, "cpu", 0.0)
     # An actor of (4 + 1) * 64 + 65 * 64 + 65 * 2 weights, a critic of (4 + 1) * 64 + 65 * 64 + 65.
     assert found.gradient_bytes == 4 * (4610 + 4545)
-    assert found.weight_bytes >= found.gradient_bytes
+    assert 4 * 4610 <= found.weight_bytes < found.gradient_bytes  # actors need no critic
     assert found.env >= 0  # CartPole steps all lanes at once
     assert found.act > 0
     assert found.update > 0

@@ -5,15 +5,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import whorl
+from whorl.agent import Agent
 from whorl.config import configure
 from whorl.envs.make import find
 from whorl.errors import ConfigError
 from whorl.experience.appraisal import Appraisal
 from whorl.experience.gradients import Delivered, Gradients
+from whorl.registry import Part
 from whorl.run.actors import ActorBody, Role
 from whorl.run.collector import Collector
+from whorl.run.sharing import array, tensor_of
+from whorl.spec import Array, Discrete, Spec
 from whorl.state.policy import build_agent
 
 SMALL: dict[str, Any] = {"quiet": True, "tensorboard": False, "eval": False, "workers": 0}
@@ -103,6 +108,26 @@ def test_an_actor_finds_the_priorities_that_replay_would(settings: dict[str, Any
     assert torch.allclose(actor.sampler.state_dict()["mass"], expected, rtol=1e-6)
 
 
+def test_rollouts_whose_samples_nobody_could_match_are_told() -> None:
+    more = {
+        "prioritized": True,
+        "priority_on_add": True,
+        "memory": "lstm",
+        "stored_memory": False,
+        "stride": 5,
+    }
+    agent = build_agent(
+        configure("dqn", "CartPole-v1", {"lanes": LANES, **more}), find("CartPole-v1").spec(LANES), 0
+    )
+    with pytest.raises(ConfigError, match="rollout_steps 8 is no multiple of stride 5"):
+        Role(agent, find("CartPole-v1"), LANES, STEPS, 0.99, "priorities").cargo()
+
+
+def test_numbers_travel_as_numbers() -> None:
+    rate = tensor_of(array(torch.tensor(0.5)))
+    assert rate.shape == () and rate.item() == 0.5
+
+
 def test_priorities_of_samples_that_began_in_lost_rows_are_left_to_replay() -> None:
     agent = build_agent(
         configure("dqn", "CartPole-v1", {"lanes": 1, "prioritized": True, "capacity": 40, "n_step": 1}),
@@ -130,3 +155,23 @@ def test_the_first_actor_begins_as_a_loop_without_actors_would() -> None:
     alone = Collector(source.vector(LANES), agent, STEPS, 0.99, torch.Generator().manual_seed(5))
     alone.reset(7)
     assert torch.equal(alone.collect().action, body.collector.storage.tensors["action"])
+
+
+class Convolving(Agent):
+    """One kernel whose channels lie side by side in memory, as convolutions like it."""
+
+    def __init__(self) -> None:
+        super().__init__(Spec(Array((1,)), Discrete(2), 1), None)
+        self.net = nn.Conv2d(2, 1, 2, bias=False).to(memory_format=torch.channels_last)
+        self.add_optimizer("net", self.net, Part("Adam"), 0.1)
+        self.prepare("cpu", lambda name: torch.Generator())
+
+
+def test_gradients_that_have_travelled_move_the_weights_they_belong_to() -> None:
+    agent = Convolving()
+    before = agent.net.weight.detach().clone()
+    gradient = torch.zeros(1, 2, 2, 2)
+    gradient[0, 1, 0, 0] = 1
+    agent.apply_gradients(Gradients({"net": {"gradient": {"0": gradient}, "rate": torch.tensor(0.1)}}, {}))
+    moved = (agent.net.weight.detach() != before).nonzero().tolist()
+    assert moved == [[0, 1, 0, 0]]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import whorl
+from whorl.agent import Agent
 from whorl.config import configure
 from whorl.envs.make import find
 from whorl.errors import ConfigError, EnvError
@@ -156,37 +157,41 @@ def test_a_reader_that_was_overtaken_reads_again() -> None:
     assert found[-1] == [3.0, 3.0, 3.0]
 
 
-def test_slabs_that_are_too_old_are_dropped_and_not_counted() -> None:
-    agent = build_agent(
-        configure("impala", "CartPole-v1", {"lanes": LANES}), find("CartPole-v1").spec(LANES), 0
+class Late:
+    """A fleet whose slabs were collected with the versions it is given."""
+
+    lives: ClassVar[list[int]] = [0]
+    sent = 0
+    dashboard = ""
+
+    def __init__(self, agent: Agent, *versions: int) -> None:
+        tensors = Storage.allocate(agent, LANES, STEPS).tensors
+        self.slabs = [Slab(tensors, 0, 0, n, v, {"steps": 10.0}, 1.0) for n, v in enumerate(versions)]
+        self.released: list[int] = []
+
+    def publish(self, weights: Any, version: int, random: bool) -> None: ...
+
+    def poll(self, seconds: float) -> list[Slab]:
+        return [self.slabs.pop(0)]
+
+    def release(self, slab: Slab) -> None:
+        self.released.append(slab.version)
+
+    def alive(self) -> int:
+        return 1
+
+    def stop(self) -> None: ...
+
+
+def agent_of(lanes: int) -> Agent:
+    return build_agent(
+        configure("impala", "CartPole-v1", {"lanes": lanes}), find("CartPole-v1").spec(lanes), 0
     )
-    tensors = Storage.allocate(agent, LANES, STEPS).tensors
 
-    class Late:
-        """A fleet whose slabs were collected with the versions it is given."""
 
-        lives: ClassVar[list[int]] = [0]
-        sent = 0
-        dashboard = ""
-
-        def __init__(self, *versions: int) -> None:
-            self.slabs = [Slab(tensors, 0, 0, n, v, {"steps": 10.0}, 1.0) for n, v in enumerate(versions)]
-            self.released: list[int] = []
-
-        def publish(self, weights: Any, version: int, random: bool) -> None: ...
-
-        def poll(self, seconds: float) -> list[Slab]:
-            return [self.slabs.pop(0)]
-
-        def release(self, slab: Slab) -> None:
-            self.released.append(slab.version)
-
-        def alive(self) -> int:
-            return 1
-
-        def stop(self) -> None: ...
-
-    fleet = Late(1, 2, 4)
+def test_slabs_that_are_too_old_are_dropped_and_not_counted() -> None:
+    agent = agent_of(LANES)
+    fleet = Late(agent, 1, 2, 4)
     role = Role(agent, find("CartPole-v1"), LANES, STEPS, 0.99)
     collector = FleetCollector(fleet, role, agent, 1, max_lag=1)
     collector.version = 4
@@ -196,3 +201,26 @@ def test_slabs_that_are_too_old_are_dropped_and_not_counted() -> None:
     assert collector.tally.drain()["steps"] == 10
     told = collector.metrics()
     assert (told["actors/dropped_steps"], told["actors/lag_max"]) == (20, 1)
+
+
+def test_a_batch_may_be_made_of_fewer_slabs_than_there_are_actors() -> None:
+    agent = agent_of(4 * LANES)
+    fleet = Late(agent, 1, 1, 1)
+    role = Role(agent, find("CartPole-v1"), LANES, STEPS, 0.99)
+    collector = FleetCollector(fleet, role, agent, 4, max_lag=None, slabs=2)
+    collector.start()
+    assert collector.finish().shape == (STEPS, 2 * LANES)
+    assert len(fleet.slabs) == 1 and collector.tally.drain()["steps"] == 20
+
+
+@pytest.mark.parametrize(("algorithm", "given", "message"), [
+    ("impala", {"slabs": 3}, "3 are more than the 2 actors"),
+    ("dqn", {"slabs": 1}, "replay takes rows of all lanes in"),
+    ("a2c", {"slabs": 1}, "these actors wait for each update"),
+    ("impala", {"slabs": 1, "normalize_reward": True}, "normalize_reward follows each lane"),
+])  # fmt: skip
+def test_slabs_that_can_not_make_up_a_batch_are_told(
+    algorithm: str, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        whorl.load("CartPole-v1", algorithm, {**SMALL, **given}).train()

@@ -1,5 +1,6 @@
 """Actors on a Ray cluster of two nodes on this machine: what they bring, and what becomes of those that die."""
 
+import json
 import os
 import secrets
 import signal
@@ -177,6 +178,63 @@ def test_an_environment_that_raises_is_tried_a_few_times_and_then_named(cluster:
     with pytest.raises(EnvError, match=r"actor 0 failed 2 times in a row, .*the joint is jammed"):
         whorl.load(Broken, "impala", settings).train()
     assert not ray.is_initialized()
+
+
+def test_gradients_come_from_a_cluster_as_from_processes(cluster: Any, tmp_path: Path) -> None:
+    more = {
+        "runs": str(tmp_path),
+        "rollout_steps": 4,
+        "total_steps": 100,
+        "log_freq": 1,
+        "ray": cluster.address,
+    }
+    trainer = whorl.load("CartPole-v1", "a3c", {**SMALL, **more})
+    assert trainer.train().steps >= 100
+    assert trainer.agent.updates == trainer.epoch > 0
+    assert not ray.is_initialized()
+
+
+class Kill(whorl.Callback):
+    """The end of a shard in the middle of a run."""
+
+    def on_update(self, trainer: Any, row: dict[str, Any]) -> None:
+        if trainer.epoch == 8:
+            ray.kill(trainer.experience.links[1].actor)
+
+
+def test_shards_on_a_cluster_serve_and_one_that_dies_is_replaced(cluster: Any, tmp_path: Path) -> None:
+    more = {
+        "runs": str(tmp_path),
+        "rollout_steps": 4,
+        "total_steps": 600,
+        "log_freq": 1,
+        "ray": cluster.address,
+    }
+    replay = {
+        "shards": 2,
+        "learn_after": 64,
+        "ratio": 0.1,
+        "batch_size": 8,
+        "capacity": 400,
+        "random_steps": 0,
+    }
+    trainer = whorl.load("CartPole-v1", "apex_dqn", {**SMALL, **more, **replay}, callbacks=[Kill()])
+    result = trainer.train()
+    assert int(0.1 * (result.steps - ACTORS * LANES * 4 - 64)) <= trainer.agent.updates
+    rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert (rows[-1]["shards/replaced"], rows[-1]["shards/ready"]) == (1, 2)
+
+
+def test_gpus_that_a_cluster_does_not_have_are_told(cluster: Any) -> None:
+    with pytest.raises(ConfigError, match="the Ray cluster has no GPU"):
+        whorl.load("CartPole-v1", "impala", {**SMALL, "actors_on_gpu": True, "ray": cluster.address}).build()
+    assert not ray.is_initialized()
+
+
+def test_what_can_not_be_sent_is_told_before_anything_is_started() -> None:
+    more = {"actor_gradients": "apart", "ray": f"{LOOPBACK}:1"}
+    with pytest.raises(ConfigError, match="DQN learns from replay"):
+        whorl.load("CartPole-v1", "dqn", {**SMALL, **more}).build()
 
 
 def test_actors_on_two_nodes_bring_rollouts_and_every_step_is_counted_once(collector: FleetCollector) -> None:

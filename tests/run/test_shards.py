@@ -17,9 +17,10 @@ from whorl.api import load_run
 from whorl.config import configure
 from whorl.envs.make import find
 from whorl.errors import ConfigError
+from whorl.experience.batch import Batch
 from whorl.experience.replay import replay_of
 from whorl.run.collector import Collector
-from whorl.run.shards import ShardedReplay
+from whorl.run.shards import Shard, ShardedReplay
 from whorl.state.policy import build_agent
 
 LANES, STEPS = 4, 8
@@ -83,7 +84,7 @@ def test_errors_find_the_rows_of_the_shard_that_they_were_drawn_from(fed: Fed) -
     for _ in range(4):
         fed.replay.add(fed.collector.collect())
         for _, batch in fed.replay.due():
-            number = fed.replay.links.index(fed.replay._from)  # type: ignore[arg-type]
+            number = fed.replay.links.index(fed.replay._from[0])  # type: ignore[index]
             index = batch.extras["index"].clone()
             taken.append((number, index))
             fed.replay.settle(batch, SimpleNamespace(priority=(1.0 + index + 100 * number).unsqueeze(0)))
@@ -93,6 +94,75 @@ def test_errors_find_the_rows_of_the_shard_that_they_were_drawn_from(fed: Fed) -
         seen = torch.cat([index for of, index in taken if of == number]).unique()
         expected = (1.0 + seen + 100 * number + 1e-6) ** fed.agent.cfg.priority_alpha
         assert torch.allclose(mass[seen].double(), expected.double(), rtol=1e-4)
+
+
+class Slow:
+    """In place of a GPU: batches are copied, and errors are there only when the next ones are."""
+
+    def send(self, batch: Batch) -> Batch:
+        return batch.replace(**tree.clone(batch.tensors()))
+
+    def fetch(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return tree.clone(tensors)
+
+    def wait(self) -> None: ...
+
+
+@pytest.mark.parametrize("fed", [{"shards": 1, "prioritized": True}], indirect=True)
+def test_errors_that_come_late_find_their_own_rows(fed: Fed) -> None:
+    fed.replay._transfer = Slow()  # type: ignore[assignment]
+    taken = []
+    for _ in range(4):
+        fed.replay.add(fed.collector.collect())
+        for _, batch in fed.replay.due():
+            taken.append(batch.extras["index"])
+            fed.replay.settle(batch, SimpleNamespace(priority=(1.0 + taken[-1]).unsqueeze(0)))
+    assert len(taken) > 10
+    mass = fed.replay.state_dict()["shards"][0]["sampler"]["mass"]
+    seen = torch.cat(taken).unique()
+    expected = (1.0 + seen + 1e-6) ** fed.agent.cfg.priority_alpha
+    assert torch.allclose(mass[seen].double(), expected.double(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("fed", [{"shards": 2, "ratio": 0.5}], indirect=True)
+def test_a_shard_that_dies_while_it_draws_is_not_waited_for(fed: Fed) -> None:
+    for _ in range(4):
+        fed.replay.add(fed.collector.collect())
+    due = fed.replay.due()
+    drawn = [next(due)]  # both shards were asked for two batches
+    victim = fed.replay.links[0].servant
+    os.kill(victim.pid, signal.SIGKILL)
+    victim._process.wait()
+    drawn += due
+    assert fed.replay.lives == [1, 0]
+    assert len(drawn) == fed.replay.drawn == int(0.5 * (fed.replay.steps - 40))
+
+
+@pytest.mark.parametrize("fed", [{"shards": 1, "ratio": 0.29, "learn_after": 0}], indirect=True)
+def test_updates_are_due_as_often_as_without_shards(fed: Fed) -> None:
+    stream = torch.Generator().manual_seed(0)
+    own = replay_of(fed.agent.cfg, fed.agent.spec, torch.device("cpu"), stream, lambda batch: batch.mask)
+    for _ in range(12):
+        rollout = fed.collector.collect()
+        own.add(rollout)
+        fed.replay.add(rollout)
+        for _ in own.due():
+            pass
+        for _, batch in fed.replay.due():
+            fed.replay.settle(batch, SimpleNamespace(priority=None))
+        assert fed.replay.drawn == own.drawn
+
+
+def test_a_shard_that_has_lost_the_beginning_of_its_only_episode_says_so() -> None:
+    given = {"lanes": 1, "capacity": 40, "memory": "gru", "whole_episodes": True, "sequence": 8}
+    source = find("MountainCar-v0")  # whose episodes last for 200 steps
+    agent = build_agent(configure("dqn", source.id, given), source.spec(1), 0)
+    collector = Collector(source.vector(1), agent, STEPS, 0.99, torch.Generator().manual_seed(1))
+    collector.reset(3)
+    shard = Shard(agent.cfg, agent.spec, agent.stored(), 0)
+    with pytest.raises(ConfigError, match="no episode begins in the 40 rows that replay holds of each lane"):
+        for _ in range(8):
+            shard.add({**collector.collect().tensors(), "cut": torch.zeros(1, dtype=torch.bool)})
 
 
 def settings(folder: Path, **more: Any) -> dict[str, Any]:
@@ -149,6 +219,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path: Path) -> None
 @pytest.mark.parametrize(("given", "message"), [
     ({"shards": 3}, "3 shards can't share 4 lanes evenly"),
     ({"priority_on_add": True}, "priority_on_add with shards takes actors"),
+    ({"replay_device": "cuda"}, "shards lie in host memory"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_shards_are_told(
     tmp_path: Path, given: dict[str, Any], message: str

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from whorl.config import ReplayConfig
+from whorl.errors import ConfigError
 from whorl.experience.batch import Batch
 from whorl.experience.replay import starts, view_of, weighted
 from whorl.experience.ring import Ring, history_of
@@ -39,7 +40,7 @@ class Appraisal:
         stride = self.view.stride
         slots = -(-(steps + self.view.span + history_of(spec) + 1) // stride) * stride
         self.ring = Ring(spec, slots * spec.lanes, device, memory=memory, stride=stride)
-        self.count = steps // stride
+        self.count = completed(cfg, steps)
 
     def empty(self) -> Tensor:
         """As `add` gives it, with nothing found."""
@@ -59,3 +60,14 @@ class Appraisal:
             errors = sample_error(self.errors(batch), batch.mask, cfg.priority_eta)
             found[-(len(new) // self.lanes) :] = errors.reshape(-1, self.lanes)
         return found
+
+
+def completed(cfg: ReplayConfig, steps: int) -> int:
+    """How many samples of a lane a rollout of `steps` rows completes: as many each time, or nobody could match them."""
+    stride = view_of(cfg).stride
+    if steps % stride:
+        raise ConfigError(
+            f"rollout_steps {steps} is no multiple of stride {stride}, but actors find the priorities of samples that "
+            "start every so many rows; change one of them, or leave priority_on_add out"
+        )
+    return steps // stride

@@ -192,8 +192,8 @@ class Replay(Experience):
 
     def due(self) -> Iterator[tuple[str, Batch]]:
         total = int(self.ratio * max(0, self.steps - self.learn_after))
-        if self.drawn < total and isinstance(self.view, Sequences) and self.view.whole:
-            self._require_start()
+        if self.drawn < total:
+            self.require_start()
         while self.drawn < total:
             # What is drawn evenly does not depend on what was learned: several batches cost little more than one.
             for batch in self.samples(min(total - self.drawn, self._together)):
@@ -312,9 +312,11 @@ class Replay(Experience):
         self.sampler.load_state_dict(state["sampler"])
         self._late = tree.clone(state["late"])
 
-    def _require_start(self) -> None:
+    def require_start(self) -> None:
         """Raise where an episode is so long that the ring has lost its beginning, in every lane."""
         ring = self.ring
+        if not isinstance(self.view, Sequences) or not self.view.whole or not ring.first_start():
+            return
         every = starts(ring, self.view, ring.first_start(), ring.rows - self.view.span)
         if not bool(self.view.allowed(ring, every).any()):
             raise ConfigError(

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from whorl.agent import Agent
+from whorl.config import RunConfig
 from whorl.envs.make import Source
+from whorl.errors import ConfigError
 from whorl.run.cargo import Appraised, Cargo, Gradients, Rows
 from whorl.run.collector import Collector, Storage, acting
 from whorl.tree import Tree
@@ -66,10 +68,10 @@ class Role:
         """What an actor must know of the learner's agent: what acting reads, or all where it learns or appraises."""
         return agent.acting_tensors() if self.carries == "rows" else [*agent.parameters(), *agent.buffers()]
 
-    def cargo(self, storage: Storage | None = None) -> Cargo:
-        """What travels; without a storage one is made, to see what it looks like."""
+    def cargo(self, storage: Storage | None = None, seed: int = 0) -> Cargo:
+        """What travels; without a storage one is made, to see what it looks like. `seed` is for what it draws."""
         storage = storage or Storage.allocate(self.agent, self.lanes, self.steps)
-        return CARGOES[self.carries](self.agent, storage, self.gamma)
+        return CARGOES[self.carries](self.agent, storage, self.gamma, seed)
 
 
 class ActorBody:
@@ -93,7 +95,7 @@ class ActorBody:
         lanes = role.source.vector(role.lanes, device)
         self.collector = Collector(lanes, self.agent, role.steps, role.gamma, generator, numbers=numbers)
         self.collector.reset(env)
-        self.cargo = role.cargo(self.collector.storage)
+        self.cargo = role.cargo(self.collector.storage, act)
         self.number = 0
 
     @property
@@ -113,3 +115,26 @@ class ActorBody:
 
     def close(self) -> None:
         self.collector.env.close()
+
+
+def check_actors(run: RunConfig) -> None:
+    """Raise where a setting would have no effect: those of actors without any, and those of others beside them."""
+    if not run.actors:
+        if run.ray and run.learners == 1:
+            raise ConfigError(f"ray is {run.ray!r}, but nothing would run there; set actors or learners")
+        for name in ("actor_gradients", "actors_on_gpu", "max_lag", "slabs"):
+            if getattr(run, name) != getattr(RunConfig, name):
+                raise ConfigError(
+                    f"{name} is {getattr(run, name)!r}, but there are no actors; set actors, or leave it out"
+                )
+        return
+    if run.actor_gradients != "none" and run.max_lag >= 0:
+        raise ConfigError(
+            f"max_lag is {run.max_lag}, but actors whose gradients travel wait until theirs are applied; leave it out"
+        )
+    if run.workers > 0:
+        raise ConfigError(f"workers is {run.workers}, but actors step their lanes themselves; leave it out")
+    if run.worker_device.startswith("cuda"):
+        raise ConfigError(f"worker_device is {run.worker_device!r}, but actors act; use actors_on_gpu")
+    if run.actors_on_gpu and not run.ray and not torch.cuda.is_available():
+        raise ConfigError("actors_on_gpu is true, but torch sees no GPU here; leave it out")

@@ -14,6 +14,7 @@ import torch
 
 from whorl import tree
 from whorl.agent import Agent
+from whorl.experience.appraisal import completed
 from whorl.experience.batch import Batch
 from whorl.experience.gradients import Gradients
 from whorl.experience.replay import FIRST, view_of
@@ -24,6 +25,8 @@ from whorl.tree import Tree
 
 SHOWN = 8
 """actors whose own speed is told"""
+PATIENCE = 30.0
+"""seconds that those who wait for each other wait, at first, until all have started"""
 
 
 class FleetCollector:
@@ -33,32 +36,41 @@ class FleetCollector:
         agent: the policy's copy whose weights are published.
         max_lag: how many versions old the weights of a slab may be; None: any age will do; 0: actors wait for each
             version, and each is in every rollout once.
+        slabs: that make up a rollout; 0: as many as there are actors.
     """
 
-    def __init__(self, fleet: Fleet, role: Role, agent: Agent, actors: int, max_lag: int | None) -> None:
+    def __init__(
+        self, fleet: Fleet, role: Role, agent: Agent, actors: int, max_lag: int | None, slabs: int = 0
+    ) -> None:
         self.fleet, self.role, self.agent, self.max_lag = fleet, role, agent, max_lag
         self.lanes, self.gamma, self.steps = role.lanes, role.gamma, role.steps
         self.tally = Sums()
-        self.version = 0
-        self.gaps = torch.zeros(actors * role.lanes, dtype=torch.bool)
+        self.version, self._actors = 0, actors
+        shares = slabs or actors
+        self.gaps = torch.zeros(shares * role.lanes, dtype=torch.bool)
         """lanes whose rows do not go on from those of the rollout before"""
-        self._held: list[tuple[int, int, int]] = [(-1, 0, 0)] * actors
+        self._held: list[tuple[int, int, int]] = [(-1, 0, 0)] * shares
         """the slab that each share of the lanes held last"""
+        self._unbroken = [0] * shares
+        """slabs before that one which it and others go on from"""
         self._ready: deque[Slab] = deque()
         self._taken: list[Slab] = []
         """slabs whose actors wait for the next version"""
+        self._met, self._standing_in = False, 0
+        self._replaced = self._lived = 0
+        """replacements before this sitting, and lives that were over by then"""
         self._told: dict[str, list[float]] = {}
         self._sent = 0
-        self._allocate(actors)
+        self._allocate(shares * role.lanes)
 
-    def _allocate(self, actors: int) -> None:
-        self.storage = Storage.allocate(self.agent, actors * self.lanes, self.steps)
+    def _allocate(self, lanes: int) -> None:
+        self.storage = Storage.allocate(self.agent, lanes, self.steps)
         self._tensors: dict[str, Tree] = dict(self.storage.tensors)
         if self.role.carries == "priorities":
-            # How many of a slab's first samples began in the slab before.
+            # How many of a slab's samples began in slabs before.
             self._earlier = view_of(self.agent.cfg).span // view_of(self.agent.cfg).stride
-            count = self.steps // view_of(self.agent.cfg).stride
-            self._tensors[FIRST] = torch.full((count, actors * self.lanes), torch.nan)
+            self._completed = completed(self.agent.cfg, self.steps)
+            self._tensors[FIRST] = torch.full((self._completed, lanes), torch.nan)
 
     def reset(self, seed: int) -> None:
         """Actors start their lanes themselves."""
@@ -70,6 +82,7 @@ class FleetCollector:
         for slab in self._taken:
             self.fleet.release(slab)
         self._taken.clear()
+        self._standing_in = 0
 
     def finish(self, cut: bool = False) -> Any:
         """A rollout of all lanes, as soon as it is there."""
@@ -89,10 +102,11 @@ class FleetCollector:
 
     def _next(self) -> Slab:
         """A slab that is young enough; what is wanted of it must be copied at once."""
+        began = time.perf_counter()
         while True:
             while not self._ready:
                 self._ready.extend(self.fleet.poll(1.0))
-                self._stand_in()
+                self._stand_in(time.perf_counter() - began)
             self._tell("queue", len(self._ready) - 1)
             slab = self._ready.popleft()
             lag = self.version - slab.version if slab.version else 0
@@ -103,10 +117,12 @@ class FleetCollector:
             self._tell("dropped", slab.seen["steps"])
             self.fleet.release(slab)
 
-    def _stand_in(self) -> None:
-        """Where actors wait for each other, and one has no place to run: another collects its share too."""
-        missing = self.fleet.alive() < len(self._held)
-        if not self._ready and missing and self._taken and self.version > 1:
+    def _stand_in(self, waited: float) -> None:
+        """Where actors wait for each other, and some have no place to run: others collect their shares too."""
+        missing = self._actors - self.fleet.alive()
+        self._met = self._met or not missing or waited > PATIENCE
+        if self._met and not self._ready and self._taken and self._standing_in < missing:
+            self._standing_in += 1
             self.fleet.release(self._taken.pop(0))
 
     def _count(self, slab: Slab) -> None:
@@ -132,8 +148,11 @@ class FleetCollector:
         tree.map(lambda into, value: into[:, lanes].copy_(value), self._tensors, slab.tensors)
         gap = self._held[place] != slab.follows
         self.gaps[lanes] = gap
-        if gap and FIRST in self._tensors:
-            self._tensors[FIRST][: self._earlier, lanes] = torch.nan
+        self._unbroken[place] = 0 if gap else self._unbroken[place] + 1
+        if FIRST in self._tensors:
+            # Of samples that began before a gap the actor saw other rows.
+            lost = max(0, self._earlier - self._unbroken[place] * self._completed)
+            self._tensors[FIRST][:lost, lanes] = torch.nan
         self._held[place] = slab.name
         self._done_with(slab)
 
@@ -147,7 +166,7 @@ class FleetCollector:
         sent, self._sent = self.fleet.sent - self._sent, self.fleet.sent
         found = {
             "actors/alive": float(self.fleet.alive()),
-            "actors/replaced": float(sum(self.fleet.lives)),
+            "actors/replaced": float(self.replaced),
             "actors/lag": sum(lags) / len(lags),
             "actors/lag_max": max(lags),
             "actors/dropped_steps": sum(told.pop("dropped", [])),
@@ -158,6 +177,11 @@ class FleetCollector:
         }
         return found | {name: sum(each) / len(each) for name, each in told.items()}
 
+    @property
+    def replaced(self) -> int:
+        """How many actors were, earlier sittings of a resumed run included."""
+        return self._replaced + sum(self.fleet.lives) - self._lived
+
     def close(self) -> None:
         self.fleet.stop()
 
@@ -165,12 +189,14 @@ class FleetCollector:
         return {
             "version": self.version,
             "lives": [life + 1 for life in self.fleet.lives],
+            "replaced": self.replaced,
             "tally": self.tally.sums,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Actors begin new episodes: which rollouts were under way is not repeated."""
         self.version, self.fleet.lives = int(state["version"]), [int(life) for life in state["lives"]]
+        self._replaced, self._lived = int(state["replaced"]), sum(self.fleet.lives)
         self.tally.sums = dict(state["tally"])
 
 
@@ -181,7 +207,7 @@ class GradientCollector(FleetCollector):
         self._wanted = actors if averaged else 1
         super().__init__(fleet, role, agent, actors, 0 if averaged else None)
 
-    def _allocate(self, actors: int) -> None:
+    def _allocate(self, lanes: int) -> None:
         """There are no rows."""
 
     def finish(self, cut: bool = False) -> list[Gradients]:

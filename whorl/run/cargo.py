@@ -1,7 +1,8 @@
 """What an actor makes of a rollout before it is sent: nothing, first priorities for replay, or gradients."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from itertools import count
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ class Cargo(Protocol):
 class Rows:
     """The rollout as it is."""
 
-    def __init__(self, agent: Agent, storage: Storage, gamma: float) -> None:
+    def __init__(self, agent: Agent, storage: Storage, gamma: float, seed: int) -> None:
         self.tensors = storage.tensors
 
     def load(self, rollout: Batch) -> None:
@@ -38,8 +39,8 @@ class Rows:
 class Appraised:
     """The rollout, and how wrong the actor's copy of the agent is about the samples that it completes (Ape-X)."""
 
-    def __init__(self, agent: Agent, storage: Storage, gamma: float) -> None:
-        _prepare(agent)
+    def __init__(self, agent: Agent, storage: Storage, gamma: float, seed: int) -> None:
+        _prepare(agent, seed)
         spec = agent.spec.with_lanes(storage.reset.shape[1])
         self._appraisal = Appraisal(
             agent.cfg, spec, agent.device, agent.errors, agent.stored(), storage.steps
@@ -58,9 +59,9 @@ class Gradients:
 
     _advice: ClassVar[str] = "leave actor_gradients out"
 
-    def __init__(self, agent: Agent, storage: Storage, gamma: float) -> None:
+    def __init__(self, agent: Agent, storage: Storage, gamma: float, seed: int) -> None:
         self.agent = agent
-        _prepare(agent)
+        _prepare(agent, seed)
         self._found: dict[str, dict[str, Tree]] = {}
         agent.divert(self._take)
         if isinstance(agent.cfg, ReplayConfig):
@@ -94,11 +95,7 @@ class Gradients:
         self._found[name] = {"gradient": numbered, "rate": rate.clone()}
 
 
-def _prepare(agent: Agent) -> None:
-    """What an update draws at random, in an actor, comes from a stream of its own."""
-    seeds: dict[str, Any] = {}
-
-    def stream(name: str) -> torch.Generator:
-        return seeds.setdefault(name, torch.Generator(agent.device).manual_seed(len(seeds)))
-
-    agent.prepare(agent.device, stream)
+def _prepare(agent: Agent, seed: int) -> None:
+    """What an update draws at random, in an actor, comes from streams of its own."""
+    numbers = count(seed)
+    agent.prepare(agent.device, lambda name: torch.Generator(agent.device).manual_seed(next(numbers)))

@@ -6,7 +6,7 @@ waits, alone. One that dies, or whose environment raises, is replaced, a bounded
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -128,8 +128,8 @@ class ProcessFleet:
         self.lives, self.sent = [0] * actors, 0
         self._random = False
         self._packed = cloudpickle.dumps(role)
-        self._weights = Weights(role.weights(role.agent))
         self._layout = role.cargo().tensors
+        self._weights = Weights(role.weights(role.agent))
         self._threads = ThreadPoolExecutor(actors, thread_name_prefix="fleet")
         self._places: list[_Place] = []
 
@@ -144,8 +144,11 @@ class ProcessFleet:
         return sum(place.member is not None for place in self._places)
 
     def poll(self, seconds: float) -> list[Slab]:
+        starting = [place.starting for place in self._places if place.starting is not None]
+        if starting and not self.alive():
+            wait(starting, seconds, FIRST_COMPLETED)
         for number, place in enumerate(self._places):
-            if place.starting is not None and (place.starting.done() or not self.alive()):
+            if place.starting is not None and place.starting.done():
                 self._arrived(number, place)
         members = {place.member.servant: place.member for place in self._places if place.member}
         found = []
@@ -192,7 +195,10 @@ class ProcessFleet:
         segment = Segment(blocks)
         handles = (self._weights.segment.handle, segment.handle)
         told = (self._packed, number, self.seed(number, life), self.ahead, blocks, *handles)
-        servant = Servant(f"actor {number}", ProcessActor, told, handles)
+        try:
+            servant = Servant(f"actor {number}", ProcessActor, told, handles)
+        finally:
+            segment.release()
         try:
             servant.take()
             for buffer in range(self.ahead):
@@ -200,8 +206,6 @@ class ProcessFleet:
         except BaseException:
             servant.close()
             raise
-        finally:
-            segment.release()
         buffers = [nested(self._layout, segment.arrays, f"{buffer}") for buffer in range(self.ahead)]
         return Member(number, servant, buffers)
 

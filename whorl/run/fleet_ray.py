@@ -80,8 +80,12 @@ class RayFleet:
         self._complained = False
         # As bytes: arrays that Ray pickles itself are read-only over there, and an environment may hold some.
         packed = cloudpickle.dumps(role)
+        role.cargo()  # where that can't be made, one hears of it here, and at once
         self._ray, self._connected, self.dashboard = connect(address, actors)
         gpus = int(self._ray.cluster_resources().get("GPU", 0)) if role.on_gpu else 0
+        if role.on_gpu and not gpus:
+            self.stop()
+            raise ConfigError("actors_on_gpu is true, but the Ray cluster has no GPU; leave it out")
         options = {"num_cpus": 1, "num_gpus": share(gpus, actors), "scheduling_strategy": "SPREAD"}
         self._kind = self._ray.remote(**options)(RayActor)
         self._packed = self._ray.put(packed)

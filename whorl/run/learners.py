@@ -50,7 +50,8 @@ def check_learners(agent: Agent, run: RunConfig, experience: Any) -> None:
         )
     rollouts = isinstance(experience, Rollouts)
     if rollouts:
-        _check_even(run.learners, "lanes", run.lanes)
+        shared = run.lanes // max(run.actors, 1) * run.slabs if run.slabs else run.lanes
+        _check_even(run.learners, "lanes" if shared == run.lanes else "lanes of a batch", shared)
     if hasattr(agent.cfg, "batch_size"):
         _check_even(run.learners, "batch_size", agent.cfg.batch_size, agent.stride if rollouts else 1)
 

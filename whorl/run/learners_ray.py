@@ -43,6 +43,12 @@ class RayReplicas:
 
     def start(self, posts: list[Post]) -> None:
         gpus = 1 if posts[0].place.device.startswith("cuda") else 0
+        there = self._ray.cluster_resources().get("GPU", 0)
+        if gpus * len(posts) > there:
+            raise ConfigError(
+                f"{len(posts)} more learners take a GPU each, but the cluster has {there:g}; use fewer learners, or "
+                "learner_device cpu"
+            )
         # No CPU is held: those of a small cluster may all be the actors'.
         kind = self._ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(
             RayReplica

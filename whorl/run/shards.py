@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,14 +22,15 @@ from whorl import tree
 from whorl.agent import Agent
 from whorl.config import ReplayConfig
 from whorl.envs.shared import Block, Segment
-from whorl.errors import ConfigError, EnvError
+from whorl.errors import CheckpointError, ConfigError, EnvError
 from whorl.experience.batch import Batch
 from whorl.experience.replay import Transfer, replay_of, view_of, weighted
 from whorl.experience.ring import Ring, history_of
 from whorl.experience.samplers import sample_error
 from whorl.run.servant import DiedError, Servant
-from whorl.run.sharing import array_of, nested
+from whorl.run.sharing import array, array_of, nested, tensor_of
 from whorl.spec import Spec
+from whorl.state import files
 from whorl.state.segments import Segments
 from whorl.tree import Tree
 
@@ -50,6 +53,7 @@ class Shard:
         given = dict(rows)
         self.replay.cut(given.pop(CUT))
         self.replay.add(Batch(**given))
+        self.replay.require_start()
         ring = self.replay.ring
         return ring.rows > self.replay.view.span + ring.history + 1
 
@@ -58,13 +62,20 @@ class Shard:
         return self.replay.sample().tensors()
 
     @torch.no_grad()
-    def settle(self, index: Tensor, error: Tensor) -> None:
+    def settle(self, index: np.ndarray, error: np.ndarray) -> None:
         """Errors of the samples that start at `index`."""
-        self.replay.sampler.settle(index, torch.ones_like(error), error)
+        found = tensor_of(error)
+        self.replay.sampler.settle(tensor_of(index), torch.ones_like(found), found)
 
     def open_store(self, folder: str, ahead: bool) -> None:
         """Keep rows in files from now on."""
-        Path(folder).parent.mkdir(exist_ok=True)
+        try:
+            Path(folder).parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"a replay shard can't write {folder}: {files.reason(error)}; where shards run on other machines the "
+                "run folder must be on a disk that all of them share"
+            ) from None
         self.replay.store = Segments(Path(folder), self.replay.ring, ahead=ahead)
 
     def names(self) -> list[str]:
@@ -91,7 +102,7 @@ class Shard:
 
 
 class ProcessShard(Shard):
-    """A shard whose rollouts, batches and errors lie in shared memory."""
+    """A shard whose rollouts and batches lie in shared memory."""
 
     def __init__(self, layout: dict[str, Tree], blocks: list[Block], handle: int | str, *told: Any) -> None:
         super().__init__(*told)
@@ -102,10 +113,6 @@ class ProcessShard(Shard):
 
     def draw_into(self, buffer: int) -> None:
         tree.copy_(self.shared[buffer]["batch"], self.draw())
-
-    def settle_from(self, buffer: int) -> None:
-        shared = self.shared[buffer]
-        self.settle(shared["batch"]["extras"]["index"], shared["error"])
 
 
 class Link:
@@ -158,11 +165,9 @@ class Link:
         self._taken += 1
         return self._shared[(self._taken - 1) % AHEAD]["batch"]
 
-    def settle(self, error: Tensor) -> None:
-        """Errors [B] of the batch that was taken last."""
-        buffer = (self._taken - 1) % AHEAD
-        self._shared[buffer]["error"].copy_(error)
-        self._post("settle_from", buffer)
+    def settle(self, index: Tensor, error: Tensor) -> None:
+        """Errors [B] of the samples that start at `index`."""
+        self._post("settle", array(index), array(error))
 
     def call(self, method: str, *arguments: Any) -> Any:
         """One of the shard's rarer methods, with its answer."""
@@ -177,8 +182,8 @@ class Link:
     def close(self) -> None:
         self.servant.close()
 
-    def _post(self, method: str, buffer: int) -> None:
-        self.servant.post(method, buffer)
+    def _post(self, method: str, *arguments: Any) -> None:
+        self.servant.post(method, *arguments)
         self._pending.append(method)
 
     def _take(self) -> str:
@@ -225,14 +230,17 @@ class ShardedReplay:
         self._layout = {
             "rows": _share(sent, slice(0, self.lanes)),
             "batch": self._template.tensors(),
-            "error": torch.zeros(cfg.batch_size),
         }
+        self._ratio, view = Fraction(str(cfg.ratio)), view_of(cfg)
+        # As beside the learner: at least one start of some lane is whole by then.
+        self._learn_after = max(cfg.learn_after, agent.spec.lanes * (view.span + view.stride - 1))
         self.steps = self.drawn = self._turn = 0
         self.lives, self._failures = [0] * cfg.shards, [0] * cfg.shards
         self._cut = torch.zeros(agent.spec.lanes, dtype=torch.bool)
         self._transfer = Transfer(device) if device.type == "cuda" else None
-        self._from: Link | None = None
-        self._late: tuple[Link, dict[str, Tensor]] | None = None
+        self._from: tuple[Link, Tensor] | None = None
+        """of the newest batch, where errors matter: the shard, and the rows at which samples start"""
+        self._late: tuple[Link, Tensor, Tensor] | None = None
         self._stored: tuple[Path, bool] | None = None
         self.links = [self._open(number) for number in range(cfg.shards)]
 
@@ -249,40 +257,43 @@ class ShardedReplay:
         self.steps += int(rollout.mask.sum())
 
     def due(self) -> Iterator[tuple[str, Batch]]:
-        total = int(self.cfg.ratio * max(0, self.steps - self.cfg.learn_after))
-        asked: deque[int] = deque()
+        total = int(self._ratio * max(0, self.steps - self._learn_after))
+        asked: deque[Link] = deque()
         while self.drawn < total:
             while len(asked) < total - self.drawn and (number := self._next()) is not None:
                 if self._try(number, lambda link: link.ask()):
-                    asked.append(number)
+                    asked.append(self.links[number])
+            # What a dead one was asked for never comes.
+            asked = deque(link for link in asked if link in self.links)
             if not asked:
                 self._look()
                 if not any(link.free for link in self.links):
                     return  # the rows of all shards are too few yet
                 continue
-            number = asked.popleft()
+            link = asked.popleft()
+            number = self.links.index(link)
             tensors = self._try(number, lambda link: link.take())
             if not tensors:
-                asked = deque(other for other in asked if other != number)
                 continue
             self._failures[number] = 0
-            self._from = self.links[number]
+            if self.cfg.prioritized:
+                self._from = link, tensors["extras"]["index"].clone()
             self.drawn += 1
             batch = self._template.replace(**tensors)
             yield "update", batch if self._transfer is None else self._transfer.send(batch)
 
     @torch.no_grad()
     def settle(self, batch: Batch, updated: Any) -> None:
-        if not self.cfg.prioritized or self._from is None:
+        if self._from is None:
             return
         if updated.priority is None:
             raise ValueError("prioritized replay needs Updated.priority, errors [B] or [T, B]")
         error = sample_error(updated.priority.detach(), batch.mask, self.cfg.priority_eta)
         if self._transfer is None:
-            self._settle(self._from, error)
+            self._settle(*self._from, error)
             return
         self._flush()  # of the update before this one, which is over by now
-        self._late = self._from, self._transfer.fetch({"error": error})
+        self._late = *self._from, self._transfer.fetch({"error": error})["error"]
 
     def metrics(self) -> dict[str, float]:
         """What became of the shards."""
@@ -380,16 +391,15 @@ class ShardedReplay:
         for number in range(len(self.links)):
             self._try(number, lambda link: link.wait())
 
-    def _settle(self, link: Link, error: Tensor) -> None:
+    def _settle(self, link: Link, index: Tensor, error: Tensor) -> None:
         if link in self.links:
-            self._try(self.links.index(link), lambda link: link.settle(error))
+            self._try(self.links.index(link), lambda link: link.settle(index, error))
 
     def _flush(self) -> None:
         if self._late is not None and self._transfer is not None:
             self._transfer.wait()
-            link, given = self._late
-            self._late = None
-            self._settle(link, given["error"])
+            late, self._late = self._late, None
+            self._settle(*late)
 
 
 def check_shards(cfg: ReplayConfig, lanes: int, actors: int) -> None:
@@ -398,6 +408,8 @@ def check_shards(cfg: ReplayConfig, lanes: int, actors: int) -> None:
         raise ConfigError(
             f"{cfg.shards} shards can't share {lanes} lanes evenly; use a number that divides {lanes}"
         )
+    if cfg.replay_device == "cuda":
+        raise ConfigError("replay_device is 'cuda', but shards lie in host memory; leave it or shards out")
     if cfg.refresh_memory:
         raise ConfigError("refresh_memory is for replay beside the learner; leave it or shards out")
     if cfg.prioritized and cfg.priority_on_add and not actors:

@@ -3,7 +3,6 @@
 from collections import deque
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from whorl import tree
@@ -24,7 +23,6 @@ class RayLink:
         self.actor: Any = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(RayShard).remote(*told)
         self._pending: deque[tuple[str, Any]] = deque()
         self._asked = 0
-        self._index: np.ndarray | None = None
         self.ready = False
 
     @property
@@ -49,12 +47,11 @@ class RayLink:
         while kind != "draw":
             kind, answer = self._take()
         self._asked -= 1
-        self._index = answer["extras"].get("index")
         return tree.map(tensor_of, answer)
 
-    def settle(self, error: Tensor) -> None:
-        """Errors [B] of the batch that was taken last."""
-        self._post("settle", self._index, array(error))
+    def settle(self, index: Tensor, error: Tensor) -> None:
+        """Errors [B] of the samples that start at `index`."""
+        self._post("settle", array(index), array(error))
 
     def call(self, method: str, *arguments: Any) -> Any:
         """One of the shard's rarer methods, with its answer."""
@@ -93,6 +90,3 @@ class RayShard(Shard):
 
     def draw(self) -> dict[str, Tree]:
         return tree.map(array, super().draw())
-
-    def settle(self, index: Any, error: Any) -> None:
-        super().settle(tensor_of(index), tensor_of(error))

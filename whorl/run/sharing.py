@@ -29,7 +29,7 @@ def array_of(leaf: Tensor) -> tuple[tuple[int, ...], str]:
 
 def array(tensor: Tensor) -> np.ndarray:
     """As it travels."""
-    return np.ascontiguousarray(tensor.detach().cpu().numpy())
+    return np.asarray(tensor.detach().cpu().numpy(), order="C")  # numbers stay numbers
 
 
 def tensor_of(array: np.ndarray) -> Tensor:

@@ -38,7 +38,7 @@ from whorl.experience.gradients import Delivered
 from whorl.experience.replay import Replay
 from whorl.log.console import Console
 from whorl.log.writers import Log, LogFile, MetricFiles, Sink, TensorBoard, WandB
-from whorl.run.actors import Kind, Role
+from whorl.run.actors import Kind, Role, check_actors
 from whorl.run.asynchronous import Elsewhere, FleetCollector, GradientCollector
 from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots
 from whorl.run.collector import Collector
@@ -137,9 +137,10 @@ class Trainer:
         self.streams = Streams(run.seed)
         spec = self.source.spec(run.lanes)
         self.agent = build_agent(self.settings, spec, self.streams.seed("learner"))
-        self.agent.check(run.lanes * run.rollout_steps)
+        rows = self._lanes_of_a_batch() * run.rollout_steps
+        self.agent.check(rows)
         self.agent.prepare(self.device, lambda name: self.streams.generator("learner", self.device, name))
-        rows = getattr(self.settings.algo, "batch_size", run.lanes * run.rollout_steps)
+        rows = getattr(self.settings.algo, "batch_size", rows)
         worth_it = self.device.type == "cpu" and rows >= ROWS_WORTH_A_THREAD
         # Learners that share batches must exchange gradients in one order.
         self.agent.use_threads(run.learner_threads if worth_it and run.learners == 1 else 1)
@@ -168,9 +169,9 @@ class Trainer:
         shared = None if self._learners is None else self._learners.update
         capture = self.device.type == "cuda" and shared is None
         self.learner = Learner(self.agent, capture, run.compile, shared)
-        if not isinstance(self.experience, Replay):
+        if not isinstance(self.experience, (Replay, ShardedReplay)):
             return
-        if run.compile:
+        if run.compile and isinstance(self.experience, Replay):
             self.experience.compile()
         if not self.env.snapshots and self._reset_period() * run.rollout_steps == 1:
             raise ConfigError(
@@ -244,10 +245,29 @@ class Trainer:
             averaged = run.actor_gradients == "averaged"
             self.collector = GradientCollector(fleet, role, copy, run.actors, averaged)
         else:
-            self.collector = FleetCollector(fleet, role, copy, run.actors, lag)
+            self.collector = FleetCollector(fleet, role, copy, run.actors, lag, run.slabs)
         self.actor, self.actor_copies, self._copied = copy, True, role.weights
-        self.watch = Watch()
+        self.watch = Watch(0)
         self.env = Elsewhere(self.source.id)
+
+    def _lanes_of_a_batch(self) -> int:
+        """All, or those of as many rollouts of actors as make up a batch."""
+        run = self.settings.run
+        if not run.slabs or not run.actors:
+            return run.lanes
+        for reason, met in {
+            f"{run.slabs} are more than the {run.actors} actors": run.slabs > run.actors,
+            "replay takes rows of all lanes in": isinstance(self.agent.cfg, ReplayConfig),
+            "gradients travel by themselves": run.actor_gradients != "none",
+            "these actors wait for each update": not run.max_lag
+            or (run.max_lag < 0 and not self.agent.bears_lag),
+            "normalize_reward follows each lane": getattr(self.agent.cfg, "normalize_reward", False),
+        }.items():
+            if met:
+                raise ConfigError(
+                    f"slabs make up a batch of some of the actors, but {reason}; leave slabs out"
+                )
+        return run.slabs * (run.lanes // run.actors)
 
     def _fleet(self, role: Role, ahead: int) -> Fleet:
         run = self.settings.run
@@ -266,6 +286,7 @@ class Trainer:
 
     def _build_collector(self, device: torch.device) -> None:
         run, gamma = self.settings.run, self.settings.gamma
+        check_actors(run)
         if run.actors:
             self._build_fleet()
             return
@@ -602,6 +623,7 @@ class Trainer:
         self.build()
         self._open_store()
         self.agent.load_state(state["agent"])
+        self.watch = Watch(self.agent.updates)
         self.learner.load_state_dict(state["learner"])
         self.experience.load_state_dict(state["experience"])
         self.streams.load_state_dict(state["streams"])

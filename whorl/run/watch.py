@@ -1,7 +1,6 @@
 """What the learner and its machine were busy with, between two rows of metrics."""
 
 import os
-import resource
 import sys
 import time
 
@@ -9,10 +8,10 @@ import torch
 
 
 class Watch:
-    """Rates and shares since the last row."""
+    """Rates and shares since the last row; `updates` were made before."""
 
-    def __init__(self) -> None:
-        self._time, self._cpu, self._updates = time.perf_counter(), time.process_time(), 0
+    def __init__(self, updates: int) -> None:
+        self._time, self._cpu, self._updates = time.perf_counter(), time.process_time(), updates
 
     def metrics(self, updates: int, waited: float) -> dict[str, float]:
         """`updates` so far; seconds `waited` for actors since the last row."""
@@ -23,9 +22,9 @@ class Watch:
             "learner/updates_per_second": (updates - self._updates) / span,
             "learner/waiting": min(waited / span, 1.0),
             "system/learner_cores": (cpu - self._cpu) / span,
-            "system/learner_memory_mb": _peak_megabytes(),
         }
-        if hasattr(os, "getloadavg"):
+        if sys.platform != "win32":  # which knows neither
+            found["system/learner_memory_mb"] = _peak_megabytes()
             found["system/load"] = os.getloadavg()[0]
         if torch.cuda.is_available():
             found["system/gpu_memory_mb"] = torch.cuda.memory_allocated() / 1e6
@@ -34,5 +33,7 @@ class Watch:
 
 
 def _peak_megabytes() -> float:
+    import resource  # not everywhere
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1e6 if sys.platform == "darwin" else 1e3)  # bytes there, kilobytes elsewhere
