@@ -44,15 +44,24 @@ def settings(stored: dict[str, Any]) -> dict[str, tuple[Costs, Cluster]]:
     return {
         "CartPole, IMPALA, one machine of 16 cores": (cartpole, Cluster(lanes=4, steps=16, cores=16)),
         "Pong, IMPALA, 16-core nodes, one H200, 25 Gbit/s": (on_gpu, remote),
-        "Pong, IMPALA, 16-core nodes, 8 learners with an H200 and a link each": (
-            on_gpu,
-            replace(remote, learners=8),
-        ),
+        "the same, 8 learners with an H200 each, slabs through the first": (scattered(on_gpu, remote, 8), remote),
+        "the same, if each of the 8 had actors of its own": (on_gpu, replace(remote, learners=8)),
         "Pong, DQN, 16-core nodes, one H200, an update of 32 rows for 4 steps": (
             replace(on_gpu, **H200_DQN),
             replace(remote, ratio=0.25, batch_size=32),
         ),
     }
+
+
+def scattered(costs: Costs, cluster: Cluster, learners: int) -> Costs:
+    """An update whose rows the first learner sends to the others, and whose gradients all of them average."""
+    share = (learners - 1) / learners
+    reducing = 2 * share * costs.gradient_bytes / cluster.network + 2 * (learners - 1) * cluster.latency
+    return replace(
+        costs,
+        update=costs.update + reducing,
+        update_row=costs.update_row / learners + share * costs.row_bytes / cluster.network,
+    )
 
 
 def costs_of(stored: dict[str, Any], name: str) -> Costs:
