@@ -44,7 +44,10 @@ def settings(stored: dict[str, Any]) -> dict[str, tuple[Costs, Cluster]]:
     return {
         "CartPole, IMPALA, one machine of 16 cores": (cartpole, Cluster(lanes=4, steps=16, cores=16)),
         "Pong, IMPALA, 16-core nodes, one H200, 25 Gbit/s": (on_gpu, remote),
-        "the same, 8 learners with an H200 each, slabs through the first": (scattered(on_gpu, remote, 8), remote),
+        "the same, 8 learners with an H200 each, slabs through the first": (
+            scattered(on_gpu, remote, 8),
+            remote,
+        ),
         "the same, if each of the 8 had actors of its own": (on_gpu, replace(remote, learners=8)),
         "Pong, DQN, 16-core nodes, one H200, an update of 32 rows for 4 steps": (
             replace(on_gpu, **H200_DQN),
