@@ -184,7 +184,7 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-def watch(commands: int) -> None:
+def _watch(commands: int) -> None:
     """Leave when the parent dies even in a long step. It asks for no events, so it hears only of a hang-up."""
     poll = select.poll()
     poll.register(commands, 0)
@@ -192,12 +192,18 @@ def watch(commands: int) -> None:
     leave()
 
 
-def main() -> None:
+def begin() -> Channel:
+    """A child's first steps: it hears of nothing but its parent, dies with it, and imports from where that does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     channel = Channel()
     if hasattr(select, "poll"):
-        threading.Thread(target=watch, args=(channel.commands,), daemon=True).start()
+        threading.Thread(target=_watch, args=(channel.commands,), daemon=True).start()
     sys.path[:] = channel.receive()
+    return channel
+
+
+def main() -> None:
+    channel = begin()
     try:
         worker = Worker(channel, channel.receive())
     except BaseException:

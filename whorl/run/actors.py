@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from whorl.agent import Agent
-from whorl.config import RunConfig
+from whorl.config import ReplayConfig, RunConfig
 from whorl.envs.make import Source
 from whorl.errors import ConfigError
 from whorl.run.cargo import Appraised, Cargo, Gradients, Rows
@@ -117,8 +117,13 @@ class ActorBody:
         self.collector.env.close()
 
 
-def check_actors(run: RunConfig) -> None:
-    """Raise where a setting would have no effect: those of actors without any, and those of others beside them."""
+def batch_lanes(run: RunConfig) -> int:
+    """Lanes of a batch: all, or those of as many rollouts of actors as make one up."""
+    return run.slabs * (run.lanes // run.actors) if run.slabs and run.actors else run.lanes
+
+
+def check_actors(run: RunConfig, agent: Agent) -> None:
+    """Raise where settings of actors do not fit, or would have no effect: theirs without any, others' beside them."""
     if not run.actors:
         if run.ray and run.learners == 1:
             raise ConfigError(f"ray is {run.ray!r}, but nothing would run there; set actors or learners")
@@ -128,6 +133,13 @@ def check_actors(run: RunConfig) -> None:
                     f"{name} is {getattr(run, name)!r}, but there are no actors; set actors, or leave it out"
                 )
         return
+    if run.lanes % run.actors:
+        raise ConfigError(
+            f"{run.actors} actors can't share {run.lanes} lanes evenly; use {run.lanes // run.actors * run.actors} "
+            f"or {(run.lanes // run.actors + 1) * run.actors} lanes, or other actors"
+        )
+    if run.hold_policy:
+        raise ConfigError("hold_policy is for lanes that the loop waits for; leave it or actors out")
     if run.actor_gradients != "none" and run.max_lag >= 0:
         raise ConfigError(
             f"max_lag is {run.max_lag}, but actors whose gradients travel wait until theirs are applied; leave it out"
@@ -138,3 +150,23 @@ def check_actors(run: RunConfig) -> None:
         raise ConfigError(f"worker_device is {run.worker_device!r}, but actors act; use actors_on_gpu")
     if run.actors_on_gpu and not run.ray and not torch.cuda.is_available():
         raise ConfigError("actors_on_gpu is true, but torch sees no GPU here; leave it out")
+    if run.actors_on_gpu and run.ray and run.learners > 1:
+        raise ConfigError(
+            "actors_on_gpu shares all GPUs of a Ray cluster out, and none is left for several learners; leave one of "
+            "them out"
+        )
+    if run.slabs:
+        _check_slabs(run, agent)
+
+
+def _check_slabs(run: RunConfig, agent: Agent) -> None:
+    waits = run.max_lag == 0 or (run.max_lag < 0 and not agent.bears_lag)
+    for reason, met in {
+        f"{run.slabs} are more than the {run.actors} actors": run.slabs > run.actors,
+        "replay takes rows of all lanes in": isinstance(agent.cfg, ReplayConfig),
+        "gradients travel by themselves": run.actor_gradients != "none",
+        "these actors wait for each update": waits,
+        "normalize_reward follows each lane": getattr(agent.cfg, "normalize_reward", False),
+    }.items():
+        if met:
+            raise ConfigError(f"slabs make up a batch of some of the actors, but {reason}; leave slabs out")

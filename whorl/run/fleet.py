@@ -20,7 +20,7 @@ from whorl.envs.shared import Block, Segment
 from whorl.errors import EnvError
 from whorl.run.actors import ActorBody, Role, Slab
 from whorl.run.servant import Servant, readable
-from whorl.run.sharing import array_of, nested, padded, views
+from whorl.run.sharing import blocks_of, buffers_of, padded, views
 from whorl.tree import Tree
 
 Seed: TypeAlias = Callable[[int, int], tuple[int, int]]
@@ -187,11 +187,7 @@ class ProcessFleet:
 
     def _open(self, number: int, life: int) -> Member:
         """Runs in a thread: a process takes seconds to start, and nobody waits for it."""
-        blocks = [
-            Block(f"{buffer}.{path}", *array_of(leaf))
-            for buffer in range(self.ahead)
-            for path, leaf in tree.items(self._layout)
-        ]
+        blocks = blocks_of(self._layout, self.ahead)
         segment = Segment(blocks)
         handles = (self._weights.segment.handle, segment.handle)
         told = (self._packed, number, self.seed(number, life), self.ahead, blocks, *handles)
@@ -206,8 +202,7 @@ class ProcessFleet:
         except BaseException:
             servant.close()
             raise
-        buffers = [nested(self._layout, segment.arrays, f"{buffer}") for buffer in range(self.ahead)]
-        return Member(number, servant, buffers)
+        return Member(number, servant, buffers_of(self._layout, segment, self.ahead))
 
     def _arrived(self, number: int, place: _Place) -> None:
         assert place.starting is not None
@@ -251,8 +246,7 @@ class ProcessActor:
     ) -> None:
         self.body = ActorBody(cloudpickle.loads(packed), number, seeds)
         self.weights = Weights(self.body.weights, weights)
-        arrays = Segment(blocks, slabs).arrays
-        self.buffers = [nested(self.body.tensors, arrays, f"{buffer}") for buffer in range(ahead)]
+        self.buffers = buffers_of(self.body.tensors, Segment(blocks, slabs), ahead)
 
     def roll(self, buffer: int, random: bool) -> dict[str, Any]:
         """One rollout with the newest weights, written into a buffer."""

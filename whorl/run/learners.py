@@ -22,6 +22,7 @@ from whorl.experience.gradients import Delivered
 from whorl.experience.rollouts import Rollouts
 from whorl.nets.renorm import BatchRenorm
 from whorl.ops import ranks
+from whorl.run.actors import batch_lanes
 from whorl.run.group import Backend, Group, Lost, Meeting, Place
 from whorl.run.learner import keep_freed_memory
 from whorl.run.servant import Servant, readable
@@ -50,7 +51,7 @@ def check_learners(agent: Agent, run: RunConfig, experience: Any) -> None:
         )
     rollouts = isinstance(experience, Rollouts)
     if rollouts:
-        shared = run.lanes // max(run.actors, 1) * run.slabs if run.slabs else run.lanes
+        shared = batch_lanes(run)
         _check_even(run.learners, "lanes" if shared == run.lanes else "lanes of a batch", shared)
     if hasattr(agent.cfg, "batch_size"):
         _check_even(run.learners, "batch_size", agent.cfg.batch_size, agent.stride if rollouts else 1)

@@ -8,9 +8,7 @@ import gc
 import os
 import pickle
 import select
-import signal
 import sys
-import threading
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,10 +24,9 @@ from whorl.envs.worker import (
     MESSAGE,
     QUIT,
     RESULT,
-    Channel,
+    begin,
     leave,
     read_exactly,
-    watch,
     write_all,
 )
 from whorl.errors import EnvError
@@ -121,11 +118,7 @@ def readable(servants: Sequence[Servant], seconds: float) -> list[Servant]:
 
 def main() -> None:
     """The child's side."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    channel = Channel()
-    if hasattr(select, "poll"):
-        threading.Thread(target=watch, args=(channel.commands,), daemon=True).start()
-    sys.path[:] = channel.receive()
+    channel = begin()
     try:
         make, arguments = channel.receive()
         held = make(*arguments)

@@ -28,7 +28,7 @@ from whorl.experience.replay import Transfer, replay_of, view_of, weighted
 from whorl.experience.ring import Ring, history_of
 from whorl.experience.samplers import sample_error
 from whorl.run.servant import DiedError, Servant
-from whorl.run.sharing import array, array_of, nested, tensor_of
+from whorl.run.sharing import array, blocks_of, buffers_of, tensor_of
 from whorl.spec import Spec
 from whorl.state import files
 from whorl.state.segments import Segments
@@ -106,7 +106,7 @@ class ProcessShard(Shard):
 
     def __init__(self, layout: dict[str, Tree], blocks: list[Block], handle: int | str, *told: Any) -> None:
         super().__init__(*told)
-        self.shared = _buffers(layout, Segment(blocks, handle))
+        self.shared = buffers_of(layout, Segment(blocks, handle), AHEAD)
 
     def add_from(self, buffer: int) -> bool:
         return self.add(self.shared[buffer]["rows"])
@@ -119,11 +119,7 @@ class Link:
     """The learner's side of a shard in a process of this machine."""
 
     def __init__(self, number: int, layout: dict[str, Tree], told: tuple[Any, ...]) -> None:
-        blocks = [
-            Block(f"{buffer}.{path}", *array_of(leaf))
-            for buffer in range(AHEAD)
-            for path, leaf in tree.items(layout)
-        ]
+        blocks = blocks_of(layout, AHEAD)
         segment = Segment(blocks)
         try:
             self.servant = Servant(
@@ -134,7 +130,7 @@ class Link:
             )
         finally:
             segment.release()
-        self._shared = _buffers(layout, segment)
+        self._shared = buffers_of(layout, segment, AHEAD)
         self._pending: deque[str] = deque(["make"])
         """answers that are to come"""
         self._added = self._drawn = self._taken = 0
@@ -441,7 +437,3 @@ def _sample(cfg: ReplayConfig, spec: Spec, memory: Tree) -> Batch:
     start = torch.zeros(cfg.batch_size, dtype=torch.int64)
     drawn = {"index": start, "weight": torch.ones(cfg.batch_size)} if cfg.prioritized else {}
     return weighted(view.gather(ring, start), drawn)
-
-
-def _buffers(layout: dict[str, Tree], segment: Segment) -> list[dict[str, Tree]]:
-    return [nested(layout, segment.arrays, f"{buffer}") for buffer in range(AHEAD)]

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whorl import tree
+from whorl.envs.shared import Block, Segment
 from whorl.tree import Tree
 
 
@@ -25,6 +27,20 @@ def views(raw: Tensor, tensors: list[Tensor]) -> list[Tensor]:
 def array_of(leaf: Tensor) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of an array for a tensor like this."""
     return tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")
+
+
+def blocks_of(layout: Tree, buffers: int) -> list[Block]:
+    """Places for so many copies of a tree of tensors in one segment."""
+    return [
+        Block(f"{buffer}.{path}", *array_of(leaf))
+        for buffer in range(buffers)
+        for path, leaf in tree.items(layout)
+    ]
+
+
+def buffers_of(layout: Tree, segment: Segment, buffers: int) -> list[Tree]:
+    """Those copies, as trees of tensors."""
+    return [nested(layout, segment.arrays, f"{buffer}") for buffer in range(buffers)]
 
 
 def array(tensor: Tensor) -> np.ndarray:

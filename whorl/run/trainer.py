@@ -38,14 +38,14 @@ from whorl.experience.gradients import Delivered
 from whorl.experience.replay import Replay
 from whorl.log.console import Console
 from whorl.log.writers import Log, LogFile, MetricFiles, Sink, TensorBoard, WandB
-from whorl.run.actors import Kind, Role, check_actors
-from whorl.run.asynchronous import Elsewhere, FleetCollector, GradientCollector
+from whorl.run.actors import batch_lanes, check_actors
+from whorl.run.asynchronous import Elsewhere, FleetCollector
 from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots
 from whorl.run.collector import Collector
 from whorl.run.evaluate import Evaluation, run_episodes
-from whorl.run.fleet import Fleet, ProcessFleet
 from whorl.run.learner import REMEDY, Learner, keep_freed_memory
 from whorl.run.learners import Learners, ProcessReplicas, Replicas, check_learners
+from whorl.run.recruit import recruit
 from whorl.run.shards import Link, ShardedReplay, check_shards
 from whorl.run.watch import Watch
 from whorl.run.workers import WorkerCollector
@@ -137,7 +137,8 @@ class Trainer:
         self.streams = Streams(run.seed)
         spec = self.source.spec(run.lanes)
         self.agent = build_agent(self.settings, spec, self.streams.seed("learner"))
-        rows = self._lanes_of_a_batch() * run.rollout_steps
+        check_actors(run, self.agent)
+        rows = batch_lanes(run) * run.rollout_steps
         self.agent.check(rows)
         self.agent.prepare(self.device, lambda name: self.streams.generator("learner", self.device, name))
         rows = getattr(self.settings.algo, "batch_size", rows)
@@ -210,85 +211,14 @@ class Trainer:
             from whorl.run.shards_ray import RayLink as link  # an extra
         return ShardedReplay(self.agent, rows, seed, self.device, run.actor_restarts, link)
 
-    def _build_fleet(self) -> None:
-        run = self.settings.run
-        if run.lanes % run.actors:
-            raise ConfigError(
-                f"{run.actors} actors can't share {run.lanes} lanes evenly; use {run.lanes // run.actors * run.actors} "
-                f"or {(run.lanes // run.actors + 1) * run.actors} lanes, or other actors"
-            )
-        if run.hold_policy:
-            raise ConfigError("hold_policy is for lanes that the loop waits for; leave it or actors out")
-        if run.ray and run.actors_on_gpu and run.learners > 1:
-            raise ConfigError(
-                "actors_on_gpu shares all GPUs of a Ray cluster out, and none is left for several learners; leave one "
-                "of them out"
-            )
-        lanes, gradients = run.lanes // run.actors, run.actor_gradients != "none"
-        carries: Kind = "rows"
-        if gradients:
-            carries = "gradients"
-        elif (
-            isinstance(self.agent.cfg, ReplayConfig)
-            and self.agent.cfg.prioritized
-            and self.agent.cfg.priority_on_add
-        ):
-            carries = "priorities"
-        copy = build_agent(self.settings, self.agent.spec)
-        role = Role(
-            copy, self.source, lanes, run.rollout_steps, self.settings.gamma, carries, run.actors_on_gpu
-        )
-        lag = None if run.max_lag < 0 and self.agent.bears_lag else max(run.max_lag, 0)
-        # Who waits for the learner need not have a second rollout under way.
-        fleet = self._fleet(role, 1 if gradients or lag == 0 else 2)
-        if gradients:
-            averaged = run.actor_gradients == "averaged"
-            self.collector = GradientCollector(fleet, role, copy, run.actors, averaged)
-        else:
-            self.collector = FleetCollector(fleet, role, copy, run.actors, lag, run.slabs)
-        self.actor, self.actor_copies, self._copied = copy, True, role.weights
-        self.watch = Watch(0)
-        self.env = Elsewhere(self.source.id)
-
-    def _lanes_of_a_batch(self) -> int:
-        """All, or those of as many rollouts of actors as make up a batch."""
-        run = self.settings.run
-        if not run.slabs or not run.actors:
-            return run.lanes
-        for reason, met in {
-            f"{run.slabs} are more than the {run.actors} actors": run.slabs > run.actors,
-            "replay takes rows of all lanes in": isinstance(self.agent.cfg, ReplayConfig),
-            "gradients travel by themselves": run.actor_gradients != "none",
-            "these actors wait for each update": not run.max_lag
-            or (run.max_lag < 0 and not self.agent.bears_lag),
-            "normalize_reward follows each lane": getattr(self.agent.cfg, "normalize_reward", False),
-        }.items():
-            if met:
-                raise ConfigError(
-                    f"slabs make up a batch of some of the actors, but {reason}; leave slabs out"
-                )
-        return run.slabs * (run.lanes // run.actors)
-
-    def _fleet(self, role: Role, ahead: int) -> Fleet:
-        run = self.settings.run
-        if not run.ray:
-            return ProcessFleet(role, run.actors, self._actor_seeds, ahead, run.actor_restarts)
-        from whorl.run.fleet_ray import RayFleet  # an extra
-
-        return RayFleet(role, run.actors, self._actor_seeds, ahead, run.actor_restarts, run.ray)
-
-    def _actor_seeds(self, actor: int, life: int) -> tuple[int, int]:
-        """Of the random stream and of the lanes; the first actor begins as the loop would without any."""
-        if (actor, life) == (0, 0):
-            return self.streams.generator("act", "cpu").initial_seed(), self.streams.seed("env", "0")
-        part = f"actor {actor} life {life}"
-        return self.streams.seed("act", part), self.streams.seed("env", part)
-
     def _build_collector(self, device: torch.device) -> None:
         run, gamma = self.settings.run, self.settings.gamma
-        check_actors(run)
         if run.actors:
-            self._build_fleet()
+            copy = build_agent(self.settings, self.agent.spec)
+            self.collector = recruit(self.source, copy, run, gamma, self.streams)
+            self.actor, self.actor_copies, self._copied = copy, True, self.collector.role.weights
+            self.watch = Watch(0)
+            self.env = Elsewhere(self.source.id)
             return
         workers = self.source.workers(run.workers, run.lanes)
         # What -1 stood for here is written to config.yaml: a resumed run must split its lanes alike.
