@@ -79,9 +79,9 @@ WARM_UP = 2_000
 
 def roles(env: str, actors: int) -> Any:
     """What the actors of IMPALA's preset are told."""
-    from whorl.config import configure
+    from whorl.distributed.actor import Role
     from whorl.envs.make import find
-    from whorl.run.actors import Role
+    from whorl.settings.merge import configure
     from whorl.state.policy import build_agent
 
     settings = configure("impala", env, {"lanes": LANES, "actors": actors})
@@ -92,7 +92,7 @@ def roles(env: str, actors: int) -> Any:
 
 def discarded(env: str, actors: int, seconds: float) -> float:
     """A fleet whose slabs are taken and thrown away; weights go out once for each batch of slabs."""
-    from whorl.run.fleet import ProcessFleet
+    from whorl.distributed.fleet import ProcessFleet
 
     role = roles(env, actors)
     fleet = ProcessFleet(role, actors, lambda actor, life: (actor, actor))
@@ -125,7 +125,7 @@ def alone(env: str, actors: int, seconds: float) -> float:
 
 
 def one_alone(env: str, actors: int, number: int, seconds: float) -> float:
-    from whorl.run.actors import ActorBody
+    from whorl.distributed.actor import ActorBody
 
     body = ActorBody(roles(env, actors), number, (number, number))
     steps, began = 0.0, 0.0

@@ -17,9 +17,9 @@ import gymnasium
 import numpy as np
 import torch
 
-from whorl.envs.gymnasium import factory_from_id
-from whorl.envs.lanes import Buffers, Lanes
-from whorl.envs.pool import WorkerPool
+from whorl.distributed.pool import WorkerPool
+from whorl.envs.adapters.gymnasium import factory_from_id
+from whorl.envs.stepping import Buffers, Lanes
 
 RAW = """
 import sys, time, gymnasium, numpy as np

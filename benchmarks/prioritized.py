@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from whorl import tree
-from whorl.experience.samplers import Priorities, Prioritized, Uniform
+from whorl.core import tree
+from whorl.data.samplers import Priorities, Prioritized, Uniform
 
 SIZES = (10**4, 10**5, 10**6, 10**7)
 CPU = torch.device("cpu")

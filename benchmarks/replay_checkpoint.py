@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from whorl import tree
-from whorl.experience.batch import Batch
-from whorl.experience.replay import Replay
-from whorl.experience.views import Transitions
-from whorl.spec import Array, Discrete, Spec
+from whorl.core import tree
+from whorl.core.spec import Array, Discrete, Spec
+from whorl.data.batch import Batch
+from whorl.data.replay import Replay
+from whorl.data.views import Transitions
 from whorl.state import checkpoint
 from whorl.state.segments import FOLDER, Segments
 

@@ -16,16 +16,16 @@ import torch
 from scaling_model import Costs
 
 import whorl
-from whorl import tree
-from whorl.agent import Agent
+from whorl.agents.agent import Agent
+from whorl.collect.collector import Collector, Storage
+from whorl.core import tree
+from whorl.core.tree import Tree
+from whorl.data.replay import Experience
+from whorl.distributed.fleet import Weights
 from whorl.envs.vector import VectorEnv
-from whorl.experience.replay import Experience
-from whorl.run.collector import Collector, Storage
-from whorl.run.fleet import Weights
 from whorl.run.learner import Learner, keep_freed_memory
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
-from whorl.tree import Tree
 
 ALGORITHM = "impala"
 LANES = (1, 4, 8)

@@ -19,10 +19,12 @@ import numpy as np
 import torch
 from rounds import serve, turns
 
-from whorl.config import ValueConfig, algorithm_class, configure
-from whorl.experience.batch import Batch
+from whorl.core.spec import Array, Continuous, Discrete, Spec
+from whorl.data.batch import Batch
 from whorl.run.learner import Learner, keep_freed_memory
-from whorl.spec import Array, Continuous, Discrete, Spec
+from whorl.settings.families import ValueConfig
+from whorl.settings.merge import configure
+from whorl.settings.presets import algorithm_class
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
 

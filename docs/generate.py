@@ -23,9 +23,10 @@ from typing import Any
 import yaml
 from docstring_parser import parse_from_object
 
-from whorl.config import algorithm_class, configure, load_preset, preset_names
-from whorl.errors import nearest
-from whorl.registry import Part
+from whorl.settings.merge import configure
+from whorl.settings.presets import algorithm_class, load_preset, preset_names
+from whorl.core.errors import nearest
+from whorl.core.registry import Part
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -13,8 +13,8 @@ import torch
 import yaml
 
 import whorl
-from whorl import registry
-from whorl.errors import CheckpointError, ConfigError, EnvError
+from whorl.core import registry
+from whorl.core.errors import CheckpointError, ConfigError, EnvError
 from whorl.state import checkpoint
 
 SMALL = {
@@ -316,7 +316,7 @@ def test_a_tampered_layer_runs_nothing(run: Path) -> None:
 
 
 def test_a_tampered_algorithm_runs_nothing(run: Path) -> None:
-    for name in ("os.system", "whorl.cli.main", "whorl.nets.body.Flat"):
+    for name in ("os.system", "whorl.cli.main", "whorl.nets.backbone.Flat"):
         tampered(run, algorithm=name)
         with pytest.raises(ConfigError):
             whorl.restore(run)

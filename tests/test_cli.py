@@ -16,8 +16,10 @@ from torch import nn
 
 import whorl
 from whorl.cli import COMMANDS, EvalFlags, PlotFlags, TrainFlags, main, read_flags
-from whorl.config import fields_of
-from whorl.errors import ConfigError
+from whorl.core.errors import ConfigError
+from whorl.settings.merge import fields_of
+from whorl.settings.presets import algorithm_class
+from whorl.settings.run import RunConfig
 
 SMALL = ["--lanes", "2", "--rollout-steps", "16", "--batch-size", "32", "--max-epochs", "2", "--quiet"]
 
@@ -432,7 +434,7 @@ def test_help_lists_every_flag_with_the_default_after_preset_and_file(
     ]
     assert main(words) == 0
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    known = fields_of(whorl.config.RunConfig, whorl.config.algorithm_class("ppo")[1].Config, TrainFlags)
+    known = fields_of(RunConfig, algorithm_class("ppo")[1].Config, TrainFlags)
     for name in known:
         assert f"--{name.replace('_', '-')}" in out
     assert "discount per step (default: 0.123)" in out

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 import whorl
 from whorl.cli import read_flags
-from whorl.config import (
-    ALIASES,
-    MAY_CHANGE,
-    OFF_POLICY,
+from whorl.core.errors import ConfigError, WhorlError
+from whorl.core.registry import Part
+from whorl.core.spec import Array, Discrete, Spec
+from whorl.nets.layers import ACTIVATIONS
+from whorl.settings.aliases import ALIASES, OFF_POLICY
+from whorl.settings.families import (
     ActorCriticConfig,
     ChoiceConfig,
     EntropyConfig,
@@ -30,20 +32,12 @@ from whorl.config import (
     NetworkConfig,
     NoiseConfig,
     ReplayConfig,
-    RunConfig,
-    Settings,
     ValueConfig,
-    algorithm_class,
-    configure,
-    fields_of,
-    preset_names,
-    settings_of,
 )
-from whorl.errors import ConfigError, WhorlError
-from whorl.limits import LIMITS
-from whorl.nets.layers import ACTIVATIONS
-from whorl.registry import Part
-from whorl.spec import Array, Discrete, Spec
+from whorl.settings.limits import LIMITS
+from whorl.settings.merge import Settings, configure, fields_of, settings_of
+from whorl.settings.presets import algorithm_class, preset_names
+from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.state.policy import build_agent
 
 SPEC = Spec(Array((4,)), Discrete(2), lanes=2)

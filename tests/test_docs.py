@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import whorl
-from whorl import registry
-from whorl.config import RunConfig, algorithm_class, canonical, fields_of
+from whorl.core import registry
 from whorl.envs.native import WORLDS
+from whorl.settings.merge import canonical, fields_of
+from whorl.settings.presets import algorithm_class
+from whorl.settings.run import RunConfig
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

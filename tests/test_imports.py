@@ -9,14 +9,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "whorl"
 LAYERS = (
-    {"tree", "spec", "config", "limits", "registry", "errors", "presets", "graphs", "pictures"},
+    {"core"},
+    {"settings", "presets"},
     {"ops"},
-    {"experience"},
+    {"data"},
     {"nets"},
-    {"agent"},
-    {"explore", "auxiliary"},
+    {"agents"},
+    {"explore", "components"},
     {"algorithms"},
     {"envs", "log", "state"},
+    {"collect"},
+    {"distributed"},
     {"run"},
     {"api", "conformance", "__init__"},
     {"cli"},
@@ -25,7 +28,16 @@ LAYERS = (
 """A module may import from its own layer and those before it."""
 SURROUNDINGS = {"envs", "log", "state"}
 """Imported by the loop and the surface alone"""
-MAY_IMPORT_SURROUNDINGS = {"run", "api", "cli", "conformance", "__init__", "__main__"}
+MAY_IMPORT_SURROUNDINGS = {
+    "collect",
+    "distributed",
+    "run",
+    "api",
+    "cli",
+    "conformance",
+    "__init__",
+    "__main__",
+}
 REQUIRED = {
     *(
         "torch",
@@ -113,7 +125,7 @@ def test_only_the_loop_and_the_surface_know_what_surrounds_them(path: Path) -> N
         return
     assert not (units(path) & SURROUNDINGS) - {here}, f"{name_of(path)} imports {units(path) & SURROUNDINGS}"
     if here in SURROUNDINGS and path != PACKAGE / "state" / "policy.py":
-        assert not units(path) & {"agent", "algorithms", "nets", "experience"}
+        assert not units(path) & {"agents", "algorithms", "nets", "data"}
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "algorithms").glob("*.py")), ids=name_of)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whorl import registry
-from whorl.errors import ConfigError
+from whorl.core import registry
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part, construct, only_trusted, register, registered, resolve
 from whorl.nets.losses import value_loss
-from whorl.registry import Part, construct, only_trusted, register, registered, resolve
 
 
 class Residual(nn.Module):
@@ -130,7 +130,7 @@ def test_a_saved_config_may_name_what_is_registered_or_ours() -> None:
         assert resolve("layer", "torch.nn.Linear") is nn.Linear
         assert resolve("optimizer", "AdamW") is torch.optim.AdamW
         assert isinstance(resolve("algorithm", "whorl.algorithms.ppo.PPO"), type)
-        assert resolve("encoder", "whorl.nets.body.Flat").__name__ == "Flat"
+        assert resolve("encoder", "whorl.nets.backbone.Flat").__name__ == "Flat"
         assert resolve("network", "whorl.nets.layers.layered").__name__ == "layered"
         assert resolve("loss", "whorl.nets.losses.huber").__name__ == "huber"
 
@@ -145,27 +145,27 @@ ESCAPES = [
     "torch.nn.modules.linear.torch.hub.load",
     "whorl.api.torch.hub.load",
     "whorl.api.torch",
-    "whorl.registry.importlib.import_module",
-    "whorl.registry.importlib",
-    "whorl.registry.cache",
-    "whorl.config.yaml.unsafe_load",
-    "whorl.config.yaml",
-    "whorl.config.dataclasses",
-    "whorl.config.dataclass",
-    "whorl.config.Path",
+    "whorl.core.registry.importlib.import_module",
+    "whorl.core.registry.importlib",
+    "whorl.core.registry.cache",
+    "whorl.settings.presets.yaml.unsafe_load",
+    "whorl.settings.presets.yaml",
+    "whorl.settings.merge.dataclasses",
+    "whorl.settings.merge.dataclass",
+    "whorl.settings.merge.Path",
     "whorl.log.writers.open",
     "whorl.log.writers.os",
     "whorl.state.files.write_atomic",
     "whorl.state.files.shutil",
     "whorl.state.files.subprocess",
     "whorl.state.checkpoint.save",
-    "whorl.envs.pool.WorkerPool",
+    "whorl.distributed.pool.WorkerPool",
     "whorl.cli.main",
     "whorl.__main__.main",
     "whorl.api.load_run",
-    "whorl.registry.register",
-    "whorl.spec.torch",
-    "whorl.agent.ThreadPoolExecutor",
+    "whorl.core.registry.register",
+    "whorl.core.spec.torch",
+    "whorl.agents.agent.ThreadPoolExecutor",
     "whorl..os.system",
     "whorl.",
     ".os.system",
@@ -182,8 +182,8 @@ def test_a_saved_config_reaches_nothing_but_parts(kind: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("optimizer", "whorl.nets.body.Flat"),
-        ("algorithm", "whorl.nets.body.Flat"),
+        ("optimizer", "whorl.nets.backbone.Flat"),
+        ("algorithm", "whorl.nets.backbone.Flat"),
         ("loss", "whorl.nets.layers.layered"),
         ("network", "whorl.nets.losses.huber"),
     ],

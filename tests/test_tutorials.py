@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from whorl import registry
+from whorl.core import registry
 
 PAGES = sorted((Path(__file__).parent.parent / "docs" / "tutorials").glob("*.md"))
 

@@ -8,16 +8,18 @@ from typing import Any
 import torch
 from gymnasium.error import DependencyNotInstalled
 
-from whorl.config import MAY_CHANGE, RunConfig, Settings, algorithm_class, algorithms, build, configure
+from whorl.core.errors import CheckpointError, ConfigError, WhorlError
+from whorl.core.registry import only_trusted, register, require_trust
 from whorl.envs import checker
 from whorl.envs import make as envs
 from whorl.envs.make import Made, Source, find
-from whorl.errors import CheckpointError, ConfigError, WhorlError
 from whorl.log.video import save_video
-from whorl.registry import only_trusted, register, require_trust
 from whorl.run.callbacks import Callback
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.trainer import Result, Trainer, choose_device, find_checkpoint, use_checkpoint
+from whorl.settings.merge import Settings, build, configure
+from whorl.settings.presets import algorithm_class, algorithms
+from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.state import checkpoint
 from whorl.state.policy import SavedPolicy, load_policy
 from whorl.state.runfolder import resolve_run

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.agent import Agent
-from whorl.envs.gymnasium import GymnasiumVector
-from whorl.experience.batch import Batch
-from whorl.run.collector import Collector
-from whorl.spec import MASK_KEY, Array, Continuous, Discrete, MultiDiscrete, Spec, SpecTree
+from whorl.agents.agent import Agent
+from whorl.collect.collector import Collector
+from whorl.core import tree
+from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, MultiDiscrete, Spec, SpecTree
+from whorl.data.batch import Batch
+from whorl.envs.adapters.gymnasium import GymnasiumVector
 
 torch.set_num_threads(1)
 

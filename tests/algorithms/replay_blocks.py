@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whorl import tree
-from whorl.agent import Agent, Updated
-from whorl.experience.batch import Batch
-from whorl.registry import Part
-from whorl.spec import MASK_KEY, Array, Continuous, Discrete, Spec, SpecTree
+from whorl.agents.agent import Agent, Updated
+from whorl.core import tree
+from whorl.core.registry import Part
+from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, Spec, SpecTree
+from whorl.data.batch import Batch
 
 torch.set_num_threads(1)
 

@@ -6,8 +6,8 @@ from on_policy_blocks import ACTIONS, TREE, Chain, Walk, build, learned_values, 
 from torch import Tensor
 
 from whorl.algorithms.a2c import A2C
-from whorl.config import configure
-from whorl.experience.batch import Batch
+from whorl.data.batch import Batch
+from whorl.settings.merge import configure
 
 V = torch.tensor([[0.5, 1.0, -0.5, 0.2, 0.7]]).T  # [T+1, B]
 R = torch.tensor([[1.0, 0.0, -1.0, 2.0]]).T

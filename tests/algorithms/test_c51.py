@@ -10,9 +10,9 @@ from torch import Tensor
 from value_blocks import allowing, build, context, plain_values, telling, told
 
 from whorl.algorithms.c51 import C51
-from whorl.config import configure
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch
+from whorl.core.errors import ConfigError
+from whorl.data.batch import Batch
+from whorl.settings.merge import configure
 
 NONE: dict[str, Any] = {"now": {}, "chosen": {}, "told": {}}
 """noise of nets without noisy layers"""

@@ -19,13 +19,13 @@ from replay_blocks import (
 )
 from torch import Tensor
 
-from whorl.agent import Context
+from whorl.agents.agent import Context
 from whorl.algorithms.crossq import CrossQ, CrossQConfig
-from whorl.config import configure
-from whorl.errors import ConfigError
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
+from whorl.core.spec import Discrete
 from whorl.nets.renorm import Moments, RenormMLP
-from whorl.registry import Part
-from whorl.spec import Discrete
+from whorl.settings.merge import configure
 
 NO_ENTROPY = {"alpha": 0.0, "tune_alpha": False}
 

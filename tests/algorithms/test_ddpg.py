@@ -21,10 +21,10 @@ from replay_blocks import (
 )
 from torch import Tensor
 
-from whorl.agent import Context
+from whorl.agents.agent import Context
 from whorl.algorithms.ddpg import DDPG
-from whorl.errors import ConfigError
-from whorl.spec import Array
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Array
 
 
 def test_targets_bootstrap_through_truncation_and_n_steps_but_not_through_termination() -> None:

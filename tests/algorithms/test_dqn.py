@@ -29,10 +29,10 @@ from value_blocks import (
 )
 
 from whorl.algorithms.dqn import DQN
-from whorl.config import configure
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch
-from whorl.spec import Array, Continuous, MultiDiscrete, Spec
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Array, Continuous, MultiDiscrete, Spec
+from whorl.data.batch import Batch
+from whorl.settings.merge import configure
 
 NONE: dict[str, Any] = {"now": {}, "chosen": {}, "told": {}}
 """noise of nets without noisy layers"""

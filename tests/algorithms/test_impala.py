@@ -4,7 +4,7 @@ import torch
 
 from whorl import conformance
 from whorl.conformance import Run, subject
-from whorl.experience.batch import Batch
+from whorl.data.batch import Batch
 
 SETTINGS = {"normalize_obs": False, "normalize_reward": False, "entropy_coef": 0.01}
 

@@ -10,11 +10,11 @@ from value_blocks import allowing, build, context, told
 
 from whorl.algorithms.iqn import IQN
 from whorl.algorithms.qr_dqn import QRDQN
-from whorl.config import configure
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch
+from whorl.core.errors import ConfigError
+from whorl.core.spec import MASK_KEY, Array
+from whorl.data.batch import Batch
 from whorl.ops.losses import quantile_huber
-from whorl.spec import MASK_KEY, Array
+from whorl.settings.merge import configure
 
 SMALL = {"n_fractions": 5, "n_target_fractions": 5, "n_policy_fractions": 5, "n_cosines": 6}
 QUIET: dict[str, Any] = {"now": {}, "chosen": {}, "told": {}}

@@ -8,8 +8,8 @@ from on_policy_blocks import ACTIONS, TREE, Chain, Walk, build, learned_values, 
 from torch import Tensor
 
 from whorl.algorithms.ppg import PPG
-from whorl.experience.batch import Batch
-from whorl.experience.rollouts import Rollouts, minibatches
+from whorl.data.batch import Batch
+from whorl.data.rollouts import Rollouts, minibatches
 
 SMALL = {"epochs": 1, "batch_size": 16, "aux_every": 3, "chunk": 4}
 

@@ -17,12 +17,12 @@ from on_policy_blocks import (
 )
 from torch import Tensor
 
-from whorl.agent import Context
+from whorl.agents.agent import Context
 from whorl.algorithms.ppo import PPO
-from whorl.experience.batch import Batch
-from whorl.experience.rollouts import minibatches
+from whorl.core.spec import MASK_KEY, Array, Discrete
+from whorl.data.batch import Batch
+from whorl.data.rollouts import minibatches
 from whorl.ops.losses import row_weight
-from whorl.spec import MASK_KEY, Array, Discrete
 
 ONE_PASS = {"epochs": 1, "batch_size": 16}
 V = torch.tensor([[0.5, 1.0, -0.5, 0.2, 0.7]]).T  # [T+1, B]

@@ -9,11 +9,11 @@ from torch import Tensor
 from value_blocks import MASKED, build, context, masked_obs, plain_values
 
 from whorl.algorithms.pqn import PQN
-from whorl.config import configure
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch
-from whorl.experience.rollouts import Rollouts
-from whorl.spec import MASK_KEY, Array
+from whorl.core.errors import ConfigError
+from whorl.core.spec import MASK_KEY, Array
+from whorl.data.batch import Batch
+from whorl.data.rollouts import Rollouts
+from whorl.settings.merge import configure
 
 ENDS = {1: "truncated", 4: "terminated"}
 """rows after which an episode ends; the row behind each is a final one"""

@@ -9,8 +9,8 @@ from torch import Tensor
 from value_blocks import allowing, build, context, plain_values, telling, told
 
 from whorl.algorithms.qr_dqn import QRDQN
-from whorl.config import configure
-from whorl.errors import ConfigError
+from whorl.core.errors import ConfigError
+from whorl.settings.merge import configure
 
 NONE: dict[str, Any] = {"now": {}, "chosen": {}, "told": {}}
 """noise of nets without noisy layers"""

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from whorl.config import configure
 from whorl.conformance import LANES, Run, Subject, same, subject
+from whorl.core.spec import Array, Discrete, Spec
 from whorl.nets.images import SpectralConvolution
-from whorl.spec import Array, Discrete, Spec
+from whorl.settings.merge import configure
 
 ON: dict[str, dict[str, Any]] = {
     "double": {"double": True},

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whorl import conformance, tree
-from whorl.agent import Acted, Context
+from whorl import conformance
+from whorl.agents.agent import Acted, Context
+from whorl.collect.collector import Collector
 from whorl.conformance import RandomWorld, Subject
-from whorl.experience.batch import Batch
-from whorl.experience.replay import Replay, starts, weighted
-from whorl.run.collector import Collector
-from whorl.tree import Tree
+from whorl.core import tree
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch
+from whorl.data.replay import Replay, starts, weighted
 
 torch.set_num_threads(1)
 

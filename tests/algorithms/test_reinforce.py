@@ -6,8 +6,8 @@ from on_policy_blocks import ACTIONS, TREE, Chain, Walk, build, learned_values, 
 from torch import Tensor
 
 from whorl.algorithms.reinforce import Reinforce
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch
+from whorl.core.errors import ConfigError
+from whorl.data.batch import Batch
 
 
 def agent_for(kind: str = "discrete", **settings: object) -> Reinforce:

@@ -19,18 +19,18 @@ from replay_blocks import (
 )
 from torch import Tensor
 
-from whorl.agent import Agent, Context
+from whorl.agents.agent import Agent, Context
 from whorl.algorithms.crossq import CrossQ
 from whorl.algorithms.ddpg import DDPG
 from whorl.algorithms.sac import SAC
 from whorl.algorithms.td3 import TD3
 from whorl.algorithms.tqc import TQC
-from whorl.config import ReplayConfig
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
+from whorl.core.spec import Array, Continuous, Discrete, Spec, to_env
+from whorl.data.batch import Batch
 from whorl.ops.targets import pieces
-from whorl.registry import Part
-from whorl.spec import Array, Continuous, Discrete, Spec, to_env
+from whorl.settings.families import ReplayConfig
 
 EVERY = {"actor_every": 1, "target_every": 1}
 AGENTS: dict[str, tuple[type[Agent], dict[str, Any]]] = {

@@ -22,14 +22,14 @@ from replay_blocks import (
 )
 from torch import Tensor
 
-from whorl.agent import Context
+from whorl.agents.agent import Context
 from whorl.algorithms.sac import SAC
 from whorl.algorithms.td3 import TD3
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch
+from whorl.core.errors import ConfigError
+from whorl.core.spec import MASK_KEY, Array, Discrete, MultiDiscrete
+from whorl.data.batch import Batch
 from whorl.nets.actor import SquashedHead
 from whorl.ops.distributions import Categorical, TanhNormal
-from whorl.spec import MASK_KEY, Array, Discrete, MultiDiscrete
 
 SCALAR = Array((1,))
 MASKED = {"state": Array((3,)), MASK_KEY: Array((3,), "int8", 0.0, 1.0)}

@@ -18,8 +18,8 @@ from replay_blocks import (
 )
 
 from whorl.algorithms.td3 import TD3
-from whorl.errors import ConfigError
-from whorl.spec import Array, Discrete
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Array, Discrete
 
 
 def test_target_noise_is_clipped_before_it_is_added_and_then_the_action_is() -> None:

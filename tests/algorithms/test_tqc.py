@@ -23,9 +23,9 @@ from replay_blocks import (
 from torch import Tensor
 
 from whorl.algorithms.tqc import TQC, truncated
-from whorl.errors import ConfigError
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Array
 from whorl.ops.distributions import TanhNormal
-from whorl.spec import Array
 
 FACTS = torch.tensor([[1.0, 4, 9], [2, 3, 8]])[:, None, None]
 """two critics' quantiles of one row [critics, T, B, quantiles]"""

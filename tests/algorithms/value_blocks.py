@@ -9,11 +9,11 @@ import torch
 from replay_blocks import VECTOR, Plain, batch_of, says
 from torch import Tensor
 
-from whorl.agent import Agent, Context
-from whorl.envs.gymnasium import GymnasiumVector
-from whorl.experience.batch import Batch
-from whorl.run.collector import Collector
-from whorl.spec import MASK_KEY, Array, Discrete, Spec, SpecTree
+from whorl.agents.agent import Agent, Context
+from whorl.collect.collector import Collector
+from whorl.core.spec import MASK_KEY, Array, Discrete, Spec, SpecTree
+from whorl.data.batch import Batch
+from whorl.envs.adapters.gymnasium import GymnasiumVector
 
 MASKED: dict[str, Any] = {"state": VECTOR, MASK_KEY: Array((3,), "int8", 0.0, 1.0)}
 

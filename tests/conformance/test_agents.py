@@ -9,9 +9,10 @@ import torch
 from toys import TOYS, documented_metrics
 
 from whorl import conformance
-from whorl.config import ReplayConfig, algorithm_class, load_preset, preset_names
 from whorl.conformance import ACTIONS, CHECKS, MEMORIES, OBSERVATIONS, Subject
-from whorl.errors import ConfigError
+from whorl.core.errors import ConfigError
+from whorl.settings.families import ReplayConfig
+from whorl.settings.presets import algorithm_class, load_preset, preset_names
 
 SETTINGS = {name: {"ratio": 0.1} for name in TOYS if name != "toy_policy_gradient"}
 """Enough updates for what is checked"""

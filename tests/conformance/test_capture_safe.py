@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from whorl.agent import Agent, Updated, captured
+from whorl.agents.agent import Agent, Updated, captured
 from whorl.conformance import CheckedRunner, NotCapturable, capture_safe
-from whorl.experience.batch import Batch
-from whorl.registry import Part
-from whorl.spec import Array, Discrete, Spec
+from whorl.core.registry import Part
+from whorl.core.spec import Array, Discrete, Spec
+from whorl.data.batch import Batch
 
 OFFENCES: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x.sum().item(),

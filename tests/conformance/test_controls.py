@@ -7,13 +7,13 @@ import torch
 from toys import ToyActorCritic, ToyPolicyGradient, ToyQ
 
 from whorl import conformance, register
-from whorl.agent import Acted, Context, Updated, captured
+from whorl.agents.agent import Acted, Context, Updated, captured
 from whorl.conformance import subject
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch
 from whorl.ops import masked_mean, polyak_
-from whorl.registry import Part
-from whorl.tree import Tree
 
 
 class EndsAtTruncation(ToyQ):

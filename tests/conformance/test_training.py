@@ -11,7 +11,7 @@ from toys import TOYS, documented_metrics
 import whorl
 from whorl.api import load_run
 from whorl.conformance import same
-from whorl.experience.replay import Replay
+from whorl.data.replay import Replay
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "toy_policy_gradient": {"memory": "gru", "chunk": 8, "memory_size": 8},

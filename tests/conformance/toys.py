@@ -12,21 +12,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from whorl import register, tree
-from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import NetworkConfig
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch, Rows
-from whorl.experience.replay import Replay
-from whorl.experience.samplers import Priorities
-from whorl.experience.views import Sequences, Transitions
-from whorl.nets.body import Body, BodySettings
+from whorl import register
+from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.core import tree
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
+from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch, Rows
+from whorl.data.replay import Replay
+from whorl.data.samplers import Priorities
+from whorl.data.views import Sequences, Transitions
+from whorl.nets.backbone import Body, BodySettings
 from whorl.nets.memory import MemorySettings
 from whorl.nets.policy import Policy
 from whorl.ops import blank, discounted_return, masked_mean, n_step_return, polyak_
-from whorl.registry import Part
-from whorl.spec import MASK_KEY, Array, Continuous, Discrete, Spec
-from whorl.tree import Tree
+from whorl.settings.families import NetworkConfig
 
 FLAT = (Part("mlp"), Part("flat"))
 

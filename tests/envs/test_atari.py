@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from whorl.envs import atari
-from whorl.envs.atari import Atari
-from whorl.envs.gymnasium import GymnasiumVector, factory_from_id
+from whorl.core.errors import EnvError, WhorlError
+from whorl.envs.adapters import atari
+from whorl.envs.adapters.atari import Atari
+from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
 from whorl.envs.make import find
 from whorl.envs.snapshot import restore_env, snapshot_env
-from whorl.errors import EnvError, WhorlError
 
 torch.set_num_threads(1)
 installed = pytest.mark.skipif(

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from whorl.api import check
-from whorl.envs.gymnasium import GymnasiumVector, factory_from_id
+from whorl.core.errors import EnvError, WhorlError
+from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
 from whorl.envs.snapshot import restore_env, snapshot_env
-from whorl.errors import EnvError, WhorlError
 
 torch.set_num_threads(1)
 SOFT, STIFF = -1.0, 1.0

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from whorl.envs import dm_control
-from whorl.envs.gymnasium import GymnasiumVector, factory_from_id
+from whorl.core.errors import EnvError, WhorlError
+from whorl.envs.adapters import dm_control
+from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
 from whorl.envs.snapshot import restore_env, snapshot_env
-from whorl.errors import EnvError, WhorlError
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")

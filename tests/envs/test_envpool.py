@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from whorl.envs.envpool import EnvPoolVector
+from whorl.core.errors import EnvError, WhorlError
+from whorl.envs.adapters.envpool import EnvPoolVector
 from whorl.envs.make import find
-from whorl.errors import EnvError, WhorlError
 
 torch.set_num_threads(1)
 played = pytest.mark.skipif(

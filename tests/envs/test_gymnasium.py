@@ -9,12 +9,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from whorl.envs import atari
-from whorl.envs.gymnasium import GymnasiumVector, factory_from_id, to_spec
-from whorl.envs.lanes import MASK_KEY, Lanes, lane_seed, probe
-from whorl.errors import EnvError, WhorlError
-from whorl.spec import MASK_KEY as SPEC_MASK_KEY
-from whorl.spec import Array, Continuous, Discrete, MultiDiscrete, to_env
+from whorl.core.errors import EnvError, WhorlError
+from whorl.core.spec import MASK_KEY as SPEC_MASK_KEY
+from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, to_env
+from whorl.envs.adapters import atari
+from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id, to_spec
+from whorl.envs.stepping import MASK_KEY, Lanes, lane_seed, probe
 
 torch.set_num_threads(1)
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from whorl.envs import minatar
-from whorl.envs.gymnasium import GymnasiumVector, factory_from_id
+from whorl.core.errors import EnvError, WhorlError
+from whorl.envs.adapters import minatar
+from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
+from whorl.envs.adapters.minatar import MinAtar
 from whorl.envs.make import find
-from whorl.envs.minatar import MinAtar
-from whorl.errors import EnvError, WhorlError
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")

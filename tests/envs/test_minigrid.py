@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from whorl import tree
-from whorl.envs.gymnasium import GymnasiumVector, factory_from_id
-from whorl.errors import EnvError, WhorlError
+from whorl.core import tree
+from whorl.core.errors import EnvError, WhorlError
+from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
 
 torch.set_num_threads(1)
 installed = pytest.mark.skipif(

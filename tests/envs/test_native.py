@@ -7,10 +7,10 @@ import torch
 from gymnasium.utils.env_checker import check_env
 from torch import Tensor
 
+from whorl.core.errors import ConfigError, EnvError
+from whorl.core.spec import Array, Continuous, Spec
 from whorl.envs.native import WORLDS, register_world
 from whorl.envs.native.world import State, World
-from whorl.errors import ConfigError, EnvError
-from whorl.spec import Array, Continuous, Spec
 
 
 class Walk(World):

@@ -17,11 +17,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from whorl import tree
-from whorl.envs.gymnasium import GymnasiumVector, factory_from_id
-from whorl.envs.pool import WorkerPool, default_workers
-from whorl.errors import EnvError
-from whorl.spec import Discrete
+from whorl.core import tree
+from whorl.core.errors import EnvError
+from whorl.core.spec import Discrete
+from whorl.distributed.pool import WorkerPool
+from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
+from whorl.envs.make import default_workers
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -248,7 +249,7 @@ def test_there_is_no_default_worker_without_a_lane():
 SCRIPT = """
     import sys, time
     import gymnasium, numpy as np, torch
-    from whorl.envs.pool import WorkerPool
+    from whorl.distributed.pool import WorkerPool
 
     class Slow(gymnasium.Env):  # defined in a script without a main guard: it travels by value
         observation_space = gymnasium.spaces.Box(-1, 1, (1,))

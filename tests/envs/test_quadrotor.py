@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from whorl.core.errors import ConfigError
 from whorl.envs.native import quadrotor
 from whorl.envs.native.quadrotor import Quadrotor
-from whorl.errors import ConfigError
 
 HOVER = -0.69538
 

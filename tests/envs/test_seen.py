@@ -12,12 +12,13 @@ import torch
 from gymnasium import spaces
 
 import whorl
-from whorl.envs.gymnasium import GymnasiumVector, factory_from_id
+from whorl.core.errors import EnvError
+from whorl.core.registry import register
+from whorl.distributed.pool import make_vector
+from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
 from whorl.envs.make import find
-from whorl.envs.seen import Seen
 from whorl.envs.snapshot import restore_env, snapshot_env
-from whorl.errors import EnvError
-from whorl.registry import register
+from whorl.envs.wrappers import Seen
 
 torch.set_num_threads(1)
 PARTS = spaces.Dict(position=spaces.Box(-1, 1, (2,)), velocity=spaces.Box(-1, 1, (1,)))
@@ -182,7 +183,7 @@ def test_an_id_takes_the_options_and_cart_pole_leaves_its_batched_lanes():
 
 def test_workers_see_the_same_as_lanes_here():
     source = find("CartPole-v1", {"keep": [0, 2], "last_action": True})
-    here, there = source.vector(2), source.vector(2, workers=1)
+    here, there = source.vector(2), make_vector(source, 2, workers=1)
     try:
         assert torch.equal(here.reset(0), there.reset(0))
         action = torch.tensor([0, 1])

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from whorl.envs.gymnasium import GymnasiumVector, factory_from_id
+from whorl.core.errors import EnvError
+from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
 from whorl.envs.snapshot import restore_env, snapshot_env
-from whorl.errors import EnvError
 
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore", category=DeprecationWarning)

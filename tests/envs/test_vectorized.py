@@ -2,8 +2,8 @@
 
 import torch
 
-from whorl.envs.gymnasium import GymnasiumVector, factory_from_id
-from whorl.envs.vectorized import BatchedVector
+from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
+from whorl.envs.adapters.vectorized import BatchedVector
 
 LANES = 5
 

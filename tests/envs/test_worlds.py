@@ -11,11 +11,11 @@ from torch import Tensor
 
 import whorl
 from whorl.conformance import capture_safe
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Discrete, empty_action
 from whorl.envs.native import WORLDS, World
 from whorl.envs.native.sensed import Sensed
 from whorl.envs.vector import Step
-from whorl.errors import ConfigError
-from whorl.spec import Discrete, empty_action
 
 KNOWN = {
     "QuadInvPendulum": (1000, {"": 14}),

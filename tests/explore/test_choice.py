@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from whorl.agent import Context
-from whorl.config import ChoiceConfig
-from whorl.explore.choice import Exploration
-from whorl.spec import MASK_KEY, Array, Discrete, Spec
+from whorl.agents.agent import Context
+from whorl.core.spec import MASK_KEY, Array, Discrete, Spec
+from whorl.explore.epsilon_greedy import Exploration
+from whorl.settings.families import ChoiceConfig
 
 VECTOR = Array((2,))
 START = torch.zeros(())

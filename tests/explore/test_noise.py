@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from whorl.agent import Context
-from whorl.config import NoiseConfig
+from whorl.agents.agent import Context
+from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, MultiDiscrete, Spec
 from whorl.explore.noise import MEMORY, ActionNoise, random_action
-from whorl.spec import MASK_KEY, Array, Continuous, Discrete, MultiDiscrete, Spec
+from whorl.settings.families import NoiseConfig
 
 TWO = Continuous((2,), (-1.0, 0.0), (1.0, 5.0))
 START = torch.zeros(())

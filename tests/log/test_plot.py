@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from whorl.errors import WhorlError
+from whorl.core.errors import WhorlError
 from whorl.log.plot import curve, plot_runs
 from whorl.log.writers import MetricFiles
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from whorl.errors import WhorlError
+from whorl.core.errors import WhorlError
 from whorl.log.video import Frame, save_gif, save_sheet, save_video
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whorl.errors import ConfigError, WhorlError
+from whorl.core.errors import ConfigError, WhorlError
 from whorl.log.writers import Log, LogFile, MetricFiles, Row, Sink, TensorBoard, WandB, read_rows
 
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whorl.config import ActorCriticConfig
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch, Rows
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part, register
+from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, Spec, to_env
+from whorl.data.batch import Batch, Rows
 from whorl.nets.actor import Actor, DeterministicHead, SquashedHead, bounded
-from whorl.nets.critics import Critics
+from whorl.nets.q_ensemble import Critics
 from whorl.nets.temperature import Temperature
-from whorl.registry import Part, register
-from whorl.spec import Array, Continuous, Discrete, MultiDiscrete, Spec, to_env
+from whorl.settings.families import ActorCriticConfig
 
 TWO = Continuous((2,), (-1.0, -1.0), (1.0, 1.0))
 IMAGE = Array((8, 8, 1))

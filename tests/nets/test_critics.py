@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whorl.config import ActorCriticConfig
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch, Rows
-from whorl.nets.critics import Critics, EnsembleMLP
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
+from whorl.core.spec import Array, Continuous, Discrete, Spec
+from whorl.data.batch import Batch, Rows
 from whorl.nets.layers import Residual
-from whorl.registry import Part
-from whorl.spec import Array, Continuous, Discrete, Spec
+from whorl.nets.q_ensemble import Critics, EnsembleMLP
+from whorl.settings.families import ActorCriticConfig
 
 SPEC = Spec(Array((3,)), Continuous((2,), (-1.0, -1.0), (1.0, 1.0)), 2)
 

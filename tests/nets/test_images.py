@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from whorl.conformance import CHECKS, LANES, Subject, capture_safe
-from whorl.errors import ConfigError
-from whorl.nets.body import Flat
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part, construct
+from whorl.core.spec import MASK_KEY, Array, Discrete, Spec
+from whorl.nets.backbone import Flat
 from whorl.nets.images import KINDS, Images, ResidualBlock, SpectralConvolution
 from whorl.nets.normalize import Observations
-from whorl.registry import Part, construct
-from whorl.spec import MASK_KEY, Array, Discrete, Spec
 
 SIDES = {"nature": 36, "impala": 12, "small": 4, "drq": 15}
 """the least for a kind, or little enough to be quick"""

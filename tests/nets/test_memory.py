@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whorl import tree
-from whorl.config import ActorCriticConfig, MemoryConfig
-from whorl.errors import ConfigError
-from whorl.experience.batch import LAST, Batch
+from whorl.core import tree
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
+from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import LAST, Batch
 from whorl.nets.actor import Actor, DeterministicHead
-from whorl.nets.body import Body, BodySettings
-from whorl.nets.critics import Critics
+from whorl.nets.backbone import Body, BodySettings
 from whorl.nets.memory import (
     LastStep,
     MemorySettings,
@@ -22,10 +23,9 @@ from whorl.nets.memory import (
     memory_settings,
     unroll_all,
 )
+from whorl.nets.q_ensemble import Critics
 from whorl.nets.rows import LSTMRows
-from whorl.registry import Part
-from whorl.spec import Array, Continuous, Discrete, MultiDiscrete, Spec
-from whorl.tree import Tree
+from whorl.settings.families import ActorCriticConfig, MemoryConfig
 
 INPUTS, LANES, ROWS = 3, 5, 14
 KINDS = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from whorl.errors import ConfigError
-from whorl.nets.optimizers import UNFIT, build_optimizer, initialise_state, stepper
-from whorl.registry import Part, known
+from whorl.agents.optimizers import UNFIT, build_optimizer, initialise_state, stepper
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part, known
 
 OFFERED = ["Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD"]
 OPTIONS: list[tuple[str, dict[str, Any]]] = [

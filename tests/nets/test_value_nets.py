@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whorl.config import ChoiceConfig
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch, Rows
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
+from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, MultiDiscrete, Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch, Rows
 from whorl.nets.images import SpectralConvolution
 from whorl.nets.noisy import NoisyLinear
-from whorl.nets.values import QuantileValues, Values, allowed, without_features
-from whorl.registry import Part
-from whorl.spec import MASK_KEY, Array, Continuous, Discrete, MultiDiscrete, Spec
-from whorl.tree import Tree
+from whorl.nets.q_network import QuantileValues, Values, allowed, without_features
+from whorl.settings.families import ChoiceConfig
 
 VECTOR = Array((3,))
 IMAGE = Array((12, 12, 2), "uint8", 0.0, 255.0)

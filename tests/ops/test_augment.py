@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whorl.conformance import capture_safe
+from whorl.core.spec import Array
 from whorl.ops.augment import Picture, picture, random_shift, shift_images
-from whorl.spec import Array
 
 
 def by_hand(image: Tensor, pad: int, noise: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whorl import ops, tree
+from whorl import ops
+from whorl.core import tree
 
 FORBIDDEN = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "lift_fresh"}
 """reads of a value, shapes that depend on values, and tensors made from host data"""

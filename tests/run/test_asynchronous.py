@@ -12,14 +12,15 @@ import torch
 
 import whorl
 from whorl.api import load_run
-from whorl.config import configure
+from whorl.core.errors import ConfigError, EnvError
+from whorl.distributed import fleet as fleets
+from whorl.distributed import fleet_collector as asynchronous
+from whorl.distributed.actor import Role, Slab
+from whorl.distributed.fleet import ProcessFleet
+from whorl.distributed.fleet_collector import FleetCollector
 from whorl.envs.make import find
-from whorl.errors import ConfigError, EnvError
-from whorl.run import asynchronous, watch
-from whorl.run import fleet as fleets
-from whorl.run.actors import Role, Slab
-from whorl.run.asynchronous import FleetCollector
-from whorl.run.fleet import ProcessFleet
+from whorl.run import system_metrics as watch
+from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
 
 

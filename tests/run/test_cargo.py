@@ -8,17 +8,17 @@ import torch
 from torch import nn
 
 import whorl
-from whorl.agent import Agent
-from whorl.config import configure
+from whorl.agents.agent import Agent
+from whorl.collect.collector import Collector
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
+from whorl.core.spec import Array, Discrete, Spec
+from whorl.data.gradients import Delivered, Gradients
+from whorl.data.initial_priorities import Appraisal
+from whorl.distributed.actor import ActorBody, Role
+from whorl.distributed.buffers import array, tensor_of
 from whorl.envs.make import find
-from whorl.errors import ConfigError
-from whorl.experience.appraisal import Appraisal
-from whorl.experience.gradients import Delivered, Gradients
-from whorl.registry import Part
-from whorl.run.actors import ActorBody, Role
-from whorl.run.collector import Collector
-from whorl.run.sharing import array, tensor_of
-from whorl.spec import Array, Discrete, Spec
+from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
 
 SMALL: dict[str, Any] = {"quiet": True, "tensorboard": False, "eval": False, "workers": 0}

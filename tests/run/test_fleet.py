@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import whorl
-from whorl.agent import Agent
-from whorl.config import configure
+from whorl.agents.agent import Agent
+from whorl.collect.collector import Storage
+from whorl.core.errors import ConfigError, EnvError
+from whorl.distributed.actor import Role, Slab
+from whorl.distributed.fleet import ProcessFleet, Weights
+from whorl.distributed.fleet_collector import FleetCollector
 from whorl.envs.make import find
-from whorl.errors import ConfigError, EnvError
-from whorl.run.actors import Role, Slab
-from whorl.run.asynchronous import FleetCollector
-from whorl.run.collector import Storage
-from whorl.run.fleet import ProcessFleet, Weights
+from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
 
 ACTORS, LANES, STEPS = 2, 2, 8

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 import whorl
-from whorl.agent import Agent, Updated
+from whorl.agents.agent import Agent, Updated
 from whorl.api import load_run
-from whorl.config import configure
 from whorl.conformance import Run, Subject, copied, same, subject
-from whorl.errors import ConfigError, WhorlError
-from whorl.experience.batch import Batch
-from whorl.experience.replay import Replay
+from whorl.core.errors import ConfigError, WhorlError
+from whorl.data.batch import Batch
+from whorl.data.replay import Replay
+from whorl.distributed.learners import Learners, ProcessReplicas, check_learners, joined, learned, split
 from whorl.run.callbacks import Callback
-from whorl.run.learners import Learners, ProcessReplicas, check_learners, joined, learned, split
+from whorl.settings.merge import configure
 
 # Several learners in threads of this process: the arithmetic, without the transport.
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from whorl.conformance import subject
-from whorl.errors import ConfigError
-from whorl.run.learners import Learners
+from whorl.core.errors import ConfigError
+from whorl.distributed.learners import Learners
 
 pytest.importorskip("ray")
 
-from whorl.run.learners_ray import RayReplicas
+from whorl.distributed.learners_ray import RayReplicas
 
 CASE = subject("a2c", "vector", "none", "discrete", learners=2)
 

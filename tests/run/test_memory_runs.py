@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import whorl
-from whorl.agent import Acted, Agent, Context, Updated
+from whorl.agents.agent import Acted, Agent, Context, Updated
 from whorl.conformance import copied
-from whorl.errors import ConfigError
-from whorl.experience.batch import LAST, Batch
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import LAST, Batch
 from whorl.run.callbacks import Callback
-from whorl.spec import Spec
-from whorl.tree import Tree
 
 
 @dataclass(frozen=True)

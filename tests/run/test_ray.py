@@ -18,13 +18,13 @@ import pytest
 import torch
 
 import whorl
-from whorl.config import configure
+from whorl.core.errors import ConfigError, EnvError, WhorlError
+from whorl.distributed import fleet_ray
+from whorl.distributed.actor import Role
+from whorl.distributed.fleet_collector import FleetCollector
+from whorl.distributed.fleet_ray import LOOPBACK, RayFleet, share
 from whorl.envs.make import find
-from whorl.errors import ConfigError, EnvError, WhorlError
-from whorl.run import fleet_ray
-from whorl.run.actors import Role
-from whorl.run.asynchronous import FleetCollector
-from whorl.run.fleet_ray import LOOPBACK, RayFleet, share
+from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
 
 ray = pytest.importorskip("ray")

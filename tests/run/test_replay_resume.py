@@ -13,8 +13,8 @@ from test_resume import assert_same, in_child, rows, the_run
 
 import whorl
 from whorl.api import load_run
-from whorl.errors import CheckpointError, ConfigError
-from whorl.experience.replay import Replay
+from whorl.core.errors import CheckpointError, ConfigError
+from whorl.data.replay import Replay
 from whorl.run.trainer import Result, Trainer
 from whorl.state import checkpoint, segments
 

@@ -15,7 +15,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import whorl
-from whorl import tree
+from whorl.core import tree
 from whorl.run.trainer import Result
 from whorl.state import checkpoint
 

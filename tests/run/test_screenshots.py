@@ -12,9 +12,9 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import whorl
-from whorl.errors import ConfigError
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Array
 from whorl.run.callbacks import _newest
-from whorl.spec import Array
 
 torch.set_num_threads(1)
 SMALL = {

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import whorl
-from whorl import tree
 from whorl.api import load_run
-from whorl.config import configure
+from whorl.collect.collector import Collector
+from whorl.core import tree
+from whorl.core.errors import ConfigError
+from whorl.data.batch import Batch
+from whorl.data.replay import replay_of
+from whorl.distributed.replay_shards import Shard, ShardedReplay
 from whorl.envs.make import find
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch
-from whorl.experience.replay import replay_of
-from whorl.run.collector import Collector
-from whorl.run.shards import Shard, ShardedReplay
+from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
 
 LANES, STEPS = 4, 8

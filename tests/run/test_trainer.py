@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import whorl
-from whorl.errors import CheckpointError, ConfigError, DivergedError
+from whorl.core.errors import CheckpointError, ConfigError, DivergedError
 from whorl.run import learner
 from whorl.state import checkpoint
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from whorl.errors import CheckpointError
+from whorl.core.errors import CheckpointError
 from whorl.state import checkpoint, files
 
 

@@ -12,10 +12,10 @@ from torch import nn
 
 import whorl
 from whorl import conformance
-from whorl.agent import Acted
-from whorl.errors import WhorlError
+from whorl.agents.agent import Acted
+from whorl.core.errors import WhorlError
+from whorl.core.spec import to_env
 from whorl.run.evaluate import run_episodes
-from whorl.spec import to_env
 from whorl.state.policy import SavedPolicy
 
 TINY = {

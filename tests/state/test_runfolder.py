@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from whorl.errors import WhorlError
+from whorl.core.errors import WhorlError
 from whorl.state.runfolder import new_run_folder, resolve_run
 
 DATE = r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d"

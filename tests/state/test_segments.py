@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from whorl import tree
-from whorl.errors import CheckpointError, ConfigError
-from whorl.experience.batch import Batch
-from whorl.experience.ring import Ring
-from whorl.spec import Array, Discrete, Spec
+from whorl.core import tree
+from whorl.core.errors import CheckpointError, ConfigError
+from whorl.core.spec import Array, Discrete, Spec
+from whorl.data.batch import Batch
+from whorl.data.ring import Ring
 from whorl.state import segments
 from whorl.state.segments import DamagedError, Segments
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from whorl.errors import CheckpointError
+from whorl.core.errors import CheckpointError
 from whorl.state.streams import NAMES, Streams
 
 

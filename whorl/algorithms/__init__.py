@@ -10,7 +10,7 @@ from types import ModuleType
 
 class _Package(ModuleType):
     def __call__(self) -> dict[str, str]:
-        from whorl.config import algorithms
+        from whorl.settings.presets import algorithms
 
         return algorithms()
 

@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import ValueConfig
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch, Rows
-from whorl.explore.choice import Exploration
+from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch, Rows
+from whorl.explore.epsilon_greedy import Exploration
 from whorl.explore.noise import random_action
-from whorl.nets.inputs import Inputs
-from whorl.nets.values import Values, allowed
+from whorl.nets.preprocessor import Inputs
+from whorl.nets.q_network import Values, allowed
 from whorl.ops.targets import polyak_
 from whorl.ops.transforms import categorical_projection
 from whorl.ops.values import best, bootstrap, pick, pick_columns
-from whorl.spec import Spec
-from whorl.tree import Tree
+from whorl.settings.families import ValueConfig
 
 
 @dataclass(frozen=True)

@@ -20,20 +20,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import ActorCriticConfig, EntropyConfig
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch, Rows
+from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch, Rows
 from whorl.explore.noise import random_action
 from whorl.nets.actor import bounded
-from whorl.nets.body import Body, BodySettings
-from whorl.nets.inputs import Inputs
+from whorl.nets.backbone import Body, BodySettings
+from whorl.nets.preprocessor import Inputs
 from whorl.nets.renorm import Moments, RenormMLP
 from whorl.nets.temperature import Temperature
 from whorl.ops.distributions import TanhNormal
-from whorl.registry import Part
-from whorl.spec import Spec
-from whorl.tree import Tree
+from whorl.settings.families import ActorCriticConfig, EntropyConfig
 
 
 @dataclass(frozen=True)

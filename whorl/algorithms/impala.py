@@ -16,17 +16,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import NetworkConfig
-from whorl.experience.batch import Batch
+from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.core import tree
+from whorl.core.registry import Part
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch
 from whorl.nets.normalize import Observations, ReturnScale
 from whorl.nets.policy import Policy, Value
 from whorl.ops.losses import blank, explained_variance, masked_mean
 from whorl.ops.returns import vtrace
-from whorl.registry import Part
-from whorl.spec import Spec
-from whorl.tree import Tree
+from whorl.settings.families import NetworkConfig
 
 
 @dataclass(frozen=True)

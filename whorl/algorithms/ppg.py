@@ -26,15 +26,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from whorl import tree
-from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import NetworkConfig
-from whorl.experience.batch import Batch, Rows
-from whorl.experience.rollouts import Rollouts, check_batch_size, minibatches
+from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.core import collectives, tree
+from whorl.core.spec import MASK_KEY, Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch, Rows
+from whorl.data.rollouts import Rollouts, check_batch_size, minibatches
 from whorl.nets.layers import orthogonal_
 from whorl.nets.normalize import EPSILON, Observations, ReturnScale
 from whorl.nets.policy import Policy, Value
-from whorl.ops import ranks
 from whorl.ops.losses import (
     blank,
     clipped_surrogate,
@@ -46,8 +46,7 @@ from whorl.ops.losses import (
 )
 from whorl.ops.returns import gae
 from whorl.ops.targets import hard_update_
-from whorl.spec import MASK_KEY, Spec
-from whorl.tree import Tree
+from whorl.settings.families import NetworkConfig
 
 
 @dataclass(frozen=True)
@@ -247,7 +246,7 @@ class PPG(Agent):
         stride = steps // len(tree.first(batch.memories)) if batch.memories else 1
         wanted = self.cfg.batch_size * self.cfg.aux_batch_factor
         chunks = steps * lanes // stride
-        least = stride * ranks.learners()
+        least = stride * collectives.learners()
         fitting = [n * least for n in range(1, chunks + 1) if chunks % n == 0]
         return min(fitting, key=lambda n: (abs(n - wanted), n))
 

@@ -15,15 +15,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import NetworkConfig
-from whorl.experience.batch import Batch, Rows
-from whorl.experience.rollouts import check_batch_size, minibatches
+from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.core import collectives, tree
+from whorl.core.registry import Part
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch, Rows
+from whorl.data.rollouts import check_batch_size, minibatches
 from whorl.nets.losses import value_loss
 from whorl.nets.normalize import Observations, ReturnScale
 from whorl.nets.policy import Policy, Value
-from whorl.ops import ranks
 from whorl.ops.losses import (
     blank,
     clipped_surrogate,
@@ -33,9 +34,7 @@ from whorl.ops.losses import (
     row_weight,
 )
 from whorl.ops.returns import discounted_return, gae
-from whorl.registry import Part
-from whorl.spec import Spec
-from whorl.tree import Tree
+from whorl.settings.families import NetworkConfig
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ class PPO(Agent):
                     found.append(torch.stack([loss.detach(), norm, *self.distance(log_ratio, entropy, data)]))
             if found:
                 # What one of several learners decides by, all of them must.
-                loss, norm, entropy, kl, clipped = ranks.mean(torch.stack(found).mean(0)).unbind()
+                loss, norm, entropy, kl, clipped = collectives.mean(torch.stack(found).mean(0)).unbind()
                 metrics = {
                     "loss/actor": loss,
                     "gradient/actor": norm,

@@ -12,20 +12,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import ChoiceConfig
-from whorl.experience.batch import Batch, Rows
-from whorl.experience.rollouts import check_batch_size, minibatches
-from whorl.explore.choice import Exploration
+from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.core import tree
+from whorl.core.registry import Part
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch, Rows
+from whorl.data.rollouts import check_batch_size, minibatches
+from whorl.explore.epsilon_greedy import Exploration
 from whorl.nets.normalize import Observations, ReturnScale
-from whorl.nets.values import Values, allowed
+from whorl.nets.q_network import Values, allowed
 from whorl.ops.losses import blank, row_weight, squared
 from whorl.ops.returns import lambda_return
 from whorl.ops.values import best, pick
-from whorl.registry import Part
-from whorl.spec import Spec
-from whorl.tree import Tree
+from whorl.settings.families import ChoiceConfig
 
 
 @dataclass(frozen=True)

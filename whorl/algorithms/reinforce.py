@@ -19,17 +19,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import NetworkConfig
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch
+from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.core import tree
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch
 from whorl.nets.normalize import Observations, ReturnScale
 from whorl.nets.policy import Policy, Value
 from whorl.ops.losses import blank, explained_variance, masked_mean, masked_normalize
 from whorl.ops.returns import discounted_return
-from whorl.spec import Spec
-from whorl.tree import Tree
+from whorl.settings.families import NetworkConfig
 
 
 @dataclass(frozen=True)

@@ -19,19 +19,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import ActorCriticConfig, EntropyConfig
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch, Rows
+from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.core.errors import ConfigError
+from whorl.core.spec import MASK_KEY, Discrete, Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch, Rows
 from whorl.explore.noise import random_action
 from whorl.nets.actor import Actor, SquashedHead, bounded
-from whorl.nets.critics import Critics
-from whorl.nets.inputs import Inputs
 from whorl.nets.policy import CategoricalHead
+from whorl.nets.preprocessor import Inputs
+from whorl.nets.q_ensemble import Critics
 from whorl.nets.temperature import Temperature, undecayed
 from whorl.ops.targets import polyak_
-from whorl.spec import MASK_KEY, Discrete, Spec
-from whorl.tree import Tree
+from whorl.settings.families import ActorCriticConfig, EntropyConfig
 
 
 @dataclass(frozen=True)

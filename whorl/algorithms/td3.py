@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import ActorCriticConfig, NoiseConfig
-from whorl.experience.batch import Batch, Rows
+from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch, Rows
 from whorl.explore.noise import ActionNoise, random_action
 from whorl.nets.actor import Actor, DeterministicHead, bounded
-from whorl.nets.critics import Critics
-from whorl.nets.inputs import Inputs
+from whorl.nets.preprocessor import Inputs
+from whorl.nets.q_ensemble import Critics
 from whorl.ops.targets import polyak_
-from whorl.spec import Spec
-from whorl.tree import Tree
+from whorl.settings.families import ActorCriticConfig, NoiseConfig
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whorl.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.config import ActorCriticConfig, EntropyConfig
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch, Rows
+from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch, Rows
 from whorl.explore.noise import random_action
 from whorl.nets.actor import Actor, SquashedHead, bounded
-from whorl.nets.critics import Critics
-from whorl.nets.inputs import Inputs
+from whorl.nets.preprocessor import Inputs
+from whorl.nets.q_ensemble import Critics
 from whorl.nets.temperature import Temperature, undecayed
 from whorl.ops.losses import sorted_quantile_huber
 from whorl.ops.targets import polyak_
-from whorl.spec import Spec
-from whorl.tree import Tree
+from whorl.settings.families import ActorCriticConfig, EntropyConfig
 
 
 @dataclass(frozen=True)

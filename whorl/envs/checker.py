@@ -9,9 +9,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from whorl.envs.gymnasium import factory_from_id
-from whorl.envs.lanes import describe
-from whorl.errors import EnvError, WhorlError
+from whorl.core.errors import EnvError, WhorlError
+from whorl.envs.adapters.gymnasium import factory_from_id
+from whorl.envs.stepping import describe
 
 STEPS = 1500
 """how far an episode is followed: past the usual limit of 1000"""

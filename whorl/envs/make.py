@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,19 +11,18 @@ from typing import Any
 import gymnasium
 import torch
 
-from whorl.config import WRAPPED
+from whorl.core.errors import EnvError, nearest
+from whorl.core.registry import registered
+from whorl.core.spec import Spec
 from whorl.envs import native
-from whorl.envs.envpool import EnvPoolVector
-from whorl.envs.gymnasium import GymnasiumVector, factory_from_id, is_game, to_spec, whole_id
-from whorl.envs.lanes import probe
-from whorl.envs.pool import WorkerPool, default_workers
-from whorl.envs.seen import HIDING, OPTIONS, seen_through, split
+from whorl.envs.adapters.envpool import EnvPoolVector
+from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id, is_game, to_spec, whole_id
+from whorl.envs.adapters.vectorized import STATE as BATCHED
+from whorl.envs.adapters.vectorized import BatchedVector
+from whorl.envs.stepping import probe
 from whorl.envs.vector import VectorEnv
-from whorl.envs.vectorized import STATE as BATCHED
-from whorl.envs.vectorized import BatchedVector
-from whorl.errors import EnvError, nearest
-from whorl.registry import registered
-from whorl.spec import Spec
+from whorl.envs.wrappers import HIDING, OPTIONS, seen_through, split
+from whorl.settings.presets import WRAPPED
 
 Factory = Callable[[], gymnasium.Env]
 BACKENDS = ("ale", "envpool")
@@ -53,21 +53,22 @@ class Source:
     pooled: bool = False
     """whether EnvPool steps the lanes; drawing is left to our own"""
 
-    def vector(
-        self, lanes: int, device: torch.device | str = "cpu", workers: int = 0, compile: bool = False
-    ) -> VectorEnv:
-        """`lanes` copies. Worlds of our own are stepped as tensors on `device`; others here or by `workers`."""
+    def vector(self, lanes: int, device: torch.device | str = "cpu", compile: bool = False) -> VectorEnv:
+        """`lanes` copies, stepped by this process; native worlds as tensors on `device`."""
         if self.world is not None:
             knows = "compile" in inspect.signature(self.world).parameters
             extra = {"compile": True} if compile and knows else {}
             return self.world(lanes=lanes, device=device, **self._world_options(), **extra)
-        if self.pooled and "render_mode" not in self.options:
+        if self.steps_itself:
             return EnvPoolVector(self.factory, lanes, self.id)
-        if workers > 0:
-            return WorkerPool(self.factory, lanes, self.id, workers=min(workers, lanes))
         if self.id in BATCHED and self.named and not self.options:
             return BatchedVector(self.factory, lanes, self.id)
         return GymnasiumVector(self.factory, lanes, self.id)
+
+    @property
+    def steps_itself(self) -> bool:
+        """Whether EnvPool's own threads step the environments."""
+        return self.pooled and "render_mode" not in self.options
 
     def spec(self, lanes: int) -> Spec:
         """What an agent may know of `lanes` lanes, without making them."""
@@ -200,3 +201,9 @@ def _name(env: gymnasium.Env) -> str:
     if spec is None:
         return type(env.unwrapped).__name__
     return f"{spec.id}{WRAPPED}" if spec.additional_wrappers else spec.id
+
+
+def default_workers(lanes: int) -> int:
+    """One worker per usable core, and none without a lane."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(lanes, usable))

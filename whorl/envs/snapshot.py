@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from whorl.errors import EnvError
+from whorl.core.errors import EnvError
 
 PLAIN_FAMILIES = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
 MUJOCO_FAMILY = "gymnasium.envs.mujoco."

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from whorl.spec import Spec
-from whorl.tree import Tree
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Step:
 
 
 class VectorEnv(Protocol):
-    """`lanes` copies of one environment. Actions come in canonical form (see `whorl.spec`)."""
+    """`lanes` copies of one environment. Actions come in canonical form (see `whorl.core.spec`)."""
 
     spec: Spec
     id: str

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from whorl import tree
-from whorl.agent import Context
-from whorl.config import NoiseConfig
-from whorl.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec
-from whorl.tree import Tree
+from whorl.agents.agent import Context
+from whorl.core import tree
+from whorl.core.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec
+from whorl.core.tree import Tree
+from whorl.settings.families import NoiseConfig
 
 MEMORY = "noise"
 """the key of a process's state in an agent's memory"""

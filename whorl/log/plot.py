@@ -14,7 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from whorl.errors import WhorlError, nearest
+from whorl.core.errors import WhorlError, nearest
 from whorl.log.console import compact
 from whorl.log.statistics import Curve, Floats, align, smooth
 from whorl.log.writers import ELAPSED, read_rows

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from whorl.errors import WhorlError, missing_extra
+from whorl.core.errors import WhorlError, missing_extra
 
 Frame: TypeAlias = NDArray[np.uint8]
 """[H, W, 3]"""

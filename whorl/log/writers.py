@@ -22,7 +22,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from whorl.errors import ConfigError, WhorlError, missing_extra
+from whorl.core.errors import ConfigError, WhorlError, missing_extra
 
 Row: TypeAlias = Mapping[str, float | int | str]
 

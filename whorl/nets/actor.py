@@ -6,17 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whorl.config import ActorCriticConfig
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch, Rows
-from whorl.nets.body import Body, BodySettings
-from whorl.nets.inputs import reward_limit
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
+from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch, Rows
+from whorl.nets.backbone import Body, BodySettings
 from whorl.nets.layers import orthogonal_
 from whorl.nets.memory import MemorySettings, memory_settings
+from whorl.nets.preprocessor import reward_limit
 from whorl.ops.distributions import TanhNormal
-from whorl.registry import Part
-from whorl.spec import MASK_KEY, Array, Continuous, Discrete, Spec
-from whorl.tree import Tree
+from whorl.settings.families import ActorCriticConfig
 
 
 class Actor(nn.Module):

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whorl.errors import ConfigError
+from whorl.core.errors import ConfigError
+from whorl.core.tree import Tree
 from whorl.nets.layers import orthogonal_
-from whorl.tree import Tree
 
 
 class Attention(nn.Module):

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whorl import tree
-from whorl.errors import ConfigError, nearest
+from whorl.core import tree
+from whorl.core.errors import ConfigError, nearest
+from whorl.core.spec import MASK_KEY, SpecTree
+from whorl.core.tree import Tree
 from whorl.nets.layers import orthogonal_
 from whorl.ops.augment import LEAST_SIDE, Channels, Picture, picture
-from whorl.spec import MASK_KEY, SpecTree
-from whorl.tree import Tree
 
 GAIN = 2**0.5
 """keeps the size of activations through a ReLU"""

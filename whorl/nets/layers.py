@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whorl.errors import ConfigError, nearest
-from whorl.registry import Part, resolve
+from whorl.core.errors import ConfigError, nearest
+from whorl.core.registry import Part, resolve
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": F.elu,

@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from whorl.errors import ConfigError
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part, construct, register, resolve
 from whorl.ops import losses
-from whorl.registry import Part, construct, register, resolve
 
 
 def huber(value: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:

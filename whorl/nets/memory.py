@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whorl import tree
-from whorl.config import MemoryConfig
-from whorl.errors import ConfigError
+from whorl.core import tree
+from whorl.core.errors import ConfigError
+from whorl.core.spec import ActionLeaf, Continuous, Discrete, MultiDiscrete, SpecTree, empty_action
+from whorl.core.tree import Tree
 from whorl.nets import rows
 from whorl.nets.attention import Attention
-from whorl.spec import ActionLeaf, Continuous, Discrete, MultiDiscrete, SpecTree, empty_action
-from whorl.tree import Tree
+from whorl.settings.families import MemoryConfig
 
 Kind = Literal["none", "lstm", "gru", "attention"]
 

@@ -7,10 +7,9 @@ numbers, and the probability ratio of a fresh batch is exactly one. Several lear
 import torch
 from torch import Tensor, nn
 
-from whorl import tree
-from whorl.ops import ranks
-from whorl.spec import MASK_KEY, Array, SpecTree
-from whorl.tree import Tree
+from whorl.core import collectives, tree
+from whorl.core.spec import MASK_KEY, Array, SpecTree
+from whorl.core.tree import Tree
 
 EPSILON = 1e-6
 
@@ -33,10 +32,10 @@ class RunningStatistics(nn.Module):
         """Add `rows` [N, ...]; `weight` [N] is 0 for rows that do not count."""
         weight = weight.to(rows.dtype)
         spread = tree.expand(weight, rows)
-        total = ranks.total(weight.sum())
+        total = collectives.total(weight.sum())
         size = total.clamp(min=1)
-        mean = ranks.total((rows * spread).sum(0)) / size
-        var = ranks.total(((rows - mean).square() * spread).sum(0)) / size
+        mean = collectives.total((rows * spread).sum(0)) / size
+        var = collectives.total(((rows - mean).square() * spread).sum(0)) / size
         both = self.count + total
         share = (total / both.clamp(min=1)).to(mean.dtype)
         delta = mean - self.mean
@@ -144,12 +143,12 @@ class ReturnScale(nn.Module):
             return
         reward = torch.where(mask > 0, reward, 0.0)  # 0 * nan would be nan
         seen = torch.empty_like(reward)
-        running = ranks.part(self.running).clone()
+        running = collectives.part(self.running).clone()
         for row in range(reward.shape[0]):
             running = running * gamma + reward[row]
             seen[row] = running
             running = running * keep[row]
-        self.running.copy_(ranks.whole(running))
+        self.running.copy_(collectives.whole(running))
         self.statistics.merge_(seen.flatten(), mask.flatten())
 
     def forward(self, reward: Tensor) -> Tensor:

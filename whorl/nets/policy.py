@@ -5,15 +5,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whorl.config import NetworkConfig
-from whorl.experience.batch import Rows
-from whorl.nets.body import Body, BodySettings
+from whorl.core.registry import Part
+from whorl.core.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec, SpecTree
+from whorl.core.tree import Tree
+from whorl.data.batch import Rows
+from whorl.nets.backbone import Body, BodySettings
 from whorl.nets.layers import orthogonal_
 from whorl.nets.memory import memory_settings
 from whorl.ops.distributions import Categorical, Joint, MultiCategorical, Normal
-from whorl.registry import Part
-from whorl.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec, SpecTree
-from whorl.tree import Tree
+from whorl.settings.families import NetworkConfig
 
 
 class GaussianHead(nn.Module):

@@ -5,8 +5,8 @@ from math import log
 import torch
 from torch import Tensor, nn
 
-from whorl.errors import ConfigError
-from whorl.registry import Part
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
 
 
 class Temperature(nn.Module):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whorl.tree import Tree
+from whorl.core.tree import Tree
 
 MASKED_LOGIT = -1e9
 """Far enough below any real logit that the probability is exactly 0, and finite, so that 0 * log 0 is 0."""

@@ -2,7 +2,7 @@
 
 A mask is 0 on rows that are no transition and covers the last axes of what it masks; axes in front of it (an
 ensemble of critics) all share it. Where several learners share a batch, counts and statistics are those of all its rows
-(`whorl.ops.ranks`).
+(`whorl.core.collectives`).
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whorl.ops import ranks
+from whorl.core import collectives
 
 MAX_LOG_RATIO = 30.0
 """exp(30) is 1e13: no ratio of two policies means anything beyond, and exp(89) overflows single precision"""
@@ -43,7 +43,7 @@ def row_weight(mask: Tensor) -> Tensor:
     weight = mask / mean(mask). Made once per rollout it saves each minibatch a masked mean; the columns it is used with
     must be finite on masked rows (`blank` them first).
     """
-    return mask / ranks.mean(mask.mean()).clamp(min=torch.finfo(mask.dtype).tiny)
+    return mask / collectives.mean(mask.mean()).clamp(min=torch.finfo(mask.dtype).tiny)
 
 
 def masked_normalize(value: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
@@ -195,7 +195,7 @@ def _masked_variance(value: Tensor, mask: Tensor) -> Tensor:
 
 
 def _joint_mean(value: Tensor, mask: Tensor) -> Tensor:
-    return ranks.mean(masked_mean(value, mask))
+    return collectives.mean(masked_mean(value, mask))
 
 
 def _count(value: Tensor, mask: Tensor) -> Tensor:
@@ -204,8 +204,8 @@ def _count(value: Tensor, mask: Tensor) -> Tensor:
     Of several learners, the share of one in what they count together.
     """
     shared = value.numel() // max(mask.numel(), 1)
-    count = ranks.total((mask > 0).sum()).clamp(min=1) * shared
-    return count if ranks.learners() == 1 else count / ranks.learners()
+    count = collectives.total((mask > 0).sum()).clamp(min=1) * shared
+    return count if collectives.learners() == 1 else count / collectives.learners()
 
 
 def _check_mask(value: Tensor, mask: Tensor) -> None:

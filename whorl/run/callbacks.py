@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from whorl import tree
-from whorl.errors import ConfigError
-from whorl.experience.batch import Batch
-from whorl.pictures import channels_first
+from whorl.core import tree
+from whorl.core.errors import ConfigError
+from whorl.core.images import channels_first
+from whorl.core.spec import Array
+from whorl.data.batch import Batch
 from whorl.run.evaluate import Evaluation
-from whorl.spec import Array
 
 if TYPE_CHECKING:
     from whorl.run.trainer import Result, Trainer

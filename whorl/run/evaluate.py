@@ -8,11 +8,11 @@ from statistics import fmean, pstdev
 
 import torch
 
-from whorl import tree
-from whorl.agent import Agent, Context
+from whorl.agents.agent import Agent, Context
+from whorl.collect.collector import acting
+from whorl.core import tree
+from whorl.data.batch import remember
 from whorl.envs.vector import Step, VectorEnv
-from whorl.experience.batch import remember
-from whorl.run.collector import acting
 
 
 @dataclass(frozen=True)

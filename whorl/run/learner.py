@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.agent import Agent, Updated
-from whorl.errors import DivergedError
-from whorl.experience.batch import Batch
-from whorl.graphs import record
-from whorl.nets.body import Body
-from whorl.tree import Tree
+from whorl.agents.agent import Agent, Updated
+from whorl.core import tree
+from whorl.core.cuda_graphs import record
+from whorl.core.errors import DivergedError
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch
+from whorl.nets.backbone import Body
 
 REMEDY = "lower the learning rate or the gradient norm, or look at the rewards' scale; the last good checkpoint is kept"
 

@@ -27,34 +27,36 @@ import torch
 import yaml
 from torch import Tensor
 
-from whorl import tree
-from whorl.agent import Agent
-from whorl.config import ReplayConfig, Settings
+from whorl.agents.agent import Agent
+from whorl.collect.collector import Collector
+from whorl.core import tree
+from whorl.core.errors import CheckpointError, ConfigError, DivergedError
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch
+from whorl.data.gradients import Delivered
+from whorl.data.replay import Replay
+from whorl.distributed.actor import batch_lanes, check_actors
+from whorl.distributed.fleet_collector import Elsewhere, FleetCollector
+from whorl.distributed.learners import Learners, ProcessReplicas, Replicas, check_learners
+from whorl.distributed.make_fleet import recruit
+from whorl.distributed.pool import make_vector
+from whorl.distributed.replay_shards import Link, ShardedReplay, check_shards
+from whorl.distributed.worker_collector import WorkerCollector
 from whorl.envs.make import Source
 from whorl.envs.vector import VectorEnv
-from whorl.errors import CheckpointError, ConfigError, DivergedError
-from whorl.experience.batch import Batch
-from whorl.experience.gradients import Delivered
-from whorl.experience.replay import Replay
 from whorl.log.console import Console
 from whorl.log.writers import Log, LogFile, MetricFiles, Sink, TensorBoard, WandB
-from whorl.run.actors import batch_lanes, check_actors
-from whorl.run.asynchronous import Elsewhere, FleetCollector
 from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots
-from whorl.run.collector import Collector
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.learner import REMEDY, Learner, keep_freed_memory
-from whorl.run.learners import Learners, ProcessReplicas, Replicas, check_learners
-from whorl.run.recruit import recruit
-from whorl.run.shards import Link, ShardedReplay, check_shards
-from whorl.run.watch import Watch
-from whorl.run.workers import WorkerCollector
+from whorl.run.system_metrics import Watch
+from whorl.settings.families import ReplayConfig
+from whorl.settings.merge import Settings
 from whorl.state import checkpoint, files
 from whorl.state.policy import build_agent, export
 from whorl.state.runfolder import new_run_folder, resolve_run
 from whorl.state.segments import FOLDER, DamagedError, Segments
 from whorl.state.streams import Streams
-from whorl.tree import Tree
 
 T = TypeVar("T")
 EVAL_LANES = 32
@@ -184,7 +186,7 @@ class Trainer:
         """Where learners other than this process run."""
         if not self.settings.run.ray:
             return ProcessReplicas()
-        from whorl.run.learners_ray import RayReplicas  # an extra
+        from whorl.distributed.learners_ray import RayReplicas  # an extra
 
         return RayReplicas(self.settings.run.ray)
 
@@ -208,7 +210,7 @@ class Trainer:
 
         link: Any = Link
         if run.ray and run.actors:
-            from whorl.run.shards_ray import RayLink as link  # an extra
+            from whorl.distributed.replay_shards_ray import RayLink as link  # an extra
         return ShardedReplay(self.agent, rows, seed, self.device, run.actor_restarts, link)
 
     def _build_collector(self, device: torch.device) -> None:
@@ -236,7 +238,7 @@ class Trainer:
                 "hold_policy needs whoever acts to see all of its lanes begin together, but acting is central with "
                 f"{workers} workers; use acting auto, or workers 0"
             )
-        self.env = self.source.vector(run.lanes, device, workers, run.compile)
+        self.env = make_vector(self.source, run.lanes, device, workers, run.compile)
         # Whether all lanes begin an episode is a question that a graph can't ask.
         capture = device.type == "cuda" and self.source.world is not None and not run.hold_policy
         acts, renew = self.actor, None
@@ -451,7 +453,9 @@ class Trainer:
         if self._eval_env is None or self._eval_env.spec.lanes != lanes:
             self._close_eval()
             workers = min(self.settings.run.workers, lanes)
-            self._eval_env = self.source.vector(lanes, self.actor.device, workers, self.settings.run.compile)
+            self._eval_env = make_vector(
+                self.source, lanes, self.actor.device, workers, self.settings.run.compile
+            )
         self._renew_actor()
         seed = self.streams.seed("eval", str(self.epoch))
         evaluation = run_episodes(self.actor, self._eval_env, episodes, seed)

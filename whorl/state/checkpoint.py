@@ -28,7 +28,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from whorl.errors import CheckpointError
+from whorl.core.errors import CheckpointError
 from whorl.state import files
 from whorl.state.segments import DamagedError
 

@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whorl import spec as specs
-from whorl import tree
-from whorl.agent import Agent, Context
-from whorl.config import Settings, algorithm_class, configure
-from whorl.errors import WhorlError
-from whorl.experience.batch import LAST, remember
-from whorl.registry import only_trusted
-from whorl.spec import MASK_KEY, Array, Spec, empty_action, empty_obs, to_env
-from whorl.tree import Tree
+from whorl.agents.agent import Agent, Context
+from whorl.core import spec as specs
+from whorl.core import tree
+from whorl.core.errors import WhorlError
+from whorl.core.registry import only_trusted
+from whorl.core.spec import MASK_KEY, Array, Spec, empty_action, empty_obs, to_env
+from whorl.core.tree import Tree
+from whorl.data.batch import LAST, remember
+from whorl.settings.merge import Settings, configure
+from whorl.settings.presets import algorithm_class
 
 FORMAT = 1
 

@@ -4,7 +4,7 @@ import re
 from datetime import datetime
 from pathlib import Path
 
-from whorl.errors import CheckpointError, nearest
+from whorl.core.errors import CheckpointError, nearest
 from whorl.state import files
 
 RUNS = Path("runs")

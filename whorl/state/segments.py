@@ -26,10 +26,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.errors import CheckpointError, ConfigError
+from whorl.core import tree
+from whorl.core.errors import CheckpointError, ConfigError
+from whorl.core.tree import Tree
 from whorl.state import files
-from whorl.tree import Tree
 
 FOLDER = "replay"
 SEGMENT_BYTES = 32 << 20
@@ -48,7 +48,7 @@ class DamagedError(CheckpointError):
 
 
 class Rows(Protocol):
-    """A ring of rows, as far as storing it goes (`whorl.experience.ring.Ring`)."""
+    """A ring of rows, as far as storing it goes (`whorl.data.ring.Ring`)."""
 
     slots: int
     stride: int

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whorl.errors import CheckpointError
+from whorl.core.errors import CheckpointError
 
 NAMES = ("env", "act", "replay", "learner", "eval")
 

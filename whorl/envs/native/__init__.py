@@ -5,6 +5,7 @@ from typing import Any
 
 import gymnasium
 
+from whorl.core.errors import EnvError
 from whorl.envs.native.bumps import Bumps
 from whorl.envs.native.car import CarHeavenHell, CarHeavenHellTop, CarHeavenHellTopRelative
 from whorl.envs.native.cart_pole import CartPoleContinuous
@@ -16,7 +17,6 @@ from whorl.envs.native.swing_up import CartPoleSwingUpVariableLength
 from whorl.envs.native.t_maze import TMaze
 from whorl.envs.native.water_maze import WaterMaze, WaterMazeSimple
 from whorl.envs.native.world import World
-from whorl.errors import EnvError
 
 WORLDS: dict[str, type[World]] = {}
 """every known world by its id"""

@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.envs.native.scenes import bumps_scene
+from whorl.core import tree
 from whorl.envs.native.sensed import Choices, Sensed, box
 from whorl.envs.native.world import State, compiled
+from whorl.envs.rendering.scenes import bumps_scene
 
 STEP, SOFT, GIVES, STIFF = 0.05, 0.007, 0.027, 0.047
 """m, and N·m/rad: the softest, the one above which a bump gives way before the finger slips, the stiffest"""

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.envs.native.scenes import car_scene
+from whorl.core import tree
 from whorl.envs.native.sensed import Choices, Sensed, box
 from whorl.envs.native.world import State, compiled
+from whorl.envs.rendering.scenes import car_scene
 
 POWER, TOP_SPEED, START, PRIEST = 0.0015, 0.2, 0.2, 0.5
 END, PATH = 1.1, 20

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.envs.native.scenes import cart_scene
+from whorl.core import tree
 from whorl.envs.native.sensed import Choices, Sensed, box
 from whorl.envs.native.world import State, compiled
+from whorl.envs.rendering.scenes import cart_scene
 
 GRAVITY, CART, POLE, HALF, FORCE, DT = 9.8, 1.0, 0.1, 0.5, 30.0, 0.02
 """m/s², kg, kg, half the pole in m, N, s"""

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from whorl import tree
+from whorl.core import tree
+from whorl.core.spec import ActionLeaf, Array, Continuous, Discrete, MultiDiscrete
 from whorl.envs.native import WORLDS
-from whorl.spec import ActionLeaf, Array, Continuous, Discrete, MultiDiscrete
 
 
 class WorldEnv(gymnasium.Env):
@@ -59,7 +59,7 @@ def _space(spec: Any) -> spaces.Space[Any]:
 
 
 def _canonical(spec: Any, action: Any) -> tree.Tree:
-    """The inverse of `whorl.spec.to_env`, with a lane axis of one."""
+    """The inverse of `whorl.core.spec.to_env`, with a lane axis of one."""
 
     def leaf(a: ActionLeaf, value: Any) -> torch.Tensor:
         if isinstance(a, Discrete):

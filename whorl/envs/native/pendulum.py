@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.envs.native.scenes import pendulum_scene
+from whorl.core import tree
 from whorl.envs.native.sensed import Choices, Sensed, box, wrapped
 from whorl.envs.native.world import State, compiled
+from whorl.envs.rendering.scenes import pendulum_scene
 
 GRAVITY, MASS, TORQUE, TOP_SPEED, DT = 10.0, 1.0, 2.0, 8.0, 0.05
 

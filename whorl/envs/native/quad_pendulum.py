@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whorl import tree
+from whorl.core import tree
 from whorl.envs.native import chain
-from whorl.envs.native.scenes import cart_scene
 from whorl.envs.native.sensed import Choices, Sensed, box
 from whorl.envs.native.world import State
+from whorl.envs.rendering.scenes import cart_scene
 
 PUSH, PERIOD = 40.0, chain.SUBSTEPS * chain.DT
 RAIL, TOP_SPEED = 0.75, 35.0

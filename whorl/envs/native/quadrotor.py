@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.envs.native.render import QuadrotorView
+from whorl.core import tree
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Array, Continuous, Spec
 from whorl.envs.native.world import State, World, compiled
-from whorl.errors import ConfigError
-from whorl.spec import Array, Continuous, Spec
+from whorl.envs.rendering.quadrotor import QuadrotorView
 
 MASS, ARM, KT, INERTIA, KQ, LAG = 0.640, 0.14, 4.612e-8, 1.0, 6.411e-10, 0.1
 """kg, m, N/rpm², a factor on the moments of inertia, N·m/rpm², s: the nominal vehicle, in the order of `params`"""

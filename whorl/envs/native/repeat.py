@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.envs.native.scenes import symbol_scene
+from whorl.core import tree
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Discrete
 from whorl.envs.native.sensed import Choices, Sensed
 from whorl.envs.native.world import State
-from whorl.errors import ConfigError
-from whorl.spec import Discrete
+from whorl.envs.rendering.scenes import symbol_scene
 
 SYMBOLS = 4
 

@@ -7,10 +7,10 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from whorl import tree
+from whorl.core import tree
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Array, Continuous, Discrete, Spec
 from whorl.envs.native.world import State, World
-from whorl.errors import ConfigError
-from whorl.spec import Array, Continuous, Discrete, Spec
 
 Choices: TypeAlias = Mapping[str, Sequence[int]]
 

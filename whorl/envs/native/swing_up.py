@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.envs.native.scenes import cart_scene
+from whorl.core import tree
 from whorl.envs.native.sensed import Choices, Sensed, box, wrapped
 from whorl.envs.native.world import State, compiled
+from whorl.envs.rendering.scenes import cart_scene
 
 GRAVITY, CART, POLE, FORCE, FRICTION, DT = 9.82, 0.5, 0.5, 10.0, 0.1, 0.01
 RAIL = 2.4

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whorl import tree
-from whorl.envs.native.scenes import maze_scene
+from whorl.core import tree
+from whorl.core.errors import ConfigError
 from whorl.envs.native.sensed import Choices, Sensed, box
 from whorl.envs.native.world import State, compiled
-from whorl.errors import ConfigError
+from whorl.envs.rendering.scenes import maze_scene
 
 STAY = 5
 """steps on the platform until the swimmer is put elsewhere"""

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from whorl import tree
+from whorl.core import tree
+from whorl.core.errors import ConfigError, EnvError
+from whorl.core.spec import Spec
 from whorl.envs.vector import Step
-from whorl.errors import ConfigError, EnvError
-from whorl.spec import Spec
 
 State: TypeAlias = dict[str, Tensor]
 """Tensors of any shape whose LAST axis is the lanes: wide contiguous rows per component, and flags [B] broadcast."""

@@ -1,0 +1,363 @@
+"""Replay against a plain record of random episodes: transitions, n-step folds, sequences, wraps, gaps, resume."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from recorder import GAMMA, Recorder, image, samples, spec, tree_equal
+
+from whorl.conformance import capture_safe
+from whorl.core import tree
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Array, Continuous, Spec
+from whorl.data import samplers
+from whorl.data.batch import Batch
+from whorl.data.replay import Replay, check_replay, replay_of
+from whorl.data.ring import Ring, replay_bytes
+from whorl.data.samplers import Priorities
+from whorl.data.sum_tree import DeviceMasses
+from whorl.data.views import Sequences, Transitions, View
+from whorl.settings.families import ReplayConfig
+
+EXTRAS = {"log_prob": Array(())}
+
+
+def replay(lanes: int, slots: int, view: View, batch_size: int = 64, seed: int = 0, **options: Any) -> Replay:
+    generator = torch.Generator().manual_seed(seed)
+    return Replay(
+        spec(lanes),
+        "cpu",
+        generator,
+        view=view,
+        capacity=lanes * slots,
+        batch_size=batch_size,
+        extras=EXTRAS,
+        **options,
+    )
+
+
+def learn(store: Replay, batch: Batch) -> None:
+    store.settle(batch, SimpleNamespace(priority=batch.reward.abs() + 0.1))
+
+
+def check_transitions(batch: Batch, record: Recorder, store: Replay) -> None:
+    n = store.view.span
+    newest = store.ring.rows - 1
+    for b, lane, start in samples(batch):
+        row = record.rows[lane][start]
+        assert row.mask
+        assert store.ring.oldest <= start <= newest - n
+        reward, discount, keep, after = record.fold(lane, start, n)
+        assert batch.reward[0, b].item() == pytest.approx(reward, abs=1e-6)
+        assert batch.discount[0, b].item() == pytest.approx(discount, abs=1e-6)
+        assert batch.keep[0, b].item() == keep
+        assert batch.obs["row"][1, b].tolist() == [after, lane]
+        assert batch.action[0, b].item() == row.action
+        assert batch.reset[0, b].item() == row.reset
+        assert batch.extras["log_prob"][0, b].item() == start * 0.5
+    numbers, lanes = batch.obs["row"].long().unbind(-1)
+    assert torch.equal(batch.obs["image"], image(numbers, lanes))
+    assert batch.mask.all() and not batch.reset[1].any()
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize(
+    ("lanes", "slots", "steps", "n"), [(1, 50, 1, 1), (3, 40, 7, 3), (8, 64, 16, 5), (5, 33, 1, 3)]
+)
+def test_every_transition_equals_what_the_record_says(
+    lanes: int, slots: int, steps: int, n: int, prioritized: bool
+) -> None:
+    record = Recorder(lanes, seed=lanes)
+    store = replay(lanes, slots, Transitions(n), priorities=Priorities() if prioritized else None)
+    rounds = 400 // steps + 3 * slots // steps
+    for number in range(rounds):
+        if number % 11 == 10:
+            record.restart()
+        store.add(record.rollout(steps))
+        if store.steps > store.learn_after and number % 3 == 0:
+            batch = store.sample()
+            check_transitions(batch, record, store)
+            learn(store, batch)
+    assert store.ring.rows > 3 * slots  # went round
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize(("lanes", "slots", "steps", "length", "burn_in", "stride"), [
+    (1, 40, 1, 5, 0, 1),
+    (3, 48, 8, 6, 2, 4),
+    (4, 60, 5, 5, 5, 5),
+])  # fmt: skip
+def test_every_sequence_equals_what_the_record_says(
+    lanes: int, slots: int, steps: int, length: int, burn_in: int, stride: int, prioritized: bool
+) -> None:
+    record = Recorder(lanes, seed=lanes)
+    memory = {"net": {"h": torch.zeros(1, 2)}} if stride > 1 else {}
+    view = Sequences(length, burn_in, stride)
+    priorities = Priorities() if prioritized else None
+    store = replay(lanes, slots, view, 16, memory=memory, stride=stride, priorities=priorities)
+    total = burn_in + length
+    for number in range(4 * slots // steps):
+        if number % 11 == 10:
+            record.restart()
+        store.add(record.rollout(steps, stride if stride > 1 else 0))
+        if store.steps <= store.learn_after:
+            continue
+        batch = store.sample()
+        assert batch.shape == (total, 16) and batch.burn_in == burn_in
+        assert len(batch.reset) == total + 1
+        for b, lane, start in samples(batch):
+            assert start % stride == 0
+            assert store.ring.oldest <= start <= store.ring.rows - 1 - total
+            rows = record.rows[lane][start : start + total + 1]
+            assert batch.obs["row"][:, b, 0].tolist() == [row.number for row in rows]
+            assert batch.reset[:, b].tolist() == [row.reset for row in rows]
+            assert batch.mask[:, b].tolist() == [row.mask and t >= burn_in for t, row in enumerate(rows[:-1])]
+            assert batch.keep[:, b].tolist() == [row.keep for row in rows[:-1]]
+            # What stands in rows that are no transition does not come out of the ring.
+            assert batch.action[:, b].tolist() == [row.action if row.mask else 0 for row in rows[:-1]]
+            assert batch.reward[:, b].tolist() == pytest.approx(
+                [row.reward if row.mask else 0 for row in rows[:-1]]
+            )
+            assert batch.discount[:, b].tolist() == pytest.approx([row.discount for row in rows[:-1]])
+            if stride > 1:
+                assert batch.memory["net"]["h"][b].tolist() == [start, lane]
+        learn(store, batch)
+
+
+def test_uniform_sampling_draws_every_eligible_row_equally_often() -> None:
+    lanes, slots = 3, 40
+    record, store = Recorder(lanes, seed=5), replay(lanes, slots, Transitions(2), batch_size=100_000)
+    for _ in range(23):
+        store.add(record.rollout(7))
+    newest = store.ring.rows - 1
+    eligible = {
+        (lane, row)
+        for lane in range(lanes)
+        for row in range(store.ring.oldest, newest - 1)
+        if record.rows[lane][row].mask
+    }
+    drawn = [(lane, row) for _, lane, row in samples(store.sample())]
+    assert set(drawn) == eligible
+    expected = len(drawn) / len(eligible)
+    chi = sum((drawn.count(start) - expected) ** 2 / expected for start in eligible)
+    assert abs(chi - len(eligible)) < 4 * (2 * len(eligible)) ** 0.5
+
+
+def test_nothing_crosses_an_announced_gap() -> None:
+    record = Recorder(1, end=0.0)
+    store = replay(1, 30, Transitions(3), batch_size=500)
+    store.add(record.rollout(10))
+    store.cut()
+    record.rollout(4)  # dropped
+    store.add(record.rollout(10))
+    batch = store.sample()
+    numbers = batch.obs["row"][..., 0]
+    # Rows 0-9, then 14-23: the last row before the gap has no successor, folds before it stop there.
+    assert not ((numbers[0] == 9) | (numbers[0] > 20)).any()
+    near = numbers[0] == 8
+    assert near.any() and (numbers[1][near] == 9).all()
+    assert torch.allclose(batch.discount[0][near], torch.tensor(GAMMA))
+    assert (numbers[1][numbers[0] == 7] == 9).all()
+
+
+def test_a_sequence_forgets_at_an_announced_gap() -> None:
+    record = Recorder(1, end=0.0)
+    store = replay(1, 30, Sequences(6), batch_size=200)
+    store.add(record.rollout(10))
+    store.cut()
+    record.rollout(4)
+    store.add(record.rollout(10))
+    batch = store.sample()
+    numbers = batch.obs["row"][..., 0]
+    assert batch.reset[numbers == 14].all()
+    assert not batch.mask[numbers[:-1] == 9].any()
+    assert not batch.keep[numbers[:-1] == 8].any()
+
+
+def test_a_restart_costs_one_row_even_where_nobody_announced_it() -> None:
+    record, store = Recorder(2, end=0.0), replay(2, 30, Transitions(1), batch_size=500)
+    store.add(record.rollout(5))
+    record.restart()
+    store.add(record.rollout(5))
+    assert sorted(set(store.sample().obs["row"][0, :, 0].tolist())) == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.3, 1.0, 2.5])
+def test_fractions_of_the_ratio_are_carried_exactly(ratio: float) -> None:
+    record, store = Recorder(1, end=0.0), replay(1, 50, Transitions(1), ratio=ratio, learn_after=10)
+    made = []
+    for _ in range(110):
+        store.add(record.rollout(1))
+        made.append(sum(1 for _ in store.due()))
+    assert made[:10] == [0] * 10
+    assert sum(made) == round(100 * ratio)
+    assert max(made) - min(made[10:]) <= 1
+
+
+@pytest.mark.parametrize("view", [Transitions(3), Sequences(4, 2, 2)])
+def test_batches_drawn_together_are_those_drawn_one_by_one(view: View) -> None:
+    memory = {"net": {"h": torch.zeros(1, 2)}} if view.stride > 1 else {}
+    options = {"memory": memory, "stride": view.stride, "ratio": 0.3}
+    together, apart = replay(3, 40, view, 8, **options), replay(3, 40, view, 8, **options)
+    apart._together = 1
+    record = Recorder(3)
+    for _ in range(6):
+        rollout = record.rollout(6, view.stride)
+        for store in (together, apart):
+            store.add(rollout)
+        for (_, one), (_, other) in zip(together.due(), apart.due(), strict=True):
+            for (path, a), (_, b) in zip(tree.items(one.tensors()), tree.items(other.tensors()), strict=True):
+                assert torch.equal(a, b), path
+    assert together.drawn > 12
+
+
+def test_steps_are_counted_by_the_mask() -> None:
+    record, store = Recorder(4, end=0.5), replay(4, 50, Transitions(1))
+    rollout = record.rollout(20)
+    store.add(rollout)
+    assert store.steps == rollout.mask.sum() < 80
+
+
+@pytest.mark.parametrize("view", [Transitions(3), Sequences(4, 2, 2)])
+@pytest.mark.parametrize("priorities", [None, Priorities()])
+def test_a_restored_replay_goes_on_bit_for_bit(view: View, priorities: Priorities | None) -> None:
+    memory = {"net": {"h": torch.zeros(1, 2)}} if view.stride > 1 else {}
+    options = {"priorities": priorities, "memory": memory, "stride": view.stride, "ratio": 0.3}
+    record = Recorder(3)
+    store = replay(3, 40, view, 8, **options)
+
+    def run(store: Replay, rollouts: list[Batch]) -> list[dict[str, Any]]:
+        found = []
+        for rollout in rollouts:
+            store.add(rollout)
+            for phase, batch in store.due():
+                assert phase == "update"
+                found.append(tree.clone(batch.tensors()))
+                learn(store, batch)
+        return found
+
+    rollouts = [record.rollout(4, 2 if memory else 0) for _ in range(40)]
+    run(store, rollouts[:20])
+    state, position = tree_copy(store.state_dict()), store.generator.get_state()
+    whole = run(store, rollouts[20:])
+    other = replay(3, 40, view, 8, seed=99, **options)
+    other.load_state_dict(state)
+    other.generator.set_state(position)
+    again = run(other, rollouts[20:])
+    assert len(whole) > 20
+    assert all(tree_equal(a, b) for a, b in zip(whole, again, strict=True))
+    assert tree_equal(store.state_dict(), other.state_dict())
+
+
+def tree_copy(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: tree_copy(value) for key, value in state.items()}
+    return state.clone() if isinstance(state, torch.Tensor) else state
+
+
+@pytest.mark.parametrize("view", [Transitions(3), Sequences(4, 2, 2)])
+@pytest.mark.parametrize("priorities", [None, Priorities()])
+def test_sampling_and_settling_never_wait_for_the_device(
+    view: View, priorities: Priorities | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samplers, "HostMasses", DeviceMasses)  # what a device would run
+    store = replay(3, 40, view, 8, priorities=priorities)
+    record = Recorder(3)
+    for _ in range(12):
+        store.add(record.rollout(4))
+    with capture_safe():
+        learn(store, store.sample())
+
+
+def test_the_size_is_known_before_anything_is_allocated() -> None:
+    # Per cell: 2 floats and 4 bytes of observation, an int64 action, reward, discount, log_prob, and 3 flags; and 2
+    # floats of memory in every second one.
+    options: dict[str, Any] = {"extras": EXTRAS, "memory": {"net": {"h": torch.zeros(1, 2)}}, "stride": 2}
+    expected = 4 * 10 * (8 + 4 + 8 + 4 + 4 + 4 + 3) + 4 * 5 * 8
+    assert replay_bytes(spec(4), 43, **options) == expected
+    assert Ring(spec(4), 43, **options).bytes == expected
+
+
+def test_a_ring_too_small_for_its_rollouts_says_what_would_do() -> None:
+    store = replay(2, 20, Transitions(3))
+    with pytest.raises(ConfigError, match="capacity of at least 46"):
+        store.add(Recorder(2).rollout(20))
+    with pytest.raises(ConfigError, match="use at least 8"):
+        Ring(spec(8), 7)
+    with pytest.raises(ConfigError, match="holds no whole sample of 31 rows"):
+        replay(2, 20, Sequences(30))
+
+
+def test_a_masked_rows_garbage_never_reaches_a_fold() -> None:
+    record, store = Recorder(4, end=0.4), replay(4, 60, Transitions(4), batch_size=300)
+    for _ in range(10):
+        rollout = record.rollout(5)
+        rollout.reward[rollout.mask == 0] = float("nan")
+        store.add(rollout)
+    assert torch.isfinite(store.sample().reward).all()
+
+
+# Settings that do not fit
+
+
+def spec_of(lanes: int) -> Spec:
+    return Spec(Array((3,)), Continuous((1,), (-1.0,), (1.0,)), lanes)
+
+
+@pytest.mark.parametrize(("settings", "rows", "sentence"), [
+    ({"n_step": 30, "capacity": 100}, 32, "capacity is 100, 25 rows for each of 4 lanes, .* n_step 30 need 38"),
+    ({"capacity": 100}, 128, "rollout_steps 32 and n_step 1 need 33; use a capacity of at least 132"),
+    # one rollout's row and its successor would be 2, but a final row and one that lost its successor may stand there
+    ({"capacity": 15}, 4, "rollout_steps 1 and n_step 1 need 4; use a capacity of at least 16"),
+    ({"capacity": 3}, 4, "a replay capacity of 3 holds no row for each of 4 lanes"),
+])  # fmt: skip
+def test_a_ring_too_small_is_told_in_one_sentence(settings: dict[str, int], rows: int, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_replay(ReplayConfig(**settings), spec_of(4), rows)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_the_smallest_ring_that_is_allowed_never_draws_a_row_that_is_no_start(
+    n: int, prioritized: bool
+) -> None:
+    with pytest.raises(ConfigError, match=f"need {n + 3}"):
+        check_replay(ReplayConfig(n_step=n, capacity=n + 2), spec_of(1), 1)
+    check_replay(ReplayConfig(n_step=n, capacity=n + 3), spec_of(1), 1)
+    record = Recorder(1, seed=n, end=0.6)
+    store = replay(1, n + 3, Transitions(n), batch_size=8, priorities=Priorities() if prioritized else None)
+    for number in range(400):
+        if number % 3 == 0:
+            record.restart()  # often after a final row and a first one, which so loses its successor
+        store.add(record.rollout(1))
+        if store.steps > store.learn_after:
+            check_transitions(store.sample(), record, store)
+
+
+def test_a_ring_larger_than_memory_is_told_in_bytes_before_it_is_allocated() -> None:
+    cfg = ReplayConfig(capacity=10**13)
+    # 3 + 1 floats, reward, discount and 3 flags: 27 bytes a row; and 8 to draw it, where numbers go beyond 2^31.
+    with pytest.raises(
+        ConfigError, match=r"replay of 10,000,000,000,000 rows takes 350,000,000,000,008 bytes, but"
+    ):
+        replay_of(cfg, spec_of(1), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
+
+
+def test_what_draws_is_counted_as_it_is_allocated() -> None:
+    for prioritized in (False, True):
+        cfg = ReplayConfig(capacity=10_000, prioritized=prioritized)
+        store = replay_of(cfg, spec_of(4), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
+        held = (
+            [store.sampler.queue]
+            if isinstance(store.sampler, samplers.Uniform)
+            else store.sampler.masses.levels
+        )
+        told = samplers.sampler_bytes(10_000, torch.device("cpu"), prioritized)
+        assert sum(tensor.nbytes for tensor in held) == told
+
+
+def test_the_size_told_beforehand_is_the_size_it_has() -> None:
+    cfg = ReplayConfig(capacity=1000)
+    store = replay_of(cfg, spec_of(4), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
+    assert store.bytes == replay_bytes(spec_of(4), 1000) == 27_000

@@ -1,0 +1,95 @@
+"""Whether replay fits: the machine's free memory, the limits of containers, and allocations that fail nevertheless."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Array, Continuous, Spec
+from whorl.data import memory_check as room
+from whorl.data import replay
+from whorl.data.memory_check import allocating, free_memory, require_room
+
+CPU = torch.device("cpu")
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    """A file system with 1000 kB of available memory and these files."""
+    for name, text in {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    1000 kB\n", **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_without_limits_free_is_what_the_machine_has(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/memory.max": "max\n",
+        "sys/fs/cgroup/memory.current": "7\n",
+    }
+    assert free_memory(machine(tmp_path, files)) == 1000 * 1024
+
+
+def test_a_container_may_have_less_and_gives_up_pages_of_files(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/memory.max": "500000\n",
+        "sys/fs/cgroup/memory.current": "300000\n",
+        "sys/fs/cgroup/memory.stat": "anon 1000\ninactive_file 50000\nactive_file 9\n",
+    }
+    assert free_memory(machine(tmp_path, files)) == 500_000 - 300_000 + 50_000
+
+
+def test_the_limit_of_a_group_above_holds_too(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/jobs/one\n",
+        "sys/fs/cgroup/jobs/memory.max": "100000\n",
+        "sys/fs/cgroup/jobs/memory.current": "60000\n",
+        "sys/fs/cgroup/jobs/one/memory.max": "90000\n",
+        "sys/fs/cgroup/jobs/one/memory.current": "10000\n",
+    }
+    assert free_memory(machine(tmp_path, files)) == 40_000
+
+
+def test_the_first_version_of_control_groups_is_read_at_the_top_where_the_path_is_the_hosts(
+    tmp_path: Path,
+) -> None:
+    files = {
+        "proc/self/cgroup": "5:cpu,cpuacct:/docker/ab\n4:memory:/docker/ab\n0::/docker/ab\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "200000\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "50000\n",
+        "sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 7000\n",
+    }
+    assert free_memory(machine(tmp_path, files)) == 157_000
+
+
+def test_a_group_that_is_over_its_limit_has_nothing(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/memory.max": "100\n",
+        "sys/fs/cgroup/memory.current": "300\n",
+    }
+    assert free_memory(machine(tmp_path, files)) == 0
+
+
+def test_a_capacity_that_fits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "free_memory", lambda: 1000)
+    require_room(1000, CPU, 50)
+    # 0.9 * 1000 / 1001 of 50 rows
+    with pytest.raises(ConfigError, match=r"takes 1,001 bytes, but 1,000 are free on cpu; .* at most 44"):
+        require_room(1001, CPU, 50)
+
+
+def test_an_allocation_that_fails_is_told_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "require_room", lambda *_: None)
+    spec = Spec(Array((3,)), Continuous((1,), (-1.0,), (1.0,)), 1)
+    cfg = replay.ReplayConfig(capacity=10**15)
+    with pytest.raises(ConfigError, match=r"takes 35,000,000,000,000,008 bytes, which cpu did not give"):
+        replay.replay_of(cfg, spec, CPU, torch.Generator(), lambda batch: batch.mask)
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(RuntimeError, match="something else"), allocating(1, CPU, 1):
+        raise RuntimeError("something else")

@@ -1,0 +1,1 @@
+"""The plumbing that every algorithm calls: base class, optimizers, target networks, components."""

@@ -1,0 +1,1 @@
+"""Collecting rollouts: stepping environments with a policy."""

@@ -1,0 +1,337 @@
+"""Lanes and acting: collects rollouts `[T, B]` with one policy version, statistics frozen.
+
+Storage is allocated once and written in place. On a GPU with a world of our own the whole rollout, policy included,
+is captured as one graph.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whorl.agents.agent import Agent, Context
+from whorl.core import tree
+from whorl.core.cuda_graphs import record
+from whorl.core.errors import ConfigError
+from whorl.core.spec import empty_action, empty_obs
+from whorl.core.tree import Tree
+from whorl.data.batch import LAST, Batch, led_by, remember
+from whorl.envs.vector import Step, VectorEnv
+from whorl.settings.families import ReplayConfig
+
+
+def acting(device: torch.device) -> AbstractContextManager[None]:
+    """No gradients; on a CPU inference mode, whose operations are cheaper (in a graph they cost nothing anyway)."""
+    return torch.inference_mode() if device.type == "cpu" else torch.no_grad()
+
+
+class Collector:
+    """Steps every lane `steps` times with the agent's current policy.
+
+    Args:
+        numbers: which lanes of the run these are, where there are others elsewhere.
+        renew: called before a row in which every lane begins an episode: the policy that is held within one may change.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        agent: Agent,
+        steps: int,
+        gamma: float,
+        generator: torch.Generator,
+        capture: bool = False,
+        storage: "Storage | None" = None,
+        numbers: Sequence[int] | None = None,
+        renew: Callable[[], None] | None = None,
+    ) -> None:
+        self.renew = renew
+        self.env, self.agent, self.steps, self.gamma, self.generator = env, agent, steps, gamma, generator
+        self.capture = capture
+        self.lanes = env.spec.lanes
+        # Groups of lanes that are stepped apart, so that acting for one overlaps with stepping the other.
+        count = getattr(env, "groups", 1)
+        self._groups = [env.lanes_of(g) for g in range(count)] if count > 1 else [slice(0, self.lanes)]  # type: ignore[attr-defined]
+        self.storage = storage or Storage.allocate(agent, self.lanes, steps)
+        self._rows = self.storage.rows(self._groups)
+        self.memory = tree.clone(agent.initial_memory(self.lanes))
+        self.tally = Tally(self.lanes, agent.device, agent.spec.measures)
+        lane = torch.tensor(range(self.lanes) if numbers is None else numbers, device=agent.device)
+        self._lane = [lane[group] for group in self._groups]
+        self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        self._random = False
+
+    def reset(self, seed: int) -> None:
+        """Start every lane anew; the next rollout begins there."""
+        self.begin(self.env.reset(seed))
+
+    def begin(self, obs: Tree, reset: Tensor | None = None) -> None:
+        """Go on from these observations; without `reset`, all of them open an episode."""
+        last = self.steps
+        tree.copy_(tree.index(self.storage.obs, last), obs)
+        self.storage.reset[last].copy_(torch.ones(self.lanes, dtype=torch.bool) if reset is None else reset)
+
+    def start(self, random: bool = False) -> None:
+        """Announce the next rollout, with `random` actions or the policy's; here it is rolled when it is wanted."""
+        self._random = random
+
+    def finish(self, cut: bool = False) -> Batch:
+        """The rollout, as views of the storage: learn from it before the next call.
+
+        With `cut` all lanes start anew after it: returns do not cross its last row, and open episodes are forgotten.
+        """
+        with acting(self.agent.device):
+            if not self.capture:
+                self.roll(self._random)
+            else:
+                if self._random not in self._graphs:
+                    self._graphs[self._random] = self._record(self._random)
+                self._graphs[self._random].replay()
+        batch = self.storage.batch(self.gamma)
+        self.tally.add(batch, self.storage.soft, self.storage.measures)
+        if cut:
+            batch.keep[-1] = 0
+            self.tally.forget()
+        return batch
+
+    def collect(self, cut: bool = False, random: bool = False) -> Batch:
+        """One rollout, start to finish."""
+        self.start(random)
+        return self.finish(cut)
+
+    def close(self) -> None:
+        """Nothing runs in the background here."""
+
+    def roll(self, random: bool = False) -> None:
+        """Fill the storage: act and step, row by row."""
+        store, groups = self.storage, self._groups
+        tree.copy_(tree.index(store.obs, 0), tree.index(store.obs, self.steps))
+        store.reset[0].copy_(store.reset[self.steps])
+        rows = self._rows
+        memories = [tree.index(self.memory, lanes) for lanes in groups]
+        for t in range(self.steps):
+            for number, lanes in enumerate(groups):
+                if t and len(groups) > 1:
+                    rows[t - 1][number].write(self.env.receive(number))  # type: ignore[attr-defined]
+                here, before = rows[t][number], rows[t - 1][number]
+                if self.renew is not None and bool(here.reset.all()):
+                    self.renew()
+                memories[number] = remember(memories[number], before.action, before.reward)
+                if store.memories and t % store.stride == 0:
+                    part = tree.index(store.memories, (t // store.stride, lanes))
+                    tree.copy_(part, memories[number])
+                context = Context(here.reset, self.generator, random=random, lane=self._lane[number])
+                acted = self.agent.act(here.obs, memories[number], context)
+                memories[number] = acted.memory
+                tree.copy_(here.action, acted.action)
+                for name, column in here.extras.items():
+                    column.copy_(acted.extras[name])
+                if len(groups) > 1:
+                    self.env.send(number, acted.action)  # type: ignore[attr-defined]
+                else:
+                    here.write(self.env.step(acted.action))
+        if len(groups) > 1:
+            for number in range(len(groups)):
+                rows[self.steps - 1][number].write(self.env.receive(number))  # type: ignore[attr-defined]
+        for lanes, memory in zip(groups, memories):
+            tree.copy_(tree.index(self.memory, lanes), memory)
+
+    def _record(self, random: bool) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        world: Any = self.env
+        tensors = [
+            *world.state_tensors(),
+            *tree.leaves(self.memory),
+            *tree.leaves(self.storage.tensors),
+        ]
+        record(graph, lambda: self.roll(random), tensors, [self.generator, world.generator])
+        return graph
+
+    def _weights(self) -> Tree:
+        return {str(number): tensor.detach() for number, tensor in enumerate(self.agent.acting_tensors())}
+
+    def state_dict(self) -> dict[str, Any]:
+        last = self.steps
+        return {
+            "obs": tree.index(self.storage.obs, last),
+            "reset": self.storage.reset[last],
+            "memory": self.memory,
+            "last": tree.index({name: self.storage.tensors[name] for name in ("action", "reward")}, last - 1),
+            "tally": self.tally.state_dict(),
+            "held": {} if self.renew is None else self._weights(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.renew is not None:
+            tree.copy_(self._weights(), state["held"])
+        self.begin(state["obs"], state["reset"])
+        tree.copy_(self.memory, state["memory"])
+        for name, value in state["last"].items():
+            tree.copy_(tree.index(self.storage.tensors[name], self.steps - 1), value)
+        self.tally.load_state_dict(state["tally"])
+
+
+class Row:
+    """One row of one group of lanes: views of the storage, made once so that the loop only copies."""
+
+    __slots__ = (
+        "action",
+        "extras",
+        "measures",
+        "next_obs",
+        "next_reset",
+        "obs",
+        "reset",
+        "reward",
+        "soft",
+        "terminated",
+        "truncated",
+    )
+
+    def __init__(self, tensors: dict[str, Tree], t: int, lanes: slice) -> None:
+        def at(name: str, row: int) -> Tree:
+            return tree.index(tensors[name], (row, lanes))
+
+        self.obs, self.next_obs = at("obs", t), at("obs", t + 1)
+        self.reset, self.next_reset = at("reset", t), at("reset", t + 1)
+        self.action, self.extras, self.reward = at("action", t), at("extras", t), at("reward", t)
+        self.terminated, self.truncated, self.soft = at("terminated", t), at("truncated", t), at("soft", t)
+        self.measures = at("measures", t)
+
+    def write(self, step: Step) -> None:
+        """What the environment answered to this row's actions."""
+        tree.copy_(self.next_obs, step.obs)
+        self.next_reset.copy_(step.reset)
+        self.reward.copy_(step.reward)
+        self.terminated.copy_(step.terminated)
+        self.truncated.copy_(step.truncated)
+        if step.soft is not None:
+            self.soft.copy_(step.soft)
+        if step.measures is not None:
+            self.measures.copy_(step.measures)
+
+
+class Storage:
+    """The preallocated tensors of one rollout: obs and reset [T+1, B], the rest [T, B]."""
+
+    def __init__(self, tensors: dict[str, Tree]) -> None:
+        self.tensors = tensors
+        self.obs: Tree = tensors["obs"]
+        self.reset: Tensor = tensors["reset"]
+        self.soft: Tensor = tensors["soft"]
+        self.measures: Tensor = tensors["measures"]
+        self.memories: Tree = tensors["memories"]
+        self.steps = len(tensors["reward"])
+        self.stride = self.steps // len(tree.first(self.memories)) if self.memories else 1
+
+    @staticmethod
+    def allocate(agent: Agent, lanes: int, steps: int) -> "Storage":
+        """Tensors on the agent's device; what `act` returns besides actions is found by trying."""
+        spec, device = agent.spec, agent.device
+        memory = agent.initial_memory(lanes)
+        stored = memory if agent.stores_memory else {}
+        no_flags = torch.zeros(lanes, dtype=torch.bool, device=device)
+        probe = torch.Generator(device).manual_seed(0)
+        with torch.no_grad():
+            acted = agent.act(empty_obs(spec.observation, (lanes,), device), memory, Context(no_flags, probe))
+        if steps % agent.stride:
+            name = "stride" if isinstance(agent.cfg, ReplayConfig) else "chunk"
+            raise ConfigError(
+                f"rollout_steps {steps} is no multiple of {name} {agent.stride}; change one of them"
+            )
+        return Storage(
+            {
+                "obs": empty_obs(spec.observation, (steps + 1, lanes), device),
+                "reset": no_flags.expand(steps + 1, lanes).clone(),
+                "action": empty_action(spec.action, (steps, lanes), device),
+                "reward": torch.zeros(steps, lanes, device=device),
+                "terminated": no_flags.expand(steps, lanes).clone(),
+                "truncated": no_flags.expand(steps, lanes).clone(),
+                "soft": no_flags.expand(steps, lanes).clone(),
+                "measures": torch.zeros(steps, lanes, len(spec.measures), device=device),
+                "extras": {
+                    name: value.new_zeros(steps, *value.shape) for name, value in acted.extras.items()
+                },
+                "memories": tree.map(lambda leaf: leaf.new_zeros(steps // agent.stride, *leaf.shape), stored),
+            }
+        )
+
+    def rows(self, groups: list[slice]) -> list[list[Row]]:
+        """Views of every row, group by group."""
+        return [[Row(self.tensors, t, lanes) for lanes in groups] for t in range(self.steps)]
+
+    def batch(self, gamma: float) -> Batch:
+        """The rollout as a batch: ends of episodes become numbers here, and nowhere else."""
+        tensors = self.tensors
+        mask = (~self.reset[1:]).float()
+        worthless = tensors["terminated"] | tensors["soft"]  # what comes after
+        going = (~(worthless | tensors["truncated"])).float()
+        opened, last = tree.index(self.memories, 0), {}
+        if LAST in opened:
+            done = {"action": tensors["action"], "reward": tensors["reward"]}
+            last = led_by(opened[LAST], done)
+        return Batch(
+            obs=self.obs,
+            reset=self.reset,
+            action=tensors["action"],
+            reward=tensors["reward"] * mask,
+            discount=gamma * (~worthless).float() * mask,
+            keep=going * mask,
+            mask=mask,
+            memory=opened,
+            memories=self.memories,
+            last=last,
+            extras=dict(tensors["extras"]),
+        )
+
+
+class Tally:
+    """Counts steps and episodes and follows returns over rollout borders, without a loop and without a host sync.
+
+    Of each lane only the sum over the episodes that ended is needed, and what the open one holds so far.
+    """
+
+    FIELDS = ("steps", "episodes", "return", "length", "bad_observation", "bad_reward")
+
+    def __init__(self, lanes: int, device: torch.device, measures: Sequence[str] = ()) -> None:
+        self.fields = (*self.FIELDS, *measures)
+        self.open = torch.zeros(2, lanes, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(len(self.fields), dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, batch: Batch, soft: Tensor, measures: Tensor) -> None:
+        """Count a rollout; where an end was `soft` [T, B] the episode goes on. `measures` [T, B, N] count at ends."""
+        ended = (batch.keep == 0) & (batch.mask > 0) & ~soft  # [T, B]
+        earned = torch.stack([batch.reward.double(), batch.mask.double()]).cumsum(1)  # [2, T, B]
+        rows = torch.arange(1, len(ended) + 1, device=ended.device).unsqueeze(1)
+        last = (ended * rows).amax(0)  # [B], 0 where no episode ended
+        until = earned.gather(1, (last - 1).clamp(min=0).expand(2, 1, -1)).squeeze(1)  # [2, B]
+        any_ended = last > 0
+        finished = torch.where(any_ended, self.open + until, 0.0).sum(1)
+        self.open.copy_(torch.where(any_ended, earned[:, -1] - until, self.open + earned[:, -1]))
+        bad_obs = sum(
+            ~torch.isfinite(leaf).all() for leaf in tree.leaves(batch.obs) if leaf.is_floating_point()
+        )
+        counts = [batch.mask.sum(), ended.sum(), finished[0], finished[1]]
+        bad = [torch.as_tensor(bad_obs, device=ended.device), ~torch.isfinite(batch.reward).all()]
+        found = torch.stack([value.double() for value in [*counts, *bad]])
+        self.sums.add_(torch.cat((found, (measures.double() * ended.unsqueeze(-1)).sum((0, 1)))))
+
+    def forget(self) -> None:
+        """Drop the episodes that are still open."""
+        self.open.zero_()
+
+    def drain(self) -> dict[str, float]:
+        """Sums since the last call, in one transfer."""
+        found = dict(zip(self.fields, self.sums.tolist()))
+        self.sums.zero_()
+        return found
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"open": self.open, "sums": self.sums}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.open.copy_(state["open"])
+        self.sums.copy_(state["sums"])

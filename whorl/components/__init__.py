@@ -1,0 +1,1 @@
+"""One file per thing learned beside the policy."""

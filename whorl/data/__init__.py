@@ -1,0 +1,1 @@
+"""Experience: batches, rollouts and the replay buffer."""

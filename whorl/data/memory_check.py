@@ -1,0 +1,88 @@
+"""Whether replay fits into memory, asked before any of it is allocated."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from whorl.core.errors import ConfigError
+
+
+def require_room(size: int, device: torch.device, capacity: int) -> None:
+    """Raise where `size` bytes of replay are more than what is free on `device`; nothing is allocated yet."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    if size > free:
+        raise ConfigError(
+            f"replay of {capacity:,} rows takes {size:,} bytes, but {free:,} are free on {device.type}; "
+            f"use a capacity of at most {int(capacity * 0.9 * free / size):,}"
+        )
+
+
+@contextmanager
+def allocating(size: int, device: torch.device, capacity: int) -> Iterator[None]:
+    """Tell an allocation that fails within: what is free is an estimate, and others may be quicker."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate" not in str(error):
+            raise
+        raise ConfigError(
+            f"replay of {capacity:,} rows takes {size:,} bytes, which {device.type} did not give; "
+            "use a smaller capacity"
+        ) from error
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes of the host's memory that can still be had, as far as the system and the limits of a container tell."""
+    return min([_of_machine(root), *_of_groups(root)])
+
+
+def _of_machine(root: Path) -> int:
+    available = _entry(root / "proc/meminfo", "MemAvailable:")
+    if available is not None:
+        return available * 1024
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 62  # this system does not say
+
+
+def _of_groups(root: Path) -> Iterator[int]:
+    """What is left below each memory limit of this process's control groups; those above a group hold for it too."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, limit, used, cache = "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, limit, used = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache = "total_inactive_file"
+        else:
+            continue
+        # In a container the path may be the host's, of which only the top is to be seen.
+        group = Path(path.lstrip("/"))
+        for folder in (root / top / part for part in (group, *group.parents)):
+            most, now = _number(folder / limit), _number(folder / used)
+            if most is not None and now is not None:
+                # Pages of files that nobody reads are counted as used, but given up for the asking.
+                yield max(0, most - now + (_entry(folder / "memory.stat", cache) or 0))
+
+
+def _entry(path: Path, name: str) -> int | None:
+    """The number after a word at the start of a line."""
+    found = (line.split() for line in _text(path).splitlines() if line.startswith(name))
+    return next((int(words[1]) for words in found if words[0] == name), None)
+
+
+def _number(path: Path) -> int | None:
+    """A file that holds one number; None where it is not there, or holds the word max."""
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,133 @@
+"""On-policy experience: a rollout is learned from once, by shuffled rows or by whole chunks where there is memory."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whorl.core import collectives, tree
+from whorl.core.errors import ConfigError
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch, Rows
+
+
+class Rollouts:
+    """Yields each rollout once for `update`; with `history` also that many rollouts together for a second phase.
+
+    The history holds rows (observations, resets, memory) and the columns that the update asked to keep.
+
+    Args:
+        device: where batches are wanted, if elsewhere.
+    """
+
+    overlaps = False
+
+    def __init__(self, history: int = 0, phase: str = "", device: torch.device | str | None = None) -> None:
+        self.device = device
+        self.history = history
+        self.phase = phase
+        self._pending: Batch | None = None
+        self._rows: list[dict[str, Tree]] = []
+
+    def add(self, rollout: Batch) -> None:
+        self._pending = rollout if self.device is None else rollout.to(self.device)
+
+    def due(self) -> Iterator[tuple[str, Batch]]:
+        if self._pending is not None:
+            batch, self._pending = self._pending, None
+            yield "update", batch
+        if self.history and len(self._rows) == self.history:
+            yield self.phase, self._joined()
+            self._rows.clear()
+
+    def settle(self, batch: Batch, updated: Any) -> None:
+        """Keep a rollout's rows for the second phase."""
+        if not self.history or not updated.kept:
+            return
+        rows = {
+            "obs": tree.index(batch.obs, slice(0, batch.shape[0])),
+            "reset": batch.reset[: batch.shape[0]],
+            "mask": batch.mask,
+            "memory": batch.memory,
+            "memories": batch.memories,
+            "last": tree.index(batch.last, slice(0, batch.shape[0])),
+            "kept": updated.kept,
+        }
+        self._rows.append(tree.clone(rows))
+
+    def _joined(self) -> Batch:
+        """All kept rollouts side by side: [T, history * B]."""
+        rows = {
+            key: tree.cat([found[key] for found in self._rows], 0 if key == "memory" else 1)
+            for key in self._rows[0]
+        }
+        zero = torch.zeros_like(rows["mask"])
+        return Batch(
+            obs=rows["obs"],
+            reset=rows["reset"],
+            action={},
+            reward=zero,
+            discount=zero,
+            keep=zero,
+            mask=rows["mask"],
+            memory=rows["memory"],
+            memories=rows["memories"],
+            last=rows["last"],
+            extras=rows["kept"],
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": list(self._rows)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._rows = [dict(rows) for rows in state["rows"]]
+
+
+def minibatches(
+    batch: Batch, columns: dict[str, Tree], size: int, generator: torch.Generator
+) -> Iterator[tuple[Rows, dict[str, Tree]]]:
+    """One pass over a rollout in random order: `Rows` for the nets and the columns [R, n] that go with them.
+
+    Without memory rows are shuffled freely (R = 1). With memory a minibatch is a set of chunks of `stride` rows, each
+    opened from the memory that was stored while acting. Of several learners each has an equal part of the `size` rows.
+    """
+    steps, lanes = batch.shape
+    size //= collectives.learners()
+    now = {"obs": batch.obs, "reset": batch.reset, "last": batch.last}
+    now = {**tree.index(now, slice(0, steps)), "columns": columns}
+    chunks = len(tree.first(batch.memories)) if batch.memories else steps
+    stride = steps // chunks
+    check_batch_size(size, steps * lanes, stride)
+
+    def fold(leaf: Tensor) -> Tensor:  # [T, B, ...] -> [stride, chunks * B, ...]
+        parts = leaf.reshape(chunks, stride, *leaf.shape[1:]).transpose(0, 1)
+        return parts.reshape(stride, chunks * lanes, *leaf.shape[2:])
+
+    folded = tree.map(fold, now)
+    memory = tree.map(lambda leaf: leaf.flatten(0, 1), batch.memories)
+    order = torch.rand(chunks * lanes, generator=generator, device=batch.mask.device).argsort()
+    # One gather per pass; the minibatches are then views.
+    folded = tree.map(lambda leaf: leaf.index_select(1, order), folded)
+    memory = tree.map(lambda leaf: leaf.index_select(0, order), memory)
+    count = size // stride
+    for start in range(0, chunks * lanes, count):
+        part = tree.map(lambda leaf: leaf.narrow(1, start, count), folded)  # noqa: B023 - used at once
+        state = tree.map(lambda leaf: leaf.narrow(0, start, count), memory)  # noqa: B023
+        yield Rows(part["obs"], part["reset"], state, 0, 0, stride, part["last"]), part["columns"]
+
+
+def check_batch_size(size: int, rows: int, stride: int) -> None:
+    """A minibatch must divide the rollout, and hold whole chunks."""
+    if rows % size or size % stride:
+        fitting = [n for n in range(stride, rows + 1, stride) if rows % n == 0]
+        if not fitting:
+            raise ConfigError(
+                f"a rollout of {rows} rows over all lanes is no multiple of chunk {stride}; change chunk or "
+                "rollout_steps"
+            )
+        best = min(fitting, key=lambda n: (abs(n - size), n))
+        why = f"does not divide the {rows} rows of a rollout"
+        if stride > 1 and rows % size == 0:
+            why = f"does not hold whole chunks of {stride} rows"
+        raise ConfigError(f"batch_size {size} {why}; use {best}, or change lanes or rollout_steps")

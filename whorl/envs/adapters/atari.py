@@ -1,0 +1,341 @@
+"""Atari games through the Arcade Learning Environment (Bellemare et al. 2013; Machado et al. 2018, arXiv:1709.06009).
+
+A step repeats an action for `frame_skip` frames and shows the brighter of the last two, pixel by pixel, because the
+console draws some things only in every other frame. Rewards are the game's own, summed; a game that runs past its limit
+of frames is truncated. Frames come one by one, and whoever steps the lanes stacks them.
+
+Differs from ALE: sticky actions are drawn here, from the environment's own stream, since ALE's saved states lack the
+action that would be repeated. Pictures are averaged over areas as OpenCV does it, in whole numbers.
+"""
+
+import re
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from math import gcd
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
+from whorl.core.errors import EnvError, missing_extra, nearest
+
+ID = re.compile(r"(?P<prefix>ALE/)?(?P<game>\w+?)(?P<plain>NoFrameskip)?(-v(?P<version>\d+))?")
+STICKY = {"ALE/5": 0.25, "NoFrameskip0": 0.25, "NoFrameskip4": 0.0}
+"""how ids are registered: the probability that a frame repeats the action before"""
+ELSEWHERE = {"Blackjack"}
+"""games whose name alone means an environment of Gymnasium"""
+NOOP, FIRE = 0, 1
+TWO_PLAYERS = {"combat", "joust", "maze_craze", "warlords"}
+ROOM_BYTE = {"montezuma_revenge": 3, "pitfall": 1}
+"""where in memory the number of the room lies"""
+UNSAVED = {"miniature_golf"}
+"""games whose score is not in ALE's states, so that going on from one would give a wrong reward"""
+
+
+def owns(id: str) -> bool:
+    """Whether an id is that of a game: ALE/Pong-v5, PongNoFrameskip-v4, Pong."""
+    found = ID.fullmatch(id)
+    if found is None or found["prefix"] or found["plain"]:
+        return found is not None
+    return (
+        found["game"] in games() and found["game"] not in ELSEWHERE and found["version"] in (None, "0", "4")
+    )
+
+
+def spec_from_id(id: str) -> EnvSpec:
+    """The registry entry of a game; a name alone, and ALE/ without a version, mean version 5."""
+    found = ID.fullmatch(id)
+    assert found is not None
+    _ale()
+    game, number = found["game"], found["version"]
+    if game not in games():
+        raise EnvError(f"unknown Atari game {game!r}; {nearest(game, games())}")
+    if found["plain"]:
+        family, number = "NoFrameskip", number or "4"
+    elif found["prefix"] or not number:
+        family, number = "ALE/", number or "5"
+    else:
+        family = ""
+    if family + number not in STICKY:
+        raise EnvError(f"unknown environment {id!r}; use ALE/{game}-v5 or {game}NoFrameskip-v4")
+    name = f"ALE/{game}-v5" if family == "ALE/" else f"{game}NoFrameskip-v{number}"
+    kwargs = {"game": games()[game], "sticky": STICKY[family + number]}
+    return EnvSpec(name, f"{__name__}:Atari", kwargs=kwargs)
+
+
+def made(spec: EnvSpec) -> bool:
+    """Whether an entry of the registry is one of these games."""
+    return spec.entry_point == f"{__name__}:Atari"
+
+
+@cache
+def games() -> dict[str, str]:
+    """The name and the ROM of every game that one can play alone; none where ale-py is not installed."""
+    found = find_spec("ale_py")
+    if found is None or not found.submodule_search_locations:
+        return {}
+    folder = Path(found.submodule_search_locations[0]) / "roms"
+    roms = sorted({path.stem for path in folder.glob("*.bin")} - TWO_PLAYERS)
+    return {rom.title().replace("_", ""): rom for rom in roms}
+
+
+class Atari(gymnasium.Env):
+    """One game.
+
+    Args:
+        game: the ROM, as `games` names it.
+        frame_skip: frames that repeat an action.
+        noop_max: an episode starts after a random number of frames without an action, from 1 to this.
+        screen: height and width of what is seen; 0: as the console draws it.
+        gray: brightness [height, width]; without it, colours [height, width, 3].
+        stack: how many frames an agent sees together.
+        sticky: the probability that a frame repeats the action before.
+        life_loss: say where a life was lost (`info["soft_end"]`); the game goes on.
+        fire_reset: the last of these frames presses FIRE, in games that know it.
+        full_actions: all 18 actions of the console in place of those that the game knows.
+        max_frames: frames after which an episode is truncated; 0: never.
+        obscure: the probability that a frame is shown black.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012 - Gymnasium's own declaration
+
+    def __init__(
+        self,
+        game: str,
+        frame_skip: int = 4,
+        noop_max: int = 30,
+        screen: int = 84,
+        gray: bool = True,
+        stack: int = 4,
+        sticky: float = 0.25,
+        life_loss: bool = False,
+        fire_reset: bool = False,
+        full_actions: bool = False,
+        max_frames: int = 108_000,
+        obscure: float = 0.0,
+        render_mode: str | None = None,
+    ) -> None:
+        counts = {
+            "frame_skip": (frame_skip, 1, 1000),
+            "stack": (stack, 1, 1000),
+            "noop_max": (noop_max, 0, 100_000),
+            "screen": (screen, 0, 4096),
+            "max_frames": (max_frames, 0, 10**9),
+        }
+        for name, (count, least, most) in counts.items():
+            if isinstance(count, bool) or not isinstance(count, int) or not least <= count <= most:
+                raise EnvError(f"{name} is {count!r}; it must be a whole number from {least} to {most:,}")
+        for name, chance in {"sticky": sticky, "obscure": obscure}.items():
+            if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance <= 1:
+                raise EnvError(f"{name} is {chance!r}; a probability is between 0 and 1")
+        switches = {
+            "gray": gray,
+            "life_loss": life_loss,
+            "fire_reset": fire_reset,
+            "full_actions": full_actions,
+        }
+        for name, switch in switches.items():
+            if not isinstance(switch, bool):
+                raise EnvError(f"{name} is {switch!r}; it must be true or false")
+        self.game, self.frame_skip, self.noop_max, self.gray = game, frame_skip, noop_max, gray
+        self.sticky, self.obscure, self.max_frames = sticky, obscure, max_frames
+        self.fire_reset, self.full_actions = fire_reset, full_actions
+        self.frame_stack, self.soft_ends = stack, life_loss
+        self.measures = ("rooms",) if game in ROOM_BYTE else ()
+        self.render_mode = render_mode
+        self.metadata = {**self.metadata, "render_fps": round(60 / frame_skip)}
+        self._ale = self._load()
+        self._draw = self._ale.getScreenGrayscale if gray else self._ale.getScreenRGB
+        self._loaded = self._ale.cloneState(include_rng=True)
+        self._seeded = False
+        allowed = self._ale.getLegalActionSet() if full_actions else self._ale.getMinimalActionSet()
+        self._actions = [action.value for action in allowed]
+        self._fires = fire_reset and FIRE in self._actions
+        self._repeated = NOOP
+        """the action that the emulator saw last, which a sticky frame repeats"""
+        self._lives = 0
+        self._room = ROOM_BYTE.get(game)
+        self._rooms: set[int] = set()
+
+        self.native_screen: tuple[int, int] = self._ale.getScreenDims()
+        shape = self.native_screen if gray else (*self.native_screen, 3)
+        self._earlier, self._latest = np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
+        self._shrink = _Shrink(self.native_screen, screen) if screen else None
+        self.shape: tuple[int, ...] = (screen, screen, *shape[2:]) if screen else shape
+        self.observation_space = spaces.Box(0, 255, self.shape, np.uint8)
+        self.action_space = spaces.Discrete(len(self._actions))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None or not self._seeded:
+            self._restore(self._loaded)  # a reset of the console alone leaves traces of what came before
+            self._seeded = True
+        ale = self._ale
+        ale.reset_game()
+        self._repeated = NOOP
+        frames = int(self.np_random.integers(1, self.noop_max + 1)) if self.noop_max else 0
+        for _ in range(frames - self._fires):
+            ale.act(NOOP)
+            if ale.game_over():
+                ale.reset_game()
+        if self._fires:
+            ale.act(FIRE)
+            self._repeated = FIRE
+        self._lives = ale.lives()
+        self._rooms = set()
+        self._draw(self._latest)
+        return self._see(), self._info()
+
+    def step(self, action: int) -> tuple[np.ndarray, SupportsFloat, bool, bool, dict[str, Any]]:
+        reward, whole = self._advance(action)
+        ale = self._ale
+        self._draw(self._latest)
+        if whole and self.frame_skip > 1:
+            np.maximum(self._earlier, self._latest, out=self._latest)
+        terminated = ale.game_over(with_truncation=False)
+        truncated = not terminated and ale.game_truncated()
+        info = self._info()
+        lives = ale.lives()
+        if self.soft_ends and lives < self._lives and not (terminated or truncated):
+            info["soft_end"] = True
+        self._lives = lives
+        return self._see(), float(reward), terminated, truncated, info
+
+    def render(self) -> Any:
+        return self._ale.getScreenRGB() if self.render_mode else None
+
+    def get_snapshot(self) -> dict[str, Any] | None:
+        """The emulator's state and all that is decided here."""
+        if self.game in UNSAVED:
+            return None
+        state = self._ale.cloneState(include_rng=True).serialize()
+        snapshot = {
+            "emulator": np.frombuffer(state, np.uint8),
+            "random": self.np_random,
+            "repeated": self._repeated,
+            "lives": self._lives,
+            "rooms": sorted(self._rooms),
+        }
+        # ALE's states lack old pictures, which show through where a game draws nothing, and now and then a bit more.
+        # Going on from the state here, too, makes this run and one that is resumed from it lose the same.
+        self.set_snapshot(snapshot)
+        return snapshot
+
+    def set_snapshot(self, snapshot: dict[str, Any]) -> None:
+        from ale_py import ALEState
+
+        self._restore(ALEState(snapshot["emulator"].tobytes()))
+        self.np_random = snapshot["random"]
+        self._seeded = True
+        self._repeated, self._lives = snapshot["repeated"], snapshot["lives"]
+        self._rooms = set(snapshot["rooms"])
+
+    def _load(self) -> Any:
+        from ale_py import roms
+
+        ale = _ale()()
+        ale.setInt("random_seed", 0)
+        ale.setFloat("repeat_action_probability", 0.0)  # ALE's own default is 0.25
+        ale.setInt("max_num_frames_per_episode", self.max_frames)
+        ale.loadROM(roms.get_rom_path(self.game))
+        return ale
+
+    def _restore(self, state: Any) -> None:
+        """Go on from a state; only after a reset and a frame does nothing else have an influence."""
+        self._ale.reset_game()
+        self._ale.act(NOOP)
+        self._ale.restoreState(state)
+
+    def _advance(self, action: int) -> tuple[float, bool]:
+        """Play an action; the sum of rewards, and whether no frame is missing at the end of the game."""
+        ale, chosen, last = self._ale, self._actions[action], self.frame_skip - 1
+        sticks = (self.np_random.random(last + 1) < self.sticky).tolist() if self.sticky else None
+        reward = 0.0
+        for frame in range(last + 1):
+            if sticks is None or not sticks[frame]:
+                self._repeated = chosen
+            reward += ale.act(self._repeated)
+            if frame == last - 1:
+                self._draw(self._earlier)
+            if ale.game_over():
+                return reward, frame == last
+        return reward, True
+
+    def _see(self) -> np.ndarray:
+        if self.obscure and self.np_random.random() < self.obscure:
+            return np.zeros(self.shape, np.uint8)
+        return self._latest.copy() if self._shrink is None else self._shrink(self._latest)
+
+    def _info(self) -> dict[str, Any]:
+        if self._room is None:
+            return {}
+        self._rooms.add(int(self._ale.getRAM()[self._room]))
+        return {"rooms": len(self._rooms)}
+
+
+class _Shrink:
+    """Pictures of `shape` averaged over areas to `size` by `size`.
+
+    All sums are whole numbers below 2^24, exact in float32: every machine and every BLAS gives the same pictures.
+    """
+
+    def __init__(self, shape: tuple[int, int], size: int) -> None:
+        height, width = shape
+        self._rows, self._row_share, row_sum = _shares(height, size)
+        columns, share, column_sum = _shares(width, size)
+        self._columns = np.zeros((width, size), np.float32)
+        for column, part in zip(columns, share):
+            self._columns[column, np.arange(size)] += part
+        self._sum = np.float32(row_sum * column_sum)
+        self._part = np.zeros((size, width), np.uint16)
+        self._low = np.zeros((size, width), np.uint16)
+        self._float = np.zeros((size, width), np.float32)
+        self._mean = np.zeros((size, size), np.float32)
+
+    def __call__(self, picture: np.ndarray) -> np.ndarray:
+        if picture.ndim == 2:
+            return self._plane(picture)
+        return np.stack([self._plane(plane) for plane in np.moveaxis(picture, 2, 0)], axis=2)
+
+    def _plane(self, plane: np.ndarray) -> np.ndarray:
+        low, part = self._low, self._part
+        low.fill(0)
+        for rows, share in zip(self._rows, self._row_share):
+            np.multiply(plane[rows], share[:, None], out=part)
+            np.add(low, part, out=low)
+        np.copyto(self._float, low)
+        np.matmul(self._float, self._columns, out=self._mean)
+        np.divide(self._mean, self._sum, out=self._mean)
+        return np.rint(self._mean, out=self._mean).astype(np.uint8)
+
+
+def _shares(old: int, new: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Which of `old` pixels lie under each of `new` ones [k, new], how much of them [k, new], and how much in all."""
+    unit = gcd(old, new)
+    start = np.arange(new) * old
+    pixel = start // new + np.arange(-(-old // new) + 1)[:, None]
+    share = np.minimum(start + old, (pixel + 1) * new) - np.maximum(start, pixel * new)
+    share = np.maximum(share, 0) // unit
+    used = share.any(1)
+    return np.minimum(pixel, old - 1)[used], share[used].astype(np.uint16), old // unit
+
+
+@cache
+def _ale() -> Any:
+    """The emulator's class, imported on first use."""
+    try:
+        from ale_py import ALEInterface, LoggerMode
+    except ImportError as error:
+        raise missing_extra("ale-py", "atari") from error
+    if tuple(int(part) for part in version("ale-py").split(".")[:2]) < (0, 12):
+        raise EnvError(
+            f"ale-py {version('ale-py')} can't hand out its states; get one that can: pip install 'whorl[atari]'"
+        )
+    ALEInterface.setLoggerMode(LoggerMode.Error)
+    return ALEInterface

@@ -1,0 +1,121 @@
+"""Atari games stepped by EnvPool's threads (Weng et al. 2022, arXiv:2206.10558), in place of worker processes.
+
+Frames, rewards and ends are those of `whorl.envs.adapters.atari` under the same options, with three exceptions: pictures may
+differ by one shade of 255; the last one of a game that ends in the midst of a step shows an earlier moment; and the
+limit of frames is counted from the first step, not from the no-ops before it. There are no snapshots.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from whorl.core.errors import EnvError, missing_extra
+from whorl.core.spec import Array
+from whorl.core.tree import Tree
+from whorl.envs.adapters.atari import Atari
+from whorl.envs.adapters.gymnasium import to_spec
+from whorl.envs.stepping import Factory, describe, lane_seed
+from whorl.envs.vector import Step
+
+NEVER = 2**30
+SCREEN = (210, 160)
+"""the only size of screen that EnvPool knows"""
+
+
+class EnvPoolVector:
+    """A `VectorEnv` over EnvPool; `factory` makes one game of ours, whose options hold for all lanes."""
+
+    snapshots = False
+
+    def __init__(self, factory: Factory, lanes: int, id: str) -> None:
+        self.id = id
+        env = factory()
+        self._task, self._options = _translate(env)
+        layout = describe(env)
+        env.close()
+        self.spec = to_spec(layout, lanes)
+        self._soft_ends = layout.soft_ends
+        leaf: Array = self.spec.observation
+        # EnvPool puts colours first, [stack * 3, height, width]; ours come last.
+        self._colours = not self._options["gray_scale"]
+        self._shape = leaf.shape
+        self._pool: Any = None
+
+    def reset(self, seed: int) -> Tree:
+        self.close()
+        lanes = self.spec.lanes
+        seeds = [lane_seed(seed, lane) for lane in range(lanes)]
+        # Seeds are fixed when a pool is made.
+        self._pool = _envpool().make(
+            self._task, env_type="gymnasium", num_envs=lanes, seed=seeds, **self._options
+        )
+        obs, info = self._pool.reset()
+        self._lives = info["lives"]
+        self._ended = np.zeros(lanes, bool)
+        return self._see(obs)
+
+    def step(self, action: Tree) -> Step:
+        choice = action.cpu().numpy().astype(np.int32)
+        obs, reward, _, cut, info = self._pool.step(choice)
+        reset, lives = self._ended, info["lives"]
+        terminated = info["terminated"].astype(bool)
+        truncated = cut & ~terminated
+        self._ended = terminated | truncated
+        soft = (lives < self._lives) & ~self._ended & ~reset & self._soft_ends
+        self._lives = lives
+        arrays = reward, terminated, truncated, reset, soft
+        return Step(self._see(obs), *(torch.from_numpy(array) for array in arrays))
+
+    def snapshot(self) -> dict[str, Any]:
+        raise EnvError(f"{self.id}: EnvPool has no snapshots; make it without backend='envpool'")
+
+    def restore(self, snapshot: dict[str, Any]) -> Tree:
+        raise EnvError(f"{self.id}: EnvPool has no snapshots; make it without backend='envpool'")
+
+    def render(self, lane: int = 0) -> np.ndarray | None:
+        return None
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _see(self, obs: np.ndarray) -> torch.Tensor:
+        if self._colours:
+            obs = np.ascontiguousarray(np.moveaxis(obs, 1, 3))
+        return torch.from_numpy(obs.reshape(-1, *self._shape))
+
+
+def _translate(env: gymnasium.Env) -> tuple[str, dict[str, Any]]:
+    """EnvPool's name for the game of an environment of ours, and its words for the options."""
+    game = env.unwrapped
+    assert isinstance(game, Atari)
+    if game.obscure:
+        raise EnvError("EnvPool can't obscure frames; leave out obscure or backend='envpool'")
+    if not game.noop_max:
+        raise EnvError("EnvPool starts episodes with a frame without an action; use noop_max=1 or more")
+    if game.native_screen != SCREEN:
+        raise EnvError(f"EnvPool can't play {game.game}, whose screen is {game.native_screen}, not {SCREEN}")
+    options = {
+        "stack_num": game.frame_stack,
+        "frame_skip": game.frame_skip,
+        "noop_max": game.noop_max,
+        "use_fire_reset": game.fire_reset,
+        "img_height": game.shape[0],
+        "img_width": game.shape[1],
+        "gray_scale": game.gray,
+        "full_action_space": game.full_actions,
+        "repeat_action_probability": game.sticky,
+        "max_episode_steps": -(-game.max_frames // game.frame_skip) or NEVER,
+    }
+    return "".join(part.capitalize() for part in game.game.split("_")) + "-v5", options
+
+
+def _envpool() -> Any:
+    try:
+        import envpool
+    except ImportError as error:
+        raise missing_extra("envpool", "envpool") from error
+    return envpool

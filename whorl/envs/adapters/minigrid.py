@@ -1,0 +1,74 @@
+"""MiniGrid and BabyAI (Chevalier-Boisvert et al. 2023, arXiv:2306.13831): grid worlds that are seen in part.
+
+An observation is a dict: `image` uint8 [7, 7, 3], what lies in each cell ahead, its colour and its state, and
+`direction`. The numbers are spread over 0 to 255, because pictures are divided by 255 before a net sees them. The
+mission, a sentence, is left out. A time limit truncates.
+
+A snapshot is the random stream at the episode's start and the actions since: tasks keep state in objects of many kinds,
+but they repeat themselves exactly.
+"""
+
+import copy
+from typing import Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
+from whorl.envs.stepping import make_registered
+
+PACKAGE = "minigrid"
+SPREAD = np.array([25, 51, 127], np.uint8)
+"""steps between the numbers of objects (0 to 10), colours (0 to 5) and states (0 to 2)"""
+
+
+def owns(id: str) -> bool:
+    """Whether an id is one of the package's, such as MiniGrid-Empty-8x8-v0."""
+    return id.startswith(("MiniGrid-", "BabyAI-"))
+
+
+def make_grid(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env:
+    """Make what a registry entry of the package describes, without its mission and with snapshots."""
+    return MiniGrid(make_registered(spec, kwargs))
+
+
+class MiniGrid(gymnasium.Wrapper):
+    """An environment of the package as agents see it."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self._base: Any = env.unwrapped
+        inner = env.observation_space
+        assert isinstance(inner, spaces.Dict)
+        self.observation_space = spaces.Dict({key: inner[key] for key in ("image", "direction")})
+        self._start = self._base.np_random
+        self._actions: list[int] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        if seed is not None:
+            self._base.np_random, _ = gymnasium.utils.seeding.np_random(seed)
+        self._start = copy.deepcopy(self._base.np_random)
+        self._actions = []
+        obs, info = self.env.reset(options=options)
+        return _see(obs), info
+
+    def step(self, action: Any) -> tuple[dict[str, Any], SupportsFloat, bool, bool, dict[str, Any]]:
+        self._actions.append(int(action))
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return _see(obs), float(reward), bool(terminated), bool(truncated and not terminated), info
+
+    def get_snapshot(self) -> dict[str, Any]:
+        return {"random": self._start, "actions": np.array(self._actions, np.int64)}
+
+    def set_snapshot(self, snapshot: dict[str, Any]) -> None:
+        self._base.np_random = snapshot["random"]
+        self.reset()
+        for action in snapshot["actions"].tolist():
+            self.step(action)
+
+
+def _see(obs: dict[str, Any]) -> dict[str, Any]:
+    return {"image": obs["image"] * SPREAD, "direction": obs["direction"]}

@@ -1,0 +1,115 @@
+"""PyBullet's locomotion, Reacher and pendulum environments (pybullet-envs-gymnasium), with snapshots.
+
+HalfCheetahBulletP-v0 and AntBulletP-v0 are those robots without the speeds of their joints.
+
+PyBullet's saved states do not leave the process, and its files lose some of the contacts. So a snapshot is the random
+stream at the episode's start and the actions since: the engine repeats itself, and playing them again in a fresh
+environment gives the same state to the last bit. It takes as long as the episode did, a second at most.
+"""
+
+import copy
+from typing import Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
+
+from whorl.envs.stepping import make_registered
+
+PACKAGE = "pybullet_envs_gymnasium"
+LOCOMOTION = "pybullet_envs_gymnasium.gym_locomotion_envs"
+POSITIONS = {
+    "HalfCheetah": ((*range(8), *range(8, 20, 2), *range(20, 26)), 3000.0),
+    "Ant": ((*range(8), *range(8, 24, 2), *range(24, 28)), 2500.0),
+}
+"""robots whose joint speeds a P id hides: the entries that stay (body, joint positions, feet), and a good return"""
+UNREPEATABLE = {"HumanoidFlagrunHarderBulletEnv-v0", "ThrowerBulletEnv-v0"}
+"""environments that played a recorded episode differently in some of the trials; they get no snapshot"""
+
+
+def owns(id: str) -> bool:
+    """Whether an id is one of the package's, such as AntBulletEnv-v0."""
+    return "BulletEnv" in id or "BulletP" in id
+
+
+def make_bullet(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env:
+    """Make what a registry entry of the package describes, with snapshots where its episodes repeat."""
+    env = make_registered(spec, kwargs)
+    if env.render_mode != "human":
+        _connect(env.unwrapped)
+    return env if spec.id in UNREPEATABLE else Replayable(env)
+
+
+def _connect(base: Any) -> None:
+    """Give the environment an engine of its own, as it would itself, but never one that it finds in shared memory.
+
+    Left to itself it first tries to join any physics server on this machine, which all lanes would then share.
+    """
+    import pybullet
+    from pybullet_utils.bullet_client import BulletClient
+
+    client = BulletClient(connection_mode=pybullet.DIRECT)
+    client.resetSimulation()
+    client.setPhysicsEngineParameter(deterministicOverlappingPairs=1)
+    base._p, base.physicsClientId, base.ownsPhysicsClient = client, client._client, True
+
+
+class Replayable(gymnasium.Wrapper):
+    """An environment whose snapshot is how it got where it is."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self._base: Any = env.unwrapped
+        # The package's robots draw from their environment's stream by themselves.
+        robot = getattr(self._base, "robot", None)
+        self._drawing = [self._base] if robot is None else [self._base, robot]
+        self._loaded = False
+        self._start: np.random.Generator = self._base.np_random
+        self._actions: list[np.ndarray] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        self._load()
+        if seed is not None:
+            self._draw_from(gymnasium.utils.seeding.np_random(seed)[0])
+        self._start = copy.deepcopy(self._base.np_random)
+        self._actions = []
+        return self.env.reset(options=options)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        self._actions.append(np.array(action))
+        return self.env.step(action)
+
+    def get_snapshot(self) -> dict[str, Any]:
+        return {"random": self._start, "actions": np.array(self._actions)}
+
+    def set_snapshot(self, snapshot: dict[str, Any]) -> None:
+        self._load()
+        self._draw_from(snapshot["random"])
+        self.reset()
+        for action in snapshot["actions"]:
+            self.step(action)
+
+    def _load(self) -> None:
+        """Reset once in advance: a first reset loads the robot, and its rewards differ from those of all others."""
+        if self._loaded:
+            return
+        random = self._base.np_random
+        self.env.reset(seed=0)
+        self._draw_from(random)
+        self._loaded = True
+
+    def _draw_from(self, random: np.random.Generator) -> None:
+        for drawing in self._drawing:
+            drawing.np_random = random
+
+
+for _robot, (_keep, _good) in POSITIONS.items():
+    gymnasium.register(
+        f"{_robot}BulletP-v0",
+        entry_point=f"{LOCOMOTION}:{_robot}BulletEnv",
+        max_episode_steps=1000,
+        reward_threshold=_good,
+        additional_wrappers=(WrapperSpec("Seen", "whorl.envs.wrappers:Seen", {"keep": _keep}),),
+    )

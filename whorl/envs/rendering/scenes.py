@@ -1,0 +1,246 @@
+"""Pictures of the flat worlds: each is drawn from the numbers given, and remembers nothing."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from whorl.envs.rendering import quadrotor as render
+from whorl.envs.rendering.quadrotor import Colour, Point
+
+WATER, DEEP, GOLD, PAPER = (176, 214, 234), (120, 178, 214), (232, 176, 32), (255, 255, 255)
+SYMBOLS = (render.FULL, render.NOSE, render.GOAL, render.FAILED)
+
+
+def cart_scene(
+    x: float, rail: float, angles: Sequence[float], lengths: Sequence[float], shown: Mapping[str, str]
+) -> np.ndarray:
+    """A cart on a rail of half length `rail`, and a chain of links by their clockwise angles from upright."""
+    reach = sum(lengths)
+    scene = Scene(min(0.42 * render.WIDTH / rail, 0.42 * render.HEIGHT / reach), 0.5, 0.56)
+    scene.line([(-rail, 0), (rail, 0)], render.FAINT, 3)
+    for tick in np.linspace(-rail, rail, 13):
+        scene.line([(tick, 0), (tick, -scene.pixels(6))], render.FAINT, 1)
+    for end in (-rail, rail):
+        scene.line([(end, -scene.pixels(10)), (end, scene.pixels(10))], render.FRAME, 5)
+    scene.dashes((x, 0), (x, reach), render.GOAL)
+    half, high = scene.pixels(26), scene.pixels(9)
+    scene.box((x - half, high), (x + half, -high), render.FRAME)
+    joints: list[Point] = [(x, 0.0)]
+    for angle, length in zip(angles, lengths):
+        foot = joints[-1]
+        joints.append((foot[0] + length * math.sin(angle), foot[1] + length * math.cos(angle)))
+    for i, link in enumerate(pairwise(joints)):
+        scene.line(link, render.blend(render.FULL, render.CALM, i / 3), 8)
+    for joint in joints:
+        scene.disc(joint, 5.5, render.INK)
+        scene.disc(joint, 2.5, PAPER)
+    return scene.finished(shown)
+
+
+def pendulum_scene(angle: float, length: float, torque: float, shown: Mapping[str, str]) -> np.ndarray:
+    """A pendulum by its anticlockwise angle from upright, and the share of the torque allowed, as an arc."""
+    scene = Scene(150, 0.62, 0.5)
+    tip = (-length * math.sin(angle), length * math.cos(angle))
+    for radius in (length, 1.0):
+        scene.ring((0, 0), radius, render.GRID)
+    scene.dashes((0, 0), (0, length), render.GOAL)
+    scene.line([(0, 0), tip], render.FULL, 11)
+    scene.disc(tip, 10, render.FULL)
+    sweep = [math.pi / 2 + torque * math.pi * share for share in np.linspace(0, 1, 25)]
+    radius = scene.pixels(22)
+    arc = [(radius * math.cos(a), radius * math.sin(a)) for a in sweep]
+    scene.line(arc, render.NOSE, 4)
+    scene.disc(arc[-1], 5 if abs(torque) > 0.02 else 0, render.NOSE)
+    scene.disc((0, 0), 8, render.INK)
+    scene.disc((0, 0), 3, PAPER)
+    return scene.finished(shown)
+
+
+def maze_scene(
+    place: Sequence[float],
+    drift: Sequence[float],
+    platform: Sequence[float],
+    radius: float,
+    shown: Mapping[str, str],
+) -> np.ndarray:
+    """The pool from above: the platform, the swimmer, and where it is heading."""
+    scene = Scene(162, 0.6, 0.5)
+    for share in np.linspace(1, 0, 40):
+        scene.disc((0, 0), scene.unit * (0.35 + 0.65 * share), render.blend(WATER, DEEP, share))
+    scene.ring((0, 0), 1, render.FRAME, 4)
+    scene.disc(_pair(platform), scene.unit * radius, (*render.GOAL, 120))
+    scene.ring(_pair(platform), radius, render.GOAL, 2)
+    x, y = _pair(place)
+    ahead = (x + 3 * drift[0], y + 3 * drift[1])
+    scene.line([(x, y), ahead], render.NOSE, 4)
+    scene.disc((x, y), 9, render.INK)
+    scene.disc((x, y), 6.5, render.NOSE)
+    return scene.finished(shown)
+
+
+def car_scene(x: float, side: float, priest: float, hearing: float, shown: Mapping[str, str]) -> np.ndarray:
+    """A road between heaven and hell, with the priest, the stretch where he is heard, and the car."""
+    scene = Scene(180, 0.5, 0.62)
+    scene.box((-1.4, 0), (1.4, -0.12), render.FRAME)
+    for dash in np.linspace(-1.25, 1.25, 21):
+        scene.line([(dash - 0.03, -0.06), (dash + 0.03, -0.06)], PAPER, 2)
+    scene.box((priest - hearing, 0.5), (priest + hearing, 0), (*render.GOAL, 60))
+    for where, name, colour in ((side, "heaven", GOLD), (-side, "hell", render.FAILED)):
+        scene.line([(where, 0), (where, 0.62)], colour, 4)
+        scene.box((where, 0.62), (where + 0.22 * math.copysign(1, where), 0.5), colour)
+        scene.text((where, 0.68), name, colour)
+    scene.line([(priest, 0), (priest, 0.2)], render.GOAL, 12)
+    scene.disc((priest, 0.26), 8, render.GOAL)
+    scene.text((priest, 0.36), "priest", render.GOAL)
+    scene.box((x - 0.12, 0.11), (x + 0.12, 0.03), render.FULL)
+    scene.box((x - 0.07, 0.18), (x + 0.06, 0.08), render.CALM)
+    for wheel in (x - 0.07, x + 0.07):
+        scene.disc((wheel, 0.03), 6, render.INK)
+        scene.disc((wheel, 0.03), 2, PAPER)
+    return scene.finished(shown)
+
+
+def t_maze_scene(place: int, length: int, cue: int, lit: bool, shown: Mapping[str, str]) -> np.ndarray:
+    """The corridor and its two arms, the way to turn, lit while it is told, and who walks there."""
+    scene = Scene(min(0.88 * render.WIDTH / (length + 1), 60), 0.5, 0.6)
+    left, end, arm = -length / 2, length / 2, scene.pixels(70)
+    half = max(0.5, scene.pixels(9))
+    scene.box((left - half, half), (end + half, -half), PAPER)
+    scene.box((end - half, arm), (end + half, -arm), PAPER)
+    for cell in range(length + 1):
+        scene.disc((left + cell, 0), 1.5, render.GRID)
+    for way in (1, -1):
+        right = way == cue
+        scene.disc((end, way * (arm - half)), 7, render.GOAL if right else render.FAILED)
+    arrow = render.NOSE if lit else render.GRID
+    tip = (left, cue * scene.pixels(48))
+    scene.line([(left, cue * scene.pixels(20)), tip], arrow, 5)
+    for turn in (-8, 8):
+        scene.line([tip, (left + scene.pixels(turn), cue * scene.pixels(38))], arrow, 5)
+    scene.disc((left + place, 0), 8, render.INK)
+    scene.disc((left + place, 0), 5.5, render.FULL)
+    return scene.finished(shown)
+
+
+def symbol_scene(symbols: Sequence[int], shown: Mapping[str, str]) -> np.ndarray:
+    """Tiles from the symbol asked for, ringed, to the one shown now, large; -1 is an empty tile."""
+    scene = Scene(min(0.8 * render.WIDTH / len(symbols), 70), 0.5, 0.58)
+    for i, symbol in enumerate(symbols):
+        x, last = i - (len(symbols) - 1) / 2, i == len(symbols) - 1
+        half = 0.45 if last else 0.3
+        colour = SYMBOLS[symbol % len(SYMBOLS)] if symbol >= 0 else render.GRID
+        scene.box((x - half, half), (x + half, -half), colour)
+        if symbol >= 0:
+            scene.text((x, -0.7), str(symbol), render.INK)
+        if i == 0:
+            scene.ring((x, 0), 0.49, render.INK, 2)
+            scene.text((x, 0.75), "asked", render.INK)
+        if last:
+            scene.text((x, 0.75), "shown", render.INK)
+    return scene.finished(shown)
+
+
+def bumps_scene(
+    place: float,
+    angle: float,
+    bumps: Sequence[float],
+    put: Sequence[float],
+    width: float,
+    limit: float,
+    finger: float,
+    shown: Mapping[str, str],
+) -> np.ndarray:
+    """The line from the side: both bumps and where they were put, the gripper, and its finger, whose tip trails."""
+    scene = Scene(0.45 * render.WIDTH / limit, 0.5, 0.72)
+    scene.line([(-limit, 0), (limit, 0)], render.FRAME, 4)
+    for end in (-limit, limit):
+        scene.line([(end, 0), (end, scene.pixels(14))], render.FRAME, 4)
+    for now, then, colour in zip(bumps, put, (render.FAILED, render.GOAL)):
+        scene.dashes((then, 0), (then, width), colour)
+        for share in np.linspace(0.5, 0.1, 9):
+            scene.box((now - share * width, width * (1 - share)), (now + share * width, 0), colour)
+    hand = (place, 1.3 * finger)
+    scene.line([hand, (place - finger * math.sin(angle), hand[1] - finger * math.cos(angle))], render.NOSE, 6)
+    scene.box((place - 0.025, hand[1] + 0.05), (place + 0.025, hand[1]), render.FULL)
+    scene.disc(hand, 5, render.INK)
+    return scene.finished(shown)
+
+
+class Scene:
+    """A drawing in the world's own units, `unit` pixels each, y upwards; widths and radii of marks are pixels."""
+
+    def __init__(self, unit: float, left: float, top: float) -> None:
+        """The origin lies at these shares of the frame's width and height."""
+        self.unit = unit
+        self.origin = (left * render.WIDTH, top * render.HEIGHT)
+        self.image = _backdrop().copy()
+        self.pen = ImageDraw.Draw(self.image, "RGBA")
+        self.labels: list[tuple[Point, str, Colour]] = []
+
+    def pixels(self, count: float) -> float:
+        """So many pixels, in the world's units."""
+        return count / self.unit
+
+    def at(self, point: Point) -> Point:
+        """Where a point of the world lies on the enlarged drawing."""
+        x, y = self.origin[0] + self.unit * point[0], self.origin[1] - self.unit * point[1]
+        return render.SCALE * x, render.SCALE * y
+
+    def line(self, points: Sequence[Point], colour: tuple[int, ...], width: float) -> None:
+        wide = round(render.SCALE * width)
+        self.pen.line([self.at(point) for point in points], fill=colour, width=wide, joint="curve")
+        for end in (points[0], points[-1]):
+            self.disc(end, width / 2, colour)
+
+    def dashes(self, start: Point, end: Point, colour: Colour) -> None:
+        first, last = np.array(self.at(start)), np.array(self.at(end))
+        pieces = max(round(float(np.linalg.norm(last - first)) / (5 * render.SCALE)), 1)
+        marks = [tuple(first + (last - first) * k / pieces) for k in range(pieces + 1)]
+        for pair in list(pairwise(marks))[::2]:
+            self.pen.line(pair, fill=(*colour, 130), width=2 * render.SCALE)
+
+    def disc(self, point: Point, radius: float, colour: tuple[int, ...]) -> None:
+        x, y = self.at(point)
+        r = render.SCALE * radius
+        self.pen.ellipse([x - r, y - r, x + r, y + r], fill=colour)
+
+    def ring(self, point: Point, radius: float, colour: Colour, width: int = 1) -> None:
+        x, y = self.at(point)
+        r = render.SCALE * self.unit * radius
+        self.pen.ellipse([x - r, y - r, x + r, y + r], outline=colour, width=render.SCALE * width)
+
+    def box(self, upper_left: Point, lower_right: Point, colour: tuple[int, ...]) -> None:
+        (a, b), (c, d) = self.at(upper_left), self.at(lower_right)
+        self.pen.rounded_rectangle([min(a, c), b, max(a, c), d], 3 * render.SCALE, fill=colour)
+
+    def text(self, point: Point, words: str, colour: Colour) -> None:
+        """Words centred on a point, written once the drawing has its final size."""
+        x, y = self.at(point)
+        self.labels.append(((x / render.SCALE, y / render.SCALE), words, colour))
+
+    def finished(self, shown: Mapping[str, str]) -> np.ndarray:
+        """The frame [360, 480, 3], with a panel of figures."""
+        image = self.image.resize((render.WIDTH, render.HEIGHT), Image.Resampling.LANCZOS)
+        pen = ImageDraw.Draw(image, "RGBA")
+        for point, words, colour in self.labels:
+            pen.text(
+                point, words, fill=render.blend(colour, render.INK, 0.45), font=render.font(), anchor="mm"
+            )
+        render.panel(pen, shown)
+        return np.asarray(image)
+
+
+def _pair(values: Sequence[float]) -> Point:
+    return values[0], values[1]
+
+
+@cache
+def _backdrop() -> Image.Image:
+    shade = np.linspace(0, 1, render.HEIGHT * render.SCALE)[:, None, None]
+    rows = np.array(render.SKY_LOW) * (1 - shade) + np.array(render.GROUND_FAR) * shade
+    size = (render.HEIGHT * render.SCALE, render.WIDTH * render.SCALE, 3)
+    return Image.fromarray(np.broadcast_to(rows, size).astype(np.uint8))

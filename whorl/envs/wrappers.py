@@ -1,0 +1,196 @@
+"""What an agent sees of an environment: entries left out or shown once, and what it did and got last beside them.
+
+Options of every environment whose lanes are stepped one by one; whoever makes one splits them off with `split`. Nothing
+here imports torch, because workers wrap their environments with it.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from whorl.core.errors import EnvError, nearest
+from whorl.envs.stepping import MASK_KEY, Factory, whole_stack
+
+HIDING = ("keep", "once", "last_action", "last_reward")
+OPTIONS = (*HIDING, "frame_stack")
+
+
+def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The environment's own options, and those that say what is seen of it."""
+    ours = {name: options[name] for name in OPTIONS if name in options}
+    return {name: value for name, value in options.items() if name not in ours}, ours
+
+
+def seen_through(factory: Factory, options: dict[str, Any]) -> Factory:
+    """A factory of what `factory` makes, seen as `options` say."""
+    return partial(_make, factory, options) if options else factory
+
+
+def _make(factory: Factory, options: dict[str, Any]) -> gymnasium.Env:
+    env = factory()
+    hiding = {name: value for name, value in options.items() if name in HIDING}
+    if hiding:
+        env = Seen(env, **hiding)
+    return FrameStack(env, whole_stack(options["frame_stack"])) if "frame_stack" in options else env
+
+
+class FrameStack(gymnasium.Wrapper):
+    """Says how many frames of an environment are to be seen together; whoever steps the lanes stacks them."""
+
+    def __init__(self, env: gymnasium.Env, frame_stack: int) -> None:
+        super().__init__(env)
+        self.frame_stack = frame_stack
+
+
+class Seen(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
+    """An environment of which some is hidden. Its own state is plain attributes, so that snapshots find it.
+
+    Args:
+        keep: what is seen of the observation: indices of a vector, or names of a dict's entries. An action mask stays.
+        once: indices of a vector that only an episode's first observation shows; they are 0 after it.
+        last_action: the action before is seen too, 0 at an episode's start; a choice is one-hot.
+        last_reward: so is the reward before.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env,
+        keep: Sequence[int] | Sequence[str] | int | str | None = None,
+        once: Sequence[int] | int | None = None,
+        last_action: bool = False,
+        last_reward: bool = False,
+    ) -> None:
+        gymnasium.utils.RecordConstructorArgs.__init__(
+            self, keep=keep, once=once, last_action=last_action, last_reward=last_reward
+        )
+        super().__init__(env)
+        for name, value in (("last_action", last_action), ("last_reward", last_reward)):
+            if not isinstance(value, bool):
+                raise EnvError(f"{name} is {value!r}; it must be true or false")
+        space = env.observation_space
+        self._once = None if once is None else _indices("once", once, space)
+        if self._once is not None:
+            space = _with_zero(space, self._once)
+        self._keep: np.ndarray | list[str] | None = None
+        if keep is not None:
+            self._keep = (
+                _names(keep, space) if isinstance(space, spaces.Dict) else _indices("keep", keep, space)
+            )
+            space = _kept(space, self._keep)
+        self._last: dict[str, np.ndarray] = {}
+        added: dict[str, spaces.Space] = {}
+        if last_action:
+            added["last_action"] = _flat_action(env.action_space)
+        if last_reward:
+            added["last_reward"] = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self._last = {name: np.zeros(part.shape or (), np.float32) for name, part in added.items()}
+        self._joined = bool(added) and _is_vector(space) and space.dtype != np.uint8
+        self._nested = not isinstance(space, spaces.Dict)
+        self.observation_space = _beside(space, added, self._joined) if added else space
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._last = {name: np.zeros_like(value) for name, value in self._last.items()}
+        return self._see(obs), info
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if "last_action" in self._last:
+            flat = spaces.flatten(self.env.action_space, action)
+            self._last["last_action"] = np.asarray(flat, np.float32)
+        if "last_reward" in self._last:
+            self._last["last_reward"] = np.array([reward], np.float32)
+        if self._once is not None:
+            obs = np.array(obs)
+            obs[self._once] = 0
+        return self._see(obs), reward, terminated, truncated, info
+
+    def _see(self, obs: Any) -> Any:
+        if isinstance(self._keep, list):
+            obs = {name: obs[name] for name in self._keep}
+        elif self._keep is not None:
+            obs = obs[self._keep]
+        if self._joined:
+            return np.concatenate([obs, *self._last.values()], dtype=self.observation_space.dtype)
+        if self._last:
+            return {**({"obs": obs} if self._nested else obs), **self._last}
+        return obs
+
+
+def _is_vector(space: spaces.Space) -> bool:
+    return isinstance(space, spaces.Box) and len(space.shape) == 1
+
+
+def _indices(option: str, given: Any, space: spaces.Space) -> np.ndarray:
+    if not isinstance(space, spaces.Box) or not _is_vector(space):
+        what = "a vector or a dict" if option == "keep" else "a vector"
+        raise EnvError(
+            f"{option} chooses entries of {what}, but the observation is {space}; leave {option} out"
+        )
+    listed, size = _listed(given), space.shape[0]
+    # True is an int to Python, and no index.
+    whole = all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < size for i in listed)
+    if not listed or not whole or len(set(listed)) < len(listed):
+        raise EnvError(
+            f"{option} is {given!r}; the observation is a vector, so it must list indices from 0 to {size - 1}, "
+            f"each once"
+        )
+    return np.array(listed)
+
+
+def _names(given: Any, space: spaces.Dict) -> list[str]:
+    listed, known = _listed(given), [str(name) for name in space.spaces]
+    for name in listed:
+        if name not in known:
+            raise EnvError(
+                f"keep has {name!r}, which is no entry of the observation; {nearest(str(name), known)}"
+            )
+    if not listed or len(set(listed)) < len(listed):
+        raise EnvError(f"keep is {given!r}; it must list some of {', '.join(known)}, each once")
+    return listed + [MASK_KEY] * (MASK_KEY in known and MASK_KEY not in listed)
+
+
+def _listed(given: Any) -> list[Any]:
+    """A single entry may stand for a list of one, as it does on the command line."""
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _kept(space: spaces.Space, keep: np.ndarray | list[str]) -> spaces.Space:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: space[name] for name in keep})
+    assert isinstance(space, spaces.Box)
+    return spaces.Box(space.low[keep], space.high[keep], dtype=space.dtype)  # type: ignore[arg-type]
+
+
+def _with_zero(space: spaces.Space, entries: np.ndarray) -> spaces.Box:
+    assert isinstance(space, spaces.Box)
+    low, high = space.low.copy(), space.high.copy()
+    low[entries], high[entries] = np.minimum(low[entries], 0), np.maximum(high[entries], 0)
+    return spaces.Box(low, high, dtype=space.dtype)
+
+
+def _flat_action(space: spaces.Space) -> spaces.Box:
+    """Actions as one vector, with the zeros of an episode's start among them."""
+    flat = spaces.flatten_space(space)
+    assert isinstance(flat, spaces.Box)
+    return spaces.Box(np.minimum(flat.low, 0), np.maximum(flat.high, 0), dtype=np.float32)
+
+
+def _beside(space: spaces.Space, added: dict[str, spaces.Space], joined: bool) -> spaces.Space:
+    """The space with more beside it: at the end of a vector, else as entries of a dict."""
+    if joined:
+        parts: list[Any] = [space, *added.values()]
+        dtype = space.dtype if np.issubdtype(space.dtype, np.floating) else np.float32
+        low, high = (np.concatenate([getattr(part, side) for part in parts]) for side in ("low", "high"))
+        return spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)  # type: ignore[arg-type]
+    entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {"obs": space}
+    taken = [name for name in added if name in entries]
+    if taken:
+        raise EnvError(f"the observation has an entry {taken[0]!r} already; leave {taken[0]} out")
+    return spaces.Dict({**entries, **added})

@@ -1,0 +1,46 @@
+"""What agents with replay make of raw rows before their nets read them."""
+
+import torch
+from torch import Tensor
+
+from whorl.core.errors import ConfigError
+from whorl.core.spec import Spec
+from whorl.data.batch import Batch
+from whorl.nets.images import has_images
+from whorl.nets.normalize import Observations
+from whorl.ops.augment import LEAST_SIDE, Channels, shift_images
+from whorl.settings.families import ReplayConfig
+
+
+def reward_limit(cfg: ReplayConfig) -> float:
+    """Where rewards are clipped; 0: nowhere."""
+    return cfg.reward_clip_range if cfg.clip_reward else 0.0
+
+
+class Inputs(Observations):
+    """Normalised observations, shifted images, scaled rewards."""
+
+    def __init__(self, spec: Spec, cfg: ReplayConfig) -> None:
+        super().__init__(spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0)
+        self.observation, self.pad, self.reward_scale = spec.observation, cfg.augment, cfg.reward_scale
+        # To an encoder of somebody else the word may mean another thing.
+        channels = cfg.encoder.options.get("channels")
+        self.channels: Channels = channels if channels in ("first", "last") else "auto"
+        if self.pad and not has_images(spec.observation, channels=self.channels):
+            raise ConfigError(
+                f"augment is {self.pad}, but no observation here is an image, [H, W, C] or [C, H, W] with "
+                f"{LEAST_SIDE} pixels a side or more; leave it out"
+            )
+
+    def learn(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """A batch as it is learned from; images are shifted anew each time (Kostrikov et al. 2021, arXiv:2004.13649)"""
+        obs = batch.obs
+        if self.pad:
+            lead = (batch.reset.shape[0], batch.reset.shape[1], 2)
+            noise = torch.rand(lead, generator=generator, device=batch.reset.device)
+            obs = shift_images(obs, self.observation, self.pad, noise, self.channels)
+        return batch.replace(obs=self(obs), reward=self.scaled(batch.reward))
+
+    def scaled(self, reward: Tensor) -> Tensor:
+        """Rewards times `reward_scale`."""
+        return reward if self.reward_scale == 1 else reward * self.reward_scale

@@ -1,0 +1,215 @@
+"""Ensembles of action-value nets, evaluated side by side as batched matrix products."""
+
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whorl.core.errors import ConfigError, nearest
+from whorl.core.registry import Part
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch, Rows
+from whorl.nets.backbone import Body, BodySettings, torso
+from whorl.nets.layers import activation_of, orthogonal_
+from whorl.nets.memory import memory_settings
+from whorl.nets.preprocessor import reward_limit
+from whorl.settings.families import ActorCriticConfig
+from whorl.settings.limits import coerce
+
+
+class Critics(nn.Module):
+    """Rows, and actions where they are continuous -> [members, T, B, *outputs].
+
+    All members read one encoder, which their loss trains; a memory each, or by `share_memory` one for all.
+
+    Args:
+        outputs: shape of what one member says of a row: () for a value, (n,) for one per choice or quantile.
+        actions: columns of the action that is evaluated; 0 where every choice has its own output.
+        join: hidden layers that see the observation alone (Lillicrap et al. 2016: one).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: Spec,
+        cfg: ActorCriticConfig,
+        members: int,
+        outputs: tuple[int, ...] = (),
+        actions: int = 0,
+        join: int = 0,
+    ) -> None:
+        super().__init__()
+        reader = BodySettings(
+            (), cfg.activation, Part("mlp"), cfg.encoder, memory_settings(cfg), reward_clip=reward_limit(cfg)
+        )
+        self.body = Body(name, spec.observation, reader, spec.action, 1 if cfg.share_memory else members)
+        self.follows = bool(self.body.memories) and not cfg.share_memory and cfg.stores_memory
+        """whether its memory is kept while acting, though nobody reads it then, to be stored beside the policy's"""
+        self.members, self.outputs = members, outputs
+        columns = prod(outputs)
+        if cfg.critic_network.name == "mlp":
+            self.nets: nn.Module = EnsembleMLP(
+                members,
+                self.body.size,
+                cfg.critic_hidden,
+                columns,
+                cfg.activation,
+                actions=actions,
+                join=join,
+                **_options(cfg.critic_network),
+            )
+        elif join:
+            raise ConfigError(
+                f"the action joins in a later layer of critic_network 'mlp' only, not of {cfg.critic_network.name!r}"
+            )
+        else:
+            self.nets = Separate(members, self.body.size + actions, columns, cfg)
+
+    def draw(self, rows: int, generator: torch.Generator | None) -> Tree:
+        """Fresh noise for one pass over `rows` rows, where there is dropout; an empty dict otherwise."""
+        return self.nets.draw(rows, generator)  # type: ignore[operator]
+
+    def forward(self, rows: Rows, action: Tensor | None = None, noise: Tree | None = None) -> Tensor:
+        return self._evaluate(rows, action, noise, self.members)
+
+    def first(self, rows: Rows, action: Tensor | None = None) -> Tensor:
+        """What the first member alone says: [T, B, *outputs]."""
+        return self._evaluate(rows, action, None, 1)[0]
+
+    def initial_memory(self, lanes: int, device: torch.device) -> Tree:
+        """Memory that is kept while acting, and not by the policy."""
+        return self.body.initial_memory(lanes, device) if self.follows else {}
+
+    def advance(self, obs: Tree, memory: Tree, reset: Tensor) -> Tree:
+        """That memory after one row of every lane."""
+        return self.body.advance(obs, memory, reset) if self.follows else {}
+
+    def unrolled(self, batch: Batch) -> Batch:
+        """The batch with what these nets' memories make of its rows, so that all who ask share one pass.
+
+        The policy climbs critics that have learned since, by what their memories said before: one step late, and a
+        pass through them saved (as offpcc does).
+        """
+        return self.body.unrolled(batch)
+
+    def states(self, batch: Batch, stride: int) -> Tree:
+        """See `Body.states`."""
+        return self.body.states(batch, stride)
+
+    def _evaluate(self, rows: Rows, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
+        features = self.body(rows, members=members)  # [T, B, size], or [members, T, B, size]
+        lead = features.shape[-3:-1]
+        flat = None if action is None else action.flatten(0, -2)
+        values = self.nets(features.flatten(-3, -2), flat, noise, members)  # [members, rows, columns]
+        return values.reshape(members, *lead, *self.outputs)
+
+
+class EnsembleMLP(nn.Module):
+    """`members` multi-layer perceptrons of one shape, each layer one batched product; orthogonally initialised.
+
+    Each hidden layer is linear -> dropout -> layer norm -> activation (Hiraoka et al. 2022, arXiv:2110.02034), the two
+    in the middle by option.
+    """
+
+    def __init__(
+        self,
+        members: int,
+        inputs: int,
+        hidden: tuple[int, ...],
+        outputs: int,
+        activation: str,
+        *,
+        actions: int = 0,
+        join: int = 0,
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if join > len(hidden):
+            raise ConfigError(f"the action joins after layer {join}, but critic_hidden has {len(hidden)}")
+        if not 0 <= dropout < 1:
+            raise ConfigError(f"dropout is {dropout}; it must be at least 0 and below 1")
+        self.activation, self.join, self.dropout, self.hidden = (
+            activation_of(activation),
+            join,
+            dropout,
+            hidden,
+        )
+        sizes = [inputs, *hidden, outputs]
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        self.scales, self.shifts = nn.ParameterList(), nn.ParameterList()
+        for number, (before, after) in enumerate(pairwise(sizes)):
+            before += actions if number == join else 0
+            weight = torch.empty(members, before, after)
+            for member in weight:
+                # As a plain net: each column of the transpose is one unit.
+                nn.init.orthogonal_(member.T, 1.0 if number == len(hidden) else 2**0.5)
+            self.weights.append(nn.Parameter(weight))
+            self.biases.append(nn.Parameter(torch.zeros(members, 1, after)))
+            if layer_norm and number < len(hidden):
+                self.scales.append(nn.Parameter(torch.ones(members, 1, after)))
+                self.shifts.append(nn.Parameter(torch.zeros(members, 1, after)))
+        self.members = members
+        self._layers = list(zip(self.weights, self.biases))
+        self._norms = list(zip(self.scales, self.shifts))
+
+    def draw(self, rows: int, generator: torch.Generator | None) -> Tree:
+        if not self.dropout:
+            return {}
+        device = self.weights[0].device
+        return {
+            str(number): torch.rand(self.members, rows, width, generator=generator, device=device)
+            for number, width in enumerate(self.hidden)
+        }
+
+    def forward(self, value: Tensor, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
+        """What the first `members` say of rows [rows, inputs], or of their own: [members, rows, outputs]."""
+        value = value.expand(members, *value.shape[-2:])
+        last = len(self._layers) - 1
+        for number, layer in enumerate(self._layers):
+            weight, bias = layer if members == self.members else (part[:members] for part in layer)
+            if number == self.join and action is not None:
+                value = torch.cat((value, action.expand(members, *action.shape)), -1)
+            # Not baddbmm, which spreads the bias over a tensor of that size first.
+            value = torch.bmm(value, weight).add_(bias)
+            if number == last:
+                break
+            if noise:
+                value = torch.where(noise[str(number)] < self.dropout, 0.0, value / (1 - self.dropout))
+            if self._norms:
+                scale, shift = (part[:members] for part in self._norms[number])
+                value = torch.addcmul(shift, F.layer_norm(value, value.shape[-1:]), scale)
+            value = self.activation(value)
+        return value
+
+
+class Separate(nn.Module):
+    """An ensemble of nets that settings describe, one after the other."""
+
+    def __init__(self, members: int, inputs: int, outputs: int, cfg: ActorCriticConfig) -> None:
+        super().__init__()
+        settings = BodySettings(cfg.critic_hidden, cfg.activation, cfg.critic_network, cfg.encoder)
+        built = [torso(settings, inputs) for _ in range(members)]
+        self.torsos = nn.ModuleList(net for net, _ in built)
+        self.heads = nn.ModuleList(orthogonal_(nn.Linear(width, outputs), 1.0) for _, width in built)
+
+    def draw(self, rows: int, generator: torch.Generator | None) -> Tree:
+        return {}
+
+    def forward(self, value: Tensor, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
+        both = value.expand(members, *value.shape[-2:])
+        if action is not None:
+            both = torch.cat((both, action.expand(members, *action.shape)), -1)
+        return torch.stack([head(net(rows)) for net, head, rows in zip(self.torsos, self.heads, both)])
+
+
+def _options(network: Part) -> dict[str, Any]:
+    known = {"layer_norm": bool, "dropout": float}
+    for key in network.options:
+        if key not in known:
+            raise ConfigError(f"critic_network mlp has no option {key!r}; {nearest(key, known)}")
+    return {key: coerce(f"critic_network.{key}", value, known[key]) for key, value in network.options.items()}

@@ -1,0 +1,1 @@
+"""Settings of a run and of algorithms: fields, presets, merging, checking."""

@@ -1,0 +1,142 @@
+"""Algorithms by name, their presets, and settings files."""
+
+import inspect
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from whorl.core.errors import ConfigError, nearest
+from whorl.core.registry import registered, resolve
+
+
+def algorithm_class(name: str) -> tuple[str, type, dict[str, Any]]:
+    """Canonical name, agent class and preset of an algorithm, by its name in any case or its import path."""
+    word = _word(name)
+    users = {_word(key): (key, cls) for key, cls in registered("algorithm").items()}
+    if word in users:
+        key, cls = users[word]
+        return key, cls, {}
+    if "." in name:
+        found = resolve("algorithm", name)
+        if not hasattr(found, "Config"):
+            raise ConfigError(
+                f"{name!r} is no algorithm; derive a class with a Config from whorl.agents.agent.Agent"
+            )
+        return name, found, {}  # type: ignore[return-value]
+    presets = preset_names()
+    if word not in presets:
+        raise ConfigError(f"no algorithm is called {name!r}; {nearest(word, [*presets, *users])}")
+    preset = load_preset(word)
+    return word, resolve("algorithm", preset["rule"]), preset  # type: ignore[return-value]
+
+
+def _word(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def algorithms() -> dict[str, str]:
+    """Every algorithm's name with one line about it."""
+    known = {name: load_preset(name)["about"] for name in preset_names()}
+    users = {
+        name: (inspect.getdoc(cls) or "").split("\n")[0] for name, cls in registered("algorithm").items()
+    }
+    return dict(sorted({**known, **users}.items()))
+
+
+@cache
+def preset_names() -> tuple[str, ...]:
+    """The algorithm names that come with the package."""
+    found = (item.name for item in resources.files("whorl.presets").iterdir())
+    return tuple(sorted(name[:-5] for name in found if name.endswith(".yaml")))
+
+
+@cache
+def load_preset(name: str) -> dict[str, Any]:
+    """What an algorithm name stands for: `rule`, `about`, `settings`, and `environments` with tuned settings.
+
+    One that `inherits:` another starts from all of it.
+    """
+    found = read_yaml(
+        (resources.files("whorl.presets") / f"{name}.yaml").read_text("utf-8"), f"preset {name}"
+    )
+    if "inherits" not in found:
+        return found
+    parent = load_preset(found["inherits"])
+    tuned = parent["environments"] | (found.get("environments") or {})
+    for env in parent["environments"]:
+        tuned[env] = {**parent["environments"][env], **tuned[env]}
+    settings = {**parent["settings"], **(found.get("settings") or {})}
+    return {"rule": parent["rule"], **found, "settings": settings, "environments": tuned}
+
+
+WRAPPED = "-wrapped"
+"""ends the name of an environment that somebody put a wrapper around: it takes no other's tuned settings"""
+
+
+def preset_layers(preset: Mapping[str, Any], env: str) -> list[dict[str, Any]]:
+    """The settings of a preset for an environment: those for all, for names that it matches (`ALE/*`), for itself."""
+    tuned = preset.get("environments") or {}
+    named = {} if env.endswith(WRAPPED) else tuned
+    families = [values for name, values in named.items() if "*" in name and fnmatchcase(env, name)]
+    return [preset.get("settings") or {}, *families, tuned.get(env) or {}]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's numbers: 1e-3 is one, although it has no dot."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def read_yaml(text: str, what: str) -> Any:
+    """Plain values from YAML; `what` it is goes into the error."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError) as error:  # a date or a number that can't be is a ValueError
+        raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def read_file(path: str | Path, seen: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
+    """The layers of a YAML file of settings: those it `inherits:`, from files beside it or presets; then its own."""
+    path = Path(path)
+    if not path.is_file():
+        others = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        hint = f"; {nearest(path.name, others)}" if others else ""
+        raise ConfigError(f"there is no settings file {str(path)!r}{hint}")
+    if path.resolve() in seen:
+        raise ConfigError(f"settings file {str(path)!r} inherits from itself")
+    what = f"settings file {str(path)!r}"
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{what} can't be read: {error}") from None
+    content = read_yaml(text, what) or {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{what} must hold a mapping of settings")
+    parents = content.pop("inherits", None) or []
+    names = parents if isinstance(parents, list) else [parents]
+    inherited = [layer for name in names for layer in _inherited(str(name), path, seen)]
+    return [*inherited, content]
+
+
+def _inherited(name: str, child: Path, seen: tuple[Path, ...]) -> list[dict[str, Any]]:
+    for candidate in (child.parent / name, child.parent / f"{name}.yaml"):
+        if candidate.is_file():
+            return read_file(candidate, (*seen, child.resolve()))
+    algorithm, _, env = name.partition("/")
+    if _word(algorithm) in preset_names():
+        preset = load_preset(_word(algorithm))
+        return preset_layers(preset, env)
+    beside = [p.stem for p in child.parent.glob("*.yaml") if p != child]
+    raise ConfigError(
+        f"{str(child)!r} inherits from {name!r}, which is neither a file beside it nor a preset; "
+        f"{nearest(name, [*beside, *preset_names()])}"
+    )
