@@ -1,7 +1,7 @@
 """DQN env-steps per second beside Stable-Baselines3, one run, alternating: `python benchmarks/dqn_sb3.py CartPole-v1`.
 
 Same environment, net, batch, one update for every four steps; no evaluation or logging on either. SB3 is shown with one
-environment, its custom, and with as many as we have lanes; `--threads` are torch's, for both. Each contestant trains in
+environment, its custom, and with as many as we have environments; `--threads` are torch's, for both. Each contestant trains in
 a process of its own; steps before learning starts are left out, the median of the rounds counts.
 `Pong` is PongNoFrameskip-v4 from pixels: Nature's net on 4 frames of 84x84, no-op starts, skip 4, clipped rewards.
 """
@@ -31,16 +31,16 @@ def whorl_rate(args: argparse.Namespace, changes: dict[str, Any]) -> float:
     pong = args.env == PONG
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {
-            "lanes": args.lanes,
-            "rollout_steps": args.rollout,
+            "num_envs": args.num_envs,
+            "num_steps": args.rollout,
             "batch_size": 32,
-            "ratio": 0.25,
-            "hidden": [512] if pong else [64, 64],
-            "capacity": 20_000,
-            "learn_after": args.steps // 5,
+            "updates_per_step": 0.25,
+            "hidden_sizes": [512] if pong else [64, 64],
+            "buffer_size": 20_000,
+            "learning_starts": args.steps // 5,
             "random_steps": 0,
             "clip_reward": pong,
-            "total_steps": args.steps,
+            "total_timesteps": args.steps,
             "threads": args.threads,
             "eval": False,
             "save_model": False,
@@ -53,7 +53,7 @@ def whorl_rate(args: argparse.Namespace, changes: dict[str, Any]) -> float:
     return steady(seen, args.steps)
 
 
-def sb3_rate(args: argparse.Namespace, lanes: int) -> float:
+def sb3_rate(args: argparse.Namespace, num_envs: int) -> float:
     import torch
     from stable_baselines3 import DQN
     from stable_baselines3.common.callbacks import BaseCallback
@@ -74,18 +74,18 @@ def sb3_rate(args: argparse.Namespace, lanes: int) -> float:
         import gymnasium
 
         gymnasium.register_envs(ale_py)
-        kind: Any = DummyVecEnv if lanes == 1 else SubprocVecEnv
-        env: Any = VecFrameStack(make_atari_env(args.env, n_envs=lanes, vec_env_cls=kind), 4)
+        kind: Any = DummyVecEnv if num_envs == 1 else SubprocVecEnv
+        env: Any = VecFrameStack(make_atari_env(args.env, n_envs=num_envs, vec_env_cls=kind), 4)
     else:
-        env = make_vec_env(args.env, n_envs=lanes)
+        env = make_vec_env(args.env, n_envs=num_envs)
     model = DQN(
         "CnnPolicy" if pong else "MlpPolicy",
         env,
         batch_size=32,
         buffer_size=20_000,
         learning_starts=args.steps // 5,
-        train_freq=max(1, 4 // lanes),
-        gradient_steps=max(1, lanes // 4),
+        train_freq=max(1, 4 // num_envs),
+        gradient_steps=max(1, num_envs // 4),
         device="cpu",
         policy_kwargs={} if pong else {"net_arch": [64, 64]},
     )
@@ -104,7 +104,7 @@ def steady(seen: list[tuple[float, int]], steps: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("env")
-    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--rollout", type=int, default=64)
     parser.add_argument("--steps", type=int, default=0, help="0: 20,000, or 6,000 from pixels")
     parser.add_argument("--rounds", type=int, default=3)
@@ -119,7 +119,7 @@ def main() -> None:
         print(json.dumps(rate))
         return
     print(
-        f"DQN on {args.env}: {args.lanes} lanes, batch 32, one update for four steps, {args.threads} threads"
+        f"DQN on {args.env}: {args.num_envs} environments, batch 32, one update for four steps, {args.threads} threads"
     )
     show(medians((*OURS, *THEIRS), args.rounds), THEIRS, "the faster SB3 setting")
 

@@ -19,11 +19,11 @@ import gymnasium
 import numpy as np
 from rounds import medians, show
 
-LANES = 8
+NUM_ENVS = 8
 SYNCHRONOUS = {
     "A2C, one process": {"workers": 0},
     "A2C, workers by custom": {},
-    "A2C, a worker each": {"workers": LANES},
+    "A2C, a worker each": {"workers": NUM_ENVS},
 }
 
 
@@ -66,7 +66,7 @@ def train_rate(env: Any, algorithm: str, settings: dict[str, Any], seconds: floa
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         quiet = {"eval": False, "save_model": False, "tensorboard": False, "quiet": True, "runs": folder}
-        given = {"lanes": LANES, "total_steps": 10**8, "max_epochs": 10**8, **quiet, **settings}
+        given = {"num_envs": NUM_ENVS, "total_timesteps": 10**8, "max_iterations": 10**8, **quiet, **settings}
         whorl.load(env, algorithm, given, callbacks=[clock]).train()
     warm = [row for row in clock.seen if row[1] >= WARM_UP]
     (began, first, updates), (ended, last, more) = warm[0], warm[-1]
@@ -84,14 +84,14 @@ def roles(env: str, actors: int) -> Any:
     from whorl.settings.merge import configure
     from whorl.state.policy import build_agent
 
-    settings = configure("impala", env, {"lanes": LANES, "actors": actors})
+    settings = configure("impala", env, {"num_envs": NUM_ENVS, "actors": actors})
     source = find(env)
-    agent = build_agent(settings, source.spec(LANES), 0)
-    return Role(agent, source, LANES // actors, settings.run.rollout_steps, settings.gamma)
+    agent = build_agent(settings, source.spec(NUM_ENVS), 0)
+    return Role(agent, source, NUM_ENVS // actors, settings.run.num_steps, settings.gamma)
 
 
 def discarded(env: str, actors: int, seconds: float) -> float:
-    """A fleet whose slabs are taken and thrown away; weights go out once for each batch of slabs."""
+    """A fleet whose trajectories are taken and thrown away; weights go out once for each batch of trajectories."""
     from whorl.distributed.fleet import ProcessFleet
 
     role = roles(env, actors)
@@ -100,13 +100,13 @@ def discarded(env: str, actors: int, seconds: float) -> float:
     try:
         fleet.publish(role.weights(role.agent), version, False)
         while not began or time.perf_counter() - began < seconds:
-            for slab in fleet.poll(1.0):
-                steps += slab.seen["steps"]
+            for trajectory in fleet.poll(1.0):
+                steps += trajectory.seen["steps"]
                 taken += 1
                 if taken % actors == 0:
                     version += 1
                     fleet.publish(role.weights(role.agent), version, False)
-                fleet.release(slab)
+                fleet.release(trajectory)
             if not began and steps > WARM_UP and fleet.alive() == actors:
                 began, steps = time.perf_counter(), 0.0
         return steps / (time.perf_counter() - began)
@@ -125,9 +125,9 @@ def alone(env: str, actors: int, seconds: float) -> float:
 
 
 def one_alone(env: str, actors: int, number: int, seconds: float) -> float:
-    from whorl.distributed.actor import ActorBody
+    from whorl.distributed.actor import ActorProcess
 
-    body = ActorBody(roles(env, actors), number, (number, number))
+    body = ActorProcess(roles(env, actors), number, (number, number))
     steps, began = 0.0, 0.0
     while not began or time.perf_counter() - began < seconds:
         steps += body.roll(False)["seen"]["steps"]
@@ -142,23 +142,25 @@ def emulator_rate(env: str, seconds: float = 5.0) -> float:
 
     from whorl.envs.make import find
 
-    lanes = find(env).vector(1)
-    lanes.reset(0)
+    num_envs = find(env).vector(1)
+    num_envs.reset(0)
     generator, steps = np.random.default_rng(0), 0
-    choices = lanes.spec.action.n  # type: ignore[union-attr]
+    choices = num_envs.spec.action.n  # type: ignore[union-attr]
     began = time.perf_counter()
     while time.perf_counter() - began < seconds:
-        lanes.step(torch.from_numpy(generator.integers(choices, size=1)))
+        num_envs.step(torch.from_numpy(generator.integers(choices, size=1)))
         steps += 1
     return steps / (time.perf_counter() - began)
 
 
 def contestant(args: argparse.Namespace) -> float:
     if args.what == "sleep":
-        rows = {"rollout_steps": args.rows} if args.rows else {}
+        rows = {"num_steps": args.rows} if args.rows else {}
         if args.only in SYNCHRONOUS:
             return train_rate(Sleeper, "a2c", {**rows, **SYNCHRONOUS[args.only]}, args.seconds)["rate"]
-        return train_rate(Sleeper, "impala", {**rows, "actors": args.actors or LANES}, args.seconds)["rate"]
+        return train_rate(Sleeper, "impala", {**rows, "actors": args.actors or NUM_ENVS}, args.seconds)[
+            "rate"
+        ]
     run = {"fleet": discarded, "actors alone": alone}[args.only]
     return run(args.env, args.actors or 2, args.seconds)
 
@@ -169,7 +171,7 @@ def main() -> None:
     parser.add_argument("env", nargs="?", default="CartPole-v1")
     parser.add_argument("--algorithm", default="impala")
     parser.add_argument("--actors", type=int, default=0)
-    parser.add_argument("--lanes", type=int, default=0, help="of a train run, over all actors")
+    parser.add_argument("--num-envs", type=int, default=0, help="of a train run, over all actors")
     parser.add_argument("--rows", type=int, default=0, help="of a rollout; 0: as the preset has it")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3)
@@ -197,15 +199,17 @@ def train(args: argparse.Namespace) -> None:
     bare = emulator_rate(args.env)
     settings = {
         "actors": actors,
-        "lanes": args.lanes or LANES * actors,
-        "learner_device": args.device,
+        "num_envs": args.num_envs or NUM_ENVS * actors,
+        "device": args.device,
         "actors_on_gpu": args.actors_on_gpu,
         "log_freq": 10,
-        **({"rollout_steps": args.rows} if args.rows else {}),
+        **({"num_steps": args.rows} if args.rows else {}),
     }
     found = train_rate(args.env, args.algorithm, settings, args.seconds)
     rate = found["rate"]
-    print(f"  {args.algorithm} on {args.env}, {actors} actors, {settings['lanes']} lanes, {cores} cores")
+    print(
+        f"  {args.algorithm} on {args.env}, {actors} actors, {settings['num_envs']} environments, {cores} cores"
+    )
     print(f"  {rate:,.0f} agent steps/s, {rate / cores:,.0f} a core; {found['updates']:,.1f} updates/s")
     print(
         f"  bare emulator {bare:,.0f} steps/s on one core: {rate / (bare * cores):.0%} of the cores' time is its own"

@@ -1,7 +1,7 @@
 """Steps per second of the worker pool with pre-drawn actions, beside raw processes and other libraries' vector envs.
 
-`python benchmarks/pool.py HalfCheetah-v5 --lanes 8 --workers 2 --seconds 4 --rounds 3`: contestants alternate, the
-median of the rounds is printed as a rate and as a ratio. Every contestant steps the same number of lanes with next-step
+`python benchmarks/pool.py HalfCheetah-v5 --num_envs 8 --workers 2 --seconds 4 --rounds 3`: contestants alternate, the
+median of the rounds is printed as a rate and as a ratio. Every contestant steps the same number of environments with next-step
 autoreset and float actions drawn beforehand.
 """
 
@@ -19,7 +19,7 @@ import torch
 
 from whorl.distributed.pool import WorkerPool
 from whorl.envs.adapters.gymnasium import factory_from_id
-from whorl.envs.stepping import Buffers, Lanes
+from whorl.envs.stepping import Buffers, EnvStepper
 
 RAW = """
 import sys, time, gymnasium, numpy as np
@@ -56,19 +56,19 @@ def raw(id: str, workers: int, seconds: float) -> float:
     return sum(float(process.communicate()[0]) for process in found)
 
 
-def drawn(id: str, lanes: int) -> torch.Tensor:
+def drawn(id: str, num_envs: int) -> torch.Tensor:
     space = gymnasium.make(id).action_space
     generator = torch.Generator().manual_seed(0)
     if isinstance(space, gymnasium.spaces.Discrete):
-        return torch.randint(int(space.n), (256, lanes), generator=generator)
-    return torch.rand(256, lanes, int(np.prod(space.shape)), generator=generator) * 2 - 1
+        return torch.randint(int(space.n), (256, num_envs), generator=generator)
+    return torch.rand(256, num_envs, int(np.prod(space.shape)), generator=generator) * 2 - 1
 
 
-def ours(id: str, lanes: int, workers: int, seconds: float, grouped: bool) -> float:
-    pool = WorkerPool(factory_from_id(id), lanes, id, workers)
-    actions = drawn(id, lanes)
+def ours(id: str, num_envs: int, workers: int, seconds: float, grouped: bool) -> float:
+    pool = WorkerPool(factory_from_id(id), num_envs, id, workers)
+    actions = drawn(id, num_envs)
     pool.reset(0)
-    parts = [[row[pool.lanes_of(g)] for g in range(pool.groups)] for row in actions]
+    parts = [[row[pool.env_slice(g)] for g in range(pool.groups)] for row in actions]
 
     def rounds(count: int) -> None:
         if not grouped or pool.groups == 1:
@@ -85,7 +85,7 @@ def ours(id: str, lanes: int, workers: int, seconds: float, grouped: bool) -> fl
             pool.receive(g)
 
     try:
-        return timed(rounds, lanes, seconds)
+        return timed(rounds, num_envs, seconds)
     finally:
         pool.close()
 
@@ -93,16 +93,16 @@ def ours(id: str, lanes: int, workers: int, seconds: float, grouped: bool) -> fl
 BLOCK = 64
 
 
-def rollouts(id: str, lanes: int, workers: int, seconds: float) -> float:
+def rollouts(id: str, num_envs: int, workers: int, seconds: float) -> float:
     """How training uses the pool: workers step a block of rows by themselves and write it to shared memory."""
-    actions = drawn(id, lanes)[:BLOCK].numpy()
+    actions = drawn(id, num_envs)[:BLOCK].numpy()
     size = factory_from_id(id)().observation_space.shape
     arrays = {
         "action": (actions.shape, str(actions.dtype)),
-        "obs": ((BLOCK, lanes, *size), "float32"),
-        "reward": ((BLOCK, lanes), "float32"),
+        "obs": ((BLOCK, num_envs, *size), "float32"),
+        "reward": ((BLOCK, num_envs), "float32"),
     }
-    pool = WorkerPool(factory_from_id(id), lanes, id, workers, arrays=arrays)
+    pool = WorkerPool(factory_from_id(id), num_envs, id, workers, arrays=arrays)
     pool.arrays["action"][:] = actions
     pool.reset(0)
     pool.install("play", play)
@@ -113,35 +113,35 @@ def rollouts(id: str, lanes: int, workers: int, seconds: float) -> float:
             pool.collect("play")
 
     try:
-        return timed(rounds, lanes, seconds, BLOCK)
+        return timed(rounds, num_envs, seconds, BLOCK)
     finally:
         pool.close()
 
 
-def play(lanes: Lanes, arrays: dict[str, np.ndarray], state: dict, argument: None) -> None:
-    """Runs in a worker: step its lanes through the block."""
-    mine = lanes.numbers
+def play(num_envs: EnvStepper, arrays: dict[str, np.ndarray], state: dict, argument: None) -> None:
+    """Runs in a worker: step its environments through the block."""
+    mine = num_envs.numbers
     if "buffers" not in state:
-        state["buffers"] = Buffers.empty(lanes.layout, len(lanes))
+        state["buffers"] = Buffers.empty(num_envs.layout, len(num_envs))
         state["actions"] = [np.ascontiguousarray(row[mine]) for row in arrays["action"]]
     out = state["buffers"]
     for t, action in enumerate(state["actions"]):
-        lanes.step([action], out)
+        num_envs.step([action], out)
         arrays["obs"][t, mine] = out.obs[0]
         arrays["reward"][t, mine] = out.reward
 
 
-def timed(rounds: Callable[[int], None], lanes: int, seconds: float, block: int = 32) -> float:
+def timed(rounds: Callable[[int], None], num_envs: int, seconds: float, block: int = 32) -> float:
     rounds(block)
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         rounds(block)
         count += block
-    return count * lanes / (time.perf_counter() - began)
+    return count * num_envs / (time.perf_counter() - began)
 
 
-def asynchronous(id: str, lanes: int, seconds: float) -> float:
-    env = gymnasium.make_vec(id, num_envs=lanes, vectorization_mode="async")
+def asynchronous(id: str, num_envs: int, seconds: float) -> float:
+    env = gymnasium.make_vec(id, num_envs=num_envs, vectorization_mode="async")
     env.reset(seed=0)
     env.action_space.seed(0)
     actions = [env.action_space.sample() for _ in range(256)]
@@ -151,26 +151,26 @@ def asynchronous(id: str, lanes: int, seconds: float) -> float:
             env.step(actions[t % 256])
 
     try:
-        return timed(rounds, lanes, seconds)
+        return timed(rounds, num_envs, seconds)
     finally:
         env.close()
 
 
-def subprocesses(id: str, lanes: int, seconds: float) -> float:
+def subprocesses(id: str, num_envs: int, seconds: float) -> float:
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
-    env = make_vec_env(id, n_envs=lanes, vec_env_cls=SubprocVecEnv)
+    env = make_vec_env(id, n_envs=num_envs, vec_env_cls=SubprocVecEnv)
     env.reset()
     space = env.action_space
-    actions = [np.array([space.sample() for _ in range(lanes)]) for _ in range(256)]
+    actions = [np.array([space.sample() for _ in range(num_envs)]) for _ in range(256)]
 
     def rounds(count: int) -> None:
         for t in range(count):
             env.step(actions[t % 256])
 
     try:
-        return timed(rounds, lanes, seconds)
+        return timed(rounds, num_envs, seconds)
     finally:
         env.close()
 
@@ -178,28 +178,28 @@ def subprocesses(id: str, lanes: int, seconds: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("env")
-    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
-    id, lanes, workers, seconds = args.env, args.lanes, args.workers, args.seconds
+    id, num_envs, workers, seconds = args.env, args.num_envs, args.workers, args.seconds
     contestants: dict[str, Callable[[], float]] = {
         "raw processes": partial(raw, id, workers, seconds),
-        "whorl pool, rollouts": partial(rollouts, id, lanes, workers, seconds),
-        "whorl pool, two groups": partial(ours, id, lanes, workers, seconds, True),
-        "whorl pool, step": partial(ours, id, lanes, workers, seconds, False),
+        "whorl pool, rollouts": partial(rollouts, id, num_envs, workers, seconds),
+        "whorl pool, two groups": partial(ours, id, num_envs, workers, seconds, True),
+        "whorl pool, step": partial(ours, id, num_envs, workers, seconds, False),
     }
     if args.peers:
-        contestants["Gymnasium AsyncVectorEnv"] = partial(asynchronous, id, lanes, seconds)
-        contestants["SB3 SubprocVecEnv"] = partial(subprocesses, id, lanes, seconds)
+        contestants["Gymnasium AsyncVectorEnv"] = partial(asynchronous, id, num_envs, seconds)
+        contestants["SB3 SubprocVecEnv"] = partial(subprocesses, id, num_envs, seconds)
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(args.rounds):
         for name, contestant in contestants.items():
             found[name].append(contestant())
     best = max(statistics.median(found[name]) for name in found if name.startswith("whorl"))
-    print(f"{id}, {lanes} lanes, {workers} workers")
+    print(f"{id}, {num_envs} environments, {workers} workers")
     for name, rates in found.items():
         rate = statistics.median(rates)
         print(f"  {name:26s} {rate:12,.0f} steps/s   whorl pool / this: {best / rate:5.2f}")

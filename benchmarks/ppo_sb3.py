@@ -1,6 +1,6 @@
 """PPO env-steps per second beside Stable-Baselines3, one run, alternating: `python benchmarks/ppo_sb3.py CartPole-v1`.
 
-Same environment, lanes, rollout, epochs, minibatch and nets (64x64 tanh, apart), no evaluation or logging on either.
+Same environment, environments, rollout, epochs, minibatch and nets (64x64 tanh, apart), no evaluation or logging on either.
 Each contestant trains in a process of its own; the first rollouts are left out, the median of the rounds counts.
 """
 
@@ -28,18 +28,18 @@ def whorl_rate(env: str, args: argparse.Namespace, changes: dict[str, Any]) -> f
 
     with tempfile.TemporaryDirectory() as folder:
         settings = {
-            "lanes": args.lanes,
-            "rollout_steps": args.rollout,
+            "num_envs": args.num_envs,
+            "num_steps": args.rollout,
             "batch_size": args.batch,
-            "epochs": args.epochs,
-            "actor_hidden": [64, 64],
-            "critic_hidden": [64, 64],
+            "n_epochs": args.epochs,
+            "actor_hidden_sizes": [64, 64],
+            "critic_hidden_sizes": [64, 64],
             "activation": "tanh",
             "normalize_obs": False,
             "normalize_reward": False,
             "max_grad_norm": 0.5,
             "lr_schedule": "constant",
-            "total_steps": args.steps,
+            "total_timesteps": args.steps,
             "eval": False,
             "save_model": False,
             "tensorboard": False,
@@ -69,10 +69,10 @@ def sb3_rate(env: str, args: argparse.Namespace, kind: str) -> float:
         def _on_rollout_start(self) -> None:
             seen.append((time.perf_counter(), self.num_timesteps))
 
-    lanes = make_vec_env(env, n_envs=args.lanes, vec_env_cls=getattr(vec_env, kind))
+    num_envs = make_vec_env(env, n_envs=args.num_envs, vec_env_cls=getattr(vec_env, kind))
     model = PPO(
         "MlpPolicy",
-        lanes,
+        num_envs,
         n_steps=args.rollout,
         batch_size=args.batch,
         n_epochs=args.epochs,
@@ -80,7 +80,7 @@ def sb3_rate(env: str, args: argparse.Namespace, kind: str) -> float:
         policy_kwargs={"net_arch": {"pi": [64, 64], "vf": [64, 64]}},
     )
     model.learn(args.steps, callback=Clock())
-    lanes.close()
+    num_envs.close()
     (t0, s0), (t1, s1) = seen[len(seen) // 4], seen[-1]
     return (s1 - s0) / (t1 - t0)
 
@@ -88,10 +88,10 @@ def sb3_rate(env: str, args: argparse.Namespace, kind: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("env")
-    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--rollout", type=int, default=256)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--n-epochs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=60_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sb3-threads", type=int, default=1)
@@ -103,7 +103,7 @@ def main() -> None:
         print(json.dumps(rate))
         return
     print(
-        f"PPO on {args.env}: {args.lanes} lanes, rollout {args.rollout}, batch {args.batch}, {args.epochs} epochs"
+        f"PPO on {args.env}: {args.num_envs} environments, rollout {args.rollout}, batch {args.batch}, {args.epochs} epochs"
     )
     show(medians((*OURS, *THEIRS), args.rounds), THEIRS, "the faster SB3 vector env")
 

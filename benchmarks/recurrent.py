@@ -42,7 +42,7 @@ def whorl(args: argparse.Namespace, compile: bool = False, capture: bool = True)
     settings = {
         "memory": args.memory,
         "memory_size": args.size,
-        "sequence": args.length,
+        "sequence_length": args.length,
         "batch_size": args.batch,
         "stored_memory": False,
         **args.settings,

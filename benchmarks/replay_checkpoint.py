@@ -1,6 +1,6 @@
 """Seconds that a checkpoint of replay takes after 50,000 new Atari-sized rows, and what training loses in between.
 
-`python benchmarks/replay_checkpoint.py --lanes 8 --rate 5000 --folder .` adds rows of 84x84 bytes (353 MB between two
+`python benchmarks/replay_checkpoint.py --num_envs 8 --rate 5000 --folder .` adds rows of 84x84 bytes (353 MB between two
 checkpoints) at that many rows a second (0: as fast as memory takes them) and saves as a run does: segments, state, the
 oldest checkpoint deleted with the segments that it alone needed. The rate of the disk is measured beside it. The last
 checkpoint is loaded into a second ring and compared bit for bit.
@@ -25,21 +25,27 @@ from whorl.state.segments import FOLDER, Segments
 FRAME = (84, 84)
 ROWS = 50_000
 STEPS = 16
-"""rows of each lane in a rollout"""
+"""rows of each environment in a rollout"""
 
 
-def replay(lanes: int, capacity: int) -> Replay:
-    spec = Spec(Array(FRAME, "uint8"), Discrete(18), lanes)
+def replay(num_envs: int, buffer_size: int) -> Replay:
+    spec = Spec(Array(FRAME, "uint8"), Discrete(18), num_envs)
     return Replay(
-        spec, "cpu", torch.Generator(), view=Transitions(3), capacity=capacity, batch_size=32, ratio=0.25
+        spec,
+        "cpu",
+        torch.Generator(),
+        view=Transitions(3),
+        buffer_size=buffer_size,
+        batch_size=32,
+        ratio=0.25,
     )
 
 
-def rollout(lanes: int) -> Batch:
-    shape = (STEPS, lanes)
+def rollout(num_envs: int) -> Batch:
+    shape = (STEPS, num_envs)
     return Batch(
-        obs=torch.randint(256, (STEPS + 1, lanes, *FRAME), dtype=torch.uint8),
-        reset=torch.zeros(STEPS + 1, lanes, dtype=torch.bool),
+        obs=torch.randint(256, (STEPS + 1, num_envs, *FRAME), dtype=torch.uint8),
+        reset=torch.zeros(STEPS + 1, num_envs, dtype=torch.bool),
         action=torch.randint(18, shape),
         reward=torch.randn(shape),
         discount=torch.full(shape, 0.99),
@@ -65,8 +71,8 @@ def disk(folder: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lanes", type=int, default=8)
-    parser.add_argument("--capacity", type=int, default=200_000)
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--buffer-size", type=int, default=200_000)
     parser.add_argument("--checkpoints", type=int, default=8)
     parser.add_argument("--keep", type=int, default=2)
     parser.add_argument("--rate", type=float, default=5000, help="rows a second; 0: as many as possible")
@@ -77,11 +83,13 @@ def main() -> None:
 
 
 def measure(run: Path, args: argparse.Namespace) -> None:
-    store = replay(args.lanes, args.capacity)
+    store = replay(args.num_envs, args.buffer_size)
     store.store = kept = Segments(run / FOLDER, store.ring)
-    given = [rollout(args.lanes) for _ in range(16)]
-    rows = STEPS * args.lanes
-    print(f"{store.bytes / 1e6:,.0f} MB of replay; {ROWS} rows between checkpoints; {args.lanes} lanes")
+    given = [rollout(args.num_envs) for _ in range(16)]
+    rows = STEPS * args.num_envs
+    print(
+        f"{store.bytes / 1e6:,.0f} MB of replay; {ROWS} rows between checkpoints; {args.num_envs} environments"
+    )
     print(
         f"{'checkpoint':>10}{'save s':>9}{'stalled s':>11}{'longest s':>11}{'add s':>8}{'files':>7}{'disk MB/s':>11}"
     )
@@ -109,7 +117,7 @@ def measure(run: Path, args: argparse.Namespace) -> None:
             flush=True,
         )
     kept.close()
-    other = replay(args.lanes, args.capacity)
+    other = replay(args.num_envs, args.buffer_size)
     other.store = Segments(run / FOLDER, other.ring)
     before = time.perf_counter()
     other.load_state_dict(checkpoint.load_newest(run, print).state["experience"])

@@ -26,8 +26,8 @@ STORED = ROOT / "benchmarks" / "results" / "scaling.json"
 CARTPOLE, PONG = "CartPole-v1", "PongNoFrameskip-v4"
 SIZES = (1, 2, 4, 8, 16, 64, 256, 1000, 10_000)
 CHECKED = {CARTPOLE: (4, 16), PONG: (2, 16)}
-"""lanes of an actor and rows of a rollout in real runs"""
-NODES = {"lanes": 4, "steps": 20, "cores": 16, "actors_per_node": 16}
+"""environments of an actor and rows of a rollout in real runs"""
+NODES = {"num_envs": 4, "steps": 20, "cores": 16, "actors_per_node": 16}
 NETWORK = {"network": 25e9 / 8, "latency": 1e-4, "publish_node": 5e-5}
 H200_ESTIMATED = {"update": 1e-3, "update_row": 1e-5}
 """IMPALA's two Nature nets on an H200, copies to it included: a guess, until `calibrate --device cuda` is stored"""
@@ -42,9 +42,9 @@ def settings(stored: dict[str, Any]) -> dict[str, tuple[Costs, Cluster]]:
     on_gpu = costs_of(stored, f"{PONG}, cuda") if measured else replace(pong, **H200_ESTIMATED)
     remote = Cluster(**NODES, **NETWORK)
     return {
-        "CartPole, IMPALA, one machine of 16 cores": (cartpole, Cluster(lanes=4, steps=16, cores=16)),
+        "CartPole, IMPALA, one machine of 16 cores": (cartpole, Cluster(num_envs=4, steps=16, cores=16)),
         "Pong, IMPALA, 16-core nodes, one H200, 25 Gbit/s": (on_gpu, remote),
-        "the same, 8 learners with an H200 each, slabs through the first": (
+        "the same, 8 learners with an H200 each, trajectories through the first": (
             scattered(on_gpu, remote, 8),
             remote,
         ),
@@ -135,12 +135,12 @@ def check(args: argparse.Namespace) -> None:
     stored, rows = read(args.costs), []
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[1]
     for env in available(args.env):
-        lanes, steps = CHECKED[env]
+        num_envs, steps = CHECKED[env]
         costs = costs_of(stored, f"{env}, cpu")
         for actors in args.actors:
-            found = simulate(costs, Cluster(lanes=lanes, steps=steps, cores=cores), actors)
+            found = simulate(costs, Cluster(num_envs=num_envs, steps=steps, cores=cores), actors)
             predicted = (found.steps_per_second, found.steps_per_second / found.cores, found.lag)
-            runs = [run(env, actors, lanes, steps, args.seconds) for _ in range(args.rounds)]
+            runs = [run(env, actors, num_envs, steps, args.seconds) for _ in range(args.rounds)]
             measured = [statistics.median(column) for column in zip(*runs)]
             rows.append((env, str(actors), *compared(predicted, measured)))
             print(*rows[-1], flush=True)
@@ -168,7 +168,7 @@ def compared(predicted: Iterable[float], measured: Iterable[float]) -> list[str]
     return [*cells, f"{lag:.1f}", f"{real_lag:.1f}"]
 
 
-def run(env: str, actors: int, lanes: int, steps: int, seconds: float) -> tuple[float, float, float]:
+def run(env: str, actors: int, num_envs: int, steps: int, seconds: float) -> tuple[float, float, float]:
     """Rows a second, rows a core-second and mean lag of a real run, once its actors have started."""
     import whorl
 
@@ -181,17 +181,17 @@ def run(env: str, actors: int, lanes: int, steps: int, seconds: float) -> tuple[
                 return
             lags.append(metrics["actors/lag"])
             if len(lags) > 1:
-                seen.append((time.perf_counter(), core_seconds(), trainer.epoch))
+                seen.append((time.perf_counter(), core_seconds(), trainer.iteration))
                 if seen[-1][0] - seen[0][0] > seconds:
                     trainer.stop("measured")
 
     with tempfile.TemporaryDirectory() as folder:
         quiet = {"eval": False, "save_model": False, "tensorboard": False, "quiet": True, "log_freq": 10}
-        limits = {"total_steps": 0, "max_epochs": 10**9, "learner_device": "cpu", "runs": folder}
-        size = {"actors": actors, "lanes": actors * lanes, "rollout_steps": steps}
+        limits = {"total_timesteps": 0, "max_iterations": 10**9, "device": "cpu", "runs": folder}
+        size = {"actors": actors, "num_envs": actors * num_envs, "num_steps": steps}
         whorl.load(env, "impala", {**quiet, **limits, **size}, callbacks=[Clock()]).train()
     wall, used, epochs = (last - first for first, last in zip(seen[0], seen[-1]))
-    rows = epochs * actors * lanes * steps
+    rows = epochs * actors * num_envs * steps
     return rows / wall, rows / used, statistics.fmean(lags[1:])
 
 
@@ -247,7 +247,7 @@ def row(actors: int, cluster: Cluster, found: Outcome) -> tuple[str, ...]:
     rate = rounded(found.steps_per_second)
     shares = (found.waiting, *(found.busy[name] for name in ("learner", "link in", "weights out")))
     shown = (f"{actors:,}", rate, found.bottleneck, *(f"{share:.0%}" for share in shares), f"{found.lag:.1f}")
-    rows = cluster.batch_size if cluster.ratio else actors * cluster.lanes * cluster.steps
+    rows = cluster.batch_size if cluster.ratio else actors * cluster.num_envs * cluster.steps
     return *shown, f"{rows:,}"
 
 

@@ -28,12 +28,12 @@ from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
 
 ALGORITHM = "impala"
-LANES = (1, 4, 8)
+NUM_ENVS = (1, 4, 8)
 ROWS = (4, 16, 32)
 UPDATES = {"cpu": (64, 256, 1024), "cuda": (320, 1280, 5120)}
 """rows of an update"""
 SHARES = 8
-"""places for the largest slab in the storage that slabs are taken into"""
+"""places for the largest trajectory in the storage that trajectories are taken into"""
 
 
 def calibrate(env: str, device: str, seconds: float) -> Costs:
@@ -45,33 +45,33 @@ def calibrate(env: str, device: str, seconds: float) -> Costs:
 
 
 def roll_costs(env: str, seconds: float) -> Costs:
-    """The actor's side: rollouts of several lengths and lanes, and steps of the environment alone."""
+    """The actor's side: rollouts of several lengths and environments, and steps of the environment alone."""
     features, times, stepped = [], [], []
-    for lanes in LANES:
-        vector, agent = actor(env, lanes)
+    for num_envs in NUM_ENVS:
+        vector, agent = actor(env, num_envs)
         acting = agent.acting_tensors()
         weights = Weights(acting)
         weights.write(acting, 1)
         for rows in ROWS:
             collector = Collector(vector, agent, rows, 0.99, torch.Generator().manual_seed(0))
             collector.reset(0)
-            slab = tree.clone(collector.storage.tensors)
-            work = partial(roll, collector, partial(weights.read, acting), slab)
+            trajectory = tree.clone(collector.storage.tensors)
+            work = partial(roll, collector, partial(weights.read, acting), trajectory)
             times.append(median(work, seconds))
-            features.append((1.0, rows, rows * lanes))
-        actions = [tree.index(slab["action"], t) for t in range(rows)]
+            features.append((1.0, rows, rows * num_envs))
+        actions = [tree.index(trajectory["action"], t) for t in range(rows)]
         stepped.append(median(partial(step, vector, actions), seconds) / rows)
-        row_bytes, weight_bytes = size(slab) / ((rows + 1) * lanes), size(acting)
+        row_bytes, weight_bytes = size(trajectory) / ((rows + 1) * num_envs), size(acting)
         gradient_bytes = size(list(agent.trained().values()))
         weights.segment.release()
         vector.close()
-    rollout, act, lane = fit(features, times)
-    alone = min(fit([(1.0, lanes) for lanes in LANES], stepped)[1], lane)
+    rollout, act, env_index = fit(features, times)
+    alone = min(fit([(1.0, num_envs) for num_envs in NUM_ENVS], stepped)[1], env_index)
     nothing = {"update": 0.0, "update_row": 0.0, "publish_byte": 0.0, "take": 0.0, "take_byte": 0.0}
     return Costs(
         env=alone,
         act=act,
-        act_lane=lane - alone,
+        act_env=env_index - alone,
         rollout=rollout,
         row_bytes=row_bytes,
         weight_bytes=weight_bytes,
@@ -80,20 +80,20 @@ def roll_costs(env: str, seconds: float) -> Costs:
     )
 
 
-def actor(env: str, lanes: int) -> tuple[VectorEnv, Agent]:
-    """The lanes and the policy's copy that an actor has."""
-    trainer = whorl.load(env, ALGORITHM, {"lanes": lanes})
-    vector = trainer.source.vector(lanes, torch.device("cpu"))
-    return vector, build_agent(trainer.settings, trainer.source.spec(lanes))
+def actor(env: str, num_envs: int) -> tuple[VectorEnv, Agent]:
+    """The environments and the policy's copy that an actor has."""
+    trainer = whorl.load(env, ALGORITHM, {"num_envs": num_envs})
+    vector = trainer.source.vector(num_envs, torch.device("cpu"))
+    return vector, build_agent(trainer.settings, trainer.source.spec(num_envs))
 
 
 @torch.inference_mode()
-def roll(collector: Collector, renew: Callable[[], int], slab: dict[str, Tree]) -> None:
-    """What an actor does for a slab."""
+def roll(collector: Collector, renew: Callable[[], int], trajectory: dict[str, Tree]) -> None:
+    """What an actor does for a trajectory."""
     renew()
     collector.collect()
-    collector.tally.drain()
-    tree.copy_(slab, collector.storage.tensors)
+    collector.episode_statistics.drain()
+    tree.copy_(trajectory, collector.storage.tensors)
 
 
 @torch.inference_mode()
@@ -103,7 +103,7 @@ def step(vector: VectorEnv, actions: list[Tree]) -> None:
 
 
 def learner_costs(env: str, device: str, seconds: float) -> dict[str, float]:
-    """The learner's side: updates of several sizes, publishing, and taking slabs of several sizes."""
+    """The learner's side: updates of several sizes, publishing, and taking trajectories of several sizes."""
     times, steps = [], ROWS[1]
     clock = time.perf_counter if device == "cuda" else time.thread_time  # a device's time is no core's
     for rows in UPDATES[device]:
@@ -117,11 +117,13 @@ def learner_costs(env: str, device: str, seconds: float) -> dict[str, float]:
     published = median(partial(publish, copy, agent, weights, count(1)), seconds, clock)
     weights.segment.release()
     taken, sizes = [], []
-    into = filled(copy, SHARES * LANES[-1], steps)
-    for lanes in LANES:
-        slab = filled(copy, lanes, steps)
-        taken.append(median(partial(take, into, slab, lanes), seconds) / (SHARES * LANES[-1] // lanes))
-        sizes.append(size(slab.tensors))
+    into = filled(copy, SHARES * NUM_ENVS[-1], steps)
+    for num_envs in NUM_ENVS:
+        trajectory = filled(copy, num_envs, steps)
+        taken.append(
+            median(partial(take, into, trajectory, num_envs), seconds) / (SHARES * NUM_ENVS[-1] // num_envs)
+        )
+        sizes.append(size(trajectory.tensors))
     take_fixed, take_byte = fit([(1.0, each) for each in sizes], taken)
     return {
         "update": update_fixed,
@@ -132,17 +134,17 @@ def learner_costs(env: str, device: str, seconds: float) -> dict[str, float]:
     }
 
 
-def learning(env: str, device: str, lanes: int) -> tuple[Agent, Agent]:
+def learning(env: str, device: str, num_envs: int) -> tuple[Agent, Agent]:
     """An agent that learns on `device`, and the copy that is published from."""
-    trainer = whorl.load(env, ALGORITHM, {"lanes": lanes})
-    spec, streams, on = trainer.source.spec(lanes), Streams(0), torch.device(device)
+    trainer = whorl.load(env, ALGORITHM, {"num_envs": num_envs})
+    spec, streams, on = trainer.source.spec(num_envs), Streams(0), torch.device(device)
     agent = build_agent(trainer.settings, spec, 0)
     agent.prepare(on, lambda name: streams.generator("learner", on, name))
     return agent, build_agent(trainer.settings, spec)
 
 
 def update(learner: Learner, experience: Experience, storage: Storage) -> None:
-    """What becomes of a batch of slabs that is there."""
+    """What becomes of a batch of trajectories that is there."""
     experience.add(storage.batch(0.99))
     for phase, batch in experience.due():
         experience.settle(batch, learner.update(phase, batch))
@@ -159,23 +161,23 @@ def publish(copy: Agent, agent: Agent, weights: Weights, version: Iterator[int])
     weights.write(acting, next(version))
 
 
-def take(into: Storage, slab: Storage, lanes: int) -> None:
-    """Fill the storage with copies of a slab."""
-    for start in range(0, SHARES * LANES[-1], lanes):
-        part = slice(start, start + lanes)
-        tree.map(lambda to, value: to[:, part].copy_(value), into.tensors, slab.tensors)  # noqa: B023 - used at once
+def take(into: Storage, trajectory: Storage, num_envs: int) -> None:
+    """Fill the storage with copies of a trajectory."""
+    for start in range(0, SHARES * NUM_ENVS[-1], num_envs):
+        part = slice(start, start + num_envs)
+        tree.map(lambda to, value: to[:, part].copy_(value), into.tensors, trajectory.tensors)  # noqa: B023 - used at once
 
 
-def filled(agent: Agent, lanes: int, steps: int) -> Storage:
+def filled(agent: Agent, num_envs: int, steps: int) -> Storage:
     """Rollouts of noise: what is in them does not matter to the clock."""
-    storage = Storage.allocate(agent, lanes, steps)
+    storage = Storage.allocate(agent, num_envs, steps)
     for leaf in tree.leaves(storage.obs):
         leaf.copy_(torch.randn(leaf.shape) if leaf.is_floating_point() else torch.randint(0, 256, leaf.shape))
     return storage
 
 
 def message_seconds(seconds: float) -> float:
-    """What it takes to hear of a slab and to answer: one small message each way through a pipe."""
+    """What it takes to hear of a trajectory and to answer: one small message each way through a pipe."""
     read, write = os.pipe()
     said = {
         "number": 1,

@@ -1,8 +1,8 @@
 """Actors, queues and a learner as a discrete-event model: the throughput of so many actors, and what limits it.
 
-It follows the loop of `whorl.run`: an actor rolls T rows of its lanes while a buffer is free, and takes the newest
-weights that its node has before each rollout. Its slab crosses the node's link and the learner's, and waits. The
-learner publishes, takes one slab for each actor in the order in which they come, and updates; from replay, it updates
+It follows the loop of `whorl.run`: an actor rolls T rows of its environments while a buffer is free, and takes the newest
+weights that its node has before each rollout. Its trajectory crosses the node's link and the learner's, and waits. The
+learner publishes, takes one trajectory for each actor in the order in which they come, and updates; from replay, it updates
 first. Several learners average gradients; they are alike, so one of them is simulated, with its share of the actors.
 """
 
@@ -23,11 +23,11 @@ class Costs:
     """What things cost on some machine: seconds of one core, and bytes. `scaling.py calibrate` measures them."""
 
     env: float
-    """seconds of a step for each lane; where lanes are stepped as one batch, next to nothing"""
+    """seconds of a step for each environment; where environments are stepped as one batch, next to nothing"""
     act: float
-    """seconds of a row, whatever the lanes: acting, the loop around it, and a step of no lanes"""
-    act_lane: float
-    """seconds of a row and lane, besides the step"""
+    """seconds of a row, whatever the environments: acting, the loop around it, and a step of no environments"""
+    act_env: float
+    """seconds of a row and environment, besides the step"""
     rollout: float
     """seconds of a rollout, whatever its rows: weights are read, counts are drained"""
     row_bytes: float
@@ -41,7 +41,7 @@ class Costs:
     publish_byte: float
     """seconds of the learner for each byte of the weights"""
     take: float
-    """seconds of the learner for a slab, whatever its size"""
+    """seconds of the learner for a trajectory, whatever its size"""
     take_byte: float
 
 
@@ -49,7 +49,7 @@ class Costs:
 class Cluster:
     """How actors and learners are laid out, and what they do."""
 
-    lanes: int
+    num_envs: int
     """of each actor"""
     steps: int
     """rows of a rollout"""
@@ -65,10 +65,10 @@ class Cluster:
     """seconds of the learner for each node that is told of new weights"""
     learners: int = 1
     buffers: int = 2
-    """slabs of an actor that the learner has not taken yet"""
+    """trajectories of an actor that the learner has not taken yet"""
     env_times: Literal["constant", "exponential"] = "constant"
     ratio: float = 0.0
-    """updates per environment step, from replay that lies beside the learners; 0: one update per batch of slabs"""
+    """updates per environment step, from replay that lies beside the learners; 0: one update per batch of trajectories"""
     batch_size: int = 0
     """rows of an update from replay, over all learners"""
 
@@ -78,7 +78,7 @@ class Outcome:
     """What a fleet did once it had settled."""
 
     steps_per_second: float
-    """rows of all lanes, those in which an episode opens included"""
+    """rows of all environments, those in which an episode opens included"""
     busy: dict[str, float]
     """share of the time in which each resource had work"""
     learner: dict[str, float]
@@ -100,13 +100,13 @@ class Outcome:
         part = max(("update", "take", "publish"), key=lambda what: self.learner[what])
         return {
             "update": "learner: updates",
-            "take": "learner: taking slabs",
+            "take": "learner: taking trajectories",
             "publish": "learner: publishing",
         }[part]
 
 
 class Bill:
-    """Costs of whole pieces of work: a rollout, a slab, an epoch."""
+    """Costs of whole pieces of work: a rollout, a trajectory, an epoch."""
 
     def __init__(self, costs: Costs, cluster: Cluster, actors: int) -> None:
         self.learners = min(cluster.learners, actors)
@@ -120,11 +120,11 @@ class Bill:
         """of each learner"""
         self.actors_per_node = cluster.actors_per_node or self.actors
         self.nodes = -(-self.actors // self.actors_per_node)
-        self.rows = cluster.steps * cluster.lanes
-        """of a slab"""
+        self.rows = cluster.steps * cluster.num_envs
+        """of a trajectory"""
         self.envs = self.rows * costs.env
-        self.acting = costs.rollout + cluster.steps * (costs.act + costs.act_lane * cluster.lanes)
-        self.slab_bytes = (cluster.steps + 1) * cluster.lanes * costs.row_bytes
+        self.acting = costs.rollout + cluster.steps * (costs.act + costs.act_env * cluster.num_envs)
+        self.slab_bytes = (cluster.steps + 1) * cluster.num_envs * costs.row_bytes
         self.slab_crossing = self.slab_bytes / cluster.network
         self.weights_crossing = costs.weight_bytes / cluster.network
         self.take = costs.take + costs.take_byte * self.slab_bytes
@@ -223,12 +223,12 @@ class Model:
         self.count = 0
         self.nodes = [Node(cluster.cores) for _ in range(self.bill.nodes)]
         self.link_in, self.link_out = Link(), Link()
-        self.version = self.epochs = self.lags = 0
+        self.version = self.iterations = self.lags = 0
         self.free = [cluster.buffers] * self.bill.actors
         self.idle = [True] * self.bill.actors
         self.idlers, self.idled, self.idled_at = self.bill.actors, 0.0, 0.0
         self.queue: deque[tuple[int, int]] = deque()
-        """actor and version of the slabs that have arrived"""
+        """actor and version of the trajectories that have arrived"""
         self.behind: deque[Node] = deque()
         """nodes that the newest weights are still to be sent to"""
         self.sending = False
@@ -241,7 +241,7 @@ class Model:
 
     def run(self, epochs: int) -> None:
         """Go on until the learner has made so many."""
-        while self.epochs < epochs:
+        while self.iterations < epochs:
             self.now, _, act, argument = heapq.heappop(self.events)
             act(argument)
 
@@ -288,23 +288,23 @@ class Model:
         node = self._node(actor)
         self._work(node, self.bill.acting + envs, self._rolled, (actor, node.version))
 
-    def _rolled(self, slab: tuple[int, int]) -> None:
-        actor = slab[0]
+    def _rolled(self, trajectory: tuple[int, int]) -> None:
+        actor = trajectory[0]
         if self.bill.slab_crossing:
             crossed = self._node(actor).link.send(self.now, self.bill.slab_crossing)
-            self._at(crossed + self.cluster.latency, self._crosses, slab)
+            self._at(crossed + self.cluster.latency, self._crosses, trajectory)
         else:
-            self._arrived(slab)
+            self._arrived(trajectory)
         if self.free[actor]:
             self._roll(actor)
         else:
             self._set_idle(actor, True)
 
-    def _crosses(self, slab: tuple[int, int]) -> None:
-        self._at(self.link_in.send(self.now, self.bill.slab_crossing), self._arrived, slab)
+    def _crosses(self, trajectory: tuple[int, int]) -> None:
+        self._at(self.link_in.send(self.now, self.bill.slab_crossing), self._arrived, trajectory)
 
-    def _arrived(self, slab: tuple[int, int]) -> None:
-        self.queue.append(slab)
+    def _arrived(self, trajectory: tuple[int, int]) -> None:
+        self.queue.append(trajectory)
         if self.waits:
             self.waits = False
             self._go_on()
@@ -327,7 +327,7 @@ class Model:
     # Learner
 
     def _learn(self) -> Iterator[tuple[str, float]]:
-        """What the learner does next, and for how long; "" is to wait for a slab."""
+        """What the learner does next, and for how long; "" is to wait for a trajectory."""
         bill = self.bill
         while True:
             self.version += 1
@@ -344,7 +344,7 @@ class Model:
                 self._at(self.now + self.cluster.latency, self._released, actor)
             if not self.cluster.ratio:
                 yield "update", bill.update
-            self.epochs += 1
+            self.iterations += 1
 
     def _go_on(self, done: tuple[str, float] | None = None) -> None:
         if done is not None:
@@ -389,7 +389,7 @@ class Model:
         return {
             **found,
             "time": self.now,
-            "epochs": self.epochs,
+            "n_epochs": self.iterations,
             "lag": self.lags,
             "idle": self.idled,
             "cores": sum(node.used for node in self.nodes),
@@ -405,7 +405,7 @@ def simulate(
     """What so many actors would do.
 
     Args:
-        epochs: how many are looked at after `warm_up` others; 0: as many as about 40,000 slabs make, and at least 6.
+        epochs: how many are looked at after `warm_up` others; 0: as many as about 40,000 trajectories make, and at least 6.
     """
     epochs = epochs or max(6, min(400, 40_000 // actors))
     model = Model(costs, cluster, actors, seed)
@@ -415,12 +415,12 @@ def simulate(
     after = model.totals()
     spent = {name: after[name] - before[name] for name in after}
     seconds, bill = spent["time"], model.bill
-    slabs = epochs * bill.actors
+    trajectories = epochs * bill.actors
     learner = {what: spent[f"learner {what}"] / seconds for what in model.spent}
     waiting = spent["idle"] / (bill.actors * seconds)
     cores = spent["cores"] / seconds
     return Outcome(
-        steps_per_second=slabs * bill.rows * bill.learners / seconds,
+        steps_per_second=trajectories * bill.rows * bill.learners / seconds,
         busy={
             # Actors that never wait are at their limit even where cores are left over.
             "actors' cores": max(1 - waiting, cores / (bill.nodes * cluster.cores)),
@@ -432,5 +432,5 @@ def simulate(
         learner=learner,
         cores=cores,
         waiting=waiting,
-        lag=spent["lag"] / slabs,
+        lag=spent["lag"] / trajectories,
     )

@@ -39,7 +39,13 @@ def ours(
     pixels = issubclass(algorithm_class(algorithm)[1].Config, ValueConfig)  # type: ignore[attr-defined]
     bounds = (1.0,) * args.actions
     spec = Spec(Array((args.obs,)), Continuous((args.actions,), tuple(-b for b in bounds), bounds), 1)
-    given = {"lanes": 1, "capacity": 2 * ROWS, "learn_after": 0, "batch_size": args.batch, **args.settings}
+    given = {
+        "num_envs": 1,
+        "buffer_size": 2 * ROWS,
+        "learning_starts": 0,
+        "batch_size": args.batch,
+        **args.settings,
+    }
     if pixels:
         spec = Spec(Array((4, 84, 84), "uint8", 0, 255, 4), Discrete(args.actions), 1)
         given = {**given, "batch_size": 32, **args.settings}

@@ -22,8 +22,8 @@ SMALL = {
     "workers": 0,
     "max_rollout": 16,
     "batch_size": 32,
-    "max_epochs": 2,
-    "eval_episodes": 2,
+    "max_iterations": 2,
+    "n_eval_episodes": 2,
     "quiet": True,
 }
 
@@ -82,7 +82,7 @@ def test_the_first_example_of_seed_000() -> None:
     env = whorl.make(env_id="Quadrotor-v0")
     algorithm = "PPO"
     trainer = whorl.load(env, algorithm=algorithm, config=SMALL)
-    assert trainer.train().epochs == 2
+    assert trainer.train().iterations == 2
 
 
 def test_the_example_with_a_configuration() -> None:
@@ -101,10 +101,16 @@ def test_the_example_that_loads_a_model() -> None:
     first = whorl.load(env, algorithm="PPO", config=SMALL).train()
     name = f"{first.run_dir.name}/checkpoint_1"
     assert (first.run_dir / "checkpoint_1" / "observation_normalizing_values.yaml").exists()
-    my_config = {**SMALL, "load_model": True, "load_checkpoint_dir": name, "max_epochs": 1, "actor_lr": 0.0}
+    my_config = {
+        **SMALL,
+        "load_model": True,
+        "load_checkpoint_dir": name,
+        "max_iterations": 1,
+        "actor_lr": 0.0,
+    }
     trainer = whorl.load(env, algorithm="PPO", config=my_config)
     second = trainer.train()
-    assert second.epochs == 1 and second.run_dir != first.run_dir
+    assert second.iterations == 1 and second.run_dir != first.run_dir
     before, after = (checkpoint.load(r.run_dir / "checkpoint_1").state["agent"] for r in (first, second))
     assert after["module"].keys() == before["module"].keys()
 
@@ -130,8 +136,8 @@ def test_load_model_without_a_checkpoint_is_told() -> None:
 
 
 def test_train_resume_restore_evaluate(run: Path) -> None:
-    result = whorl.resume(run, max_epochs=3)
-    assert (result.epochs, result.run_dir) == (3, run)
+    result = whorl.resume(run, max_iterations=3)
+    assert (result.iterations, result.run_dir) == (3, run)
     policy = whorl.restore(run)
     assert whorl.evaluate(policy, episodes=3).returns == whorl.evaluate(run, episodes=3).returns
     best = whorl.evaluate(run, episodes=2, best=True)
@@ -158,7 +164,7 @@ def test_algorithms_are_listed_with_a_line_each() -> None:
 
 
 def test_resume_refuses_what_the_state_depends_on(run: Path) -> None:
-    with pytest.raises(ConfigError, match="can't change 'lanes', resume keeps the saved 2"):
+    with pytest.raises(ConfigError, match="can't change 'num_envs', resume keeps the saved 2"):
         whorl.resume(run, n_workers=4)
     with pytest.raises(ConfigError, match="can't change 'gamma'"):
         whorl.resume(run, gamma=0.5)
@@ -241,7 +247,7 @@ def test_a_registered_environment_is_known_by_its_name_everywhere() -> None:
     result = whorl.load("Corridor-v0", "ppo", SMALL, env_options={"length": 3}).train()
     assert min(whorl.evaluate(result.run_dir, episodes=5).lengths) >= 3
     assert whorl.make("Corridor-v0", length=7).unwrapped.length == 7
-    assert whorl.resume(result.run_dir, max_epochs=3).epochs == 3
+    assert whorl.resume(result.run_dir, max_iterations=3).iterations == 3
     assert whorl.check("Corridor-v0") == whorl.check(Corridor)
 
 
@@ -260,7 +266,7 @@ def test_options_of_an_environment_come_from_a_file_too(tmp_path: Path) -> None:
 def test_a_native_world_made_by_gymnasium_stays_one() -> None:
     trainer = whorl.load(gymnasium.make("Quadrotor-v0"), "ppo", SMALL)
     assert trainer.source.world is not None
-    assert trainer.train().epochs == 2
+    assert trainer.train().iterations == 2
 
 
 def test_a_misspelt_environment_names_the_nearest() -> None:
@@ -306,7 +312,7 @@ def test_a_tampered_run_runs_nothing(run: Path, key: str, name: str, monkeypatch
     with pytest.raises(ConfigError, match=key.rpartition("_")[2]):
         whorl.restore(run)
     with pytest.raises(ConfigError):
-        whorl.resume(run, max_epochs=3)
+        whorl.resume(run, max_iterations=3)
 
 
 def test_a_tampered_layer_runs_nothing(run: Path) -> None:

@@ -21,14 +21,14 @@ from whorl.settings.merge import fields_of
 from whorl.settings.presets import algorithm_class
 from whorl.settings.run import RunConfig
 
-SMALL = ["--lanes", "2", "--rollout-steps", "16", "--batch-size", "32", "--max-epochs", "2", "--quiet"]
+SMALL = ["--num-envs", "2", "--num-steps", "16", "--batch-size", "32", "--max-iterations", "2", "--quiet"]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run of PPO on CartPole-v1."""
     folder = tmp_path_factory.mktemp("runs")
-    assert main(["train", "ppo", "CartPole-v1", *SMALL, "--eval-episodes", "1", "--runs", str(folder)]) == 0
+    assert main(["train", "ppo", "CartPole-v1", *SMALL, "--n-eval-episodes", "1", "--runs", str(folder)]) == 0
     return next(folder.iterdir())
 
 
@@ -57,14 +57,12 @@ def test_train_ends_with_a_table_and_the_lines_to_go_on(
     for word in ("steps", "episodes", "mean return", "wall time", "run folder"):
         assert word in out
     assert f"whorl eval {folder}" in out
-    assert f"whorl resume {folder} --max-epochs 4" in out
+    assert f"whorl resume {folder} --max-iterations 4" in out
 
 
 def test_flags_reach_the_config_under_all_their_names(tmp_path: Path) -> None:
-    words = (
-        "--n_workers 2 --max-rollout=16 --K_epochs 3 --policy_hidden_dims 12 8 --batch_size 32 --max-epochs 1"
-    )
-    more = "--gae-lambda 0.5 --log-std-init -0.5 --log-std-bound -3 1 --no-eval --normalize-obs True --clip-obs --quiet"
+    words = "--n_workers 2 --max-rollout=16 --K_epochs 3 --policy_hidden_dims 12 8 --batch_size 32 --max-iterations 1"
+    more = "--gae-lambda 0.5 --log-std-init -0.5 --log-std-range -3 1 --no-eval --normalize-obs True --clip-obs --quiet"
     dotted = [
         *["--optimizer.class", "AdamW", "--optimizer.weight_decay", "1e-2"],
         *["--actor_network", "[{class: Linear, out_features: 8}, ELU]"],
@@ -72,9 +70,9 @@ def test_flags_reach_the_config_under_all_their_names(tmp_path: Path) -> None:
     ]
     assert main(["train", "ppo", "CartPole-v1", *words.split(), *more.split(), *dotted]) == 0
     found = config_of(tmp_path)
-    assert (found["lanes"], found["rollout_steps"], found["epochs"]) == (2, 16, 3)
-    assert (found["actor_hidden"], found["lam"], found["log_std_init"]) == ([12, 8], 0.5, -0.5)
-    assert found["log_std_bound"] == [-3, 1]
+    assert (found["num_envs"], found["num_steps"], found["epochs"]) == (2, 16, 3)
+    assert (found["actor_hidden_sizes"], found["lam"], found["log_std_init"]) == ([12, 8], 0.5, -0.5)
+    assert found["log_std_range"] == [-3, 1]
     assert (found["eval"], found["normalize_obs"], found["clip_obs"], found["quiet"]) == (
         False,
         True,
@@ -97,7 +95,7 @@ def test_what_is_seen_of_an_environment_is_a_flag_and_survives_a_resume(tmp_path
     assert config_of(tmp_path)["env_options"] == {"keep": [0, 2], "last_action": True}
     (run,) = tmp_path.iterdir()
     assert whorl.restore(run).spec.observation.shape == (4,)
-    assert main(["resume", str(run), "--max-epochs", "3"]) == 0
+    assert main(["resume", str(run), "--max-iterations", "3"]) == 0
     assert config_of(tmp_path)["env_options"] == {"keep": [0, 2], "last_action": True}
 
 
@@ -118,7 +116,7 @@ def test_preset_then_files_then_flags(tmp_path: Path) -> None:
     assert main(words) == 0
     found = config_of(tmp_path / "runs")
     assert (found["activation"], found["gamma"], found["lam"]) == ("tanh", 0.9, 0.6)
-    assert (found["adam_eps"], found["lanes"]) == (1e-6, 2)
+    assert (found["adam_eps"], found["num_envs"]) == (1e-6, 2)
 
 
 def test_several_seeds_give_a_folder_each_and_a_closing_table(
@@ -137,9 +135,9 @@ def test_several_seeds_give_a_folder_each_and_a_closing_table(
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--total-steps", "1e2"], "steps are spent"),
+        (["--total-timesteps", "1e2"], "steps are spent"),
         (["--total-episodes", "2"], "episodes are spent"),
-        (["--max-epochs", "1"], "epochs are spent"),
+        (["--max-iterations", "1"], "iterations are spent"),
     ],
 )
 def test_a_budget_is_steps_epochs_or_episodes(
@@ -163,26 +161,35 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
     ("words", "sentence"),
     [
         ("trian ppo CartPole-v1", "no command is called 'trian'; did you mean 'train'?"),
-        ("train", "give the algorithm and the environment first: whorl train ppo CartPole-v1 --lanes 8"),
         (
-            "train --lanes 8",
-            "give the algorithm and the environment first: whorl train ppo CartPole-v1 --lanes 8",
+            "train",
+            "give the algorithm and the environment first: whorl train ppo CartPole-v1 --num-envs 8",
         ),
-        ("train ppo CartPole-v1 Y-v0", "'Y-v0' belongs to no flag; flags start with --, as in --lanes 8"),
-        ("train ppo CartPole-v1 --lanes 8 9", "'9' belongs to no flag; flags start with --, as in --lanes 8"),
-        ("train ppo CartPole-v1 --lames 8", "ppo has no flag --lames; did you mean '--lanes'?"),
+        (
+            "train --num-envs 8",
+            "give the algorithm and the environment first: whorl train ppo CartPole-v1 --num-envs 8",
+        ),
+        (
+            "train ppo CartPole-v1 Y-v0",
+            "'Y-v0' belongs to no flag; flags start with --, as in --num-envs 8",
+        ),
+        (
+            "train ppo CartPole-v1 --num-envs 8 9",
+            "'9' belongs to no flag; flags start with --, as in --num-envs 8",
+        ),
+        ("train ppo CartPole-v1 --lames 8", "ppo has no flag --lames; did you mean '--num-envs'?"),
         (
             "train ppo CartPole-v1 --rollout_step 8",
-            "ppo has no flag --rollout_step; did you mean '--rollout-steps'?",
+            "ppo has no flag --rollout_step; did you mean '--num-steps'?",
         ),
         ("train ppo CartPole-v1 --qqqqqq 8", "ppo has no flag --qqqqqq; see --help for all of them"),
-        ("train ppo CartPole-v1 --lanes many", "--lanes is 'many'; it must be a whole number"),
+        ("train ppo CartPole-v1 --num-envs many", "--num-envs is 'many'; it must be a whole number"),
         ("train ppo CartPole-v1 --n_workers many", "--n_workers is 'many'; it must be a whole number"),
-        ("train ppo CartPole-v1 --lanes", "--lanes needs a value: a whole number"),
-        ("train ppo CartPole-v1 --lanes 0", "lanes is 0; it must be from 1 to 1,000,000"),
+        ("train ppo CartPole-v1 --num-envs", "--num-envs needs a value: a whole number"),
+        ("train ppo CartPole-v1 --num-envs 0", "num_envs is 0; it must be from 1 to 1,000,000"),
         (
-            "train ppo CartPole-v1 --actor-hidden --quiet",
-            "--actor-hidden needs a value: a list of whole numbers",
+            "train ppo CartPole-v1 --actor-hidden-sizes --quiet",
+            "--actor-hidden-sizes needs a value: a list of whole numbers",
         ),
         ("train ppo CartPole-v1 --seeds 1 -2", "seed is -2; it must be from 0 to 9,223,372,036,854,775,807"),
         (
@@ -191,10 +198,10 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
         ),
         ("eval nowhere --env_options.x 3", "eval has no flag --env_options.x; did you mean '--episodes'?"),
         ("eval nowhere --device meta", "device is 'meta'; it must be auto, cpu, cuda or cuda:N"),
-        ("eval nowhere --capacity 3", "eval has no flag --capacity; see --help for all of them"),
+        ("eval nowhere --buffer-size 3", "eval has no flag --buffer-size; see --help for all of them"),
         (
-            "train ppo CartPole-v1 --actor-hidden 8 x",
-            "--actor-hidden is ['8', 'x']; it must be a list of whole numbers",
+            "train ppo CartPole-v1 --actor-hidden-sizes 8 x",
+            "--actor-hidden-sizes is ['8', 'x']; it must be a list of whole numbers",
         ),
         ("train ppo CartPole-v1 --acting centre", "--acting is 'centre'; did you mean 'central'?"),
         ("train ppo CartPole-v1 --gamma.x 3", "--gamma.x names nothing: gamma has no parts"),
@@ -237,7 +244,7 @@ def test_off_policy_flags_say_where_they_belong(capsys: pytest.CaptureFixture[st
             "sac --n-critics 3",
             "n_critics is a setting of TQC; sac makes no use of it; its own is ensemble_q_num",
         ),
-        ("td3 --log-std-bound -20 2", "log_std_bound is a setting of SAC and TQC; td3 makes no use of it"),
+        ("td3 --log-std-range -20 2", "log_std_range is a setting of SAC and TQC; td3 makes no use of it"),
         (
             "crossq --tau 0.1",
             "tau is a setting of algorithms with target networks; crossq makes no use of it",
@@ -284,35 +291,40 @@ def test_resume_goes_on_to_the_new_budget(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = shutil.copytree(run, tmp_path / run.name)
-    assert main(["resume", str(copy), "--max-epochs", "3"]) == 0
-    assert "epochs are spent" in capsys.readouterr().out
+    assert main(["resume", str(copy), "--max-iterations", "3"]) == 0
+    assert "iterations are spent" in capsys.readouterr().out
     rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
-    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert [row["iteration"] for row in rows] == [1, 2, 3]
 
 
 def test_resume_refuses_what_the_state_depends_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sentence = error_of(["resume", str(run), "--lanes", "4"], capsys)
+    sentence = error_of(["resume", str(run), "--num-envs", "4"], capsys)
     assert sentence.startswith(
-        "a resumed run can't change 'lanes', resume keeps the saved 2: a run can't be resumed "
+        "a resumed run can't change 'num_envs', resume keeps the saved 2: a run can't be resumed "
     )
-    assert "it can change max_epochs, total_steps" in sentence
+    assert "it can change max_iterations, total_timesteps" in sentence
     sentence = error_of(["resume", str(run), "--optimizer.weight_decay", "0.1"], capsys)
     assert sentence.startswith(
         "a resumed run can't change 'optimizer', resume keeps the saved {'class': 'Adam'};"
     )
-    assert "ppo keeps no replay buffer" in error_of(["resume", str(run), "--capacity", "500"], capsys)
+    assert "ppo keeps no replay buffer" in error_of(["resume", str(run), "--buffer-size", "500"], capsys)
 
 
 def test_resume_keeps_the_saved_ring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*SMALL, "--no-eval", "--capacity", "1000", "--random-steps", "0", "--runs", str(tmp_path)]
-    assert main(["train", "sac", "Pendulum-v1", *words, "--actor-hidden", "8", "--critic-hidden", "8"]) == 0
+    words = [*SMALL, "--no-eval", "--buffer-size", "1000", "--random-steps", "0", "--runs", str(tmp_path)]
+    assert (
+        main(
+            ["train", "sac", "Pendulum-v1", *words, "--actor-hidden-sizes", "8", "--critic-hidden-sizes", "8"]
+        )
+        == 0
+    )
     capsys.readouterr()
     folder = str(next(tmp_path.iterdir()))
-    assert error_of(["resume", folder, "--capacity", "500"], capsys).startswith(
-        "a resumed run can't change 'capacity', resume keeps the saved 1000: a run can't be resumed with another ring "
-        "size or another number of lanes; it can change "
+    assert error_of(["resume", folder, "--buffer-size", "500"], capsys).startswith(
+        "a resumed run can't change 'buffer_size', resume keeps the saved 1000: a run can't be resumed with another ring "
+        "size or another number of environments; it can change "
     )
-    assert main(["resume", folder, "--buffer-size", "1000", "--max-epochs", "3"]) == 0, (
+    assert main(["resume", folder, "--buffer-size", "1000", "--max-iterations", "3"]) == 0, (
         "the same is no change"
     )
 
@@ -428,7 +440,7 @@ def test_help_lists_every_flag_with_the_default_after_preset_and_file(
         "CartPole-v1",
         "--config",
         str(tmp_path / "mine.yaml"),
-        "--lam",
+        "--gae-lambda",
         "0.321",
         "--help",
     ]
@@ -479,7 +491,7 @@ def test_a_part_of_ones_own_needs_trust_when_the_run_is_loaded(
     assert main(["train", "ppo", "CartPole-v1", *SMALL, *words]) == 0
     folder = str(next((tmp_path / "runs").iterdir()))
     capsys.readouterr()
-    for command in (["resume", folder, "--max-epochs", "3"], ["eval", folder, "--episodes", "1"]):
+    for command in (["resume", folder, "--max-iterations", "3"], ["eval", folder, "--episodes", "1"]):
         assert "--trust mynets.Residual" in error_of(command, capsys)
         assert main([*command, "--trust", "mynets.Residual"]) == 0
         capsys.readouterr()

@@ -40,13 +40,13 @@ from whorl.settings.presets import algorithm_class, preset_names
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.state.policy import build_agent
 
-SPEC = Spec(Array((4,)), Discrete(2), lanes=2)
+SPEC = Spec(Array((4,)), Discrete(2), num_envs=2)
 
 ON_POLICY_TABLE: dict[str, Any] = {
     "random_seed": 1,
     "n_workers": 32,
-    "worker_device": "cpu",
-    "max_epochs": 60000,
+    "env_device": "cpu",
+    "max_iterations": 60000,
     "max_rollout": 512,
     "max_grad_norm": 1.5,
     "batch_size": 512,
@@ -57,7 +57,7 @@ ON_POLICY_TABLE: dict[str, Any] = {
     "activation_fc": "ELU",
     "actor_lr": 0.0003,
     "critic_lr": 0.0003,
-    "log_std_bound": [-20, 2],
+    "log_std_range": [-20, 2],
     "normalize_obs": True,
     "normalize_reward": True,
     "clip_obs": False,
@@ -67,22 +67,22 @@ ON_POLICY_TABLE: dict[str, Any] = {
     "K_epochs": 3,
     "policy_clip_eps": 0.2,
     "gae_lambda": 0.95,
-    "entropy_coef": 0.0,
+    "ent_coef": 0.0,
     "clip_value": False,
     "value_clip_eps": 0.2,
     "eval": True,
     "eval_freq": 50,
-    "eval_episodes": 3,
+    "n_eval_episodes": 3,
     "use_wandb": False,
     "save_model": True,
-    "model_checkpoint_freq": 500,
+    "checkpoint_freq": 500,
     "load_model": False,
 }
 OFF_POLICY_TABLE: dict[str, Any] = {
     "random_seed": 1,
     "n_workers": 4,
-    "worker_device": "cpu",
-    "max_epochs": 100000,
+    "env_device": "cpu",
+    "max_iterations": 100000,
     "max_rollout": 25,
     "batch_size": 256,
     "critic_hidden_dims": [256, 256],
@@ -92,7 +92,7 @@ OFF_POLICY_TABLE: dict[str, Any] = {
     "activation_fc": "ReLU",
     "actor_lr": 0.0003,
     "critic_lr": 0.0003,
-    "log_std_bound": [-20, 2],
+    "log_std_range": [-20, 2],
     "noise_scale": 0.1,
     "target_noise_clip": 0.5,
     "target_noise_scale": 0.2,
@@ -103,10 +103,10 @@ OFF_POLICY_TABLE: dict[str, Any] = {
     "temperature_lr": 0.0003,
     "n_critics": 5,
     "n_quantiles": 25,
-    "n_drop_atoms": 2,
+    "top_quantiles_to_drop": 2,
     "eval": True,
     "eval_freq": 200,
-    "eval_episodes": 5,
+    "n_eval_episodes": 5,
     "use_wandb": False,
     "save_model": True,
     "load_model": False,
@@ -153,8 +153,8 @@ def test_ppo_takes_ppgs_keys_but_says_that_they_do_nothing(key: str) -> None:
 
 
 def test_the_learner_takes_a_gpu_where_there_is_one() -> None:
-    assert settings().learner_device == "auto"
-    assert settings({"learner_device": "cuda"}).learner_device == "cuda"
+    assert settings().device == "auto"
+    assert settings({"device": "cuda"}).device == "cuda"
 
 
 def test_a_checkpoint_to_start_from_is_taken_under_its_own_name() -> None:
@@ -194,7 +194,7 @@ def test_a_setting_of_a_sibling_is_a_warning_that_names_the_owner_and_ones_own_w
         settings({"ensemble_q_num": 3}, "tqc")
 
 
-@pytest.mark.parametrize("key", ["tau", "target_every"])
+@pytest.mark.parametrize("key", ["tau", "target_update_interval"])
 def test_crossq_has_no_targets_and_says_so(key: str) -> None:
     sentence = f"{key} is a setting of algorithms with target networks; crossq makes no use of it"
     with pytest.warns(UserWarning, match=sentence):
@@ -216,22 +216,25 @@ def test_a_saved_run_of_crossq_is_read_without_a_warning() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"lames": 3}, "ppo has no setting 'lames'; did you mean 'lanes'?"),
+        ({"lames": 3}, "ppo has no setting 'lames'; did you mean 'environments'?"),
         ({"qqqqqq": 3}, "ppo has no setting 'qqqqqq'; whorl train ppo ENV --help lists those it has"),
         ({"n_worker": 3}, "ppo has no setting 'n_worker'; did you mean 'n_workers'?"),
-        ({"lanes": "many"}, "lanes is 'many'; it must be a whole number"),
-        ({"lanes": 2.5}, "lanes is 2.5; it must be a whole number"),
-        ({"lanes": True}, "lanes is True; it must be a whole number"),
-        ({"lanes": float("inf")}, "lanes is inf; it must be a whole number"),
-        ({"lanes": 0}, "lanes is 0; it must be from 1 to 1,000,000"),
+        ({"num_envs": "many"}, "num_envs is 'many'; it must be a whole number"),
+        ({"num_envs": 2.5}, "num_envs is 2.5; it must be a whole number"),
+        ({"num_envs": True}, "num_envs is True; it must be a whole number"),
+        ({"num_envs": float("inf")}, "num_envs is inf; it must be a whole number"),
+        ({"num_envs": 0}, "num_envs is 0; it must be from 1 to 1,000,000"),
         ({"gamma": 1.5}, "gamma is 1.5; it must be from 0 to 1"),
         ({"gamma": None}, "gamma is None; it must be a number"),
         ({"gamma": float("nan")}, "gamma is nan; it must be a number"),
         ({"eval": "yes"}, "eval is 'yes'; it must be true or false"),
-        ({"actor_hidden": 64}, "actor_hidden is 64; it must be a list of whole numbers"),
-        ({"actor_hidden": [64, "x"]}, "actor_hidden is [64, 'x']; it must be a list of whole numbers"),
-        ({"actor_hidden": [64, 0]}, "actor_hidden is 0; it must be from 1 to 100,000"),
-        ({"log_std_bound": [1]}, "log_std_bound is [1]; it must be 2 numbers"),
+        ({"actor_hidden_sizes": 64}, "actor_hidden_sizes is 64; it must be a list of whole numbers"),
+        (
+            {"actor_hidden_sizes": [64, "x"]},
+            "actor_hidden_sizes is [64, 'x']; it must be a list of whole numbers",
+        ),
+        ({"actor_hidden_sizes": [64, 0]}, "actor_hidden_sizes is 0; it must be from 1 to 100,000"),
+        ({"log_std_range": [1]}, "log_std_range is [1]; it must be 2 numbers"),
         ({"activation": "elou"}, "activation is 'elou'; did you mean 'elu'?"),
         ({"tag": 3}, "tag is 3; it must be a word"),
         ({"optimizer": 3}, "optimizer is 3; it must be a name, an import path, or a mapping with 'class'"),
@@ -240,14 +243,14 @@ def test_a_saved_run_of_crossq_is_read_without_a_warning() -> None:
         ({"optimizer.lr": 3}, "optimizer has an option 'lr'; learning rates are settings of their own"),
         ({"seed": 10**20}, f"seed is {10**20}; it must be from 0 to 9,223,372,036,854,775,807"),
         (
-            {"log_std_bound": [2, -20]},
-            "log_std_bound is [2.0, -20.0]; it must be two numbers, the smaller first",
+            {"log_std_range": [2, -20]},
+            "log_std_range is [2.0, -20.0]; it must be two numbers, the smaller first",
         ),
-        ({"log_std_bound": [-99, 2]}, "log_std_bound is -99.0; it must be from -40 to 40"),
+        ({"log_std_range": [-99, 2]}, "log_std_range is -99.0; it must be from -40 to 40"),
         ({"obs_clip_range": -1}, "obs_clip_range is -1.0; it must be above 0"),
         ({"actor_lr": math.inf}, "actor_lr is inf; it must be from 0 to 100"),
         ({"max_grad_norm": math.inf}, "max_grad_norm is inf; it must be finite"),
-        ({"learner_device": "meta"}, "learner_device is 'meta'; it must be auto, cpu, cuda or cuda:N"),
+        ({"device": "meta"}, "device is 'meta'; it must be auto, cpu, cuda or cuda:N"),
         ({"gamma.x": 3}, "gamma.x names nothing: gamma is a number, without parts"),
         ({"env_options": 3}, "env_options is 3; it must be a mapping of options to values"),
         ({"env_options": []}, "env_options is []; it must be a mapping of options to values"),
@@ -293,7 +296,7 @@ def test_an_unknown_algorithm_names_the_nearest_one() -> None:
 
 
 def test_a_batch_that_does_not_divide_names_one_that_does(tmp_path: Path) -> None:
-    small = {"lanes": 2, "rollout_steps": 8, "batch_size": 5, "runs": str(tmp_path)}
+    small = {"num_envs": 2, "num_steps": 8, "batch_size": 5, "runs": str(tmp_path)}
     with pytest.raises(ConfigError, match="batch_size 5 does not divide the 16 rows of a rollout; use 4"):
         whorl.load("CartPole-v1", "ppo", small).train()
 
@@ -301,12 +304,12 @@ def test_a_batch_that_does_not_divide_names_one_that_does(tmp_path: Path) -> Non
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no GPU here; use auto or cpu"):
-        whorl.load("CartPole-v1", "ppo", {"learner_device": "cuda", "runs": str(tmp_path)}).train()
+        whorl.load("CartPole-v1", "ppo", {"device": "cuda", "runs": str(tmp_path)}).train()
 
 
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    small = {"lanes": 2, "rollout_steps": 8, "batch_size": 16, "max_epochs": 1, "runs": str(tmp_path)}
+    small = {"num_envs": 2, "num_steps": 8, "batch_size": 16, "max_iterations": 1, "runs": str(tmp_path)}
     with pytest.raises(WhorlError, match=r"pip install 'whorl\[wandb\]'"):
         whorl.load("CartPole-v1", "ppo", {**small, "use_wandb": True, "quiet": True}).train()
 
@@ -328,11 +331,11 @@ def test_activations_that_may_be_named_are_those_there_are() -> None:
 WORDS = ["abc", "", "-1", "0", "0.5", "nan", "-inf", "[]", "[", "[1, 0]", "{1: 2}", "{class: 3}", "9" * 400]
 NUMBERS = [-1, 0, 0.5, math.nan, math.inf, 10**20, 10**400]
 VALUES = [None, True, "abc", *NUMBERS, [], [1, 0], ["a"], [[1]], {}, {1: 2}]
-NEGATIVE = {"workers", "max_lag", "mean_init", "log_std_init", "log_std_bound"}
+NEGATIVE = {"workers", "max_lag", "mean_init", "log_std_init", "log_std_range"}
 NEGATIVE |= {"target_entropy", "entropy_per_dimension", "munchausen_low", "v_min", "v_max"}
 """the only numbers that may be below zero"""
 DISTANT = {"max_grad_norm", "kl_cut", "target_kl", "target_noise_clip", "priority_clip"}
-DISTANT |= {"clip", "value_clip", "obs_clip_range", "reward_clip_range"}
+DISTANT |= {"clip", "clip_range_vf", "obs_clip_range", "reward_clip_range"}
 """bounds, which may be as far away as one likes"""
 
 
@@ -397,19 +400,22 @@ def write(path: Path, **content: Any) -> Path:
 
 
 def test_preset_then_file_then_arguments(tmp_path: Path) -> None:
-    file = write(tmp_path / "mine.yaml", gamma=0.9, lanes=4)
-    found = configure("ppo", "CartPole-v1", {"lanes": 2}, [file])
-    assert (found.rollout_steps, found.gamma, found.lanes) == (32, 0.9, 2)  # tuned, file, argument
+    file = write(tmp_path / "mine.yaml", gamma=0.9, num_envs=4)
+    found = configure("ppo", "CartPole-v1", {"num_envs": 2}, [file])
+    assert (found.num_steps, found.gamma, found.num_envs) == (32, 0.9, 2)  # tuned, file, argument
 
 
 def test_a_file_inherits_from_files_beside_it_and_from_presets(tmp_path: Path) -> None:
     write(tmp_path / "base.yaml", gamma=0.9, lam=0.8, optimizer={"class": "AdamW", "weight_decay": 0.1})
     write(tmp_path / "more.yaml", inherits="base", lam=0.7)
     file = write(
-        tmp_path / "mine.yaml", inherits=["ppo/CartPole-v1", "more"], lanes=4, **{"optimizer.betas": [0, 0]}
+        tmp_path / "mine.yaml",
+        inherits=["ppo/CartPole-v1", "more"],
+        num_envs=4,
+        **{"optimizer.betas": [0, 0]},
     )
     found = configure("ppo", "Untuned-v0", {}, [file])
-    assert (found.rollout_steps, found.gamma, found.lam, found.lanes) == (32, 0.9, 0.7, 4)
+    assert (found.num_steps, found.gamma, found.lam, found.num_envs) == (32, 0.9, 0.7, 4)
     assert found.optimizer == Part("AdamW", {"weight_decay": 0.1, "betas": [0, 0]})
 
 
@@ -423,7 +429,7 @@ def test_a_circle_of_files_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("lanes: [", "not valid YAML"),
+        ("environments: [", "not valid YAML"),
         ("tag: 2024-13-45", "not valid YAML: month must be in 1..12"),
         ("- 1", "must hold a mapping"),
         ("inherits: bse", "did you mean 'base'"),
@@ -445,9 +451,9 @@ def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:
 
 
 def test_numbers_without_a_dot_are_numbers_at_any_depth(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("total_steps: 1e6\noptimizer: {class: AdamW, weight_decay: 1e-2}")
+    (tmp_path / "mine.yaml").write_text("total_timesteps: 1e6\noptimizer: {class: AdamW, weight_decay: 1e-2}")
     found = configure("ppo", "X", {}, [tmp_path / "mine.yaml"])
-    assert found.total_steps == 1_000_000
+    assert found.total_timesteps == 1_000_000
     assert found.optimizer.options["weight_decay"] == 0.01
 
 
@@ -542,9 +548,9 @@ def test_a_file_swaps_network_encoder_optimizer_and_loss_by_import_path(
         critic_loss: mypkg.log_cosh
         """,
     )
-    assert isinstance(agent.actor.body.torso, mypkg.Residual)
-    assert (agent.actor.body.size, agent.critic.body.size) == (64, 32)
-    assert isinstance(agent.critic.body.encoder, mypkg.Halved)
+    assert isinstance(agent.actor.backbone.torso, mypkg.Residual)
+    assert (agent.actor.backbone.size, agent.critic.backbone.size) == (64, 32)
+    assert isinstance(agent.critic.backbone.encoder, mypkg.Halved)
     assert isinstance(agent._optimizers["actor"], mypkg.Plain)
     assert agent.value_loss(torch.ones(2), torch.ones(2)).tolist() == [0, 0]
 
@@ -571,11 +577,11 @@ def test_a_file_swaps_network_encoder_optimizer_and_loss_by_import_path(
 )
 def test_a_net_is_described_layer_by_layer_with_sizes_left_open(tmp_path: Path, text: str) -> None:
     agent = agent_from(tmp_path, text)
-    linear, elu, norm, last = agent.actor.body.torso
+    linear, elu, norm, last = agent.actor.backbone.torso
     assert (linear.in_features, linear.out_features, last.in_features) == (4, 48, 48)
     assert isinstance(elu, nn.ELU)
     assert norm.normalized_shape == (48,)
-    assert agent.actor.body.size == 24
+    assert agent.actor.backbone.size == 24
 
 
 def test_a_layer_that_does_not_exist_names_the_nearest(tmp_path: Path) -> None:

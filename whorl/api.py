@@ -64,7 +64,7 @@ def resume(
     trust: Sequence[str] = (),
     **changes: Any,
 ) -> Result:
-    """Go on with a run from its newest whole checkpoint, bit for bit; `total_steps=...` and the like ask for more."""
+    """Go on with a run from its newest whole checkpoint, bit for bit; `total_timesteps=...` and the like ask for more."""
     return load_run(run, {**(config or {}), **changes}, env=env, callbacks=callbacks, trust=trust).train()
 
 
@@ -161,7 +161,7 @@ def describe(algorithm: str) -> type:
 
 
 class _Camera:
-    """Keeps frames of the first lane's first episode, about 25 for each second of it."""
+    """Keeps frames of the first environment's first episode, about 25 for each second of it."""
 
     def __init__(self, id: str, rate: float) -> None:
         self.id = id
@@ -202,10 +202,10 @@ def _check_changes(saved: Settings, asked: Settings) -> None:
     kept, wanted = saved.plain(), asked.plain()
     for name in sorted(set(kept) - set(MAY_CHANGE)):
         if wanted[name] != kept[name]:
-            ring = ": a run can't be resumed with another ring size or another number of lanes"
+            ring = ": a run can't be resumed with another ring size or another number of environments"
             raise ConfigError(
                 f"a resumed run can't change {name!r}, resume keeps the saved {kept[name]!r}"
-                f"{ring if name in ('capacity', 'lanes') else ''}; it can change {', '.join(MAY_CHANGE)}; for anything "
+                f"{ring if name in ('buffer_size', 'num_envs') else ''}; it can change {', '.join(MAY_CHANGE)}; for anything "
                 "else start a new run with load_model and load_checkpoint_dir"
             )
 

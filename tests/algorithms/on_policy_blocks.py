@@ -30,34 +30,43 @@ def build(
     cls: type[Agent],
     action: SpecTree = ACTIONS["discrete"],
     observation: SpecTree = VECTOR,
-    lanes: int = 2,
+    num_envs: int = 2,
     **settings: Any,
 ) -> Any:
-    """An agent of two lanes with small nets, ready to learn."""
+    """An agent of two environments with small nets, ready to learn."""
     torch.manual_seed(0)
-    plain = {"actor_hidden": (16,), "critic_hidden": (16,), "normalize_obs": False, "normalize_reward": False}
-    agent = cls(Spec(observation, action, lanes), cls.Config(**{**plain, "memory_size": 8, **settings}))
+    plain = {
+        "actor_hidden_sizes": (16,),
+        "critic_hidden_sizes": (16,),
+        "normalize_obs": False,
+        "normalize_reward": False,
+    }
+    agent = cls(Spec(observation, action, num_envs), cls.Config(**{**plain, "memory_size": 8, **settings}))
     return agent.prepare("cpu", lambda name: torch.Generator().manual_seed(len(name)))
 
 
 def rollout(agent: Any, steps: int = 8, seed: int = 0) -> Batch:
-    """Random rows as the agent would act on them; lane 0 terminates at row 1 and starts anew at row 3.
+    """Random rows as the agent would act on them; environment 0 terminates at row 1 and starts anew at row 3.
 
-    Row 2 of lane 0, from the final observation to the new episode, is no transition.
+    Row 2 of environment 0, from the final observation to the new episode, is no transition.
     """
-    lanes, spec = agent.spec.lanes, agent.spec
+    num_envs, spec = agent.spec.num_envs, agent.spec
     torch.manual_seed(seed)
-    obs = tree.map(lambda leaf: torch.randn(steps + 1, lanes, *leaf.shape), spec.observation)
+    obs = tree.map(lambda leaf: torch.randn(steps + 1, num_envs, *leaf.shape), spec.observation)
     if spec.masked:
         obs[MASK_KEY] = torch.ones_like(obs[MASK_KEY])
         obs[MASK_KEY][..., 1] = 0
-    reset = torch.zeros(steps + 1, lanes, dtype=torch.bool)
+    reset = torch.zeros(steps + 1, num_envs, dtype=torch.bool)
     reset[3, 0] = True
-    mask, keep, discount = torch.ones(steps, lanes), torch.ones(steps, lanes), torch.full((steps, lanes), 0.9)
+    mask, keep, discount = (
+        torch.ones(steps, num_envs),
+        torch.ones(steps, num_envs),
+        torch.full((steps, num_envs), 0.9),
+    )
     keep[1, 0], discount[1, 0] = 0, 0
     for column in (mask, keep, discount):
         column[MASKED_ROW] = 0
-    start = memory = agent.initial_memory(lanes)
+    start = memory = agent.initial_memory(num_envs)
     actions, log_probs, memories = [], [], []
     with torch.no_grad():
         for t in range(steps):
@@ -66,7 +75,7 @@ def rollout(agent: Any, steps: int = 8, seed: int = 0) -> Batch:
             row = agent.observations(tree.index(obs, t))
             policy, after = agent.actor.step(row, memory, reset[t])
             for net in (agent.critic,) if hasattr(agent, "critic") else ():
-                after = {**after, **net.body.advance(row, memory, reset[t])}
+                after = {**after, **net.backbone.advance(row, memory, reset[t])}
             memory = after
             actions.append(policy.sample(policy.noise()))
             log_probs.append(policy.log_prob(actions[-1]))
@@ -74,7 +83,7 @@ def rollout(agent: Any, steps: int = 8, seed: int = 0) -> Batch:
         obs=obs,
         reset=reset,
         action=tree.stack(actions),
-        reward=torch.randn(steps, lanes) * mask,
+        reward=torch.randn(steps, num_envs) * mask,
         discount=discount,
         keep=keep,
         mask=mask,
@@ -153,7 +162,7 @@ def learned_values(
         "max_grad_norm": 0.0,
         "activation": "tanh",
     }
-    agent = build(cls, spec.action, spec.observation, lanes=1, **{**base, **settings})
+    agent = build(cls, spec.action, spec.observation, num_envs=1, **{**base, **settings})
     collector = Collector(env, agent, 27, 0.9, torch.Generator().manual_seed(0))
     collector.reset(0)
     batch = collector.collect()  # there is one action, so a rollout of any policy is a rollout of all

@@ -27,14 +27,14 @@ def build(
     cls: type[Agent],
     action: SpecTree = TWO,
     observation: SpecTree = VECTOR,
-    lanes: int = 2,
+    num_envs: int = 2,
     seed: int = 0,
     **settings: Any,
 ) -> Any:
     """An agent with small nets, ready to learn."""
     torch.manual_seed(seed)
-    small = {"actor_hidden": (8,), "critic_hidden": (8, 8)}
-    agent = cls(Spec(observation, action, lanes), cls.Config(**{**small, **settings}))
+    small = {"actor_hidden_sizes": (8,), "critic_hidden_sizes": (8, 8)}
+    agent = cls(Spec(observation, action, num_envs), cls.Config(**{**small, **settings}))
     return agent.prepare("cpu", lambda name: torch.Generator().manual_seed(seed * 100 + len(name)))
 
 
@@ -143,7 +143,7 @@ def plain_critics(critic: Any) -> list[Plain]:
 def plain_actor(actor: Any) -> Plain:
     """The policy's hidden layers and the linear layer of its head."""
     head = next(layer for layer in actor.head.modules() if isinstance(layer, nn.Linear))
-    layers = [*actor.body.torso.layers, head]
+    layers = [*actor.backbone.torso.layers, head]
     return Plain([(layer.weight, layer.bias) for layer in layers])
 
 

@@ -32,7 +32,7 @@ def block(keep: list[float], discount: list[float]) -> Batch:
 def test_advantages_and_targets(
     lam: float, keep: list[float], discount: list[float], advantage: list[float]
 ) -> None:
-    agent = build(A2C, lam=lam)
+    agent = build(A2C, gae_lambda=lam)
     found, target = agent.estimate(block(keep, discount), V)
     torch.testing.assert_close(found[:, 0], torch.tensor(advantage), atol=1e-5, rtol=0)
     torch.testing.assert_close(target, found + V[:-1])
@@ -66,7 +66,7 @@ def test_the_defaults_are_those_of_the_paper() -> None:
 
 def test_the_classic_actor_critic_is_this_rule_with_one_step_errors() -> None:
     settings = configure("actor_critic", "CartPole-v1", {})
-    assert settings.algo.lam == 0.0
+    assert settings.algo.gae_lambda == 0.0
     assert isinstance(settings.algo, A2C.Config)
 
 
@@ -101,5 +101,5 @@ def test_the_critic_bootstraps_through_truncation_but_not_through_termination() 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0])
 def test_the_critic_never_looks_past_a_terminal_state(lam: float) -> None:
-    chain = learned_values(A2C, Chain, 300, lam=lam)
+    chain = learned_values(A2C, Chain, 300, gae_lambda=lam)
     assert chain[:3] == pytest.approx([0.81, 0.9, 1.0], abs=0.02)

@@ -189,9 +189,9 @@ def algorithm_one(prob: list[float], reward: float, discount: float, atoms: list
 def test_updates_are_the_rule_written_out(double: bool) -> None:
     settings = {
         "optimizer": SGD,
-        "lr": 0.1,
+        "learning_rate": 0.1,
         "max_grad_norm": 0.0,
-        "target_every": 2,
+        "target_update_interval": 2,
         "double": double,
         **GRID,
     }

@@ -30,8 +30,8 @@ from whorl.settings.merge import configure
 NO_ENTROPY = {"alpha": 0.0, "tune_alpha": False}
 
 
-def context(lanes: int) -> Context:
-    return Context(torch.zeros(lanes, dtype=torch.bool), torch.Generator(), greedy=True)
+def context(num_envs: int) -> Context:
+    return Context(torch.zeros(num_envs, dtype=torch.bool), torch.Generator(), greedy=True)
 
 
 def buffers(net: RenormMLP) -> list[Tensor]:
@@ -56,11 +56,11 @@ def says(net: RenormMLP, values: Tensor) -> None:
 def test_one_pass_over_both_halves_is_two_passes_with_the_statistics_of_both() -> None:
     agent = build(CrossQ)
     both, _ = agent.joined(transitions(agent), agent.draw(transitions(agent)))  # [2, 6, 5]
-    together, moments = agent.critic.learn(both)
+    run_parallel, moments = agent.critic.learn(both)
     follow(agent.critic, moments)
     now, after = agent.critic(both[:1]), agent.critic(both[1:])
-    torch.testing.assert_close(together, torch.cat((now, after), 1))
-    assert not torch.allclose(together[:, :1], agent.critic.learn(both[:1])[0], atol=1e-3)
+    torch.testing.assert_close(run_parallel, torch.cat((now, after), 1))
+    assert not torch.allclose(run_parallel[:, :1], agent.critic.learn(both[:1])[0], atol=1e-3)
 
 
 def test_the_halves_are_what_was_done_and_what_the_policy_would_do_next_by_running_statistics() -> None:
@@ -201,7 +201,7 @@ def test_the_critics_statistics_move_by_a_hundredth_of_those_of_both_halves() ->
 
 
 def test_the_actors_statistics_move_by_a_hundredth_of_those_of_the_first_half() -> None:
-    agent = build(CrossQ, actor_every=1)
+    agent = build(CrossQ, policy_delay=1)
     batch = transitions(agent)
     learn(agent, batch)
     torch.testing.assert_close(agent.actor.norms[0].mean[0, 0], 0.01 * batch.obs[0].mean(0))
@@ -216,18 +216,18 @@ def test_both_nets_keep_and_warm_up_as_settings_say() -> None:
 # Acting
 
 
-def test_an_action_depends_on_no_other_lane() -> None:
-    agent = build(CrossQ, actor_every=1)
+def test_an_action_depends_on_no_other_env() -> None:
+    agent = build(CrossQ, policy_delay=1)
     learn(agent, transitions(agent))
     obs = torch.randn(2, 3)
-    together = agent.act(obs, {}, context(2)).action
+    run_parallel = agent.act(obs, {}, context(2)).action
     alone = agent.act(obs[:1], {}, context(1)).action
-    torch.testing.assert_close(together[:1], alone)
+    torch.testing.assert_close(run_parallel[:1], alone)
 
 
 @pytest.mark.parametrize("observation", [VECTOR, IMAGE], ids=["vector", "image"])
 def test_acting_reads_acting_tensors_alone(observation: Any) -> None:
-    one, other = (build(CrossQ, observation=observation, seed=seed, actor_every=1) for seed in (1, 2))
+    one, other = (build(CrossQ, observation=observation, seed=seed, policy_delay=1) for seed in (1, 2))
     batch = transitions(one)
     learn(one, batch)
     with torch.no_grad():
@@ -253,9 +253,9 @@ def test_first_priorities_of_rows_depend_on_no_other_row() -> None:
 
 def test_defaults_are_the_papers() -> None:
     cfg = CrossQConfig()
-    assert (cfg.critic_hidden, cfg.actor_hidden) == ((2048, 2048), (256, 256))
+    assert (cfg.critic_hidden_sizes, cfg.actor_hidden_sizes) == ((2048, 2048), (256, 256))
     assert (cfg.critic_lr, cfg.actor_lr, cfg.alpha_lr) == (1e-3, 1e-3, 1e-3)
-    assert (cfg.actor_every, cfg.ratio, cfg.batch_size, cfg.ensemble_q_num) == (3, 1, 256, 2)
+    assert (cfg.policy_delay, cfg.updates_per_step, cfg.batch_size, cfg.ensemble_q_num) == (3, 1, 256, 2)
     assert (cfg.renorm_momentum, cfg.renorm_warmup, cfg.random_steps) == (0.99, 100_000, 5_000)
     agent = build(CrossQ)
     betas = {name: tuple(optimizer.param_groups[0]["betas"]) for name, optimizer in agent._optimizers.items()}
@@ -270,7 +270,7 @@ def test_defaults_are_the_papers() -> None:
             {"critic_network": Part("residual")},
             "critic_network is {'class': 'residual'}, but crossq has nets of its own",
         ),
-        ({"actor_network": Part("layers", {"layers": []})}, "actor_network is .* set actor_hidden"),
+        ({"actor_network": Part("layers", {"layers": []})}, "actor_network is .* set actor_hidden_sizes"),
         ({"critic_network": Part("mlp", {"layer_norm": True})}, "critic_network is"),
         ({"noisy": True}, "crossq has no noisy layers; leave it out, or use sac"),
         ({"batch_size": 1}, "batch_size is 1, but statistics of a batch need at least 2 rows"),
@@ -287,7 +287,7 @@ def test_discrete_actions_are_declined() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"memory": "lstm"}, {"sequence": 8}, {"last_action": True}, {"share_memory": True}]
+    "given", [{"memory": "lstm"}, {"sequence_length": 8}, {"last_action": True}, {"share_memory": True}]
 )
 def test_memory_is_none_of_its_settings(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"crossq makes no use of {next(iter(given))}; leave it out"):

@@ -58,7 +58,7 @@ def test_updates_are_the_rule_written_out(joins: str) -> None:
         "tau": 0.1,
         "critic_lr": 0.05,
         "actor_lr": 0.2,
-        "target_every": 2,
+        "target_update_interval": 2,
         "optimizer": SGD,
     }
     agent = build(DDPG, action_joins=joins, **settings)
@@ -101,8 +101,8 @@ def test_lillicraps_critic_sees_the_action_in_its_second_layer_only() -> None:
 
 
 def test_lillicraps_critic_needs_a_hidden_layer_for_the_action_to_join_after() -> None:
-    with pytest.raises(ConfigError, match="the action joins after layer 1, but critic_hidden has 0"):
-        build(DDPG, action_joins="second", critic_hidden=())
+    with pytest.raises(ConfigError, match="the action joins after layer 1, but critic_hidden_sizes has 0"):
+        build(DDPG, action_joins="second", critic_hidden_sizes=())
 
 
 def test_both_targets_start_equal_and_take_no_gradient() -> None:
@@ -117,11 +117,11 @@ def test_the_process_that_explores_travels_in_the_memory() -> None:
     memory, generator = agent.initial_memory(2), torch.Generator().manual_seed(3)
     drawn = torch.Generator().manual_seed(3)
     obs, started = torch.randn(2, 3), torch.tensor([True, True])
-    lane = torch.arange(2)
+    env_index = torch.arange(2)
     with torch.no_grad():
         greedy = agent.act(obs, memory, Context(started, generator, greedy=True)).action
-        first = agent.act(obs, memory, Context(started, generator, lane=lane))
-        second = agent.act(obs, first.memory, Context(~started, generator, lane=lane))
+        first = agent.act(obs, memory, Context(started, generator, env_index=env_index))
+        second = agent.act(obs, first.memory, Context(~started, generator, env_index=env_index))
     one, two = (torch.randn(2, 2, generator=drawn) for _ in range(2))
     x1 = 0.5 * one
     x2 = 0.75 * x1 + 0.5 * two

@@ -132,7 +132,9 @@ def test_losses_by_hand(kind: Any, losses: list[float]) -> None:
 @pytest.mark.parametrize("loss", ["huber", "squared"])
 @pytest.mark.parametrize("double", [False, True])
 def test_updates_are_the_rule_written_out(double: bool, loss: Any) -> None:
-    agent = build(DQN, optimizer=SGD, lr=0.1, max_grad_norm=0.0, target_every=2, double=double, loss=loss)
+    agent = build(
+        DQN, optimizer=SGD, learning_rate=0.1, max_grad_norm=0.0, target_update_interval=2, double=double, loss=loss
+    )
     net = plain_values(agent.critic)
     follower = net.copy()
     for number in (1, 2, 3):
@@ -252,8 +254,8 @@ def test_a_final_observation_that_allows_nothing_does_no_harm(settings: dict[str
 @pytest.mark.parametrize(
     ("settings", "given"),
     [
-        ({"epsilon_start": 1.0}, {}),
-        ({"epsilon_start": 0.5}, {}),
+        ({"exploration_initial_eps": 1.0}, {}),
+        ({"exploration_initial_eps": 0.5}, {}),
         ({"exploration": "boltzmann"}, {}),
         ({"exploration": "none"}, {}),
         ({}, {"greedy": True}),
@@ -279,7 +281,7 @@ def test_warm_up_choices_are_even() -> None:
 
 
 def test_epsilon_follows_the_budget_of_the_run() -> None:
-    agent, obs = build(DQN, epsilon_final=0.0, epsilon_share=0.5), torch.zeros(20_000, 3)
+    agent, obs = build(DQN, exploration_final_eps=0.0, exploration_fraction=0.5), torch.zeros(20_000, 3)
     with torch.no_grad():
         agent.critic.advantage.last.bias[1] = 10.0
         for progress, epsilon in ((0.0, 1.0), (0.25, 0.5), (0.5, 0.0), (1.0, 0.0)):
@@ -335,7 +337,7 @@ def test_a_greedy_agent_is_quiet_and_draws_nothing() -> None:
 def test_noisy_layers_explore_alone_in_their_preset() -> None:
     algo = configure("noisy_dqn", "CartPole-v1", {}).algo
     assert (algo.noisy, algo.exploration, algo.eval_epsilon) == (True, "none", 0.0)
-    agent = build(DQN, noisy=True, exploration="none", hidden=(16,))
+    agent = build(DQN, noisy=True, exploration="none", hidden_sizes=(16,))
     obs = torch.randn(1, 3, generator=torch.Generator().manual_seed(0))
     given = context(1)
     with torch.no_grad():
@@ -355,7 +357,7 @@ def test_learning_moves_the_size_of_the_noise() -> None:
 
 
 def test_a_hard_target_is_the_online_net_after_every_so_many_updates_and_constant_in_between() -> None:
-    agent = build(DQN, target_every=3)
+    agent = build(DQN, target_update_interval=3)
     for number in range(1, 8):
         before = weights(agent.target_critic)
         learn(agent, transitions(agent, seed=number))
@@ -365,7 +367,7 @@ def test_a_hard_target_is_the_online_net_after_every_so_many_updates_and_constan
 
 
 def test_a_soft_target_takes_its_share() -> None:
-    agent = build(DQN, target_every=2, tau=0.25)
+    agent = build(DQN, target_update_interval=2, tau=0.25)
     for number in range(1, 6):
         before = weights(agent.target_critic)
         learn(agent, transitions(agent, seed=number))
@@ -386,12 +388,12 @@ def by_row(store: Any, agent: Any) -> dict[int, float]:
 
 def recorded(rows: int = 12, **settings: Any) -> tuple[Any, Any, dict[str, float]]:
     """An agent that values every row by its number, its replay with so many rows of the script, and the tally."""
-    agent = build(DQN, 2, Array((1,)), lanes=1, gamma=0.9, batch_size=500, capacity=64, **settings)
+    agent = build(DQN, 2, Array((1,)), num_envs=1, gamma=0.9, batch_size=500, buffer_size=64, **settings)
     says(agent.target_critic, lambda obs: torch.stack((obs, torch.zeros_like(obs)), -2))
-    rollout, tally = scripted(agent, rows)
+    rollout, episode_statistics = scripted(agent, rows)
     store = agent.experience(torch.Generator().manual_seed(0))
     store.add(rollout)
-    return agent, store, tally
+    return agent, store, episode_statistics
 
 
 def test_folded_returns_stop_at_terminal_states_and_bootstrap_at_truncations() -> None:
@@ -410,8 +412,8 @@ def test_folded_returns_stop_at_terminal_states_and_bootstrap_at_truncations() -
 
 
 def test_clipped_rewards_are_stored_and_folded_while_the_reported_return_is_whole() -> None:
-    agent, store, tally = recorded(n_step=2, clip_reward=True, reward_clip_range=2.5)
-    assert (tally["return"], tally["episodes"]) == (15.0, 2.0)
+    agent, store, episode_statistics = recorded(n_step=2, clip_reward=True, reward_clip_range=2.5)
+    assert (episode_statistics["return"], episode_statistics["episodes"]) == (15.0, 2.0)
     assert store.ring.columns["reward"][:3, 0].tolist() == [1.0, 2.0, 2.5]
     found = by_row(store, agent)
     wanted = {
@@ -432,7 +434,9 @@ def priorities(alpha: float, beta: float) -> tuple[Any, Any, dict[int, Tensor], 
         "priority_beta": beta,
         "priority_beta_steps": 10**9,
     }
-    agent = build(DQN, 2, Array((1,)), lanes=1, gamma=0.9, batch_size=64, capacity=16, lr=0.0, **settings)
+    agent = build(
+        DQN, 2, Array((1,)), num_envs=1, gamma=0.9, batch_size=64, buffer_size=16, learning_rate=0.0, **settings
+    )
     says(agent.target_critic, lambda obs: torch.zeros(*obs.shape[:-1], 2, 1))
     # With a learning rate of 0 errors stay what they are.
     rollout, _ = scripted(agent, 7)
@@ -503,16 +507,16 @@ def test_other_actions_than_one_choice_are_refused_in_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("settings", "told_so"),
     [
-        ({"epsilon_start": 1.5}, "epsilon_start is 1.5; it must be from 0 to 1"),
-        ({"epsilon_final": -0.1}, "epsilon_final is -0.1; it must be from 0 to 1"),
-        ({"epsilon_share": 2}, "epsilon_share is 2.0; it must be from 0 to 1"),
+        ({"exploration_initial_eps": 1.5}, "exploration_initial_eps is 1.5; it must be from 0 to 1"),
+        ({"exploration_final_eps": -0.1}, "exploration_final_eps is -0.1; it must be from 0 to 1"),
+        ({"exploration_fraction": 2}, "exploration_fraction is 2.0; it must be from 0 to 1"),
         ({"epsilon_ladder": -1}, "epsilon_ladder is -1.0; it must be from 0 to 1,000,000"),
         ({"temperature": 0}, "temperature is 0.0; it must be from 1e-06 to 1,000,000"),
         ({"loss": "hubert"}, "loss is 'hubert'; did you mean 'huber'?"),
         ({"exploration": "bolzmann"}, "exploration is 'bolzmann'; did you mean 'boltzmann'?"),
-        ({"target_every": 0}, "target_every is 0; it must be from 1 to"),
+        ({"target_update_interval": 0}, "target_update_interval is 0; it must be from 1 to"),
         ({"munchausen_low": 1}, "munchausen_low is 1.0; it must be from -1,000,000 to 0"),
-        ({"hidden": [0]}, "hidden is 0; it must be from 1 to 100,000"),
+        ({"hidden_sizes": [0]}, "hidden_sizes is 0; it must be from 1 to 100,000"),
         ({"n_atoms": 51}, "dqn has no setting 'n_atoms'"),
     ],
 )

@@ -6,7 +6,7 @@ from whorl import conformance
 from whorl.conformance import Run, subject
 from whorl.data.batch import Batch
 
-SETTINGS = {"normalize_obs": False, "normalize_reward": False, "entropy_coef": 0.01}
+SETTINGS = {"normalize_obs": False, "normalize_reward": False, "ent_coef": 0.01}
 
 
 def learned(rule: str, rollouts: list[Batch]) -> Run:

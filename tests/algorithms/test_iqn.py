@@ -45,7 +45,7 @@ def test_with_midpoints_for_fractions_it_is_qr_dqn(settings: dict[str, Any]) -> 
     for net, theirs in ((agent.critic, other.critic), (agent.target_critic, other.target_critic)):
 
         def quantiles(rows: Any, noise: Any = None, net: Any = net) -> Tensor:
-            features = net.body(rows)
+            features = net.backbone(rows)
             tau = agent.midpoints.expand(*features.shape[:-1], -1)
             return net.at(features, tau, noise).transpose(-1, -2)  # [T, B, choices, quantiles]
 
@@ -74,7 +74,7 @@ def linear(choices: int, masked: bool = False, **settings: Any) -> Any:
         said = {"said": said, MASK_KEY: Array((choices,), "int8", 0.0, 1.0)}
     agent = build(IQN, choices, said, **{**SMALL, **settings})
     for number, net in enumerate((agent.target_critic, agent.critic)):
-        says(net.body, lambda obs: (obs["said"] if masked else obs).flatten(-3))
+        says(net.backbone, lambda obs: (obs["said"] if masked else obs).flatten(-3))
 
         def at(features: Tensor, tau: Tensor, noise: Any, number: int = number) -> Tensor:
             base, slope = features.unflatten(-1, (2, choices, 2))[..., number, :, :].unbind(-1)
@@ -112,7 +112,7 @@ def test_choices_are_judged_at_midpoints_whatever_fractions_were_drawn() -> None
     batch = told([[[0.0, 0.0]] * 2], [[[0.0, 10.0], [6.5, -2.0]]], [0], [0.0], [1.0])
     assert agent.target(batch, fractions([0.5], [1.0])).item() == 4.5
     with torch.no_grad():
-        q = agent.mean(agent.target_critic, agent.target_critic.body(batch.next), {})
+        q = agent.mean(agent.target_critic, agent.target_critic.backbone(batch.next), {})
     torch.testing.assert_close(q[0, 0], torch.tensor([5.0, 5.5]))
 
 
@@ -184,7 +184,7 @@ def test_an_update_uses_the_fractions_drawn() -> None:
     agent.draw = lambda batch: noise
     loss = float(learn(agent, batch).metrics["loss/critic"])
     agent = build(IQN, **SMALL)
-    features = agent.critic.body(batch.now)
+    features = agent.critic.backbone(batch.now)
     said = agent.critic.at(features, noise["tau"], None)[0, torch.arange(6), :, batch.action[0]]
     wanted = quantile_huber(said, noise["tau"][0], agent.target(batch, noise)[0]).mean()
     assert loss == pytest.approx(float(wanted.detach()), rel=1e-5)

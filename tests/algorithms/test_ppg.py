@@ -11,7 +11,7 @@ from whorl.algorithms.ppg import PPG
 from whorl.data.batch import Batch
 from whorl.data.rollouts import Rollouts, minibatches
 
-SMALL = {"epochs": 1, "batch_size": 16, "aux_every": 3, "chunk": 4}
+SMALL = {"n_epochs": 1, "batch_size": 16, "aux_every": 3, "chunk_length": 4}
 
 
 def history(agent: PPG) -> Batch:
@@ -114,7 +114,7 @@ def test_the_auxiliary_minibatch_is_the_nearest_size_that_divides_the_history(
     factor: float, size: int
 ) -> None:
     agent = build(PPG, aux_batch_factor=factor, **SMALL)
-    # 3 rollouts of 8 rows and 2 lanes: 48 rows, whose divisors near here are 12, 16, 24 and 48.
+    # 3 rollouts of 8 rows and 2 environments: 48 rows, whose divisors near here are 12, 16, 24 and 48.
     assert agent.auxiliary_batch_size(history(agent)) == size
 
 
@@ -159,7 +159,7 @@ def test_without_aux_every_there_is_no_auxiliary_phase() -> None:
 
 
 def test_the_critic_bootstraps_through_truncation_but_not_through_termination() -> None:
-    settings = {"epochs": 4, "batch_size": 27}
+    settings = {"n_epochs": 4, "batch_size": 27}
     value = learned_values(PPG, Walk, 120, **settings)
     assert value[5] == pytest.approx(10.0, abs=0.1)
     assert value[0] == pytest.approx(5.905, abs=0.1)

@@ -24,7 +24,7 @@ from whorl.data.batch import Batch
 from whorl.data.rollouts import minibatches
 from whorl.ops.losses import row_weight
 
-ONE_PASS = {"epochs": 1, "batch_size": 16}
+ONE_PASS = {"n_epochs": 1, "batch_size": 16}
 V = torch.tensor([[0.5, 1.0, -0.5, 0.2, 0.7]]).T  # [T+1, B]
 R = torch.tensor([[1.0, 0.0, -1.0, 2.0]]).T
 
@@ -32,7 +32,7 @@ R = torch.tensor([[1.0, 0.0, -1.0, 2.0]]).T
 @pytest.mark.parametrize("memory", ["none", "lstm", "gru"])
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_the_first_minibatch_has_ratio_one_and_the_policy_gradient(kind: str, memory: str) -> None:
-    agent = build(PPO, ACTIONS[kind], TREE, memory=memory, chunk=4, **ONE_PASS)
+    agent = build(PPO, ACTIONS[kind], TREE, memory=memory, chunk_length=4, **ONE_PASS)
     batch = rollout(agent)
     advantage, _, _ = agent.estimate(batch)
     columns = {
@@ -69,7 +69,7 @@ def test_the_first_minibatch_has_ratio_one_and_the_policy_gradient(kind: str, me
     ],
 )
 def test_value_targets(target: str, keep: list[float], discount: list[float], expected: list[float]) -> None:
-    agent = build(PPO, value_target=target, lam=0.8)
+    agent = build(PPO, value_target=target, gae_lambda=0.8)
     agent.critic.forward = lambda rows: V
     ones = torch.ones(4, 1)
     batch = Batch({}, ones > 1, {}, R, torch.tensor([discount]).T, torch.tensor([keep]).T, ones)
@@ -80,7 +80,7 @@ def test_value_targets(target: str, keep: list[float], discount: list[float], ex
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_masked_rows_have_exactly_no_influence(kind: str) -> None:
     def after(poisoned: bool) -> list[Tensor]:
-        agent = build(PPO, ACTIONS[kind], epochs=2, batch_size=8)
+        agent = build(PPO, ACTIONS[kind], n_epochs=2, batch_size=8)
         batch = rollout(agent)
         if poisoned:
             poison(batch)
@@ -93,7 +93,7 @@ def test_masked_rows_have_exactly_no_influence(kind: str) -> None:
 @pytest.mark.parametrize("memory", ["none", "lstm", "gru"])
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_every_parameter_moves_for_every_kind_of_action_and_memory(kind: str, memory: str) -> None:
-    agent = build(PPO, ACTIONS[kind], TREE, memory=memory, chunk=4, epochs=2, batch_size=8)
+    agent = build(PPO, ACTIONS[kind], TREE, memory=memory, chunk_length=4, n_epochs=2, batch_size=8)
     before = weights(agent)
     updated = agent.update(rollout(agent))
     assert all(torch.isfinite(value) for value in updated.metrics.values())
@@ -103,7 +103,7 @@ def test_every_parameter_moves_for_every_kind_of_action_and_memory(kind: str, me
 @pytest.mark.parametrize(("lr", "factor"), [(1e-4, 1.2**3), (9e-3, 1 / 1.2)])
 def test_the_rate_follows_the_divergence_pass_by_pass(lr: float, factor: float) -> None:
     agent = build(
-        PPO, lr_schedule="kl", target_kl=1e-2 if lr < 1e-3 else 1e-7, epochs=3, batch_size=16, actor_lr=lr
+        PPO, lr_schedule="kl", target_kl=1e-2 if lr < 1e-3 else 1e-7, n_epochs=3, batch_size=16, actor_lr=lr
     )
     agent.update(rollout(agent))
     # Small steps: it grows after each of three passes. Large ones: the first pass sees ratio 1 and lets it grow (up to
@@ -119,24 +119,24 @@ def test_past_the_cut_the_actor_stands_still_and_the_critic_goes_on() -> None:
         return weights(agent.actor), weights(agent.critic)
 
     # The divergence is seen in the second pass, which still moves; from then on nothing does.
-    cut_after_two, cut_critic = after(kl_cut=1e-6, epochs=5)
-    two, _ = after(epochs=2)
-    _, critic = after(epochs=5)
+    cut_after_two, cut_critic = after(kl_cut=1e-6, n_epochs=5)
+    two, _ = after(n_epochs=2)
+    _, critic = after(n_epochs=5)
     assert same(cut_after_two, two)
     assert same(cut_critic, critic)
 
 
 def test_actions_that_are_masked_out_are_never_chosen_and_learning_keeps_it_so() -> None:
     agent = build(
-        PPO, Discrete(3), {"state": Array((2,)), MASK_KEY: Array((3,), "int8")}, epochs=2, batch_size=8
+        PPO, Discrete(3), {"state": Array((2,)), MASK_KEY: Array((3,), "int8")}, n_epochs=2, batch_size=8
     )
     agent.update(rollout(agent))
-    lanes = 500
+    num_envs = 500
     obs = {
-        "state": torch.randn(lanes, 2),
-        MASK_KEY: torch.tensor([1, 0, 1], dtype=torch.int8).expand(lanes, 3),
+        "state": torch.randn(num_envs, 2),
+        MASK_KEY: torch.tensor([1, 0, 1], dtype=torch.int8).expand(num_envs, 3),
     }
-    fresh = torch.ones(lanes, dtype=torch.bool)
+    fresh = torch.ones(num_envs, dtype=torch.bool)
     for greedy in (False, True):
         acted = agent.act(obs, {}, Context(fresh, torch.Generator().manual_seed(0), greedy))
         assert not (acted.action == 1).any()
@@ -145,7 +145,7 @@ def test_actions_that_are_masked_out_are_never_chosen_and_learning_keeps_it_so()
 
 @pytest.mark.parametrize("target", ["gae", "return"])
 def test_the_critic_bootstraps_through_truncation_but_not_through_termination(target: str) -> None:
-    settings = {"value_target": target, "epochs": 4, "batch_size": 27}
+    settings = {"value_target": target, "n_epochs": 4, "batch_size": 27}
     value = learned_values(PPO, Walk, 120, **settings)
     assert value[5] == pytest.approx(10.0, abs=0.1)
     assert value[0] == pytest.approx(5.905, abs=0.1)

@@ -20,11 +20,11 @@ ENDS = {1: "truncated", 4: "terminated"}
 
 
 def block(obs: Any, action: Tensor, reward: Tensor) -> Batch:
-    """Eight rows of as many lanes as there are: two rows and a cut, two rows and a terminal state, two that go on."""
-    lanes = action.shape[1]
-    reset = torch.zeros(9, lanes, dtype=torch.bool)
+    """Eight rows of as many environments as there are: two rows and a cut, two rows and a terminal state, two that go on."""
+    num_envs = action.shape[1]
+    reset = torch.zeros(9, num_envs, dtype=torch.bool)
     reset[[0, 3, 6]] = True
-    mask, discount, keep = torch.ones(8, lanes), torch.full((8, lanes), 0.9), torch.ones(8, lanes)
+    mask, discount, keep = torch.ones(8, num_envs), torch.full((8, num_envs), 0.9), torch.ones(8, num_envs)
     for row, end in ENDS.items():
         keep[row] = 0
         discount[row] *= end == "truncated"
@@ -33,16 +33,16 @@ def block(obs: Any, action: Tensor, reward: Tensor) -> Batch:
     return Batch(obs, reset, action, reward, discount, keep, mask)
 
 
-def rollout(agent: Any, lanes: int = 2, seed: int = 0) -> Batch:
+def rollout(agent: Any, num_envs: int = 2, seed: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
-    obs = torch.randn(9, lanes, 3, generator=generator)
-    action = torch.randint(3, (8, lanes), generator=generator)
-    return block(obs, action, torch.randn(8, lanes, generator=generator))
+    obs = torch.randn(9, num_envs, 3, generator=generator)
+    action = torch.randint(3, (8, num_envs), generator=generator)
+    return block(obs, action, torch.randn(8, num_envs, generator=generator))
 
 
 def telling(**settings: Any) -> Any:
     """An agent that reads its values off the observation."""
-    agent = build(PQN, 2, Array((2,)), lanes=1, **settings)
+    agent = build(PQN, 2, Array((2,)), num_envs=1, **settings)
     says(agent.critic, lambda obs: obs.unsqueeze(-1))
     return agent
 
@@ -72,12 +72,12 @@ def known() -> Batch:
 def test_returns_bootstrap_through_truncation_and_stop_at_termination(
     lam: float, wanted: list[float]
 ) -> None:
-    found = telling(lam=lam).target(known(), {})[:, 0]
+    found = telling(gae_lambda=lam).target(known(), {})[:, 0]
     torch.testing.assert_close(found, torch.tensor(wanted))
 
 
 def test_what_is_not_allowed_is_not_in_a_return() -> None:
-    agent = build(PQN, 2, {"said": Array((2,)), MASK_KEY: Array((2,), "int8", 0, 1)}, lanes=1, lam=0.5)
+    agent = build(PQN, 2, {"said": Array((2,)), MASK_KEY: Array((2,), "int8", 0, 1)}, num_envs=1, gae_lambda=0.5)
     says(agent.critic, lambda obs: obs["said"].unsqueeze(-1))
     batch = known()
     mask = torch.tensor([1, 0], dtype=torch.int8).expand(9, 1, 2)
@@ -88,7 +88,7 @@ def test_what_is_not_allowed_is_not_in_a_return() -> None:
 
 
 def test_clipped_rewards_are_learned_from() -> None:
-    found = telling(lam=0.0, clip_reward=True, reward_clip_range=2.5).target(known(), {})[:, 0]
+    found = telling(gae_lambda=0.0, clip_reward=True, reward_clip_range=2.5).target(known(), {})[:, 0]
     torch.testing.assert_close(found[:4], torch.tensor([1.9, 3.8, 0, 2.5 + 0.9 * 4]))
 
 
@@ -123,7 +123,7 @@ def test_a_net_has_layer_norms_by_default_and_radam() -> None:
 
 
 def test_every_row_is_learned_from_once_per_epoch_in_minibatches_of_one_size() -> None:
-    agent = build(PQN, epochs=3, batch_size=4)
+    agent = build(PQN, n_epochs=3, batch_size=4)
     batch, seen = rollout(agent), []
     goals = agent.target(batch, {}).flatten().sort().values
     loss = agent.critic_loss
@@ -134,7 +134,7 @@ def test_every_row_is_learned_from_once_per_epoch_in_minibatches_of_one_size() -
 
     agent.critic_loss = spy
     agent.update(batch)
-    # 8 rows of 2 lanes are 4 minibatches, three times over
+    # 8 rows of 2 environments are 4 minibatches, three times over
     assert [tuple(part.shape) for part in seen] == [(1, 4)] * 12
     for epoch in range(3):
         part = torch.cat(seen[4 * epoch : 4 * epoch + 4], 1).flatten()
@@ -145,8 +145,14 @@ def test_every_row_is_learned_from_once_per_epoch_in_minibatches_of_one_size() -
 
 
 def test_updates_are_the_rule_written_out() -> None:
-    settings = {"optimizer": SGD, "lr": 0.1, "max_grad_norm": 0.0, "lam": 0.7, "layer_norm": False}
-    agent = build(PQN, epochs=2, batch_size=16, **settings)
+    settings = {
+        "optimizer": SGD,
+        "learning_rate": 0.1,
+        "max_grad_norm": 0.0,
+        "gae_lambda": 0.7,
+        "layer_norm": False,
+    }
+    agent = build(PQN, n_epochs=2, batch_size=16, **settings)
     net = plain_values(agent.critic)
     for number in (1, 2):
         batch = rollout(agent, seed=number)
@@ -181,7 +187,7 @@ def test_rows_that_are_no_transition_have_no_influence() -> None:
 
 
 def test_the_learning_rate_falls_with_the_budget_where_asked() -> None:
-    agent = build(PQN, lr=0.4, lr_schedule="linear", batch_size=4)
+    agent = build(PQN, learning_rate=0.4, lr_schedule="linear", batch_size=4)
     agent.progress.fill_(0.75)
     agent.update(rollout(agent))
     assert float(agent.lr_critic) == pytest.approx(0.1)
@@ -191,7 +197,7 @@ def test_the_learning_rate_falls_with_the_budget_where_asked() -> None:
 
 
 def test_acting_explores_by_epsilon_and_obeys_masks() -> None:
-    agent = build(PQN, observation=MASKED, epsilon_final=0.0, epsilon_share=0.5)
+    agent = build(PQN, observation=MASKED, exploration_final_eps=0.0, exploration_fraction=0.5)
     with torch.no_grad():
         agent.critic.advantage.last.bias.copy_(torch.tensor([10.0, 1e3, 0.0]))
         for progress, epsilon in ((0.0, 1.0), (0.25, 0.5), (0.5, 0.0)):
@@ -221,10 +227,10 @@ def test_minibatches_that_do_not_divide_a_rollout_are_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("settings", "told_so"),
     [
-        ({"lam": 1.5}, "lam is 1.5; it must be from 0 to 1"),
-        ({"epochs": 0}, "epochs is 0; it must be from 1 to 1,000,000"),
+        ({"gae_lambda": 1.5}, "gae_lambda is 1.5; it must be from 0 to 1"),
+        ({"n_epochs": 0}, "n_epochs is 0; it must be from 1 to 1,000,000"),
         ({"double": True}, "pqn has no setting 'double'"),
-        ({"target_every": 100}, "'target_every' belongs to off-policy algorithms"),
+        ({"target_update_interval": 100}, "'target_update_interval' belongs to off-policy algorithms"),
     ],
 )
 def test_wrong_settings_are_one_sentence(settings: dict[str, Any], told_so: str) -> None:

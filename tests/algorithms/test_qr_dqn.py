@@ -162,7 +162,13 @@ def test_what_is_not_allowed_is_not_in_a_target(settings: dict[str, Any], wanted
 
 @pytest.mark.parametrize("double", [False, True])
 def test_updates_are_the_rule_written_out(double: bool) -> None:
-    settings = {"optimizer": SGD, "lr": 0.1, "max_grad_norm": 0.0, "target_every": 2, "double": double}
+    settings = {
+        "optimizer": SGD,
+        "learning_rate": 0.1,
+        "max_grad_norm": 0.0,
+        "target_update_interval": 2,
+        "double": double,
+    }
     agent = build(QRDQN, n_quantiles=4, **settings)
     net = plain_values(agent.critic)
     follower, rows, tau = net.copy(), torch.arange(6), torch.tensor([0.125, 0.375, 0.625, 0.875]).double()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from whorl.conformance import LANES, Run, Subject, same, subject
+from whorl.conformance import NUM_ENVS, Run, Subject, same, subject
 from whorl.core.spec import Array, Discrete, Spec
 from whorl.nets.images import SpectralConvolution
 from whorl.settings.merge import configure
@@ -25,7 +25,7 @@ OFF = {
     "prioritized": False,
     "n_step": 1,
 }
-SHARED = {"target_every": 5, "lr": 0.01, "priority_alpha": 0.6, "ratio": 0.2}
+SHARED = {"target_update_interval": 5, "learning_rate": 0.01, "priority_alpha": 0.6, "updates_per_step": 0.2}
 """of short runs in which nets part from their targets, and the one setting of a part that presets choose differently"""
 
 
@@ -99,12 +99,12 @@ def test_c51_has_two_names() -> None:
 
 
 def test_spectral_norms_are_followed_once_per_update_and_targets_keep_their_own() -> None:
-    spec = Spec(Array((12, 12, 2), "uint8", 0.0, 255.0), Discrete(3), LANES)
+    spec = Spec(Array((12, 12, 2), "uint8", 0.0, 255.0), Discrete(3), NUM_ENVS)
     small = {
         "encoder": {"class": "auto", "width": 1, "pool": 2},
         "batch_size": 8,
-        "target_every": 2,
-        "ratio": 0.04,
+        "target_update_interval": 2,
+        "updates_per_step": 0.04,
     }
     found = Subject("btr", spec, small)
     run: Any = Run(found)

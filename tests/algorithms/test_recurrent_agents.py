@@ -19,8 +19,8 @@ from whorl.data.replay import Replay, starts, weighted
 torch.set_num_threads(1)
 
 SMALL: dict[str, Any] = {
-    "rollout_steps": 8,
-    "sequence": 6,
+    "num_steps": 8,
+    "sequence_length": 6,
     "burn_in": 3,
     "stride": 4,
     "n_step": 3,
@@ -49,7 +49,7 @@ class Watched:
             return acted
 
         settings = subject.configured()
-        steps, generator = settings.run.rollout_steps, torch.Generator().manual_seed(0)
+        steps, generator = settings.run.num_steps, torch.Generator().manual_seed(0)
         collector = Collector(RandomWorld(subject.spec), self.agent, steps, 0.9, generator)
         self.agent.act = watched
         collector.reset(0)
@@ -71,11 +71,11 @@ class Watched:
         start = start[view.allowed(ring, start)]
         batch = view.gather(ring, start)
         assert batch.reset[1:].any() and batch.mask.any() and (batch.mask[view.burn_in :] == 0).any()  # type: ignore[attr-defined]
-        row = start // ring.lanes * view.stride + torch.arange(count).unsqueeze(1)  # [T, B]
+        row = start // ring.num_envs * view.stride + torch.arange(count).unsqueeze(1)  # [T, B]
         said = tree.stack(self.said)
         return (
             batch.replace(obs=self.agent.observations(batch.obs)),
-            tree.map(lambda leaf: leaf[row, (start % ring.lanes).expand_as(row)], said),
+            tree.map(lambda leaf: leaf[row, (start % ring.num_envs).expand_as(row)], said),
         )
 
 
@@ -87,8 +87,8 @@ def values(agent: Any, obs: Tree, memory: Tree, reset: Tensor) -> Tree:
 def both(agent: Any, obs: Tree, memory: Tree, reset: Tensor) -> Tree:
     """What the actor does, and what each critic remembers [B, critics, ...]."""
     action = agent.actor.step(obs, memory, reset)[0]
-    encoded = agent.critic.body.encoder(obs)
-    remembered = agent.critic.body.follow(encoded, memory, reset)[0]
+    encoded = agent.critic.backbone.encoder(obs)
+    remembered = agent.critic.backbone.follow(encoded, memory, reset)[0]
     action = action if isinstance(action, Tensor) else action.mode()
     return {"action": action, "critics": torch.stack(remembered, 1)}
 
@@ -127,7 +127,7 @@ def test_actions_and_what_critics_remember_come_back_from_a_stored_sequence(
     agent = watched.agent
     with torch.no_grad():
         action = agent.actor(batch.now)
-        remembered = agent.critic.body(batch.now)
+        remembered = agent.critic.backbone(batch.now)
     close(action if isinstance(action, Tensor) else action.mode(), said["action"])
     close(remembered.unsqueeze(0) if share else remembered, said["critics"].movedim(2, 0))
     assert said["action"].std() > 0.03, "the claim says something"
@@ -155,7 +155,7 @@ def test_refreshed_memory_is_what_the_nets_remember_by_now(name: str, action: st
     cell = conformance.subject(name, "vector", memory, action, **SMALL, refresh_memory=True)
     watched = Watched(cell, values if name == "dqn" else both)
     ring, agent = watched.replay.ring, watched.agent
-    start = torch.arange(2 * ring.lanes)
+    start = torch.arange(2 * ring.num_envs)
     stored = tree.clone(ring.memories)
     batch = watched.replay.view.gather(ring, start)
     ring.renew(start, agent.refreshed(batch))
@@ -172,9 +172,9 @@ def test_refreshed_memory_is_what_the_nets_remember_by_now(name: str, action: st
             assert set(mine) == set(state) - {"last"}
             assert_same_memory(mine, {key: state[key] for key in mine})
     ring.renew(start, found)
-    for lane in range(ring.lanes):
-        kept = tree.index(ring.memories, (1, lane))
-        assert_same_memory({key: kept[key] for key in found}, tree.index(found, (0, lane)))
+    for env_index in range(ring.num_envs):
+        kept = tree.index(ring.memories, (1, env_index))
+        assert_same_memory({key: kept[key] for key in found}, tree.index(found, (0, env_index)))
 
 
 def assert_same_memory(one: Tree, other: Tree) -> None:
@@ -192,7 +192,7 @@ def test_munchausens_bonus_is_of_a_row_and_its_value_of_where_the_fold_ends(name
     agent, (batch, _) = watched.agent, watched.sequences()
     noise, net = agent.draw(batch), agent.target_critic
     with torch.no_grad():
-        now, after = (net.body(rows) for rows in (batch.now, batch.next))
+        now, after = (net.backbone(rows) for rows in (batch.now, batch.next))
         if name == "iqn":
             q, following = (agent.mean(net, features, {}) for features in (now, after))
             columns = net.at(after, noise["target_tau"], {})  # [T, B, N, choices]
@@ -225,5 +225,5 @@ def test_whoever_acts_elsewhere_is_sent_what_acting_reads_and_nothing_twice(obse
     agent: Any = conformance.subject("sac", observation, "lstm", "continuous", **SMALL).agent()
     sent = [id(tensor) for tensor in agent.acting_tensors()]
     assert len(set(sent)) == len(sent)
-    read = [*agent.actor.parameters(), *agent.critic.body.parameters()]
+    read = [*agent.actor.parameters(), *agent.critic.backbone.parameters()]
     assert {id(tensor) for tensor in read} <= set(sent)

@@ -19,7 +19,7 @@ def test_returns_stop_at_episode_ends_and_at_the_end_of_the_rollout() -> None:
     batch = rollout(agent, steps=5)
     batch.reward.copy_(torch.tensor([[1.0, 1, 0, 1, 1], [1, 1, 1, 1, 1]]).T)
     returns, _ = agent.estimate(batch)
-    # Lane 0: 1 + .9, 1 | no transition | 1 + .9, 1. Lane 1: open to the end.
+    # Environment 0: 1 + .9, 1 | no transition | 1 + .9, 1. Environment 1: open to the end.
     torch.testing.assert_close(returns[:, 0], torch.tensor([1.9, 1.0, 0.0, 1.9, 1.0]))
     torch.testing.assert_close(returns[:, 1], torch.tensor([4.0951, 3.439, 2.71, 1.9, 1.0]))
 
@@ -92,18 +92,18 @@ def test_a_baseline_lowers_the_variance_of_the_gradient_and_keeps_its_mean() -> 
     """G = V(s) + noise with a large V(s): the exact value takes nearly all the variance away."""
     agent = agent_for(normalize_returns=False)
     torch.manual_seed(3)
-    steps, lanes, draws = 1, 2, 300
-    observation = torch.randn(steps + 1, lanes, 3)
+    steps, num_envs, draws = 1, 2, 300
+    observation = torch.randn(steps + 1, num_envs, 3)
     value = 20 + 10 * observation[:1, :, 0]
-    mask = torch.ones(steps, lanes)
+    mask = torch.ones(steps, num_envs)
     parameters = list(agent.actor.head.parameters())
     found: dict[bool, list[Tensor]] = {False: [], True: []}
     with torch.no_grad():
         policy = agent.actor(Batch(observation, mask > 1, {}, mask, mask, mask, mask).now)
     for _ in range(draws):
         action = policy.sample(policy.noise())
-        batch = Batch(observation, torch.zeros(2, lanes, dtype=torch.bool), action, mask, mask, mask, mask)
-        returns = value + (action == 0) + torch.randn(steps, lanes)
+        batch = Batch(observation, torch.zeros(2, num_envs, dtype=torch.bool), action, mask, mask, mask, mask)
+        returns = value + (action == 0) + torch.randn(steps, num_envs)
         for baseline in found:
             loss, _ = agent.actor_loss(batch, returns - value * baseline, mask)
             found[baseline].append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]))

@@ -32,14 +32,14 @@ from whorl.data.batch import Batch
 from whorl.ops.targets import pieces
 from whorl.settings.families import ReplayConfig
 
-EVERY = {"actor_every": 1, "target_every": 1}
+EVERY = {"policy_delay": 1, "target_update_interval": 1}
 AGENTS: dict[str, tuple[type[Agent], dict[str, Any]]] = {
     "ddpg": (DDPG, {}),
     "td3": (TD3, EVERY),
     "sac": (SAC, {}),
     "redq": (SAC, {"ensemble_q_num": 4, "actor_q": "mean"}),
     "choices": (SAC, {"action": Discrete(3)}),
-    "tqc": (TQC, {"n_critics": 2, "n_quantiles": 5, "n_drop_atoms": 1}),
+    "tqc": (TQC, {"n_critics": 2, "n_quantiles": 5, "top_quantiles_to_drop": 1}),
 }
 CONTINUOUS = [name for name in AGENTS if name != "choices"]
 
@@ -182,7 +182,7 @@ def test_rewards_are_scaled_when_they_are_learned_from(name: str) -> None:
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_targets_move_every_so_many_updates_and_stand_still_in_between(name: str) -> None:
-    agent = make(name, target_every=3, tau=0.5)
+    agent = make(name, target_update_interval=3, tau=0.5)
     for number in range(1, 7):
         before = weights(agent.target_critic)
         learn(agent, transitions(agent, seed=number))
@@ -271,7 +271,7 @@ def test_noisy_layers_are_quiet_when_greedy_and_loud_otherwise(name: str) -> Non
 
     def features(greedy: bool) -> Tensor:
         noise = {} if greedy else agent.actor.draw(drawn)
-        return agent.actor.body.step(obs, {}, started, noise)[0]
+        return agent.actor.backbone.step(obs, {}, started, noise)[0]
 
     with torch.no_grad():
         assert features(True).equal(features(True))
@@ -282,9 +282,9 @@ def test_noisy_layers_are_quiet_when_greedy_and_loud_otherwise(name: str) -> Non
     assert greedy[0].equal(greedy[1])
     assert (loud != loud[0]).any()
     # Learning draws noise of its own for each pass, and learns how much of it there should be.
-    before = [layer.weight_scale.detach().clone() for layer in agent.actor.body.torso.layers]
+    before = [layer.weight_scale.detach().clone() for layer in agent.actor.backbone.torso.layers]
     learn(agent, transitions(agent))
-    assert not any(a.equal(b.weight_scale) for a, b in zip(before, agent.actor.body.torso.layers))
+    assert not any(a.equal(b.weight_scale) for a, b in zip(before, agent.actor.backbone.torso.layers))
     assert plain.actor.draw(drawn) == {}
 
 
@@ -309,9 +309,9 @@ def test_the_encoder_of_images_is_trained_by_the_critics_alone(name: str) -> Non
     def after(**rates: float) -> list[Tensor]:
         agent = make(name, observation=IMAGE, optimizer=SGD, **rates)
         learn(agent, transitions(agent))
-        return weights(agent.critic.body)
+        return weights(agent.critic.backbone)
 
-    start = weights(make(name, observation=IMAGE).critic.body)
+    start = weights(make(name, observation=IMAGE).critic.backbone)
     assert start  # there is something to train
     assert same(start, after(critic_lr=0.0, actor_lr=1.0))
     assert not any(a.equal(b) for a, b in zip(start, after(critic_lr=1e-3, actor_lr=0.0)))
@@ -327,9 +327,9 @@ def test_no_gradient_runs_from_the_policy_into_the_encoder(name: str) -> None:
     output = (
         found if isinstance(found, Tensor) else found.log_probs if name == "choices" else found.before.mean
     )
-    parts = [*agent.critic.body.parameters(), *agent.actor.parameters()]
+    parts = [*agent.critic.backbone.parameters(), *agent.actor.parameters()]
     slopes = torch.autograd.grad(output.square().sum(), parts, allow_unused=True)
-    encoder = len(list(agent.critic.body.parameters()))
+    encoder = len(list(agent.critic.backbone.parameters()))
     assert slopes[:encoder] == (None,) * encoder
     assert not any(slope is None for slope in slopes[encoder:])
     assert not {id(p) for p in agent.actor.parameters()} & {id(p) for p in agent.critic.parameters()}
@@ -338,10 +338,10 @@ def test_no_gradient_runs_from_the_policy_into_the_encoder(name: str) -> None:
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_target_encoder_follows_by_tau(name: str) -> None:
     agent = make(name, observation=IMAGE, tau=0.25)
-    before = weights(agent.target_critic.body)
+    before = weights(agent.target_critic.backbone)
     learn(agent, transitions(agent))
-    wanted = [torch.lerp(a, b, 0.25) for a, b in zip(before, weights(agent.critic.body))]
-    assert same(weights(agent.target_critic.body), wanted)
+    wanted = [torch.lerp(a, b, 0.25) for a, b in zip(before, weights(agent.critic.backbone))]
+    assert same(weights(agent.target_critic.backbone), wanted)
     assert not same(before, wanted)
 
 
@@ -363,11 +363,11 @@ def test_a_target_policy_reads_the_target_encoder(name: str) -> None:
     batch = agent.observations.learn(transitions(agent), torch.Generator())
     with torch.no_grad():
         before, online = agent.target_actor(batch.next), agent.actor(batch.next)
-        for weight in agent.critic.body.parameters():
+        for weight in agent.critic.backbone.parameters():
             weight.add_(0.1)
         assert agent.target_actor(batch.next).equal(before)
         assert not agent.actor(batch.next).equal(online)
-        for weight in agent.target_critic.body.parameters():
+        for weight in agent.target_critic.backbone.parameters():
             weight.add_(0.1)
         assert not agent.target_actor(batch.next).equal(before)
 
@@ -430,7 +430,7 @@ def test_whoever_has_the_acting_tensors_acts_the_same(name: str, observation: An
         with torch.no_grad():
             greedy = who.act(obs, {}, Context(started, torch.Generator(), greedy=True)).action
             drawn = torch.Generator().manual_seed(3)
-            return [greedy, who.act(obs, {}, Context(started, drawn, lane=torch.arange(2))).action]
+            return [greedy, who.act(obs, {}, Context(started, drawn, env_index=torch.arange(2))).action]
 
     assert not same(actions(copy)[1:], actions(agent)[1:]) or name == "choices"
     with torch.no_grad():
@@ -440,9 +440,9 @@ def test_whoever_has_the_acting_tensors_acts_the_same(name: str, observation: An
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_weights_fit_a_run_with_other_lanes_and_leave_it_its_own_noise(name: str) -> None:
+def test_weights_fit_a_run_with_other_envs_and_leave_it_its_own_noise(name: str) -> None:
     noise = {"noise_scale": 0.5} if name in ("ddpg", "td3") else {}
-    agent, other = make(name, lanes=2), make(name, lanes=5, seed=1, **noise)
+    agent, other = make(name, num_envs=2), make(name, num_envs=5, seed=1, **noise)
     other.load_state_dict(agent.state_dict())
     assert same(weights(other), weights(agent))
     assert not noise or other.noise.scale.flatten().tolist() == [0.5] * 5
@@ -473,16 +473,16 @@ def test_asymmetric_bounds_are_reached_exactly_dimension_by_dimension(name: str)
 
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_warm_up_actions_cover_the_range_evenly(name: str) -> None:
-    agent, lanes = make(name, action=BOUNDS), 4000
-    context = Context(torch.ones(lanes, dtype=torch.bool), torch.Generator().manual_seed(0), random=True)
-    taken = to_env(BOUNDS, agent.act(torch.zeros(lanes, 3), {}, context).action)
+    agent, num_envs = make(name, action=BOUNDS), 4000
+    context = Context(torch.ones(num_envs, dtype=torch.bool), torch.Generator().manual_seed(0), random=True)
+    taken = to_env(BOUNDS, agent.act(torch.zeros(num_envs, 3), {}, context).action)
     for column, low, high in zip(taken.T, BOUNDS.low, BOUNDS.high):
         width = high - low
         assert low <= float(column.min()) < low + width / 100
         assert high - width / 100 < float(column.max()) <= high
         # a tenth of the draws in each tenth of the range, within five deviations of 19
         count = torch.histc(column, 10, low, high)
-        assert (count - lanes / 10).abs().max() < 95
+        assert (count - num_envs / 10).abs().max() < 95
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
@@ -509,7 +509,7 @@ def walk() -> Any:
 @pytest.mark.parametrize("alpha", [0.0, 0.2])
 def test_the_values_of_a_walk_are_a_fixed_point(name: str, alpha: float) -> None:
     soft = {} if name in ("ddpg", "td3") else {"alpha": alpha, "tune_alpha": False}
-    agent = make(name, action=ONE, observation=Array((6,)), critic_hidden=(), **soft)
+    agent = make(name, action=ONE, observation=Array((6,)), critic_hidden_sizes=(), **soft)
     batch = walk()
     noise = agent.draw(batch)
     bonus = 0.0
@@ -555,7 +555,7 @@ class Measured(Bare):
 
 
 def check(cls: type[Agent], **settings: Any) -> None:
-    cls(Spec(VECTOR, ONE, 2), cls.Config(capacity=100, **settings)).check(8)
+    cls(Spec(VECTOR, ONE, 2), cls.Config(buffer_size=100, **settings)).check(8)
 
 
 def test_settings_that_need_parts_which_an_agent_has_not_are_one_sentence() -> None:

@@ -110,7 +110,7 @@ def test_the_actor_loss_by_hand(climbs: str, q: float) -> None:
 
 def test_updates_are_the_rule_written_out() -> None:
     rates: dict[str, Any] = {"critic_lr": 0.05, "actor_lr": 0.2, "alpha_lr": 0.3}
-    agent = build(SAC, alpha=0.4, tau=0.1, target_every=2, optimizer=SGD, **rates)
+    agent = build(SAC, alpha=0.4, tau=0.1, target_update_interval=2, optimizer=SGD, **rates)
     critics, actor = plain_critics(agent.critic), plain_actor(agent.actor)
     targets, log_alpha = [net.copy() for net in critics], torch.tensor(log(0.4), dtype=torch.float64)
 
@@ -217,7 +217,7 @@ def test_a_narrow_policy_without_temperature_has_the_targets_of_td3_without_smoo
         ours.actor.head.both.weight[:2] *= 50  # actions that differ from state to state
         ours.actor.head.both.weight[2:] = 0
         ours.actor.head.both.bias[2:] = -20  # a deviation of 2e-9
-        other.target_actor.body.load_state_dict(ours.actor.body.state_dict())
+        other.target_actor.backbone.load_state_dict(ours.actor.backbone.state_dict())
         other.target_actor.head.action.weight.copy_(ours.actor.head.both.weight[:2])
         other.target_actor.head.action.bias.copy_(ours.actor.head.both.bias[:2])
     batch = transitions(ours)
@@ -407,12 +407,12 @@ def test_what_the_critics_say_of_a_masked_choice_changes_no_bit_of_an_update() -
 
 @pytest.mark.parametrize("how", [{"random": True}, {"greedy": True}, {}])
 def test_a_choice_that_is_masked_out_is_never_taken(how: dict[str, Any]) -> None:
-    agent, lanes = build(SAC, Discrete(3), MASKED), 300
+    agent, num_envs = build(SAC, Discrete(3), MASKED), 300
     obs = {
-        "state": torch.randn(lanes, 3),
-        MASK_KEY: torch.tensor([1, 0, 1], dtype=torch.int8).expand(lanes, 3),
+        "state": torch.randn(num_envs, 3),
+        MASK_KEY: torch.tensor([1, 0, 1], dtype=torch.int8).expand(num_envs, 3),
     }
-    context = Context(torch.ones(lanes, dtype=torch.bool), torch.Generator().manual_seed(0), **how)
+    context = Context(torch.ones(num_envs, dtype=torch.bool), torch.Generator().manual_seed(0), **how)
     with torch.no_grad():
         taken = agent.act(obs, {}, context).action
     assert not (taken == 1).any()

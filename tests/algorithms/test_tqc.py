@@ -71,7 +71,7 @@ def pairwise(quantile: Tensor, tau: Tensor, target: Tensor) -> Tensor:
 def test_targets_are_what_is_kept_with_the_entropy_and_the_loss_runs_over_all_pairs(
     discount: float, target: list[float]
 ) -> None:
-    agent = build(TQC, ONE, Array((1,)), n_critics=2, n_quantiles=3, n_drop_atoms=1, alpha=0.2)
+    agent = build(TQC, ONE, Array((1,)), n_critics=2, n_quantiles=3, top_quantiles_to_drop=1, alpha=0.2)
     said = torch.tensor([[0.0, 3, 2], [5, 1, 7]])[:, None, None]
     says(agent.actor, lambda obs: TanhNormal(torch.zeros_like(obs), torch.zeros_like(obs)))
     says(agent.target_critic, lambda obs, action: FACTS)
@@ -98,7 +98,7 @@ def test_the_actor_climbs_the_mean_of_all_quantiles() -> None:
 @pytest.mark.parametrize("drop", [0, 2])
 def test_updates_are_the_rule_written_out(drop: int) -> None:
     rates: dict[str, Any] = {"critic_lr": 0.05, "actor_lr": 0.2, "alpha_lr": 0.3}
-    shape = {"n_critics": 3, "n_quantiles": 5, "n_drop_atoms": drop}
+    shape = {"n_critics": 3, "n_quantiles": 5, "top_quantiles_to_drop": drop}
     agent = build(TQC, alpha=0.4, tau=0.1, optimizer=SGD, **rates, **shape)
     critics, actor = plain_critics(agent.critic), plain_actor(agent.actor)
     targets, log_alpha = [net.copy() for net in critics], torch.tensor(log(0.4), dtype=torch.float64)
@@ -169,7 +169,7 @@ def test_a_fixed_temperature_stays() -> None:
 
 
 def test_the_order_in_which_a_critic_says_its_quantiles_matters_to_its_loss_but_not_to_targets() -> None:
-    agent = build(TQC, n_critics=2, n_quantiles=3, n_drop_atoms=1)
+    agent = build(TQC, n_critics=2, n_quantiles=3, top_quantiles_to_drop=1)
     batch = transitions(agent)
     noise = agent.draw(batch)
     before = agent.critic_loss(batch, noise)[0]
@@ -194,8 +194,8 @@ def test_the_critics_move_and_their_targets_follow() -> None:
 
 @pytest.mark.parametrize("drop", [3, 4])
 def test_a_critic_must_keep_a_quantile(drop: int) -> None:
-    settings: dict[str, Any] = {"n_quantiles": 3, "n_drop_atoms": drop}
+    settings: dict[str, Any] = {"n_quantiles": 3, "top_quantiles_to_drop": drop}
     with pytest.raises(
-        ConfigError, match=f"n_drop_atoms is {drop}, but a critic has 3 quantiles; use at most 2"
+        ConfigError, match=f"top_quantiles_to_drop is {drop}, but a critic has 3 quantiles; use at most 2"
     ):
         build(TQC, **settings)

@@ -22,13 +22,15 @@ def build(
     cls: type[Agent],
     choices: int = 3,
     observation: SpecTree = VECTOR,
-    lanes: int = 2,
+    num_envs: int = 2,
     seed: int = 0,
     **settings: Any,
 ) -> Any:
     """An agent with small nets, ready to learn."""
     torch.manual_seed(seed)
-    agent = cls(Spec(observation, Discrete(choices), lanes), cls.Config(**{"hidden": (8,), **settings}))
+    agent = cls(
+        Spec(observation, Discrete(choices), num_envs), cls.Config(**{"hidden_sizes": (8,), **settings})
+    )
     return agent.prepare("cpu", lambda name: torch.Generator().manual_seed(seed * 100 + len(name)))
 
 
@@ -88,15 +90,15 @@ def plain_values(critic: Any) -> Plain:
     )
 
 
-def context(lanes: int, seed: int = 0, **given: Any) -> Context:
-    return Context(torch.zeros(lanes, dtype=torch.bool), torch.Generator().manual_seed(seed), **given)
+def context(num_envs: int, seed: int = 0, **given: Any) -> Context:
+    return Context(torch.zeros(num_envs, dtype=torch.bool), torch.Generator().manual_seed(seed), **given)
 
 
-def masked_obs(lanes: int, allowed: Sequence[int]) -> dict[str, Tensor]:
+def masked_obs(num_envs: int, allowed: Sequence[int]) -> dict[str, Tensor]:
     """Random states in which only some of three choices are allowed."""
     mask = torch.tensor([int(choice in allowed) for choice in range(3)], dtype=torch.int8)
-    state = torch.randn(lanes, 3, generator=torch.Generator().manual_seed(0))
-    return {"state": state, MASK_KEY: mask.expand(lanes, 3).clone()}
+    state = torch.randn(num_envs, 3, generator=torch.Generator().manual_seed(0))
+    return {"state": state, MASK_KEY: mask.expand(num_envs, 3).clone()}
 
 
 class Script(gymnasium.Env):
@@ -131,4 +133,4 @@ def scripted(agent: Any, rows: int) -> tuple[Batch, dict[str, float]]:
     env = GymnasiumVector(Script, 1, "Script")
     collector = Collector(env, agent, rows, agent.cfg.gamma, torch.Generator().manual_seed(0))
     collector.reset(0)
-    return collector.collect(), collector.tally.drain()
+    return collector.collect(), collector.episode_statistics.drain()

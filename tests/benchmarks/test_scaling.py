@@ -13,11 +13,11 @@ from scaling import CARTPOLE, HEADER, core_seconds, row, stretches
 from scaling_costs import calibrate, fit
 from scaling_model import Cluster, Costs, bounds, simulate
 
-# A slab is 10 rows of 2 lanes: 5 ms + 10 * (2 ms + 2 * 0.5 ms + 2 * 1 ms) = 55 ms to roll, 11 * 2 * 100 = 2,200 bytes.
+# A trajectory is 10 rows of 2 environments: 5 ms + 10 * (2 ms + 2 * 0.5 ms + 2 * 1 ms) = 55 ms to roll, 11 * 2 * 100 = 2,200 bytes.
 COSTS = Costs(
     env=0.001,
     act=0.002,
-    act_lane=0.0005,
+    act_env=0.0005,
     rollout=0.005,
     row_bytes=100,
     weight_bytes=1000,
@@ -28,8 +28,8 @@ COSTS = Costs(
     take=0.001,
     take_byte=0.0,
 )
-NODES = Cluster(lanes=2, steps=10, cores=4, actors_per_node=4)
-ONE_MACHINE = Cluster(lanes=2, steps=10, cores=2)
+NODES = Cluster(num_envs=2, steps=10, cores=4, actors_per_node=4)
+ONE_MACHINE = Cluster(num_envs=2, steps=10, cores=2)
 
 
 def test_one_actor_is_as_fast_as_it_rolls() -> None:
@@ -49,10 +49,10 @@ def test_more_actors_than_cores_share_them_evenly() -> None:
 
 
 def test_many_actors_wait_for_the_learner() -> None:
-    # 1,000 slabs: 10 ms to publish, 1 s to take them, 20 ms + 20,000 * 10 us to learn: 1.23 s for 20,000 rows.
+    # 1,000 trajectories: 10 ms to publish, 1 s to take them, 20 ms + 20,000 * 10 us to learn: 1.23 s for 20,000 rows.
     found = simulate(COSTS, NODES, 1000)
     assert found.steps_per_second == pytest.approx(20_000 / 1.23, rel=1e-3)
-    assert found.bottleneck == "learner: taking slabs"
+    assert found.bottleneck == "learner: taking trajectories"
     assert found.busy["learner"] == pytest.approx(1, rel=1e-3)
     # They roll for 55 ms of every 1.23 s.
     assert found.waiting == pytest.approx(1 - 0.055 / 1.23, rel=1e-2)
@@ -70,7 +70,7 @@ def test_what_the_learner_spends_most_of_its_time_on_is_named(dear: dict[str, fl
 
 
 def test_a_link_of_twice_the_speed_brings_twice_as_much_where_it_is_the_limit() -> None:
-    # 22,000 bytes a second are 10 slabs, 200 rows.
+    # 22,000 bytes a second are 10 trajectories, 200 rows.
     slow = replace(NODES, network=22_000.0)
     costs = replace(COSTS, weight_bytes=1)
     once, twice = (simulate(costs, replace(slow, network=slow.network * by), 64) for by in (1, 2))
@@ -92,11 +92,11 @@ def test_one_actor_and_the_learner_have_a_core_each() -> None:
 
 
 def test_an_actor_is_one_version_behind_where_the_learner_waits_for_it() -> None:
-    assert simulate(COSTS, NODES, 1).lag == 1  # it goes on before its last slab was learned from
+    assert simulate(COSTS, NODES, 1).lag == 1  # it goes on before its last trajectory was learned from
 
 
 def test_an_actor_is_two_versions_behind_where_it_waits_for_the_learner() -> None:
-    assert simulate(replace(COSTS, update=1.0), NODES, 1).lag == 2  # both buffers hold slabs that wait
+    assert simulate(replace(COSTS, update=1.0), NODES, 1).lag == 2  # both buffers hold trajectories that wait
 
 
 def test_nodes_that_weights_do_not_reach_in_time_skip_versions_and_nobody_waits() -> None:
@@ -143,7 +143,7 @@ def test_no_resource_gives_more_than_it_has(cluster: Cluster, actors: int) -> No
 def test_ten_thousand_actors_have_a_bottleneck() -> None:
     cluster = replace(NODES, network=1e6)
     found = simulate(COSTS, cluster, 10_000, epochs=2, warm_up=2)
-    # The link takes 454.5 slabs a second, the learner 813.
+    # The link takes 454.5 trajectories a second, the learner 813.
     assert found.bottleneck == "link in"
     shown = dict(zip(HEADER, row(10_000, cluster, found)))
     assert shown["env steps/s"] == "9,090"
@@ -160,7 +160,7 @@ def test_calibration_measures_every_cost_of_cartpole() -> None:
     # An actor of (4 + 1) * 64 + 65 * 64 + 65 * 2 weights, a critic of (4 + 1) * 64 + 65 * 64 + 65.
     assert found.gradient_bytes == 4 * (4610 + 4545)
     assert 4 * 4610 <= found.weight_bytes < found.gradient_bytes  # actors need no critic
-    assert found.env >= 0  # CartPole steps all lanes at once
+    assert found.env >= 0  # CartPole steps all environments at once
     assert found.act > 0
     assert found.update > 0
     assert found.publish_byte > 0

@@ -14,7 +14,7 @@ from whorl.core.errors import ConfigError
 from whorl.settings.families import ReplayConfig
 from whorl.settings.presets import algorithm_class, load_preset, preset_names
 
-SETTINGS = {name: {"ratio": 0.1} for name in TOYS if name != "toy_policy_gradient"}
+SETTINGS = {name: {"updates_per_step": 0.1} for name in TOYS if name != "toy_policy_gradient"}
 """Enough updates for what is checked"""
 
 
@@ -139,7 +139,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dueling-noisy": {"dueling": True, "noisy": True, "exploration": "none"},
     "munchausen": {"munchausen": 0.9, "rescale_values": True},
     "boltzmann": {"exploration": "boltzmann", "rescale_values": True, "layer_norm": True},
-    "ladder": {"epsilon_ladder": 7.0, "epsilon_start": 0.4, "epsilon_final": 0.4},
+    "ladder": {"epsilon_ladder": 7.0, "exploration_initial_eps": 0.4, "exploration_final_eps": 0.4},
 }
 
 
@@ -166,7 +166,7 @@ SEQUENCES: dict[str, tuple[str, dict[str, Any]]] = {
         {"refresh_memory": True, "prioritized": True, "priority_on_add": True, "n_step": 3, "double": True},
     ),
     "whole": ("qr_dqn", {"whole_episodes": True, "burn_in": 0, "n_step": 2, "munchausen": 0.9}),
-    "empty": ("td3", {"stored_memory": False, "rollout_steps": 12, "target_memory": False, "noise": "ou"}),
+    "empty": ("td3", {"stored_memory": False, "num_steps": 12, "target_memory": False, "noise": "ou"}),
     "shared": ("sac", {"share_memory": True, "n_step": 2, "target_memory": False, "normalize_obs": True}),
     "shared-target": ("ddpg", {"share_memory": True, "noisy": True, "prioritized": True}),
 }

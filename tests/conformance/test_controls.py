@@ -120,7 +120,7 @@ def test_a_planted_mistake_is_found(agent: type, check: str, memory: str, messag
     name = agent.__name__.lower()
     register("algorithm", name, agent)
     action = "continuous" if issubclass(agent, ToyActorCritic) else "discrete"
-    settings = {} if issubclass(agent, ToyPolicyGradient) else {"ratio": 0.1, "n_step": 1}
+    settings = {} if issubclass(agent, ToyPolicyGradient) else {"updates_per_step": 0.1, "n_step": 1}
     cell = subject(name, "vector", memory, action, **settings)
     with pytest.raises(AssertionError, match=message):
         getattr(conformance, check)(cell)
@@ -139,7 +139,7 @@ def test_conform_runs_the_whole_matrix_and_says_what_an_agent_takes() -> None:
         """The same with a mistake that known values show."""
 
     register("algorithm", "tiny", Tiny)
-    assert conformance.conform("tiny", ratio=0.1) == ["vector none discrete"]
+    assert conformance.conform("tiny", updates_per_step=0.1) == ["vector none discrete"]
     register("algorithm", "tiny past the end", TinyPastTheEnd)
     with pytest.raises(AssertionError, match="Walk with an end"):
-        conformance.conform("tiny past the end", ratio=0.1, n_step=1)
+        conformance.conform("tiny past the end", updates_per_step=0.1, n_step=1)

@@ -15,9 +15,9 @@ from whorl.data.replay import Replay
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "toy_policy_gradient": {"memory": "gru", "chunk": 8, "memory_size": 8},
-    "toy_q": {"ratio": 0.2, "capacity": 300},
-    "toy_recurrent_q": {"memory": "lstm", "ratio": 0.1, "capacity": 320},
-    "toy_actor_critic": {"ratio": 0.2, "capacity": 300},
+    "toy_q": {"updates_per_step": 0.2, "buffer_size": 300},
+    "toy_recurrent_q": {"memory": "lstm", "updates_per_step": 0.1, "buffer_size": 320},
+    "toy_actor_critic": {"updates_per_step": 0.2, "buffer_size": 300},
 }
 EPOCHS = 8
 
@@ -27,12 +27,12 @@ def train(name: str, folder: Path, epochs: int) -> Path:
     settings = {
         **SETTINGS[name],
         "runs": str(folder),
-        "lanes": 4,
-        "rollout_steps": 16,
-        "max_epochs": epochs,
+        "num_envs": 4,
+        "num_steps": 16,
+        "max_iterations": epochs,
         "eval_freq": 5,
-        "eval_episodes": 2,
-        "learner_device": "cpu",
+        "n_eval_episodes": 2,
+        "device": "cpu",
         "workers": 0,
         "tensorboard": False,
         "quiet": True,
@@ -55,12 +55,12 @@ def state(run_dir: Path) -> dict[str, Any]:
 def test_a_toy_trains_and_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     whole = state(train(name, tmp_path / "whole", EPOCHS))
     half = train(name, tmp_path / "half", EPOCHS // 2)
-    whorl.resume(half, max_epochs=EPOCHS, quiet=True)
+    whorl.resume(half, max_iterations=EPOCHS, quiet=True)
     resumed = state(half)
     assert whole["agent"]["updates"] == resumed["agent"]["updates"] > 4
     for part in ("agent", "experience", "streams", "collector", "env"):
         assert same(whole[part], resumed[part]), f"{part} of the resumed run differs"
-    for counter in ("steps", "epoch", "episodes", "resets"):
+    for counter in ("steps", "iteration", "episodes", "resets"):
         assert whole["counters"][counter] == resumed["counters"][counter]
 
 

@@ -23,7 +23,7 @@ from whorl.data.batch import Batch, Rows
 from whorl.data.replay import Replay
 from whorl.data.samplers import Priorities
 from whorl.data.views import Sequences, Transitions
-from whorl.nets.backbone import Body, BodySettings
+from whorl.nets.backbone import Backbone, BackboneSettings
 from whorl.nets.memory import MemorySettings
 from whorl.nets.policy import Policy
 from whorl.ops import blank, discounted_return, masked_mean, n_step_return, polyak_
@@ -49,8 +49,8 @@ class ToyPolicyGradient(Agent):
         self.actor = Policy("actor", spec, cfg)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr)
 
-    def initial_memory(self, lanes: int) -> Tree:
-        return self.actor.body.initial_memory(lanes, self.device)
+    def initial_memory(self, num_envs: int) -> Tree:
+        return self.actor.backbone.initial_memory(num_envs, self.device)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         policy, after = self.actor.step(obs, memory, context.reset)
@@ -79,10 +79,10 @@ class QConfig:
     lr: float = 1e-3
     tau: float = 0.05
     epsilon: float = 0.3
-    capacity: int = 2000
+    buffer_size: int = 2000
     batch_size: int = 32
     ratio: float = 0.03
-    learn_after: int = 40
+    learning_starts: int = 40
 
 
 class QNet(nn.Module):
@@ -90,17 +90,17 @@ class QNet(nn.Module):
 
     def __init__(self, spec: Spec, hidden: tuple[int, ...], memory: Any = "none", size: int = 8) -> None:
         super().__init__()
-        self.body = Body(
-            "q", spec.observation, BodySettings(hidden, "tanh", *FLAT, MemorySettings(memory, size))
+        self.backbone = Backbone(
+            "q", spec.observation, BackboneSettings(hidden, "tanh", *FLAT, MemorySettings(memory, size))
         )
-        self.head = nn.Linear(self.body.size, spec.action.n)
+        self.head = nn.Linear(self.backbone.size, spec.action.n)
         self.masked = spec.masked
 
     def forward(self, rows: Rows) -> Tensor:
-        return self._allowed(self.head(self.body(rows)), rows.selected)
+        return self._allowed(self.head(self.backbone(rows)), rows.selected)
 
     def step(self, obs: Tree, memory: Tree, reset: Tensor) -> tuple[Tensor, Tree]:
-        features, after = self.body.step(obs, memory, reset)
+        features, after = self.backbone.step(obs, memory, reset)
         return self._allowed(self.head(features), obs), after
 
     def _allowed(self, q: Tensor, obs: Tree) -> Tensor:
@@ -131,9 +131,9 @@ class ToyQ(Agent):
     def __init__(self, spec: Spec, cfg: QConfig) -> None:
         super().__init__(spec, cfg)
         only(Discrete, spec, "toy_q")
-        self.q = QNet(spec, cfg.hidden)
+        self.q = QNet(spec, cfg.hidden_sizes)
         self.target = copy.deepcopy(self.q).requires_grad_(False)
-        self.add_optimizer("q", self.q, Part("Adam"), cfg.lr)
+        self.add_optimizer("q", self.q, Part("Adam"), cfg.learning_rate)
 
     def experience(self, generator: torch.Generator) -> Replay:
         cfg = self.cfg
@@ -142,10 +142,10 @@ class ToyQ(Agent):
             self.device,
             generator,
             view=Transitions(cfg.n_step),
-            capacity=cfg.capacity,
+            buffer_size=cfg.buffer_size,
             batch_size=cfg.batch_size,
-            ratio=cfg.ratio,
-            learn_after=cfg.learn_after,
+            updates_per_step=cfg.updates_per_step,
+            learning_starts=cfg.learning_starts,
             extras={"chosen": Array(())},
         )
 
@@ -195,12 +195,12 @@ class ToyRecurrentQ(Agent):
     def __init__(self, spec: Spec, cfg: RecurrentConfig) -> None:
         super().__init__(spec, cfg)
         only(Discrete, spec, "toy_recurrent_q")
-        self.q = QNet(spec, cfg.hidden, cfg.memory, cfg.memory_size)
+        self.q = QNet(spec, cfg.hidden_sizes, cfg.memory, cfg.memory_size)
         self.target = copy.deepcopy(self.q).requires_grad_(False)
-        self.add_optimizer("q", self.q, Part("Adam"), cfg.lr)
+        self.add_optimizer("q", self.q, Part("Adam"), cfg.learning_rate)
 
-    def initial_memory(self, lanes: int) -> Tree:
-        return self.q.body.initial_memory(lanes, self.device)
+    def initial_memory(self, num_envs: int) -> Tree:
+        return self.q.backbone.initial_memory(num_envs, self.device)
 
     def experience(self, generator: torch.Generator) -> Replay:
         cfg = self.cfg
@@ -209,10 +209,10 @@ class ToyRecurrentQ(Agent):
             self.device,
             generator,
             view=Sequences(cfg.length + cfg.n_step - 1, cfg.burn_in, self.stride),
-            capacity=cfg.capacity,
+            buffer_size=cfg.buffer_size,
             batch_size=cfg.batch_size,
-            ratio=cfg.ratio,
-            learn_after=cfg.learn_after,
+            updates_per_step=cfg.updates_per_step,
+            learning_starts=cfg.learning_starts,
             memory=self.initial_memory(1),
             stride=self.stride,
             priorities=Priorities(beta_steps=1000),
@@ -258,35 +258,35 @@ class ActorCriticConfig:
     critic_lr: float = 1e-3
     tau: float = 0.05
     noise: float = 0.3
-    actor_every: int = 2
-    capacity: int = 2000
+    policy_delay: int = 2
+    buffer_size: int = 2000
     batch_size: int = 32
     ratio: float = 0.03
-    learn_after: int = 40
+    learning_starts: int = 40
 
 
 class ActionNet(nn.Module):
     def __init__(self, spec: Spec, hidden: tuple[int, ...]) -> None:
         super().__init__()
-        self.body = Body("actor", spec.observation, BodySettings(hidden, "tanh", *FLAT))
-        self.head = nn.Linear(self.body.size, spec.action.size)
+        self.backbone = Backbone("actor", spec.observation, BackboneSettings(hidden, "tanh", *FLAT))
+        self.head = nn.Linear(self.backbone.size, spec.action.size)
 
     def forward(self, rows: Rows) -> Tensor:
-        return self.head(self.body(rows)).tanh()
+        return self.head(self.backbone(rows)).tanh()
 
     def step(self, obs: Tree, reset: Tensor) -> Tensor:
-        return self.head(self.body.step(obs, {}, reset)[0]).tanh()
+        return self.head(self.backbone.step(obs, {}, reset)[0]).tanh()
 
 
 class ActionValue(nn.Module):
     def __init__(self, spec: Spec, hidden: tuple[int, ...]) -> None:
         super().__init__()
-        self.body = Body("critic", spec.observation, BodySettings(hidden, "tanh", *FLAT))
-        self.action = nn.Linear(self.body.size + spec.action.size, hidden[-1])
+        self.backbone = Backbone("critic", spec.observation, BackboneSettings(hidden, "tanh", *FLAT))
+        self.action = nn.Linear(self.backbone.size + spec.action.size, hidden[-1])
         self.head = nn.Linear(hidden[-1], 1)
 
     def forward(self, rows: Rows, action: Tensor) -> Tensor:
-        both = torch.cat((self.body(rows), action), -1)
+        both = torch.cat((self.backbone(rows), action), -1)
         return self.head(self.action(both).tanh())[..., 0]
 
 
@@ -299,8 +299,8 @@ class ToyActorCritic(Agent):
     def __init__(self, spec: Spec, cfg: ActorCriticConfig) -> None:
         super().__init__(spec, cfg)
         only(Continuous, spec, "toy_actor_critic")
-        self.actor = ActionNet(spec, cfg.hidden)
-        self.critic = ActionValue(spec, cfg.hidden)
+        self.actor = ActionNet(spec, cfg.hidden_sizes)
+        self.critic = ActionValue(spec, cfg.hidden_sizes)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.add_optimizer("actor", self.actor, Part("Adam"), cfg.actor_lr)
@@ -313,10 +313,10 @@ class ToyActorCritic(Agent):
             self.device,
             generator,
             view=Transitions(cfg.n_step),
-            capacity=cfg.capacity,
+            buffer_size=cfg.buffer_size,
             batch_size=cfg.batch_size,
-            ratio=cfg.ratio,
-            learn_after=cfg.learn_after,
+            updates_per_step=cfg.updates_per_step,
+            learning_starts=cfg.learning_starts,
             priorities=Priorities(beta_steps=1000),
         )
 
@@ -331,7 +331,7 @@ class ToyActorCritic(Agent):
         return self.critic(rows, self.actor(rows))
 
     def update(self, batch: Batch) -> Updated:
-        return self.step(batch, train_actor=self.updates % self.cfg.actor_every == 0)
+        return self.step(batch, train_actor=self.updates % self.cfg.policy_delay == 0)
 
     @captured
     def step(self, batch: Batch, *, train_actor: bool) -> Updated:

@@ -11,11 +11,11 @@ from torch import Tensor
 from whorl.conformance import capture_safe
 from whorl.core import tree
 from whorl.core.cuda_graphs import record
-from whorl.data.sum_tree import DeviceMasses, HostMasses, Masses
+from whorl.data.sum_tree import DeviceSumTree, HostSumTree, SumTree
 
 CPU = torch.device("cpu")
 OFF = (0.0, math.inf)
-KINDS = [HostMasses, DeviceMasses]
+KINDS = [HostSumTree, DeviceSumTree]
 
 
 def make(kind: Any, mass: Tensor, *, clip: tuple[float, float] = OFF, **shape: int) -> Any:
@@ -27,16 +27,16 @@ def make(kind: Any, mass: Tensor, *, clip: tuple[float, float] = OFF, **shape: i
 
 def write(masses: Any, index: Tensor, mass: Tensor) -> None:
     given = (index, mass.float())
-    masses.write(*(value.numpy() for value in given) if isinstance(masses, HostMasses) else given)
+    masses.write(*(value.numpy() for value in given) if isinstance(masses, HostSumTree) else given)
 
 
 def find(masses: Any, share: Tensor) -> Tensor:
-    if isinstance(masses, HostMasses):
+    if isinstance(masses, HostSumTree):
         return torch.from_numpy(masses.find(share.numpy()))
     return masses.find(share)
 
 
-def total(masses: Masses) -> float:
+def total(masses: SumTree) -> float:
     return masses.levels[-1].sum().item()
 
 
@@ -136,7 +136,7 @@ def test_a_parallel_scan_that_rounds_as_it_likes_leads_to_no_mass_of_zero(
     monkeypatch.setattr(Tensor, "cumsum", scan)
     for name in ("alternating", "sparse", "zeros between extremes"):
         mass = ADVERSARIAL[name].float()
-        found = find(make(DeviceMasses, mass, width=16, top=20), everywhere(4096))
+        found = find(make(DeviceSumTree, mass, width=16, top=20), everywhere(4096))
         assert (mass[found] > 0).all()
 
 
@@ -179,7 +179,7 @@ def test_every_equal_share_of_the_whole_gives_one_draw(kind: Any, count: int) ->
 
 
 def test_host_and_device_draw_the_same_from_the_same_uniform_numbers() -> None:
-    pair = [kind(3000, CPU, 0.6, 1e-6, (0.01, 2.0), width=8, top=50) for kind in (HostMasses, DeviceMasses)]
+    pair = [kind(3000, CPU, 0.6, 1e-6, (0.01, 2.0), width=8, top=50) for kind in (HostSumTree, DeviceSumTree)]
     streams = [torch.Generator().manual_seed(5) for _ in pair]
     generator, beta = torch.Generator().manual_seed(6), torch.tensor(0.5)
     for number in range(40):
@@ -220,7 +220,7 @@ def test_recomputed_sums_are_those_that_writes_had_left(kind: Any) -> None:
 
 
 def test_what_a_device_runs_can_be_captured() -> None:
-    masses = make(DeviceMasses, torch.rand(500), clip=(0.01, 1.0), width=4, top=10)
+    masses = make(DeviceSumTree, torch.rand(500), clip=(0.01, 1.0), width=4, top=10)
     generator, beta, error = torch.Generator(), torch.tensor(0.5), torch.rand(32)
     masses.draw(32, generator, beta)
     with capture_safe():
@@ -232,11 +232,11 @@ def test_what_a_device_runs_can_be_captured() -> None:
 @pytest.mark.parametrize("name", ADVERSARIAL)
 def test_a_gpu_finds_what_the_host_finds(name: str) -> None:
     mass, share = ADVERSARIAL[name].float(), everywhere(4096)[:4096]
-    masses = DeviceMasses(4096, torch.device("cuda"), 1.0, 0.0, OFF, width=16, top=20)
+    masses = DeviceSumTree(4096, torch.device("cuda"), 1.0, 0.0, OFF, width=16, top=20)
     masses.write(torch.arange(4096, device="cuda"), mass.cuda())
     found = masses.find(share.cuda()).cpu()
     assert (mass[found] > 0).all()
-    same = find(make(HostMasses, mass, width=16, top=20), share) == found
+    same = find(make(HostSumTree, mass, width=16, top=20), share) == found
     assert same.float().mean() > 0.9  # at boundaries either neighbour is right
 
 
@@ -244,7 +244,7 @@ def test_a_gpu_finds_what_the_host_finds(name: str) -> None:
 def test_captured_draws_and_renewals_equal_eager_ones() -> None:
     def run(captured: bool) -> list[Tensor]:
         device = torch.device("cuda")
-        masses = DeviceMasses(50_000, device, 0.6, 1e-6, (0.01, 1.0))
+        masses = DeviceSumTree(50_000, device, 0.6, 1e-6, (0.01, 1.0))
         start = torch.arange(50_000, device=device)
         masses.admit(start, start % 7 > 0)
         generator, beta = torch.Generator(device).manual_seed(1), torch.full((), 0.4, device=device)
@@ -274,7 +274,7 @@ def test_captured_draws_and_renewals_equal_eager_ones() -> None:
 
 def test_bytes_per_row_are_those_of_the_priority_and_little_more() -> None:
     # A float32 each, float64 sums of every 16 (host) or 128 (device) of them, and of every 16 or 128 of those.
-    for kind, expected in ((HostMasses, 4 + 8 / 16 + 8 / 256), (DeviceMasses, 4 + 8 / 128)):
+    for kind, expected in ((HostSumTree, 4 + 8 / 16 + 8 / 256), (DeviceSumTree, 4 + 8 / 128)):
         masses = kind(1_000_000, CPU, 0.6, 1e-6, OFF)
         size = sum(level.numel() * level.element_size() for level in masses.levels)
         assert size / 1_000_000 == pytest.approx(expected, rel=1e-3)

@@ -16,21 +16,23 @@ from whorl.data.batch import Batch
 from whorl.data.replay import Replay, check_replay, replay_of
 from whorl.data.ring import Ring, replay_bytes
 from whorl.data.samplers import Priorities
-from whorl.data.sum_tree import DeviceMasses
+from whorl.data.sum_tree import DeviceSumTree
 from whorl.data.views import Sequences, Transitions, View
 from whorl.settings.families import ReplayConfig
 
 EXTRAS = {"log_prob": Array(())}
 
 
-def replay(lanes: int, slots: int, view: View, batch_size: int = 64, seed: int = 0, **options: Any) -> Replay:
+def replay(
+    num_envs: int, slots: int, view: View, batch_size: int = 64, seed: int = 0, **options: Any
+) -> Replay:
     generator = torch.Generator().manual_seed(seed)
     return Replay(
-        spec(lanes),
+        spec(num_envs),
         "cpu",
         generator,
         view=view,
-        capacity=lanes * slots,
+        buffer_size=num_envs * slots,
         batch_size=batch_size,
         extras=EXTRAS,
         **options,
@@ -44,38 +46,38 @@ def learn(store: Replay, batch: Batch) -> None:
 def check_transitions(batch: Batch, record: Recorder, store: Replay) -> None:
     n = store.view.span
     newest = store.ring.rows - 1
-    for b, lane, start in samples(batch):
-        row = record.rows[lane][start]
+    for b, env_index, start in samples(batch):
+        row = record.rows[env_index][start]
         assert row.mask
         assert store.ring.oldest <= start <= newest - n
-        reward, discount, keep, after = record.fold(lane, start, n)
+        reward, discount, keep, after = record.fold(env_index, start, n)
         assert batch.reward[0, b].item() == pytest.approx(reward, abs=1e-6)
         assert batch.discount[0, b].item() == pytest.approx(discount, abs=1e-6)
         assert batch.keep[0, b].item() == keep
-        assert batch.obs["row"][1, b].tolist() == [after, lane]
+        assert batch.obs["row"][1, b].tolist() == [after, env_index]
         assert batch.action[0, b].item() == row.action
         assert batch.reset[0, b].item() == row.reset
         assert batch.extras["log_prob"][0, b].item() == start * 0.5
-    numbers, lanes = batch.obs["row"].long().unbind(-1)
-    assert torch.equal(batch.obs["image"], image(numbers, lanes))
+    numbers, num_envs = batch.obs["row"].long().unbind(-1)
+    assert torch.equal(batch.obs["image"], image(numbers, num_envs))
     assert batch.mask.all() and not batch.reset[1].any()
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize(
-    ("lanes", "slots", "steps", "n"), [(1, 50, 1, 1), (3, 40, 7, 3), (8, 64, 16, 5), (5, 33, 1, 3)]
+    ("num_envs", "slots", "steps", "n"), [(1, 50, 1, 1), (3, 40, 7, 3), (8, 64, 16, 5), (5, 33, 1, 3)]
 )
 def test_every_transition_equals_what_the_record_says(
-    lanes: int, slots: int, steps: int, n: int, prioritized: bool
+    num_envs: int, slots: int, steps: int, n: int, prioritized: bool
 ) -> None:
-    record = Recorder(lanes, seed=lanes)
-    store = replay(lanes, slots, Transitions(n), priorities=Priorities() if prioritized else None)
+    record = Recorder(num_envs, seed=num_envs)
+    store = replay(num_envs, slots, Transitions(n), priorities=Priorities() if prioritized else None)
     rounds = 400 // steps + 3 * slots // steps
     for number in range(rounds):
         if number % 11 == 10:
             record.restart()
         store.add(record.rollout(steps))
-        if store.steps > store.learn_after and number % 3 == 0:
+        if store.steps > store.learning_starts and number % 3 == 0:
             batch = store.sample()
             check_transitions(batch, record, store)
             learn(store, batch)
@@ -83,33 +85,33 @@ def test_every_transition_equals_what_the_record_says(
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-@pytest.mark.parametrize(("lanes", "slots", "steps", "length", "burn_in", "stride"), [
+@pytest.mark.parametrize(("num_envs", "slots", "steps", "length", "burn_in", "stride"), [
     (1, 40, 1, 5, 0, 1),
     (3, 48, 8, 6, 2, 4),
     (4, 60, 5, 5, 5, 5),
 ])  # fmt: skip
 def test_every_sequence_equals_what_the_record_says(
-    lanes: int, slots: int, steps: int, length: int, burn_in: int, stride: int, prioritized: bool
+    num_envs: int, slots: int, steps: int, length: int, burn_in: int, stride: int, prioritized: bool
 ) -> None:
-    record = Recorder(lanes, seed=lanes)
+    record = Recorder(num_envs, seed=num_envs)
     memory = {"net": {"h": torch.zeros(1, 2)}} if stride > 1 else {}
     view = Sequences(length, burn_in, stride)
     priorities = Priorities() if prioritized else None
-    store = replay(lanes, slots, view, 16, memory=memory, stride=stride, priorities=priorities)
+    store = replay(num_envs, slots, view, 16, memory=memory, stride=stride, priorities=priorities)
     total = burn_in + length
     for number in range(4 * slots // steps):
         if number % 11 == 10:
             record.restart()
         store.add(record.rollout(steps, stride if stride > 1 else 0))
-        if store.steps <= store.learn_after:
+        if store.steps <= store.learning_starts:
             continue
         batch = store.sample()
         assert batch.shape == (total, 16) and batch.burn_in == burn_in
         assert len(batch.reset) == total + 1
-        for b, lane, start in samples(batch):
+        for b, env_index, start in samples(batch):
             assert start % stride == 0
             assert store.ring.oldest <= start <= store.ring.rows - 1 - total
-            rows = record.rows[lane][start : start + total + 1]
+            rows = record.rows[env_index][start : start + total + 1]
             assert batch.obs["row"][:, b, 0].tolist() == [row.number for row in rows]
             assert batch.reset[:, b].tolist() == [row.reset for row in rows]
             assert batch.mask[:, b].tolist() == [row.mask and t >= burn_in for t, row in enumerate(rows[:-1])]
@@ -121,23 +123,23 @@ def test_every_sequence_equals_what_the_record_says(
             )
             assert batch.discount[:, b].tolist() == pytest.approx([row.discount for row in rows[:-1]])
             if stride > 1:
-                assert batch.memory["net"]["h"][b].tolist() == [start, lane]
+                assert batch.memory["net"]["h"][b].tolist() == [start, env_index]
         learn(store, batch)
 
 
 def test_uniform_sampling_draws_every_eligible_row_equally_often() -> None:
-    lanes, slots = 3, 40
-    record, store = Recorder(lanes, seed=5), replay(lanes, slots, Transitions(2), batch_size=100_000)
+    num_envs, slots = 3, 40
+    record, store = Recorder(num_envs, seed=5), replay(num_envs, slots, Transitions(2), batch_size=100_000)
     for _ in range(23):
         store.add(record.rollout(7))
     newest = store.ring.rows - 1
     eligible = {
-        (lane, row)
-        for lane in range(lanes)
+        (env_index, row)
+        for env_index in range(num_envs)
         for row in range(store.ring.oldest, newest - 1)
-        if record.rows[lane][row].mask
+        if record.rows[env_index][row].mask
     }
-    drawn = [(lane, row) for _, lane, row in samples(store.sample())]
+    drawn = [(env_index, row) for _, env_index, row in samples(store.sample())]
     assert set(drawn) == eligible
     expected = len(drawn) / len(eligible)
     chi = sum((drawn.count(start) - expected) ** 2 / expected for start in eligible)
@@ -185,7 +187,7 @@ def test_a_restart_costs_one_row_even_where_nobody_announced_it() -> None:
 
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 1.0, 2.5])
 def test_fractions_of_the_ratio_are_carried_exactly(ratio: float) -> None:
-    record, store = Recorder(1, end=0.0), replay(1, 50, Transitions(1), ratio=ratio, learn_after=10)
+    record, store = Recorder(1, end=0.0), replay(1, 50, Transitions(1), updates_per_step=ratio, learning_starts=10)
     made = []
     for _ in range(110):
         store.add(record.rollout(1))
@@ -198,18 +200,18 @@ def test_fractions_of_the_ratio_are_carried_exactly(ratio: float) -> None:
 @pytest.mark.parametrize("view", [Transitions(3), Sequences(4, 2, 2)])
 def test_batches_drawn_together_are_those_drawn_one_by_one(view: View) -> None:
     memory = {"net": {"h": torch.zeros(1, 2)}} if view.stride > 1 else {}
-    options = {"memory": memory, "stride": view.stride, "ratio": 0.3}
-    together, apart = replay(3, 40, view, 8, **options), replay(3, 40, view, 8, **options)
+    options = {"memory": memory, "stride": view.stride, "updates_per_step": 0.3}
+    run_parallel, apart = replay(3, 40, view, 8, **options), replay(3, 40, view, 8, **options)
     apart._together = 1
     record = Recorder(3)
     for _ in range(6):
         rollout = record.rollout(6, view.stride)
-        for store in (together, apart):
+        for store in (run_parallel, apart):
             store.add(rollout)
-        for (_, one), (_, other) in zip(together.due(), apart.due(), strict=True):
+        for (_, one), (_, other) in zip(run_parallel.due(), apart.due(), strict=True):
             for (path, a), (_, b) in zip(tree.items(one.tensors()), tree.items(other.tensors()), strict=True):
                 assert torch.equal(a, b), path
-    assert together.drawn > 12
+    assert run_parallel.drawn > 12
 
 
 def test_steps_are_counted_by_the_mask() -> None:
@@ -223,7 +225,7 @@ def test_steps_are_counted_by_the_mask() -> None:
 @pytest.mark.parametrize("priorities", [None, Priorities()])
 def test_a_restored_replay_goes_on_bit_for_bit(view: View, priorities: Priorities | None) -> None:
     memory = {"net": {"h": torch.zeros(1, 2)}} if view.stride > 1 else {}
-    options = {"priorities": priorities, "memory": memory, "stride": view.stride, "ratio": 0.3}
+    options = {"priorities": priorities, "memory": memory, "stride": view.stride, "updates_per_step": 0.3}
     record = Recorder(3)
     store = replay(3, 40, view, 8, **options)
 
@@ -261,7 +263,7 @@ def tree_copy(state: Any) -> Any:
 def test_sampling_and_settling_never_wait_for_the_device(
     view: View, priorities: Priorities | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samplers, "HostMasses", DeviceMasses)  # what a device would run
+    monkeypatch.setattr(samplers, "HostSumTree", DeviceSumTree)  # what a device would run
     store = replay(3, 40, view, 8, priorities=priorities)
     record = Recorder(3)
     for _ in range(12):
@@ -301,16 +303,16 @@ def test_a_masked_rows_garbage_never_reaches_a_fold() -> None:
 # Settings that do not fit
 
 
-def spec_of(lanes: int) -> Spec:
-    return Spec(Array((3,)), Continuous((1,), (-1.0,), (1.0,)), lanes)
+def spec_of(num_envs: int) -> Spec:
+    return Spec(Array((3,)), Continuous((1,), (-1.0,), (1.0,)), num_envs)
 
 
 @pytest.mark.parametrize(("settings", "rows", "sentence"), [
-    ({"n_step": 30, "capacity": 100}, 32, "capacity is 100, 25 rows for each of 4 lanes, .* n_step 30 need 38"),
-    ({"capacity": 100}, 128, "rollout_steps 32 and n_step 1 need 33; use a capacity of at least 132"),
+    ({"n_step": 30, "buffer_size": 100}, 32, "capacity is 100, 25 rows for each of 4 environments, .* n_step 30 need 38"),
+    ({"buffer_size": 100}, 128, "num_steps 32 and n_step 1 need 33; use a capacity of at least 132"),
     # one rollout's row and its successor would be 2, but a final row and one that lost its successor may stand there
-    ({"capacity": 15}, 4, "rollout_steps 1 and n_step 1 need 4; use a capacity of at least 16"),
-    ({"capacity": 3}, 4, "a replay capacity of 3 holds no row for each of 4 lanes"),
+    ({"buffer_size": 15}, 4, "num_steps 1 and n_step 1 need 4; use a capacity of at least 16"),
+    ({"buffer_size": 3}, 4, "a replay capacity of 3 holds no row for each of 4 environments"),
 ])  # fmt: skip
 def test_a_ring_too_small_is_told_in_one_sentence(settings: dict[str, int], rows: int, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
@@ -323,20 +325,20 @@ def test_the_smallest_ring_that_is_allowed_never_draws_a_row_that_is_no_start(
     n: int, prioritized: bool
 ) -> None:
     with pytest.raises(ConfigError, match=f"need {n + 3}"):
-        check_replay(ReplayConfig(n_step=n, capacity=n + 2), spec_of(1), 1)
-    check_replay(ReplayConfig(n_step=n, capacity=n + 3), spec_of(1), 1)
+        check_replay(ReplayConfig(n_step=n, buffer_size=n + 2), spec_of(1), 1)
+    check_replay(ReplayConfig(n_step=n, buffer_size=n + 3), spec_of(1), 1)
     record = Recorder(1, seed=n, end=0.6)
     store = replay(1, n + 3, Transitions(n), batch_size=8, priorities=Priorities() if prioritized else None)
     for number in range(400):
         if number % 3 == 0:
             record.restart()  # often after a final row and a first one, which so loses its successor
         store.add(record.rollout(1))
-        if store.steps > store.learn_after:
+        if store.steps > store.learning_starts:
             check_transitions(store.sample(), record, store)
 
 
 def test_a_ring_larger_than_memory_is_told_in_bytes_before_it_is_allocated() -> None:
-    cfg = ReplayConfig(capacity=10**13)
+    cfg = ReplayConfig(buffer_size=10**13)
     # 3 + 1 floats, reward, discount and 3 flags: 27 bytes a row; and 8 to draw it, where numbers go beyond 2^31.
     with pytest.raises(
         ConfigError, match=r"replay of 10,000,000,000,000 rows takes 350,000,000,000,008 bytes, but"
@@ -346,7 +348,7 @@ def test_a_ring_larger_than_memory_is_told_in_bytes_before_it_is_allocated() -> 
 
 def test_what_draws_is_counted_as_it_is_allocated() -> None:
     for prioritized in (False, True):
-        cfg = ReplayConfig(capacity=10_000, prioritized=prioritized)
+        cfg = ReplayConfig(buffer_size=10_000, prioritized=prioritized)
         store = replay_of(cfg, spec_of(4), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
         held = (
             [store.sampler.queue]
@@ -358,6 +360,6 @@ def test_what_draws_is_counted_as_it_is_allocated() -> None:
 
 
 def test_the_size_told_beforehand_is_the_size_it_has() -> None:
-    cfg = ReplayConfig(capacity=1000)
+    cfg = ReplayConfig(buffer_size=1000)
     store = replay_of(cfg, spec_of(4), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
     assert store.bytes == replay_bytes(spec_of(4), 1000) == 27_000

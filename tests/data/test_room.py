@@ -9,7 +9,7 @@ from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Continuous, Spec
 from whorl.data import memory_check as room
 from whorl.data import replay
-from whorl.data.memory_check import allocating, free_memory, require_room
+from whorl.data.memory_check import allocating, free_memory, require_memory
 
 CPU = torch.device("cpu")
 
@@ -76,16 +76,16 @@ def test_a_group_that_is_over_its_limit_has_nothing(tmp_path: Path) -> None:
 
 def test_a_capacity_that_fits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "free_memory", lambda: 1000)
-    require_room(1000, CPU, 50)
+    require_memory(1000, CPU, 50)
     # 0.9 * 1000 / 1001 of 50 rows
     with pytest.raises(ConfigError, match=r"takes 1,001 bytes, but 1,000 are free on cpu; .* at most 44"):
-        require_room(1001, CPU, 50)
+        require_memory(1001, CPU, 50)
 
 
 def test_an_allocation_that_fails_is_told_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "require_room", lambda *_: None)
+    monkeypatch.setattr(replay, "require_memory", lambda *_: None)
     spec = Spec(Array((3,)), Continuous((1,), (-1.0,), (1.0,)), 1)
-    cfg = replay.ReplayConfig(capacity=10**15)
+    cfg = replay.ReplayConfig(buffer_size=10**15)
     with pytest.raises(ConfigError, match=r"takes 35,000,000,000,000,008 bytes, which cpu did not give"):
         replay.replay_of(cfg, spec, CPU, torch.Generator(), lambda batch: batch.mask)
 

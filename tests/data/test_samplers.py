@@ -11,7 +11,7 @@ from whorl.core import tree
 from whorl.data import samplers
 from whorl.data.replay import Replay
 from whorl.data.samplers import Priorities, Prioritized, Uniform, sequence_priority
-from whorl.data.sum_tree import DeviceMasses
+from whorl.data.sum_tree import DeviceSumTree
 from whorl.data.views import Transitions
 
 CPU = torch.device("cpu")
@@ -125,7 +125,7 @@ def test_a_state_goes_from_a_host_to_a_device_which_sums_other_blocks(
     host.admit(index, torch.ones(3000, dtype=torch.bool))
     host.settle(index, torch.ones(1, len(index)), error)
     host.anneal(1000)
-    monkeypatch.setattr(samplers, "HostMasses", DeviceMasses)
+    monkeypatch.setattr(samplers, "HostSumTree", DeviceSumTree)
     device = Prioritized(3000, CPU, Priorities())
     device.load_state_dict(tree.clone(host.state_dict()))
     there, here = device.state_dict(), host.state_dict()
@@ -146,26 +146,26 @@ def test_a_restored_state_is_the_same_to_the_bit() -> None:
     assert tree_equal(sampler.state_dict(), other.state_dict())
 
 
-@pytest.mark.parametrize("masses", [samplers.HostMasses, samplers.DeviceMasses])
+@pytest.mark.parametrize("masses", [samplers.HostSumTree, samplers.DeviceSumTree])
 def test_prioritized_sampling_never_returns_a_masked_row(
     masses: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samplers, "HostMasses", masses)
+    monkeypatch.setattr(samplers, "HostSumTree", masses)
     record = Recorder(4, end=0.5)
     store = Replay(
         spec(4),
         "cpu",
         torch.Generator().manual_seed(0),
         view=Transitions(2),
-        capacity=4 * 50,
+        buffer_size=4 * 50,
         batch_size=200,
         priorities=Priorities(),
     )
     for _ in range(40):
         store.add(record.rollout(5))
-        if store.steps > store.learn_after:
+        if store.steps > store.learning_starts:
             batch = store.sample()
-            assert all(record.rows[lane][row].mask for _, lane, row in samples(batch))
+            assert all(record.rows[env_index][row].mask for _, env_index, row in samples(batch))
             store.settle(batch, SimpleNamespace(priority=torch.rand(200) * (torch.rand(200) < 0.5)))
     # After many wraps the total still is the sum of what can be drawn.
     state = store.sampler.state_dict()

@@ -29,11 +29,16 @@ MEMORY = {"net": {"h": torch.zeros(1, 2)}}
 LAST_MEMORY = {**MEMORY, LAST: {"action": torch.zeros(1, dtype=torch.int64), "reward": torch.zeros(1)}}
 
 
-def replay(lanes: int, slots: int, view: Sequences, **options: Any) -> Replay:
+def replay(num_envs: int, slots: int, view: Sequences, **options: Any) -> Replay:
     memory = {} if view.whole else LAST_MEMORY if view.last else MEMORY
     given = {"memory": memory, "stride": view.stride, "batch_size": 16, **options}
     return Replay(
-        spec(lanes), "cpu", torch.Generator().manual_seed(0), view=view, capacity=lanes * slots, **given
+        spec(num_envs),
+        "cpu",
+        torch.Generator().manual_seed(0),
+        view=view,
+        buffer_size=num_envs * slots,
+        **given,
     )
 
 
@@ -53,16 +58,16 @@ def starts(store: Replay) -> Tensor:
 
 
 def numbers(batch: Batch) -> list[tuple[int, int]]:
-    """(row, lane) where each sample starts."""
-    return [(row, lane) for row, lane in batch.obs["row"][0].long().tolist()]
+    """(row, environment) where each sample starts."""
+    return [(row, env_index) for row, env_index in batch.obs["row"][0].long().tolist()]
 
 
-def check(store: Replay, record: Recorder, batch: Batch, b: int, row: int, lane: int) -> None:
+def check(store: Replay, record: Recorder, batch: Batch, b: int, row: int, env_index: int) -> None:
     """One sample, number by number."""
     view: Any = store.view
     count = view.burn_in + view.length
-    rows = record.rows[lane][row : row + view.span + 1]
-    assert batch.obs["row"][:, b].tolist() == [[r.number, lane] for r in rows]
+    rows = record.rows[env_index][row : row + view.span + 1]
+    assert batch.obs["row"][:, b].tolist() == [[r.number, env_index] for r in rows]
     assert batch.reset[:, b].tolist() == [r.reset for r in rows]
     over, following = False, batch.next.selected["row"][:, b].tolist()
     for t in range(count):
@@ -73,17 +78,17 @@ def check(store: Replay, record: Recorder, batch: Batch, b: int, row: int, lane:
             assert batch.action[t, b] == 0
             continue
         assert batch.action[t, b].item() == rows[t].action
-        reward, discount, keep, after = record.fold(lane, row + t, view.n_step)
+        reward, discount, keep, after = record.fold(env_index, row + t, view.n_step)
         assert batch.reward[t, b].item() == pytest.approx(reward, abs=1e-6)
         assert batch.discount[t, b].item() == pytest.approx(discount, abs=1e-6)
         assert batch.keep[t, b].item() == keep
-        assert following[t] == [after, lane]
+        assert following[t] == [after, env_index]
     if not view.whole:
-        assert batch.memory["net"]["h"][b].tolist() == [row, lane]
+        assert batch.memory["net"]["h"][b].tolist() == [row, env_index]
     for t, here in enumerate(rows):
         # Before an episode there is nothing, and without stored memory nothing is known before the first row.
         if view.last and not here.reset and (t or not view.whole):
-            before = record.rows[lane][row + t - 1]
+            before = record.rows[env_index][row + t - 1]
             assert batch.last["action"][t, b].item() == before.action
             assert batch.last["reward"][t, b].item() == pytest.approx(before.reward)
 
@@ -102,9 +107,9 @@ VIEWS = {
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("name", VIEWS)
 def test_every_start_gives_what_the_record_says(name: str, prioritized: bool) -> None:
-    view, lanes, slots = VIEWS[name], 3, 36
-    record = Recorder(lanes, seed=len(name))
-    store = replay(lanes, slots, view, priorities=Priorities() if prioritized else None)
+    view, num_envs, slots = VIEWS[name], 3, 36
+    record = Recorder(num_envs, seed=len(name))
+    store = replay(num_envs, slots, view, priorities=Priorities() if prioritized else None)
     steps, seen = 2 * view.stride, set()
     for number in range(3 * slots // steps):
         if number % 7 == 6:
@@ -114,11 +119,11 @@ def test_every_start_gives_what_the_record_says(name: str, prioritized: bool) ->
         if len(every) == 0 or number % 3:
             continue
         batch = view.gather(store.ring, every)
-        for b, (row, lane) in enumerate(numbers(batch)):
+        for b, (row, env_index) in enumerate(numbers(batch)):
             assert row % view.stride == 0
             assert store.ring.oldest <= row <= store.ring.rows - 1 - view.span
-            assert not view.whole or (record.rows[lane][row].reset and record.rows[lane][row].mask)
-            check(store, record, batch, b, row, lane)
+            assert not view.whole or (record.rows[env_index][row].reset and record.rows[env_index][row].mask)
+            check(store, record, batch, b, row, env_index)
             seen.add(row)
         drawn = store.sample()
         assert set(numbers(drawn)) <= set(numbers(batch)), "no other is drawn"
@@ -160,25 +165,25 @@ def test_garbage_in_a_masked_row_never_comes_out(view: Sequences) -> None:
 
 
 def test_settings_say_what_a_sequence_is() -> None:
-    cfg = ReplayConfig(memory="lstm", sequence=8, burn_in=4, stride=2, n_step=3, last_reward=True)
+    cfg = ReplayConfig(memory="lstm", sequence_length=8, burn_in=4, sequence_stride=2, n_step=3, last_reward=True)
     assert view_of(cfg) == Sequences(8, 4, 2, 3, False, True)
-    whole = ReplayConfig(memory="gru", sequence=50, whole_episodes=True)
+    whole = ReplayConfig(memory="gru", sequence_length=50, whole_episodes=True)
     assert view_of(whole) == Sequences(50, 0, 1, 1, True, False)
 
 
-def spec_of(lanes: int) -> Spec:
-    return Spec(Array((3,)), Discrete(2), lanes)
+def spec_of(num_envs: int) -> Spec:
+    return Spec(Array((3,)), Discrete(2), num_envs)
 
 
 @pytest.mark.parametrize(("settings", "rows", "sentence"), [
-    ({"capacity": 300, "sequence": 40, "burn_in": 20}, 80,
-     r"capacity is 300, 60 rows for each of 4 lanes, but rollout_steps 20 and sequences of 61 rows \(burn_in, sequence "
+    ({"buffer_size": 300, "sequence_length": 40, "burn_in": 20}, 80,
+     r"capacity is 300, 60 rows for each of 4 environments, but num_steps 20 and sequences of 61 rows \(burn_in, sequence "
      r"and n_step\) need 80; use a capacity of at least 320"),
-    ({"capacity": 400, "sequence": 40, "burn_in": 20, "n_step": 30}, 80, "sequences of 90 rows .* need 120"),
+    ({"buffer_size": 400, "sequence_length": 40, "burn_in": 20, "n_step": 30}, 80, "sequences of 90 rows .* need 120"),
     # A start every 20 rows, of which the ring must hold one at any moment with the 5 rows behind it.
-    ({"capacity": 80, "sequence": 5, "stored_memory": False}, 4,
-     r"rollout_steps 1 and sequences of 6 rows .* need 40; use a capacity of at least 160"),
-    ({"capacity": 40}, 80, "capacity of 40 holds no row for each of 4 lanes and a stride of 20; use at least 80"),
+    ({"buffer_size": 80, "sequence_length": 5, "stored_memory": False}, 4,
+     r"num_steps 1 and sequences of 6 rows .* need 40; use a capacity of at least 160"),
+    ({"buffer_size": 40}, 80, "capacity of 40 holds no row for each of 4 environments and a stride of 20; use at least 80"),
 ])  # fmt: skip
 def test_a_ring_too_small_for_its_sequences_is_told_in_one_sentence(
     settings: dict[str, Any], rows: int, sentence: str
@@ -189,11 +194,11 @@ def test_a_ring_too_small_for_its_sequences_is_told_in_one_sentence(
 
 @pytest.mark.parametrize("stride", [2, 5, 8])
 def test_the_smallest_ring_that_is_allowed_always_has_a_start(stride: int) -> None:
-    cfg = ReplayConfig(memory="lstm", sequence=3, stride=stride, n_step=2, stored_memory=False)
+    cfg = ReplayConfig(memory="lstm", sequence_length=3, sequence_stride=stride, n_step=2, stored_memory=False)
     slots = stride
     while True:
         try:
-            check_replay(ReplayConfig(**{**vars(cfg), "capacity": slots}), spec_of(1), 1)
+            check_replay(ReplayConfig(**{**vars(cfg), "buffer_size": slots}), spec_of(1), 1)
             break
         except ConfigError:
             slots += stride
@@ -201,7 +206,7 @@ def test_the_smallest_ring_that_is_allowed_always_has_a_start(stride: int) -> No
     store, record = replay(1, slots, view, memory={}), Recorder(1)
     for _ in range(10 * slots):
         store.add(record.rollout(1))
-        if store.steps > store.learn_after:
+        if store.steps > store.learning_starts:
             assert len(starts(store))
             assert set(numbers(store.sample())) <= set(numbers(view.gather(store.ring, starts(store))))
 
@@ -213,7 +218,8 @@ def test_an_episode_that_outgrows_the_ring_is_one_sentence() -> None:
         assert list(store.due()) or store.ring.rows < 10
     store.add(record.rollout(5))
     with pytest.raises(
-        ConfigError, match="no episode begins in the 20 rows that replay holds of each lane; use a larger"
+        ConfigError,
+        match="no episode begins in the 20 rows that replay holds of each environment; use a larger",
     ):
         for _ in range(3):
             store.add(record.rollout(5))
@@ -225,7 +231,9 @@ def test_an_episode_that_outgrows_the_ring_is_one_sentence() -> None:
 
 def test_a_sequence_is_drawn_by_its_largest_and_its_mean_error() -> None:
     """eta .9 of errors 1, 3, 2: .9 * 3 + .1 * 2; where the 3 is masked: .9 * 2 + .1 * 1.5."""
-    cfg = ReplayConfig(memory="lstm", sequence=3, stride=3, capacity=30, prioritized=True, priority_alpha=1.0)
+    cfg = ReplayConfig(
+        memory="lstm", sequence_length=3, sequence_stride=3, buffer_size=30, prioritized=True, priority_alpha=1.0
+    )
     store = replay_of(cfg, spec(1), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask, MEMORY)
     record = Recorder(1, end=0.0)
     for _ in range(3):
@@ -246,15 +254,15 @@ def test_new_sequences_get_priorities_of_their_own() -> None:
         40,
         view,
         priorities=Priorities(alpha=1.0, epsilon=0.0),
-        appraise=lambda batch: batch.obs["row"][: batch.shape[0], :, 0],
+        initial_priority=lambda batch: batch.obs["row"][: batch.shape[0], :, 0],
     )
     for _ in range(15):
         added(store, record, 4)
     every = starts(store)
     batch = view.gather(store.ring, every)
     mass = store.sampler.state_dict()["mass"]
-    for b, (row, lane) in enumerate(numbers(batch)):
-        real = [r.number for r in record.rows[lane][row + 2 : row + 6] if r.mask]
+    for b, (row, env_index) in enumerate(numbers(batch)):
+        real = [r.number for r in record.rows[env_index][row + 2 : row + 6] if r.mask]
         expected = 0.9 * max(real) + 0.1 * sum(real) / len(real)
         assert mass[every[b]].item() == pytest.approx(expected, rel=1e-5)
 
@@ -277,10 +285,10 @@ def held(store: Replay) -> dict[tuple[int, int], float]:
     ring = store.ring
     found = {}
     for row in range(-(-ring.oldest // 3) * 3, ring.rows, 3):
-        for lane in range(2):
-            number, other = ring.memories["net"]["h"][row % ring.slots // 3, lane].tolist()
-            assert other == lane
-            found[row, lane] = number
+        for env_index in range(2):
+            number, other = ring.memories["net"]["h"][row % ring.slots // 3, env_index].tolist()
+            assert other == env_index
+            found[row, env_index] = number
     return found
 
 
@@ -291,10 +299,10 @@ def test_renewed_memory_lands_before_the_rows_it_belongs_to() -> None:
         if number > 5 and number % 4 == 0:
             batch = store.sample()
             # Rows 3 and 6 of a window of 9; before row 0 it is as it was.
-            renewed |= {(row + ahead, lane) for row, lane in numbers(batch) for ahead in (3, 6)}
+            renewed |= {(row + ahead, env_index) for row, env_index in numbers(batch) for ahead in (3, 6)}
             store.settle(batch, SimpleNamespace(priority=None))
-        for (row, lane), value in held(store).items():
-            assert value == row + 1000 * ((row, lane) in renewed)
+        for (row, env_index), value in held(store).items():
+            assert value == row + 1000 * ((row, env_index) in renewed)
 
 
 def test_where_samples_meet_the_last_one_counts() -> None:
@@ -344,8 +352,8 @@ def test_memory_that_changes_is_in_no_file(tmp_path: Path) -> None:
 
 
 def test_the_size_counts_what_is_remembered() -> None:
-    """3 lanes of 80 rows of 3 floats, an int64, 2 floats, 3 flags; every 20 rows 2 * 8 floats, an int64, a float."""
-    cfg = DQN.Config(capacity=250, memory="lstm", memory_size=8, last_action=True, hidden=(8,))
+    """3 environments of 80 rows of 3 floats, an int64, 2 floats, 3 flags; every 20 rows 2 * 8 floats, an int64, a float."""
+    cfg = DQN.Config(buffer_size=250, memory="lstm", memory_size=8, last_action=True, hidden_sizes=(8,))
     agent = DQN(spec_of(3), cfg)
     expected = 3 * 80 * (12 + 8 + 8 + 3) + 3 * 4 * (64 + 8 + 4)
     assert agent.replay_bytes() == expected
@@ -354,7 +362,7 @@ def test_the_size_counts_what_is_remembered() -> None:
 
 
 def test_the_size_without_stored_memory_is_that_of_the_ring_too() -> None:
-    agent = DQN(spec_of(3), DQN.Config(capacity=250, memory="lstm", stored_memory=False, hidden=(8,)))
+    agent = DQN(spec_of(3), DQN.Config(buffer_size=250, memory="lstm", stored_memory=False, hidden_sizes=(8,)))
     agent.prepare("cpu", lambda name: torch.Generator())
     assert agent.replay_bytes() == agent.experience(torch.Generator()).bytes == 3 * 80 * (12 + 8 + 8 + 3)
 
@@ -363,11 +371,11 @@ def test_a_million_rows_of_atari_with_states_of_r2d2_stay_within_7_3_gigabytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nn.init, "orthogonal_", lambda weight, *gain: weight)  # weights do not matter here
-    settings = configure("r2d2", "ALE/Pong-v5", {"capacity": 1_000_000})
-    assert settings.algo.stride == 40 and settings.algo.memory_size == 512
+    settings = configure("r2d2", "ALE/Pong-v5", {"buffer_size": 1_000_000})
+    assert settings.algo.sequence_stride == 40 and settings.algo.memory_size == 512
     expected = 1_000_000 * (84 * 84 + 8 + 4 + 4 + 3) + 25_000 * (2 * 512 * 4 + 8 + 4)
     for stack in (1, 4):
         frames = Array((stack, 84, 84), "uint8", 0.0, 255.0, stack=stack, plane=True)
-        agent = build_agent(settings, Spec(frames, Discrete(6), settings.run.lanes))
-        # 16 lanes of 62,500 rows, of which 62,480 are a whole number of strides.
+        agent = build_agent(settings, Spec(frames, Discrete(6), settings.run.num_envs))
+        # 16 environments of 62,500 rows, of which 62,480 are a whole number of strides.
         assert agent.replay_bytes() == expected * 62_480 // 62_500 < 7.3e9

@@ -1,4 +1,4 @@
-"""Stacks of frames: what lanes show, what the ring stores of it, and what comes out again, against a plain recorder."""
+"""Stacks of frames: what environments show, what the ring stores of it, and what comes out again, against a plain recorder."""
 
 from collections import deque
 from typing import Any
@@ -70,41 +70,47 @@ class Idle(Agent):
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_lanes_stack_frames_as_a_deque_would(kind: str) -> None:
+def test_envs_stack_frames_as_a_deque_would(kind: str) -> None:
     vector = GymnasiumVector(lambda: Film(kind), 3, "Film")
     axis, plane = 2 if kind == "picture" else 0, kind == "plane"
     assert vector.spec.observation == Array(STACKED[kind], "uint8", 0.0, 255.0, STACK, axis, plane=plane)
     obs = vector.reset(seed=1)
     for _ in range(200):
-        want = np.stack([env.stack() for env in vector._lanes.envs])
+        want = np.stack([env.stack() for env in vector._envs.envs])
         assert np.array_equal(obs.numpy(), want)
         obs = vector.step(torch.zeros(3, dtype=torch.int64)).obs
 
 
 @pytest.mark.parametrize("view", [Transitions(1), Transitions(3), Sequences(5, stride=1)], ids=str)
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_every_stack_that_is_drawn_is_the_one_that_was_seen(kind: str, lanes: int, view: View) -> None:
+def test_every_stack_that_is_drawn_is_the_one_that_was_seen(kind: str, num_envs: int, view: View) -> None:
     """Some 4,000 episodes over all cases, rings written over many times, every start looked at each time."""
-    vector = GymnasiumVector(lambda: Film(kind), lanes, "Film")
+    vector = GymnasiumVector(lambda: Film(kind), num_envs, "Film")
     replay = Replay(
-        vector.spec, "cpu", torch.Generator(), view=view, capacity=40 * lanes, batch_size=8, learn_after=10**9
+        vector.spec,
+        "cpu",
+        torch.Generator(),
+        view=view,
+        buffer_size=40 * num_envs,
+        batch_size=8,
+        learning_starts=10**9,
     )
     collector = Collector(vector, Idle(vector.spec, None), 7, 0.9, torch.Generator())
     collector.reset(3)
-    seen = torch.zeros(0, lanes, *STACKED[kind], dtype=torch.uint8)
+    seen = torch.zeros(0, num_envs, *STACKED[kind], dtype=torch.uint8)
     for _ in range(60):
         rollout = collector.collect()
         replay.add(rollout)
         seen = torch.cat((seen, rollout.obs[:7]))
-        starts = [s for s in range(replay.ring.slots * lanes) if _drawable(replay, s)]
+        starts = [s for s in range(replay.ring.slots * num_envs) if _drawable(replay, s)]
         start = torch.tensor(starts)
         batch = view.gather(replay.ring, start)
-        rows, lane = _rows(replay, start), start % lanes
-        assert torch.equal(batch.obs[0], seen[rows, lane])
+        rows, env_index = _rows(replay, start), start % num_envs
+        assert torch.equal(batch.obs[0], seen[rows, env_index])
         if isinstance(view, Sequences):
             for ahead in range(view.span):
-                assert torch.equal(batch.obs[ahead], seen[rows + ahead, lane])
+                assert torch.equal(batch.obs[ahead], seen[rows + ahead, env_index])
 
 
 def _drawable(replay: Replay, start: int) -> bool:
@@ -115,14 +121,14 @@ def _drawable(replay: Replay, start: int) -> bool:
 
 def _rows(replay: Replay, start: torch.Tensor) -> torch.Tensor:
     """Row numbers of starts: the newest that lie in their slots."""
-    slot = start // replay.ring.lanes
+    slot = start // replay.ring.num_envs
     return slot + (replay.ring.rows - 1 - slot) // replay.ring.slots * replay.ring.slots
 
 
 def test_drawn_starts_are_those_with_all_their_frames() -> None:
     vector = GymnasiumVector(Film, 2, "Film")
     generator = torch.Generator().manual_seed(0)
-    replay = Replay(vector.spec, "cpu", generator, view=Transitions(2), capacity=60, batch_size=512)
+    replay = Replay(vector.spec, "cpu", generator, view=Transitions(2), buffer_size=60, batch_size=512)
     collector = Collector(vector, Idle(vector.spec, None), 7, 0.9, torch.Generator())
     collector.reset(3)
     for _ in range(12):
@@ -151,7 +157,7 @@ def test_a_soft_end_ends_the_value_but_not_the_episode() -> None:
     assert batch.keep.flatten().tolist() == [1.0, 0.0, 1.0, 0.0, 0.0]
     assert batch.mask.flatten().tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
     assert batch.reset.flatten().tolist() == [True, False, False, False, False, True]
-    seen = collector.tally.drain()
+    seen = collector.episode_statistics.drain()
     assert (seen["episodes"], seen["return"], seen["length"]) == (1, 4, 4)
 
 
@@ -187,7 +193,7 @@ def test_leaves_of_different_stacks_live_in_one_ring() -> None:
     batch = Batch(
         {"view": stacks, "speed": speed}, reset, torch.zeros(9, 1, dtype=torch.int64), ones, ones, ones, ones
     )
-    replay = Replay(spec, "cpu", torch.Generator(), view=Transitions(1), capacity=20, batch_size=2)
+    replay = Replay(spec, "cpu", torch.Generator(), view=Transitions(1), buffer_size=20, batch_size=2)
     replay.add(batch)
     found = replay.view.gather(replay.ring, torch.tensor([0, 1, 5]))
     assert found.obs["view"].shape == (2, 3, 3, 4, 4)

@@ -121,7 +121,7 @@ def test_one_frame_is_seen_at_a_time(options: dict[str, Any], shape: tuple[int, 
 
 
 @installed
-def test_lanes_see_the_stack():
+def test_envs_see_the_stack():
     env = GymnasiumVector(factory_from_id("Pong", stack=3), 1, "Pong")
     assert env.spec.observation.shape == (3, 84, 84)
     assert env.reset(0).shape == (1, 3, 84, 84)
@@ -301,16 +301,16 @@ def test_a_used_environment_continues_exactly(game: str):
 CONTINUE = """
 import sys
 import torch
-from tests.envs.test_atari import digest, lanes
+from tests.envs.test_atari import digest, environments
 games = torch.load(sys.argv[1], weights_only=True)
-envs = [lanes(game) for game in games]
+envs = [environments(game) for game in games]
 for env, snapshot in zip(envs, games.values()):
     env.restore(snapshot)
 print(digest(envs))
 """
 
 
-def lanes(game: str) -> GymnasiumVector:
+def num_envs(game: str) -> GymnasiumVector:
     return GymnasiumVector(factory_from_id(f"ALE/{game}-v5", life_loss=True), 1, game)
 
 
@@ -329,7 +329,7 @@ def digest(envs: list[GymnasiumVector]) -> str:
 @installed
 def test_a_fresh_process_continues_exactly(tmp_path: Path):
     """Sticky actions, lost lives and the no-ops of later episodes included; Breakout ends twice."""
-    envs = {game: lanes(game) for game in ("Breakout", "Seaquest")}
+    envs = {game: num_envs(game) for game in ("Breakout", "Seaquest")}
     for env in envs.values():
         env.reset(3)
         for number in range(150):

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from whorl.envs.native.bumps import Bumps
 
-LANES = 2000
+NUM_ENVS = 2000
 
 
 def placed(place: float, left: float = -0.1, right: float = 0.1) -> Bumps:
-    """One lane with the finger straight."""
+    """One environment with the finger straight."""
     world = Bumps(1, observe="full", dtype="float64")
     world.reset(0)
     bumps = torch.tensor([[left], [right]], dtype=torch.float64)
@@ -101,7 +101,7 @@ def test_bumps_and_gripper_are_put_where_they_may_be():
 
 def played(world: Bumps, obs: Tensor, policy) -> Tensor:
     """Returns [B] of one episode each."""
-    total, alive = torch.zeros(world.lanes), torch.ones(world.lanes, dtype=torch.bool)
+    total, alive = torch.zeros(world.num_envs), torch.ones(world.num_envs, dtype=torch.bool)
     for _ in range(50):
         step = world.step(policy(obs))
         total += step.reward * alive
@@ -115,8 +115,8 @@ class Feel:
     """Left of everything, then right in steps that miss no bump, soft; at the second bump, stiff."""
 
     def __init__(self) -> None:
-        self.turned, self.touching = torch.zeros(2, LANES, dtype=torch.bool)
-        self.met = torch.zeros(LANES)
+        self.turned, self.touching = torch.zeros(2, NUM_ENVS, dtype=torch.bool)
+        self.met = torch.zeros(NUM_ENVS)
 
     def __call__(self, obs: Tensor) -> Tensor:
         place, angle = obs.T
@@ -130,15 +130,15 @@ class Feel:
 
 
 def test_feeling_both_bumps_softly_and_then_pushing_always_succeeds():
-    world = Bumps(LANES)
+    world = Bumps(NUM_ENVS)
     assert (played(world, world.reset(0), Feel()) == 1).all()
 
 
 def test_pushing_the_first_bump_met_fails_unless_the_start_was_behind_it():
-    world = Bumps(LANES)
+    world = Bumps(NUM_ENVS)
     obs = world.reset(0)
     place, (left, right) = world.state["place"].clone(), world.state["bumps"].clone()
-    total = played(world, obs, lambda obs: torch.tensor([0.7, 1.0]).expand(LANES, 2))
+    total = played(world, obs, lambda obs: torch.tensor([0.7, 1.0]).expand(NUM_ENVS, 2))
     assert (total[place < left] == 0).all()
     assert (total[(place > left) & (place < right)] == 1).all()
     assert (total[place > right] == 0).all()

@@ -173,7 +173,7 @@ def test_a_fresh_table_continues_exactly(before: int):
     assert walk([env], actions[before:]) == walk([fresh], actions[before:])
 
 
-def test_lanes_survive_a_safe_file_and_continue_exactly():
+def test_envs_survive_a_safe_file_and_continue_exactly():
     pytest.importorskip("pybullet")
     factory = factory_from_id("BumpsBullet-v0", last_action=True)
     env, fresh = (GymnasiumVector(factory, 2, "BumpsBullet-v0") for _ in range(2))

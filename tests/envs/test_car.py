@@ -9,7 +9,7 @@ from whorl.envs.native.car import CarHeavenHell, CarHeavenHellTop, CarHeavenHell
 
 
 def placed(world: CarHeavenHell, *rows: tuple[float, float, int]) -> CarHeavenHell:
-    """Lanes with known place, speed and side of heaven."""
+    """Environments with known place, speed and side of heaven."""
     world.reset(0)
     x, v, side = torch.tensor(rows, dtype=world.dtype).T
     world.state["body"].copy_(torch.stack([x, v]))

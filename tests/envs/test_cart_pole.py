@@ -11,7 +11,7 @@ from whorl.envs.native.cart_pole import CartPoleContinuous
 
 
 def placed(*rows: list[float]) -> CartPoleContinuous:
-    """Lanes in known states: place, speed, angle, angular speed."""
+    """Environments in known states: place, speed, angle, angular speed."""
     world = CartPoleContinuous(len(rows), dtype="float64")
     world.reset(0)
     world.state["body"].copy_(torch.tensor(rows, dtype=torch.float64).T)

@@ -61,12 +61,12 @@ def reference_swing(q: np.ndarray, w: np.ndarray, push: float) -> tuple[np.ndarr
     return y[:4], y[4:]
 
 
-def drawn(lanes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def drawn(num_envs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     random = np.random.default_rng(0)
     q, w, u = (
-        random.uniform(-4, 4, (4, lanes)),
-        random.uniform(-20, 20, (4, lanes)),
-        random.uniform(-40, 40, lanes),
+        random.uniform(-4, 4, (4, num_envs)),
+        random.uniform(-20, 20, (4, num_envs)),
+        random.uniform(-40, 40, num_envs),
     )
     return torch.tensor(q), torch.tensor(w), torch.tensor(u)
 
@@ -84,15 +84,15 @@ def test_elimination_solves_a_system_worked_by_hand():
     assert chain.solve([[4.0, 2.0], [5.0]], [8.0, 12.0]) == pytest.approx([1.0, 2.0])
 
 
-@pytest.mark.parametrize("lanes", [3, 20], ids=["floats", "wide"])
-def test_a_control_step_matches_numpy(lanes: int):
-    q, w, u = drawn(lanes)
-    swing = chain.swing(lanes, torch.device("cpu"), torch.float64, friction=True, compile=False)
+@pytest.mark.parametrize("num_envs", [3, 20], ids=["floats", "wide"])
+def test_a_control_step_matches_numpy(num_envs: int):
+    q, w, u = drawn(num_envs)
+    swing = chain.swing(num_envs, torch.device("cpu"), torch.float64, friction=True, compile=False)
     angles, speeds = swing(q, w, u)
-    for lane in range(3):
-        expected = reference_swing(q[:, lane].numpy(), w[:, lane].numpy(), float(u[lane]))
-        np.testing.assert_allclose(angles[:, lane], expected[0], rtol=0, atol=1e-11)
-        np.testing.assert_allclose(speeds[:, lane], expected[1], rtol=0, atol=1e-9)
+    for env_index in range(3):
+        expected = reference_swing(q[:, env_index].numpy(), w[:, env_index].numpy(), float(u[env_index]))
+        np.testing.assert_allclose(angles[:, env_index], expected[0], rtol=0, atol=1e-11)
+        np.testing.assert_allclose(speeds[:, env_index], expected[1], rtol=0, atol=1e-9)
 
 
 def test_what_is_compiled_matches_what_runs_wide(monkeypatch: pytest.MonkeyPatch):
@@ -147,9 +147,9 @@ def test_an_upright_chain_is_pulled_over_by_an_accelerating_cart():
 
 
 def test_an_infinite_state_becomes_nan_in_both_ways():
-    for lanes in (2, 20):
-        q, w, u = drawn(lanes)
+    for num_envs in (2, 20):
+        q, w, u = drawn(num_envs)
         q[1, 0] = math.inf
-        angles, speeds = chain.swing(lanes, q.device, q.dtype, True, False)(q, w, u)
+        angles, speeds = chain.swing(num_envs, q.device, q.dtype, True, False)(q, w, u)
         assert speeds[:, 0].isnan().all()
         assert speeds[:, 1].isfinite().all() and angles[:, 1].isfinite().all()

@@ -104,7 +104,7 @@ def test_observations_stay_apart_where_asked():
 
 
 @installed
-def test_seeds_repeat_and_lanes_differ():
+def test_seeds_repeat_and_envs_differ():
     env = GymnasiumVector(factory_from_id("dmc/cheetah-run"), 2, "dmc/cheetah-run")
     first = env.reset(5).clone()
     assert torch.equal(first, env.reset(5)) and not torch.equal(first, env.reset(6))
@@ -122,7 +122,7 @@ def test_canonical_actions_reach_asymmetric_bounds():
     env = GymnasiumVector(factory_from_id("dmc/quadruped-walk"), 1, "dmc/quadruped-walk")
     assert env.spec.action.low[1] == -1.0 and env.spec.action.high[1] == pytest.approx(1.1)
     env.reset(0)
-    control = env._lanes.envs[0].unwrapped._physics.data.ctrl
+    control = env._envs.envs[0].unwrapped._physics.data.ctrl
     for given, reached in ((-1.0, -1.0), (0.0, 0.05), (1.0, 1.1), (9.0, 1.1)):
         env.step(torch.full((1, 12), given))
         assert control[1] == pytest.approx(reached, abs=1e-6)
@@ -195,7 +195,7 @@ def test_another_environment_continues_exactly(name: str, before: int):
 
 
 @installed
-def test_lanes_survive_a_safe_file_and_continue_exactly():
+def test_envs_survive_a_safe_file_and_continue_exactly():
     """Episodes of 15 steps: among the 40 that follow are resets."""
     factory = factory_from_id("dmc/cheetah-run", max_episode_steps=15)
     env, fresh = (GymnasiumVector(factory, 2, "dmc/cheetah-run") for _ in range(2))

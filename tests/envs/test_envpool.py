@@ -1,4 +1,4 @@
-"""EnvPool's threads beside our own lanes, step by step, where nothing is left to chance."""
+"""EnvPool's threads beside our own environments, step by step, where nothing is left to chance."""
 
 import importlib.util
 import sys
@@ -21,8 +21,8 @@ installed = pytest.mark.skipif(
 )
 
 
-def pool(id: str, lanes: int = 2, **options: Any) -> EnvPoolVector:
-    vector = find(id, {"backend": "envpool", **options}).vector(lanes)
+def pool(id: str, num_envs: int = 2, **options: Any) -> EnvPoolVector:
+    vector = find(id, {"backend": "envpool", **options}).vector(num_envs)
     assert isinstance(vector, EnvPoolVector)
     return vector
 
@@ -48,7 +48,7 @@ def compare(id: str, steps: int, **options: Any) -> tuple[int, int]:
 
 
 @installed
-def test_frames_rewards_lives_and_ends_are_those_of_our_lanes():
+def test_frames_rewards_lives_and_ends_are_those_of_our_envs():
     """A shade may differ by one, and so may the last picture of a game."""
     ends, lost = compare("BreakoutNoFrameskip-v4", 250, life_loss=True)
     assert ends > 0 and lost >= 4 * ends
@@ -70,7 +70,7 @@ def test_options_mean_the_same(id: str, options: dict[str, Any]):
 @installed
 def test_a_limit_truncates_and_the_next_step_resets():
     """40 frames are ten steps."""
-    env = pool("Pong", lanes=1, max_frames=40)
+    env = pool("Pong", num_envs=1, max_frames=40)
     env.reset(0)
     steps = [env.step(torch.zeros(1, dtype=torch.int64)) for _ in range(12)]
     assert [int(step.truncated) for step in steps] == [0] * 9 + [1, 0, 0]
@@ -82,7 +82,7 @@ def test_a_limit_truncates_and_the_next_step_resets():
 
 
 @installed
-def test_a_seed_repeats_and_lanes_differ():
+def test_a_seed_repeats_and_envs_differ():
     env = pool("Breakout", noop_max=30)
 
     def walk(seed: int) -> torch.Tensor:
@@ -104,7 +104,7 @@ def test_it_has_no_snapshots_and_needs_no_workers():
 
 
 @installed
-def test_what_is_drawn_comes_from_our_lanes():
+def test_what_is_drawn_comes_from_our_envs():
     vector = find("Pong", {"backend": "envpool", "render_mode": "rgb_array"}).vector(1)
     vector.reset(0)
     assert vector.render().shape == (210, 160, 3)

@@ -14,7 +14,7 @@ from whorl.core.spec import MASK_KEY as SPEC_MASK_KEY
 from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, to_env
 from whorl.envs.adapters import atari
 from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id, to_spec
-from whorl.envs.stepping import MASK_KEY, Lanes, lane_seed, probe
+from whorl.envs.stepping import MASK_KEY, EnvStepper, env_seed, probe
 
 torch.set_num_threads(1)
 
@@ -62,7 +62,7 @@ def test_the_mask_key_is_the_one_of_the_spec():
     assert MASK_KEY == SPEC_MASK_KEY
 
 
-def test_a_lane_that_ended_is_reset_by_the_next_call_with_reward_zero():
+def test_a_env_that_ended_is_reset_by_the_next_call_with_reward_zero():
     env = GymnasiumVector(Countdown, 2, "Countdown")
     env.reset(0)
     action = torch.zeros(2, dtype=torch.int64)
@@ -130,7 +130,7 @@ def test_actions_reach_the_environment_as_its_own():
             "pick": torch.tensor([2]),
         }
     )
-    (action,) = env._lanes.envs[0].unwrapped.actions
+    (action,) = env._envs.envs[0].unwrapped.actions
     assert space.contains(action)
     assert action["move"].tolist() == [[0.75, -2.0]]  # 0 + 1.5 / 2 * 1, and -3 clipped to -1
     assert action["pick"] == 7
@@ -142,8 +142,8 @@ def test_rescaling_equals_the_spec_to_the_last_bit():
     high = np.array([0.4, np.inf, 11.3, np.inf], np.float32)
     layout = probe(lambda: Countdown(action_space=spaces.Box(low, high)))
     action = torch.randn(64, 4, generator=torch.Generator().manual_seed(0)) * 2
-    lanes = Lanes(lambda: Countdown(action_space=spaces.Box(low, high)), layout, [0])
-    found = torch.from_numpy(np.stack(lanes._decode([action.numpy()])))
+    num_envs = EnvStepper(lambda: Countdown(action_space=spaces.Box(low, high)), layout, [0])
+    found = torch.from_numpy(np.stack(num_envs._decode([action.numpy()])))
     assert torch.equal(found, to_env(to_spec(layout, 1).action, action))
 
 
@@ -152,7 +152,7 @@ def test_an_environment_may_keep_the_action_it_was_given():
     env.reset(0)
     env.step(torch.tensor([[0.5]]))
     env.step(torch.tensor([[-0.5]]))
-    assert [float(action[0]) for action in env._lanes.envs[0].unwrapped.actions] == [0.5, -0.5]
+    assert [float(action[0]) for action in env._envs.envs[0].unwrapped.actions] == [0.5, -0.5]
 
 
 def test_a_mask_in_info_joins_the_observation():
@@ -177,7 +177,7 @@ def test_a_mask_inside_a_dict_observation_is_bool():
     assert spec.observation["action_mask"] == Array((3,), "bool", 0.0, 1.0)
 
 
-def test_lanes_differ_and_a_seed_repeats():
+def test_envs_differ_and_a_seed_repeats():
     env = GymnasiumVector(factory_from_id("CartPole-v1"), 3, "CartPole-v1")
     first = env.reset(7).clone()
     assert torch.equal(first, env.reset(7))
@@ -185,10 +185,10 @@ def test_lanes_differ_and_a_seed_repeats():
     assert not torch.equal(first, env.reset(8))
 
 
-def test_lane_seeds_are_stable():
+def test_env_seeds_are_stable():
     # From numpy's SeedSequence((0, 0)), whose output numpy promises to keep.
-    assert lane_seed(0, 0) == int(np.random.SeedSequence((0, 0)).generate_state(1)[0]) // 2
-    assert lane_seed(0, 1) != lane_seed(1, 0)
+    assert env_seed(0, 0) == int(np.random.SeedSequence((0, 0)).generate_state(1)[0]) // 2
+    assert env_seed(0, 1) != env_seed(1, 0)
 
 
 def test_an_unknown_id_names_the_nearest_one():

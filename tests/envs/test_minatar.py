@@ -96,7 +96,7 @@ def test_losing_the_ball_terminates_and_a_limit_truncates():
 
 @installed
 @pytest.mark.parametrize("game", [name for name, _, _ in GAMES])
-def test_lanes_survive_a_safe_file_and_continue_exactly(game: str):
+def test_envs_survive_a_safe_file_and_continue_exactly(game: str):
     factory = factory_from_id(f"MinAtar/{game}")
     env, fresh = (GymnasiumVector(factory, 2, game) for _ in range(2))
     generator = torch.Generator().manual_seed(0)

@@ -82,7 +82,7 @@ def test_a_seed_gives_the_packages_own_episodes():
         "BabyAI-GoToObj-v0",
     ],
 )
-def test_lanes_survive_a_safe_file_and_continue_exactly(id: str):
+def test_envs_survive_a_safe_file_and_continue_exactly(id: str):
     """Tasks with keys, with moving obstacles, with boxes that hold keys, and with instructions."""
     env, fresh = (GymnasiumVector(factory_from_id(id), 2, id) for _ in range(2))
     generator = torch.Generator().manual_seed(0)

@@ -19,16 +19,16 @@ class Walk(World):
     id = "Walk-v0"
     max_steps = 4
 
-    def __init__(self, lanes: int, device: torch.device | str = "cpu", noise: float = 0.0) -> None:
-        super().__init__(lanes, device)
+    def __init__(self, num_envs: int, device: torch.device | str = "cpu", noise: float = 0.0) -> None:
+        super().__init__(num_envs, device)
         self.noise = noise
-        self.spec = Spec(Array((1,)), Continuous((1,), (-2.0,), (2.0,)), lanes)
+        self.spec = Spec(Array((1,)), Continuous((1,), (-2.0,), (2.0,)), num_envs)
 
     def initial(self, generator: torch.Generator) -> State:
-        return {"x": torch.rand(self.lanes, generator=generator, device=self.device)}
+        return {"x": torch.rand(self.num_envs, generator=generator, device=self.device)}
 
     def advance(self, state: State, action: Tensor) -> tuple[State, Tensor, Tensor]:
-        shake = torch.randn(self.lanes, generator=self.generator, device=self.device)
+        shake = torch.randn(self.num_envs, generator=self.generator, device=self.device)
         x = state["x"] + 2 * action[:, 0] + self.noise * shake
         return {"x": x}, x.clone(), x > 3
 
@@ -40,11 +40,11 @@ def actions(*values: float) -> Tensor:
     return torch.tensor(values)[:, None]
 
 
-def test_an_ended_lane_is_reset_by_the_next_step_and_the_others_go_on():
+def test_an_ended_env_is_reset_by_the_next_step_and_the_others_go_on():
     world = Walk(2)
     world.reset(0)
     for _ in range(2):
-        step = world.step(actions(1, 0))  # lane 0 moves by 2 a step, lane 1 stays
+        step = world.step(actions(1, 0))  # environment 0 moves by 2 a step, environment 1 stays
     assert step.terminated.tolist() == [True, False]
     assert step.obs[0] > 3  # the final observation is an ordinary row
     before = step.obs[1].clone()
@@ -142,7 +142,7 @@ def test_mistakes_are_named():
         Walk(1).step(actions(0))
     donor, other = Walk(2), Walk(3)
     donor.reset(0)
-    with pytest.raises(EnvError, match="2 lanes"):
+    with pytest.raises(EnvError, match="2 environments"):
         other.restore(donor.snapshot())
     with pytest.raises(EnvError, match="taken"):
         register_world("Quadrotor-v0", Walk)

@@ -12,7 +12,7 @@ from whorl.envs.native.pendulum import Pendulum, PendulumVariableLength
 
 
 def placed(*rows: list[float], length: float) -> PendulumVariableLength:
-    """Lanes in known states: angle, angular speed."""
+    """Environments in known states: angle, angular speed."""
     world = PendulumVariableLength(len(rows), dtype="float64", lengths=(length,))
     world.reset(0)
     world.state["body"].copy_(torch.tensor(rows, dtype=torch.float64).T)
@@ -70,9 +70,9 @@ def test_the_pendulum_of_one_length_is_gymnasiums_over_whole_episodes_of_random_
     world = Pendulum(3, dtype="float64")
     world.reset(0)
     envs = [gymnasium.make("Pendulum-v1") for _ in range(3)]
-    for lane, env in enumerate(envs):
-        env.reset(seed=lane)
-        env.unwrapped.state = world.state["body"][:, lane].numpy().copy()
+    for env_index, env in enumerate(envs):
+        env.reset(seed=env_index)
+        env.unwrapped.state = world.state["body"][:, env_index].numpy().copy()
     clipped = False
     for _ in range(200):
         torque = random.uniform(-2, 2, (3, 1))

@@ -64,11 +64,11 @@ def pool() -> Iterator[WorkerPool]:
     made.close()
 
 
-def actions(spec: Any, lanes: int, count: int) -> list[torch.Tensor]:
+def actions(spec: Any, num_envs: int, count: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     if isinstance(spec.action, Discrete):
-        return [torch.randint(0, spec.action.n, (lanes,), generator=generator) for _ in range(count)]
-    return [torch.rand(lanes, spec.action.size, generator=generator) * 2.4 - 1.2 for _ in range(count)]
+        return [torch.randint(0, spec.action.n, (num_envs,), generator=generator) for _ in range(count)]
+    return [torch.rand(num_envs, spec.action.size, generator=generator) * 2.4 - 1.2 for _ in range(count)]
 
 
 def gone(pid: int, seconds: float) -> bool:
@@ -82,22 +82,22 @@ def gone(pid: int, seconds: float) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("id", "lanes", "workers"), [("CartPole-v1", 7, 2), ("HalfCheetah-v5", 3, 2)])
-def test_a_pool_equals_stepping_in_process_to_the_last_bit(id: str, lanes: int, workers: int):
+@pytest.mark.parametrize(("id", "num_envs", "workers"), [("CartPole-v1", 7, 2), ("HalfCheetah-v5", 3, 2)])
+def test_a_pool_equals_stepping_in_process_to_the_last_bit(id: str, num_envs: int, workers: int):
     factory = factory_from_id(id, max_episode_steps=40)
-    here, there = GymnasiumVector(factory, lanes, id), WorkerPool(factory, lanes, id, workers)
+    here, there = GymnasiumVector(factory, num_envs, id), WorkerPool(factory, num_envs, id, workers)
     assert here.spec == there.spec
     assert torch.equal(here.reset(5), there.reset(5))
-    for action in actions(here.spec, lanes, 100):
+    for action in actions(here.spec, num_envs, 100):
         a, b = here.step(action), there.step(action)
         for name in ("obs", "reward", "terminated", "truncated", "reset"):
             assert torch.equal(getattr(a, name), getattr(b, name)), name
     there.close()
 
 
-def test_groups_are_contiguous_and_cover_all_lanes(pool: WorkerPool):
+def test_groups_are_contiguous_and_cover_all_envs(pool: WorkerPool):
     assert pool.groups == 2
-    assert [pool.lanes_of(group) for group in range(2)] == [slice(0, 4), slice(4, 6)]
+    assert [pool.env_slice(group) for group in range(2)] == [slice(0, 4), slice(4, 6)]
 
 
 def test_stepping_by_groups_equals_stepping_all(pool: WorkerPool):
@@ -106,10 +106,10 @@ def test_stepping_by_groups_equals_stepping_all(pool: WorkerPool):
     expected = [pool.step(action).obs.clone() for action in plan]
     pool.reset(2)
     for group in (0, 1):
-        pool.send(group, plan[0][pool.lanes_of(group)])
+        pool.send(group, plan[0][pool.env_slice(group)])
     for now, following in zip(range(30), [*plan[1:], None]):
         for group in (0, 1):
-            rows = pool.lanes_of(group)
+            rows = pool.env_slice(group)
             assert torch.equal(pool.receive(group).obs, expected[now][rows])
             if following is not None:
                 pool.send(group, following[rows])
@@ -120,10 +120,10 @@ def test_groups_may_be_received_in_any_order(pool: WorkerPool):
     plan = actions(pool.spec, 6, 1)[0]
     expected = pool.step(plan).obs.clone()
     pool.reset(0)
-    pool.send(0, plan[pool.lanes_of(0)])
-    pool.send(1, plan[pool.lanes_of(1)])
-    assert torch.equal(pool.receive(1).obs, expected[pool.lanes_of(1)])
-    assert torch.equal(pool.receive(0).obs, expected[pool.lanes_of(0)])
+    pool.send(0, plan[pool.env_slice(0)])
+    pool.send(1, plan[pool.env_slice(1)])
+    assert torch.equal(pool.receive(1).obs, expected[pool.env_slice(1)])
+    assert torch.equal(pool.receive(0).obs, expected[pool.env_slice(0)])
 
 
 def test_what_was_received_stays_valid_while_the_group_steps_again(pool: WorkerPool):
@@ -161,16 +161,16 @@ def test_a_snapshot_of_a_pool_continues_exactly_in_process(pool: WorkerPool):
 
 
 def test_workers_do_not_import_torch(pool: WorkerPool):
-    pool.install("modules", lambda lanes, arrays, state, argument: "torch" in sys.modules)
+    pool.install("modules", lambda num_envs, arrays, state, argument: "torch" in sys.modules)
     pool.start("modules", [None, None])
     assert pool.collect("modules") == [False, False]
 
 
-def test_a_task_runs_next_to_the_lanes_and_writes_shared_arrays(pool: WorkerPool):
-    def task(lanes: Any, arrays: dict[str, np.ndarray], state: dict[str, Any], argument: int) -> list[int]:
+def test_a_task_runs_next_to_the_envs_and_writes_shared_arrays(pool: WorkerPool):
+    def task(num_envs: Any, arrays: dict[str, np.ndarray], state: dict[str, Any], argument: int) -> list[int]:
         state["calls"] = state.get("calls", 0) + 1
-        arrays["scratch"][argument] = len(lanes)
-        return [*lanes.numbers, state["calls"]]
+        arrays["scratch"][argument] = len(num_envs)
+        return [*num_envs.numbers, state["calls"]]
 
     pool.install("count", task)
     for calls in (1, 2):
@@ -193,7 +193,7 @@ def test_an_exception_arrives_with_the_environments_own_traceback():
     pool = WorkerPool(Moody, 2, "Moody", 2)
     pool.reset(0)
     with pytest.raises(
-        EnvError, match=r"worker 1 \(lanes 1\) with RuntimeError: the wheels came off"
+        EnvError, match=r"worker 1 \(environments 1\) with RuntimeError: the wheels came off"
     ) as caught:
         pool.step(torch.tensor([0, 1]))
     assert "test_pool.py" in str(caught.value)
@@ -205,18 +205,18 @@ def test_an_exception_arrives_with_the_environments_own_traceback():
 def test_a_worker_that_leaves_is_named_with_its_exit_code():
     pool = WorkerPool(Moody, 1, "Moody", 1)
     pool.reset(0)
-    with pytest.raises(EnvError, match=r"worker 0 \(lanes 0\) left with exit code 17"):
+    with pytest.raises(EnvError, match=r"worker 0 \(environments 0\) left with exit code 17"):
         pool.step(torch.tensor([4]))
 
 
 def test_a_killed_worker_is_noticed_at_once():
     pool = WorkerPool(Moody, 2, "Moody", 2)
     pool.reset(0)
-    pool.install("sleep", lambda lanes, arrays, state, seconds: time.sleep(seconds))
+    pool.install("sleep", lambda num_envs, arrays, state, seconds: time.sleep(seconds))
     pool.start("sleep", [60, 60])
     began = time.monotonic()
     pool._processes[1].kill()
-    with pytest.raises(EnvError, match=r"lanes 1\) was killed by SIGKILL"):
+    with pytest.raises(EnvError, match=r"environments 1\) was killed by SIGKILL"):
         pool.collect("sleep")
     assert time.monotonic() - began < 10
 
@@ -237,12 +237,12 @@ def test_a_forgotten_pool_ends_its_workers():
     assert gone(pid, 5)
 
 
-def test_more_workers_than_lanes_are_refused():
-    with pytest.raises(EnvError, match="3 workers can't share 2 lanes"):
+def test_more_workers_than_envs_are_refused():
+    with pytest.raises(EnvError, match="3 workers can't share 2 environments"):
         WorkerPool(CARTPOLE, 2, "CartPole-v1", 3)
 
 
-def test_there_is_no_default_worker_without_a_lane():
+def test_there_is_no_default_worker_without_a_env():
     assert default_workers(1) == 1
 
 

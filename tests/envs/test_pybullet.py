@@ -131,7 +131,7 @@ def test_a_fresh_environment_continues_exactly(name: str, before: int):
 
 
 @installed
-def test_lanes_survive_a_safe_file_and_continue_exactly():
+def test_envs_survive_a_safe_file_and_continue_exactly():
     factory = factory_from_id("HopperBulletEnv-v0")
     env, fresh = (GymnasiumVector(factory, 2, "Hopper") for _ in range(2))
     generator = torch.Generator().manual_seed(0)

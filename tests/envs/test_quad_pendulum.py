@@ -18,7 +18,7 @@ def one_thread():
 
 
 def placed(*rows: list[float], dtype: str = "float64") -> QuadInvPendulum:
-    """Lanes in known states: cart, four angles, cart's speed, four speeds."""
+    """Environments in known states: cart, four angles, cart's speed, four speeds."""
     world = QuadInvPendulum(len(rows), dtype=dtype)
     world.reset(0)
     world.state["body"].copy_(torch.tensor(rows, dtype=world.dtype).T)
@@ -71,9 +71,9 @@ def test_the_rail_and_the_speed_limit_end_an_episode():
 def test_a_state_that_is_no_longer_finite_ends_the_episode_and_earns_nothing():
     broken = body()
     broken[2] = math.nan
-    for lanes in (1, 20):
-        world = placed(*[broken] * lanes)
-        step = world.step(torch.zeros(lanes, 1))
+    for num_envs in (1, 20):
+        world = placed(*[broken] * num_envs)
+        step = world.step(torch.zeros(num_envs, 1))
         assert step.terminated.all() and (step.reward == 0).all()
 
 
@@ -87,12 +87,16 @@ def test_it_starts_hanging_almost_at_rest():
 
 
 def test_a_random_policy_earns_what_was_measured():
-    lanes = 256
-    world, generator = QuadInvPendulum(lanes), torch.Generator().manual_seed(2)
+    num_envs = 256
+    world, generator = QuadInvPendulum(num_envs), torch.Generator().manual_seed(2)
     world.reset(1)
-    returns, lengths, alive = torch.zeros(lanes), torch.zeros(lanes), torch.ones(lanes, dtype=torch.bool)
+    returns, lengths, alive = (
+        torch.zeros(num_envs),
+        torch.zeros(num_envs),
+        torch.ones(num_envs, dtype=torch.bool),
+    )
     while alive.any():
-        step = world.step(torch.rand(lanes, 1, generator=generator) * 2 - 1)
+        step = world.step(torch.rand(num_envs, 1, generator=generator) * 2 - 1)
         returns += step.reward * alive
         lengths += alive
         alive &= ~(step.terminated | step.truncated)

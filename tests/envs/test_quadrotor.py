@@ -21,13 +21,13 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def place(world: Quadrotor, lane: int = 0, **values: list[float]) -> None:
-    """Put a lane into a known state."""
+def place(world: Quadrotor, env_index: int = 0, **values: list[float]) -> None:
+    """Put a environment into a known state."""
     rows = {"position": (0, 3), "angles": (3, 6), "velocity": (6, 9), "rates": (9, 12)}
-    world.state["body"][:, lane] = 0
-    world.state["body"][:3, lane] = torch.tensor(quadrotor.GOAL)
+    world.state["body"][:, env_index] = 0
+    world.state["body"][:3, env_index] = torch.tensor(quadrotor.GOAL)
     for key, value in values.items():
-        world.state["body"][slice(*rows[key]), lane] = torch.tensor(value, dtype=world.dtype)
+        world.state["body"][slice(*rows[key]), env_index] = torch.tensor(value, dtype=world.dtype)
 
 
 def slope(
@@ -102,18 +102,22 @@ def test_it_matches_a_scalar_float64_rederivation(random: bool):
         )  # some beyond the bounds
         step = world.step(action)
         noise = world.state["noise"].T.tolist()  # as drawn for this step
-        for lane in range(3):
-            if not alive[lane]:
+        for env_index in range(3):
+            if not alive[env_index]:
                 continue
-            bodies[lane], rotors[lane], reward, over = reference_step(
-                bodies[lane], rotors[lane], noise[lane], params[lane], action[lane].tolist()
+            bodies[env_index], rotors[env_index], reward, over = reference_step(
+                bodies[env_index],
+                rotors[env_index],
+                noise[env_index],
+                params[env_index],
+                action[env_index].tolist(),
             )
-            frames[lane] = [reference_frame(bodies[lane]), *frames[lane][:2]]
-            expected = torch.tensor(frames[lane], dtype=torch.float64).flatten()
-            assert (step.obs[lane] - expected).abs().max() < 1e-10
-            assert abs(float(step.reward[lane]) - reward) < 1e-10
-            assert bool(step.terminated[lane]) == over
-            alive[lane] = not over
+            frames[env_index] = [reference_frame(bodies[env_index]), *frames[env_index][:2]]
+            expected = torch.tensor(frames[env_index], dtype=torch.float64).flatten()
+            assert (step.obs[env_index] - expected).abs().max() < 1e-10
+            assert abs(float(step.reward[env_index]) - reward) < 1e-10
+            assert bool(step.terminated[env_index]) == over
+            alive[env_index] = not over
     assert any(alive)
     assert random == (len({tuple(p) for p in params}) == 3)
 
@@ -128,15 +132,17 @@ def test_float32_stays_close_to_float64():
     torch.testing.assert_close(a.obs.double(), b.obs, atol=1e-3, rtol=1e-3)
 
 
-def episodes(action: Tensor | None, lanes: int = 2048) -> tuple[float, float]:
-    """Mean return and length of each lane's first episode; random actions where none is given."""
-    world = Quadrotor(lanes)
+def episodes(action: Tensor | None, num_envs: int = 2048) -> tuple[float, float]:
+    """Mean return and length of each environment's first episode; random actions where none is given."""
+    world = Quadrotor(num_envs)
     world.reset(1)
     generator = torch.Generator().manual_seed(2)
-    returns, lengths = torch.zeros(lanes), torch.zeros(lanes)
-    alive = torch.ones(lanes, dtype=torch.bool)
+    returns, lengths = torch.zeros(num_envs), torch.zeros(num_envs)
+    alive = torch.ones(num_envs, dtype=torch.bool)
     while alive.any():
-        step = world.step(action if action is not None else torch.rand(lanes, 4, generator=generator) * 2 - 1)
+        step = world.step(
+            action if action is not None else torch.rand(num_envs, 4, generator=generator) * 2 - 1
+        )
         returns += step.reward * alive
         lengths += alive
         alive &= ~(step.terminated | step.truncated)
@@ -259,7 +265,7 @@ def test_starts_and_vehicles_are_drawn_within_their_ranges():
     assert nominal.state["params"][:, 0].tolist() == pytest.approx([0.64, 0.14, 4.612e-8, 1, 6.411e-10, 0.1])
 
 
-def test_one_lane_flies_like_the_same_lane_of_many():
+def test_one_env_flies_like_the_same_env_of_many():
     many, one = Quadrotor(5, noise=False), Quadrotor(1, noise=False)
     many.reset(3), one.reset(0)
     for key, value in one.state.items():
@@ -282,7 +288,7 @@ def test_snapshots_continue_bit_for_bit_and_runs_repeat_by_seed():
             [torch.cat([s.obs.flatten(), s.reward]) for s in (of.step(action) for _ in range(steps))]
         )
 
-    expected = run(world, 40)  # long enough for every lane to be reset
+    expected = run(world, 40)  # long enough for every environment to be reset
     other = Quadrotor(8)
     other.restore(snapshot)
     assert torch.equal(run(other, 40), expected)

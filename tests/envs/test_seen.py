@@ -18,7 +18,7 @@ from whorl.distributed.pool import make_vector
 from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
 from whorl.envs.make import find
 from whorl.envs.snapshot import restore_env, snapshot_env
-from whorl.envs.wrappers import Seen
+from whorl.envs.wrappers import SelectObservation
 
 torch.set_num_threads(1)
 PARTS = spaces.Dict(position=spaces.Box(-1, 1, (2,)), velocity=spaces.Box(-1, 1, (1,)))
@@ -54,14 +54,14 @@ class Clock(gymnasium.Env):
 
 
 def test_kept_entries_come_in_the_order_given():
-    env = Seen(Clock(), keep=[2, 0])
+    env = SelectObservation(Clock(), keep=[2, 0])
     assert env.observation_space == spaces.Box(1, 99, (2,), np.float64)
     assert env.reset()[0].tolist() == [3, 1]
     assert env.step(5)[0].tolist() == [6, 2]
 
 
 def test_entries_shown_once_are_zero_after_the_first_observation():
-    env = Seen(Clock(), once=[0, 2])
+    env = SelectObservation(Clock(), once=[0, 2])
     assert env.observation_space.low.tolist() == [0, 1, 0]
     shown = env.reset()[0]
     assert shown.tolist() == [1, 2, 3]
@@ -71,7 +71,7 @@ def test_entries_shown_once_are_zero_after_the_first_observation():
 
 def test_a_vector_gets_the_last_choice_as_one_hot_and_the_last_reward_appended():
     """Three choices that start at 5; an episode opens with zeros."""
-    env = Seen(Clock(), keep=1, last_action=True, last_reward=True)
+    env = SelectObservation(Clock(), keep=1, last_action=True, last_reward=True)
     assert env.reset()[0].tolist() == [2, 0, 0, 0, 0]
     obs = env.step(7)[0]
     assert obs.tolist() == [4, 0, 0, 1, 2] and env.observation_space.contains(obs)
@@ -80,14 +80,16 @@ def test_a_vector_gets_the_last_choice_as_one_hot_and_the_last_reward_appended()
 
 
 def test_a_continuous_action_is_seen_in_the_environments_own_units():
-    env = GymnasiumVector(lambda: Seen(Clock(acted=spaces.Box(2, 4, (1, 2))), last_action=True), 1, "Clock")
+    env = GymnasiumVector(
+        lambda: SelectObservation(Clock(acted=spaces.Box(2, 4, (1, 2))), last_action=True), 1, "Clock"
+    )
     assert env.reset(0).tolist() == [[1, 2, 3, 0, 0]]
     assert env.step(torch.tensor([[-1.0, 0.5]])).obs.tolist() == [[2, 4, 6, 2, 3.5]]
 
 
 @pytest.mark.parametrize("observed", [spaces.Box(0, 255, (4, 4, 3), np.uint8), spaces.Discrete(4)])
 def test_what_is_no_vector_becomes_a_dict_with_the_last_action(observed: spaces.Space):
-    env = Seen(Clock(observed), last_action=True)
+    env = SelectObservation(Clock(observed), last_action=True)
     seen, _ = env.reset(seed=0)
     assert set(seen) == {"obs", "last_action"} and env.observation_space.contains(seen)
     assert env.step(6)[0]["last_action"].tolist() == [0, 1, 0]
@@ -96,7 +98,7 @@ def test_what_is_no_vector_becomes_a_dict_with_the_last_action(observed: spaces.
 
 def test_of_a_dict_entries_are_kept_by_name_and_an_action_mask_stays():
     masked = spaces.Dict({**PARTS.spaces, "action_mask": spaces.MultiBinary(3)})
-    env = Seen(Clock(masked), keep="velocity", last_reward=True)
+    env = SelectObservation(Clock(masked), keep="velocity", last_reward=True)
     assert (
         set(env.reset()[0]) == set(env.observation_space.spaces) == {"velocity", "action_mask", "last_reward"}
     )
@@ -120,7 +122,7 @@ def test_of_a_dict_entries_are_kept_by_name_and_an_action_mask_stays():
 )
 def test_a_wrong_choice_of_a_vector_is_told(options: dict[str, Any], sentence: str):
     with pytest.raises(EnvError, match=sentence):
-        Seen(Clock(), **options)
+        SelectObservation(Clock(), **options)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_a_wrong_choice_of_something_else_is_told(
     observed: spaces.Space, options: dict[str, Any], sentence: str
 ):
     with pytest.raises(EnvError, match=sentence):
-        Seen(Clock(observed), **options)
+        SelectObservation(Clock(observed), **options)
 
 
 def test_a_fresh_environment_continues_with_the_last_action_and_reward():
@@ -173,15 +175,15 @@ def test_a_fresh_environment_continues_with_the_last_action_and_reward():
 # Through whorl.make
 
 
-def test_an_id_takes_the_options_and_cart_pole_leaves_its_batched_lanes():
+def test_an_id_takes_the_options_and_cart_pole_leaves_its_batched_envs():
     source = find("CartPole-v1", {"keep": [0, 2], "last_action": True})
-    lanes = source.vector(2)
-    assert lanes.spec.observation.shape == (4,) and lanes.snapshots
-    assert lanes.reset(0)[:, 2:].tolist() == [[0, 0]] * 2
-    assert lanes.step(torch.tensor([0, 1])).obs[:, 2:].tolist() == [[1, 0], [0, 1]]
+    num_envs = source.vector(2)
+    assert num_envs.spec.observation.shape == (4,) and num_envs.snapshots
+    assert num_envs.reset(0)[:, 2:].tolist() == [[0, 0]] * 2
+    assert num_envs.step(torch.tensor([0, 1])).obs[:, 2:].tolist() == [[1, 0], [0, 1]]
 
 
-def test_workers_see_the_same_as_lanes_here():
+def test_workers_see_the_same_as_envs_here():
     source = find("CartPole-v1", {"keep": [0, 2], "last_action": True})
     here, there = source.vector(2), make_vector(source, 2, workers=1)
     try:
@@ -194,9 +196,9 @@ def test_workers_see_the_same_as_lanes_here():
 
 def test_frames_are_stacked_after_some_was_hidden():
     """Frames of [x, angle, two for the choice]: the newest is last."""
-    lanes = find("CartPole-v1", {"keep": [0, 2], "last_action": True, "frame_stack": 2}).vector(1)
-    lanes.reset(0)
-    assert lanes.step(torch.tensor([1])).obs[0, [2, 3, 6, 7]].tolist() == [0, 0, 0, 1]
+    num_envs = find("CartPole-v1", {"keep": [0, 2], "last_action": True, "frame_stack": 2}).vector(1)
+    num_envs.reset(0)
+    assert num_envs.step(torch.tensor([1])).obs[0, [2, 3, 6, 7]].tolist() == [0, 0, 0, 1]
 
 
 def test_registered_environments_factories_and_objects_take_them_too():
@@ -218,19 +220,19 @@ def test_other_options_can_not_change_what_is_made():
 
 def test_a_run_on_a_factory_keeps_what_is_seen_when_it_is_resumed(tmp_path: Path):
     small = {
-        "lanes": 1,
-        "rollout_steps": 16,
+        "num_envs": 1,
+        "num_steps": 16,
         "batch_size": 16,
         "eval": False,
         "quiet": True,
         "runs": str(tmp_path),
     }
     factory = partial(gymnasium.make, "CartPole-v1")
-    trainer = whorl.load(whorl.make(factory, keep=[0, 2]), "ppo", {**small, "total_steps": 16})
+    trainer = whorl.load(whorl.make(factory, keep=[0, 2]), "ppo", {**small, "total_timesteps": 16})
     assert trainer.config.env_options == {"keep": [0, 2]}
     run = trainer.train().run_dir
     assert whorl.restore(run).spec.observation.shape == (2,)
-    assert whorl.resume(run, env=factory, total_steps=32).steps >= 32
+    assert whorl.resume(run, env=factory, total_timesteps=32).steps >= 32
 
 
 @pytest.mark.parametrize("given", ["Pendulum-v1", partial(gymnasium.make, "Pendulum-v1")])

@@ -1,4 +1,4 @@
-"""Windows of the last observations: what `concat` joins, through episodes, snapshots and lanes."""
+"""Windows of the last observations: what `concat` joins, through episodes, snapshots and environments."""
 
 import torch
 
@@ -7,7 +7,7 @@ from whorl.envs.native.car import CarHeavenHell
 
 
 def coasting(concat: int, max_steps: int = 160) -> CarHeavenHell:
-    """One lane at 0.1 with speed 0.1, heaven on the right: it goes on by 0.1 a step."""
+    """One environment at 0.1 with speed 0.1, heaven on the right: it goes on by 0.1 a step."""
     world = CarHeavenHell(1, concat=concat, max_steps=max_steps, dtype="float64")
     world.reset(0)
     world.state["body"].copy_(torch.tensor([[0.1], [0.1]]))
@@ -54,7 +54,7 @@ def test_the_window_is_empty_again_after_a_reset():
     assert (step.obs[0, :6] == 0).all() and float(step.obs[0, 6]) == float(world.state["body"][0])
 
 
-def test_observations_of_one_lane_share_no_memory_with_the_window():
+def test_observations_of_one_env_share_no_memory_with_the_window():
     world = coasting(2)
     obs = world.step(torch.zeros(1, 1)).obs
     kept = obs.clone()

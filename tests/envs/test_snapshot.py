@@ -41,7 +41,7 @@ FAMILIES = [*PLAIN, *(pytest.param(id, marks=pytest.mark.filterwarnings("ignore"
 
 
 def walk(env: gymnasium.Env, actions: list[Any], ended: bool = False) -> tuple[list[Any], bool]:
-    """Everything that a walk returns; an episode's end is followed by a reset, as lanes do."""
+    """Everything that a walk returns; an episode's end is followed by a reset, as environments do."""
     seen: list[Any] = []
     for action in actions:
         if ended:
@@ -168,7 +168,7 @@ def test_an_environment_may_bring_its_own_snapshot():
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "HalfCheetah-v5"])
 def test_a_vector_snapshot_survives_a_safe_file_and_continues_exactly(id: str):
-    """The last of 33 steps ends an episode of 33, so that one case is a lane that waits for its reset."""
+    """The last of 33 steps ends an episode of 33, so that one case is a environment that waits for its reset."""
     factory = factory_from_id(id, max_episode_steps=33)
     env, fresh = GymnasiumVector(factory, 3, id), GymnasiumVector(factory, 3, id)
     generator = torch.Generator().manual_seed(0)
@@ -203,9 +203,9 @@ def test_an_environment_may_say_that_it_has_no_snapshot_after_all():
     assert snapshot_env(Shy()) is None
 
 
-def test_restoring_another_number_of_lanes_is_refused():
+def test_restoring_another_number_of_envs_is_refused():
     factory = factory_from_id("CartPole-v1")
     env = GymnasiumVector(factory, 2, "CartPole-v1")
     env.reset(0)
-    with pytest.raises(EnvError, match="resume with 2 lanes"):
+    with pytest.raises(EnvError, match="resume with 2 environments"):
         GymnasiumVector(factory, 3, "CartPole-v1").restore(env.snapshot())

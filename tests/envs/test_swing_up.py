@@ -9,7 +9,7 @@ from whorl.envs.native.swing_up import CartPoleSwingUpVariableLength
 
 
 def placed(*rows: list[float], length: float = 0.6) -> CartPoleSwingUpVariableLength:
-    """Lanes in known states: place, speed, angle, angular speed."""
+    """Environments in known states: place, speed, angle, angular speed."""
     world = CartPoleSwingUpVariableLength(len(rows), dtype="float64", lengths=(length,))
     world.reset(0)
     world.state["body"].copy_(torch.tensor(rows, dtype=torch.float64).T)

@@ -9,7 +9,7 @@ from whorl.envs.native.t_maze import DOWN, FORWARD, UP, TMaze
 
 
 def walk(world: TMaze, *actions: int) -> list[list[float]]:
-    """What one lane sees after each action."""
+    """What one environment sees after each action."""
     return [world.step(torch.tensor([action])).obs[0].tolist() for action in actions]
 
 
@@ -61,8 +61,8 @@ def test_an_episode_is_truncated_after_four_times_the_steps_that_it_takes():
 def returns(world: TMaze, turn: Tensor) -> Tensor:
     """Of one episode: forward as long as there is a corridor, and at the junction `turn` [B]."""
     world.reset(0)
-    total = torch.zeros(world.lanes)
-    junction = torch.zeros(world.lanes)
+    total = torch.zeros(world.num_envs)
+    junction = torch.zeros(world.num_envs)
     for _ in range(world.length + 1):
         step = world.step(torch.where(junction > 0, turn, FORWARD))
         junction = step.obs[:, 3]

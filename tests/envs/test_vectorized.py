@@ -5,21 +5,21 @@ import torch
 from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
 from whorl.envs.adapters.vectorized import BatchedVector
 
-LANES = 5
+NUM_ENVS = 5
 
 
 def made() -> BatchedVector:
-    return BatchedVector(factory_from_id("CartPole-v1"), LANES, "CartPole-v1")
+    return BatchedVector(factory_from_id("CartPole-v1"), NUM_ENVS, "CartPole-v1")
 
 
 def actions(count: int) -> torch.Tensor:
-    return torch.randint(2, (count, LANES), generator=torch.Generator().manual_seed(0))
+    return torch.randint(2, (count, NUM_ENVS), generator=torch.Generator().manual_seed(0))
 
 
-def test_a_lane_that_ended_is_reset_by_the_next_call_without_reward() -> None:
+def test_a_env_that_ended_is_reset_by_the_next_call_without_reward() -> None:
     env = made()
     env.reset(0)
-    ended = torch.zeros(LANES, dtype=torch.bool)
+    ended = torch.zeros(NUM_ENVS, dtype=torch.bool)
     seen = 0
     for action in actions(200):
         step = env.step(action)
@@ -29,16 +29,16 @@ def test_a_lane_that_ended_is_reset_by_the_next_call_without_reward() -> None:
         ended = step.terminated | step.truncated
         assert not bool((ended & step.reset).any())
         seen += int(ended.sum())
-    assert seen > LANES
+    assert seen > NUM_ENVS
 
 
 def test_the_dynamics_are_those_of_the_single_environment() -> None:
     """The batch computes in float64 as the single environment does: one step from the same state agrees."""
-    batch, single = made(), GymnasiumVector(factory_from_id("CartPole-v1"), LANES, "CartPole-v1")
+    batch, single = made(), GymnasiumVector(factory_from_id("CartPole-v1"), NUM_ENVS, "CartPole-v1")
     batch.reset(0)
     single.reset(0)
-    for lane, env in enumerate(single._lanes.envs):
-        env.unwrapped.state = tuple(batch._env.state[:, lane])  # type: ignore[attr-defined]
+    for env_index, env in enumerate(single._envs.envs):
+        env.unwrapped.state = tuple(batch._env.state[:, env_index])  # type: ignore[attr-defined]
     for action in actions(8):
         one, other = batch.step(action), single.step(action)
         assert torch.allclose(one.obs, other.obs, atol=1e-6)

@@ -12,10 +12,12 @@ from whorl.envs.native.water_maze import WaterMaze, WaterMazeSimple
 def placed(
     world: WaterMaze, *places: tuple[float, float], platform: tuple[float, float] = (0.5, 0.0)
 ) -> WaterMaze:
-    """Lanes at known places, at rest, with the platform at one place."""
+    """Environments at known places, at rest, with the platform at one place."""
     world.reset(0)
     world.state["place"].copy_(torch.tensor(places, dtype=world.dtype).T)
-    world.state["platform"].copy_(torch.tensor(platform, dtype=world.dtype)[:, None].expand(2, world.lanes))
+    world.state["platform"].copy_(
+        torch.tensor(platform, dtype=world.dtype)[:, None].expand(2, world.num_envs)
+    )
     return world
 
 

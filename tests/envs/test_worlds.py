@@ -63,12 +63,12 @@ def one_thread():
 def actions(world: World, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     if isinstance(world.spec.action, Discrete):
-        return torch.randint(world.spec.action.n, (world.lanes,), generator=generator)
-    return torch.rand(world.lanes, world.spec.action.size, generator=generator) * 2 - 1
+        return torch.randint(world.spec.action.n, (world.num_envs,), generator=generator)
+    return torch.rand(world.num_envs, world.spec.action.size, generator=generator) * 2 - 1
 
 
 def others(world: World, action: Tensor) -> Tensor:
-    """In every lane another action."""
+    """In every environment another action."""
     return (action + 1) % world.spec.action.n if isinstance(world.spec.action, Discrete) else -action
 
 
@@ -104,7 +104,7 @@ def test_runs_repeat_by_seed_and_snapshots_continue_bit_for_bit(id: str):
     world, other = WORLDS[id](9), WORLDS[id](9)
     world.reset(4)
     first = world.snapshot()["state"]
-    world.steps.fill_(world.max_steps - 6)  # some lanes are reset on the way
+    world.steps.fill_(world.max_steps - 6)  # some environments are reset on the way
     run(world, 3)
     snapshot, places = world.snapshot(), [x.data_ptr() for x in world.state_tensors()]
     expected = run(world, 8)
@@ -119,7 +119,7 @@ def test_runs_repeat_by_seed_and_snapshots_continue_bit_for_bit(id: str):
 
 
 @every_world
-def test_no_lane_influences_another(id: str):
+def test_no_env_influences_another(id: str):
     world, other = WORLDS[id](9), WORLDS[id](9)
     world.reset(1), other.reset(1)
     for t in range(5):
@@ -133,7 +133,7 @@ def test_no_lane_influences_another(id: str):
 
 
 @pytest.mark.parametrize("id", [id for id in LIMITS if not id.startswith("Repeat")])
-def test_one_lane_moves_like_the_same_lane_of_many(id: str):
+def test_one_env_moves_like_the_same_env_of_many(id: str):
     many, one = WORLDS[id](20), WORLDS[id](1)
     many.reset(3), one.reset(0)
     for key, value in one.state.items():

@@ -1,4 +1,4 @@
-"""Noise on actions: its deviation, its process, its spread over lanes, and what is left of it at the end."""
+"""Noise on actions: its deviation, its process, its spread over environments, and what is left of it at the end."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ TWO = Continuous((2,), (-1.0, 0.0), (1.0, 5.0))
 START = torch.zeros(())
 
 
-def noise_of(lanes: int = 4, **settings: Any) -> ActionNoise:
-    return ActionNoise(Spec(Array((3,)), TWO, lanes), 2, NoiseConfig(**settings))
+def noise_of(num_envs: int = 4, **settings: Any) -> ActionNoise:
+    return ActionNoise(Spec(Array((3,)), TWO, num_envs), 2, NoiseConfig(**settings))
 
 
-def context(lanes: int, seed: int = 0, **given: Any) -> Context:
-    reset = given.pop("reset", torch.zeros(lanes, dtype=torch.bool))
+def context(num_envs: int, seed: int = 0, **given: Any) -> Context:
+    reset = given.pop("reset", torch.zeros(num_envs, dtype=torch.bool))
     return Context(reset, torch.Generator().manual_seed(seed), **given)
 
 
@@ -29,9 +29,9 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def test_gaussian_noise_has_its_deviation_and_no_memory() -> None:
-    found, lanes = noise_of(noise_scale=0.2), 20_000
+    found, num_envs = noise_of(noise_scale=0.2), 20_000
     assert found.initial(4) == {}
-    action, memory = found(torch.zeros(lanes, 2), {}, context(lanes), START)
+    action, memory = found(torch.zeros(num_envs, 2), {}, context(num_envs), START)
     assert memory == {}
     # five deviations of the estimate: .2 / sqrt(2 * 20000)
     assert action.std(0).tolist() == pytest.approx([0.2, 0.2], abs=5e-3)
@@ -56,7 +56,7 @@ def test_an_ornstein_uhlenbeck_process_returns_to_zero_and_starts_there_in_each_
             x = 0.1 * drawn
         elif row == 1:
             x = 0.75 * x + 0.1 * drawn
-        else:  # the second lane starts anew
+        else:  # the second environment starts anew
             x = torch.stack((0.75 * x[0] + 0.1 * drawn[0], 0.1 * drawn[1]))
         torch.testing.assert_close(action, x)
         torch.testing.assert_close(memory[MEMORY]["x"], x)
@@ -70,15 +70,15 @@ def test_the_process_remembers_what_the_range_of_actions_cuts_off() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "ou"])
-def test_a_range_of_scales_is_spread_over_the_lanes_of_the_run(kind: str) -> None:
+def test_a_range_of_scales_is_spread_over_the_envs_of_the_run(kind: str) -> None:
     found = noise_of(5, noise=kind, noise_scale=(0.1, 0.3))
     scales = torch.tensor([0.1, 0.15, 0.2, 0.25, 0.3])
-    action, _ = found(torch.zeros(5, 2), found.initial(5), context(5, lane=torch.arange(5)), START)
+    action, _ = found(torch.zeros(5, 2), found.initial(5), context(5, env_index=torch.arange(5)), START)
     torch.testing.assert_close(action, scales[:, None] * normal(5, 2))
-    # A worker that has lanes 2 and 3 only
-    some, _ = found(torch.zeros(2, 2), found.initial(2), context(2, lane=torch.tensor([2, 3])), START)
+    # A worker that has environments 2 and 3 only
+    some, _ = found(torch.zeros(2, 2), found.initial(2), context(2, env_index=torch.tensor([2, 3])), START)
     torch.testing.assert_close(some, scales[2:4, None] * normal(2, 2))
-    # Somebody who is no lane of the run, an evaluation say, takes the middle.
+    # Somebody who is no environment of the run, an evaluation say, takes the middle.
     other, _ = found(torch.zeros(7, 2), found.initial(7), context(7), START)
     torch.testing.assert_close(other, 0.2 * normal(7, 2))
 
@@ -97,11 +97,13 @@ def test_without_noise_actions_are_as_they_are() -> None:
     assert found.equal(action) and after == {}
 
 
-def test_a_share_of_actions_is_random_lane_by_lane() -> None:
-    lanes = 20_000
-    action, _ = noise_of(noise="none", epsilon=0.3)(torch.full((lanes, 2), 0.5), {}, context(lanes), START)
+def test_a_share_of_actions_is_random_env_by_env() -> None:
+    num_envs = 20_000
+    action, _ = noise_of(noise="none", epsilon=0.3)(
+        torch.full((num_envs, 2), 0.5), {}, context(num_envs), START
+    )
     random = (action != 0.5).all(-1)
-    assert ((action != 0.5).any(-1) == random).all()  # all dimensions of a lane or none
+    assert ((action != 0.5).any(-1) == random).all()  # all dimensions of a environment or none
     assert float(random.float().mean()) == pytest.approx(0.3, abs=0.017)  # five deviations
     drawn = action[random]
     assert float(drawn.min()) < -0.99 and 0.99 < float(drawn.max()) <= 1.0
@@ -123,15 +125,15 @@ def test_random_actions_are_canonical_and_even() -> None:
 
 @pytest.mark.parametrize(("mask", "allowed"), [([1, 1, 1, 1], 4), ([0, 1, 0, 1], 2), ([0, 0, 1, 0], 1)])
 def test_random_choices_are_even_over_what_is_allowed(mask: list[int], allowed: int) -> None:
-    lanes = 8000
+    num_envs = 8000
     spec = Spec({"state": Array((2,)), MASK_KEY: Array((4,), "int8")}, Discrete(4), 4)
     obs = {
-        "state": torch.zeros(lanes, 2),
-        MASK_KEY: torch.tensor(mask, dtype=torch.int8).expand(lanes, 4),
+        "state": torch.zeros(num_envs, 2),
+        MASK_KEY: torch.tensor(mask, dtype=torch.int8).expand(num_envs, 4),
     }
     count = random_action(spec, obs, torch.Generator().manual_seed(0)).bincount(minlength=4)
     for place, open_here in enumerate(mask):
-        assert count[place] == (pytest.approx(lanes / allowed, abs=220) if open_here else 0)
+        assert count[place] == (pytest.approx(num_envs / allowed, abs=220) if open_here else 0)
 
 
 def test_random_choices_without_a_mask_are_even() -> None:

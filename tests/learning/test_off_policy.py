@@ -11,18 +11,18 @@ import whorl
 
 SMALL = {
     "workers": 0,
-    "lanes": 2,
-    "rollout_steps": 8,
-    "learn_after": 64,
+    "num_envs": 2,
+    "num_steps": 8,
+    "learning_starts": 64,
     "random_steps": 256,
-    "actor_hidden": [64, 64],
-    "critic_hidden": [64, 64],
+    "actor_hidden_sizes": [64, 64],
+    "critic_hidden_sizes": [64, 64],
     "actor_lr": 3e-3,
     "critic_lr": 3e-3,
     "batch_size": 64,
-    "capacity": 20_000,
+    "buffer_size": 20_000,
     "gamma": 0.5,
-    "eval_episodes": 20,
+    "n_eval_episodes": 20,
     "eval_freq": 10_000,
     "tensorboard": False,
     "quiet": True,
@@ -63,7 +63,7 @@ class Match(gymnasium.Env):
 
 
 def learned(algorithm: str, folder: Path, choices: bool = False, **changes: Any) -> float:
-    settings = {**SMALL, "runs": str(folder), "total_steps": 1_200, **changes}
+    settings = {**SMALL, "runs": str(folder), "total_timesteps": 1_200, **changes}
     return whorl.load(lambda: Match(choices), algorithm, settings).train().mean_return
 
 
@@ -76,7 +76,7 @@ OWN: dict[str, dict[str, Any]] = {
     "ddpg_lillicrap": {},
     "td3": {},
     "sac": SOFT,
-    "tqc": {**SOFT, "n_critics": 2, "n_quantiles": 8, "n_drop_atoms": 1},
+    "tqc": {**SOFT, "n_critics": 2, "n_quantiles": 8, "top_quantiles_to_drop": 1},
 }
 
 

@@ -45,12 +45,12 @@ def learn(
 
 
 CARTPOLE = {
-    "ppo": {"total_steps": 60_000},
-    "ppg": {"total_steps": 150_000},
-    "reinforce": {"total_steps": 150_000},
-    "reinforce_baseline": {"total_steps": 150_000},
-    "a2c": {"total_steps": 200_000},
-    "actor_critic": {"total_steps": 200_000},
+    "ppo": {"total_timesteps": 60_000},
+    "ppg": {"total_timesteps": 150_000},
+    "reinforce": {"total_timesteps": 150_000},
+    "reinforce_baseline": {"total_timesteps": 150_000},
+    "a2c": {"total_timesteps": 200_000},
+    "actor_critic": {"total_timesteps": 200_000},
 }
 COMMON = {
     "ppo": 475,
@@ -81,7 +81,7 @@ def test_cartpole_is_solved(algorithm: str, seed: int, tmp_path: Path) -> None:
 
 def test_pendulum_is_learned_by_ppo(tmp_path: Path) -> None:
     # Random play scores -1239.
-    assert learn("Pendulum-v1", "ppo", 1, tmp_path, -500, total_steps=40_000)[-1] >= -500
+    assert learn("Pendulum-v1", "ppo", 1, tmp_path, -500, total_timesteps=40_000)[-1] >= -500
 
 
 @pytest.mark.full
@@ -108,25 +108,25 @@ def blind() -> gymnasium.Env:
 # The id is CartPole's, and so are its tuned settings where these say nothing else.
 BLIND = {
     "activation": "tanh",
-    "total_steps": 100_000,
-    "lanes": 8,
-    "rollout_steps": 64,
+    "total_timesteps": 100_000,
+    "num_envs": 8,
+    "num_steps": 64,
     "chunk": 32,
     "batch_size": 256,
-    "epochs": 10,
+    "n_epochs": 10,
     "gamma": 0.98,
-    "lam": 0.8,
+    "gae_lambda": 0.8,
     "actor_lr": 1e-3,
     "critic_lr": 1e-3,
     "lr_schedule": "linear",
     "max_grad_norm": 0.5,
     "kl_cut": 0.03,
-    "actor_hidden": [64],
-    "critic_hidden": [64],
+    "actor_hidden_sizes": [64],
+    "critic_hidden_sizes": [64],
     "normalize_obs": True,
     "normalize_reward": True,
     "eval_freq": 25,
-    "eval_episodes": 20,
+    "n_eval_episodes": 20,
 }
 
 

@@ -11,7 +11,7 @@ from whorl.core.registry import Part, register
 from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, Spec, to_env
 from whorl.data.batch import Batch, Rows
 from whorl.nets.actor import Actor, DeterministicHead, SquashedHead, bounded
-from whorl.nets.q_ensemble import Critics
+from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.temperature import Temperature
 from whorl.settings.families import ActorCriticConfig
 
@@ -31,14 +31,14 @@ class Linear(nn.Module):
         return self.layer(obs)
 
 
-def pair(observation: Any, **settings: Any) -> tuple[Actor, Critics]:
+def pair(observation: Any, **settings: Any) -> tuple[Actor, QEnsemble]:
     torch.manual_seed(0)
     spec, cfg = (
         Spec(observation, TWO, 2),
-        ActorCriticConfig(actor_hidden=(8,), critic_hidden=(8,), **settings),
+        ActorCriticConfig(actor_hidden_sizes=(8,), critic_hidden_sizes=(8,), **settings),
     )
-    critics = Critics("critic", spec, cfg, 2, actions=2)
-    return Actor("actor", spec, cfg, lambda width: DeterministicHead(width, 2), critics.body), critics
+    critics = QEnsemble("critic", spec, cfg, 2, actions=2)
+    return Actor("actor", spec, cfg, lambda width: DeterministicHead(width, 2), critics.backbone), critics
 
 
 def rows(observation: Array) -> Rows:
@@ -75,7 +75,7 @@ def test_a_temperature_is_positive_or_exactly_zero() -> None:
 def test_a_policy_of_vectors_reads_by_itself() -> None:
     actor, critics = pair(Array((3,)))
     assert actor.reads == ()
-    assert list(critics.body.parameters()) == []
+    assert list(critics.backbone.parameters()) == []
     assert sum(p.numel() for p in actor.parameters()) == (3 + 1) * 8 + (8 + 1) * 2
 
 
@@ -84,12 +84,12 @@ def test_a_policy_reads_an_encoder_with_weights_detached_and_has_no_such_weights
     register("encoder", "linear_of_a_test", Linear)
     observation = IMAGE if encoder == "auto" else Array((3,))
     actor, critics = pair(observation, encoder=Part(encoder))
-    assert actor.reads == (critics.body,)
+    assert actor.reads == (critics.backbone,)
     # nothing but the torso and the head: whatever is listed can be trained
-    assert sum(p.numel() for p in actor.parameters()) == (critics.body.size + 1) * 8 + (8 + 1) * 2
+    assert sum(p.numel() for p in actor.parameters()) == (critics.backbone.size + 1) * 8 + (8 + 1) * 2
     seen = rows(observation)
     slopes = torch.autograd.grad(
-        actor(seen).sum(), [*actor.parameters(), *critics.body.parameters()], allow_unused=True
+        actor(seen).sum(), [*actor.parameters(), *critics.backbone.parameters()], allow_unused=True
     )
     trained = len(list(actor.parameters()))
     assert not any(slope is None for slope in slopes[:trained])
@@ -108,8 +108,8 @@ def test_one_row_while_acting_is_read_as_many_rows_while_learning(observation: A
 def test_a_target_reads_another_body_and_takes_no_gradient() -> None:
     actor, critics = pair(IMAGE)
     _, other = pair(IMAGE)
-    target = actor.target(other.body)
-    assert target.reads == (other.body,)
+    target = actor.target(other.backbone)
+    assert target.reads == (other.backbone,)
     assert not any(p.requires_grad for p in target.parameters())
     assert all(p.requires_grad for p in (*actor.parameters(), *critics.parameters(), *other.parameters()))
     assert not {id(p) for p in target.parameters()} & {id(p) for p in actor.parameters()}

@@ -12,19 +12,19 @@ from whorl.core.registry import Part
 from whorl.core.spec import Array, Continuous, Discrete, Spec
 from whorl.data.batch import Batch, Rows
 from whorl.nets.layers import Residual
-from whorl.nets.q_ensemble import Critics, EnsembleMLP
+from whorl.nets.q_ensemble import EnsembleMLP, QEnsemble
 from whorl.settings.families import ActorCriticConfig
 
 SPEC = Spec(Array((3,)), Continuous((2,), (-1.0, -1.0), (1.0, 1.0)), 2)
 
 
-def critics(members: int = 3, **given: Any) -> Critics:
+def critics(members: int = 3, **given: Any) -> QEnsemble:
     torch.manual_seed(0)
     settings = {
-        key: given.pop(key) for key in ("critic_hidden", "critic_network", "activation") if key in given
+        key: given.pop(key) for key in ("critic_hidden_sizes", "critic_network", "activation") if key in given
     }
-    cfg = ActorCriticConfig(**{"critic_hidden": (8, 6), **settings})
-    found = Critics("critic", SPEC, cfg, members, **{"actions": 2, **given})
+    cfg = ActorCriticConfig(**{"critic_hidden_sizes": (8, 6), **settings})
+    found = QEnsemble("critic", SPEC, cfg, members, **{"actions": 2, **given})
     for parameter in found.parameters():  # biases and scales at random too
         nn.init.normal_(parameter, std=0.5)
     return found
@@ -148,8 +148,8 @@ def test_an_option_that_critics_do_not_have_is_named_with_the_nearest() -> None:
 
 
 def test_choices_take_no_action() -> None:
-    cfg = ActorCriticConfig(critic_hidden=(8,))
-    found = Critics("critic", Spec(Array((3,)), Discrete(4), 2), cfg, 2, (4,))
+    cfg = ActorCriticConfig(critic_hidden_sizes=(8,))
+    found = QEnsemble("critic", Spec(Array((3,)), Discrete(4), 2), cfg, 2, (4,))
     assert isinstance(found.nets, EnsembleMLP)
     assert found.nets.weights[0].shape == (2, 3, 8)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from whorl.conformance import CHECKS, LANES, Subject, capture_safe
+from whorl.conformance import CHECKS, NUM_ENVS, Subject, capture_safe
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, construct
 from whorl.core.spec import MASK_KEY, Array, Discrete, Spec
@@ -206,7 +206,7 @@ def test_an_encoder_can_be_captured() -> None:
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_an_agent_with_images_keeps_every_contract(check: str) -> None:
-    spec = Spec({"view": Array((10, 10, 2), "uint8", 0, 255), "speed": Array((2,))}, Discrete(3), LANES)
+    spec = Spec({"view": Array((10, 10, 2), "uint8", 0, 255), "speed": Array((2,))}, Discrete(3), NUM_ENVS)
     encoder = {"class": "images", "features": 16}
     CHECKS[check](Subject("ppo", spec, {"encoder": encoder}))
 

@@ -14,7 +14,7 @@ from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import LAST, Batch
 from whorl.nets.actor import Actor, DeterministicHead
-from whorl.nets.backbone import Body, BodySettings
+from whorl.nets.backbone import Backbone, BackboneSettings
 from whorl.nets.memory import (
     LastStep,
     MemorySettings,
@@ -23,11 +23,11 @@ from whorl.nets.memory import (
     memory_settings,
     unroll_all,
 )
-from whorl.nets.q_ensemble import Critics
+from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.rows import LSTMRows
 from whorl.settings.families import ActorCriticConfig, MemoryConfig
 
-INPUTS, LANES, ROWS = 3, 5, 14
+INPUTS, NUM_ENVS, ROWS = 3, 5, 14
 KINDS = {
     "lstm": MemorySettings("lstm", 6),
     "lstm, two layers": MemorySettings("lstm", 6, 2),
@@ -63,19 +63,22 @@ def cast(state: Tree, dtype: torch.dtype) -> Tree:
 def window(dtype: torch.dtype = torch.float64, chance: float = 0.2, seed: int = 1) -> tuple[Tensor, Tensor]:
     """Rows [R, B, I], and where episodes begin: anywhere, in the first row and in the last too."""
     generator = torch.Generator().manual_seed(seed)
-    reset = torch.rand(ROWS, LANES, generator=generator) < chance
+    reset = torch.rand(ROWS, NUM_ENVS, generator=generator) < chance
     reset[0, 0] = reset[-1, 1] = chance > 0
     reset[:, 4] = False
-    return torch.randn(ROWS, LANES, INPUTS, generator=generator, dtype=dtype), reset
+    return torch.randn(ROWS, NUM_ENVS, INPUTS, generator=generator, dtype=dtype), reset
 
 
 def stored(memory: Any, dtype: torch.dtype = torch.float64, rows: int = 4) -> Tree:
     """The state after some rows of an episode."""
     generator = torch.Generator().manual_seed(2)
-    state, no = cast(memory.initial(LANES, torch.device("cpu")), dtype), torch.zeros(LANES, dtype=torch.bool)
+    state, no = (
+        cast(memory.initial(NUM_ENVS, torch.device("cpu")), dtype),
+        torch.zeros(NUM_ENVS, dtype=torch.bool),
+    )
     with torch.no_grad():
         for _ in range(rows):
-            _, state = memory.step(torch.randn(LANES, INPUTS, generator=generator, dtype=dtype), no, state)
+            _, state = memory.step(torch.randn(NUM_ENVS, INPUTS, generator=generator, dtype=dtype), no, state)
     return state
 
 
@@ -133,7 +136,7 @@ def test_a_window_with_a_reset_inside_is_two_windows(kind: str, way: str) -> Non
 @pytest.mark.parametrize("burn_in", [0, 5])
 def test_gradients_are_those_of_the_graph_row_by_row(kind: str, way: str, burn_in: int) -> None:
     memory, (value, reset) = memory_of(kind), window()
-    state, wanted = stored(memory), torch.randn(ROWS - burn_in, LANES, 6, dtype=torch.float64)
+    state, wanted = stored(memory), torch.randn(ROWS - burn_in, NUM_ENVS, 6, dtype=torch.float64)
     given = value.requires_grad_()
 
     def gradients(output: Tensor) -> list[Tensor]:
@@ -188,14 +191,14 @@ def test_memories_unrolled_together_are_memories_unrolled_alone(kind: str, way: 
         return torch.autograd.grad(sum(o[burn_in:].square().sum() for o in outputs), parameters)
 
     with way_of(way):
-        together = unroll_all(memories, value, reset, states, burn_in)
+        run_parallel = unroll_all(memories, value, reset, states, burn_in)
         first = unroll_all(memories[:1], value, reset, states, burn_in)
     alone = [memory(value, reset, state, burn_in) for memory, state in zip(memories, states)]
-    assert len(together) == 3 and len(first) == 1
+    assert len(run_parallel) == 3 and len(first) == 1
     assert_close(first[0], alone[0])
-    for one, other in zip(together, alone):
+    for one, other in zip(run_parallel, alone):
         assert_close(one, other)
-    for one, other in zip(gradients(together), gradients(alone)):
+    for one, other in zip(gradients(run_parallel), gradients(alone)):
         assert_close(one, other)
 
 
@@ -221,47 +224,47 @@ def test_attention_is_what_its_equations_say(kind: str) -> None:
         r, z = torch.sigmoid(wr @ y + br + ur @ x), torch.sigmoid(wz @ y + bz + uz @ x)
         return (1 - z) * x + z * torch.tanh(wh @ y + bh + part.kept.weight @ (r * x))
 
-    expected = torch.zeros(ROWS, LANES, 6, dtype=torch.float64)
+    expected = torch.zeros(ROWS, NUM_ENVS, 6, dtype=torch.float64)
     with torch.no_grad():
         x = memory.input(value)
         query, key, read = block.read(block.norm(x)).unflatten(-1, (3, heads, depth)).unbind(-3)
-        for lane in range(LANES):
+        for env_index in range(NUM_ENVS):
             begins = 0
             for row in range(ROWS):
-                begins = row if reset[row, lane] else begins
+                begins = row if reset[row, env_index] else begins
                 seen = range(max(begins, row - memory.window + 1), row + 1)
                 found = []
                 for head in range(heads):
                     scores = [
-                        query[row, lane, head] @ key[t, lane, head] / depth**0.5
+                        query[row, env_index, head] @ key[t, env_index, head] / depth**0.5
                         + block.distance[head, row - t]
                         for t in seen
                     ]
                     share = torch.stack(scores).softmax(0)
-                    found.append(sum(s * read[t, lane, head] for s, t in zip(share, seen)))
-                y = gate(block.gate, x[row, lane], block.join(torch.cat(found)).relu())
-                expected[row, lane] = gate(block.gate_wide, y, block.wide(block.norm_wide(y)).relu())
+                    found.append(sum(s * read[t, env_index, head] for s, t in zip(share, seen)))
+                y = gate(block.gate, x[row, env_index], block.join(torch.cat(found)).relu())
+                expected[row, env_index] = gate(block.gate_wide, y, block.wide(block.norm_wide(y)).relu())
         assert_close(
-            memory(value, reset, cast(memory.initial(LANES, value.device), value.dtype), 0), expected
+            memory(value, reset, cast(memory.initial(NUM_ENVS, value.device), value.dtype), 0), expected
         )
 
 
 def test_attention_with_its_cache_is_attention_over_the_whole_prefix() -> None:
     memory, (value, reset) = memory_of("attention, all rows, two layers"), window(chance=0.0)
-    state = cast(memory.initial(LANES, value.device), value.dtype)
+    state = cast(memory.initial(NUM_ENVS, value.device), value.dtype)
     empty = state
     with torch.no_grad():
         for row in range(ROWS):
             output, state = memory.step(value[row], reset[row], state)
             assert_close(output, memory(value[: row + 1], reset[: row + 1], empty, 0)[-1])
-            assert state["count"].tolist() == [row + 1] * LANES
+            assert state["count"].tolist() == [row + 1] * NUM_ENVS
 
 
 def test_attention_reads_its_window_and_nothing_before() -> None:
     memory, (value, reset) = memory_of("attention, few rows"), window(chance=0.0)
     changed = value.clone()
     changed[: ROWS - 3] += 1.0
-    empty = cast(memory.initial(LANES, value.device), value.dtype)
+    empty = cast(memory.initial(NUM_ENVS, value.device), value.dtype)
     with torch.no_grad():
         one, other = memory(value, reset, empty, 0), memory(changed, reset, empty, 0)
     assert torch.equal(one[-1], other[-1])
@@ -324,72 +327,74 @@ def test_what_no_memory_reads_is_one_sentence(wanted: str) -> None:
         memory_settings(MemoryConfig(**{wanted: True}))
 
 
-SPEC = Spec(Array((INPUTS,)), Continuous((2,), (-1.0, -1.0), (1.0, 1.0)), LANES)
+SPEC = Spec(Array((INPUTS,)), Continuous((2,), (-1.0, -1.0), (1.0, 1.0)), NUM_ENVS)
 
 
 def batch_of(memory: Tree, burn_in: int = 0, seed: int = 3) -> Batch:
     """A sequence with resets, and what was done and earned before each row."""
     value, reset = window(torch.float32, seed=seed)
     generator = torch.Generator().manual_seed(seed)
-    none = torch.zeros(ROWS - 1, LANES)
+    none = torch.zeros(ROWS - 1, NUM_ENVS)
     last = {
-        "action": torch.randn(ROWS, LANES, 2, generator=generator),
-        "reward": torch.randn(ROWS, LANES, generator=generator),
+        "action": torch.randn(ROWS, NUM_ENVS, 2, generator=generator),
+        "reward": torch.randn(ROWS, NUM_ENVS, generator=generator),
     }
-    action = torch.randn(ROWS - 1, LANES, 2, generator=generator)
+    action = torch.randn(ROWS - 1, NUM_ENVS, 2, generator=generator)
     return Batch(value, reset, action, none, none, none, none, memory, burn_in=burn_in, last=last)
 
 
-def settings(kind: str, inputs: Any = ()) -> BodySettings:
-    return BodySettings((8,), "tanh", Part("mlp"), Part("flat"), MemorySettings(kind, 8, inputs=inputs))  # type: ignore[arg-type]
+def settings(kind: str, inputs: Any = ()) -> BackboneSettings:
+    return BackboneSettings((8,), "tanh", Part("mlp"), Part("flat"), MemorySettings(kind, 8, inputs=inputs))  # type: ignore[arg-type]
 
 
 @each_way
 @pytest.mark.parametrize("kind", ["lstm", "gru", "attention"])
 def test_a_body_reads_rows_as_it_reads_them_one_by_one(kind: str, way: str) -> None:
     torch.manual_seed(0)
-    body = Body("net", SPEC.observation, settings(kind, ("action", "reward")), SPEC.action)
-    memory = body.initial_memory(LANES, torch.device("cpu"))
-    assert memory[LAST]["action"].shape == (LANES, 2) and not memory[LAST]["reward"].any()
+    backbone = Backbone("net", SPEC.observation, settings(kind, ("action", "reward")), SPEC.action)
+    memory = backbone.initial_memory(NUM_ENVS, torch.device("cpu"))
+    assert memory[LAST]["action"].shape == (NUM_ENVS, 2) and not memory[LAST]["reward"].any()
     batch = batch_of({"net": memory["net"]})
     rows, found = batch.all, []
     with way_of(way), torch.no_grad():
         for row in range(ROWS):
             memory = {**memory, LAST: tree.index(batch.last, row)}
-            features, memory = body.step(batch.obs[row], memory, batch.reset[row])
+            features, memory = backbone.step(batch.obs[row], memory, batch.reset[row])
             found.append(features)
-        assert_close(body(rows), torch.stack(found), torch.float32)
-        assert torch.equal(body(batch.now), body(rows)[:-1])
-        assert torch.equal(body(batch.next), body(rows)[1:])
-        ahead = torch.arange(ROWS - 1).unsqueeze(1).expand(-1, LANES) // 2 + 3
-        chosen = body(batch.replace(ahead=ahead).next)
-        assert torch.equal(chosen, body(rows).gather(0, ahead.unsqueeze(-1).expand(-1, -1, 8)))
+        assert_close(backbone(rows), torch.stack(found), torch.float32)
+        assert torch.equal(backbone(batch.now), backbone(rows)[:-1])
+        assert torch.equal(backbone(batch.next), backbone(rows)[1:])
+        ahead = torch.arange(ROWS - 1).unsqueeze(1).expand(-1, NUM_ENVS) // 2 + 3
+        chosen = backbone(batch.replace(ahead=ahead).next)
+        assert torch.equal(chosen, backbone(rows).gather(0, ahead.unsqueeze(-1).expand(-1, -1, 8)))
 
 
 def test_nan_before_a_reset_has_no_influence_on_a_body() -> None:
     torch.manual_seed(0)
-    body = Body("net", SPEC.observation, settings("lstm", ("action", "reward")), SPEC.action)
+    backbone = Backbone("net", SPEC.observation, settings("lstm", ("action", "reward")), SPEC.action)
     batch = batch_of({})
     nan = tree.map(lambda leaf: leaf.masked_fill(tree.expand(batch.reset, leaf), torch.nan), batch.last)
     assert nan["reward"].isnan().any()
-    one, other = body(batch.all), body(batch.replace(last=nan).all)
+    one, other = backbone(batch.all), backbone(batch.replace(last=nan).all)
     assert torch.equal(one, other)
-    gradients = [torch.autograd.grad(found.square().sum(), list(body.parameters())) for found in (one, other)]
+    gradients = [
+        torch.autograd.grad(found.square().sum(), list(backbone.parameters())) for found in (one, other)
+    ]
     assert all(torch.equal(a, b) for a, b in zip(*gradients))
 
 
 # Several nets
 
 
-def critics(members: int, **given: Any) -> Critics:
+def critics(members: int, **given: Any) -> QEnsemble:
     torch.manual_seed(0)
-    cfg = ActorCriticConfig(critic_hidden=(8,), memory="lstm", memory_size=6, **given)
-    return Critics("critic", SPEC, cfg, members, actions=2)
+    cfg = ActorCriticConfig(critic_hidden_sizes=(8,), memory="lstm", memory_size=6, **given)
+    return QEnsemble("critic", SPEC, cfg, members, actions=2)
 
 
-def opened(found: Critics, seed: int = 0) -> Tree:
+def opened(found: QEnsemble, seed: int = 0) -> Tree:
     generator = torch.Generator().manual_seed(seed)
-    memory = found.body.initial_memory(LANES, torch.device("cpu"))
+    memory = found.backbone.initial_memory(NUM_ENVS, torch.device("cpu"))
     return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator), memory)
 
 
@@ -405,7 +410,7 @@ def test_members_of_an_ensemble_have_memories_of_their_own(way: str) -> None:
         told = found(batch.replace(memory=other).now, batch.action)
         assert torch.equal(told[[0, 2]], before[[0, 2]])
         assert not torch.equal(told[1], before[1])
-        for parameter in found.body.memories[2].parameters():
+        for parameter in found.backbone.memories[2].parameters():
             parameter += 0.1
         weighed = found(batch.now, batch.action)
     assert torch.equal(weighed[:2], before[:2])
@@ -416,7 +421,7 @@ def test_the_loss_of_one_member_trains_its_memory_alone() -> None:
     found = critics(2)
     batch = batch_of(opened(found))
     loss = found(batch.now, batch.action)[0].sum()
-    parameters = [list(memory.parameters()) for memory in found.body.memories]
+    parameters = [list(memory.parameters()) for memory in found.backbone.memories]
     own = torch.autograd.grad(loss, parameters[0], retain_graph=True)
     other = torch.autograd.grad(loss, parameters[1], allow_unused=True, materialize_grads=True)
     assert all(gradient.any() for gradient in own) and not any(gradient.any() for gradient in other)
@@ -424,15 +429,15 @@ def test_the_loss_of_one_member_trains_its_memory_alone() -> None:
 
 def test_a_shared_memory_is_one_for_all_members() -> None:
     found = critics(3, share_memory=True)
-    assert len(found.body.memories) == 1 and not found.follows
-    assert found.initial_memory(LANES, torch.device("cpu")) == {}, "the policy keeps it"
+    assert len(found.backbone.memories) == 1 and not found.follows
+    assert found.initial_memory(NUM_ENVS, torch.device("cpu")) == {}, "the policy keeps it"
     batch = batch_of(opened(found))
-    assert found(batch.now, batch.action).shape == (3, ROWS - 1, LANES)
+    assert found(batch.now, batch.action).shape == (3, ROWS - 1, NUM_ENVS)
 
 
-def actor_of(read: Critics, **given: Any) -> Actor:
-    cfg = ActorCriticConfig(actor_hidden=(8,), memory="lstm", memory_size=6, **given)
-    return Actor("actor", SPEC, cfg, lambda width: DeterministicHead(width, 2), read.body)
+def actor_of(read: QEnsemble, **given: Any) -> Actor:
+    cfg = ActorCriticConfig(actor_hidden_sizes=(8,), memory="lstm", memory_size=6, **given)
+    return Actor("actor", SPEC, cfg, lambda width: DeterministicHead(width, 2), read.backbone)
 
 
 @each_way
@@ -460,7 +465,7 @@ def test_an_actor_reads_the_critics_memory_without_training_it(way: str) -> None
 def test_an_actor_that_shares_memory_acts_as_it_learns() -> None:
     read = critics(2, share_memory=True)
     actor = actor_of(read, share_memory=True)
-    memory = actor.initial_memory(LANES, torch.device("cpu"))
+    memory = actor.initial_memory(NUM_ENVS, torch.device("cpu"))
     batch = batch_of(memory)
     with torch.no_grad():
         learned = actor(batch.all)

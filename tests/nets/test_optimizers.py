@@ -77,7 +77,7 @@ class Follower(torch.optim.Optimizer):
     """Keeps a copy of where each parameter was, and counts in the way that it is told to."""
 
     def __init__(self, params: Any, lr: float, count: Any = 0) -> None:
-        super().__init__(params, {"lr": lr, "count": count})
+        super().__init__(params, {"learning_rate": lr, "count": count})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

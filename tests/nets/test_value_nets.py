@@ -14,7 +14,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.nets.images import SpectralConvolution
 from whorl.nets.noisy import NoisyLinear
-from whorl.nets.q_network import QuantileValues, Values, allowed, without_features
+from whorl.nets.q_network import QNetwork, QuantileNetwork, allowed, without_features
 from whorl.settings.families import ChoiceConfig
 
 VECTOR = Array((3,))
@@ -22,23 +22,23 @@ IMAGE = Array((12, 12, 2), "uint8", 0.0, 255.0)
 X = torch.tensor([1.0, -2.0, 0.5])
 
 
-def values(columns: int = 1, choices: int = 4, observation: Any = VECTOR, **settings: Any) -> Values:
+def values(columns: int = 1, choices: int = 4, observation: Any = VECTOR, **settings: Any) -> QNetwork:
     torch.manual_seed(0)
-    cfg = ChoiceConfig(**{"hidden": (8,), **settings})
-    return Values("dqn", Spec(observation, Discrete(choices), 2), cfg, columns)
+    cfg = ChoiceConfig(**{"hidden_sizes": (8,), **settings})
+    return QNetwork("dqn", Spec(observation, Discrete(choices), 2), cfg, columns)
 
 
 def quantiles(
     cosines: int = 4, choices: int = 3, observation: Any = VECTOR, **settings: Any
-) -> QuantileValues:
+) -> QuantileNetwork:
     torch.manual_seed(0)
-    cfg = ChoiceConfig(**{"hidden": (8,), **settings})
-    return QuantileValues("iqn", Spec(observation, Discrete(choices), 2), cfg, cosines)
+    cfg = ChoiceConfig(**{"hidden_sizes": (8,), **settings})
+    return QuantileNetwork("iqn", Spec(observation, Discrete(choices), 2), cfg, cosines)
 
 
 def rows(obs: Tree, time: int = 2) -> Rows:
-    lanes = 5
-    none = torch.zeros(time, lanes)
+    num_envs = 5
+    none = torch.zeros(time, num_envs)
     return Batch(obs, none > 0, {}, none, none, none, none).now
 
 
@@ -60,19 +60,19 @@ def test_every_row_has_columns_for_every_choice(columns: int, dueling: bool) -> 
 
 
 def test_hidden_layers_stand_behind_the_encoder_in_each_stream() -> None:
-    net = values(hidden=(8, 6), dueling=True)
+    net = values(hidden_sizes=(8, 6), dueling=True)
     for stream, outputs in ((net.advantage, 4), (net.value, 1)):
         assert stream is not None
         shapes = [tuple(p.shape) for p in stream.parameters() if p.dim() == 2]
         assert shapes == [(8, 3), (6, 8), (outputs, 6)]
-    assert not list(net.body.parameters())
+    assert not list(net.backbone.parameters())
 
 
 # Dueling
 
 
 def test_dueling_streams_are_added_less_the_mean_advantage_column_by_column() -> None:
-    net = values(columns=2, choices=3, hidden=(), dueling=True)
+    net = values(columns=2, choices=3, hidden_sizes=(), dueling=True)
     assert net.value is not None
     with torch.no_grad():
         for stream in (net.advantage, net.value):
@@ -126,12 +126,12 @@ def test_all_layers_behind_the_encoder_are_noisy_and_none_in_it() -> None:
         layer for layer in (*net.advantage.modules(), *net.value.modules()) if isinstance(layer, weighted)
     ]
     assert [type(layer) for layer in streams] == [NoisyLinear] * 4
-    assert {type(layer) for layer in net.body.modules() if isinstance(layer, weighted)} == {nn.Conv2d}
+    assert {type(layer) for layer in net.backbone.modules() if isinstance(layer, weighted)} == {nn.Conv2d}
 
 
 def test_the_variance_of_a_noisy_value_is_the_published_one() -> None:
     # one noisy layer of three inputs (1, -2, .5) and scale .5 / sqrt(3): .345012
-    net, generator = values(choices=3, hidden=(), noisy=True), torch.Generator().manual_seed(0)
+    net, generator = values(choices=3, hidden_sizes=(), noisy=True), torch.Generator().manual_seed(0)
     told = sampled(net, generator)
     # three values that are uncorrelated, not independent: a deviation of the estimate is about .007
     assert float(told.var(0).mean()) == pytest.approx(0.345012, abs=0.035)
@@ -141,11 +141,11 @@ def test_the_variance_of_a_noisy_value_is_the_published_one() -> None:
 
 def test_dueling_streams_have_noise_of_their_own() -> None:
     # Var(V + A - mean A) = .345012 * (1 + 1 - 1/3); shared noise would make it another number
-    net, generator = values(choices=3, hidden=(), noisy=True, dueling=True), torch.Generator().manual_seed(0)
+    net, generator = values(choices=3, hidden_sizes=(), noisy=True, dueling=True), torch.Generator().manual_seed(0)
     assert float(sampled(net, generator).var(0).mean()) == pytest.approx(0.345012 * 5 / 3, abs=0.06)
 
 
-def sampled(net: Values, generator: torch.Generator) -> Tensor:
+def sampled(net: QNetwork, generator: torch.Generator) -> Tensor:
     """[draws, choices]"""
     with torch.no_grad():
         return torch.stack([net.tell(X, net.draw(generator))[:, 0] for _ in range(3000)])
@@ -153,7 +153,7 @@ def sampled(net: Values, generator: torch.Generator) -> Tensor:
 
 @pytest.mark.parametrize("noisy_sigma", [0.5, 0.1])
 def test_the_scale_of_the_noise_is_a_setting(noisy_sigma: float) -> None:
-    net = values(hidden=(16,), noisy=True, noisy_sigma=noisy_sigma)
+    net = values(hidden_sizes=(16,), noisy=True, noisy_sigma=noisy_sigma)
     assert net.advantage.last.weight_scale.unique().tolist() == [pytest.approx(noisy_sigma / 4)]
     assert net.advantage.hidden.layers[0].weight_scale.unique().tolist() == [
         pytest.approx(noisy_sigma / 3**0.5)
@@ -161,7 +161,7 @@ def test_the_scale_of_the_noise_is_a_setting(noisy_sigma: float) -> None:
 
 
 def test_noise_is_drawn_for_every_layer_and_net_without_noisy_layers_draws_none() -> None:
-    noise = values(hidden=(8, 6), noisy=True, dueling=True).draw(torch.Generator().manual_seed(0))
+    noise = values(hidden_sizes=(8, 6), noisy=True, dueling=True).draw(torch.Generator().manual_seed(0))
     sizes = {
         stream: [*(len(layer) for layer in found["hidden"].values()), len(found["last"])]
         for stream, found in noise.items()
@@ -190,11 +190,11 @@ def test_a_noisy_net_is_quiet_without_noise(dueling: bool) -> None:
 
 def test_layer_norms_stand_before_each_activation_and_behind_an_encoder_with_weights() -> None:
     norms = [
-        tuple(m.normalized_shape) for m in values(hidden=(8, 6), layer_norm=True).modules() if is_norm(m)
+        tuple(m.normalized_shape) for m in values(hidden_sizes=(8, 6), layer_norm=True).modules() if is_norm(m)
     ]
     assert norms == [(8,), (6,)]
-    net = values(observation=IMAGE, hidden=(8,), layer_norm=True)
-    assert [tuple(m.normalized_shape) for m in net.modules() if is_norm(m)] == [(8,), (net.body.size,)]
+    net = values(observation=IMAGE, hidden_sizes=(8,), layer_norm=True)
+    assert [tuple(m.normalized_shape) for m in net.modules() if is_norm(m)] == [(8,), (net.backbone.size,)]
     assert not any(is_norm(m) for m in values(observation=IMAGE).modules())
 
 
@@ -203,7 +203,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def test_a_hidden_layer_is_normalised_by_hand() -> None:
-    net = values(hidden=(4,), layer_norm=True)
+    net = values(hidden_sizes=(4,), layer_norm=True)
     layer = net.advantage.hidden.layers[0]
     with torch.no_grad():
         before = layer(X)
@@ -213,7 +213,7 @@ def test_a_hidden_layer_is_normalised_by_hand() -> None:
 
 
 def test_noisy_layers_are_normalised_too() -> None:
-    net = values(hidden=(8, 6), layer_norm=True, noisy=True)
+    net = values(hidden_sizes=(8, 6), layer_norm=True, noisy=True)
     assert [tuple(m.normalized_shape) for m in net.modules() if is_norm(m)] == [(8,), (6,)]
     layer, noise = net.advantage.hidden.layers[0], net.draw(torch.Generator().manual_seed(0))["advantage"]
     with torch.no_grad():
@@ -231,7 +231,7 @@ def test_noisy_layers_are_normalised_too() -> None:
 
 
 def test_features_are_multiplied_by_an_embedding_of_the_fraction() -> None:
-    net = quantiles(cosines=3, observation=Array((2,)), hidden=())
+    net = quantiles(cosines=3, observation=Array((2,)), hidden_sizes=())
     with torch.no_grad():
         # i = 0, 1, 2: the first column 1 + 2 cos(pi tau), the second cos(2 pi tau) - 1, which the relu cuts to 0
         net.embedding.weight.copy_(torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 1.0]]))
@@ -247,21 +247,21 @@ def test_features_are_multiplied_by_an_embedding_of_the_fraction() -> None:
 def test_fractions_of_each_row_are_its_own() -> None:
     net, tau = quantiles(), torch.rand(2, 5, 6, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        features = net.body(some())
-        together = net.at(features, tau, None)
+        features = net.backbone(some())
+        run_parallel = net.at(features, tau, None)
         alone = net.at(features[1, 3], tau[1, 3, 4:5], None)
-    assert together.shape == (2, 5, 6, 3)
-    torch.testing.assert_close(together[1, 3, 4], alone[0])
+    assert run_parallel.shape == (2, 5, 6, 3)
+    torch.testing.assert_close(run_parallel[1, 3, 4], alone[0])
 
 
 def test_without_an_encoder_the_first_hidden_layer_makes_the_features() -> None:
-    assert quantiles(hidden=(8, 6)).body.size == 8
-    assert [tuple(p.shape) for p in quantiles(hidden=(8, 6)).advantage.parameters() if p.dim() == 2] == [
+    assert quantiles(hidden_sizes=(8, 6)).backbone.size == 8
+    assert [tuple(p.shape) for p in quantiles(hidden_sizes=(8, 6)).advantage.parameters() if p.dim() == 2] == [
         (6, 8),
         (3, 6),
     ]
     # of one layer there would be none left
-    assert [tuple(p.shape) for p in quantiles(hidden=(8,)).advantage.parameters() if p.dim() == 2] == [
+    assert [tuple(p.shape) for p in quantiles(hidden_sizes=(8,)).advantage.parameters() if p.dim() == 2] == [
         (8, 8),
         (3, 8),
     ]
@@ -270,7 +270,7 @@ def test_without_an_encoder_the_first_hidden_layer_makes_the_features() -> None:
 def test_gradients_reach_embedding_features_and_streams() -> None:
     net = quantiles(dueling=True, observation=IMAGE)
     obs = torch.randint(256, (1, 5, 12, 12, 2), dtype=torch.uint8)
-    features = net.body(rows(obs, 1))
+    features = net.backbone(rows(obs, 1))
     net.at(features, torch.rand(1, 5, 6), None).square().sum().backward()
     for name, parameter in net.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
@@ -281,11 +281,11 @@ def test_gradients_reach_embedding_features_and_streams() -> None:
 
 def test_images_have_no_layer_between_convolutions_and_streams_unless_asked_for() -> None:
     # 3x3 convolutions with 16 channels leave 10 x 10 of 12 x 12 pixels
-    assert values(observation=IMAGE).body.size == 10 * 10 * 16
-    assert values(observation=IMAGE, encoder=Part("images")).body.size == 10 * 10 * 16
-    assert values(observation=IMAGE, encoder=Part("auto", {"features": 9})).body.size == 9
-    assert values(observation=IMAGE, encoder=Part("auto", {"features": 0})).body.size == 128
-    assert values(observation=IMAGE, encoder=Part("flat")).body.size == 12 * 12 * 2
+    assert values(observation=IMAGE).backbone.size == 10 * 10 * 16
+    assert values(observation=IMAGE, encoder=Part("images")).backbone.size == 10 * 10 * 16
+    assert values(observation=IMAGE, encoder=Part("auto", {"features": 9})).backbone.size == 9
+    assert values(observation=IMAGE, encoder=Part("auto", {"features": 0})).backbone.size == 128
+    assert values(observation=IMAGE, encoder=Part("flat")).backbone.size == 12 * 12 * 2
     assert without_features(Part("mine", {"size": 3})) == Part("mine", {"size": 3})
 
 
@@ -329,5 +329,5 @@ def test_other_kinds_of_action_are_one_sentence(action: Any, told: str) -> None:
     with pytest.raises(
         ConfigError, match=f"rainbow needs one discrete action, but this environment {told}$"
     ) as e:
-        Values("rainbow", Spec(VECTOR, action, 2), ChoiceConfig())
+        QNetwork("rainbow", Spec(VECTOR, action, 2), ChoiceConfig())
     assert "\n" not in str(e.value)

@@ -70,7 +70,7 @@ def test_all_offsets_are_equally_likely() -> None:
 
 
 @pytest.mark.parametrize("channels", ["first", "last"])
-def test_rows_have_their_own_shifts_or_share_those_of_their_lane(channels: str) -> None:
+def test_rows_have_their_own_shifts_or_share_those_of_their_env(channels: str) -> None:
     images, noise = torch.rand(3, 5, 6, 6, 6), torch.rand(3, 5, 2)
     own = random_shift(images, 2, noise, channels)  # type: ignore[arg-type]
     shared = random_shift(images, 2, noise[0], channels)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def column(*numbers: float) -> Tensor:
-    """One lane, time-major: [T, 1]."""
+    """One environment, time-major: [T, 1]."""
     return torch.tensor(numbers, dtype=torch.float64).unsqueeze(-1)
 
 
@@ -206,7 +206,7 @@ def test_vtrace_matches_the_published_errors() -> None:
     close(v - value[:-1], -1.61551, -3.49732, 1.86705, 50.316, atol=1e-4)
 
 
-# Published Retrace inputs, two lanes, lambda .9. The behaviour took `ACTION` with probability `BEHAVIOUR`.
+# Published Retrace inputs, two environments, lambda .9. The behaviour took `ACTION` with probability `BEHAVIOUR`.
 Q = torch.tensor(
     [[[1.1, 2.1], [-1.1, 1.1], [3.1, -3.1], [-1.2, 0.0]], [[2.1, 3.1], [9.5, 0.1], [-2.1, -1.1], [0.1, 7.4]]]
 ).swapaxes(0, 1)
@@ -247,49 +247,53 @@ def test_retrace_under_value_rescaling_matches_the_published_case() -> None:
     torch.testing.assert_close(target - taken, expected, atol=2e-4, rtol=0)
 
 
-def episodes(seed: int, rows: int = 24, lanes: int = 16) -> dict[str, Tensor]:
-    """Random lanes with ends of both kinds; the row after an end is no transition and full of nan."""
+def episodes(seed: int, rows: int = 24, num_envs: int = 16) -> dict[str, Tensor]:
+    """Random environments with ends of both kinds; the row after an end is no transition and full of nan."""
     generator = torch.Generator().manual_seed(seed)
 
     def rand(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float64)
 
-    mask, keep, discount = torch.ones(rows, lanes), torch.ones(rows, lanes), torch.full((rows, lanes), 0.9)
-    for lane in range(lanes):
+    mask, keep, discount = (
+        torch.ones(rows, num_envs),
+        torch.ones(rows, num_envs),
+        torch.full((rows, num_envs), 0.9),
+    )
+    for env_index in range(num_envs):
         row = 0
         while row < rows:
             chance = float(rand(1))
             if chance < 0.3:
-                keep[row, lane] = 0
+                keep[row, env_index] = 0
                 if chance < 0.15:
-                    discount[row, lane] = 0
+                    discount[row, env_index] = 0
                 if row + 1 < rows and chance > 0.05:  # below: a lost life, no masked row
-                    mask[row + 1, lane] = keep[row + 1, lane] = 0
+                    mask[row + 1, env_index] = keep[row + 1, env_index] = 0
                     row += 1
             row += 1
     data = {
-        "reward": rand(rows, lanes) - 0.5,
-        "ratio": 2 * rand(rows, lanes),
-        "q": rand(rows, lanes) - 0.5,
+        "reward": rand(rows, num_envs) - 0.5,
+        "updates_per_step": 2 * rand(rows, num_envs),
+        "q": rand(rows, num_envs) - 0.5,
     }
     poisoned = {key: torch.where(mask > 0, found, NAN) for key, found in data.items()}
-    value = rand(rows + 1, lanes) - 0.5
+    value = rand(rows + 1, num_envs) - 0.5
     return {**poisoned, "value": value, "mask": mask, "keep": keep.double(), "discount": discount.double()}
 
 
 def brute_force(e: dict[str, Tensor], kind: str, lam: float = 0.8, n: int = 3) -> Tensor:
     """Each row's sum written out forwards, until the episode or the block ends."""
-    rows, lanes = e["reward"].shape
-    out = torch.full((rows, lanes), NAN, dtype=torch.float64)
+    rows, num_envs = e["reward"].shape
+    out = torch.full((rows, num_envs), NAN, dtype=torch.float64)
     for start in range(rows):
-        for lane in range(lanes):
-            if not e["mask"][start, lane]:
+        for env_index in range(num_envs):
+            if not e["mask"][start, env_index]:
                 continue
             weight, total = 1.0, 0.0
             for t in range(start, rows):
-                r, d, k = (float(e[key][t, lane]) for key in ("reward", "discount", "keep"))
-                here, after = float(e["value"][t, lane]), float(e["value"][t + 1, lane])
-                ratio = float(e["ratio"][t, lane])
+                r, d, k = (float(e[key][t, env_index]) for key in ("reward", "discount", "keep"))
+                here, after = float(e["value"][t, env_index]), float(e["value"][t + 1, env_index])
+                ratio = float(e["ratio"][t, env_index])
                 last = k == 0 or t == rows - 1
                 if kind == "gae":
                     total += weight * (r + d * after - here)
@@ -305,12 +309,12 @@ def brute_force(e: dict[str, Tensor], kind: str, lam: float = 0.8, n: int = 3) -
                     total += weight * min(1.2, ratio) * (r + d * after - here)
                     weight *= d * min(0.9, ratio)
                 elif kind == "retrace":
-                    total += weight * (r + d * after - float(e["q"][t, lane]))
+                    total += weight * (r + d * after - float(e["q"][t, env_index]))
                     if not last:
-                        weight *= d * lam * min(1.0, float(e["ratio"][t + 1, lane]))
+                        weight *= d * lam * min(1.0, float(e["ratio"][t + 1, env_index]))
                 if last:
                     break
-            out[start, lane] = total
+            out[start, env_index] = total
     return out
 
 

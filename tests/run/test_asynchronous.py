@@ -1,4 +1,4 @@
-"""What the learner makes of slabs, and settings that would change nothing."""
+"""What the learner makes of trajectories, and settings that would change nothing."""
 
 import gc
 import importlib
@@ -15,7 +15,7 @@ from whorl.api import load_run
 from whorl.core.errors import ConfigError, EnvError
 from whorl.distributed import fleet as fleets
 from whorl.distributed import fleet_collector as asynchronous
-from whorl.distributed.actor import Role, Slab
+from whorl.distributed.actor import Role, Trajectory
 from whorl.distributed.fleet import ProcessFleet
 from whorl.distributed.fleet_collector import FleetCollector
 from whorl.envs.make import find
@@ -30,17 +30,17 @@ class Scripted:
     sent = 0
     dashboard = ""
 
-    def __init__(self, actors: int, alive: int, *polls: list[Slab]) -> None:
+    def __init__(self, actors: int, alive: int, *polls: list[Trajectory]) -> None:
         self.lives, self.at_work, self.polls = [0] * actors, alive, list(polls)
         self.released: list[tuple[int, int]] = []
 
     def publish(self, weights: Any, version: int, random: bool) -> None: ...
 
-    def poll(self, seconds: float) -> list[Slab]:
+    def poll(self, seconds: float) -> list[Trajectory]:
         return self.polls.pop(0)
 
-    def release(self, slab: Slab) -> None:
-        self.released.append((slab.actor, slab.number))
+    def release(self, trajectory: Trajectory) -> None:
+        self.released.append((trajectory.actor, trajectory.number))
 
     def alive(self) -> int:
         return self.at_work
@@ -48,50 +48,50 @@ class Scripted:
     def stop(self) -> None: ...
 
 
-def role_of(algorithm: str, lanes: int, steps: int, **settings: Any) -> Role:
+def role_of(algorithm: str, num_envs: int, steps: int, **settings: Any) -> Role:
     source = find("CartPole-v1")
-    cfg = configure(algorithm, "CartPole-v1", {"lanes": lanes, **settings})
+    cfg = configure(algorithm, "CartPole-v1", {"num_envs": num_envs, **settings})
     carries: Any = "priorities" if settings.get("priority_on_add") else "rows"
-    return Role(build_agent(cfg, source.spec(lanes), 0), source, 1, steps, 0.99, carries)
+    return Role(build_agent(cfg, source.spec(num_envs), 0), source, 1, steps, 0.99, carries)
 
 
-def slab(role: Role, actor: int, number: int, version: int = 1) -> Slab:
-    tensors = dict(role.cargo().tensors)
+def trajectory(role: Role, actor: int, number: int, version: int = 1) -> Trajectory:
+    tensors = dict(role.payload().tensors)
     if "first" in tensors:
         tensors["first"] = torch.full_like(tensors["first"], number)
-    return Slab(tensors, actor, 0, number, version, {"steps": 1.0}, 1.0)
+    return Trajectory(tensors, actor, 0, number, version, {"steps": 1.0}, 1.0)
 
 
 def test_priorities_of_samples_that_reach_back_over_a_gap_are_left_to_replay() -> None:
     role = role_of("dqn", 1, 2, prioritized=True, priority_on_add=True, n_step=5)
-    fleet = Scripted(1, 1, *([slab(role, 0, number)] for number in (4, 5, 6, 7)))
+    fleet = Scripted(1, 1, *([trajectory(role, 0, number)] for number in (4, 5, 6, 7)))
     collector = FleetCollector(fleet, role, role.agent, 1, max_lag=None)
     found = []
     for _ in range(4):
         collector.start()
         found.append(collector.finish().extras["first"].squeeze(1).nan_to_num(0.0).tolist())
-    # A slab of two rows completes samples that began five and four rows before it.
+    # A trajectory of two rows completes samples that began five and four rows before it.
     assert found == [[0, 0], [0, 0], [0, 6], [7, 7]]
 
 
 def test_who_waits_stands_in_for_as_many_as_are_missing() -> None:
     role = role_of("a2c", 4, 2)
-    fleet = Scripted(4, 4, [slab(role, actor, 0) for actor in range(4)])
+    fleet = Scripted(4, 4, [trajectory(role, actor, 0) for actor in range(4)])
     collector = FleetCollector(fleet, role, role.agent, 4, max_lag=0)
     collector.start()
     collector.finish()
     collector.start()
     fleet.released.clear()
     fleet.at_work = 3  # the fourth has died, and the third takes its time
-    quick, again, slow = ([slab(role, actor, number, 2)] for actor, number in ((0, 1), (0, 2), (2, 1)))
-    fleet.polls = [[*quick, slab(role, 1, 1, 2)], [], again, [], slow]
+    quick, again, slow = ([trajectory(role, actor, number, 2)] for actor, number in ((0, 1), (0, 2), (2, 1)))
+    fleet.polls = [[*quick, trajectory(role, 1, 1, 2)], [], again, [], slow]
     collector.finish()
     assert fleet.released == [(0, 1)]
 
 
 def test_actors_that_never_start_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     role = role_of("a2c", 2, 2)
-    fleet = Scripted(2, 1, [slab(role, 0, 0)], [], [], [slab(role, 0, 1)])
+    fleet = Scripted(2, 1, [trajectory(role, 0, 0)], [], [], [trajectory(role, 0, 1)])
     collector = FleetCollector(fleet, role, role.agent, 2, max_lag=0)
     collector.start()
     times = iter(range(0, 1000, 20))
@@ -128,7 +128,7 @@ def test_an_actor_that_can_not_be_started_leaves_no_memory_open(monkeypatch: pyt
         gc.collect()
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    monkeypatch.setattr(fleets, "Servant", refuse)
+    monkeypatch.setattr(fleets, "RemoteObject", refuse)
     role = role_of("a2c", 2, 2)
     fleet = ProcessFleet(role, 2, lambda actor, life: (actor, life))
     before = descriptors()
@@ -152,9 +152,9 @@ def test_starting_anew_is_not_counted_as_a_replacement() -> None:
 
 def test_the_rate_of_updates_after_a_resume_is_of_those_made_since(tmp_path: Path) -> None:
     small = {"quiet": True, "tensorboard": False, "eval": False, "runs": str(tmp_path)}
-    given = {**small, "lanes": 2, "rollout_steps": 2, "max_epochs": 2}
+    given = {**small, "num_envs": 2, "num_steps": 2, "max_iterations": 2}
     run = whorl.load("CartPole-v1", "a2c", given).train().run_dir
-    again = load_run(run, {"max_epochs": 3})
+    again = load_run(run, {"max_iterations": 3})
     try:
         assert again.watch.metrics(again.agent.updates, 0.0)["learner/updates_per_second"] == 0
     finally:
@@ -167,7 +167,7 @@ def test_the_rate_of_updates_after_a_resume_is_of_those_made_since(tmp_path: Pat
     ("dqn", {"max_lag": 2}, "max_lag is 2, but there are no actors"),
     ("dqn", {"actors_on_gpu": True}, "actors_on_gpu is True, but there are no actors"),
     ("a3c", {"max_lag": 2}, "max_lag is 2, but actors whose gradients travel wait"),
-    ("impala", {"workers": 2}, "workers is 2, but actors step their lanes themselves"),
+    ("impala", {"workers": 2}, "workers is 2, but actors step their environments themselves"),
 ])  # fmt: skip
 def test_settings_without_effect_are_told(algorithm: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -183,5 +183,5 @@ def test_actors_on_gpus_that_are_not_there_are_told(monkeypatch: pytest.MonkeyPa
 def test_training_needs_no_module_that_other_systems_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "resource", None)
     monkeypatch.setattr(sys, "platform", "win32")
-    found = importlib.reload(watch).Watch(0).metrics(1, 0.0)
+    found = importlib.reload(watch).SystemMetrics(0).metrics(1, 0.0)
     assert found["learner/updates"] == 1

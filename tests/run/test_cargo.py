@@ -13,9 +13,9 @@ from whorl.collect.collector import Collector
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
 from whorl.core.spec import Array, Discrete, Spec
-from whorl.data.gradients import Delivered, Gradients
-from whorl.data.initial_priorities import Appraisal
-from whorl.distributed.actor import ActorBody, Role
+from whorl.data.gradients import GradientQueue, Gradients
+from whorl.data.initial_priorities import InitialPriorities
+from whorl.distributed.actor import ActorProcess, Role
 from whorl.distributed.buffers import array, tensor_of
 from whorl.envs.make import find
 from whorl.settings.merge import configure
@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {"quiet": True, "tensorboard": False, "eval": False, "wo
 
 
 def weights(folder: Path, algorithm: str, **settings: Any) -> dict[str, torch.Tensor]:
-    given = {**SMALL, "runs": str(folder), "lanes": 4, "rollout_steps": 8, "total_steps": 500, **settings}
+    given = {**SMALL, "runs": str(folder), "num_envs": 4, "num_steps": 8, "total_timesteps": 500, **settings}
     trainer = whorl.load("CartPole-v1", algorithm, given)
     trainer.train()
     return trainer.agent.state_dict()
@@ -51,13 +51,13 @@ def test_averaged_gradients_are_one_step_along_their_mean() -> None:
         step = {"gradient": {"0": torch.full((2,), value)}, "rate": torch.tensor(0.5)}
         return Gradients({"actor": step}, {"loss/actor": torch.tensor(value)})
 
-    joint = Delivered(averaged=True)
+    joint = GradientQueue(averaged=True)
     joint.add([sent(1.0), sent(2.0), sent(6.0)])
     ((phase, found),) = joint.due()
     ((name, gradient, rate),) = found.steps(torch.device("cpu"))
     assert (phase, name, gradient[0].tolist(), rate.item()) == ("apply_gradients", "actor", [3.0, 3.0], 0.5)
     assert found.metrics["loss/actor"].item() == 3
-    apart = Delivered(averaged=False)
+    apart = GradientQueue(averaged=False)
     apart.add([sent(1.0), sent(2.0)])
     assert [batch.metrics["loss/actor"].item() for _, batch in apart.due()] == [1, 2]
 
@@ -74,30 +74,30 @@ def test_gradients_that_can_not_travel_alone_are_refused(
         weights(tmp_path, algorithm, actors=2, actor_gradients="apart", **settings)
 
 
-LANES, STEPS = 2, 8
+NUM_ENVS, STEPS = 2, 8
 
 
 @pytest.mark.parametrize("settings", [
     {"n_step": 1},
     {"n_step": 3},
-    {"memory": "lstm", "memory_size": 8, "sequence": 6, "burn_in": 3, "stride": 4, "n_step": 2},
+    {"memory": "lstm", "memory_size": 8, "sequence_length": 6, "burn_in": 3, "stride": 4, "n_step": 2},
 ])  # fmt: skip
 def test_an_actor_finds_the_priorities_that_replay_would(settings: dict[str, Any]) -> None:
     more = {
-        "lanes": LANES,
-        "rollout_steps": STEPS,
+        "num_envs": NUM_ENVS,
+        "num_steps": STEPS,
         "prioritized": True,
         "priority_on_add": True,
-        "capacity": 400,
+        "buffer_size": 400,
     }
     source = find("CartPole-v1")
-    agent = build_agent(configure("dqn", "CartPole-v1", {**more, **settings}), source.spec(LANES), 0)
+    agent = build_agent(configure("dqn", "CartPole-v1", {**more, **settings}), source.spec(NUM_ENVS), 0)
     agent.prepare("cpu", lambda name: torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1)
-    collector = Collector(source.vector(LANES), agent, STEPS, 0.99, generator)
+    collector = Collector(source.vector(NUM_ENVS), agent, STEPS, 0.99, generator)
     collector.reset(3)
     learner, actor = agent.experience(torch.Generator()), agent.experience(torch.Generator())
-    appraisal = Appraisal(agent.cfg, agent.spec, agent.device, agent.errors, agent.stored(), STEPS)
+    appraisal = InitialPriorities(agent.cfg, agent.spec, agent.device, agent.errors, agent.stored(), STEPS)
     for _ in range(12):
         rollout = collector.collect()
         learner.add(rollout)
@@ -117,10 +117,10 @@ def test_rollouts_whose_samples_nobody_could_match_are_told() -> None:
         "stride": 5,
     }
     agent = build_agent(
-        configure("dqn", "CartPole-v1", {"lanes": LANES, **more}), find("CartPole-v1").spec(LANES), 0
+        configure("dqn", "CartPole-v1", {"num_envs": NUM_ENVS, **more}), find("CartPole-v1").spec(NUM_ENVS), 0
     )
-    with pytest.raises(ConfigError, match="rollout_steps 8 is no multiple of stride 5"):
-        Role(agent, find("CartPole-v1"), LANES, STEPS, 0.99, "priorities").cargo()
+    with pytest.raises(ConfigError, match="num_steps 8 is no multiple of stride 5"):
+        Role(agent, find("CartPole-v1"), NUM_ENVS, STEPS, 0.99, "priorities").payload()
 
 
 def test_numbers_travel_as_numbers() -> None:
@@ -130,7 +130,7 @@ def test_numbers_travel_as_numbers() -> None:
 
 def test_priorities_of_samples_that_began_in_lost_rows_are_left_to_replay() -> None:
     agent = build_agent(
-        configure("dqn", "CartPole-v1", {"lanes": 1, "prioritized": True, "capacity": 40, "n_step": 1}),
+        configure("dqn", "CartPole-v1", {"num_envs": 1, "prioritized": True, "buffer_size": 40, "n_step": 1}),
         find("CartPole-v1").spec(1),
         0,
     )
@@ -149,10 +149,10 @@ def test_priorities_of_samples_that_began_in_lost_rows_are_left_to_replay() -> N
 
 def test_the_first_actor_begins_as_a_loop_without_actors_would() -> None:
     source = find("CartPole-v1")
-    agent = build_agent(configure("a2c", "CartPole-v1", {"lanes": LANES}), source.spec(LANES), 0)
-    body = ActorBody(Role(agent, source, LANES, STEPS, 0.99), 0, (5, 7))
+    agent = build_agent(configure("a2c", "CartPole-v1", {"num_envs": NUM_ENVS}), source.spec(NUM_ENVS), 0)
+    body = ActorProcess(Role(agent, source, NUM_ENVS, STEPS, 0.99), 0, (5, 7))
     body.roll(random=False)
-    alone = Collector(source.vector(LANES), agent, STEPS, 0.99, torch.Generator().manual_seed(5))
+    alone = Collector(source.vector(NUM_ENVS), agent, STEPS, 0.99, torch.Generator().manual_seed(5))
     alone.reset(7)
     assert torch.equal(alone.collect().action, body.collector.storage.tensors["action"])
 

@@ -24,15 +24,24 @@ COMMAND = (
         "CartPole-v1",
         "--actors",
         "2",
-        "--lanes",
+        "--num-envs",
         "4",
         "--shards",
         "2",
-        "--rollout-steps",
+        "--num-steps",
         "8",
     ),
-    *("--total-steps", "100000000", "--learn-after", "100", "--ratio", "0.1", "--capacity", "4000"),
-    *("--model-checkpoint-freq", "20", "--log-freq", "1", "--no-eval", "--no-tensorboard", "--quiet"),
+    *(
+        "--total-timesteps",
+        "100000000",
+        "--learning-starts",
+        "100",
+        "--updates-per-step",
+        "0.1",
+        "--buffer-size",
+        "4000",
+    ),
+    *("--checkpoint-freq", "20", "--log-freq", "1", "--no-eval", "--no-tensorboard", "--quiet"),
 )
 
 
@@ -81,9 +90,9 @@ def test_nobody_outlives_the_learner_and_a_resumed_run_counts_right(
     wait_for(lambda: not any(map(running, others)), "a process outlived its learner")
     newest = max(run.glob("checkpoint_*"), key=lambda folder: int(folder.name.rpartition("_")[2]))
     saved = yaml.safe_load((newest / "metadata.yaml").read_text())
-    more = whorl.resume(run, total_steps=int(saved["steps"]) + 300)
+    more = whorl.resume(run, total_timesteps=int(saved["steps"]) + 300)
     assert saved["steps"] + 300 <= more.steps < saved["steps"] + 300 + 2 * 4 * 8
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    epochs, steps = [row["epoch"] for row in rows], [row["steps"] for row in rows]
+    epochs, steps = [row["iteration"] for row in rows], [row["steps"] for row in rows]
     assert epochs == list(range(1, len(rows) + 1))  # none twice, none left out
     assert all(0 < after - before <= 4 * 8 for before, after in pairwise(steps))

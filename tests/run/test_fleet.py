@@ -15,19 +15,19 @@ import whorl
 from whorl.agents.agent import Agent
 from whorl.collect.collector import Storage
 from whorl.core.errors import ConfigError, EnvError
-from whorl.distributed.actor import Role, Slab
+from whorl.distributed.actor import Role, Trajectory
 from whorl.distributed.fleet import ProcessFleet, Weights
 from whorl.distributed.fleet_collector import FleetCollector
 from whorl.envs.make import find
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
 
-ACTORS, LANES, STEPS = 2, 2, 8
+ACTORS, NUM_ENVS, STEPS = 2, 2, 8
 SMALL: dict[str, Any] = {
     "quiet": True,
     "tensorboard": False,
     "eval": False,
-    "lanes": ACTORS * LANES,
+    "num_envs": ACTORS * NUM_ENVS,
     "actors": ACTORS,
 }
 
@@ -36,9 +36,9 @@ SMALL: dict[str, Any] = {
 def collector() -> Iterator[FleetCollector]:
     source = find("CartPole-v1")
     agent = build_agent(
-        configure("impala", "CartPole-v1", {"lanes": ACTORS * LANES}), source.spec(ACTORS * LANES), 0
+        configure("impala", "CartPole-v1", {"num_envs": ACTORS * NUM_ENVS}), source.spec(ACTORS * NUM_ENVS), 0
     )
-    role = Role(agent, source, LANES, STEPS, 0.99)
+    role = Role(agent, source, NUM_ENVS, STEPS, 0.99)
     fleet = ProcessFleet(
         role, ACTORS, lambda actor, life: (100 * actor + life, 100 * actor + life), restarts=2
     )
@@ -53,7 +53,7 @@ def test_a_batch_is_filled_by_whoever_is_first_and_counts_every_step_once(collec
     for _ in range(6):
         collector.start()
         steps += int(collector.finish().mask.sum())
-    assert steps == collector.tally.drain()["steps"]
+    assert steps == collector.episode_statistics.drain()["steps"]
     told = collector.metrics()
     assert told["actors/lag"] <= told["actors/lag_max"] <= 6
     assert fleet.lives == [0, 0]
@@ -66,7 +66,7 @@ def test_a_killed_actor_is_replaced_and_the_others_go_on(collector: FleetCollect
     while fleet.alive() < ACTORS:
         collector.start()
         collector.finish()
-    os.kill(fleet._places[0].member.servant.pid, signal.SIGKILL)
+    os.kill(fleet._places[0].member.remote_object.pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
     while fleet.lives != [1, 0] or fleet.alive() < ACTORS:
         assert time.monotonic() < deadline, "the actor never came back"
@@ -84,7 +84,7 @@ def test_rows_that_do_not_go_on_from_those_before_are_told(collector: FleetColle
     collector.finish()
     for place, (before, now) in enumerate(zip(held, collector._held)):
         follows = now == (before[0], before[1], before[2] + 1)
-        assert collector.gaps[place * LANES].item() is not follows
+        assert collector.gaps[place * NUM_ENVS].item() is not follows
 
 
 class Broken(gymnasium.Env):
@@ -100,29 +100,37 @@ class Broken(gymnasium.Env):
 
 
 def test_an_environment_that_raises_is_tried_a_few_times_and_then_named(tmp_path: Path) -> None:
-    settings = {**SMALL, "runs": str(tmp_path), "rollout_steps": 4, "total_steps": 100, "actor_restarts": 1}
+    settings = {**SMALL, "runs": str(tmp_path), "num_steps": 4, "total_timesteps": 100, "actor_restarts": 1}
     with pytest.raises(EnvError, match=r"failed 2 times in a row, .*the joint is jammed"):
         whorl.load(Broken, "impala", settings).train()
 
 
 def test_a_run_with_actors_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    settings = {**SMALL, "runs": str(tmp_path), "total_steps": 800, "log_freq": 1, "max_lag": 5}
+    settings = {**SMALL, "runs": str(tmp_path), "total_timesteps": 800, "log_freq": 1, "max_lag": 5}
     first = whorl.load("CartPole-v1", "impala", settings).train()
-    again = whorl.resume(first.run_dir, total_steps=1600)
+    again = whorl.resume(first.run_dir, total_timesteps=1600)
     assert again.steps >= 1600 and again.episodes > first.episodes
 
 
 def test_replay_fed_by_actors_marks_where_rows_do_not_follow(tmp_path: Path) -> None:
-    settings = {**SMALL, "runs": str(tmp_path), "total_steps": 600, "rollout_steps": 8, "learn_after": 100}
+    settings = {
+        **SMALL,
+        "runs": str(tmp_path),
+        "total_timesteps": 600,
+        "num_steps": 8,
+        "learning_starts": 100,
+    }
     trainer = whorl.load(
-        "CartPole-v1", "dqn", {**settings, "prioritized": True, "n_step": 3, "capacity": 2000}
+        "CartPole-v1", "dqn", {**settings, "prioritized": True, "n_step": 3, "buffer_size": 2000}
     )
     assert trainer.train().steps >= 600
 
 
-def test_lanes_that_actors_can_not_share_are_told() -> None:
-    with pytest.raises(ConfigError, match="3 actors can't share 4 lanes evenly; use 3 or 6 lanes"):
-        whorl.load("CartPole-v1", "impala", {"lanes": 4, "actors": 3}).train()
+def test_envs_that_actors_can_not_share_are_told() -> None:
+    with pytest.raises(
+        ConfigError, match="3 actors can't share 4 environments evenly; use 3 or 6 environments"
+    ):
+        whorl.load("CartPole-v1", "impala", {"num_envs": 4, "actors": 3}).train()
 
 
 def test_a_reader_takes_the_newest_weights_whole() -> None:
@@ -158,24 +166,26 @@ def test_a_reader_that_was_overtaken_reads_again() -> None:
 
 
 class Late:
-    """A fleet whose slabs were collected with the versions it is given."""
+    """A fleet whose trajectories were collected with the versions it is given."""
 
     lives: ClassVar[list[int]] = [0]
     sent = 0
     dashboard = ""
 
     def __init__(self, agent: Agent, *versions: int) -> None:
-        tensors = Storage.allocate(agent, LANES, STEPS).tensors
-        self.slabs = [Slab(tensors, 0, 0, n, v, {"steps": 10.0}, 1.0) for n, v in enumerate(versions)]
+        tensors = Storage.allocate(agent, NUM_ENVS, STEPS).tensors
+        self.trajectories = [
+            Trajectory(tensors, 0, 0, n, v, {"steps": 10.0}, 1.0) for n, v in enumerate(versions)
+        ]
         self.released: list[int] = []
 
     def publish(self, weights: Any, version: int, random: bool) -> None: ...
 
-    def poll(self, seconds: float) -> list[Slab]:
-        return [self.slabs.pop(0)]
+    def poll(self, seconds: float) -> list[Trajectory]:
+        return [self.trajectories.pop(0)]
 
-    def release(self, slab: Slab) -> None:
-        self.released.append(slab.version)
+    def release(self, trajectory: Trajectory) -> None:
+        self.released.append(trajectory.version)
 
     def alive(self) -> int:
         return 1
@@ -183,41 +193,41 @@ class Late:
     def stop(self) -> None: ...
 
 
-def agent_of(lanes: int) -> Agent:
+def agent_of(num_envs: int) -> Agent:
     return build_agent(
-        configure("impala", "CartPole-v1", {"lanes": lanes}), find("CartPole-v1").spec(lanes), 0
+        configure("impala", "CartPole-v1", {"num_envs": num_envs}), find("CartPole-v1").spec(num_envs), 0
     )
 
 
 def test_slabs_that_are_too_old_are_dropped_and_not_counted() -> None:
-    agent = agent_of(LANES)
+    agent = agent_of(NUM_ENVS)
     fleet = Late(agent, 1, 2, 4)
-    role = Role(agent, find("CartPole-v1"), LANES, STEPS, 0.99)
+    role = Role(agent, find("CartPole-v1"), NUM_ENVS, STEPS, 0.99)
     collector = FleetCollector(fleet, role, agent, 1, max_lag=1)
     collector.version = 4
     collector.start()  # the fifth version
     collector.finish()
     assert fleet.released == [1, 2, 4]
-    assert collector.tally.drain()["steps"] == 10
+    assert collector.episode_statistics.drain()["steps"] == 10
     told = collector.metrics()
     assert (told["actors/dropped_steps"], told["actors/lag_max"]) == (20, 1)
 
 
 def test_a_batch_may_be_made_of_fewer_slabs_than_there_are_actors() -> None:
-    agent = agent_of(4 * LANES)
+    agent = agent_of(4 * NUM_ENVS)
     fleet = Late(agent, 1, 1, 1)
-    role = Role(agent, find("CartPole-v1"), LANES, STEPS, 0.99)
-    collector = FleetCollector(fleet, role, agent, 4, max_lag=None, slabs=2)
+    role = Role(agent, find("CartPole-v1"), NUM_ENVS, STEPS, 0.99)
+    collector = FleetCollector(fleet, role, agent, 4, max_lag=None, trajectories=2)
     collector.start()
-    assert collector.finish().shape == (STEPS, 2 * LANES)
-    assert len(fleet.slabs) == 1 and collector.tally.drain()["steps"] == 20
+    assert collector.finish().shape == (STEPS, 2 * NUM_ENVS)
+    assert len(fleet.trajectories) == 1 and collector.episode_statistics.drain()["steps"] == 20
 
 
 @pytest.mark.parametrize(("algorithm", "given", "message"), [
-    ("impala", {"slabs": 3}, "3 are more than the 2 actors"),
-    ("dqn", {"slabs": 1}, "replay takes rows of all lanes in"),
-    ("a2c", {"slabs": 1}, "these actors wait for each update"),
-    ("impala", {"slabs": 1, "normalize_reward": True}, "normalize_reward follows each lane"),
+    ("impala", {"trajectories": 3}, "3 are more than the 2 actors"),
+    ("dqn", {"trajectories": 1}, "replay takes rows of all environments in"),
+    ("a2c", {"trajectories": 1}, "these actors wait for each update"),
+    ("impala", {"trajectories": 1, "normalize_reward": True}, "normalize_reward follows each environment"),
 ])  # fmt: skip
 def test_slabs_that_can_not_make_up_a_batch_are_told(
     algorithm: str, given: dict[str, Any], message: str

@@ -153,7 +153,7 @@ def test_learners_that_draw_apart_stay_equal_to_the_last_bit(name: str, action: 
 
 
 def telling(agent: type[Agent]) -> type[Agent]:
-    """An agent whose updates also tell the bits of all that it had before, lane by lane: those of two learners."""
+    """An agent whose updates also tell the bits of all that it had before, environment by environment: those of two learners."""
 
     class Telling(agent):  # type: ignore[valid-type, misc]
         def update(self, batch: Batch) -> Updated:
@@ -236,22 +236,22 @@ def test_learners_that_fail_too_often_end_the_run_and_are_named() -> None:
 
 RUN: dict[str, Any] = {
     "learners": 2,
-    "lanes": 4,
-    "rollout_steps": 4,
-    "max_epochs": 16,
-    "model_checkpoint_freq": 8,
-    "learn_after": 32,
+    "num_envs": 4,
+    "num_steps": 4,
+    "max_iterations": 16,
+    "checkpoint_freq": 8,
+    "learning_starts": 32,
     "random_steps": 0,
-    "ratio": 0.2,
+    "updates_per_step": 0.2,
     "batch_size": 16,
-    "capacity": 2000,
-    "actor_hidden": [16],
-    "critic_hidden": [16],
+    "buffer_size": 2000,
+    "actor_hidden_sizes": [16],
+    "critic_hidden_sizes": [16],
     "prioritized": True,
     "normalize_obs": True,
     "eval": False,
     "log_freq": 1,
-    "learner_device": "cpu",
+    "device": "cpu",
     "workers": 0,
     "tensorboard": False,
     "quiet": True,
@@ -265,11 +265,11 @@ class Fate(Callback):
         self.pids: set[int] = set()
 
     def on_rollout(self, trainer: Any, rollout: Any) -> None:
-        (servant,) = trainer._learners.replicas.servants
-        self.pids.add(servant.pid)
-        if trainer.epoch == 5:
-            os.kill(servant.pid, signal.SIGKILL)
-        if trainer.epoch == 7:
+        (remote_object,) = trainer._learners.replicas.servants
+        self.pids.add(remote_object.pid)
+        if trainer.iteration == 5:
+            os.kill(remote_object.pid, signal.SIGKILL)
+        if trainer.iteration == 7:
             os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -283,7 +283,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fate]:
     folder, fate = tmp_path_factory.mktemp("half"), Fate()
     result = whorl.load("Pendulum-v1", "sac", {**RUN, "runs": str(folder)}, callbacks=[fate]).train()
-    assert result.interrupted and result.epochs == 8
+    assert result.interrupted and result.iterations == 8
     return result.run_dir, fate
 
 
@@ -301,7 +301,7 @@ def assert_same_run(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one["agent"]["updates"] == other["agent"]["updates"] > 0
     for part in ("agent", "experience", "streams", "collector"):
         assert same(one[part], other[part]), f"{part} differs"
-    for counter in ("steps", "epoch", "episodes"):
+    for counter in ("steps", "iteration", "episodes"):
         assert one["counters"][counter] == other["counters"][counter]
 
 
@@ -336,7 +336,7 @@ def test_a_resumed_run_with_two_learners_equals_the_uninterrupted_one(
 @pytest.mark.parametrize(
     ("algorithm", "settings", "words"),
     [
-        ("a2c", {"lanes": 4, "learners": 3}, "3 learners can't share lanes 4 evenly; use 3 or 6"),
+        ("a2c", {"num_envs": 4, "learners": 3}, "3 learners can't share environments 4 evenly; use 3 or 6"),
         (
             "dqn",
             {"batch_size": 32, "learners": 5},
@@ -344,7 +344,7 @@ def test_a_resumed_run_with_two_learners_equals_the_uninterrupted_one(
         ),
         (
             "ppo",
-            {"lanes": 4, "rollout_steps": 64, "batch_size": 64, "memory": "gru", "chunk": 64, "learners": 2},
+            {"num_envs": 4, "num_steps": 64, "batch_size": 64, "memory": "gru", "chunk": 64, "learners": 2},
             "2 learners can't share batch_size 64 evenly in whole chunks of 64 rows; use 128",
         ),
         ("dqn", {"compile": True, "learners": 2}, "compiled losses can't exchange counts"),

@@ -50,16 +50,16 @@ SETTINGS: dict[str, Any] = {
     "quiet": True,
     "tensorboard": False,
     "eval": False,
-    "lanes": 1,
-    "rollout_steps": ROLLOUT,
-    "max_epochs": 14,
+    "num_envs": 1,
+    "num_steps": ROLLOUT,
+    "max_iterations": 14,
     "env_options": {"max_episode_steps": 10},
     "workers": 0,
 }
 
 
-class Watch(Callback):
-    """What was done in every row [rows, lanes], in updates."""
+class SystemMetrics(Callback):
+    """What was done in every row [rows, environments], in updates."""
 
     def __init__(self) -> None:
         self.done: list[torch.Tensor] = []
@@ -74,18 +74,21 @@ def rows(count: int, hold: bool = True) -> list[int]:
     return [(row // EPISODE * EPISODE if hold else row) // ROLLOUT for row in range(count)]
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("num_envs", [1, 3])
 def test_within_an_episode_weights_stay_and_at_its_start_the_newest_are_taken(
-    lanes: int, tmp_path: Path
+    num_envs: int, tmp_path: Path
 ) -> None:
-    watch, given = Watch(), {**SETTINGS, "lanes": lanes, "hold_policy": True, "runs": str(tmp_path)}
+    watch, given = (
+        SystemMetrics(),
+        {**SETTINGS, "num_envs": num_envs, "hold_policy": True, "runs": str(tmp_path)},
+    )
     whorl.load("Pendulum-v1", "counting", given, callbacks=[watch]).train()
-    expected = torch.tensor(rows(14 * ROLLOUT)).unsqueeze(1).expand(-1, lanes)
+    expected = torch.tensor(rows(14 * ROLLOUT)).unsqueeze(1).expand(-1, num_envs)
     assert torch.equal(torch.stack(watch.done), expected)
 
 
 def test_without_it_every_rollout_has_the_newest(tmp_path: Path) -> None:
-    watch = Watch()
+    watch = SystemMetrics()
     whorl.load("Pendulum-v1", "counting", {**SETTINGS, "runs": str(tmp_path)}, callbacks=[watch]).train()
     assert torch.stack(watch.done)[:, 0].tolist() == rows(14 * ROLLOUT, hold=False)
 
@@ -93,9 +96,16 @@ def test_without_it_every_rollout_has_the_newest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_is_held_goes_on_in_a_resumed_run(workers: int, tmp_path: Path) -> None:
     """Epoch 7 ends in row 28, in the middle of the episode that began in row 22 with the weights of 5 updates."""
-    watch, given = Watch(), {**SETTINGS, "workers": workers, "hold_policy": True, "runs": str(tmp_path)}
-    run = whorl.load("Pendulum-v1", "counting", {**given, "max_epochs": 7}, callbacks=[watch]).train().run_dir
-    whorl.resume(run, max_epochs=14, callbacks=[watch])
+    watch, given = (
+        SystemMetrics(),
+        {**SETTINGS, "workers": workers, "hold_policy": True, "runs": str(tmp_path)},
+    )
+    run = (
+        whorl.load("Pendulum-v1", "counting", {**given, "max_iterations": 7}, callbacks=[watch])
+        .train()
+        .run_dir
+    )
+    whorl.resume(run, max_iterations=14, callbacks=[watch])
     done = torch.stack(watch.done)[:, 0].tolist()
     assert done[22:33] == [5] * 11
     assert done == rows(14 * ROLLOUT)
@@ -104,7 +114,7 @@ def test_what_is_held_goes_on_in_a_resumed_run(workers: int, tmp_path: Path) -> 
 def test_central_acting_with_workers_is_one_sentence(tmp_path: Path) -> None:
     given = {
         **SETTINGS,
-        "lanes": 2,
+        "num_envs": 2,
         "workers": 2,
         "acting": "central",
         "hold_policy": True,
@@ -122,12 +132,12 @@ def test_central_acting_with_workers_is_one_sentence(tmp_path: Path) -> None:
 
 REMEMBERING: dict[str, Any] = {
     **SETTINGS,
-    "lanes": 2,
-    "rollout_steps": 6,
+    "num_envs": 2,
+    "num_steps": 6,
     "batch_size": 12,
-    "max_epochs": 2,
-    "actor_hidden": [8],
-    "critic_hidden": [8],
+    "max_iterations": 2,
+    "actor_hidden_sizes": [8],
+    "critic_hidden_sizes": [8],
     "memory": "gru",
     "memory_size": 8,
     "chunk": 3,
@@ -153,7 +163,7 @@ def test_the_step_before_reaches_memory_wherever_one_acts_and_after_a_resume(
     """Four rollouts of six rows, the last two of a resumed run."""
     steps, settings = Steps(), {**REMEMBERING, **given, "runs": str(tmp_path)}
     run = whorl.load("Pendulum-v1", "ppo", settings, callbacks=[steps]).train().run_dir
-    whorl.resume(run, max_epochs=4, callbacks=[steps])
+    whorl.resume(run, max_iterations=4, callbacks=[steps])
     reset = torch.cat([rollout.reset[:-1] for rollout in steps.rollouts])
     assert reset.nonzero()[:, 0].tolist() == [0, 0, 11, 11, 22, 22]
     for name in ("action", "reward"):
@@ -169,8 +179,8 @@ def test_the_step_before_reaches_memory_wherever_one_acts_and_after_a_resume(
 
 
 @pytest.mark.parametrize(("name", "settings", "sentence"), [
-    ("dqn", {"memory": "lstm", "stride": 3}, "rollout_steps 4 is no multiple of stride 3; change one of them"),
-    ("ppo", {"memory": "lstm", "chunk": 3, "batch_size": 4}, "of 4 rows over all lanes is no multiple of chunk 3"),
+    ("dqn", {"memory": "lstm", "stride": 3}, "num_steps 4 is no multiple of stride 3; change one of them"),
+    ("ppo", {"memory": "lstm", "chunk": 3, "batch_size": 4}, "of 4 rows over all environments is no multiple of chunk 3"),
     ("dqn", {"last_action": True}, "last_action is read by a memory, but memory is none; choose lstm, gru or att"),
     ("ppo", {"last_reward": True}, "last_reward is read by a memory, but memory is none; choose lstm, gru or att"),
 ])  # fmt: skip

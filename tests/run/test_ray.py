@@ -29,12 +29,12 @@ from whorl.state.policy import build_agent
 
 ray = pytest.importorskip("ray")
 
-ACTORS, LANES, STEPS = 2, 2, 8
+ACTORS, NUM_ENVS, STEPS = 2, 2, 8
 SMALL: dict[str, Any] = {
     "quiet": True,
     "tensorboard": False,
     "eval": False,
-    "lanes": ACTORS * LANES,
+    "num_envs": ACTORS * NUM_ENVS,
     "actors": ACTORS,
 }
 NODE: dict[str, Any] = {
@@ -68,9 +68,9 @@ def collector(cluster: Any) -> Iterator[FleetCollector]:
 
 def collector_of(address: str, env: Any = "CartPole-v1", restarts: int = 2) -> FleetCollector:
     source = find(env)
-    lanes = ACTORS * LANES
-    agent = build_agent(configure("impala", source.id, {"lanes": lanes}), source.spec(lanes), 0)
-    role = Role(agent, source, LANES, STEPS, 0.99)
+    num_envs = ACTORS * NUM_ENVS
+    agent = build_agent(configure("impala", source.id, {"num_envs": num_envs}), source.spec(num_envs), 0)
+    role = Role(agent, source, NUM_ENVS, STEPS, 0.99)
     fleet = RayFleet(
         role, ACTORS, lambda actor, life: (100 * actor + life, life), restarts=restarts, address=address
     )
@@ -170,7 +170,7 @@ def test_an_environment_that_raises_is_tried_a_few_times_and_then_named(cluster:
     settings = {
         **SMALL,
         "runs": str(tmp_path),
-        "lanes": 1,
+        "num_envs": 1,
         "actors": 1,
         "actor_restarts": 1,
         "ray": cluster.address,
@@ -183,14 +183,14 @@ def test_an_environment_that_raises_is_tried_a_few_times_and_then_named(cluster:
 def test_gradients_come_from_a_cluster_as_from_processes(cluster: Any, tmp_path: Path) -> None:
     more = {
         "runs": str(tmp_path),
-        "rollout_steps": 4,
-        "total_steps": 100,
+        "num_steps": 4,
+        "total_timesteps": 100,
         "log_freq": 1,
         "ray": cluster.address,
     }
     trainer = whorl.load("CartPole-v1", "a3c", {**SMALL, **more})
     assert trainer.train().steps >= 100
-    assert trainer.agent.updates == trainer.epoch > 0
+    assert trainer.agent.updates == trainer.iteration > 0
     assert not ray.is_initialized()
 
 
@@ -198,29 +198,29 @@ class Kill(whorl.Callback):
     """The end of a shard in the middle of a run."""
 
     def on_update(self, trainer: Any, row: dict[str, Any]) -> None:
-        if trainer.epoch == 8:
+        if trainer.iteration == 8:
             ray.kill(trainer.experience.links[1].actor)
 
 
 def test_shards_on_a_cluster_serve_and_one_that_dies_is_replaced(cluster: Any, tmp_path: Path) -> None:
     more = {
         "runs": str(tmp_path),
-        "rollout_steps": 4,
-        "total_steps": 600,
+        "num_steps": 4,
+        "total_timesteps": 600,
         "log_freq": 1,
         "ray": cluster.address,
     }
     replay = {
         "shards": 2,
-        "learn_after": 64,
-        "ratio": 0.1,
+        "learning_starts": 64,
+        "updates_per_step": 0.1,
         "batch_size": 8,
-        "capacity": 400,
+        "buffer_size": 400,
         "random_steps": 0,
     }
     trainer = whorl.load("CartPole-v1", "apex_dqn", {**SMALL, **more, **replay}, callbacks=[Kill()])
     result = trainer.train()
-    assert int(0.1 * (result.steps - ACTORS * LANES * 4 - 64)) <= trainer.agent.updates
+    assert int(0.1 * (result.steps - ACTORS * NUM_ENVS * 4 - 64)) <= trainer.agent.updates
     rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text("utf-8").splitlines()]
     assert (rows[-1]["shards/replaced"], rows[-1]["shards/ready"]) == (1, 2)
 
@@ -241,12 +241,12 @@ def test_actors_on_two_nodes_bring_rollouts_and_every_step_is_counted_once(colle
     fleet: Any = collector.fleet
     collect_until(collector, lambda: fleet.alive() == ACTORS)
     assert len(nodes(fleet)) == 2
-    collector.tally.drain(), collector.metrics()
+    collector.episode_statistics.drain(), collector.metrics()
     steps = 0
     for _ in range(6):
         collector.start()
         steps += int(collector.finish().mask.sum())
-    assert steps == collector.tally.drain()["steps"]
+    assert steps == collector.episode_statistics.drain()["steps"]
     told = collector.metrics()
     assert told["actors/lag"] <= told["actors/lag_max"] <= 8
     # A version goes to a node once, however many rollouts are made with it there.
@@ -305,7 +305,7 @@ def test_stopping_ends_the_actors_and_leaves_the_cluster(collector: FleetCollect
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_cluster_of_this_machine_listens_on_loopback_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     mark = f"WHORL_TEST_RUN={secrets.token_hex(8)}"
-    settings = {**SMALL, "runs": str(tmp_path), "total_steps": 10**9, "ray": "local", "log_freq": 1}
+    settings = {**SMALL, "runs": str(tmp_path), "total_timesteps": 10**9, "ray": "local", "log_freq": 1}
     run = subprocess.Popen(
         [sys.executable, "-c", f"import whorl; whorl.load('CartPole-v1', 'impala', {settings}).train()"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **dict([mark.split("=")])},

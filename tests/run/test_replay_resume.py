@@ -22,21 +22,21 @@ SMALL: dict[str, Any] = {
     "quiet": True,
     "tensorboard": False,
     "eval": False,
-    "lanes": 4,
-    "rollout_steps": 16,
-    "capacity": 1200,
-    "ratio": 0.02,
-    "model_checkpoint_freq": 3,
-    "max_epochs": 45,
+    "num_envs": 4,
+    "num_steps": 16,
+    "buffer_size": 1200,
+    "updates_per_step": 0.02,
+    "checkpoint_freq": 3,
+    "max_iterations": 45,
     "keep_checkpoints": 2,
-    "learner_device": "cpu",
+    "device": "cpu",
     "workers": 0,
 }
 TINY = {
-    "actor_hidden": [16],
-    "critic_hidden": [16],
+    "actor_hidden_sizes": [16],
+    "critic_hidden_sizes": [16],
     "batch_size": 32,
-    "learn_after": 100,
+    "learning_starts": 100,
     "random_steps": 200,
     "log_freq": 4,
 }
@@ -48,24 +48,24 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "CartPole-v1",
         {
             **SMALL,
-            "max_epochs": 30,
-            "hidden": [8],
+            "max_iterations": 30,
+            "hidden_sizes": [8],
             "memory": "lstm",
             "memory_size": 8,
             "last_action": True,
             "last_reward": True,
             "refresh_memory": True,
-            "sequence": 6,
+            "sequence_length": 6,
             "burn_in": 2,
             "stride": 4,
             "n_step": 3,
             "prioritized": True,
             "batch_size": 8,
-            "learn_after": 100,
+            "learning_starts": 100,
             "log_freq": 4,
         },
     ),
-    "priorities": ("toy_actor_critic", "Pendulum-v1", {**SMALL, "model_checkpoint_freq": 1}),
+    "priorities": ("toy_actor_critic", "Pendulum-v1", {**SMALL, "checkpoint_freq": 1}),
     "learning while workers act": (
         "td3",
         "Pendulum-v1",
@@ -76,13 +76,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "ALE/Breakout-v5",
         {
             **SMALL,
-            "rollout_steps": 8,
-            "max_epochs": 30,
+            "num_steps": 8,
+            "max_iterations": 30,
             "workers": 2,
-            "learn_after": 100,
+            "learning_starts": 100,
             "log_freq": 4,
             "batch_size": 8,
-            "hidden": [8],
+            "hidden_sizes": [8],
             "n_atoms": 5,
             "clip_reward": True,
             "env_options": {"screen": 36, "life_loss": True},
@@ -93,7 +93,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So small that a toy's ring of 300 rows per lane takes a dozen or more."""
+    """So small that a toy's ring of 300 rows per environment takes a dozen or more."""
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
 
 
@@ -136,7 +136,7 @@ def test_killed_many_times_and_resumed_equals_uninterrupted(case: str, tmp_path:
 def compare(case: str, tmp_path: Path, most_kills: int, longest: float) -> None:
     """`longest` is the share of a whole run that a child may live."""
     start(
-        case, tmp_path / "first", max_epochs=1
+        case, tmp_path / "first", max_iterations=1
     )  # what is imported late is imported once, and not in every child
     began = time.monotonic()
     assert in_child(lambda: start(case, tmp_path / "whole"), None)
@@ -164,7 +164,7 @@ def compare(case: str, tmp_path: Path, most_kills: int, longest: float) -> None:
 
 
 def test_a_damaged_segment_leads_to_an_older_checkpoint(tmp_path: Path) -> None:
-    run = start("transitions", tmp_path, max_epochs=9, keep_checkpoints=0).run_dir
+    run = start("transitions", tmp_path, max_iterations=9, keep_checkpoints=0).run_dir
     number = checkpoint.checkpoints(run)[0].name
     last = run / "replay" / newest(run)["tails"][-1]["file"]
     content = bytearray(last.read_bytes())
@@ -175,13 +175,13 @@ def test_a_damaged_segment_leads_to_an_older_checkpoint(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning, match=rf"skipped a damaged checkpoint, .*{number}: replay/{last.name} does not"
     ):
-        assert whorl.resume(run, max_epochs=12).epochs == 12
-    whole = start("transitions", tmp_path / "whole", max_epochs=12).run_dir
+        assert whorl.resume(run, max_iterations=12).iterations == 12
+    whole = start("transitions", tmp_path / "whole", max_iterations=12).run_dir
     assert_same(state(whole)["experience"], state(run)["experience"])
 
 
 def test_where_every_checkpoint_needs_a_missing_segment_the_sentence_names_it(tmp_path: Path) -> None:
-    run = start("transitions", tmp_path, max_epochs=9).run_dir
+    run = start("transitions", tmp_path, max_iterations=9).run_dir
     missing = newest(run)["whole"][0]["file"]
     (run / "replay" / missing).unlink()
     with (
@@ -198,7 +198,7 @@ def test_old_segments_go_with_the_checkpoints_that_name_them(tmp_path: Path) -> 
     run = start("transitions", tmp_path).run_dir
     assert [folder.name for folder in checkpoint.checkpoints(run)] == ["checkpoint_15", "checkpoint_14"]
     assert files(run) == checkpoint.segments(run)
-    # 300 rows per lane, of which the older checkpoint has 48 that the newer one has overwritten.
+    # 300 rows per environment, of which the older checkpoint has 48 that the newer one has overwritten.
     oldest = min(int(name.split("-")[1]) for name in files(run))
     assert 45 * 16 - 300 - 48 <= oldest <= 45 * 16 - 300
     for folder in checkpoint.checkpoints(run):
@@ -207,7 +207,7 @@ def test_old_segments_go_with_the_checkpoints_that_name_them(tmp_path: Path) -> 
 
 
 def test_a_run_folder_can_be_moved(tmp_path: Path) -> None:
-    run = start("transitions", tmp_path / "here", max_epochs=9).run_dir
+    run = start("transitions", tmp_path / "here", max_iterations=9).run_dir
     expected = state(run)
     shutil.copytree(run, tmp_path / "there")
     shutil.rmtree(run)
@@ -215,33 +215,33 @@ def test_a_run_folder_can_be_moved(tmp_path: Path) -> None:
 
 
 def test_going_on_from_an_older_checkpoint_keeps_both_lines_whole(tmp_path: Path) -> None:
-    run = start("transitions", tmp_path, max_epochs=30, keep_checkpoints=0).run_dir
+    run = start("transitions", tmp_path, max_iterations=30, keep_checkpoints=0).run_dir
     before = {name: (run / "replay" / name).read_bytes() for name in files(run)}
     untouched = state(run)
-    whorl.resume(run / "checkpoint_4", max_epochs=18)
+    whorl.resume(run / "checkpoint_4", max_iterations=18)
     assert {name: (run / "replay" / name).read_bytes() for name in before} == before
     assert_same(untouched["experience"], state(run / "checkpoint_10")["experience"])
-    whole = start("transitions", tmp_path / "whole", max_epochs=18).run_dir
+    whole = start("transitions", tmp_path / "whole", max_iterations=18).run_dir
     assert_same(state(whole)["experience"], state(run)["experience"])
 
 
 def test_another_capacity_is_one_sentence_and_nothing_is_lost(tmp_path: Path) -> None:
-    run = start("transitions", tmp_path, max_epochs=9).run_dir
+    run = start("transitions", tmp_path, max_iterations=9).run_dir
     with pytest.raises(ConfigError, match="a resumed run can't change 'capacity'"):
-        whorl.resume(run, capacity=800)
+        whorl.resume(run, buffer_size=800)
     loaded = checkpoint.load_newest(run, pytest.fail)
     trainer = load_run(run, {})
-    other = Trainer(trainer.source, trainer.settings.replace(capacity=800))
+    other = Trainer(trainer.source, trainer.settings.replace(buffer_size=800))
     with pytest.raises(
         ConfigError,
-        match="the checkpoint's replay holds 300 rows for each of 4 lanes, but the settings ask for 200 for each of 4; "
-        "resume with a capacity of 1200 and 4 lanes",
+        match="the checkpoint's replay holds 300 rows for each of 4 environments, but the settings ask for 200 for each of 4; "
+        "resume with a capacity of 1200 and 4 environments",
     ):
         other.attach(run, loaded)
     trainer.close()
-    assert whorl.resume(run, max_epochs=10).epochs == 10
+    assert whorl.resume(run, max_iterations=10).iterations == 10
 
 
 def test_without_checkpoints_no_rows_are_written(tmp_path: Path) -> None:
-    run = start("transitions", tmp_path, max_epochs=30, save_model=False).run_dir
+    run = start("transitions", tmp_path, max_iterations=30, save_model=False).run_dir
     assert not (run / "replay").exists()

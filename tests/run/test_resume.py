@@ -19,16 +19,16 @@ from whorl.core import tree
 from whorl.run.trainer import Result
 from whorl.state import checkpoint
 
-QUIET = {"quiet": True, "tensorboard": False, "eval_episodes": 2, "keep_checkpoints": 2}
+QUIET = {"quiet": True, "tensorboard": False, "n_eval_episodes": 2, "keep_checkpoints": 2}
 SMALL = {
     **QUIET,
-    "lanes": 4,
-    "rollout_steps": 16,
+    "num_envs": 4,
+    "num_steps": 16,
     "batch_size": 32,
-    "epochs": 1,
+    "n_epochs": 1,
     "eval_freq": 8,
-    "model_checkpoint_freq": 2,
-    "max_epochs": 16,
+    "checkpoint_freq": 2,
+    "max_iterations": 16,
 }
 
 
@@ -43,7 +43,7 @@ def forgetful() -> gymnasium.Env:
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "in process": ("CartPole-v1", SMALL),
     "recurrent": ("CartPole-v1", {**SMALL, "memory": "gru", "memory_size": 8, "chunk": 8}),
-    "native": ("Quadrotor-v0", {**SMALL, "total_steps": 1000, "eval": False}),
+    "native": ("Quadrotor-v0", {**SMALL, "total_timesteps": 1000, "eval": False}),
     "workers": ("Pendulum-v1", {**SMALL, "workers": 2}),
     "central pool": ("Pendulum-v1", {**SMALL, "workers": 2, "acting": "central"}),
     "no snapshots": ("Forgetful-v0", {**SMALL, "reset_every": 200}),
@@ -149,8 +149,8 @@ def compare(case: str, tmp_path: Path, most_kills: int) -> None:
 
 
 def test_looking_more_often_changes_nothing(tmp_path: Path) -> None:
-    plain = start("CartPole-v1", {**SMALL, "eval": False, "model_checkpoint_freq": 100}, tmp_path / "a")
-    watched = start("CartPole-v1", {**SMALL, "eval_freq": 1, "model_checkpoint_freq": 1}, tmp_path / "b")
+    plain = start("CartPole-v1", {**SMALL, "eval": False, "checkpoint_freq": 100}, tmp_path / "a")
+    watched = start("CartPole-v1", {**SMALL, "eval_freq": 1, "checkpoint_freq": 1}, tmp_path / "b")
     assert_same(state(plain.run_dir)["agent"], state(watched.run_dir)["agent"])
     assert_same(state(plain.run_dir)["streams"], state(watched.run_dir)["streams"])
 
@@ -170,26 +170,30 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
 
 def test_a_run_can_be_asked_for_more(tmp_path: Path) -> None:
     steady = {**SMALL, "lr_schedule": "constant"}  # a rate that falls over the budget would know the budget
-    once = start("CartPole-v1", {**steady, "max_epochs": 12}, tmp_path / "once")
-    part = start("CartPole-v1", {**steady, "max_epochs": 6}, tmp_path / "part")
-    more = whorl.resume(part.run_dir, max_epochs=12)
+    once = start("CartPole-v1", {**steady, "max_iterations": 12}, tmp_path / "once")
+    part = start("CartPole-v1", {**steady, "max_iterations": 6}, tmp_path / "part")
+    more = whorl.resume(part.run_dir, max_iterations=12)
     assert more.steps == once.steps and more.run_dir == part.run_dir
     assert_same(state(once.run_dir)["agent"], state(more.run_dir)["agent"])
 
 
 def test_a_damaged_newest_checkpoint_is_skipped_and_left_alone(tmp_path: Path) -> None:
-    run = start("CartPole-v1", {**SMALL, "max_epochs": 6, "keep_checkpoints": 0}, tmp_path / "runs").run_dir
+    run = start(
+        "CartPole-v1", {**SMALL, "max_iterations": 6, "keep_checkpoints": 0}, tmp_path / "runs"
+    ).run_dir
     newest = checkpoint.checkpoints(run)[0]
     content = (newest / "checkpoint.pt").read_bytes()[:-100]
     (newest / "checkpoint.pt").write_bytes(content)
     with pytest.warns(UserWarning, match="skipped a damaged checkpoint"):
-        result = whorl.resume(run, max_epochs=8)
-    assert result.epochs == 8
+        result = whorl.resume(run, max_iterations=8)
+    assert result.iterations == 8
     assert (newest / "checkpoint.pt").read_bytes() == content
 
 
 def test_going_on_from_an_older_checkpoint_makes_that_line_the_newest(tmp_path: Path) -> None:
-    run = start("CartPole-v1", {**SMALL, "max_epochs": 6, "keep_checkpoints": 0}, tmp_path / "runs").run_dir
-    whorl.resume(run / "checkpoint_1", max_epochs=3)
-    assert checkpoint.load_newest(run, pytest.fail).metadata["epochs"] == 3
-    assert [row["epoch"] for row in rows(run)] == [1, 2, 3]
+    run = start(
+        "CartPole-v1", {**SMALL, "max_iterations": 6, "keep_checkpoints": 0}, tmp_path / "runs"
+    ).run_dir
+    whorl.resume(run / "checkpoint_1", max_iterations=3)
+    assert checkpoint.load_newest(run, pytest.fail).metadata["iterations"] == 3
+    assert [row["iteration"] for row in rows(run)] == [1, 2, 3]

@@ -18,9 +18,9 @@ from whorl.run.callbacks import _newest
 
 torch.set_num_threads(1)
 SMALL = {
-    "lanes": 2,
-    "rollout_steps": 12,
-    "max_epochs": 3,
+    "num_envs": 2,
+    "num_steps": 12,
+    "max_iterations": 3,
     "batch_size": 24,
     "eval": False,
     "quiet": True,
@@ -50,7 +50,7 @@ class Brighter(gymnasium.Env):
 
 
 def test_every_third_episode_leaves_its_last_picture(tmp_path: Path):
-    """An episode takes six rows, so a rollout of 12 rows and 2 lanes ends four: the third, the sixth and the twelfth
+    """An episode takes six rows, so a rollout of 12 rows and 2 environments ends four: the third, the sixth and the twelfth
     are the last that are due in each of the three. A rollout counts 20 steps."""
     settings = {**SMALL, "runs": str(tmp_path), "screenshot_freq": 3}
     run = whorl.load(Brighter, "ppo", settings).train().run_dir

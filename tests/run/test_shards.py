@@ -23,28 +23,28 @@ from whorl.envs.make import find
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
 
-LANES, STEPS = 4, 8
+NUM_ENVS, STEPS = 4, 8
 SETTINGS = {
-    "lanes": LANES,
-    "rollout_steps": STEPS,
-    "capacity": 400,
+    "num_envs": NUM_ENVS,
+    "num_steps": STEPS,
+    "buffer_size": 400,
     "batch_size": 16,
-    "ratio": 0.25,
-    "learn_after": 40,
+    "updates_per_step": 0.25,
+    "learning_starts": 40,
     "n_step": 3,
 }
 
 
 class Fed:
-    """A sharded replay beside the agent and the lanes that feed it."""
+    """A sharded replay beside the agent and the environments that feed it."""
 
     def __init__(self, **settings: Any) -> None:
         source = find("CartPole-v1")
         self.agent = build_agent(
-            configure("dqn", "CartPole-v1", {**SETTINGS, **settings}), source.spec(LANES), 0
+            configure("dqn", "CartPole-v1", {**SETTINGS, **settings}), source.spec(NUM_ENVS), 0
         )
         self.collector = Collector(
-            source.vector(LANES), self.agent, STEPS, 0.99, torch.Generator().manual_seed(1)
+            source.vector(NUM_ENVS), self.agent, STEPS, 0.99, torch.Generator().manual_seed(1)
         )
         self.collector.reset(3)
         rows = self.collector.storage.batch(0.99)
@@ -124,13 +124,13 @@ def test_errors_that_come_late_find_their_own_rows(fed: Fed) -> None:
     assert torch.allclose(mass[seen].double(), expected.double(), rtol=1e-4)
 
 
-@pytest.mark.parametrize("fed", [{"shards": 2, "ratio": 0.5}], indirect=True)
+@pytest.mark.parametrize("fed", [{"shards": 2, "updates_per_step": 0.5}], indirect=True)
 def test_a_shard_that_dies_while_it_draws_is_not_waited_for(fed: Fed) -> None:
     for _ in range(4):
         fed.replay.add(fed.collector.collect())
     due = fed.replay.due()
     drawn = [next(due)]  # both shards were asked for two batches
-    victim = fed.replay.links[0].servant
+    victim = fed.replay.links[0].remote_object
     os.kill(victim.pid, signal.SIGKILL)
     victim._process.wait()
     drawn += due
@@ -138,7 +138,9 @@ def test_a_shard_that_dies_while_it_draws_is_not_waited_for(fed: Fed) -> None:
     assert len(drawn) == fed.replay.drawn == int(0.5 * (fed.replay.steps - 40))
 
 
-@pytest.mark.parametrize("fed", [{"shards": 1, "ratio": 0.29, "learn_after": 0}], indirect=True)
+@pytest.mark.parametrize(
+    "fed", [{"shards": 1, "updates_per_step": 0.29, "learning_starts": 0}], indirect=True
+)
 def test_updates_are_due_as_often_as_without_shards(fed: Fed) -> None:
     stream = torch.Generator().manual_seed(0)
     own = replay_of(fed.agent.cfg, fed.agent.spec, torch.device("cpu"), stream, lambda batch: batch.mask)
@@ -154,13 +156,15 @@ def test_updates_are_due_as_often_as_without_shards(fed: Fed) -> None:
 
 
 def test_a_shard_that_has_lost_the_beginning_of_its_only_episode_says_so() -> None:
-    given = {"lanes": 1, "capacity": 40, "memory": "gru", "whole_episodes": True, "sequence": 8}
+    given = {"num_envs": 1, "buffer_size": 40, "memory": "gru", "whole_episodes": True, "sequence_length": 8}
     source = find("MountainCar-v0")  # whose episodes last for 200 steps
     agent = build_agent(configure("dqn", source.id, given), source.spec(1), 0)
     collector = Collector(source.vector(1), agent, STEPS, 0.99, torch.Generator().manual_seed(1))
     collector.reset(3)
     shard = Shard(agent.cfg, agent.spec, agent.stored(), 0)
-    with pytest.raises(ConfigError, match="no episode begins in the 40 rows that replay holds of each lane"):
+    with pytest.raises(
+        ConfigError, match="no episode begins in the 40 rows that replay holds of each environment"
+    ):
         for _ in range(8):
             shard.add({**collector.collect().tensors(), "cut": torch.zeros(1, dtype=torch.bool)})
 
@@ -174,15 +178,15 @@ def settings(folder: Path, **more: Any) -> dict[str, Any]:
         "runs": str(folder),
         "log_freq": 1,
     }
-    return {**base, **SETTINGS, "prioritized": True, "shards": 2, "total_steps": 640, **more}
+    return {**base, **SETTINGS, "prioritized": True, "shards": 2, "total_timesteps": 640, **more}
 
 
 class Kill(whorl.Callback):
     """kill -9 of a shard in the middle of a run."""
 
     def on_update(self, trainer: Any, row: dict[str, Any]) -> None:
-        if trainer.epoch == 10:
-            os.kill(trainer.experience.links[1].servant.pid, signal.SIGKILL)
+        if trainer.iteration == 10:
+            os.kill(trainer.experience.links[1].remote_object.pid, signal.SIGKILL)
 
 
 def test_a_run_goes_on_with_the_shards_that_are_left(tmp_path: Path) -> None:
@@ -190,24 +194,24 @@ def test_a_run_goes_on_with_the_shards_that_are_left(tmp_path: Path) -> None:
     result = trainer.train()
     # The last epoch's updates are those of the rows before it.
     assert (
-        int(0.25 * (result.steps - LANES * STEPS - 40))
+        int(0.25 * (result.steps - NUM_ENVS * STEPS - 40))
         <= trainer.agent.updates
         <= int(0.25 * (result.steps - 40))
     )
     rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [row["shards/replaced"] for row in rows][-1] == 1
     assert rows[-1]["shards/ready"] == 2
-    assert whorl.resume(result.run_dir, total_steps=800).steps >= 800
+    assert whorl.resume(result.run_dir, total_timesteps=800).steps >= 800
 
 
 class Halt(whorl.Callback):
     def on_update(self, trainer: Any, row: dict[str, Any]) -> None:
-        if trainer.epoch == 10:
+        if trainer.iteration == 10:
             trainer.stop("half of it is enough")
 
 
 def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path: Path) -> None:
-    whole = whorl.load("CartPole-v1", "dqn", settings(tmp_path / "whole", model_checkpoint_freq=10))
+    whole = whorl.load("CartPole-v1", "dqn", settings(tmp_path / "whole", checkpoint_freq=10))
     whole.train()
     half = whorl.load("CartPole-v1", "dqn", settings(tmp_path / "half"), callbacks=[Halt()]).train()
     again = load_run(half.run_dir, {})
@@ -217,7 +221,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    ({"shards": 3}, "3 shards can't share 4 lanes evenly"),
+    ({"shards": 3}, "3 shards can't share 4 environments evenly"),
     ({"priority_on_add": True}, "priority_on_add with shards takes actors"),
     ({"replay_device": "cuda"}, "shards lie in host memory"),
 ])  # fmt: skip

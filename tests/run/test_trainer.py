@@ -20,19 +20,19 @@ SMALL = {
     "quiet": True,
     "tensorboard": False,
     "eval": False,
-    "lanes": 2,
-    "rollout_steps": 16,
+    "num_envs": 2,
+    "num_steps": 16,
     "batch_size": 32,
-    "epochs": 1,
-    "model_checkpoint_freq": 1,
-    "max_epochs": 3,
+    "n_epochs": 1,
+    "checkpoint_freq": 1,
+    "max_iterations": 3,
     "workers": 0,
     "lr_schedule": "constant",
 }
 
 
 class Poisoned(gymnasium.Env):
-    """Goes bad after `after` steps of a lane."""
+    """Goes bad after `after` steps of a environment."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (3,))
     action_space = gymnasium.spaces.Discrete(2)
@@ -56,7 +56,7 @@ class Poisoned(gymnasium.Env):
 def test_what_is_not_finite_stops_the_run_by_its_name_and_keeps_the_last_good_checkpoint(
     what: str, tmp_path: Path
 ) -> None:
-    settings = {**SMALL, "runs": str(tmp_path), "max_epochs": 50, "reset_every": 1}
+    settings = {**SMALL, "runs": str(tmp_path), "max_iterations": 50, "reset_every": 1}
     with pytest.raises(DivergedError, match=f"the environment gave {what} that is not finite"):
         whorl.load(lambda: Poisoned(what.split()[1]), "ppo", settings).train()
     run = next(tmp_path.iterdir())
@@ -66,23 +66,23 @@ def test_what_is_not_finite_stops_the_run_by_its_name_and_keeps_the_last_good_ch
 
 def test_a_loss_that_is_not_finite_stops_the_run_by_its_name(tmp_path: Path) -> None:
     steep = {"critic_lr": 100, "optimizer": "SGD", "max_grad_norm": 0.0}
-    settings = {**SMALL, **steep, "runs": str(tmp_path), "max_epochs": 50}
+    settings = {**SMALL, **steep, "runs": str(tmp_path), "max_iterations": 50}
     with pytest.raises(DivergedError, match=r"(loss|value|gradient)/\w+ became"):
         whorl.load("CartPole-v1", "ppo", settings).train()
 
 
 def test_training_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    settings = {**SMALL, "max_epochs": 6, "runs": str(tmp_path / "twice")}
+    settings = {**SMALL, "max_iterations": 6, "runs": str(tmp_path / "twice")}
 
     class Pause(whorl.Callback):
         def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
-            if trainer.epoch == 3 and not trainer.paused:
+            if trainer.iteration == 3 and not trainer.paused:
                 trainer.paused = True
                 trainer.stop("a pause")
 
     trainer = whorl.load("CartPole-v1", "ppo", settings, callbacks=[Pause()])
     trainer.paused = False  # type: ignore[attr-defined]
-    assert trainer.train().epochs == 3
+    assert trainer.train().iterations == 3
     again = trainer.train()
     straight = whorl.load("CartPole-v1", "ppo", {**settings, "runs": str(tmp_path / "once")}).train()
     assert again.epochs == 6 and again.steps == straight.steps
@@ -90,9 +90,9 @@ def test_training_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert all(torch.equal(one[key], other[key]) for key in one if key != "progress")
 
 
-def test_a_warm_start_takes_weights_but_not_rates_and_any_number_of_lanes(tmp_path: Path) -> None:
+def test_a_warm_start_takes_weights_but_not_rates_and_any_number_of_envs(tmp_path: Path) -> None:
     first = whorl.load("CartPole-v1", "ppo", {**SMALL, "runs": str(tmp_path), "actor_lr": 1e-2}).train()
-    settings = {**SMALL, "runs": str(tmp_path), "lanes": 4, "batch_size": 64, "actor_lr": 1e-4}
+    settings = {**SMALL, "runs": str(tmp_path), "num_envs": 4, "batch_size": 64, "actor_lr": 1e-4}
     trainer = whorl.load("CartPole-v1", "ppo", settings, callbacks=[whorl.WarmStart(first.run_dir)])
     seen = {}
 
@@ -109,7 +109,7 @@ def test_a_warm_start_takes_weights_but_not_rates_and_any_number_of_lanes(tmp_pa
         whorl.load("CartPole-v1", "ppo", {**settings, "load_model": True}).train()
     with pytest.raises(CheckpointError, match="do not fit"):
         other = {**settings, "load_model": True, "load_checkpoint_dir": str(first.run_dir)}
-        whorl.load("CartPole-v1", "ppo", {**other, "actor_hidden": [8]}).train()
+        whorl.load("CartPole-v1", "ppo", {**other, "actor_hidden_sizes": [8]}).train()
 
 
 class Einsum(nn.Module):
@@ -127,7 +127,7 @@ def test_a_gradient_in_another_memory_layout_is_applied_where_it_belongs() -> No
     whorl.register("network", "einsum", Einsum)
     settings = {**SMALL, "actor_network": {"class": "einsum"}, "max_grad_norm": 0.0}
     agent = whorl.load("CartPole-v1", "ppo", settings).build().agent
-    weight = agent.actor.body.torso.weight
+    weight = agent.actor.backbone.torso.weight
     before = weight.detach().clone()
     slope = torch.arange(32.0).reshape(4, 8).T + 1  # strides (1, 8) against the parameter's (4, 1)
     agent.minimize("actor", (weight * slope).sum())
@@ -142,7 +142,7 @@ def test_a_missing_gpu_is_one_sentence() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one here")
     with pytest.raises(ConfigError, match="torch sees no GPU here; use auto or cpu"):
-        whorl.load("CartPole-v1", "ppo", {**SMALL, "learner_device": "cuda"}).build()
+        whorl.load("CartPole-v1", "ppo", {**SMALL, "device": "cuda"}).build()
 
 
 # What a diverged net is called
@@ -171,18 +171,18 @@ class Spoil(whorl.Callback):
     """Writes `value` over the policy's last bias after so many epochs, as a net that diverges would."""
 
     def __init__(self, value: float, epoch: int = 2) -> None:
-        self.value, self.epoch = value, epoch
+        self.value, self.iteration = value, epoch
 
     def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
-        if trainer.epoch == self.epoch:
+        if trainer.iteration == self.iteration:
             with torch.no_grad():
                 trainer.agent.actor.head.mean.bias.fill_(self.value)
 
 
 def spoiled(tmp_path: Path, value: float, **settings: Any) -> None:
     strict = settings.pop("strict", False)
-    given = {**SMALL, "runs": str(tmp_path), "log_freq": 50, "model_checkpoint_freq": 100, **settings}
-    whorl.load(lambda: Drift(strict), "ppo", {**given, "max_epochs": 9}, callbacks=[Spoil(value)]).train()
+    given = {**SMALL, "runs": str(tmp_path), "log_freq": 50, "checkpoint_freq": 100, **settings}
+    whorl.load(lambda: Drift(strict), "ppo", {**given, "max_iterations": 9}, callbacks=[Spoil(value)]).train()
 
 
 def test_a_diverged_net_that_acts_before_its_losses_are_looked_at_is_not_blamed_on_the_environment(
@@ -225,15 +225,15 @@ def test_an_action_that_is_not_finite_is_the_policys_where_its_observation_is(tm
 def test_a_checkpoint_never_holds_weights_that_are_not_finite(tmp_path: Path) -> None:
     # the losses of the second epoch are finite: its weights went bad after them
     with pytest.raises(DivergedError, match=r"the weights actor.head.mean.bias are no longer finite"):
-        spoiled(tmp_path, float("nan"), model_checkpoint_freq=1, reset_every=1)
+        spoiled(tmp_path, float("nan"), checkpoint_freq=1, reset_every=1)
     kept = checkpoint.load_newest(next(tmp_path.iterdir()), pytest.fail)
-    assert kept.metadata["epochs"] == 1
+    assert kept.metadata["iterations"] == 1
     assert all(bool(torch.isfinite(value).all()) for value in kept.policy["module"].values())
 
 
 def test_a_diverged_policy_is_not_evaluated_nor_kept_as_the_best(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"the weights actor.head.mean.bias are no longer finite"):
-        spoiled(tmp_path, float("nan"), eval=True, eval_freq=2, eval_episodes=1)
+        spoiled(tmp_path, float("nan"), eval=True, eval_freq=2, n_eval_episodes=1)
     assert not (next(tmp_path.iterdir()) / checkpoint.BEST).exists()
 
 
@@ -247,28 +247,28 @@ def rows(run: Path) -> list[dict[str, Any]]:
 def test_the_last_window_is_written_though_it_is_not_full(tmp_path: Path) -> None:
     run = whorl.load("CartPole-v1", "ppo", {**SMALL, "runs": str(tmp_path), "log_freq": 2}).train().run_dir
     first, last = rows(run)
-    assert (first["epoch"], last["epoch"]) == (2, 3)
+    assert (first["iteration"], last["iteration"]) == (2, 3)
     assert first.keys() - {"episode/return", "episode/length"} <= last.keys() and "loss/actor" in last
 
 
 @pytest.mark.parametrize("freq", [1, 100])
 def test_a_run_that_goes_on_writes_that_window_whole(freq: int, tmp_path: Path) -> None:
-    settings = {**SMALL, "log_freq": 4, "model_checkpoint_freq": freq}
+    settings = {**SMALL, "log_freq": 4, "checkpoint_freq": freq}
     whole = whorl.load(
-        "CartPole-v1", "ppo", {**settings, "max_epochs": 6, "runs": str(tmp_path / "a")}
+        "CartPole-v1", "ppo", {**settings, "max_iterations": 6, "runs": str(tmp_path / "a")}
     ).train()
     half = whorl.load(
-        "CartPole-v1", "ppo", {**settings, "max_epochs": 3, "runs": str(tmp_path / "b")}
+        "CartPole-v1", "ppo", {**settings, "max_iterations": 3, "runs": str(tmp_path / "b")}
     ).train()
-    assert [row["epoch"] for row in rows(half.run_dir)] == [3]
+    assert [row["iteration"] for row in rows(half.run_dir)] == [3]
     whorl.resume(half.run_dir)  # nothing is left to do: the row stays
-    assert [row["epoch"] for row in rows(half.run_dir)] == [3]
-    whorl.resume(half.run_dir, max_epochs=6)
+    assert [row["iteration"] for row in rows(half.run_dir)] == [3]
+    whorl.resume(half.run_dir, max_iterations=6)
     one, other = (
         [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows(run)]
         for run in (whole.run_dir, half.run_dir)
     )
-    assert [row["epoch"] for row in one] == [4, 6]
+    assert [row["iteration"] for row in one] == [4, 6]
     assert one == other
 
 
@@ -278,11 +278,11 @@ def test_a_row_with_an_evaluation_holds_what_was_learned_until_then(tmp_path: Pa
         "log_freq": 50,
         "eval": True,
         "eval_freq": 2,
-        "eval_episodes": 1,
+        "n_eval_episodes": 1,
         "runs": str(tmp_path),
     }
     first, last = rows(whorl.load("CartPole-v1", "ppo", settings).train().run_dir)
-    assert (first["epoch"], last["epoch"]) == (2, 3)
+    assert (first["iteration"], last["iteration"]) == (2, 3)
     assert {"evaluation/return", "loss/actor"} <= first.keys() & last.keys()
 
 
@@ -298,10 +298,12 @@ def test_training_again_without_checkpoints_is_told(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_lanes_that_start_anew_after_every_row_have_nothing_to_learn_from(tmp_path: Path) -> None:
-    settings = {"quiet": True, "tensorboard": False, "runs": str(tmp_path), "capacity": 100, "workers": 0}
-    trainer = whorl.load(Drift, "sac", {**settings, "lanes": 2, "rollout_steps": 1, "reset_every": 2})
-    with pytest.raises(ConfigError, match=r"reset_every is 2: 2 lanes would start anew .* use more than 2"):
+def test_envs_that_start_anew_after_every_row_have_nothing_to_learn_from(tmp_path: Path) -> None:
+    settings = {"quiet": True, "tensorboard": False, "runs": str(tmp_path), "buffer_size": 100, "workers": 0}
+    trainer = whorl.load(Drift, "sac", {**settings, "num_envs": 2, "num_steps": 1, "reset_every": 2})
+    with pytest.raises(
+        ConfigError, match=r"reset_every is 2: 2 environments would start anew .* use more than 2"
+    ):
         trainer.train()
 
 
@@ -345,8 +347,8 @@ class Rooms(gymnasium.Env):
 def test_what_an_environment_measures_is_averaged_over_the_episodes_of_a_row(
     tmp_path: Path, workers: int
 ) -> None:
-    """Sixteen rows a lane are four episodes of three steps and a reset each: 4, 2, 4, 2 rooms, 3 in the mean."""
-    settings = {"runs": str(tmp_path), "lanes": 4, "rollout_steps": 16, "batch_size": 64, "max_epochs": 2}
+    """Sixteen rows a environment are four episodes of three steps and a reset each: 4, 2, 4, 2 rooms, 3 in the mean."""
+    settings = {"runs": str(tmp_path), "num_envs": 4, "num_steps": 16, "batch_size": 64, "max_iterations": 2}
     quiet = {"quiet": True, "tensorboard": False, "eval": False, "save_model": False, "workers": workers}
     result = whorl.load(lambda: Rooms(), "ppo", {**settings, **quiet}).train()
     rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]

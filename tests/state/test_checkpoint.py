@@ -28,7 +28,7 @@ def write(run_dir: Path, k: int, **state: Any) -> Path:
         state={"weight": torch.full((50,), float(k)), "updates": k, **state},
         policy={"weight": torch.full((50,), float(k))},
         config={"number": k},
-        metadata={"epochs": k, "steps": 100 * k, "episodes": 3, "mean_return": 1.5, "metrics_offset": 7},
+        metadata={"n_epochs": k, "steps": 100 * k, "episodes": 3, "mean_return": 1.5, "metrics_offset": 7},
         normalizer={
             "observation": {"mean": torch.tensor([1.0, 2.0]), "var": torch.tensor([4.0, 9.0]), "count": k}
         },
@@ -201,12 +201,12 @@ def test_normalizing_values_are_plain_lists_and_std_is_the_standard_deviation(tm
 
 def test_config_values_come_back_as_they_were(tmp_path: Path) -> None:
     config = {
-        "lr": 1e-7,
+        "learning_rate": 1e-7,
         "text": "1e-3",
         "on": True,
         "off": "no",
         "none": None,
-        "net": {"hidden": [64, 64]},
+        "net": {"hidden_sizes": [64, 64]},
         "ä": "ü",
     }
     assert checkpoint.load(checkpoint.save(tmp_path, 1, {}, {}, config, {}, None)).config == config

@@ -22,10 +22,10 @@ TINY = {
     "quiet": True,
     "tensorboard": False,
     "eval": False,
-    "lanes": 2,
-    "rollout_steps": 8,
+    "num_envs": 2,
+    "num_steps": 8,
     "batch_size": 16,
-    "max_epochs": 1,
+    "max_iterations": 1,
     "workers": 0,
 }
 
@@ -120,9 +120,9 @@ def remembering(name: str, memory: str, action: str, **given: Any) -> SavedPolic
 
 
 class Evaluated:
-    """What was seen, done and earned in an evaluation: [rows, lanes, ...] each."""
+    """What was seen, done and earned in an evaluation: [rows, environments, ...] each."""
 
-    def __init__(self, policy: SavedPolicy, lanes: int) -> None:
+    def __init__(self, policy: SavedPolicy, num_envs: int) -> None:
         agent: Any = policy.agent
         self.rows: list[tuple[Any, Any, Any]] = []
         self.steps: list[Any] = []
@@ -134,8 +134,8 @@ class Evaluated:
             return acted
 
         agent.act = watched
-        world: Any = conformance.RandomWorld(agent.spec.with_lanes(lanes))
-        run_episodes(agent, world, 4 * lanes, seed=3, watch=lambda env, step: self.steps.append(step))
+        world: Any = conformance.RandomWorld(agent.spec.with_num_envs(num_envs))
+        run_episodes(agent, world, 4 * num_envs, seed=3, watch=lambda env, step: self.steps.append(step))
         agent.act = act
 
 

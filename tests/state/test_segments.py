@@ -16,11 +16,11 @@ from whorl.data.ring import Ring
 from whorl.state import segments
 from whorl.state.segments import DamagedError, Segments
 
-LANES, SLOTS, STRIDE = 3, 64, 2
-ROW = LANES * (
+NUM_ENVS, SLOTS, STRIDE = 3, 64, 2
+ROW = NUM_ENVS * (
     2 * 4 + 9 + 1 + 8 + 4 + 4 + 1 + 1 + 2
-)  # bytes of one row of all lanes, as `ring` below stores it
-MEMORY = LANES * 4 * 4 / STRIDE
+)  # bytes of one row of all environments, as `ring` below stores it
+MEMORY = NUM_ENVS * 4 * 4 / STRIDE
 """bytes of stored memory per row"""
 
 
@@ -30,32 +30,32 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "SEGMENT_BYTES", int(10 * (ROW + MEMORY)))
 
 
-def ring(slots: int = SLOTS, lanes: int = LANES) -> Ring:
+def ring(slots: int = SLOTS, num_envs: int = NUM_ENVS) -> Ring:
     observation = {"vector": Array((2,)), "image": Array((3, 3), "uint8")}
     return Ring(
-        Spec(observation, Discrete(5), lanes),
-        slots * lanes,
+        Spec(observation, Discrete(5), num_envs),
+        slots * num_envs,
         extras={"code": Array((2,), "uint8")},
         memory={"net": {"h": torch.zeros(1, 4)}},
         stride=STRIDE,
     )
 
 
-def rollout(steps: int, lanes: int = LANES) -> Batch:
-    shape = (steps, lanes)
+def rollout(steps: int, num_envs: int = NUM_ENVS) -> Batch:
+    shape = (steps, num_envs)
     return Batch(
         obs={
-            "vector": torch.randn(steps + 1, lanes, 2),
-            "image": torch.randint(256, (steps + 1, lanes, 3, 3), dtype=torch.uint8),
+            "vector": torch.randn(steps + 1, num_envs, 2),
+            "image": torch.randint(256, (steps + 1, num_envs, 3, 3), dtype=torch.uint8),
         },
-        reset=torch.rand(steps + 1, lanes)
+        reset=torch.rand(steps + 1, num_envs)
         < 0.3,  # breaks off where it was not announced: gaps are closed backwards
         action=torch.randint(5, shape),
         reward=torch.randn(shape),
         discount=torch.rand(shape),
         keep=torch.ones(shape),
         mask=torch.ones(shape),
-        memories={"net": {"h": torch.randn(steps // STRIDE, lanes, 4)}},
+        memories={"net": {"h": torch.randn(steps // STRIDE, num_envs, 4)}},
         extras={"code": torch.randint(256, (*shape, 2), dtype=torch.uint8)},
     )
 
@@ -385,14 +385,14 @@ def test_another_ring_size_is_one_sentence_and_nothing_is_lost(tmp_path: Path) -
     state = saved(store)
     with pytest.raises(
         ConfigError,
-        match="the checkpoint's replay holds 64 rows for each of 3 lanes, but the settings ask for 32 for each of 3; "
-        "resume with a capacity of 192 and 3 lanes",
+        match="the checkpoint's replay holds 64 rows for each of 3 environments, but the settings ask for 32 for each of 3; "
+        "resume with a capacity of 192 and 3 environments",
     ):
         loaded(tmp_path / "replay", state, ring(slots=32))
     with pytest.raises(
-        ConfigError, match="64 rows for each of 3 lanes, but the settings ask for 64 for each of 2"
+        ConfigError, match="64 rows for each of 3 environments, but the settings ask for 64 for each of 2"
     ):
-        loaded(tmp_path / "replay", state, ring(lanes=2))
+        loaded(tmp_path / "replay", state, ring(num_envs=2))
     assert_same(store, loaded(tmp_path / "replay", state))
 
 
@@ -400,7 +400,7 @@ def test_other_columns_are_one_sentence(tmp_path: Path) -> None:
     store = Segments(tmp_path / "replay", ring())
     add(store, 32)
     state = saved(store)
-    plain = Ring(Spec(Array((2,)), Discrete(5), LANES), SLOTS * LANES)
+    plain = Ring(Spec(Array((2,)), Discrete(5), NUM_ENVS), SLOTS * NUM_ENVS)
     with pytest.raises(
         ConfigError, match=r"the checkpoint's replay has .* columns.* but the settings ask for none"
     ):

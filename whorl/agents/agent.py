@@ -41,8 +41,8 @@ class Context:
     greedy: bool = False
     random: bool = False
     """warm-up: take uniformly random actions"""
-    lane: Tensor | None = None
-    """[B] the numbers of these lanes among all of the run, where it is known"""
+    env_index: Tensor | None = None
+    """[B] the numbers of these environments among all of the run, where it is known"""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Agent(nn.Module):
     Config: ClassVar[type]
     acts_with: ClassVar[tuple[str, ...]] = ()
     """the modules that `act` reads, where not all of them are: whoever acts elsewhere is sent no others"""
-    corrects_lag: ClassVar[bool] = False
+    corrects_off_policy: ClassVar[bool] = False
     """whether rows that an older policy collected are as good; replay's always are"""
     runner: Callable[..., Updated] | None = None
     exchange: Callable[[Sequence[Tensor]], None] | None = None
@@ -112,14 +112,14 @@ class Agent(nn.Module):
         self.register_buffer("progress", torch.zeros(()))
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        """Actions for one row of every lane."""
+        """Actions for one row of every environment."""
         raise NotImplementedError(f"{type(self).__name__} must define act()")
 
     def update(self, batch: Batch) -> Updated:
         """Learn from one batch."""
         raise NotImplementedError(f"{type(self).__name__} must define update()")
 
-    def initial_memory(self, lanes: int) -> Tree:
+    def initial_memory(self, num_envs: int) -> Tree:
         """Memory before the first row, keyed by net; agents without memory have none."""
         return {}
 
@@ -145,7 +145,7 @@ class Agent(nn.Module):
     def stride(self) -> int:
         """How often memory is stored along a rollout, in rows."""
         if isinstance(self.cfg, ReplayConfig):
-            return self.cfg.stride if self.stores_memory else 1
+            return self.cfg.sequence_stride if self.stores_memory else 1
         return getattr(self.cfg, "chunk", 1) if self.initial_memory(1) else 1
 
     @property
@@ -156,9 +156,9 @@ class Agent(nn.Module):
         return True
 
     @property
-    def bears_lag(self) -> bool:
+    def tolerates_stale_data(self) -> bool:
         """Whether those who act may go on while an update is made."""
-        return self.corrects_lag or isinstance(self.cfg, ReplayConfig)
+        return self.corrects_off_policy or isinstance(self.cfg, ReplayConfig)
 
     @property
     def random_steps(self) -> int:
@@ -166,7 +166,7 @@ class Agent(nn.Module):
         return getattr(self.cfg, "random_steps", 0)
 
     def forget(self) -> None:
-        """Drop what is known of episodes that are open now: their lanes start anew."""
+        """Drop what is known of episodes that are open now: their environments start anew."""
         for module in self.modules():
             if isinstance(module, ReturnScale):
                 module.running.zero_()
@@ -189,10 +189,10 @@ class Agent(nn.Module):
         if not isinstance(self.cfg, ReplayConfig):
             return 0
         stride = view_of(self.cfg).stride
-        return replay_bytes(self.spec, self.cfg.capacity, memory=self.stored(), stride=stride)
+        return replay_bytes(self.spec, self.cfg.buffer_size, memory=self.stored(), stride=stride)
 
     def stored(self) -> Tree:
-        """Memory of one lane, where replay stores it."""
+        """Memory of one environment, where replay stores it."""
         return self.initial_memory(1) if self.stores_memory else {}
 
     def experience(self, generator: torch.Generator) -> Any:
@@ -221,7 +221,7 @@ class Agent(nn.Module):
         agent: Any = self
         batch = batch.replace(obs=agent.observations(batch.obs))
         nets = [getattr(self, name) for name in ("actor", "critic") if hasattr(self, name)]
-        return {k: v for net in nets for k, v in net.states(batch, self.cfg.stride).items()}
+        return {k: v for net in nets for k, v in net.states(batch, self.cfg.sequence_stride).items()}
 
     @property
     def device(self) -> torch.device:
@@ -275,7 +275,7 @@ class Agent(nn.Module):
             _shrink_(gradients, _norm(gradients), max_norm)
         self._steppers[name](gradients, getattr(self, f"lr_{name}"))
 
-    def divert(self, sink: Callable[[str, Sequence[Tensor], Tensor], None]) -> None:
+    def export_gradients(self, sink: Callable[[str, Sequence[Tensor], Tensor], None]) -> None:
         """From now on hand `sink` every optimizer's name, gradients and rate, instead of stepping it."""
         for name in self._optimizers:
             self._steppers[name] = partial(sink, name)
@@ -300,7 +300,7 @@ class Agent(nn.Module):
             self.exchange(gradients)
         return gradients
 
-    def together(self, *steps: Callable[[], Any]) -> list[Any]:
+    def run_parallel(self, *steps: Callable[[], Any]) -> list[Any]:
         """Run independent learners at the same time: streams of one graph on a GPU, threads on a CPU.
 
         They must share no parameters, buffers they write, or random streams.
@@ -314,7 +314,7 @@ class Agent(nn.Module):
         return [first, *(future.result() for future in futures)]
 
     def use_threads(self, count: int) -> None:
-        """Let `together` use `count` threads on a CPU; 1 runs one learner after the other."""
+        """Let `run_parallel` use `count` threads on a CPU; 1 runs one learner after the other."""
         if count > 1:
             # Python hands its lock over every 5 ms by default, longer than many a step: the learners would take turns.
             sys.setswitchinterval(5e-5)
@@ -365,11 +365,11 @@ class Agent(nn.Module):
         if not self.acts_with:
             return [*self.parameters(), *self.buffers()]
         modules = [getattr(self, name) for name in self.acts_with]
-        modules += [body for module in modules for body in getattr(module, "reads", ())]
+        modules += [backbone for module in modules for backbone in getattr(module, "reads", ())]
         critic: Any = getattr(self, "critic", None)
         # Where its memory is kept while acting.
-        if getattr(critic, "follows", False) and critic.body not in modules:
-            modules.append(critic.body)
+        if getattr(critic, "follows", False) and critic.backbone not in modules:
+            modules.append(critic.backbone)
         return [self.progress, *(t for module in modules for t in (*module.parameters(), *module.buffers()))]
 
     def state_tensors(self) -> list[Tensor]:

@@ -1,11 +1,11 @@
 """Synchronous advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783): one gradient step per rollout.
 
-actor:   maximise E[log pi(a|s) * A] + entropy_coef * H
+actor:   maximise E[log pi(a|s) * A] + ent_coef * H
 critic:  minimise E[(V(s) - (A + V(s)))^2] / 2, the bracket held fixed
 A = generalised advantage estimate (Schulman et al. 2015, arXiv:1506.02438). lam = 1 is the paper's return of all
 rewards up to the rollout's end plus a bootstrap; lam = 0 the one-step error of the classic actor-critic.
 
-Differs from the paper: lanes step together instead of racing (A2C); actor and critic share nothing, so there is no
+Differs from the paper: environments step together instead of racing (A2C); actor and critic share nothing, so there is no
 weight between their losses and they learn at the same time; RMSprop adds its epsilon outside the root, as torch does.
 """
 
@@ -34,9 +34,9 @@ class A2CConfig(NetworkConfig):
     """constant, or linear to zero over the budget"""
     gamma: float = 0.99
     """discount per step"""
-    lam: float = 1.0
+    gae_lambda: float = 1.0
     """lambda of the advantage estimate; 1: the rollout's n-step return, 0: the one-step error"""
-    entropy_coef: float = 0.01
+    ent_coef: float = 0.01
     """weight of the entropy bonus"""
     normalize_advantage: bool = False
     """centre and scale advantages over the rollout"""
@@ -65,7 +65,7 @@ class A2C(Agent):
             spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
         )
         self.rewards = ReturnScale(
-            spec.lanes, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
+            spec.num_envs, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
         )
         self.actor = Policy("actor", spec, cfg)
         self.critic = Value("critic", spec, cfg)
@@ -77,15 +77,15 @@ class A2C(Agent):
         """Nets with memory are unrolled over the whole rollout: any length will do, `chunk` is not read."""
         return 1
 
-    def initial_memory(self, lanes: int) -> Tree:
+    def initial_memory(self, num_envs: int) -> Tree:
         nets = (self.actor, self.critic)
-        return {k: v for net in nets for k, v in net.body.initial_memory(lanes, self.device).items()}
+        return {k: v for net in nets for k, v in net.backbone.initial_memory(num_envs, self.device).items()}
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         obs = self.observations(obs)
         policy, after = self.actor.step(obs, memory, context.reset)
         action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
-        return Acted(action, {**after, **self.critic.body.advance(obs, memory, context.reset)})
+        return Acted(action, {**after, **self.critic.backbone.advance(obs, memory, context.reset)})
 
     def update(self, batch: Batch) -> Updated:
         return self.step(batch)
@@ -99,7 +99,7 @@ class A2C(Agent):
         batch = batch.replace(obs=self.observations(raw))
         value = self.critic(batch.all)  # [T+1, B]
         advantage, target = self.estimate(batch, value.detach())
-        actor, critic = self.together(
+        actor, critic = self.run_parallel(
             lambda: self.improve_policy(batch, advantage), lambda: self.fit_value(batch, value, target)
         )
         # After learning: the statistics that acted are the ones that learned.
@@ -110,7 +110,7 @@ class A2C(Agent):
     @pure
     def estimate(self, batch: Batch, value: Tensor) -> tuple[Tensor, Tensor]:
         """Advantage and value target of each row [T, B], 0 on rows that are no transition."""
-        advantage = gae(self.rewards(batch.reward), batch.discount, value, batch.keep, self.cfg.lam)
+        advantage = gae(self.rewards(batch.reward), batch.discount, value, batch.keep, self.cfg.gae_lambda)
         advantage = blank(advantage, batch.mask)
         target = advantage + value[:-1]
         if self.cfg.normalize_advantage:
@@ -130,13 +130,13 @@ class A2C(Agent):
 
     @pure
     def actor_loss(self, batch: Batch, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """-E[log pi(a|s) * A] - entropy_coef * H"""
+        """-E[log pi(a|s) * A] - ent_coef * H"""
         policy = self.actor(batch.now)
         # Whatever stands in rows that are no transition must not reach the gradient, not even as 0 * nan.
         action = tree.where(batch.mask > 0, batch.action, tree.map(torch.zeros_like, batch.action))
         entropy = masked_mean(policy.entropy().expand_as(batch.mask), batch.mask)
         loss = -masked_mean(policy.log_prob(action) * advantage, batch.mask)
-        return loss - self.cfg.entropy_coef * entropy, entropy
+        return loss - self.cfg.ent_coef * entropy, entropy
 
     def fit_value(self, batch: Batch, value: Tensor, target: Tensor) -> dict[str, Tensor]:
         """The critic's step."""

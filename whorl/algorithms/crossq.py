@@ -10,7 +10,7 @@ after each hidden layer. The actor learns by batch statistics; a', acting and th
 Differs from the paper: an encoder of images stands before all layers and is trained by the critics. From its code: the
 loss of the temperature is linear in log(alpha), as is customary, and values are renormalised by Ioffe's equation as it
 stands, without the code's second epsilon.
-There are no targets: `tau` and `target_every` are taken with a warning. There is no memory: a sequence's rows are no
+There are no targets: `tau` and `target_update_interval` are taken with a warning. There is no memory: a sequence's rows are no
 mixture whose statistics a layer could be normalised by.
 """
 
@@ -28,8 +28,8 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.noise import random_action
 from whorl.nets.actor import bounded
-from whorl.nets.backbone import Body, BodySettings
-from whorl.nets.preprocessor import Inputs
+from whorl.nets.backbone import Backbone, BackboneSettings
+from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.renorm import Moments, RenormMLP
 from whorl.nets.temperature import Temperature
 from whorl.ops.distributions import TanhNormal
@@ -39,16 +39,16 @@ from whorl.settings.families import ActorCriticConfig, EntropyConfig
 @dataclass(frozen=True)
 class CrossQConfig(EntropyConfig, ActorCriticConfig):
     unused = (
-        *("tau", "target_every"),
+        *("tau", "target_update_interval"),
         *("memory", "memory_size", "memory_layers", "memory_heads", "memory_window", "last_action"),
         *("last_reward", "share_memory", "target_memory", "stored_memory", "refresh_memory"),
         *("sequence", "burn_in", "stride", "whole_episodes", "priority_eta"),
     )
-    learn_after: int = 5_000
+    learning_starts: int = 5_000
     """environment steps before the first update"""
     random_steps: int = 5_000
     """first environment steps, which are taken with uniformly random actions"""
-    critic_hidden: tuple[int, ...] = (2048, 2048)
+    critic_hidden_sizes: tuple[int, ...] = (2048, 2048)
     """widths of each critic's hidden layers"""
     optimizer: Part = Part("Adam", {"betas": [0.5, 0.999]})
     """the optimizer of all nets; a name out of torch.optim or an import path, with options"""
@@ -60,7 +60,7 @@ class CrossQConfig(EntropyConfig, ActorCriticConfig):
     """the temperature's learning rate"""
     ensemble_q_num: int = 2
     """critics"""
-    actor_every: int = 3
+    policy_delay: int = 3
     """critic updates per actor update"""
     renorm_momentum: float = 0.99
     """share of the running statistics that is kept at each update of a net"""
@@ -80,17 +80,19 @@ class CrossQ(Agent):
         _check(cfg)
         size = bounded(spec, "crossq")
         self.target_entropy = cfg.target(size)
-        self.observations = Inputs(spec, cfg)
-        self.body = Body(
-            "critic", spec.observation, BodySettings((), cfg.activation, Part("mlp"), cfg.encoder)
+        self.observations = Preprocessor(spec, cfg)
+        self.backbone = Backbone(
+            "critic", spec.observation, BackboneSettings((), cfg.activation, Part("mlp"), cfg.encoder)
         )
         norm: dict[str, Any] = {"momentum": cfg.renorm_momentum, "warmup": cfg.renorm_warmup}
-        seen = self.body.size
-        self.critic = RenormMLP(cfg.ensemble_q_num, seen + size, cfg.critic_hidden, 1, cfg.activation, **norm)
-        self.actor = RenormMLP(1, seen, cfg.actor_hidden, 2 * size, cfg.activation, **norm)
+        seen = self.backbone.size
+        self.critic = RenormMLP(
+            cfg.ensemble_q_num, seen + size, cfg.critic_hidden_sizes, 1, cfg.activation, **norm
+        )
+        self.actor = RenormMLP(1, seen, cfg.actor_hidden_sizes, 2 * size, cfg.activation, **norm)
         self.temperature = Temperature(cfg.alpha, cfg.tune_alpha)
         given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
-        self.add_optimizer("critic", (self.body, self.critic), cfg.optimizer, cfg.critic_lr, **given)
+        self.add_optimizer("critic", (self.backbone, self.critic), cfg.optimizer, cfg.critic_lr, **given)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
         if cfg.tune_alpha:
             # The short momentum is for the nets: the temperature's optimizer goes without options.
@@ -100,7 +102,7 @@ class CrossQ(Agent):
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random:
             return Acted(random_action(self.spec, obs, context.generator), memory)
-        features, _ = self.body.step(self.observations(obs), memory, context.reset)
+        features, _ = self.backbone.step(self.observations(obs), memory, context.reset)
         policy = self.policy(self.actor(features))
         action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
         return Acted(action, memory)
@@ -108,10 +110,10 @@ class CrossQ(Agent):
     def policy(self, said: Tensor) -> TanhNormal:
         """What the actor's outputs [1, ..., 2 * size] mean."""
         mean, log_std = said[0].chunk(2, -1)
-        return TanhNormal(mean, log_std.clamp(*self.cfg.log_std_bound))
+        return TanhNormal(mean, log_std.clamp(*self.cfg.log_std_range))
 
     def update(self, batch: Batch) -> Updated:
-        return self.step(batch, train_actor=(self.updates + 1) % self.cfg.actor_every == 0)
+        return self.step(batch, train_actor=(self.updates + 1) % self.cfg.policy_delay == 0)
 
     @captured
     def step(self, batch: Batch, *, train_actor: bool) -> Updated:
@@ -156,7 +158,7 @@ class CrossQ(Agent):
 
     def joined(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:
         """(s, a) and (s', a') one after the other [2T, B, ...], and log pi(a'|s') [T, B]."""
-        features = self.body(batch.all)  # [T+1, B, ...]
+        features = self.backbone(batch.all)  # [T+1, B, ...]
         now, after = features[:-1], features[1:]
         with torch.no_grad():
             action, log_prob = self.policy(self.actor(after)).sample_with_log_prob(noise["next_action"])
@@ -173,7 +175,7 @@ class CrossQ(Agent):
     def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, list[Moments]]:
         """E[alpha log pi(a|s) - min_i Q_i(s, a)]; E[log pi]; the batch's statistics"""
         with torch.no_grad():
-            features = self.body(batch.now)
+            features = self.backbone(batch.now)
         said, moments = self.actor.learn(features)
         action, log_prob = self.policy(said).sample_with_log_prob(noise["action"])
         q = self.q(features, action)
@@ -187,7 +189,7 @@ class CrossQ(Agent):
 
     def value(self, rows: Rows) -> Tensor:
         """min_i Q_i at the mode, of rows [T, B]."""
-        features = self.body(rows)
+        features = self.backbone(rows)
         return self.q(features, self.policy(self.actor(features)).mode())
 
     @torch.no_grad()
@@ -204,7 +206,7 @@ def _check(cfg: CrossQConfig) -> None:
         if network != Part("mlp"):
             raise ConfigError(
                 f"{key} is {network.plain()}, but crossq has nets of its own, batch-renormalised perceptrons; leave it "
-                "out and set actor_hidden or critic_hidden, or use sac"
+                "out and set actor_hidden_sizes or critic_hidden_sizes, or use sac"
             )
     if cfg.batch_size < 2:
         raise ConfigError(

@@ -22,8 +22,8 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.noise import ActionNoise, random_action
 from whorl.nets.actor import Actor, DeterministicHead, bounded
-from whorl.nets.preprocessor import Inputs
-from whorl.nets.q_ensemble import Critics
+from whorl.nets.preprocessor import Preprocessor
+from whorl.nets.q_ensemble import QEnsemble
 from whorl.ops.targets import polyak_
 from whorl.settings.families import ActorCriticConfig, NoiseConfig
 
@@ -44,20 +44,22 @@ class DDPG(Agent):
     def __init__(self, spec: Spec, cfg: DDPGConfig) -> None:
         super().__init__(spec, cfg)
         size = bounded(spec, "ddpg")
-        self.observations = Inputs(spec, cfg)
+        self.observations = Preprocessor(spec, cfg)
         self.noise = ActionNoise(spec, size, cfg)
-        self.critic = Critics("critic", spec, cfg, 1, actions=size, join=int(cfg.action_joins == "second"))
-        self.actor = Actor("actor", spec, cfg, lambda width: DeterministicHead(width, size), self.critic.body)
+        self.critic = QEnsemble("critic", spec, cfg, 1, actions=size, join=int(cfg.action_joins == "second"))
+        self.actor = Actor(
+            "actor", spec, cfg, lambda width: DeterministicHead(width, size), self.critic.backbone
+        )
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
-        self.target_actor = self.actor.target(self.target_critic.body)
+        self.target_actor = self.actor.target(self.target_critic.backbone)
         given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
         self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **given)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
 
-    def initial_memory(self, lanes: int) -> Tree:
+    def initial_memory(self, num_envs: int) -> Tree:
         nets = (self.actor, self.critic)
-        kept = {k: v for net in nets for k, v in net.initial_memory(lanes, self.device).items()}
-        return {**self.noise.initial(lanes), **kept}
+        kept = {k: v for net in nets for k, v in net.initial_memory(num_envs, self.device).items()}
+        return {**self.noise.initial(num_envs), **kept}
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random and not memory:
@@ -78,7 +80,7 @@ class DDPG(Agent):
         return self.critic(rows, self.actor(rows))[0]
 
     def update(self, batch: Batch) -> Updated:
-        return self.step(batch, move_targets=(self.updates + 1) % self.cfg.target_every == 0)
+        return self.step(batch, move_targets=(self.updates + 1) % self.cfg.target_update_interval == 0)
 
     @captured
     def step(self, batch: Batch, *, move_targets: bool) -> Updated:
@@ -95,8 +97,8 @@ class DDPG(Agent):
             polyak_(self.target_critic, self.critic, cfg.tau)
             polyak_(self.target_actor, self.actor, cfg.tau)
         if not cfg.target_memory:
-            polyak_(self.target_critic.body.memories, self.critic.body.memories, 1.0)
-            polyak_(self.target_actor.body.memories, self.actor.body.memories, 1.0)
+            polyak_(self.target_critic.backbone.memories, self.critic.backbone.memories, 1.0)
+            polyak_(self.target_actor.backbone.memories, self.actor.backbone.memories, 1.0)
         metrics = {"loss/critic": critic_loss.detach(), "loss/actor": actor_loss.detach(), "q/mean": q}
         return Updated(metrics, priority=error)
 

@@ -23,8 +23,8 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.epsilon_greedy import Exploration
 from whorl.explore.noise import random_action
-from whorl.nets.preprocessor import Inputs
-from whorl.nets.q_network import Values, allowed
+from whorl.nets.preprocessor import Preprocessor
+from whorl.nets.q_network import QNetwork, allowed
 from whorl.ops.losses import huber
 from whorl.ops.targets import polyak_
 from whorl.ops.values import best, bootstrap, pick, soft_policy
@@ -46,20 +46,22 @@ class DQN(Agent):
 
     def __init__(self, spec: Spec, cfg: DQNConfig) -> None:
         super().__init__(spec, cfg)
-        self.critic = Values("dqn", spec, cfg)
-        self.observations = Inputs(spec, cfg)
+        self.critic = QNetwork("dqn", spec, cfg)
+        self.observations = Preprocessor(spec, cfg)
         self.explore = Exploration(spec, cfg)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
-        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.lr, **given)
+        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.learning_rate, **given)
 
-    def initial_memory(self, lanes: int) -> Tree:
-        return self.critic.body.initial_memory(lanes, self.device)
+    def initial_memory(self, num_envs: int) -> Tree:
+        return self.critic.backbone.initial_memory(num_envs, self.device)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random:
             after = (
-                self.critic.body.advance(self.observations(obs), memory, context.reset) if memory else memory
+                self.critic.backbone.advance(self.observations(obs), memory, context.reset)
+                if memory
+                else memory
             )
             return Acted(random_action(self.spec, obs, context.generator), after)
         noise = {} if context.greedy else self.critic.draw(context.generator)
@@ -67,7 +69,7 @@ class DQN(Agent):
         return Acted(self.explore(q[..., 0], obs, context, self.progress), memory)
 
     def update(self, batch: Batch) -> Updated:
-        return self.step(batch, move_targets=(self.updates + 1) % self.cfg.target_every == 0)
+        return self.step(batch, move_targets=(self.updates + 1) % self.cfg.target_update_interval == 0)
 
     @captured
     def step(self, batch: Batch, *, move_targets: bool) -> Updated:
@@ -82,7 +84,7 @@ class DQN(Agent):
         if move_targets:
             polyak_(self.target_critic, self.critic, cfg.tau)
         if not cfg.target_memory:
-            polyak_(self.target_critic.body.memories, self.critic.body.memories, 1.0)
+            polyak_(self.target_critic.backbone.memories, self.critic.backbone.memories, 1.0)
         return Updated({"loss/critic": loss.detach(), "q/mean": q}, priority=error)
 
     def draw(self, batch: Batch) -> Tree:

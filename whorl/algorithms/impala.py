@@ -1,6 +1,6 @@
 """Importance weighted actor-learner (Espeholt et al. 2018, arXiv:1802.01561): A2C from rollouts of an older policy.
 
-actor:   maximise E[log pi(a|s) * A] + entropy_coef * H,  A_t = rho_t (r_t + discount_t v_{t+1} - V(s_t))
+actor:   maximise E[log pi(a|s) * A] + ent_coef * H,  A_t = rho_t (r_t + discount_t v_{t+1} - V(s_t))
 critic:  minimise E[(V(s) - v)^2] / 2, v held fixed
 v_t = V(s_t) + rho_t delta_t + discount_t lam c_t (v_{t+1} - V(s_{t+1})),
 delta_t = r_t + discount_t V(s_{t+1}) - V(s_t)
@@ -35,13 +35,13 @@ class IMPALAConfig(NetworkConfig):
     """constant, or linear to zero over the budget"""
     gamma: float = 0.99
     """discount per step"""
-    lam: float = 1.0
+    gae_lambda: float = 1.0
     """how far later rows reach back; 1: as far as the ratios let them, 0: not at all"""
     rho_clip: float = 1.0
     """how much a row whose action has become more likely may count"""
     c_clip: float = 1.0
     """how far later rows reach back where their actions have become more likely"""
-    entropy_coef: float = 0.01
+    ent_coef: float = 0.01
     """weight of the entropy bonus"""
     normalize_obs: bool = False
     """normalise float observations by running statistics"""
@@ -62,7 +62,7 @@ class IMPALA(Agent):
 
     Config = IMPALAConfig
     acts_with = ("observations", "actor")
-    corrects_lag = True
+    corrects_off_policy = True
     cfg: IMPALAConfig
     lr_actor: Tensor
 
@@ -72,7 +72,7 @@ class IMPALA(Agent):
             spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
         )
         self.rewards = ReturnScale(
-            spec.lanes, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
+            spec.num_envs, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
         )
         self.actor = Policy("actor", spec, cfg)
         self.critic = Value("critic", spec, cfg)
@@ -84,15 +84,15 @@ class IMPALA(Agent):
         """Nets with memory are unrolled over the whole rollout: any length will do, `chunk` is not read."""
         return 1
 
-    def initial_memory(self, lanes: int) -> Tree:
+    def initial_memory(self, num_envs: int) -> Tree:
         nets = (self.actor, self.critic)
-        return {k: v for net in nets for k, v in net.body.initial_memory(lanes, self.device).items()}
+        return {k: v for net in nets for k, v in net.backbone.initial_memory(num_envs, self.device).items()}
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         obs = self.observations(obs)
         policy, after = self.actor.step(obs, memory, context.reset)
         action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
-        after = {**after, **self.critic.body.advance(obs, memory, context.reset)}
+        after = {**after, **self.critic.backbone.advance(obs, memory, context.reset)}
         return Acted(action, after, {"log_prob": policy.log_prob(action)})
 
     def update(self, batch: Batch) -> Updated:
@@ -109,7 +109,7 @@ class IMPALA(Agent):
         log_prob, entropy = self.judge(batch)
         advantage, target, ratio = self.trace(batch, value.detach(), log_prob.detach())
         loss = -masked_mean(log_prob * advantage, batch.mask)
-        norm = self.minimize("actor", loss - self.cfg.entropy_coef * entropy, self.cfg.max_grad_norm)
+        norm = self.minimize("actor", loss - self.cfg.ent_coef * entropy, self.cfg.max_grad_norm)
         fit = masked_mean(0.5 * (value[:-1] - target).square(), batch.mask)
         critic_norm = self.minimize("critic", fit, self.cfg.max_grad_norm)
         self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
@@ -141,6 +141,6 @@ class IMPALA(Agent):
         ratio = (blank(log_prob, batch.mask) - acted).clamp(-30, 30).exp()
         reward = self.rewards(batch.reward)
         target, advantage = vtrace(
-            reward, batch.discount, value, batch.keep, ratio, cfg.rho_clip, cfg.c_clip, cfg.lam
+            reward, batch.discount, value, batch.keep, ratio, cfg.rho_clip, cfg.c_clip, cfg.gae_lambda
         )
         return blank(advantage, batch.mask), blank(target, batch.mask), masked_mean(ratio, batch.mask)

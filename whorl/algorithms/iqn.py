@@ -21,8 +21,8 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.epsilon_greedy import Exploration
 from whorl.explore.noise import random_action
-from whorl.nets.preprocessor import Inputs
-from whorl.nets.q_network import QuantileValues, allowed
+from whorl.nets.preprocessor import Preprocessor
+from whorl.nets.q_network import QuantileNetwork, allowed
 from whorl.ops.losses import quantile_huber
 from whorl.ops.targets import polyak_
 from whorl.ops.values import best, bootstrap, pick, pick_columns, soft_policy
@@ -53,32 +53,34 @@ class IQN(Agent):
 
     def __init__(self, spec: Spec, cfg: IQNConfig) -> None:
         super().__init__(spec, cfg)
-        self.critic = QuantileValues("iqn", spec, cfg, cfg.n_cosines)
-        self.observations = Inputs(spec, cfg)
+        self.critic = QuantileNetwork("iqn", spec, cfg, cfg.n_cosines)
+        self.observations = Preprocessor(spec, cfg)
         self.explore = Exploration(spec, cfg)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         midpoints = (torch.arange(cfg.n_policy_fractions) + 0.5) / cfg.n_policy_fractions
         self.register_buffer("midpoints", midpoints, persistent=False)
         given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
-        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.lr, **given)
+        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.learning_rate, **given)
 
-    def initial_memory(self, lanes: int) -> Tree:
-        return self.critic.body.initial_memory(lanes, self.device)
+    def initial_memory(self, num_envs: int) -> Tree:
+        return self.critic.backbone.initial_memory(num_envs, self.device)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random:
             after = (
-                self.critic.body.advance(self.observations(obs), memory, context.reset) if memory else memory
+                self.critic.backbone.advance(self.observations(obs), memory, context.reset)
+                if memory
+                else memory
             )
             return Acted(random_action(self.spec, obs, context.generator), after)
         noise = {} if context.greedy else self.critic.draw(context.generator)
-        features, memory = self.critic.body.step(self.observations(obs), memory, context.reset)
+        features, memory = self.critic.backbone.step(self.observations(obs), memory, context.reset)
         return Acted(
             self.explore(self.mean(self.critic, features, noise), obs, context, self.progress), memory
         )
 
     def update(self, batch: Batch) -> Updated:
-        return self.step(batch, move_targets=(self.updates + 1) % self.cfg.target_every == 0)
+        return self.step(batch, move_targets=(self.updates + 1) % self.cfg.target_update_interval == 0)
 
     @captured
     def step(self, batch: Batch, *, move_targets: bool) -> Updated:
@@ -93,7 +95,7 @@ class IQN(Agent):
         if move_targets:
             polyak_(self.target_critic, self.critic, cfg.tau)
         if not cfg.target_memory:
-            polyak_(self.target_critic.body.memories, self.critic.body.memories, 1.0)
+            polyak_(self.target_critic.backbone.memories, self.critic.backbone.memories, 1.0)
         return Updated({"loss/critic": loss.detach(), "q/mean": q}, priority=error)
 
     def draw(self, batch: Batch) -> Tree:
@@ -110,7 +112,7 @@ class IQN(Agent):
         """E[sum_i mean_j rho(d_ij)]; the errors of the means [T, B]; the mean of Q"""
         target = self.soft_target(batch, noise) if self.cfg.munchausen else self.target(batch, noise)
         tau = noise["tau"]  # [T, B, N]
-        every = self.critic.at(self.critic.body(batch.now), tau, noise["now"])  # [T, B, N, choices]
+        every = self.critic.at(self.critic.backbone(batch.now), tau, noise["now"])  # [T, B, N, choices]
         quantile = pick_columns(every.transpose(-1, -2), batch.action)  # [T, B, N]
         loss = quantile_huber(quantile, tau, target, self.cfg.kappa)  # [T, B]
         q = quantile.detach().mean(-1)
@@ -119,9 +121,9 @@ class IQN(Agent):
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tree) -> Tensor:
         """r + discount * Z'(s', a*) [T, B, N']"""
-        following = self.target_critic.body(batch.next)
+        following = self.target_critic.backbone(batch.next)
         if self.cfg.double:
-            judged = self.mean(self.critic, self.critic.body(batch.next), noise["chosen"])
+            judged = self.mean(self.critic, self.critic.backbone(batch.next), noise["chosen"])
         else:
             judged = self.mean(self.target_critic, following, noise["told"])
         choice = best(judged, allowed(batch.next, self.spec))
@@ -133,7 +135,7 @@ class IQN(Agent):
     def soft_target(self, batch: Batch, noise: Tree) -> Tensor:
         """Munchausen's targets [T, B, N']"""
         cfg = self.cfg
-        features = self.target_critic.body(batch.both)  # [2T, B, ...]
+        features = self.target_critic.backbone(batch.both)  # [2T, B, ...]
         q = self.mean(self.target_critic, features, noise["told"])  # [2T, B, choices]
         prob, log_pi = soft_policy(q, cfg.munchausen_temperature, allowed(batch.both, self.spec))
         now, after = log_pi.chunk(2)
@@ -143,12 +145,12 @@ class IQN(Agent):
         value = (prob.chunk(2)[1].unsqueeze(-2) * (every - after.unsqueeze(-2))).sum(-1)
         return bootstrap(batch.reward + bonus, batch.discount, value, cfg.rescale_values)
 
-    def mean(self, net: QuantileValues, features: Tensor, noise: Tree) -> Tensor:
+    def mean(self, net: QuantileNetwork, features: Tensor, noise: Tree) -> Tensor:
         """Q [..., choices] of features: the mean over K fractions."""
         tau = self.midpoints.expand(*features.shape[:-1], -1)
         return net.at(features, tau, noise).mean(-2)
 
     def value(self, rows: Rows) -> Tensor:
         """max_a Q(s, a) of rows [T, B]."""
-        q = self.mean(self.critic, self.critic.body(rows), {})
+        q = self.mean(self.critic, self.critic.backbone(rows), {})
         return pick(q, best(q, allowed(rows, self.spec)))

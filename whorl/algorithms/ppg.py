@@ -1,7 +1,7 @@
 """Phasic policy gradient (Cobbe et al. 2021, arXiv:2009.04416): PPO, then every so often a distillation of values.
 
 policy phase, once per rollout:
-    actor:   maximise E[min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)] + entropy_coef * H
+    actor:   maximise E[min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)] + ent_coef * H
     critic:  minimise E[(V(s) - target)^2] / 2,  target = A + V
 auxiliary phase, after every `aux_every` policy phases and over all of their rollouts:
     actor:   minimise E[(V_aux(s) - target)^2] / 2 + bc_coef * E[KL(pi_old || pi)]
@@ -55,21 +55,21 @@ class PPGConfig(NetworkConfig):
     """constant, or linear to zero over the budget"""
     gamma: float = 0.995
     """discount per step"""
-    lam: float = 0.95
+    gae_lambda: float = 0.95
     """lambda of the generalised advantage estimate"""
-    epochs: int = 3
+    n_epochs: int = 3
     """passes over each rollout"""
     batch_size: int = 512
-    """rows per minibatch; must divide lanes * rollout_steps"""
-    clip: float = 0.2
+    """rows per minibatch; must divide environments * num_steps"""
+    clip_range: float = 0.2
     """how far the probability ratio may move before its gradient is cut"""
-    entropy_coef: float = 0.0
+    ent_coef: float = 0.0
     """weight of the entropy bonus"""
     normalize_advantage: bool = True
     """centre and scale advantages over each minibatch"""
     clip_value: bool = False
     """clip the critic's step around its old prediction (policy phase)"""
-    value_clip: float = 0.2
+    clip_range_vf: float = 0.2
     """how far, if so"""
     aux_every: int = 32
     """policy phases before each auxiliary phase; 0: no auxiliary phase"""
@@ -98,10 +98,10 @@ class PPG(Agent):
             spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
         )
         self.rewards = ReturnScale(
-            spec.lanes, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
+            spec.num_envs, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
         )
         self.actor = Policy("actor", spec, cfg)
-        self.auxiliary_value = orthogonal_(nn.Linear(self.actor.body.size, 1), 1.0)
+        self.auxiliary_value = orthogonal_(nn.Linear(self.actor.backbone.size, 1), 1.0)
         self.critic = Value("critic", spec, cfg)
         self.old_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, eps=cfg.adam_eps)
@@ -115,15 +115,15 @@ class PPG(Agent):
     def experience(self, generator: torch.Generator) -> Rollouts:
         return Rollouts(history=self.cfg.aux_every, phase="auxiliary", device=self.device)
 
-    def initial_memory(self, lanes: int) -> Tree:
+    def initial_memory(self, num_envs: int) -> Tree:
         nets = (self.actor, self.critic)
-        return {k: v for net in nets for k, v in net.body.initial_memory(lanes, self.device).items()}
+        return {k: v for net in nets for k, v in net.backbone.initial_memory(num_envs, self.device).items()}
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         obs = self.observations(obs)
         policy, after = self.actor.step(obs, memory, context.reset)
         action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
-        after = {**after, **self.critic.body.advance(obs, memory, context.reset)}
+        after = {**after, **self.critic.backbone.advance(obs, memory, context.reset)}
         return Acted(action, after, {"log_prob": policy.log_prob(action)})
 
     def update(self, batch: Batch) -> Updated:
@@ -138,7 +138,7 @@ class PPG(Agent):
         raw = batch.obs
         batch = batch.replace(obs=self.observations(raw))
         advantage, target, value = self.estimate(batch)
-        actor, critic = self.together(
+        actor, critic = self.run_parallel(
             lambda: self.improve_policy(batch, advantage), lambda: self.fit_value(batch, target, value)
         )
         # After learning: the statistics that acted are the ones that learned.
@@ -151,7 +151,7 @@ class PPG(Agent):
     def estimate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Advantage, value target and value of each row [T, B], 0 on rows that are no transition."""
         value = self.critic(batch.all)  # [T+1, B]
-        advantage = gae(self.rewards(batch.reward), batch.discount, value, batch.keep, self.cfg.lam)
+        advantage = gae(self.rewards(batch.reward), batch.discount, value, batch.keep, self.cfg.gae_lambda)
         advantage, value = blank(advantage, batch.mask), blank(value[:-1], batch.mask)
         return advantage, advantage + value, value
 
@@ -166,11 +166,11 @@ class PPG(Agent):
             "mask": batch.mask,
         }
         found = []
-        for epoch in range(cfg.epochs):
+        for epoch in range(cfg.n_epochs):
             for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("actor")):
                 loss, parts = self.actor_loss(rows, data)
                 norm = self.minimize("actor", loss, cfg.max_grad_norm)
-                if epoch == cfg.epochs - 1:
+                if epoch == cfg.n_epochs - 1:
                     found.append(torch.stack([loss.detach(), norm, *parts]))
         loss, norm, entropy, kl, clipped = torch.stack(found).mean(0).unbind()
         return {
@@ -184,7 +184,7 @@ class PPG(Agent):
 
     @pure
     def actor_loss(self, rows: Rows, data: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """-E[min(ratio A, clip(ratio) A)] - entropy_coef * H; also entropy, divergence and share of clipped rows"""
+        """-E[min(ratio A, clip(ratio) A)] - ent_coef * H; also entropy, divergence and share of clipped rows"""
         mask = data["mask"]
         policy = self.actor(rows)
         log_ratio = policy.log_prob(data["action"]) - data["log_prob"]
@@ -192,22 +192,22 @@ class PPG(Agent):
         if self.cfg.normalize_advantage:
             advantage = masked_normalize(advantage, mask)
         entropy = masked_mean(policy.entropy().expand_as(mask), mask)
-        loss = -masked_mean(clipped_surrogate(log_ratio, advantage, self.cfg.clip), mask)
+        loss = -masked_mean(clipped_surrogate(log_ratio, advantage, self.cfg.clip_range), mask)
         with torch.no_grad():
             ratio = log_ratio.exp()
             kl = masked_mean(ratio - 1 - log_ratio, mask)
-            clipped = masked_mean(((ratio - 1).abs() > self.cfg.clip).float(), mask)
-        return loss - self.cfg.entropy_coef * entropy, (entropy.detach(), kl, clipped)
+            clipped = masked_mean(((ratio - 1).abs() > self.cfg.clip_range).float(), mask)
+        return loss - self.cfg.ent_coef * entropy, (entropy.detach(), kl, clipped)
 
     def fit_value(self, batch: Batch, target: Tensor, value: Tensor) -> dict[str, Tensor]:
         """The critic's passes over the rollout."""
         columns = {"target": target, "value": value, "mask": batch.mask}
         found = []
-        for epoch in range(self.cfg.epochs):
+        for epoch in range(self.cfg.n_epochs):
             for rows, data in minibatches(batch, columns, self.cfg.batch_size, self.random("critic")):
                 loss = self.critic_loss(rows, data)
                 norm = self.minimize("critic", loss, self.cfg.max_grad_norm)
-                if epoch == self.cfg.epochs - 1:
+                if epoch == self.cfg.n_epochs - 1:
                     found.append(torch.stack([loss.detach(), norm]))
         loss, norm = torch.stack(found).mean(0).unbind()
         return {"loss/critic": loss, "gradient/critic": norm}
@@ -217,7 +217,7 @@ class PPG(Agent):
         """E[(V(s) - target)^2] / 2, in the policy phase optionally with the step clipped around the old value"""
         value, target = self.critic(rows), data["target"]
         if self.cfg.clip_value and "value" in data:
-            error = clipped_value_loss(value, data["value"], target, self.cfg.value_clip)
+            error = clipped_value_loss(value, data["value"], target, self.cfg.clip_range_vf)
         else:
             error = squared(value, target)
         return masked_mean(error, data["mask"])
@@ -242,10 +242,10 @@ class PPG(Agent):
 
     def auxiliary_batch_size(self, batch: Batch) -> int:
         """The number of rows nearest to batch_size * aux_batch_factor that divides the history in whole chunks."""
-        steps, lanes = batch.shape
+        steps, num_envs = batch.shape
         stride = steps // len(tree.first(batch.memories)) if batch.memories else 1
         wanted = self.cfg.batch_size * self.cfg.aux_batch_factor
-        chunks = steps * lanes // stride
+        chunks = steps * num_envs // stride
         least = stride * collectives.learners()
         fitting = [n * least for n in range(1, chunks + 1) if chunks % n == 0]
         return min(fitting, key=lambda n: (abs(n - wanted), n))
@@ -253,7 +253,9 @@ class PPG(Agent):
     @captured
     def distil(self, batch: Batch) -> Updated:
         """One minibatch of the auxiliary phase."""
-        actor, critic = self.together(lambda: self.distil_into_actor(batch), lambda: self.refit_value(batch))
+        actor, critic = self.run_parallel(
+            lambda: self.distil_into_actor(batch), lambda: self.refit_value(batch)
+        )
         return Updated({**actor, **critic})
 
     def distil_into_actor(self, batch: Batch) -> dict[str, Tensor]:
@@ -270,7 +272,7 @@ class PPG(Agent):
     def auxiliary_loss(self, rows: Rows, data: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """E[(V_aux(s) - target)^2] / 2 + bc_coef * E[KL(pi_old || pi)], and its two parts"""
         allowed = rows.selected[MASK_KEY] if self.spec.masked else None
-        features = self.actor.body(rows)  # [R, B, size]
+        features = self.actor.backbone(rows)  # [R, B, size]
         value = self.auxiliary_value(features)[..., 0]
         with torch.no_grad():
             old = self.old_actor(rows)

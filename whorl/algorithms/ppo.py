@@ -1,6 +1,6 @@
 """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347) with two independent learners.
 
-actor:   maximise E[min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)] + entropy_coef * H, ratio = pi(a|s) / pi_old(a|s)
+actor:   maximise E[min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)] + ent_coef * H, ratio = pi(a|s) / pi_old(a|s)
 critic:  minimise E[(V(s) - target)^2] / 2
 A = generalised advantage estimate (Schulman et al. 2015, arXiv:1506.02438); target = A + V, or the bootstrapped
 discounted return of the segment (lambda = 1).
@@ -41,15 +41,15 @@ from whorl.settings.families import NetworkConfig
 class PPOConfig(NetworkConfig):
     gamma: float = 0.995
     """discount per step"""
-    lam: float = 0.95
+    gae_lambda: float = 0.95
     """lambda of the generalised advantage estimate"""
-    epochs: int = 3
+    n_epochs: int = 3
     """passes over each rollout"""
     batch_size: int = 512
-    """rows per minibatch; must divide lanes * rollout_steps"""
-    clip: float = 0.2
+    """rows per minibatch; must divide environments * num_steps"""
+    clip_range: float = 0.2
     """how far the probability ratio may move before its gradient is cut"""
-    entropy_coef: float = 0.0
+    ent_coef: float = 0.0
     """weight of the entropy bonus"""
     normalize_advantage: Literal["rollout", "minibatch", "none"] = "rollout"
     """over what advantages are centred and scaled"""
@@ -57,7 +57,7 @@ class PPOConfig(NetworkConfig):
     """what the critic learns: advantage + value, or the bootstrapped return of the segment (as CO-GYM does)"""
     clip_value: bool = False
     """clip the critic's step around its old prediction"""
-    value_clip: float = 0.2
+    clip_range_vf: float = 0.2
     """how far, if so"""
     critic_loss: Part = Part("squared")
     """the critic's error per element: squared, huber, or an import path of a function of (value, target)"""
@@ -86,7 +86,7 @@ class PPO(Agent):
             spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
         )
         self.rewards = ReturnScale(
-            spec.lanes, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
+            spec.num_envs, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
         )
         self.actor = Policy("actor", spec, cfg)
         self.critic = Value("critic", spec, cfg)
@@ -97,15 +97,15 @@ class PPO(Agent):
     def check(self, rows: int) -> None:
         check_batch_size(self.cfg.batch_size, rows, self.stride)
 
-    def initial_memory(self, lanes: int) -> Tree:
+    def initial_memory(self, num_envs: int) -> Tree:
         nets = (self.actor, self.critic)
-        return {k: v for net in nets for k, v in net.body.initial_memory(lanes, self.device).items()}
+        return {k: v for net in nets for k, v in net.backbone.initial_memory(num_envs, self.device).items()}
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         obs = self.observations(obs)
         policy, after = self.actor.step(obs, memory, context.reset)
         action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
-        after = {**after, **self.critic.body.advance(obs, memory, context.reset)}
+        after = {**after, **self.critic.backbone.advance(obs, memory, context.reset)}
         return Acted(action, after, {"log_prob": policy.log_prob(action)})
 
     def update(self, batch: Batch) -> Updated:
@@ -119,7 +119,7 @@ class PPO(Agent):
         raw = batch.obs
         batch = batch.replace(obs=self.observations(raw))
         advantage, target, value = self.estimate(batch)
-        actor, critic = self.together(
+        actor, critic = self.run_parallel(
             lambda: self.improve_policy(batch, advantage), lambda: self.fit_value(batch, target, value)
         )
         # After learning: the statistics that acted are the ones that learned.
@@ -134,7 +134,7 @@ class PPO(Agent):
         cfg = self.cfg
         value = self.critic(batch.all)  # [T+1, B]
         reward = self.rewards(batch.reward)
-        advantage = blank(gae(reward, batch.discount, value, batch.keep, cfg.lam), batch.mask)
+        advantage = blank(gae(reward, batch.discount, value, batch.keep, cfg.gae_lambda), batch.mask)
         if cfg.value_target == "gae":
             target = advantage + value[:-1]
         else:
@@ -156,10 +156,10 @@ class PPO(Agent):
         adaptive = cfg.lr_schedule == "kl" or cfg.kl_cut > 0
         open_gate = torch.ones((), device=self.device)
         metrics: dict[str, Tensor] = {}
-        for epoch in range(cfg.epochs):
+        for epoch in range(cfg.n_epochs):
             found = []
             for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("actor")):
-                measure = adaptive or epoch == cfg.epochs - 1
+                measure = adaptive or epoch == cfg.n_epochs - 1
                 loss, log_ratio, entropy = self.actor_loss(rows, data, measure)
                 norm = self.minimize("actor", loss, cfg.max_grad_norm, open_gate if cfg.kl_cut > 0 else None)
                 if measure:
@@ -185,16 +185,16 @@ class PPO(Agent):
 
     @pure
     def actor_loss(self, rows: Rows, data: dict[str, Tensor], measure: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """-E[min(ratio A, clip(ratio) A)] - entropy_coef * H; also the log ratio and, if wanted, the entropy"""
+        """-E[min(ratio A, clip(ratio) A)] - ent_coef * H; also the log ratio and, if wanted, the entropy"""
         policy = self.actor(rows)
         log_ratio = policy.log_prob(data["action"]) - data["log_prob"]
         advantage, weight = data["advantage"], data["weight"]
         if self.cfg.normalize_advantage == "minibatch":
             advantage = masked_normalize(advantage, weight)
-        loss = -(clipped_surrogate(log_ratio, advantage, self.cfg.clip) * weight).mean()
-        entropy = policy.entropy() if measure or self.cfg.entropy_coef else log_ratio
-        if self.cfg.entropy_coef:
-            loss = loss - self.cfg.entropy_coef * (entropy * weight).mean()
+        loss = -(clipped_surrogate(log_ratio, advantage, self.cfg.clip_range) * weight).mean()
+        entropy = policy.entropy() if measure or self.cfg.ent_coef else log_ratio
+        if self.cfg.ent_coef:
+            loss = loss - self.cfg.ent_coef * (entropy * weight).mean()
         return loss, log_ratio, entropy
 
     @torch.no_grad()
@@ -203,7 +203,7 @@ class PPO(Agent):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Entropy, KL(old || new) by the estimator (ratio - 1) - log ratio, and the share of clipped rows."""
         past, weight = log_ratio.expm1(), data["weight"]
-        clipped = (past.abs() > self.cfg.clip) * weight
+        clipped = (past.abs() > self.cfg.clip_range) * weight
         return (entropy * weight).mean(), ((past - log_ratio) * weight).mean(), clipped.mean()
 
     def fit_value(self, batch: Batch, target: Tensor, value: Tensor) -> dict[str, Tensor]:
@@ -211,11 +211,11 @@ class PPO(Agent):
         cfg = self.cfg
         columns = {"target": target, "value": value, "weight": row_weight(batch.mask)}
         found = []
-        for epoch in range(cfg.epochs):
+        for epoch in range(cfg.n_epochs):
             for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("critic")):
                 loss = self.critic_loss(rows, data)
                 norm = self.minimize("critic", loss, cfg.max_grad_norm)
-                if epoch == cfg.epochs - 1:
+                if epoch == cfg.n_epochs - 1:
                     found.append(torch.stack([loss.detach(), norm]))
         loss, norm = torch.stack(found).mean(0).unbind()
         return {"loss/critic": loss, "gradient/critic": norm}
@@ -225,7 +225,7 @@ class PPO(Agent):
         """E[(V(s) - target)^2] / 2 or another loss, optionally with the step clipped around the old value"""
         value, target = self.critic(rows), data["target"]
         if self.cfg.clip_value:
-            error = clipped_value_loss(value, data["value"], target, self.cfg.value_clip, self.value_loss)
+            error = clipped_value_loss(value, data["value"], target, self.cfg.clip_range_vf, self.value_loss)
         else:
             error = self.value_loss(value, target)
         return (error * data["weight"]).mean()

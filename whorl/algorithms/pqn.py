@@ -1,4 +1,4 @@
-"""Parallelised Q-network (Gallici et al. 2024, arXiv:2407.04811): Q-learning on many lanes, no replay, no target net.
+"""Parallelised Q-network (Gallici et al. 2024, arXiv:2407.04811): Q-learning on many environments, no replay, no target net.
 
 minimise E[(Q(s_t, a_t) - G_t)^2] / 2,  G_t = r_t + discount_t * ((1 - lambda) max_a Q(s_{t+1}, a) + lambda G_{t+1})
 Layer norms in the net take the target network's place. Where an episode ends, G stops; a truncated one bootstraps.
@@ -21,7 +21,7 @@ from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import check_batch_size, minibatches
 from whorl.explore.epsilon_greedy import Exploration
 from whorl.nets.normalize import Observations, ReturnScale
-from whorl.nets.q_network import Values, allowed
+from whorl.nets.q_network import QNetwork, allowed
 from whorl.ops.losses import blank, row_weight, squared
 from whorl.ops.returns import lambda_return
 from whorl.ops.values import best, pick
@@ -34,17 +34,17 @@ class PQNConfig(ChoiceConfig):
     """normalise features and each hidden layer before its activation"""
     gamma: float = 0.99
     """discount per step"""
-    lam: float = 0.65
+    gae_lambda: float = 0.65
     """lambda of the return"""
-    epochs: int = 2
+    n_epochs: int = 2
     """passes over each rollout"""
     batch_size: int = 128
-    """rows per minibatch; must divide lanes * rollout_steps"""
+    """rows per minibatch; must divide environments * num_steps"""
     optimizer: Part = Part("RAdam")
     """the optimizer; a name out of torch.optim or an import path, with options"""
     adam_eps: float = 1e-8
     """epsilon of the optimizer"""
-    lr: float = 2.5e-4
+    learning_rate: float = 2.5e-4
     """learning rate"""
     lr_schedule: Literal["constant", "linear"] = "constant"
     """constant, or linear to zero over the budget"""
@@ -77,11 +77,11 @@ class PQN(Agent):
             spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
         )
         self.rewards = ReturnScale(
-            spec.lanes, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
+            spec.num_envs, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
         )
-        self.critic = Values("pqn", spec, cfg)
+        self.critic = QNetwork("pqn", spec, cfg)
         self.explore = Exploration(spec, cfg)
-        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.lr, eps=cfg.adam_eps)
+        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.learning_rate, eps=cfg.adam_eps)
 
     def check(self, rows: int) -> None:
         check_batch_size(self.cfg.batch_size, rows, self.stride)
@@ -109,7 +109,7 @@ class PQN(Agent):
             "weight": row_weight(batch.mask),
         }
         found = []
-        for _ in range(cfg.epochs):
+        for _ in range(cfg.n_epochs):
             self.critic.renew()
             for rows, data in minibatches(batch, columns, cfg.batch_size, random):
                 loss, q = self.critic_loss(rows, data, self.critic.draw(random))
@@ -126,7 +126,7 @@ class PQN(Agent):
         """G [T, B]"""
         value = self.value(batch.all, noise)  # [T+1, B]
         reward = self.rewards(batch.reward)
-        target = lambda_return(reward, batch.discount, value, batch.keep, self.cfg.lam)
+        target = lambda_return(reward, batch.discount, value, batch.keep, self.cfg.gae_lambda)
         return blank(target, batch.mask)
 
     @pure

@@ -46,7 +46,7 @@ class ReinforceConfig(NetworkConfig):
     """a row is learned from only if so many rows follow it in the rollout"""
     normalize_returns: bool = True
     """centre and scale what multiplies the log-probability, over the rollout"""
-    entropy_coef: float = 0.0
+    ent_coef: float = 0.0
     """weight of the entropy bonus"""
     normalize_reward: bool = False
     """divide rewards by the deviation of the discounted return"""
@@ -66,7 +66,7 @@ class Reinforce(Agent):
             spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
         )
         self.rewards = ReturnScale(
-            spec.lanes, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
+            spec.num_envs, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
         )
         self.actor = Policy("actor", spec, cfg)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, eps=cfg.adam_eps)
@@ -77,11 +77,11 @@ class Reinforce(Agent):
             self.nets.append(self.critic)
 
     def check(self, rows: int) -> None:
-        steps = rows // self.spec.lanes
+        steps = rows // self.spec.num_envs
         if self.cfg.lookahead >= steps:
             raise ConfigError(
                 f"lookahead {self.cfg.lookahead} leaves none of the {steps} rows of a rollout to learn from; "
-                f"use {steps // 2}, or more rollout_steps"
+                f"use {steps // 2}, or more num_steps"
             )
 
     @property
@@ -89,15 +89,17 @@ class Reinforce(Agent):
         """Nets with memory are unrolled over the whole rollout: any length will do, `chunk` is not read."""
         return 1
 
-    def initial_memory(self, lanes: int) -> Tree:
-        return {k: v for net in self.nets for k, v in net.body.initial_memory(lanes, self.device).items()}
+    def initial_memory(self, num_envs: int) -> Tree:
+        return {
+            k: v for net in self.nets for k, v in net.backbone.initial_memory(num_envs, self.device).items()
+        }
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         obs = self.observations(obs)
         policy, after = self.actor.step(obs, memory, context.reset)
         action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
         for net in self.nets[1:]:
-            after = {**after, **net.body.advance(obs, memory, context.reset)}
+            after = {**after, **net.backbone.advance(obs, memory, context.reset)}
         return Acted(action, after)
 
     def update(self, batch: Batch) -> Updated:
@@ -115,7 +117,7 @@ class Reinforce(Agent):
         steps = [lambda: self.improve_policy(batch, returns - value, learned)]
         if self.cfg.baseline:
             steps.append(lambda: self.fit_baseline(batch, returns, learned))
-        found = self.together(*steps)
+        found = self.run_parallel(*steps)
         # After learning: the statistics that acted are the ones that learned.
         self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
         metrics = {name: metric for part in found for name, metric in part.items()}
@@ -153,7 +155,7 @@ class Reinforce(Agent):
 
     @pure
     def actor_loss(self, batch: Batch, advantage: Tensor, learned: Tensor) -> tuple[Tensor, Tensor]:
-        """-E[log pi(a|s) * (G - b(s))] - entropy_coef * H"""
+        """-E[log pi(a|s) * (G - b(s))] - ent_coef * H"""
         policy = self.actor(batch.now)
         if self.cfg.normalize_returns:
             advantage = masked_normalize(advantage, learned)
@@ -161,7 +163,7 @@ class Reinforce(Agent):
         action = tree.where(batch.mask > 0, batch.action, tree.map(torch.zeros_like, batch.action))
         entropy = masked_mean(policy.entropy().expand_as(learned), learned)
         loss = -masked_mean(policy.log_prob(action) * advantage, learned)
-        return loss - self.cfg.entropy_coef * entropy, entropy
+        return loss - self.cfg.ent_coef * entropy, entropy
 
     def fit_baseline(self, batch: Batch, returns: Tensor, learned: Tensor) -> dict[str, Tensor]:
         """The baseline's steps: E[(V(s) - G)^2] / 2"""

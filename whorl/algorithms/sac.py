@@ -27,8 +27,8 @@ from whorl.data.batch import Batch, Rows
 from whorl.explore.noise import random_action
 from whorl.nets.actor import Actor, SquashedHead, bounded
 from whorl.nets.policy import CategoricalHead
-from whorl.nets.preprocessor import Inputs
-from whorl.nets.q_ensemble import Critics
+from whorl.nets.preprocessor import Preprocessor
+from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.temperature import Temperature, undecayed
 from whorl.ops.targets import polyak_
 from whorl.settings.families import ActorCriticConfig, EntropyConfig
@@ -44,7 +44,7 @@ class SACConfig(EntropyConfig, ActorCriticConfig):
     """critics whose minimum makes a target, chosen at random for each update"""
     actor_q: Literal["min", "mean", "sample"] = "min"
     """what the actor climbs: the minimum or the mean over all critics, or the minimum over a random subset"""
-    actor_every: int = 1
+    policy_delay: int = 1
     """critic updates per actor update"""
 
 
@@ -63,18 +63,18 @@ class SAC(Agent):
                 f"at most {cfg.ensemble_q_num}, or raise ensemble_q_num"
             )
         self.discrete = isinstance(spec.action, Discrete)
-        self.observations = Inputs(spec, cfg)
+        self.observations = Preprocessor(spec, cfg)
         if self.discrete:
             choices = spec.action.n
-            self.critic = Critics("critic", spec, cfg, cfg.ensemble_q_num, (choices,))
+            self.critic = QEnsemble("critic", spec, cfg, cfg.ensemble_q_num, (choices,))
             auto = cfg.target_entropy == "auto"
             self.target_entropy = cfg.entropy_ratio * log(choices) if auto else float(cfg.target_entropy)
             self.per_row = auto and spec.masked
         else:
             size = bounded(spec, "sac", "continuous or discrete")
-            self.critic = Critics("critic", spec, cfg, cfg.ensemble_q_num, actions=size)
+            self.critic = QEnsemble("critic", spec, cfg, cfg.ensemble_q_num, actions=size)
             self.target_entropy, self.per_row = cfg.target(size), False
-        self.actor = Actor("actor", spec, cfg, self._head, self.critic.body)
+        self.actor = Actor("actor", spec, cfg, self._head, self.critic.backbone)
         self.temperature = Temperature(cfg.alpha, cfg.tune_alpha)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
@@ -87,11 +87,11 @@ class SAC(Agent):
     def _head(self, width: int) -> nn.Module:
         if self.discrete:
             return CategoricalHead(width, (self.spec.action.n,), single=True)
-        return SquashedHead(width, self.spec.action.size, self.cfg.log_std_bound)
+        return SquashedHead(width, self.spec.action.size, self.cfg.log_std_range)
 
-    def initial_memory(self, lanes: int) -> Tree:
+    def initial_memory(self, num_envs: int) -> Tree:
         nets = (self.actor, self.critic)
-        return {k: v for net in nets for k, v in net.initial_memory(lanes, self.device).items()}
+        return {k: v for net in nets for k, v in net.initial_memory(num_envs, self.device).items()}
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random and not memory:
@@ -109,8 +109,8 @@ class SAC(Agent):
         number = self.updates + 1
         return self.step(
             batch,
-            train_actor=number % self.cfg.actor_every == 0,
-            move_targets=number % self.cfg.target_every == 0,
+            train_actor=number % self.cfg.policy_delay == 0,
+            move_targets=number % self.cfg.target_update_interval == 0,
         )
 
     @captured
@@ -134,7 +134,7 @@ class SAC(Agent):
         if move_targets:
             polyak_(self.target_critic, self.critic, cfg.tau)
         if not cfg.target_memory:
-            polyak_(self.target_critic.body.memories, self.critic.body.memories, 1.0)
+            polyak_(self.target_critic.backbone.memories, self.critic.backbone.memories, 1.0)
         return Updated(metrics, priority=error)
 
     def wanted(self, batch: Batch) -> Tensor | float:

@@ -2,7 +2,7 @@
 
 critics:  minimise sum_i E[(Q_i(s, a) - y)^2],  y = r + discount * min_i Q'_i(s', a')                      (eq. 14)
           a' = clip(mu'(s') + clip(eps, -c, c), -1, 1),  eps ~ N(0, sigma)                                 (eq. 15)
-actor:    maximise E[Q_1(s, mu(s))], every `actor_every`-th update; the targets move then, and only then
+actor:    maximise E[Q_1(s, mu(s))], every `policy_delay`-th update; the targets move then, and only then
 
 Differs from the paper: the twin critics are one batched ensemble.
 """
@@ -20,17 +20,17 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.noise import ActionNoise, random_action
 from whorl.nets.actor import Actor, DeterministicHead, bounded
-from whorl.nets.preprocessor import Inputs
-from whorl.nets.q_ensemble import Critics
+from whorl.nets.preprocessor import Preprocessor
+from whorl.nets.q_ensemble import QEnsemble
 from whorl.ops.targets import polyak_
 from whorl.settings.families import ActorCriticConfig, NoiseConfig
 
 
 @dataclass(frozen=True)
 class TD3Config(NoiseConfig, ActorCriticConfig):
-    actor_every: int = 2
+    policy_delay: int = 2
     """critic updates per actor update"""
-    target_every: int = 2
+    target_update_interval: int = 2
     """updates between moves of the targets"""
     target_noise: float = 0.2
     """deviation of the noise on target actions"""
@@ -48,20 +48,22 @@ class TD3(Agent):
     def __init__(self, spec: Spec, cfg: TD3Config) -> None:
         super().__init__(spec, cfg)
         size = bounded(spec, "td3")
-        self.observations = Inputs(spec, cfg)
+        self.observations = Preprocessor(spec, cfg)
         self.noise = ActionNoise(spec, size, cfg)
-        self.critic = Critics("critic", spec, cfg, 2, actions=size)
-        self.actor = Actor("actor", spec, cfg, lambda width: DeterministicHead(width, size), self.critic.body)
+        self.critic = QEnsemble("critic", spec, cfg, 2, actions=size)
+        self.actor = Actor(
+            "actor", spec, cfg, lambda width: DeterministicHead(width, size), self.critic.backbone
+        )
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
-        self.target_actor = self.actor.target(self.target_critic.body)
+        self.target_actor = self.actor.target(self.target_critic.backbone)
         given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
         self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **given)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
 
-    def initial_memory(self, lanes: int) -> Tree:
+    def initial_memory(self, num_envs: int) -> Tree:
         nets = (self.actor, self.critic)
-        kept = {k: v for net in nets for k, v in net.initial_memory(lanes, self.device).items()}
-        return {**self.noise.initial(lanes), **kept}
+        kept = {k: v for net in nets for k, v in net.initial_memory(num_envs, self.device).items()}
+        return {**self.noise.initial(num_envs), **kept}
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random and not memory:
@@ -85,8 +87,8 @@ class TD3(Agent):
         number = self.updates + 1
         return self.step(
             batch,
-            train_actor=number % self.cfg.actor_every == 0,
-            move_targets=number % self.cfg.target_every == 0,
+            train_actor=number % self.cfg.policy_delay == 0,
+            move_targets=number % self.cfg.target_update_interval == 0,
         )
 
     @captured
@@ -107,8 +109,8 @@ class TD3(Agent):
             polyak_(self.target_critic, self.critic, cfg.tau)
             polyak_(self.target_actor, self.actor, cfg.tau)
         if not cfg.target_memory:
-            polyak_(self.target_critic.body.memories, self.critic.body.memories, 1.0)
-            polyak_(self.target_actor.body.memories, self.actor.body.memories, 1.0)
+            polyak_(self.target_critic.backbone.memories, self.critic.backbone.memories, 1.0)
+            polyak_(self.target_actor.backbone.memories, self.actor.backbone.memories, 1.0)
         return Updated(metrics, priority=error)
 
     def draw(self, batch: Batch) -> Tree:

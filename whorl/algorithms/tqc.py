@@ -23,8 +23,8 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.noise import random_action
 from whorl.nets.actor import Actor, SquashedHead, bounded
-from whorl.nets.preprocessor import Inputs
-from whorl.nets.q_ensemble import Critics
+from whorl.nets.preprocessor import Preprocessor
+from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.temperature import Temperature, undecayed
 from whorl.ops.losses import sorted_quantile_huber
 from whorl.ops.targets import polyak_
@@ -37,9 +37,9 @@ class TQCConfig(EntropyConfig, ActorCriticConfig):
     """critics"""
     n_quantiles: int = 25
     """quantiles that each critic says"""
-    n_drop_atoms: int = 2
+    top_quantiles_to_drop: int = 2
     """largest quantiles that are dropped from targets, for each critic"""
-    actor_every: int = 1
+    policy_delay: int = 1
     """critic updates per actor update"""
 
 
@@ -53,17 +53,21 @@ class TQC(Agent):
 
     def __init__(self, spec: Spec, cfg: TQCConfig) -> None:
         super().__init__(spec, cfg)
-        if cfg.n_drop_atoms >= cfg.n_quantiles:
+        if cfg.top_quantiles_to_drop >= cfg.n_quantiles:
             raise ConfigError(
-                f"n_drop_atoms is {cfg.n_drop_atoms}, but a critic has {cfg.n_quantiles} quantiles; use at most "
+                f"top_quantiles_to_drop is {cfg.top_quantiles_to_drop}, but a critic has {cfg.n_quantiles} quantiles; use at most "
                 f"{cfg.n_quantiles - 1}"
             )
         size = bounded(spec, "tqc")
         self.target_entropy = cfg.target(size)
-        self.observations = Inputs(spec, cfg)
-        self.critic = Critics("critic", spec, cfg, cfg.n_critics, (cfg.n_quantiles,), actions=size)
+        self.observations = Preprocessor(spec, cfg)
+        self.critic = QEnsemble("critic", spec, cfg, cfg.n_critics, (cfg.n_quantiles,), actions=size)
         self.actor = Actor(
-            "actor", spec, cfg, lambda width: SquashedHead(width, size, cfg.log_std_bound), self.critic.body
+            "actor",
+            spec,
+            cfg,
+            lambda width: SquashedHead(width, size, cfg.log_std_range),
+            self.critic.backbone,
         )
         self.temperature = Temperature(cfg.alpha, cfg.tune_alpha)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
@@ -78,9 +82,9 @@ class TQC(Agent):
             given["weight_decay"] = 0.0  # not left to the optimizer's own default: AdamW has one
             self.add_optimizer("alpha", self.temperature, undecayed(cfg.optimizer), cfg.alpha_lr, **given)
 
-    def initial_memory(self, lanes: int) -> Tree:
+    def initial_memory(self, num_envs: int) -> Tree:
         nets = (self.actor, self.critic)
-        return {k: v for net in nets for k, v in net.initial_memory(lanes, self.device).items()}
+        return {k: v for net in nets for k, v in net.initial_memory(num_envs, self.device).items()}
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random and not memory:
@@ -102,8 +106,8 @@ class TQC(Agent):
         number = self.updates + 1
         return self.step(
             batch,
-            train_actor=number % self.cfg.actor_every == 0,
-            move_targets=number % self.cfg.target_every == 0,
+            train_actor=number % self.cfg.policy_delay == 0,
+            move_targets=number % self.cfg.target_update_interval == 0,
         )
 
     @captured
@@ -127,7 +131,7 @@ class TQC(Agent):
         if move_targets:
             polyak_(self.target_critic, self.critic, cfg.tau)
         if not cfg.target_memory:
-            polyak_(self.target_critic.body.memories, self.critic.body.memories, 1.0)
+            polyak_(self.target_critic.backbone.memories, self.critic.backbone.memories, 1.0)
         return Updated(metrics, priority=error)
 
     def draw(self, batch: Batch) -> Tree:
@@ -153,7 +157,7 @@ class TQC(Agent):
             pooled = self.target_critic(
                 batch.next, action, noise["target_critic"]
             )  # [critics, T, B, quantiles]
-            kept = truncated(pooled, self.cfg.n_drop_atoms)  # [T, B, K]
+            kept = truncated(pooled, self.cfg.top_quantiles_to_drop)  # [T, B, K]
             soft = kept - (self.temperature() * log_prob).unsqueeze(-1)
             # A discount is never negative: targets stay sorted.
             target = batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * soft

@@ -138,16 +138,16 @@ def train(words: list[str]) -> int:
     names, rest = _leading(words)
     if len(names) < 2 and not asked:
         raise ConfigError(
-            "give the algorithm and the environment first: whorl train ppo CartPole-v1 --lanes 8"
+            "give the algorithm and the environment first: whorl train ppo CartPole-v1 --num-envs 8"
         )
     if len(names) > 2:
-        raise ConfigError(f"{names[2]!r} belongs to no flag; flags start with --, as in --lanes 8")
+        raise ConfigError(f"{names[2]!r} belongs to no flag; flags start with --, as in --num-envs 8")
     algorithm, env = [*names, *("ppo", "ENV")[len(names) :]]
     name, cls, _ = algorithm_class(algorithm)
     hints = {**settings_of(cls), "env_options": dict, **fields_of(TrainFlags)}
     stray, values = read_flags(rest, hints, name, _settings_anywhere)
     if stray:
-        raise ConfigError(f"{stray[0]!r} belongs to no flag; flags start with --, as in --lanes 8")
+        raise ConfigError(f"{stray[0]!r} belongs to no flag; flags start with --, as in --num-envs 8")
     own, settings = _own(TrainFlags, values)
     if asked:
         found = configure(algorithm, _whole(env), settings, own.config)
@@ -313,7 +313,7 @@ class Command:
 
 COMMANDS = {
     "train": Command(train, "train ALGORITHM ENV [--config FILE] [--seeds 1 2 3] [--SETTING VALUE ...]"),
-    "resume": Command(resume, "resume RUN [--total-steps N] [--SETTING VALUE ...]"),
+    "resume": Command(resume, "resume RUN [--total-timesteps N] [--SETTING VALUE ...]"),
     "eval": Command(evaluate, "eval RUN [--episodes N] [--video [PATH]] [--json] [--best]"),
     "plot": Command(plot, "plot RUN [RUN ...] [--output FILE.png] [--metric NAME ...] [--x steps|time]"),
     "list": Command(show_list, "list [--envs | --runs]"),
@@ -330,7 +330,7 @@ def read_flags(
     command: str,
     elsewhere: Callable[[], Mapping[str, Any]] = dict,
 ) -> tuple[list[str], dict[str, Any]]:
-    """Names and settings out of words such as `RUN --lanes 8 --optimizer.weight_decay 0.1 --no-eval`.
+    """Names and settings out of words such as `RUN --num_envs 8 --optimizer.weight_decay 0.1 --no-eval`.
 
     Settings known only `elsewhere` are read as well: what comes of them is decided where files and dicts are checked.
     """
@@ -557,9 +557,9 @@ def _show_result(result: Any, settings: Settings) -> None:
 def _more(result: Any) -> str:
     """The flag that asks for as much again, of the limit that was reached."""
     spent = {
-        "steps": f" --total-steps {2 * result.steps}",
+        "steps": f" --total-timesteps {2 * result.steps}",
         "episodes": f" --total-episodes {2 * result.episodes}",
-        "epochs": f" --max-epochs {2 * result.epochs}",
+        "iterations": f" --max-iterations {2 * result.iterations}",
     }
     return spent.get(result.reason.partition(" ")[0], "")
 

@@ -1,4 +1,4 @@
-"""Lanes and acting: collects rollouts `[T, B]` with one policy version, statistics frozen.
+"""Environments and acting: collects rollouts `[T, B]` with one policy version, statistics frozen.
 
 Storage is allocated once and written in place. On a GPU with a world of our own the whole rollout, policy included,
 is captured as one graph.
@@ -28,11 +28,11 @@ def acting(device: torch.device) -> AbstractContextManager[None]:
 
 
 class Collector:
-    """Steps every lane `steps` times with the agent's current policy.
+    """Steps every environment `steps` times with the agent's current policy.
 
     Args:
-        numbers: which lanes of the run these are, where there are others elsewhere.
-        renew: called before a row in which every lane begins an episode: the policy that is held within one may change.
+        numbers: which environments of the run these are, where there are others elsewhere.
+        renew: called before a row in which every environment begins an episode: the policy that is held within one may change.
     """
 
     def __init__(
@@ -50,28 +50,30 @@ class Collector:
         self.renew = renew
         self.env, self.agent, self.steps, self.gamma, self.generator = env, agent, steps, gamma, generator
         self.capture = capture
-        self.lanes = env.spec.lanes
-        # Groups of lanes that are stepped apart, so that acting for one overlaps with stepping the other.
+        self.num_envs = env.spec.num_envs
+        # Groups of environments that are stepped apart, so that acting for one overlaps with stepping the other.
         count = getattr(env, "groups", 1)
-        self._groups = [env.lanes_of(g) for g in range(count)] if count > 1 else [slice(0, self.lanes)]  # type: ignore[attr-defined]
-        self.storage = storage or Storage.allocate(agent, self.lanes, steps)
+        self._groups = [env.env_slice(g) for g in range(count)] if count > 1 else [slice(0, self.num_envs)]  # type: ignore[attr-defined]
+        self.storage = storage or Storage.allocate(agent, self.num_envs, steps)
         self._rows = self.storage.rows(self._groups)
-        self.memory = tree.clone(agent.initial_memory(self.lanes))
-        self.tally = Tally(self.lanes, agent.device, agent.spec.measures)
-        lane = torch.tensor(range(self.lanes) if numbers is None else numbers, device=agent.device)
-        self._lane = [lane[group] for group in self._groups]
+        self.memory = tree.clone(agent.initial_memory(self.num_envs))
+        self.episode_statistics = EpisodeStatistics(self.num_envs, agent.device, agent.spec.measures)
+        env_index = torch.tensor(range(self.num_envs) if numbers is None else numbers, device=agent.device)
+        self._env = [env_index[group] for group in self._groups]
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
         self._random = False
 
     def reset(self, seed: int) -> None:
-        """Start every lane anew; the next rollout begins there."""
+        """Start every environment anew; the next rollout begins there."""
         self.begin(self.env.reset(seed))
 
     def begin(self, obs: Tree, reset: Tensor | None = None) -> None:
         """Go on from these observations; without `reset`, all of them open an episode."""
         last = self.steps
         tree.copy_(tree.index(self.storage.obs, last), obs)
-        self.storage.reset[last].copy_(torch.ones(self.lanes, dtype=torch.bool) if reset is None else reset)
+        self.storage.reset[last].copy_(
+            torch.ones(self.num_envs, dtype=torch.bool) if reset is None else reset
+        )
 
     def start(self, random: bool = False) -> None:
         """Announce the next rollout, with `random` actions or the policy's; here it is rolled when it is wanted."""
@@ -80,7 +82,7 @@ class Collector:
     def finish(self, cut: bool = False) -> Batch:
         """The rollout, as views of the storage: learn from it before the next call.
 
-        With `cut` all lanes start anew after it: returns do not cross its last row, and open episodes are forgotten.
+        With `cut` all environments start anew after it: returns do not cross its last row, and open episodes are forgotten.
         """
         with acting(self.agent.device):
             if not self.capture:
@@ -90,10 +92,10 @@ class Collector:
                     self._graphs[self._random] = self._record(self._random)
                 self._graphs[self._random].replay()
         batch = self.storage.batch(self.gamma)
-        self.tally.add(batch, self.storage.soft, self.storage.measures)
+        self.episode_statistics.add(batch, self.storage.soft, self.storage.measures)
         if cut:
             batch.keep[-1] = 0
-            self.tally.forget()
+            self.episode_statistics.forget()
         return batch
 
     def collect(self, cut: bool = False, random: bool = False) -> Batch:
@@ -110,9 +112,9 @@ class Collector:
         tree.copy_(tree.index(store.obs, 0), tree.index(store.obs, self.steps))
         store.reset[0].copy_(store.reset[self.steps])
         rows = self._rows
-        memories = [tree.index(self.memory, lanes) for lanes in groups]
+        memories = [tree.index(self.memory, num_envs) for num_envs in groups]
         for t in range(self.steps):
-            for number, lanes in enumerate(groups):
+            for number, num_envs in enumerate(groups):
                 if t and len(groups) > 1:
                     rows[t - 1][number].write(self.env.receive(number))  # type: ignore[attr-defined]
                 here, before = rows[t][number], rows[t - 1][number]
@@ -120,9 +122,9 @@ class Collector:
                     self.renew()
                 memories[number] = remember(memories[number], before.action, before.reward)
                 if store.memories and t % store.stride == 0:
-                    part = tree.index(store.memories, (t // store.stride, lanes))
+                    part = tree.index(store.memories, (t // store.stride, num_envs))
                     tree.copy_(part, memories[number])
-                context = Context(here.reset, self.generator, random=random, lane=self._lane[number])
+                context = Context(here.reset, self.generator, random=random, env_index=self._env[number])
                 acted = self.agent.act(here.obs, memories[number], context)
                 memories[number] = acted.memory
                 tree.copy_(here.action, acted.action)
@@ -135,8 +137,8 @@ class Collector:
         if len(groups) > 1:
             for number in range(len(groups)):
                 rows[self.steps - 1][number].write(self.env.receive(number))  # type: ignore[attr-defined]
-        for lanes, memory in zip(groups, memories):
-            tree.copy_(tree.index(self.memory, lanes), memory)
+        for num_envs, memory in zip(groups, memories):
+            tree.copy_(tree.index(self.memory, num_envs), memory)
 
     def _record(self, random: bool) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -159,7 +161,7 @@ class Collector:
             "reset": self.storage.reset[last],
             "memory": self.memory,
             "last": tree.index({name: self.storage.tensors[name] for name in ("action", "reward")}, last - 1),
-            "tally": self.tally.state_dict(),
+            "episode_statistics": self.episode_statistics.state_dict(),
             "held": {} if self.renew is None else self._weights(),
         }
 
@@ -170,11 +172,11 @@ class Collector:
         tree.copy_(self.memory, state["memory"])
         for name, value in state["last"].items():
             tree.copy_(tree.index(self.storage.tensors[name], self.steps - 1), value)
-        self.tally.load_state_dict(state["tally"])
+        self.episode_statistics.load_state_dict(state["episode_statistics"])
 
 
 class Row:
-    """One row of one group of lanes: views of the storage, made once so that the loop only copies."""
+    """One row of one group of environments: views of the storage, made once so that the loop only copies."""
 
     __slots__ = (
         "action",
@@ -190,9 +192,9 @@ class Row:
         "truncated",
     )
 
-    def __init__(self, tensors: dict[str, Tree], t: int, lanes: slice) -> None:
+    def __init__(self, tensors: dict[str, Tree], t: int, num_envs: slice) -> None:
         def at(name: str, row: int) -> Tree:
-            return tree.index(tensors[name], (row, lanes))
+            return tree.index(tensors[name], (row, num_envs))
 
         self.obs, self.next_obs = at("obs", t), at("obs", t + 1)
         self.reset, self.next_reset = at("reset", t), at("reset", t + 1)
@@ -227,30 +229,32 @@ class Storage:
         self.stride = self.steps // len(tree.first(self.memories)) if self.memories else 1
 
     @staticmethod
-    def allocate(agent: Agent, lanes: int, steps: int) -> "Storage":
+    def allocate(agent: Agent, num_envs: int, steps: int) -> "Storage":
         """Tensors on the agent's device; what `act` returns besides actions is found by trying."""
         spec, device = agent.spec, agent.device
-        memory = agent.initial_memory(lanes)
+        memory = agent.initial_memory(num_envs)
         stored = memory if agent.stores_memory else {}
-        no_flags = torch.zeros(lanes, dtype=torch.bool, device=device)
+        no_flags = torch.zeros(num_envs, dtype=torch.bool, device=device)
         probe = torch.Generator(device).manual_seed(0)
         with torch.no_grad():
-            acted = agent.act(empty_obs(spec.observation, (lanes,), device), memory, Context(no_flags, probe))
+            acted = agent.act(
+                empty_obs(spec.observation, (num_envs,), device), memory, Context(no_flags, probe)
+            )
         if steps % agent.stride:
             name = "stride" if isinstance(agent.cfg, ReplayConfig) else "chunk"
             raise ConfigError(
-                f"rollout_steps {steps} is no multiple of {name} {agent.stride}; change one of them"
+                f"num_steps {steps} is no multiple of {name} {agent.stride}; change one of them"
             )
         return Storage(
             {
-                "obs": empty_obs(spec.observation, (steps + 1, lanes), device),
-                "reset": no_flags.expand(steps + 1, lanes).clone(),
-                "action": empty_action(spec.action, (steps, lanes), device),
-                "reward": torch.zeros(steps, lanes, device=device),
-                "terminated": no_flags.expand(steps, lanes).clone(),
-                "truncated": no_flags.expand(steps, lanes).clone(),
-                "soft": no_flags.expand(steps, lanes).clone(),
-                "measures": torch.zeros(steps, lanes, len(spec.measures), device=device),
+                "obs": empty_obs(spec.observation, (steps + 1, num_envs), device),
+                "reset": no_flags.expand(steps + 1, num_envs).clone(),
+                "action": empty_action(spec.action, (steps, num_envs), device),
+                "reward": torch.zeros(steps, num_envs, device=device),
+                "terminated": no_flags.expand(steps, num_envs).clone(),
+                "truncated": no_flags.expand(steps, num_envs).clone(),
+                "soft": no_flags.expand(steps, num_envs).clone(),
+                "measures": torch.zeros(steps, num_envs, len(spec.measures), device=device),
                 "extras": {
                     name: value.new_zeros(steps, *value.shape) for name, value in acted.extras.items()
                 },
@@ -260,7 +264,7 @@ class Storage:
 
     def rows(self, groups: list[slice]) -> list[list[Row]]:
         """Views of every row, group by group."""
-        return [[Row(self.tensors, t, lanes) for lanes in groups] for t in range(self.steps)]
+        return [[Row(self.tensors, t, num_envs) for num_envs in groups] for t in range(self.steps)]
 
     def batch(self, gamma: float) -> Batch:
         """The rollout as a batch: ends of episodes become numbers here, and nowhere else."""
@@ -287,17 +291,17 @@ class Storage:
         )
 
 
-class Tally:
+class EpisodeStatistics:
     """Counts steps and episodes and follows returns over rollout borders, without a loop and without a host sync.
 
-    Of each lane only the sum over the episodes that ended is needed, and what the open one holds so far.
+    Of each environment only the sum over the episodes that ended is needed, and what the open one holds so far.
     """
 
     FIELDS = ("steps", "episodes", "return", "length", "bad_observation", "bad_reward")
 
-    def __init__(self, lanes: int, device: torch.device, measures: Sequence[str] = ()) -> None:
+    def __init__(self, num_envs: int, device: torch.device, measures: Sequence[str] = ()) -> None:
         self.fields = (*self.FIELDS, *measures)
-        self.open = torch.zeros(2, lanes, dtype=torch.float64, device=device)
+        self.open = torch.zeros(2, num_envs, dtype=torch.float64, device=device)
         self.sums = torch.zeros(len(self.fields), dtype=torch.float64, device=device)
 
     @torch.no_grad()

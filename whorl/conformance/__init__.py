@@ -44,30 +44,30 @@ from whorl.settings.run import RunConfig
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
 
-LANES, ROWS = 4, 16
+NUM_ENVS, ROWS = 4, 16
 SMALL: dict[str, Any] = {
-    "lanes": LANES,
-    "rollout_steps": ROWS,
+    "num_envs": NUM_ENVS,
+    "num_steps": ROWS,
     "batch_size": 32,
-    "chunk": 8,
-    "actor_hidden": (16,),
-    "critic_hidden": (16,),
-    "hidden": (16,),
+    "chunk_length": 8,
+    "actor_hidden_sizes": (16,),
+    "critic_hidden_sizes": (16,),
+    "hidden_sizes": (16,),
     "memory_size": 8,
     "memory_window": 5,
-    "sequence": 6,
+    "sequence_length": 6,
     "burn_in": 2,
-    "stride": 8,
+    "sequence_stride": 8,
     "lookahead": 0,
-    "epochs": 2,
+    "n_epochs": 2,
     "aux_every": 2,
     "aux_epochs": 2,
     "lr_schedule": "constant",
-    "capacity": 512,
-    "learn_after": 0,
+    "buffer_size": 512,
+    "learning_starts": 0,
     "random_steps": 0,
-    "ratio": 0.1,
-    "actor_every": 2,
+    "updates_per_step": 0.1,
+    "policy_delay": 2,
 }
 """Settings that keep a check short; an algorithm takes those that it has."""
 
@@ -81,7 +81,7 @@ WALK: dict[str, Any] = {
     "critic_lr": 5e-3,
     "max_grad_norm": 0.0,
     "tau": 0.05,
-    "target_every": 1,
+    "target_update_interval": 1,
     "ratio": 0.25,
     "alpha": 0.0,
     "tune_alpha": False,
@@ -128,7 +128,7 @@ class Subject:
         """A fresh agent with its optimizers and random streams; the same for the same seed."""
         settings, streams = self.configured(), Streams(seed, (device,))
         agent = build_agent(settings, self.spec, seed)
-        agent.check(settings.run.lanes * settings.run.rollout_steps)
+        agent.check(settings.run.num_envs * settings.run.num_steps)
         return agent.prepare(device, lambda name: streams.generator("learner", device, name))
 
     def rollouts(self, agent: Agent, count: int, world: "RandomWorld | Walk | None" = None) -> list[Batch]:
@@ -137,7 +137,7 @@ class Subject:
         actor = copy_of(agent).to("cpu")
         generator = torch.Generator().manual_seed(1)
         env: Any = world or RandomWorld(self.spec)
-        collector = Collector(env, actor, settings.run.rollout_steps, settings.gamma, generator)
+        collector = Collector(env, actor, settings.run.num_steps, settings.gamma, generator)
         collector.reset(0)
         found = [copied(collector.collect()) for _ in range(count)]
         return [rollout.to(agent.device) for rollout in found]
@@ -172,7 +172,7 @@ def subject(algorithm: str, observation: str, memory: str, action: str, **settin
     if memory != "none" and "sequence" in known:
         wanted["batch_size"] = 8  # sequences
     given = {**{key: value for key, value in wanted.items() if key in known}, **settings}
-    return Subject(algorithm, Spec(observed, ACTIONS[action], LANES), given)
+    return Subject(algorithm, Spec(observed, ACTIONS[action], NUM_ENVS), given)
 
 
 def _fields(algorithm: str) -> set[str]:
@@ -234,11 +234,11 @@ def builds(subject: Subject) -> None:
 def acts(subject: Subject) -> None:
     """Actions have canonical shape and range, obey masks, and greedy ones do not depend on chance."""
     agent, spec, world = subject.agent(), subject.spec, RandomWorld(subject.spec)
-    obs, memory = world.reset(0), agent.initial_memory(spec.lanes)
+    obs, memory = world.reset(0), agent.initial_memory(spec.num_envs)
     generator = torch.Generator().manual_seed(0)
-    wanted = empty_action(spec.action, (spec.lanes,))
+    wanted = empty_action(spec.action, (spec.num_envs,))
     before = torch.random.get_rng_state()
-    reset = torch.ones(spec.lanes, dtype=torch.bool)
+    reset = torch.ones(spec.num_envs, dtype=torch.bool)
     for _ in range(30):
         acted = agent.act(obs, memory, Context(reset, generator))
         _check_acted(acted, memory, wanted, spec)
@@ -272,7 +272,7 @@ def _check_acted(acted: Acted, memory: Tree, wanted: Tree, spec: Spec) -> None:
     shapes = [tree.map(lambda leaf: tuple(leaf.shape), found) for found in (acted.memory, memory)]
     assert shapes[0] == shapes[1], f"memory after acting is {shapes[0]}, before it {shapes[1]}"
     for name, value in acted.extras.items():
-        assert len(value) == spec.lanes, f"extras[{name!r}] has shape {tuple(value.shape)}, not [B, ...]"
+        assert len(value) == spec.num_envs, f"extras[{name!r}] has shape {tuple(value.shape)}, not [B, ...]"
 
 
 def replays_log_probs(subject: Subject) -> None:
@@ -658,7 +658,7 @@ class RandomWorld:
     def __init__(self, spec: Spec, end: float = 0.15) -> None:
         self.spec, self.end = spec, end
         self.generator = torch.Generator()
-        self.over = torch.zeros(spec.lanes, dtype=torch.bool)
+        self.over = torch.zeros(spec.num_envs, dtype=torch.bool)
 
     def reset(self, seed: int) -> Tree:
         self.generator.manual_seed(seed)
@@ -667,14 +667,14 @@ class RandomWorld:
 
     def step(self, action: Tree) -> Step:
         reset = self.over
-        chance = torch.rand(3, self.spec.lanes, generator=self.generator)
+        chance = torch.rand(3, self.spec.num_envs, generator=self.generator)
         ended = (chance[0] < self.end) & ~reset
         terminated = ended & (chance[1] < 0.5)
         self.over = ended
         return Step(self._observe(), chance[2] * ~reset, terminated, ended & ~terminated, reset)
 
     def _observe(self) -> Tree:
-        empty = empty_obs(self.spec.observation, (self.spec.lanes,))
+        empty = empty_obs(self.spec.observation, (self.spec.num_envs,))
         obs = tree.map(self._fill, empty)
         if self.spec.masked:
             obs[MASK_KEY][:, 0] = 1  # something is always allowed
@@ -699,16 +699,16 @@ class Walk:
     def __init__(self, spec: Spec, terminal: bool = False) -> None:
         self.spec, self.terminal = spec, terminal
         self.limit = self.STATES if terminal else 8
-        self.time = torch.zeros(spec.lanes, dtype=torch.int64)
+        self.time = torch.zeros(spec.num_envs, dtype=torch.int64)
 
     @staticmethod
     def of(spec: Spec, terminal: bool = False) -> "Walk":
-        """With the lanes and actions of `spec`; actions do nothing."""
+        """With the environments and actions of `spec`; actions do nothing."""
         return Walk(replace(spec, observation=Array((Walk.STATES,))), terminal)
 
     def reset(self, seed: int) -> Tensor:
-        # Lanes start apart, so that a rollout sees every state.
-        self.time.copy_(torch.arange(self.spec.lanes) % self.limit)
+        # Environments start apart, so that a rollout sees every state.
+        self.time.copy_(torch.arange(self.spec.num_envs) % self.limit)
         return self._observe()
 
     def step(self, action: Tensor) -> Step:

@@ -1,4 +1,4 @@
-"""Learners that share a batch, each with its part of the lanes: counts and statistics of all of them together.
+"""Learners that share a batch, each with its part of the environments: counts and statistics of all of them together.
 
 A loss is a mean over the joint batch: each learner divides its own sum by an equal share of the joint count, and the
 mean of all their gradients is then the gradient of the joint loss. A learner that is alone finds everything as it was.
@@ -65,12 +65,12 @@ def mean(value: Tensor) -> Tensor:
 
 
 def part(value: Tensor) -> Tensor:
-    """Of a value per lane [B, ...] that of this learner's lanes."""
+    """Of a value per environment [B, ...] that of this learner's environments."""
     return value if _here.ranks is None else value.chunk(_here.ranks.size)[_here.ranks.rank]
 
 
 def whole(value: Tensor) -> Tensor:
-    """A value per lane [B, ...] out of the parts that learners have."""
+    """A value per environment [B, ...] out of the parts that learners have."""
     ranks = _here.ranks
     if ranks is None:
         return value

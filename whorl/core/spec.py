@@ -19,7 +19,7 @@ MASK_KEY = "action_mask"
 
 @dataclass(frozen=True)
 class Array:
-    """One observation leaf of one lane."""
+    """One observation leaf of one environment."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
@@ -85,11 +85,11 @@ SpecTree: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Spec:
-    """Observation tree, action tree, number of lanes, names of what else is measured."""
+    """Observation tree, action tree, number of environments, names of what else is measured."""
 
     observation: SpecTree
     action: SpecTree
-    lanes: int
+    num_envs: int
     measures: tuple[str, ...] = ()
     """what is said of an episode besides its return and length; no agent reads it"""
 
@@ -98,9 +98,9 @@ class Spec:
         """Whether observations carry an action mask."""
         return isinstance(self.observation, dict) and MASK_KEY in self.observation
 
-    def with_lanes(self, lanes: int) -> "Spec":
-        """The same environment with another number of lanes."""
-        return replace(self, lanes=lanes)
+    def with_num_envs(self, num_envs: int) -> "Spec":
+        """The same environment with another number of environments."""
+        return replace(self, num_envs=num_envs)
 
 
 def empty_obs(spec: SpecTree, leading: tuple[int, ...], device: torch.device | str = "cpu") -> tree.Tree:

@@ -74,7 +74,7 @@ def to(tree: Tree, device: torch.device | str) -> Tree:
 
 
 def where(condition: Tensor, yes: Tree, no: Tree) -> Tree:
-    """Choose lane by lane; `condition` is [B] and is broadcast over each leaf's trailing axes."""
+    """Choose environment by environment; `condition` is [B] and is broadcast over each leaf's trailing axes."""
     return map(lambda a, b: torch.where(expand(condition, a), a, b), yes, no)
 
 

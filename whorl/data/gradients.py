@@ -25,7 +25,7 @@ class Gradients:
             yield name, gradient, entry["rate"].to(device)
 
 
-class Delivered:
+class GradientQueue:
     """Experience of a learner that only applies gradients: each as it came, or the mean of all that came together."""
 
     overlaps = False

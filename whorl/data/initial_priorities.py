@@ -15,14 +15,14 @@ from whorl.data.samplers import sample_error
 from whorl.settings.families import ReplayConfig
 
 
-class Appraisal:
-    """Follows the rows of some lanes, and tells of every sample that they complete how wrong the agent is about it.
+class InitialPriorities:
+    """Follows the rows of some environments, and tells of every sample that they complete how wrong the agent is about it.
 
     A small ring of its own makes the samples just as the learner's replay will.
 
     Args:
         errors: those of a batch [T, B].
-        memory: of one lane, where it is stored.
+        memory: of one environment, where it is stored.
         steps: rows of a rollout.
     """
 
@@ -35,20 +35,20 @@ class Appraisal:
         memory: Tree,
         steps: int,
     ) -> None:
-        self.cfg, self.errors, self.lanes = cfg, errors, spec.lanes
+        self.cfg, self.errors, self.num_envs = cfg, errors, spec.num_envs
         self.view = view_of(cfg)
         stride = self.view.stride
         slots = -(-(steps + self.view.span + history_of(spec) + 1) // stride) * stride
-        self.ring = Ring(spec, slots * spec.lanes, device, memory=memory, stride=stride)
+        self.ring = Ring(spec, slots * spec.num_envs, device, memory=memory, stride=stride)
         self.count = completed(cfg, steps)
 
     def empty(self) -> Tensor:
         """As `add` gives it, with nothing found."""
-        return torch.full((self.count, self.lanes), torch.nan, device=self.ring.device)
+        return torch.full((self.count, self.num_envs), torch.nan, device=self.ring.device)
 
     @torch.no_grad()
     def add(self, rollout: Batch) -> Tensor:
-        """Errors of the samples that became whole [starts, lanes], the newest last; nan where there was none."""
+        """Errors of the samples that became whole [starts, environments], the newest last; nan where there was none."""
         ring, span, cfg = self.ring, self.view.span, self.cfg
         whole = max(0, ring.rows - span)
         clip = cfg.reward_clip_range if cfg.clip_reward else 0.0
@@ -58,16 +58,16 @@ class Appraisal:
         if len(new):
             batch = weighted(self.view.gather(ring, new), {})
             errors = sample_error(self.errors(batch), batch.mask, cfg.priority_eta)
-            found[-(len(new) // self.lanes) :] = errors.reshape(-1, self.lanes)
+            found[-(len(new) // self.num_envs) :] = errors.reshape(-1, self.num_envs)
         return found
 
 
 def completed(cfg: ReplayConfig, steps: int) -> int:
-    """How many samples of a lane a rollout of `steps` rows completes: as many each time, or nobody could match them."""
+    """How many samples of a environment a rollout of `steps` rows completes: as many each time, or nobody could match them."""
     stride = view_of(cfg).stride
     if steps % stride:
         raise ConfigError(
-            f"rollout_steps {steps} is no multiple of stride {stride}, but actors find the priorities of samples that "
+            f"num_steps {steps} is no multiple of stride {stride}, but actors find the priorities of samples that "
             "start every so many rows; change one of them, or leave priority_on_add out"
         )
     return steps // stride

@@ -10,18 +10,18 @@ import torch
 from whorl.core.errors import ConfigError
 
 
-def require_room(size: int, device: torch.device, capacity: int) -> None:
+def require_memory(size: int, device: torch.device, buffer_size: int) -> None:
     """Raise where `size` bytes of replay are more than what is free on `device`; nothing is allocated yet."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if size > free:
         raise ConfigError(
-            f"replay of {capacity:,} rows takes {size:,} bytes, but {free:,} are free on {device.type}; "
-            f"use a capacity of at most {int(capacity * 0.9 * free / size):,}"
+            f"replay of {buffer_size:,} rows takes {size:,} bytes, but {free:,} are free on {device.type}; "
+            f"use a capacity of at most {int(buffer_size * 0.9 * free / size):,}"
         )
 
 
 @contextmanager
-def allocating(size: int, device: torch.device, capacity: int) -> Iterator[None]:
+def allocating(size: int, device: torch.device, buffer_size: int) -> Iterator[None]:
     """Tell an allocation that fails within: what is free is an estimate, and others may be quicker."""
     try:
         yield
@@ -29,7 +29,7 @@ def allocating(size: int, device: torch.device, capacity: int) -> Iterator[None]
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate" not in str(error):
             raise
         raise ConfigError(
-            f"replay of {capacity:,} rows takes {size:,} bytes, which {device.type} did not give; "
+            f"replay of {buffer_size:,} rows takes {size:,} bytes, which {device.type} did not give; "
             "use a smaller capacity"
         ) from error
 

@@ -14,7 +14,7 @@ from whorl.core.errors import CheckpointError, ConfigError
 from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.data.memory_check import allocating, require_room
+from whorl.data.memory_check import allocating, require_memory
 from whorl.data.ring import Ring, history_of, replay_bytes, slots_for
 from whorl.data.samplers import Priorities, Prioritized, Sampler, Uniform, sampler_bytes
 from whorl.data.views import Sequences, Transitions, View
@@ -72,9 +72,9 @@ class Replay(Experience):
         generator: on `device`; its position is saved with the random streams, not here.
         learner: where batches are wanted, if elsewhere.
         appraise: errors of a batch [T, B]; new rows get priorities from it instead of the largest one seen.
-        capacity: rows over all lanes.
-        ratio: updates per environment step; fractions are carried over exactly.
-        learn_after: no update is due for this many first steps.
+        capacity: rows over all environments.
+        updates_per_step: updates per environment step; fractions are carried over exactly.
+        learning_starts: no update is due for this many first steps.
         reward_clip: where rewards are clipped, on both sides; 0: nowhere.
         extras, memory, stride: see `Ring`.
         refresh: what memory is by now before every `stride`-th row of a batch but the first; replaces what was stored.
@@ -89,12 +89,12 @@ class Replay(Experience):
         generator: torch.Generator,
         *,
         learner: torch.device | str | None = None,
-        appraise: Callable[[Batch], Tensor] | None = None,
+        initial_priority: Callable[[Batch], Tensor] | None = None,
         view: View,
-        capacity: int,
+        buffer_size: int,
         batch_size: int,
-        ratio: float = 1.0,
-        learn_after: int = 0,
+        updates_per_step: float = 1.0,
+        learning_starts: int = 0,
         priorities: Priorities | None = None,
         reward_clip: float = 0.0,
         extras: Mapping[str, Array] | None = None,
@@ -102,7 +102,7 @@ class Replay(Experience):
         stride: int = 1,
         refresh: Callable[[Batch], Tree] | None = None,
     ) -> None:
-        self.ring = Ring(spec, capacity, device, extras=extras, memory=memory, stride=stride)
+        self.ring = Ring(spec, buffer_size, device, extras=extras, memory=memory, stride=stride)
         self.reward_clip = reward_clip
         if memory and view.stride % stride:
             raise ConfigError(
@@ -110,12 +110,12 @@ class Replay(Experience):
             )
         if self.ring.slots % view.stride or self.ring.slots <= view.span + self.ring.history:
             raise ConfigError(
-                f"a ring of {self.ring.slots} rows per lane holds no whole sample of {view.span + 1} rows "
-                f"that starts every {view.stride}; change the replay capacity ({capacity}) or lanes ({spec.lanes})"
+                f"a ring of {self.ring.slots} rows per environment holds no whole sample of {view.span + 1} rows "
+                f"that starts every {view.stride}; change the replay capacity ({buffer_size}) or environments ({spec.num_envs})"
             )
         self.view, self.generator, self.batch_size = view, generator, batch_size
         self._gather: Callable[[Ring, Tensor], Batch] = view.gather
-        self.appraise = appraise
+        self.initial_priority = initial_priority
         self._transfer = Transfer(learner) if learner and torch.device(learner) != self.ring.device else None
         self.refresh = refresh
         if refresh is not None and self._transfer is not None:
@@ -127,16 +127,16 @@ class Replay(Experience):
         self._draw: _Recorded | None = None
         self._settle: _Recorded | None = None
         self._priority: Tensor | None = None
-        self.ratio = Fraction(str(ratio))
-        # At least one start of some lane is whole by then.
-        self.learn_after = max(learn_after, spec.lanes * (view.span + view.stride - 1))
+        self.updates_per_step = Fraction(str(updates_per_step))
+        # At least one start of some environment is whole by then.
+        self.learning_starts = max(learning_starts, spec.num_envs * (view.span + view.stride - 1))
         self.steps = 0
         """environment steps seen"""
         self.drawn = 0
         """batches handed out"""
         self.store: Store | None = None
         """set where there is a run folder; without it the state holds the whole ring"""
-        size = self.ring.slots // view.stride * spec.lanes
+        size = self.ring.slots // view.stride * spec.num_envs
         self.sampler: Sampler = (
             Prioritized(size, self.ring.device, priorities) if priorities else Uniform(size, self.ring.device)
         )
@@ -156,10 +156,10 @@ class Replay(Experience):
     def add(self, rollout: Batch) -> None:
         ring, span, steps = self.ring, self.view.span, rollout.shape[0]
         if steps + span + ring.history > ring.slots:
-            least = (steps + span + ring.history) * ring.lanes
+            least = (steps + span + ring.history) * ring.num_envs
             raise ConfigError(
                 f"a rollout of {steps} rows leaves no sample of {span + 1} rows in a ring of {ring.slots} rows per "
-                f"lane; use a replay capacity of at least {least}, or a smaller rollout_steps"
+                f"environment; use a replay capacity of at least {least}, or a smaller num_steps"
             )
         if self.store is not None:
             self.store.advance(steps)
@@ -173,11 +173,11 @@ class Replay(Experience):
         self.sampler.admit(new, self.view.allowed(ring, new))
         if FIRST in rollout.extras:
             self._settle_first(new, rollout.extras[FIRST])
-        elif self.appraise is not None and len(new):
+        elif self.initial_priority is not None and len(new):
             found = weighted(self.view.gather(ring, new), {})
             if self._transfer is not None:
                 found = found.to(self._transfer.device)  # not through the buffers, which have a batch's size
-            self.sampler.settle(new, found.mask.to(ring.device), self.appraise(found).to(ring.device))
+            self.sampler.settle(new, found.mask.to(ring.device), self.initial_priority(found).to(ring.device))
         self.steps += int(rollout.mask.sum())  # on the device that collected: no learner is waited for
         self.sampler.anneal(self.steps)
 
@@ -191,7 +191,7 @@ class Replay(Experience):
             self.sampler.settle(index, torch.ones_like(error), error)
 
     def due(self) -> Iterator[tuple[str, Batch]]:
-        total = int(self.ratio * max(0, self.steps - self.learn_after))
+        total = int(self.updates_per_step * max(0, self.steps - self.learning_starts))
         if self.drawn < total:
             self.require_start()
         while self.drawn < total:
@@ -280,7 +280,7 @@ class Replay(Experience):
         self._renew.replay()
 
     def cut(self, where: Tensor | None = None) -> None:
-        """Announce that the next rollout does not go on from the newest row, in the lanes `where` [B] says so."""
+        """Announce that the next rollout does not go on from the newest row, in the environments `where` [B] says so."""
         self.ring.cut(where)
 
     def state_dict(self) -> dict[str, Any]:
@@ -313,7 +313,7 @@ class Replay(Experience):
         self._late = tree.clone(state["late"])
 
     def require_start(self) -> None:
-        """Raise where an episode is so long that the ring has lost its beginning, in every lane."""
+        """Raise where an episode is so long that the ring has lost its beginning, in every environment."""
         ring = self.ring
         if not isinstance(self.view, Sequences) or not self.view.whole or not ring.first_start():
             return
@@ -321,7 +321,7 @@ class Replay(Experience):
         if not bool(self.view.allowed(ring, every).any()):
             raise ConfigError(
                 f"whole_episodes is true, but no episode begins in the {ring.slots} rows that replay holds of each "
-                "lane; use a larger capacity, or leave whole_episodes out"
+                "environment; use a larger capacity, or leave whole_episodes out"
             )
 
 
@@ -329,7 +329,7 @@ def starts(ring: Ring, view: View, first: int, last: int) -> Tensor:
     """The starts among rows `first` to `last` - 1, oldest first."""
     blocks = torch.arange(-(-first // view.stride), -(-last // view.stride), device=ring.device)
     blocks = blocks % (ring.slots // view.stride)
-    return (blocks.unsqueeze(1) * ring.lanes + torch.arange(ring.lanes, device=ring.device)).reshape(-1)
+    return (blocks.unsqueeze(1) * ring.num_envs + torch.arange(ring.num_envs, device=ring.device)).reshape(-1)
 
 
 def weighted(batch: Batch, extras: dict[str, Tensor]) -> Batch:
@@ -396,7 +396,7 @@ def replay_of(
     spec: Spec,
     learner: torch.device,
     generator: torch.Generator,
-    appraise: Callable[[Batch], Tensor],
+    initial_priority: Callable[[Batch], Tensor],
     memory: Tree | None = None,
     refresh: Callable[[Batch], Tree] | None = None,
 ) -> Replay:
@@ -410,22 +410,22 @@ def replay_of(
         clip=cfg.priority_clip,
     )
     device = generator.device
-    starts = slots_for(spec, cfg.capacity, view.stride) // view.stride * spec.lanes
-    size = replay_bytes(spec, cfg.capacity, memory=memory, stride=view.stride)
+    starts = slots_for(spec, cfg.buffer_size, view.stride) // view.stride * spec.num_envs
+    size = replay_bytes(spec, cfg.buffer_size, memory=memory, stride=view.stride)
     size += sampler_bytes(starts, device, cfg.prioritized)
-    require_room(size, device, cfg.capacity)
-    with allocating(size, device, cfg.capacity):
+    require_memory(size, device, cfg.buffer_size)
+    with allocating(size, device, cfg.buffer_size):
         return Replay(
             spec,
             device,
             generator,
             learner=learner,
-            appraise=appraise if cfg.prioritized and cfg.priority_on_add else None,
+            initial_priority=initial_priority if cfg.prioritized and cfg.priority_on_add else None,
             view=view,
-            capacity=cfg.capacity,
+            buffer_size=cfg.buffer_size,
             batch_size=cfg.batch_size,
-            ratio=cfg.ratio,
-            learn_after=cfg.learn_after,
+            updates_per_step=cfg.updates_per_step,
+            learning_starts=cfg.learning_starts,
             priorities=priorities if cfg.prioritized else None,
             reward_clip=cfg.reward_clip_range if cfg.clip_reward else 0.0,
             memory=memory,
@@ -439,9 +439,9 @@ def view_of(cfg: ReplayConfig) -> View:
     if cfg.memory == "none":
         return Transitions(cfg.n_step)
     return Sequences(
-        cfg.sequence,
+        cfg.sequence_length,
         cfg.burn_in,
-        1 if cfg.whole_episodes else cfg.stride,
+        1 if cfg.whole_episodes else cfg.sequence_stride,
         cfg.n_step,
         cfg.whole_episodes,
         cfg.last_action or cfg.last_reward,
@@ -449,11 +449,11 @@ def view_of(cfg: ReplayConfig) -> View:
 
 
 def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
-    """Raise where rollouts of `rows` rows over all lanes and samples do not fit the ring.
+    """Raise where rollouts of `rows` rows over all environments and samples do not fit the ring.
 
-    The rows at which samples may start must be as many per lane as a rollout brings, and as from one start to the next;
+    The rows at which samples may start must be as many per environment as a rollout brings, and as from one start to the next;
     three at least, since two in a row may be no transition: the final row of an episode, and the first of the next
-    where lanes were started anew after it.
+    where environments were started anew after it.
     """
     if cfg.memory != "none" and cfg.whole_episodes and cfg.burn_in:
         raise ConfigError(
@@ -466,7 +466,7 @@ def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
             "and stored_memory, without whole_episodes"
         )
     view = view_of(cfg)
-    slots, steps = slots_for(spec, cfg.capacity, view.stride), rows // spec.lanes
+    slots, steps = slots_for(spec, cfg.buffer_size, view.stride), rows // spec.num_envs
     needed = max(steps, view.stride, 3) + view.span + history_of(spec)
     if slots < needed:
         sample = f"n_step {cfg.n_step}"
@@ -474,6 +474,6 @@ def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
             needed = -(-needed // view.stride) * view.stride
             sample = f"sequences of {view.span + 1} rows (burn_in, sequence and n_step)"
         raise ConfigError(
-            f"capacity is {cfg.capacity}, {slots} rows for each of {spec.lanes} lanes, but rollout_steps {steps} and "
-            f"{sample} need {needed}; use a capacity of at least {needed * spec.lanes}, or make one of them smaller"
+            f"capacity is {cfg.buffer_size}, {slots} rows for each of {spec.num_envs} environments, but num_steps {steps} and "
+            f"{sample} need {needed}; use a capacity of at least {needed * spec.num_envs}, or make one of them smaller"
         )

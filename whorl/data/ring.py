@@ -1,8 +1,8 @@
-"""Replay storage: a ring of rows per lane in preallocated tensors, of which every kind of sample is a view.
+"""Replay storage: a ring of rows per environment in preallocated tensors, of which every kind of sample is a view.
 
 Row t+1 is the successor of row t, so no next observation is stored; of a stack of frames only the newest is, the others
-are in the rows before. All lanes advance together: row number r of every lane lies in slot r % slots. A *start* is a
-row at which a sample may begin, a *cell* one row of one lane.
+are in the rows before. All environments advance together: row number r of every environment lies in slot r % slots. A *start* is a
+row at which a sample may begin, a *cell* one row of one environment.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ from whorl.data.batch import Batch
 
 
 class Ring:
-    """`capacity` rows over all lanes, the oldest overwritten first.
+    """`buffer_size` rows over all environments, the oldest overwritten first.
 
     Args:
-        extras: columns of `Batch.extras` to store, with the shape and dtype that one lane's row has.
+        extras: columns of `Batch.extras` to store, with the shape and dtype that one environment's row has.
         memory: the agent's `initial_memory(1)`, where sequences are to open from stored memory.
         stride: memory is stored before every so many rows; rollouts hold a multiple of it.
     """
@@ -31,28 +31,28 @@ class Ring:
     def __init__(
         self,
         spec: Spec,
-        capacity: int,
+        buffer_size: int,
         device: torch.device | str = "cpu",
         *,
         extras: Mapping[str, Array] | None = None,
         memory: Tree | None = None,
         stride: int = 1,
     ) -> None:
-        self.lanes, self.stride = spec.lanes, stride
+        self.num_envs, self.stride = spec.num_envs, stride
         self.observation = spec.observation
         self.history = history_of(spec)
         """rows before a row that its stack of frames may reach back to"""
-        self.slots = slots_for(spec, capacity, stride)
+        self.slots = slots_for(spec, buffer_size, stride)
         self.device = torch.device(device)
         self.rows = 0
-        """rows per lane ever written"""
+        """rows per environment ever written"""
         allocated = _allocate(spec, self.slots, extras or {}, memory or {}, stride, self.device)
         self.columns: dict[str, Tree] = allocated["columns"]
-        """[slots, lanes, ...]"""
+        """[slots, environments, ...]"""
         self.memories: Tree = allocated["memories"]
-        """[slots / stride, lanes, ...]"""
+        """[slots / stride, environments, ...]"""
         # What must follow: whether the next row opens an episode, and where it was announced not to follow at all.
-        self._next_reset = torch.zeros(self.lanes, dtype=torch.bool, device=self.device)
+        self._next_reset = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         self._cut = torch.zeros_like(self._next_reset)
 
     @property
@@ -77,11 +77,11 @@ class Ring:
     @torch.no_grad()
     def add(self, rollout: Batch) -> None:
         """Append a rollout's T rows. It must go on where the last one ended, or open an episode, or follow `cut`."""
-        steps, lanes = rollout.shape
-        if lanes != self.lanes or steps > self.slots or (self.memories and steps % self.stride):
+        steps, num_envs = rollout.shape
+        if num_envs != self.num_envs or steps > self.slots or (self.memories and steps % self.stride):
             raise ConfigError(
-                f"a rollout of {steps} rows and {lanes} lanes does not fit a ring of {self.slots} rows and "
-                f"{self.lanes} lanes with memory every {self.stride} rows; change rollout_steps or the capacity"
+                f"a rollout of {steps} rows and {num_envs} environments does not fit a ring of {self.slots} rows and "
+                f"{self.num_envs} environments with memory every {self.stride} rows; change num_steps or the capacity"
             )
         self._close_gaps(rollout.reset[0])
         given = rollout.tensors()
@@ -102,10 +102,12 @@ class Ring:
         if not memory:
             return
         number = torch.arange(1, len(tree.first(memory)) + 1, device=start.device).unsqueeze(1)
-        block = (start // self.lanes + number) % (self.slots // self.stride)
-        cell = (block * self.lanes + start % self.lanes).reshape(-1)
+        block = (start // self.num_envs + number) % (self.slots // self.stride)
+        cell = (block * self.num_envs + start % self.num_envs).reshape(-1)
         # Where samples meet in a cell the last one counts, on a GPU too, which writes in any order.
-        counts = torch.zeros(self.slots // self.stride * self.lanes, dtype=torch.int64, device=start.device)
+        counts = torch.zeros(
+            self.slots // self.stride * self.num_envs, dtype=torch.int64, device=start.device
+        )
         counts.scatter_reduce_(0, cell, torch.arange(len(cell), device=start.device), "amax")
         counts = counts.index_select(0, cell)
 
@@ -115,9 +117,9 @@ class Ring:
         tree.map(put, {name: self.memories[name] for name in memory}, memory)
 
     def cut(self, where: Tensor | None = None) -> None:
-        """Announce that the next rollout does not go on from the newest row: a dropped slab, a new actor.
+        """Announce that the next rollout does not go on from the newest row: a dropped trajectory, a new actor.
 
-        `where` [B] names the lanes; all of them without it.
+        `where` [B] names the environments; all of them without it.
         """
         self._cut.logical_or_(torch.ones_like(self._cut) if where is None else where.to(self.device))
 
@@ -141,22 +143,22 @@ class Ring:
         """Observations at cells of any shape [...], stacks of frames put together again: [..., ...]."""
         if not self.history:
             return self.take("obs", cell)
-        slot, lane, seen = cell // self.lanes, cell % self.lanes, [cell]
+        slot, env_index, seen = cell // self.num_envs, cell % self.num_envs, [cell]
         for _ in range(self.history):
             # An episode's first row has none before it: its own frame stands for them.
             slot = slot - (~self.take("reset", seen[0])).long()
-            seen.insert(0, self.cells(slot, lane))
+            seen.insert(0, self.cells(slot, env_index))
         cells = torch.stack(seen, -1)  # [..., history + 1], oldest first
         return tree.map(partial(_joined, cells=cells), self.observation, self.columns["obs"])
 
-    def cells(self, slot: Tensor, lane: Tensor) -> Tensor:
+    def cells(self, slot: Tensor, env_index: Tensor) -> Tensor:
         """Cells of slots, which may count on past the ring's end."""
-        return slot % self.slots * self.lanes + lane
+        return slot % self.slots * self.num_envs + env_index
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "slots": self.slots,
-            "lanes": self.lanes,
+            "num_envs": self.num_envs,
             "rows": self.rows,
             "columns": self.columns,
             "memories": self.memories,
@@ -166,11 +168,11 @@ class Ring:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """A state without columns, whose rows come from elsewhere, is good too."""
-        slots, lanes = state["slots"], state["lanes"]
-        if (slots, lanes) != (self.slots, self.lanes):
+        slots, num_envs = state["slots"], state["num_envs"]
+        if (slots, num_envs) != (self.slots, self.num_envs):
             raise ConfigError(
-                f"the checkpoint's replay holds {slots} rows for each of {lanes} lanes, but the settings ask for "
-                f"{self.slots} for each of {self.lanes}; resume with a capacity of {slots * lanes} and {lanes} lanes"
+                f"the checkpoint's replay holds {slots} rows for each of {num_envs} environments, but the settings ask for "
+                f"{self.slots} for each of {self.num_envs}; resume with a capacity of {slots * num_envs} and {num_envs} environments"
             )
         self.rows = int(state["rows"])
         if "columns" in state:
@@ -181,7 +183,7 @@ class Ring:
 
 
 def take(column: Tree, cell: Tensor) -> Tree:
-    """Gather from leaves [slots, lanes, ...] by cell, whatever the shape of `cell`."""
+    """Gather from leaves [slots, environments, ...] by cell, whatever the shape of `cell`."""
     flat = cell.reshape(-1)
     return tree.map(
         lambda leaf: leaf.flatten(0, 1).index_select(0, flat).reshape(*cell.shape, *leaf.shape[2:]), column
@@ -215,34 +217,34 @@ def _joined(leaf: Array, column: Tensor, cells: Tensor) -> Tensor:
     return frames.movedim(lead, axis).flatten(axis, axis + 1)
 
 
-def slots_for(spec: Spec, capacity: int, stride: int = 1) -> int:
-    """Rows per lane of a ring of `capacity` rows."""
-    slots = capacity // spec.lanes // stride * stride
+def slots_for(spec: Spec, buffer_size: int, stride: int = 1) -> int:
+    """Rows per environment of a ring of `buffer_size` rows."""
+    slots = buffer_size // spec.num_envs // stride * stride
     if slots == 0:
         raise ConfigError(
-            f"a replay capacity of {capacity} holds no row for each of {spec.lanes} lanes"
-            f"{f' and a stride of {stride}' if stride > 1 else ''}; use at least {spec.lanes * stride}"
+            f"a replay capacity of {buffer_size} holds no row for each of {spec.num_envs} environments"
+            f"{f' and a stride of {stride}' if stride > 1 else ''}; use at least {spec.num_envs * stride}"
         )
     return slots
 
 
 def replay_bytes(
     spec: Spec,
-    capacity: int,
+    buffer_size: int,
     *,
     extras: Mapping[str, Array] | None = None,
     memory: Tree | None = None,
     stride: int = 1,
 ) -> int:
     """What a ring with these settings will take, without allocating it."""
-    slots = slots_for(spec, capacity, stride)
+    slots = slots_for(spec, buffer_size, stride)
     return _bytes(_allocate(spec, slots, extras or {}, memory or {}, stride, torch.device("meta")))
 
 
 def _allocate(
     spec: Spec, slots: int, extras: Mapping[str, Array], memory: Tree, stride: int, device: torch.device
 ) -> dict[str, Tree]:
-    shape = (slots, spec.lanes)
+    shape = (slots, spec.num_envs)
 
     def zeros(dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -260,7 +262,7 @@ def _allocate(
         },
         "memories": tree.map(
             lambda leaf: torch.zeros(
-                slots // stride, spec.lanes, *leaf.shape[1:], dtype=leaf.dtype, device=device
+                slots // stride, spec.num_envs, *leaf.shape[1:], dtype=leaf.dtype, device=device
             ),
             memory,
         ),

@@ -92,26 +92,26 @@ def minibatches(
     Without memory rows are shuffled freely (R = 1). With memory a minibatch is a set of chunks of `stride` rows, each
     opened from the memory that was stored while acting. Of several learners each has an equal part of the `size` rows.
     """
-    steps, lanes = batch.shape
+    steps, num_envs = batch.shape
     size //= collectives.learners()
     now = {"obs": batch.obs, "reset": batch.reset, "last": batch.last}
     now = {**tree.index(now, slice(0, steps)), "columns": columns}
     chunks = len(tree.first(batch.memories)) if batch.memories else steps
     stride = steps // chunks
-    check_batch_size(size, steps * lanes, stride)
+    check_batch_size(size, steps * num_envs, stride)
 
     def fold(leaf: Tensor) -> Tensor:  # [T, B, ...] -> [stride, chunks * B, ...]
         parts = leaf.reshape(chunks, stride, *leaf.shape[1:]).transpose(0, 1)
-        return parts.reshape(stride, chunks * lanes, *leaf.shape[2:])
+        return parts.reshape(stride, chunks * num_envs, *leaf.shape[2:])
 
     folded = tree.map(fold, now)
     memory = tree.map(lambda leaf: leaf.flatten(0, 1), batch.memories)
-    order = torch.rand(chunks * lanes, generator=generator, device=batch.mask.device).argsort()
+    order = torch.rand(chunks * num_envs, generator=generator, device=batch.mask.device).argsort()
     # One gather per pass; the minibatches are then views.
     folded = tree.map(lambda leaf: leaf.index_select(1, order), folded)
     memory = tree.map(lambda leaf: leaf.index_select(0, order), memory)
     count = size // stride
-    for start in range(0, chunks * lanes, count):
+    for start in range(0, chunks * num_envs, count):
         part = tree.map(lambda leaf: leaf.narrow(1, start, count), folded)  # noqa: B023 - used at once
         state = tree.map(lambda leaf: leaf.narrow(0, start, count), memory)  # noqa: B023
         yield Rows(part["obs"], part["reset"], state, 0, 0, stride, part["last"]), part["columns"]
@@ -123,11 +123,11 @@ def check_batch_size(size: int, rows: int, stride: int) -> None:
         fitting = [n for n in range(stride, rows + 1, stride) if rows % n == 0]
         if not fitting:
             raise ConfigError(
-                f"a rollout of {rows} rows over all lanes is no multiple of chunk {stride}; change chunk or "
-                "rollout_steps"
+                f"a rollout of {rows} rows over all environments is no multiple of chunk {stride}; change chunk or "
+                "num_steps"
             )
         best = min(fitting, key=lambda n: (abs(n - size), n))
         why = f"does not divide the {rows} rows of a rollout"
         if stride > 1 and rows % size == 0:
             why = f"does not hold whole chunks of {stride} rows"
-        raise ConfigError(f"batch_size {size} {why}; use {best}, or change lanes or rollout_steps")
+        raise ConfigError(f"batch_size {size} {why}; use {best}, or change environments or num_steps")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from whorl.core import tree
-from whorl.data.sum_tree import DeviceMasses, HostMasses, Masses, mass_bytes
+from whorl.data.sum_tree import DeviceSumTree, HostSumTree, SumTree, sum_tree_bytes
 
 
 class Sampler(Protocol):
@@ -112,8 +112,8 @@ class Prioritized:
 
     def __init__(self, size: int, device: torch.device, cfg: Priorities) -> None:
         self.size, self.cfg = size, cfg
-        make = HostMasses if device.type == "cpu" else DeviceMasses
-        self.masses: Masses = make(size, device, cfg.alpha, cfg.epsilon, cfg.clip)
+        make = HostSumTree if device.type == "cpu" else DeviceSumTree
+        self.masses: SumTree = make(size, device, cfg.alpha, cfg.epsilon, cfg.clip)
         self.beta = torch.full((), cfg.beta, device=device)
 
     def admit(self, start: Tensor, allowed: Tensor) -> None:
@@ -160,7 +160,7 @@ def sample_error(error: Tensor, mask: Tensor, eta: float) -> Tensor:
 
 
 def sequence_priority(error: Tensor, mask: Tensor, eta: float) -> Tensor:
-    """eta * max |error| + (1 - eta) * mean |error| over the unmasked rows of each lane: [T, B] -> [B]."""
+    """eta * max |error| + (1 - eta) * mean |error| over the unmasked rows of each environment: [T, B] -> [B]."""
     size = torch.where(mask > 0, error.abs(), 0.0)
     count = (mask > 0).sum(0).clamp(min=1)
     return eta * size.amax(0) + (1 - eta) * size.sum(0) / count
@@ -168,7 +168,7 @@ def sequence_priority(error: Tensor, mask: Tensor, eta: float) -> Tensor:
 
 def sampler_bytes(size: int, device: torch.device, prioritized: bool) -> int:
     """What a sampler of `size` starts will take, without allocating it."""
-    return mass_bytes(size, device) if prioritized else (size + 1) * _number(size).itemsize
+    return sum_tree_bytes(size, device) if prioritized else (size + 1) * _number(size).itemsize
 
 
 def _number(size: int) -> torch.dtype:

@@ -19,7 +19,7 @@ TINY = 1e-300
 """above zero, and below every mass that is"""
 
 
-class Masses(Protocol):
+class SumTree(Protocol):
     """A mass for every start; zero where it can't be drawn."""
 
     levels: list[Tensor]
@@ -46,8 +46,8 @@ class Masses(Protocol):
         """One start from each of `count` equal shares of the whole, and its weight (mass / smallest mass)^-beta."""
 
 
-class DeviceMasses:
-    """`Masses` in torch.
+class DeviceSumTree:
+    """`SumTree` in torch.
 
     Args:
         alpha: exponent of |error| + epsilon.
@@ -151,8 +151,8 @@ def _at(line: Tensor, choice: Tensor) -> Tensor:
     return line.expand(len(choice), -1).gather(1, choice).squeeze(1)
 
 
-class HostMasses:
-    """`Masses` in numpy, on the memory of the tensors; arguments as for `DeviceMasses`."""
+class HostSumTree:
+    """`SumTree` in numpy, on the memory of the tensors; arguments as for `DeviceSumTree`."""
 
     WIDTH, TOP = 16, 2**14
 
@@ -217,7 +217,7 @@ class HostMasses:
         self._refresh(index)
 
     def find(self, share: np.ndarray) -> np.ndarray:
-        """As `DeviceMasses.find`. Running sums are torch's, which on a host adds in order, and sooner than numpy."""
+        """As `DeviceSumTree.find`. Running sums are torch's, which on a host adds in order, and sooner than numpy."""
         room, width = self._room(len(share)), self.width
         torch.cumsum(self.levels[-1], 0, out=self._running_tensor)
         point = share * self._running[-1]
@@ -279,9 +279,9 @@ def make_levels(size: int, width: int, top: int, device: torch.device) -> list[T
     ]
 
 
-def mass_bytes(size: int, device: torch.device) -> int:
+def sum_tree_bytes(size: int, device: torch.device) -> int:
     """What masses of `size` starts will take on `device`, without allocating them."""
-    kind = HostMasses if device.type == "cpu" else DeviceMasses
+    kind = HostSumTree if device.type == "cpu" else DeviceSumTree
     return sum(level.nbytes for level in make_levels(size, kind.WIDTH, kind.TOP, torch.device("meta")))
 
 

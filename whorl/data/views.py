@@ -57,7 +57,7 @@ class Transitions:
 
     def _single(self, ring: Ring, start: Tensor) -> Batch:
         """Nothing to fold: a start's own numbers, and the row after it."""
-        after = (start + ring.lanes) % (ring.slots * ring.lanes)
+        after = (start + ring.num_envs) % (ring.slots * ring.num_envs)
         now = start.unsqueeze(0)
         reset = ring.take("reset", start)
         return Batch(
@@ -72,9 +72,9 @@ class Transitions:
         )
 
     def _folded(self, ring: Ring, start: Tensor) -> Batch:
-        slot, lane = start // ring.lanes, start % ring.lanes
+        slot, env_index = start // ring.num_envs, start % ring.num_envs
         ahead = torch.arange(self.n_step, device=start.device).unsqueeze(1)
-        cells = ring.cells(slot + ahead, lane)  # [n, B]
+        cells = ring.cells(slot + ahead, env_index)  # [n, B]
         keep = ring.take("keep", cells)
         mask = ring.take("mask", start.unsqueeze(0))
         # A row counts if no row before it ended the episode.
@@ -82,7 +82,7 @@ class Transitions:
         discount = torch.where(counts, ring.take("discount", cells), 1.0).cumprod(0)
         weight = torch.cat((torch.ones_like(discount[:1]), discount[:-1]))
         reward = torch.where(counts, weight * ring.take("reward", cells), 0.0).sum(0, keepdim=True)
-        after = ring.cells(slot + counts.sum(0), lane)
+        after = ring.cells(slot + counts.sum(0), env_index)
         reset = ring.take("reset", start)
         return Batch(
             obs=ring.observe(torch.stack((start, after))),
@@ -126,9 +126,9 @@ class Sequences:
         return torch.ones_like(start, dtype=torch.bool)
 
     def gather(self, ring: Ring, start: Tensor) -> Batch:
-        slot, lane = start // ring.lanes * self.stride, start % ring.lanes
+        slot, env_index = start // ring.num_envs * self.stride, start % ring.num_envs
         ahead = torch.arange(self.span + 1, device=start.device).unsqueeze(1)
-        every = ring.cells(slot + ahead, lane)  # [T+n, B]
+        every = ring.cells(slot + ahead, env_index)  # [T+n, B]
         rows = every[:-1]  # [T+n-1, B]
         now = every[: self.burn_in + self.length]  # [T, B]
         real, keep = ring.take("mask", rows), ring.take("keep", rows)
@@ -137,7 +137,7 @@ class Sequences:
         action = ring.take("action", rows)
         action = tree.where(real, action, tree.map(torch.zeros_like, action))
         reset = ring.take("reset", every)
-        memory = take(ring.memories, slot // ring.stride * ring.lanes + lane)
+        memory = take(ring.memories, slot // ring.stride * ring.num_envs + env_index)
         count = len(now)
         mask = real[:count].float()
         if self.whole:

@@ -1,6 +1,6 @@
 """Actors as processes of this machine.
 
-Weights go out through one block of shared memory, written once for all actors; rollouts come in as whole slabs, through
+Weights go out through one block of shared memory, written once for all actors; rollouts come in as whole trajectories, through
 `ahead` buffers of each actor: with two, one is read while the other is filled, and an actor whose buffers are full
 waits, alone. One that dies, or whose environment raises, is replaced, a bounded number of times in a row.
 """
@@ -18,13 +18,13 @@ from torch import Tensor
 from whorl.core import tree
 from whorl.core.errors import EnvError
 from whorl.core.tree import Tree
-from whorl.distributed.actor import ActorBody, Role, Slab
+from whorl.distributed.actor import ActorProcess, Role, Trajectory
 from whorl.distributed.buffers import blocks_of, buffers_of, padded, views
-from whorl.distributed.remote import Servant, readable
+from whorl.distributed.remote import RemoteObject, readable
 from whorl.distributed.shared_memory import Block, Segment
 
 Seed: TypeAlias = Callable[[int, int], tuple[int, int]]
-"""seeds of an actor's random stream and of its lanes, by its number and by how often it was replaced"""
+"""seeds of an actor's random stream and of its environments, by its number and by how often it was replaced"""
 
 
 class Fleet(Protocol):
@@ -37,14 +37,14 @@ class Fleet(Protocol):
     dashboard: str
     """the address of a page about the actors, where there is one"""
 
-    def poll(self, seconds: float) -> list[Slab]:
+    def poll(self, seconds: float) -> list[Trajectory]:
         """The rollouts that are there, at the latest after so many seconds; raises where no actor is left."""
 
     def publish(self, weights: list[Tensor], version: int, random: bool) -> None:
         """Let actors go on with these weights, or for now with random actions."""
 
-    def release(self, slab: Slab) -> None:
-        """A slab was copied, and its actor may overwrite it."""
+    def release(self, trajectory: Trajectory) -> None:
+        """A trajectory was copied, and its actor may overwrite it."""
 
     def alive(self) -> int:
         """How many actors are at work."""
@@ -97,7 +97,7 @@ class Member:
     """An actor's process."""
 
     number: int
-    servant: Servant
+    remote_object: RemoteObject
     buffers: list[dict[str, Tree]]
     turn: int = 0
     """the buffer whose rollout comes next"""
@@ -128,7 +128,7 @@ class ProcessFleet:
         self.lives, self.sent = [0] * actors, 0
         self._random = False
         self._packed = cloudpickle.dumps(role)
-        self._layout = role.cargo().tensors
+        self._layout = role.payload().tensors
         self._weights = Weights(role.weights(role.agent))
         self._threads = ThreadPoolExecutor(actors, thread_name_prefix="fleet")
         self._places: list[_Place] = []
@@ -143,33 +143,33 @@ class ProcessFleet:
     def alive(self) -> int:
         return sum(place.member is not None for place in self._places)
 
-    def poll(self, seconds: float) -> list[Slab]:
+    def poll(self, seconds: float) -> list[Trajectory]:
         starting = [place.starting for place in self._places if place.starting is not None]
         if starting and not self.alive():
             wait(starting, seconds, FIRST_COMPLETED)
         for number, place in enumerate(self._places):
             if place.starting is not None and place.starting.done():
                 self._arrived(number, place)
-        members = {place.member.servant: place.member for place in self._places if place.member}
+        members = {place.member.remote_object: place.member for place in self._places if place.member}
         found = []
         for member in map(members.__getitem__, readable(list(members), seconds)):
             try:
-                said = member.servant.take()
+                said = member.remote_object.take()
             except EnvError as error:
                 self._lost(member, error)
                 continue
             self._places[member.number].failures = 0
             life = self.lives[member.number]
-            found.append(Slab(member.buffers[member.turn], member.number, life, **said))
+            found.append(Trajectory(member.buffers[member.turn], member.number, life, **said))
             member.turn = (member.turn + 1) % self.ahead
         return found
 
-    def release(self, slab: Slab) -> None:
-        member = self._places[slab.actor].member
-        if member is None or self.lives[slab.actor] != slab.life:
+    def release(self, trajectory: Trajectory) -> None:
+        member = self._places[trajectory.actor].member
+        if member is None or self.lives[trajectory.actor] != trajectory.life:
             return
         with suppress(EnvError):  # polling will tell
-            member.servant.post("roll", slab.number % self.ahead, self._random)
+            member.remote_object.post("roll", trajectory.number % self.ahead, self._random)
 
     def stop(self) -> None:
         for place in self._places:
@@ -177,7 +177,7 @@ class ProcessFleet:
                 with suppress(EnvError):
                     place.member = place.starting.result()
             if place.member is not None:
-                place.member.servant.close()
+                place.member.remote_object.close()
             place.member = place.starting = None
         self._threads.shutdown()
         self._weights.segment.release()
@@ -192,17 +192,17 @@ class ProcessFleet:
         handles = (self._weights.segment.handle, segment.handle)
         told = (self._packed, number, self.seed(number, life), self.ahead, blocks, *handles)
         try:
-            servant = Servant(f"actor {number}", ProcessActor, told, handles)
+            remote_object = RemoteObject(f"actor {number}", ProcessActor, told, handles)
         finally:
             segment.release()
         try:
-            servant.take()
+            remote_object.take()
             for buffer in range(self.ahead):
-                servant.post("roll", buffer, self._random)
+                remote_object.post("roll", buffer, self._random)
         except BaseException:
-            servant.close()
+            remote_object.close()
             raise
-        return Member(number, servant, buffers_of(self._layout, segment, self.ahead))
+        return Member(number, remote_object, buffers_of(self._layout, segment, self.ahead))
 
     def _arrived(self, number: int, place: _Place) -> None:
         assert place.starting is not None
@@ -215,7 +215,7 @@ class ProcessFleet:
     def _lost(self, member: Member, error: EnvError) -> None:
         place = self._places[member.number]
         place.member = None
-        member.servant.close()
+        member.remote_object.close()
         self._replace(member.number, place, error)
 
     def _replace(self, number: int, place: _Place, error: EnvError) -> None:
@@ -232,7 +232,7 @@ def given_up(actor: int, failures: int, error: Exception) -> EnvError:
 
 
 class ProcessActor:
-    """An actor that runs in a servant."""
+    """An actor that runs in a remote object."""
 
     def __init__(
         self,
@@ -242,11 +242,11 @@ class ProcessActor:
         ahead: int,
         blocks: list[Block],
         weights: int | str,
-        slabs: int | str,
+        trajectories: int | str,
     ) -> None:
-        self.body = ActorBody(cloudpickle.loads(packed), number, seeds)
+        self.body = ActorProcess(cloudpickle.loads(packed), number, seeds)
         self.weights = Weights(self.body.weights, weights)
-        self.buffers = buffers_of(self.body.tensors, Segment(blocks, slabs), ahead)
+        self.buffers = buffers_of(self.body.tensors, Segment(blocks, trajectories), ahead)
 
     def roll(self, buffer: int, random: bool) -> dict[str, Any]:
         """One rollout with the newest weights, written into a buffer."""

@@ -1,8 +1,8 @@
 """Rollouts from a fleet, in the order in which they come: the collector of asynchronous training.
 
-The loop asks for a rollout of all lanes; what it gets is one slab for every actor's share of the lanes, by whoever was
-first. So nobody waits for a slow actor, a fast one may have two slabs in a batch, and weights are as old as they are:
-each slab says which version acted, and one that is too old is dropped. For algorithms that can't bear lag actors wait
+The loop asks for a rollout of all environments; what it gets is one trajectory for every actor's share of the environments, by whoever was
+first. So nobody waits for a slow actor, a fast one may have two trajectories in a batch, and weights are as old as they are:
+each trajectory says which version acted, and one that is too old is dropped. For algorithms that can't bear lag actors wait
 for every version instead.
 """
 
@@ -20,7 +20,7 @@ from whorl.data.batch import Batch
 from whorl.data.gradients import Gradients
 from whorl.data.initial_priorities import completed
 from whorl.data.replay import FIRST, view_of
-from whorl.distributed.actor import Role, Slab
+from whorl.distributed.actor import Role, Trajectory
 from whorl.distributed.fleet import Fleet
 
 SHOWN = 8
@@ -30,62 +30,62 @@ PATIENCE = 30.0
 
 
 class FleetCollector:
-    """Fills rollouts of all lanes with slabs of each actor's share.
+    """Fills rollouts of all environments with trajectories of each actor's share.
 
     Args:
         agent: the policy's copy whose weights are published.
-        max_lag: how many versions old the weights of a slab may be; None: any age will do; 0: actors wait for each
+        max_lag: how many versions old the weights of a trajectory may be; None: any age will do; 0: actors wait for each
             version, and each is in every rollout once.
-        slabs: that make up a rollout; 0: as many as there are actors.
+        trajectories: that make up a rollout; 0: as many as there are actors.
     """
 
     def __init__(
-        self, fleet: Fleet, role: Role, agent: Agent, actors: int, max_lag: int | None, slabs: int = 0
+        self, fleet: Fleet, role: Role, agent: Agent, actors: int, max_lag: int | None, trajectories: int = 0
     ) -> None:
         self.fleet, self.role, self.agent, self.max_lag = fleet, role, agent, max_lag
-        self.lanes, self.gamma, self.steps = role.lanes, role.gamma, role.steps
-        self.tally = Sums()
+        self.num_envs, self.gamma, self.steps = role.num_envs, role.gamma, role.steps
+        self.episode_statistics = Sums()
         self.version, self._actors = 0, actors
-        shares = slabs or actors
-        self.gaps = torch.zeros(shares * role.lanes, dtype=torch.bool)
-        """lanes whose rows do not go on from those of the rollout before"""
+        shares = trajectories or actors
+        self.gaps = torch.zeros(shares * role.num_envs, dtype=torch.bool)
+        """environments whose rows do not go on from those of the rollout before"""
         self._held: list[tuple[int, int, int]] = [(-1, 0, 0)] * shares
-        """the slab that each share of the lanes held last"""
+        """the trajectory that each share of the environments held last"""
         self._unbroken = [0] * shares
-        """slabs before that one which it and others go on from"""
-        self._ready: deque[Slab] = deque()
-        self._taken: list[Slab] = []
-        """slabs whose actors wait for the next version"""
+        """trajectories before that one which it and others go on from"""
+        self._ready: deque[Trajectory] = deque()
+        self._taken: list[Trajectory] = []
+        """trajectories whose actors wait for the next version"""
         self._met, self._standing_in = False, 0
         self._replaced = self._lived = 0
         """replacements before this sitting, and lives that were over by then"""
         self._told: dict[str, list[float]] = {}
         self._sent = 0
-        self._allocate(shares * role.lanes)
+        self._allocate(shares * role.num_envs)
 
-    def _allocate(self, lanes: int) -> None:
-        self.storage = Storage.allocate(self.agent, lanes, self.steps)
+    def _allocate(self, num_envs: int) -> None:
+        self.storage = Storage.allocate(self.agent, num_envs, self.steps)
         self._tensors: dict[str, Tree] = dict(self.storage.tensors)
         if self.role.carries == "priorities":
-            # How many of a slab's samples began in slabs before.
+            # How many of a trajectory's samples began in trajectories before.
             self._earlier = view_of(self.agent.cfg).span // view_of(self.agent.cfg).stride
             self._completed = completed(self.agent.cfg, self.steps)
-            self._tensors[FIRST] = torch.full((self._completed, lanes), torch.nan)
+            self._tensors[FIRST] = torch.full((self._completed, num_envs), torch.nan)
 
     def reset(self, seed: int) -> None:
-        """Actors start their lanes themselves."""
+        """Actors start their environments themselves."""
 
     def start(self, random: bool = False) -> None:
         """Send the weights out; actors go on with them at their next rollout."""
         self.version += 1
         self.fleet.publish(self.role.weights(self.agent), self.version, random)
-        for slab in self._taken:
-            self.fleet.release(slab)
+        for trajectory in self._taken:
+            self.fleet.release(trajectory)
         self._taken.clear()
         self._standing_in = 0
 
     def finish(self, cut: bool = False) -> Any:
-        """A rollout of all lanes, as soon as it is there."""
+        """A rollout of all environments, as soon as it is there."""
         began = time.perf_counter()
         free = set(range(len(self._held)))
         while free:
@@ -94,28 +94,28 @@ class FleetCollector:
         return self.rollout()
 
     def rollout(self) -> Batch:
-        """What the lanes hold now."""
+        """What the environments hold now."""
         batch = self.storage.batch(self.gamma)
         if FIRST in self._tensors:
             batch = batch.replace(extras={**batch.extras, FIRST: self._tensors[FIRST]})
         return batch
 
-    def _next(self) -> Slab:
-        """A slab that is young enough; what is wanted of it must be copied at once."""
+    def _next(self) -> Trajectory:
+        """A trajectory that is young enough; what is wanted of it must be copied at once."""
         began = time.perf_counter()
         while True:
             while not self._ready:
                 self._ready.extend(self.fleet.poll(1.0))
                 self._stand_in(time.perf_counter() - began)
             self._tell("queue", len(self._ready) - 1)
-            slab = self._ready.popleft()
-            lag = self.version - slab.version if slab.version else 0
+            trajectory = self._ready.popleft()
+            lag = self.version - trajectory.version if trajectory.version else 0
             if self.max_lag is None or lag <= self.max_lag:
                 self._tell("lag", lag)
-                self._count(slab)
-                return slab
-            self._tell("dropped", slab.seen["steps"])
-            self.fleet.release(slab)
+                self._count(trajectory)
+                return trajectory
+            self._tell("dropped", trajectory.seen["steps"])
+            self.fleet.release(trajectory)
 
     def _stand_in(self, waited: float) -> None:
         """Where actors wait for each other, and some have no place to run: others collect their shares too."""
@@ -125,36 +125,43 @@ class FleetCollector:
             self._standing_in += 1
             self.fleet.release(self._taken.pop(0))
 
-    def _count(self, slab: Slab) -> None:
-        self.tally.add(slab.seen)
-        self._tell("bytes", sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(slab.tensors)))
-        if slab.actor < SHOWN:
-            self._tell(f"actor_{slab.actor}/steps_per_second", slab.seen["steps"] / slab.seconds)
-            if slab.seen.get("episodes"):
-                self._tell(f"actor_{slab.actor}/return", slab.seen["return"] / slab.seen["episodes"])
+    def _count(self, trajectory: Trajectory) -> None:
+        self.episode_statistics.add(trajectory.seen)
+        self._tell(
+            "bytes", sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(trajectory.tensors))
+        )
+        if trajectory.actor < SHOWN:
+            self._tell(
+                f"actor_{trajectory.actor}/steps_per_second", trajectory.seen["steps"] / trajectory.seconds
+            )
+            if trajectory.seen.get("episodes"):
+                self._tell(
+                    f"actor_{trajectory.actor}/return",
+                    trajectory.seen["return"] / trajectory.seen["episodes"],
+                )
 
-    def _done_with(self, slab: Slab) -> None:
+    def _done_with(self, trajectory: Trajectory) -> None:
         if self.max_lag == 0:
-            self._taken.append(slab)
+            self._taken.append(trajectory)
         else:
-            self.fleet.release(slab)
+            self.fleet.release(trajectory)
 
-    def _put(self, slab: Slab, free: set[int]) -> None:
-        """Into the lanes that held what it goes on from, where they are free, else into its own, else into any."""
-        own = slab.actor if slab.actor in free else min(free)
-        place = next((at for at in free if self._held[at] == slab.follows), own)
+    def _put(self, trajectory: Trajectory, free: set[int]) -> None:
+        """Into the environments that held what it goes on from, where they are free, else into its own, else into any."""
+        own = trajectory.actor if trajectory.actor in free else min(free)
+        place = next((at for at in free if self._held[at] == trajectory.follows), own)
         free.remove(place)
-        lanes = slice(place * self.lanes, (place + 1) * self.lanes)
-        tree.map(lambda into, value: into[:, lanes].copy_(value), self._tensors, slab.tensors)
-        gap = self._held[place] != slab.follows
-        self.gaps[lanes] = gap
+        num_envs = slice(place * self.num_envs, (place + 1) * self.num_envs)
+        tree.map(lambda into, value: into[:, num_envs].copy_(value), self._tensors, trajectory.tensors)
+        gap = self._held[place] != trajectory.follows
+        self.gaps[num_envs] = gap
         self._unbroken[place] = 0 if gap else self._unbroken[place] + 1
         if FIRST in self._tensors:
             # Of samples that began before a gap the actor saw other rows.
             lost = max(0, self._earlier - self._unbroken[place] * self._completed)
-            self._tensors[FIRST][:lost, lanes] = torch.nan
-        self._held[place] = slab.name
-        self._done_with(slab)
+            self._tensors[FIRST][:lost, num_envs] = torch.nan
+        self._held[place] = trajectory.name
+        self._done_with(trajectory)
 
     def _tell(self, name: str, value: float) -> None:
         self._told.setdefault(name, []).append(value)
@@ -190,14 +197,14 @@ class FleetCollector:
             "version": self.version,
             "lives": [life + 1 for life in self.fleet.lives],
             "replaced": self.replaced,
-            "tally": self.tally.sums,
+            "episode_statistics": self.episode_statistics.sums,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Actors begin new episodes: which rollouts were under way is not repeated."""
         self.version, self.fleet.lives = int(state["version"]), [int(life) for life in state["lives"]]
         self._replaced, self._lived = int(state["replaced"]), sum(self.fleet.lives)
-        self.tally.sums = dict(state["tally"])
+        self.episode_statistics.sums = dict(state["episode_statistics"])
 
 
 class GradientCollector(FleetCollector):
@@ -207,7 +214,7 @@ class GradientCollector(FleetCollector):
         self._wanted = actors if averaged else 1
         super().__init__(fleet, role, agent, actors, 0 if averaged else None)
 
-    def _allocate(self, lanes: int) -> None:
+    def _allocate(self, num_envs: int) -> None:
         """There are no rows."""
 
     def finish(self, cut: bool = False) -> list[Gradients]:
@@ -215,10 +222,10 @@ class GradientCollector(FleetCollector):
         began = time.perf_counter()
         found = []
         for _ in range(self._wanted):
-            slab = self._next()
-            tensors = tree.clone(slab.tensors)
+            trajectory = self._next()
+            tensors = tree.clone(trajectory.tensors)
             found.append(Gradients(tensors["steps"], tensors["metrics"]))
-            self._taken.append(slab)
+            self._taken.append(trajectory)
         self._tell("waited", time.perf_counter() - began)
         return found
 
@@ -242,7 +249,7 @@ class Sums:
         return found
 
 
-class Elsewhere:
+class RemoteEnvs:
     """In place of an environment that this process steps: there is none, and nothing of it to save."""
 
     snapshots = True

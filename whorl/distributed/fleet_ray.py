@@ -26,7 +26,7 @@ from torch import Tensor
 from whorl.core import tree
 from whorl.core.errors import ConfigError, EnvError, missing_extra
 from whorl.core.tree import Tree
-from whorl.distributed.actor import ActorBody, Role, Slab
+from whorl.distributed.actor import ActorProcess, Role, Trajectory
 from whorl.distributed.buffers import array, padded, tensor_of, views
 from whorl.distributed.fleet import Seed, given_up
 
@@ -80,7 +80,7 @@ class RayFleet:
         self._complained = False
         # As bytes: arrays that Ray pickles itself are read-only over there, and an environment may hold some.
         packed = cloudpickle.dumps(role)
-        role.cargo()  # where that can't be made, one hears of it here, and at once
+        role.payload()  # where that can't be made, one hears of it here, and at once
         self._ray, self._connected, self.dashboard = connect(address, actors)
         gpus = int(self._ray.cluster_resources().get("GPU", 0)) if role.on_gpu else 0
         if role.on_gpu and not gpus:
@@ -103,23 +103,23 @@ class RayFleet:
     def alive(self) -> int:
         return sum(place.where is not None for place in self._places)
 
-    def poll(self, seconds: float) -> list[Slab]:
+    def poll(self, seconds: float) -> list[Trajectory]:
         # Of each actor the oldest answer alone, so that its rollouts are handed over in order.
         waiting = {place.asked[0]: number for number, place in enumerate(self._places) if place.asked}
         if not waiting:
             raise EnvError(
-                "no rollout is under way: publish weights and release slabs before polling for more"
+                "no rollout is under way: publish weights and release trajectories before polling for more"
             )
         ready, _ = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
         if not ready:
             ready, _ = self._ray.wait(list(waiting), num_returns=1, timeout=seconds)
-        found = [slab for answer in ready if (slab := self._take(waiting[answer])) is not None]
+        found = [trajectory for answer in ready if (trajectory := self._take(waiting[answer])) is not None]
         self._complain()
         return found
 
-    def release(self, slab: Slab) -> None:
-        if self.lives[slab.actor] == slab.life:
-            self._ask(self._places[slab.actor])
+    def release(self, trajectory: Trajectory) -> None:
+        if self.lives[trajectory.actor] == trajectory.life:
+            self._ask(self._places[trajectory.actor])
 
     def stop(self) -> None:
         for place in self._places:
@@ -141,7 +141,7 @@ class RayFleet:
     def _ask(self, place: _Place) -> None:
         place.asked.append(place.actor.roll.remote(self._weights, self._version, self._random))
 
-    def _take(self, number: int) -> Slab | None:
+    def _take(self, number: int) -> Trajectory | None:
         """The answer of an actor; None where it only says that it is there, or died."""
         place = self._places[number]
         try:
@@ -160,7 +160,7 @@ class RayFleet:
         if said["version"] > self._newest.get(node, 0):
             self._newest[node] = said["version"]
             self.sent += self._block.numel()
-        return Slab(tree.map(tensor_of, arrays), number, self.lives[number], **said)
+        return Trajectory(tree.map(tensor_of, arrays), number, self.lives[number], **said)
 
     def _replace(self, number: int, error: Exception) -> None:
         place = self._places[number]
@@ -197,7 +197,7 @@ class RayActor:
     """Runs in the cluster."""
 
     def __init__(self, packed: bytes, number: int, seeds: tuple[int, int]) -> None:
-        self.body = ActorBody(cloudpickle.loads(packed), number, seeds)
+        self.body = ActorProcess(cloudpickle.loads(packed), number, seeds)
         self.version = 0
 
     def where(self) -> tuple[str, int]:

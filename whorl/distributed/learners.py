@@ -1,6 +1,6 @@
 """Several learners of one batch: this process, the first, and replicas of its agent elsewhere.
 
-For every update the batch is split along its lanes. Each learner runs the same `update` on its part, gradients are
+For every update the batch is split along its environments. Each learner runs the same `update` on its part, gradients are
 averaged before every optimizer step, and all step alike, so their weights stay equal to the last bit. A replica has
 nothing that the first learner has not: one that dies is replaced, and the update is made again from where it began.
 """
@@ -17,12 +17,12 @@ from whorl.core import collectives, tree
 from whorl.core.errors import ConfigError, EnvError, WhorlError
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.data.gradients import Delivered
+from whorl.data.gradients import GradientQueue
 from whorl.data.rollouts import Rollouts
-from whorl.distributed.actor import batch_lanes
+from whorl.distributed.actor import envs_per_batch
 from whorl.distributed.group import Backend, Group, Lost, Meeting, Place
 from whorl.distributed.process import PATIENCE
-from whorl.distributed.remote import Servant, readable
+from whorl.distributed.remote import RemoteObject, readable
 from whorl.nets.renorm import BatchRenorm
 from whorl.run.learner import keep_freed_memory
 from whorl.settings.run import RunConfig
@@ -35,7 +35,7 @@ ANSWER = 300.0
 def check_learners(agent: Agent, run: RunConfig, experience: Any) -> None:
     """Raise where batches can't be shared by several learners."""
     name, batch_norms = type(agent).__name__, (BatchRenorm, nn.modules.batchnorm._BatchNorm)
-    if isinstance(experience, Delivered):
+    if isinstance(experience, GradientQueue):
         raise ConfigError(
             f"learners is {run.learners}, but with actor_gradients there are no rows to share; use one of them"
         )
@@ -50,8 +50,8 @@ def check_learners(agent: Agent, run: RunConfig, experience: Any) -> None:
         )
     rollouts = isinstance(experience, Rollouts)
     if rollouts:
-        shared = batch_lanes(run)
-        _check_even(run.learners, "lanes" if shared == run.lanes else "lanes of a batch", shared)
+        shared = envs_per_batch(run)
+        _check_even(run.learners, "num_envs" if shared == run.num_envs else "environments of a batch", shared)
     if hasattr(agent.cfg, "batch_size"):
         _check_even(run.learners, "batch_size", agent.cfg.batch_size, agent.stride if rollouts else 1)
 
@@ -128,7 +128,7 @@ class ProcessReplicas:
     host = "127.0.0.1"
 
     def __init__(self) -> None:
-        self.servants: list[Servant] = []
+        self.servants: list[RemoteObject] = []
 
     def backend(self, first: torch.device, size: int) -> Backend:
         return "nccl" if first.type == "cuda" and size <= torch.cuda.device_count() else "gloo"
@@ -137,44 +137,44 @@ class ProcessReplicas:
         self.servants = []
         try:
             for post in posts:
-                self.servants.append(Servant(f"learner {post.place.rank}", Replica, (post,)))
+                self.servants.append(RemoteObject(f"learner {post.place.rank}", Replica, (post,)))
         except EnvError as error:
             raise Lost(str(error)) from None
 
     def post(self, method: str, *arguments: Any) -> None:
-        self._each(lambda servant: servant.post(method, *arguments))
+        self._each(lambda remote_object: remote_object.post(method, *arguments))
 
     def take(self) -> None:
         self._each(_answer)
 
-    def _each(self, what: Callable[[Servant], Any]) -> None:
+    def _each(self, what: Callable[[RemoteObject], Any]) -> None:
         try:
-            for servant in self.servants:
-                what(servant)
+            for remote_object in self.servants:
+                what(remote_object)
         except EnvError as error:
             raise Lost(str(error)) from None
 
     def why(self) -> str:
         found = []
-        for servant in readable(self.servants, PATIENCE):
+        for remote_object in readable(self.servants, PATIENCE):
             try:
-                servant.take()
+                remote_object.take()
             except EnvError as error:
                 found.append(str(error))
         # Where one dies the others only lose it.
         return min(found, key=lambda said: Lost.__name__ in said, default="")
 
     def stop(self) -> None:
-        for servant in self.servants:
-            servant.close()
+        for remote_object in self.servants:
+            remote_object.close()
 
     close = stop
 
 
-def _answer(servant: Servant) -> None:
-    if not readable([servant], ANSWER):
-        raise Lost(f"{servant.name} has not answered for {ANSWER:.0f} seconds")
-    servant.take()
+def _answer(remote_object: RemoteObject) -> None:
+    if not readable([remote_object], ANSWER):
+        raise Lost(f"{remote_object.name} has not answered for {ANSWER:.0f} seconds")
+    remote_object.take()
 
 
 class Learners:
@@ -252,7 +252,7 @@ class Learners:
         # Versions count writes: what was written since the last round, others do not know.
         changed = [n for n, tensor in enumerate(self._state) if tensor._version != self._sent[n]]
         fresh = [self._state[n] for n in changed]
-        _check_even(group.size, "lanes", batch.shape[1])
+        _check_even(group.size, "num_envs", batch.shape[1])
         parts = split(batch.tensors(), group.size)
         shapes = tree.map(lambda leaf: (tuple(leaf.shape), leaf.dtype), parts[0])
         self.replicas.post("round", Order(phase, self.agent.updates, batch.burn_in, changed, shapes))
@@ -330,10 +330,10 @@ class Replica:
 
 
 def split(tensors: dict[str, Tree], parts: int) -> list[dict[str, Tree]]:
-    """A batch's tensors, cut evenly along the axis of lanes."""
+    """A batch's tensors, cut evenly along the axis of environments."""
     found: list[dict[str, Tree]] = [{} for _ in range(parts)]
     for name, value in tensors.items():
-        cut = tree.map(lambda leaf: leaf.chunk(parts, 0 if name == "memory" else _lanes(leaf)), value)  # noqa: B023
+        cut = tree.map(lambda leaf: leaf.chunk(parts, 0 if name == "memory" else _envs(leaf)), value)  # noqa: B023
         for number, part in enumerate(found):
             part[name] = tree.map(lambda pieces: pieces[number], cut)  # noqa: B023
     return found
@@ -360,20 +360,20 @@ def learned(agent: Agent, group: Group, phase: str, part: Batch) -> tuple[Update
 def joined(updated: Updated, parts: list[dict[str, Tree]], device: torch.device) -> Updated:
     """Metrics are means over learners, the rest lies side by side as in the batch."""
 
-    def along_lanes(*pieces: Tensor) -> Tensor:
-        return torch.cat(pieces, _lanes(pieces[0])).to(device)
+    def along_envs(*pieces: Tensor) -> Tensor:
+        return torch.cat(pieces, _envs(pieces[0])).to(device)
 
     metrics: dict[str, Tensor] = {}
     if updated.metrics:
         means = torch.stack([part["metrics"] for part in parts]).mean(0).to(device)
         metrics = dict(zip(updated.metrics, means.unbind()))
-    kept = tree.map(along_lanes, *(part["kept"] for part in parts))
-    priority = None if updated.priority is None else along_lanes(*(part["priority"] for part in parts))
+    kept = tree.map(along_envs, *(part["kept"] for part in parts))
+    priority = None if updated.priority is None else along_envs(*(part["priority"] for part in parts))
     return Updated(metrics, priority, kept)
 
 
-def _lanes(leaf: Tensor) -> int:
-    """The axis of lanes: [B] or [T, B, ...]."""
+def _envs(leaf: Tensor) -> int:
+    """The axis of environments: [B] or [T, B, ...]."""
     return min(leaf.dim() - 1, 1)
 
 

@@ -47,7 +47,7 @@ class RayReplicas:
         if gpus * len(posts) > there:
             raise ConfigError(
                 f"{len(posts)} more learners take a GPU each, but the cluster has {there:g}; use fewer learners, or "
-                "learner_device cpu"
+                "device cpu"
             )
         # No CPU is held: those of a small cluster may all be the actors'.
         kind = self._ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(

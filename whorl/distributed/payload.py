@@ -12,12 +12,12 @@ from whorl.collect.collector import Storage
 from whorl.core.errors import ConfigError
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.data.initial_priorities import Appraisal
+from whorl.data.initial_priorities import InitialPriorities
 from whorl.settings.families import ReplayConfig
 
 
-class Cargo(Protocol):
-    """What a slab holds."""
+class Payload(Protocol):
+    """What a trajectory holds."""
 
     tensors: dict[str, Tree]
     """the same ones for every rollout"""
@@ -36,13 +36,13 @@ class Rows:
         """All is there."""
 
 
-class Appraised:
+class PrioritizedRowsPayload:
     """The rollout, and how wrong the actor's copy of the agent is about the samples that it completes (Ape-X)."""
 
     def __init__(self, agent: Agent, storage: Storage, gamma: float, seed: int) -> None:
         _prepare(agent, seed)
-        spec = agent.spec.with_lanes(storage.reset.shape[1])
-        self._appraisal = Appraisal(
+        spec = agent.spec.with_num_envs(storage.reset.shape[1])
+        self._appraisal = InitialPriorities(
             agent.cfg, spec, agent.device, agent.errors, agent.stored(), storage.steps
         )
         self.tensors = {**storage.tensors, "first": self._appraisal.empty()}
@@ -63,7 +63,7 @@ class Gradients:
         self.agent = agent
         _prepare(agent, seed)
         self._found: dict[str, dict[str, Tree]] = {}
-        agent.divert(self._take)
+        agent.export_gradients(self._take)
         if isinstance(agent.cfg, ReplayConfig):
             raise ConfigError(
                 "actor_gradients is for algorithms that learn from each rollout once, but "

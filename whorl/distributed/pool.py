@@ -1,4 +1,4 @@
-"""Environments in worker processes: shared memory, one byte per command, two groups of lanes in flight at once.
+"""Environments in worker processes: shared memory, one byte per command, two groups of environments in flight at once.
 
 Workers are plain subprocesses, so a user's script needs no `__main__` guard and all systems behave alike. A worker that
 dies or raises ends the pool with an error that says so; a parent that dies takes its workers with it, however it dies.
@@ -36,43 +36,45 @@ from whorl.distributed.worker import (
     read_exactly,
     write_all,
 )
-from whorl.envs.adapters.gymnasium import check_lanes, to_arrays, to_spec, to_step, to_tensors
+from whorl.envs.adapters.gymnasium import check_num_envs, to_arrays, to_spec, to_step, to_tensors
 from whorl.envs.make import Source
 from whorl.envs.stepping import Buffers, Factory, Layout, nest, probe
 from whorl.envs.vector import Step, VectorEnv
 
 
 class WorkerPool:
-    """A `VectorEnv` over processes. A group's lanes are contiguous: every worker's first half, then the second.
+    """A `VectorEnv` over processes. A group's environments are contiguous: every worker's first half, then the second.
 
     Besides `step`, `send(group, action)` and `receive(group)` let one group step while the caller acts for the
     other; what `receive` returns stays valid until the same group's next `receive`. `install`, `start` and `collect`
-    run a function inside the workers, next to the lanes, with the shared `arrays` (name -> shape and dtype).
+    run a function inside the workers, next to the environments, with the shared `arrays` (name -> shape and dtype).
     """
 
     def __init__(
         self,
         factory: Factory,
-        lanes: int,
+        num_envs: int,
         id: str,
         workers: int,
         arrays: dict[str, tuple[tuple[int, ...], str]] | None = None,
     ) -> None:
-        if not 1 <= workers <= lanes:
-            raise EnvError(f"{workers} workers can't share {lanes} lanes; choose 1 to {lanes} workers")
+        if not 1 <= workers <= num_envs:
+            raise EnvError(
+                f"{workers} workers can't share {num_envs} environments; choose 1 to {num_envs} workers"
+            )
         self.id = id
         self.layout = probe(factory)
-        self.spec = to_spec(self.layout, lanes)
+        self.spec = to_spec(self.layout, num_envs)
         self.snapshots = self.layout.snapshots
         self.workers = workers
-        self.groups = 2 if lanes >= 2 * workers else 1
-        self._slices = _split(lanes, workers, self.groups)
+        self.groups = 2 if num_envs >= 2 * workers else 1
+        self._slices = _split(num_envs, workers, self.groups)
         self._failed = ""
         """why the pool is of no more use"""
         self._running = ""
         """the task that was started and not collected"""
 
-        segment = Segment(_blocks(self.layout, lanes, arrays or {}))
+        segment = Segment(_blocks(self.layout, num_envs, arrays or {}))
         shared = segment.arrays
         self.arrays = asked_for(shared)
         """the shared arrays that were asked for, by name"""
@@ -95,8 +97,8 @@ class WorkerPool:
         finally:
             segment.release()
 
-    def lanes_of(self, group: int) -> slice:
-        """The lanes of a group on the global lane axis."""
+    def env_slice(self, group: int) -> slice:
+        """The environments of a group on the global environment axis."""
         return slice(self._slices[0][group].start, self._slices[-1][group].stop)
 
     def reset(self, seed: int) -> Tree:
@@ -110,13 +112,13 @@ class WorkerPool:
         # All groups write the same buffer, so that one view spans them.
         self._buffer = [self._buffer[0]] * self.groups
         for group in range(self.groups):
-            self.send(group, tree.index(action, self.lanes_of(group)))
+            self.send(group, tree.index(action, self.env_slice(group)))
         for group in range(self.groups):
             self._await(group)
         return _copy(self._whole[self._buffer[0]])
 
     def send(self, group: int, action: Tree) -> None:
-        """Start a step of a group's lanes with canonical actions [lanes of the group, ...]."""
+        """Start a step of a group's environments with canonical actions [environments of the group, ...]."""
         if self._failed:
             raise EnvError(self._failed)
         if self._flying[group]:
@@ -132,7 +134,7 @@ class WorkerPool:
                 self._died(worker)
 
     def receive(self, group: int) -> Step:
-        """The results of a group's step, once all its lanes are done."""
+        """The results of a group's step, once all its environments are done."""
         if self._failed:
             raise EnvError(self._failed)
         if not self._flying[group]:
@@ -141,7 +143,7 @@ class WorkerPool:
         return _copy(self._parts[group][self._buffer[group]])
 
     def install(self, name: str, task: Callable[..., Any]) -> None:
-        """Give every worker a function `task(lanes, arrays, state, argument)` under a name; see `worker.Task`."""
+        """Give every worker a function `task(num_envs, arrays, state, argument)` under a name; see `worker.Task`."""
         self._settle()
         self._ask_all("install", [(name, cloudpickle.dumps(task))] * self.workers)
 
@@ -165,25 +167,27 @@ class WorkerPool:
 
     def snapshot(self) -> dict[str, Any]:
         self._settle()
-        found: list[Any] = [None] * self.spec.lanes
+        found: list[Any] = [None] * self.spec.num_envs
         for slices, states in zip(self._slices, self._ask_all("snapshot", [None] * self.workers)):
-            for lane, state in zip(_numbers(slices), states):
-                found[lane] = to_tensors(state)
-        return {"obs": self._current_obs(), "lanes": found}
+            for env_index, state in zip(_numbers(slices), states):
+                found[env_index] = to_tensors(state)
+        return {"obs": self._current_obs(), "num_envs": found}
 
     def restore(self, snapshot: dict[str, Any]) -> Tree:
-        check_lanes(snapshot, self.spec.lanes)
+        check_num_envs(snapshot, self.spec.num_envs)
         self._settle()
-        per_worker = [[to_arrays(snapshot["lanes"][lane]) for lane in _numbers(s)] for s in self._slices]
+        per_worker = [
+            [to_arrays(snapshot["num_envs"][env_index]) for env_index in _numbers(s)] for s in self._slices
+        ]
         self._ask_all("restore", per_worker)
         self._buffer = [0] * self.groups
         tree.copy_(self._whole[0].obs, snapshot["obs"])
         return self._whole[0].obs
 
-    def render(self, lane: int = 0) -> np.ndarray | None:
+    def render(self, env_index: int = 0) -> np.ndarray | None:
         self._settle()
-        owner = next(w for w, slices in enumerate(self._slices) if lane in _numbers(slices))
-        self._write(owner, MESSAGE + framed(("render", lane)))
+        owner = next(w for w, slices in enumerate(self._slices) if env_index in _numbers(slices))
+        self._write(owner, MESSAGE + framed(("render", env_index)))
         return self._results([owner])[0]
 
     def close(self) -> None:
@@ -195,7 +199,7 @@ class WorkerPool:
         """Views of the shared memory as tensors: whole and per group, for each copy of the buffers."""
         layout = self.layout
         action = [torch.from_numpy(shared[f"action/{index}"]) for index in range(len(layout.action))]
-        groups = [self.lanes_of(group) for group in range(self.groups)]
+        groups = [self.env_slice(group) for group in range(self.groups)]
         self._action_of = [nest(layout.action, [leaf[rows] for leaf in action]) for rows in groups]
         self._whole: list[Step] = []
         self._parts: list[list[Step]] = [[] for _ in groups]
@@ -294,7 +298,7 @@ class WorkerPool:
             raise EnvError(self._failed)
         how = how_it_ended(self._processes[worker])
         self._fail(
-            f"{self._place(worker)} {how}; see its messages above, or step fewer lanes if memory ran out"
+            f"{self._place(worker)} {how}; see its messages above, or step fewer environments if memory ran out"
         )
 
     def _fail(self, message: str) -> NoReturn:
@@ -303,13 +307,13 @@ class WorkerPool:
         raise EnvError(message)
 
     def _place(self, worker: int) -> str:
-        lanes = ", ".join(str(lane) for lane in _numbers(self._slices[worker]))
-        return f"worker {worker} (lanes {lanes})"
+        num_envs = ", ".join(str(env_index) for env_index in _numbers(self._slices[worker]))
+        return f"worker {worker} (environments {num_envs})"
 
 
-def _split(lanes: int, workers: int, groups: int) -> list[list[Slice]]:
-    """For each worker its slice of each group; the global lane axis lists group 0 of all workers, then group 1."""
-    counts = [lanes // workers + (worker < lanes % workers) for worker in range(workers)]
+def _split(num_envs: int, workers: int, groups: int) -> list[list[Slice]]:
+    """For each worker its slice of each group; the global environment axis lists group 0 of all workers, then group 1."""
+    counts = [num_envs // workers + (worker < num_envs % workers) for worker in range(workers)]
     parts = [[count // groups + (group < count % groups) for group in range(groups)] for count in counts]
     slices: list[list[Slice]] = [[] for _ in range(workers)]
     start = 0
@@ -322,15 +326,19 @@ def _split(lanes: int, workers: int, groups: int) -> list[list[Slice]]:
 
 
 def _numbers(slices: list[Slice]) -> list[int]:
-    return [lane for part in slices for lane in range(part.start, part.stop)]
+    return [env_index for part in slices for env_index in range(part.start, part.stop)]
 
 
-def _blocks(layout: Layout, lanes: int, arrays: dict[str, tuple[tuple[int, ...], str]]) -> list[Block]:
-    obs = [Block(f"obs/{i}", (BUFFERS, lanes, *x.shape), x.dtype) for i, x in enumerate(layout.observation)]
-    action = [Block(f"action/{i}", (lanes, *x.shape), x.dtype) for i, x in enumerate(layout.action)]
-    flags = [Block(name, (BUFFERS, lanes), "bool") for name in ("terminated", "truncated", "reset", "soft")]
-    reward = Block("reward", (BUFFERS, lanes), "float32")
-    measures = Block("measures", (BUFFERS, lanes, len(layout.measures)), "float32")
+def _blocks(layout: Layout, num_envs: int, arrays: dict[str, tuple[tuple[int, ...], str]]) -> list[Block]:
+    obs = [
+        Block(f"obs/{i}", (BUFFERS, num_envs, *x.shape), x.dtype) for i, x in enumerate(layout.observation)
+    ]
+    action = [Block(f"action/{i}", (num_envs, *x.shape), x.dtype) for i, x in enumerate(layout.action)]
+    flags = [
+        Block(name, (BUFFERS, num_envs), "bool") for name in ("terminated", "truncated", "reset", "soft")
+    ]
+    reward = Block("reward", (BUFFERS, num_envs), "float32")
+    measures = Block("measures", (BUFFERS, num_envs, len(layout.measures)), "float32")
     asked = [Block(ARRAY_PREFIX + name, shape, str(np.dtype(kind))) for name, (shape, kind) in arrays.items()]
     return [*obs, *action, reward, *flags, measures, *asked]
 
@@ -350,9 +358,9 @@ def _copy(step: Step) -> Step:
 
 
 def make_vector(
-    source: Source, lanes: int, device: torch.device | str = "cpu", workers: int = 0, compile: bool = False
+    source: Source, num_envs: int, device: torch.device | str = "cpu", workers: int = 0, compile: bool = False
 ) -> VectorEnv:
-    """`lanes` copies of an environment, stepped by `workers` processes where that is worth it, else by this one."""
+    """`num_envs` copies of an environment, stepped by `workers` processes where that is worth it, else by this one."""
     if workers > 0 and source.world is None and not source.steps_itself:
-        return WorkerPool(source.factory, lanes, source.id, workers=min(workers, lanes))
-    return source.vector(lanes, device, compile)
+        return WorkerPool(source.factory, num_envs, source.id, workers=min(workers, num_envs))
+    return source.vector(num_envs, device, compile)

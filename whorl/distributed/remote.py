@@ -36,7 +36,7 @@ class DiedError(EnvError):
     """A process is gone."""
 
 
-class Servant:
+class RemoteObject:
     """The parent's side.
 
     Args:
@@ -103,14 +103,14 @@ class Servant:
         )
 
 
-def readable(servants: Sequence[Servant], seconds: float) -> list[Servant]:
+def readable(servants: Sequence[RemoteObject], seconds: float) -> list[RemoteObject]:
     """Those whose answer is there, at the latest after so many seconds."""
     if not servants:
         return []
     if not hasattr(select, "poll"):
         return list(servants[:1])
     poll = select.poll()
-    found = {servant.fileno(): servant for servant in servants}
+    found = {remote_object.fileno(): remote_object for remote_object in servants}
     for descriptor in found:
         poll.register(descriptor, select.POLLIN)
     return [found[descriptor] for descriptor, _ in poll.poll(seconds * 1000)]

@@ -1,4 +1,4 @@
-"""Replay in several processes: each shard holds the rows of its share of the lanes, and draws while the learner learns.
+"""Replay in several processes: each shard holds the rows of its share of the environments, and draws while the learner learns.
 
 Batches come from the shards in turn, so that a priority counts among those of its shard. A shard is asked for up to two
 batches before the errors of the first are back; nothing is under way between two epochs, so checkpoints are exact. One
@@ -28,7 +28,7 @@ from whorl.data.replay import Transfer, replay_of, view_of, weighted
 from whorl.data.ring import Ring, history_of
 from whorl.data.samplers import sample_error
 from whorl.distributed.buffers import array, blocks_of, buffers_of, tensor_of
-from whorl.distributed.remote import DiedError, Servant
+from whorl.distributed.remote import DiedError, RemoteObject
 from whorl.distributed.shared_memory import Block, Segment
 from whorl.settings.families import ReplayConfig
 from whorl.state import files
@@ -40,7 +40,7 @@ CUT = "cut"
 
 
 class Shard:
-    """Some lanes' part of replay; runs in a servant or wherever it was put."""
+    """Some environments' part of replay; runs in a remote object or wherever it was put."""
 
     def __init__(self, cfg: ReplayConfig, spec: Spec, memory: Tree, seed: int) -> None:
         torch.set_num_threads(1)
@@ -122,7 +122,7 @@ class Link:
         blocks = blocks_of(layout, AHEAD)
         segment = Segment(blocks)
         try:
-            self.servant = Servant(
+            self.remote_object = RemoteObject(
                 f"replay shard {number}",
                 ProcessShard,
                 (layout, blocks, segment.handle, *told),
@@ -168,7 +168,7 @@ class Link:
     def call(self, method: str, *arguments: Any) -> Any:
         """One of the shard's rarer methods, with its answer."""
         self.wait()
-        return self.servant.ask(method, *arguments)
+        return self.remote_object.ask(method, *arguments)
 
     def wait(self) -> None:
         """Until all that was sent is done."""
@@ -176,14 +176,14 @@ class Link:
             self._take()
 
     def close(self) -> None:
-        self.servant.close()
+        self.remote_object.close()
 
     def _post(self, method: str, *arguments: Any) -> None:
-        self.servant.post(method, *arguments)
+        self.remote_object.post(method, *arguments)
         self._pending.append(method)
 
     def _take(self) -> str:
-        answer, kind = self.servant.take(), self._pending.popleft()
+        answer, kind = self.remote_object.take(), self._pending.popleft()
         if kind == "add_from":
             self.ready = bool(answer)
         return kind
@@ -193,7 +193,7 @@ class ShardedReplay:
     """The experience of a learner whose replay is in `cfg.shards` shards.
 
     Args:
-        rows: a rollout of all lanes, to see what it looks like.
+        rows: a rollout of all environments, to see what it looks like.
         seed: of a shard's draws, by its number and by how often it was replaced.
         restarts: failures in a row after which a shard is given up, and the run ends.
         link: how a shard is started and spoken to.
@@ -212,27 +212,27 @@ class ShardedReplay:
     ) -> None:
         cfg: ReplayConfig = agent.cfg
         self.cfg, self.seed, self.restarts, self._link = cfg, seed, restarts, link
-        self.lanes = agent.spec.lanes // cfg.shards
-        spec = agent.spec.with_lanes(self.lanes)
+        self.num_envs = agent.spec.num_envs // cfg.shards
+        spec = agent.spec.with_num_envs(self.num_envs)
         part = replace(
             cfg,
-            capacity=cfg.capacity // cfg.shards,
+            buffer_size=cfg.buffer_size // cfg.shards,
             priority_beta_steps=cfg.priority_beta_steps // cfg.shards,
             replay_device="cpu",
         )
         self._told = (part, spec, agent.stored())
         self._template = _sample(part, spec, agent.stored())
-        sent = {**rows.tensors(), CUT: torch.zeros(agent.spec.lanes, dtype=torch.bool)}
+        sent = {**rows.tensors(), CUT: torch.zeros(agent.spec.num_envs, dtype=torch.bool)}
         self._layout = {
-            "rows": _share(sent, slice(0, self.lanes)),
+            "rows": _share(sent, slice(0, self.num_envs)),
             "batch": self._template.tensors(),
         }
-        self._ratio, view = Fraction(str(cfg.ratio)), view_of(cfg)
-        # As beside the learner: at least one start of some lane is whole by then.
-        self._learn_after = max(cfg.learn_after, agent.spec.lanes * (view.span + view.stride - 1))
+        self._ratio, view = Fraction(str(cfg.updates_per_step)), view_of(cfg)
+        # As beside the learner: at least one start of some environment is whole by then.
+        self._learn_after = max(cfg.learning_starts, agent.spec.num_envs * (view.span + view.stride - 1))
         self.steps = self.drawn = self._turn = 0
         self.lives, self._failures = [0] * cfg.shards, [0] * cfg.shards
-        self._cut = torch.zeros(agent.spec.lanes, dtype=torch.bool)
+        self._cut = torch.zeros(agent.spec.num_envs, dtype=torch.bool)
         self._transfer = Transfer(device) if device.type == "cuda" else None
         self._from: tuple[Link, Tensor] | None = None
         """of the newest batch, where errors matter: the shard, and the rows at which samples start"""
@@ -241,13 +241,13 @@ class ShardedReplay:
         self.links = [self._open(number) for number in range(cfg.shards)]
 
     def cut(self, where: Tensor) -> None:
-        """Announce that the next rollout does not go on from the newest row, in the lanes `where` [B] says so."""
+        """Announce that the next rollout does not go on from the newest row, in the environments `where` [B] says so."""
         self._cut.logical_or_(where)
 
     def add(self, rollout: Batch) -> None:
         sent = {**rollout.tensors(), CUT: self._cut}
         for number in range(len(self.links)):
-            share = _share(sent, slice(number * self.lanes, (number + 1) * self.lanes))
+            share = _share(sent, slice(number * self.num_envs, (number + 1) * self.num_envs))
             self._try(number, partial(_add, share))
         self._cut.zero_()
         self.steps += int(rollout.mask.sum())
@@ -398,11 +398,11 @@ class ShardedReplay:
             self._settle(*late)
 
 
-def check_shards(cfg: ReplayConfig, lanes: int, actors: int) -> None:
+def check_shards(cfg: ReplayConfig, num_envs: int, actors: int) -> None:
     """Raise where shards and the other settings do not fit."""
-    if lanes % cfg.shards:
+    if num_envs % cfg.shards:
         raise ConfigError(
-            f"{cfg.shards} shards can't share {lanes} lanes evenly; use a number that divides {lanes}"
+            f"{cfg.shards} shards can't share {num_envs} environments evenly; use a number that divides {num_envs}"
         )
     if cfg.replay_device == "cuda":
         raise ConfigError("replay_device is 'cuda', but shards lie in host memory; leave it or shards out")
@@ -422,18 +422,18 @@ def _nobody(batch: Batch) -> Tensor:
     raise AssertionError("actors find first priorities")
 
 
-def _share(rows: dict[str, Tree], lanes: slice) -> dict[str, Tree]:
-    """The lanes' part of a rollout: the second axis of most, the first of what has no time."""
+def _share(rows: dict[str, Tree], num_envs: slice) -> dict[str, Tree]:
+    """The environments' part of a rollout: the second axis of most, the first of what has no time."""
     whole = {name: value for name, value in rows.items() if name not in ("memory", CUT)}
-    timed = tree.map(lambda leaf: leaf[:, lanes], whole)
-    return {**timed, "memory": tree.index(rows["memory"], lanes), CUT: rows[CUT][lanes]}
+    timed = tree.map(lambda leaf: leaf[:, num_envs], whole)
+    return {**timed, "memory": tree.index(rows["memory"], num_envs), CUT: rows[CUT][num_envs]}
 
 
 def _sample(cfg: ReplayConfig, spec: Spec, memory: Tree) -> Batch:
     """A batch as a shard draws it, with nothing in it."""
     view = view_of(cfg)
     slots = -(-(view.span + history_of(spec) + 2) // view.stride) * view.stride
-    ring = Ring(spec, slots * spec.lanes, memory=memory, stride=view.stride)
+    ring = Ring(spec, slots * spec.num_envs, memory=memory, stride=view.stride)
     start = torch.zeros(cfg.batch_size, dtype=torch.int64)
     drawn = {"index": start, "weight": torch.ones(cfg.batch_size)} if cfg.prioritized else {}
     return weighted(view.gather(ring, start), drawn)

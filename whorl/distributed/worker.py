@@ -1,6 +1,6 @@
-"""The child side of the process pool: a slice of lanes, stepped on command. Started as `python -m whorl.distributed.worker`.
+"""The child side of the process pool: a slice of environments, stepped on command. Started as `python -m whorl.distributed.worker`.
 
-One byte on stdin steps a group of lanes, the same byte on stdout says that it is done; anything rarer is a framed
+One byte on stdin steps a group of environments, the same byte on stdout says that it is done; anything rarer is a framed
 message. Imports no torch, so that a worker starts fast; a task that needs torch imports it itself.
 """
 
@@ -30,7 +30,7 @@ BUFFERS = 2
 
 @dataclass(frozen=True)
 class Slice:
-    """The lanes of one group that one worker owns: `start` on the global lane axis, `first` among the worker's own."""
+    """The environments of one group that one worker owns: `start` on the global environment axis, `first` among the worker's own."""
 
     start: int
     stop: int
@@ -53,7 +53,7 @@ class Assignment:
 
 
 Task: TypeAlias = Callable[[Any, dict[str, np.ndarray], dict[str, Any], Any], Any]
-"""`task(lanes, arrays, state, argument)`: the worker's `Lanes`, the shared arrays by name, a dict that stays with the
+"""`task(num_envs, arrays, state, argument)`: the worker's `EnvStepper`, the shared arrays by name, a dict that stays with the
 worker between calls, and what `start` was given for this worker."""
 
 
@@ -86,14 +86,14 @@ class Channel:
 class Worker:
     def __init__(self, channel: Channel, assignment: Assignment) -> None:
         # Here and not above: the parent's sys.path has to be in place first.
-        from whorl.envs.stepping import Buffers, Lanes
+        from whorl.envs.stepping import Buffers, EnvStepper
 
         factory, layout = pickle.loads(assignment.environment)
         self.channel = channel
         self.segment = Segment(assignment.blocks, assignment.handle)
         arrays = self.segment.arrays
-        numbers = [lane for part in assignment.slices for lane in range(part.start, part.stop)]
-        self.lanes = Lanes(factory, layout, numbers)
+        numbers = [env_index for part in assignment.slices for env_index in range(part.start, part.stop)]
+        self.num_envs = EnvStepper(factory, layout, numbers)
         self.slices = assignment.slices
         self.arrays = asked_for(arrays)
         self.state: dict[str, Any] = {}
@@ -113,7 +113,7 @@ class Worker:
         for group, part in enumerate(self.slices):
             for buffer in range(BUFFERS):
                 jobs.append((self.actions[group], self.outputs[buffer][group], part.first))
-        step, limit = self.lanes.step, len(jobs)
+        step, limit = self.num_envs.step, len(jobs)
         while True:
             command = os.read(commands, 1)
             if not command:
@@ -123,7 +123,7 @@ class Worker:
                     step(*jobs[command[0]])
                     os.write(answers, command)
                 elif command == QUIT:
-                    self.lanes.close()
+                    self.num_envs.close()
                     return
                 else:
                     name, argument = self.channel.receive()
@@ -136,16 +136,16 @@ class Worker:
 
     def do_reset(self, seed: int) -> None:
         for part, out in zip(self.slices, self.outputs[0]):
-            self.lanes.reset(seed, out, part.first)
+            self.num_envs.reset(seed, out, part.first)
 
     def do_snapshot(self, _: None) -> list[dict[str, Any]]:
-        return self.lanes.snapshot()
+        return self.num_envs.snapshot()
 
     def do_restore(self, snapshots: list[dict[str, Any]]) -> None:
-        self.lanes.restore(snapshots)
+        self.num_envs.restore(snapshots)
 
-    def do_render(self, lane: int) -> np.ndarray | None:
-        return self.lanes.render(self.lanes.numbers.index(lane))
+    def do_render(self, env_index: int) -> np.ndarray | None:
+        return self.num_envs.render(self.num_envs.numbers.index(env_index))
 
     def do_install(self, named: tuple[str, bytes]) -> None:
         name, task = named
@@ -153,7 +153,7 @@ class Worker:
 
     def do_run(self, named: tuple[str, Any]) -> Any:
         name, argument = named
-        return self.tasks[name](self.lanes, self.arrays, self.state, argument)
+        return self.tasks[name](self.num_envs, self.arrays, self.state, argument)
 
 
 def asked_for(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Acting inside the worker processes: each holds a copy of the policy and collects its lanes' part of a rollout alone.
+"""Acting inside the worker processes: each holds a copy of the policy and collects its environments' part of a rollout alone.
 
 This is CO-GYM's way (one policy version per rollout, statistics frozen in it) without its costs: weights travel
 through shared memory once per rollout, rows come back the same way, and nobody waits for anybody within a rollout.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent
-from whorl.collect.collector import Collector, Storage, Tally
+from whorl.collect.collector import Collector, EpisodeStatistics, Storage
 from whorl.core import tree
 from whorl.data.batch import Batch
 from whorl.distributed.buffers import array_of, nested, padded, views
@@ -26,13 +26,13 @@ WEIGHTS = "weights"
 
 
 class WorkerCollector:
-    """A collector whose lanes, policy copies and random streams live in the workers."""
+    """A collector whose environments, policy copies and random streams live in the workers."""
 
     def __init__(
         self,
         source: Source,
         agent: Agent,
-        lanes: int,
+        num_envs: int,
         steps: int,
         workers: int,
         gamma: float,
@@ -40,12 +40,12 @@ class WorkerCollector:
         hold: bool = False,
     ) -> None:
         self.agent, self.gamma, self.steps = agent, gamma, steps
-        layout = Storage.allocate(agent, lanes, steps)
+        layout = Storage.allocate(agent, num_envs, steps)
         shapes = {path: array_of(leaf) for path, leaf in tree.items(layout.tensors)}
         shapes[WEIGHTS] = ((sum(padded(tensor) for tensor in agent.acting_tensors()),), "uint8")
-        self.env = WorkerPool(source.factory, lanes, source.id, workers, arrays=shapes)
+        self.env = WorkerPool(source.factory, num_envs, source.id, workers, arrays=shapes)
         self.storage = Storage(nested(layout.tensors, self.env.arrays))
-        self.tally = Tally(lanes, torch.device("cpu"), agent.spec.measures)
+        self.episode_statistics = EpisodeStatistics(num_envs, torch.device("cpu"), agent.spec.measures)
         self._weights = views(torch.from_numpy(self.env.arrays[WEIGHTS]), agent.acting_tensors())
         self.env.install("open", open_collector)
         self.env.install("collect", collect)
@@ -57,7 +57,7 @@ class WorkerCollector:
         self._run("open", [(packed, steps, gamma, source.id, seed, hold) for seed in seeds])
 
     def reset(self, seed: int) -> None:
-        """Start every lane anew; the next rollout begins there."""
+        """Start every environment anew; the next rollout begins there."""
         self._run("reset", [seed] * self.env.workers)
 
     def start(self, random: bool = False) -> None:
@@ -70,10 +70,10 @@ class WorkerCollector:
         """The rollout, as views of shared memory: learn from it before the next call."""
         self.env.collect("collect")
         batch = self.storage.batch(self.gamma)
-        self.tally.add(batch, self.storage.soft, self.storage.measures)
+        self.episode_statistics.add(batch, self.storage.soft, self.storage.measures)
         if cut:
             batch.keep[-1] = 0
-            self.tally.forget()
+            self.episode_statistics.forget()
         return batch
 
     def collect(self, cut: bool = False, random: bool = False) -> Batch:
@@ -82,11 +82,14 @@ class WorkerCollector:
         return self.finish(cut)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"workers": self._run("state", [None] * self.env.workers), "tally": self.tally.state_dict()}
+        return {
+            "workers": self._run("state", [None] * self.env.workers),
+            "episode_statistics": self.episode_statistics.state_dict(),
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self._run("load", saved["workers"])
-        self.tally.load_state_dict(saved["tally"])
+        self.episode_statistics.load_state_dict(saved["episode_statistics"])
 
     def close(self) -> None:
         self.env.close()
@@ -99,28 +102,30 @@ class WorkerCollector:
 # What follows runs in the workers; `held` is the dict that stays with a worker between calls.
 
 
-def open_collector(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
-    """Build the policy copy and a collector over this worker's lanes."""
+def open_collector(num_envs: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
+    """Build the policy copy and a collector over this worker's environments."""
     torch.set_num_threads(1)
     packed, steps, gamma, id, seed, hold = argument
     agent: Agent = cloudpickle.loads(packed)
     generator = torch.Generator().manual_seed(seed)
-    env = GymnasiumVector.over(lanes, id)
+    env = GymnasiumVector.over(num_envs, id)
     held["weights"] = views(torch.from_numpy(arrays[WEIGHTS]), agent.acting_tensors())
     held["renew"] = partial(_renew, agent, held["weights"])
     renew = held["renew"] if hold else None
-    held["collector"] = Collector(env, agent, steps, gamma, generator, numbers=lanes.numbers, renew=renew)
+    held["collector"] = Collector(env, agent, steps, gamma, generator, numbers=num_envs.numbers, renew=renew)
     held["shared"] = nested(held["collector"].storage.tensors, arrays)
 
 
 @torch.inference_mode()
-def collect(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
+def collect(num_envs: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
     """Take the newest weights, roll, and write this worker's columns of the rollout."""
     collector: Collector = held["collector"]
     if collector.renew is None:
         held["renew"]()
     collector.roll(argument)
-    tree.map(lambda into, value: _put(into, lanes.numbers, value), held["shared"], collector.storage.tensors)
+    tree.map(
+        lambda into, value: _put(into, num_envs.numbers, value), held["shared"], collector.storage.tensors
+    )
 
 
 def _renew(agent: Agent, weights: list[Tensor]) -> None:
@@ -128,20 +133,22 @@ def _renew(agent: Agent, weights: list[Tensor]) -> None:
         tensor.copy_(value)
 
 
-def reset(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
+def reset(num_envs: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
     held["collector"].reset(argument)
 
 
-def state(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> dict[str, Any]:
+def state(
+    num_envs: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any
+) -> dict[str, Any]:
     collector: Collector = held["collector"]
     return tree.clone({**collector.state_dict(), "generator": collector.generator.get_state()})
 
 
-def load(lanes: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
+def load(num_envs: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
     collector: Collector = held["collector"]
     collector.generator.set_state(argument["generator"])
     collector.load_state_dict(argument)
 
 
-def _put(into: Tensor, lanes: list[int], value: Tensor) -> None:
-    into[:, lanes] = value
+def _put(into: Tensor, num_envs: list[int], value: Tensor) -> None:
+    into[:, num_envs] = value

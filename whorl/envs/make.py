@@ -1,4 +1,4 @@
-"""From whatever the user has (an id, an environment, a factory) to lanes that step together."""
+"""From whatever the user has (an id, an environment, a factory) to environments that step together."""
 
 import copy
 import inspect
@@ -21,12 +21,12 @@ from whorl.envs.adapters.vectorized import STATE as BATCHED
 from whorl.envs.adapters.vectorized import BatchedVector
 from whorl.envs.stepping import probe
 from whorl.envs.vector import VectorEnv
-from whorl.envs.wrappers import HIDING, OPTIONS, seen_through, split
+from whorl.envs.wrappers import HIDING, OPTIONS, observation_wrappers, split
 from whorl.settings.presets import WRAPPED
 
 Factory = Callable[[], gymnasium.Env]
 BACKENDS = ("ale", "envpool")
-"""who steps Atari games: ALE in our lanes and workers, or EnvPool's threads"""
+"""who steps Atari games: ALE in our environments and workers, or EnvPool's threads"""
 CHEAP = ("classic_control", "toy_text", "tabular", "minatar")
 """modules of environments that worker processes would only slow down"""
 
@@ -42,7 +42,7 @@ class Made(gymnasium.Wrapper):
 
 @dataclass(frozen=True)
 class Source:
-    """Where lanes come from: an id with options, and a factory of single environments."""
+    """Where environments come from: an id with options, and a factory of single environments."""
 
     id: str
     factory: Factory
@@ -51,46 +51,46 @@ class Source:
     named: bool = True
     """whether the id alone finds the environment again, for instance when a run is resumed"""
     pooled: bool = False
-    """whether EnvPool steps the lanes; drawing is left to our own"""
+    """whether EnvPool steps the environments; drawing is left to our own"""
 
-    def vector(self, lanes: int, device: torch.device | str = "cpu", compile: bool = False) -> VectorEnv:
-        """`lanes` copies, stepped by this process; native worlds as tensors on `device`."""
+    def vector(self, num_envs: int, device: torch.device | str = "cpu", compile: bool = False) -> VectorEnv:
+        """`num_envs` copies, stepped by this process; native worlds as tensors on `device`."""
         if self.world is not None:
             knows = "compile" in inspect.signature(self.world).parameters
             extra = {"compile": True} if compile and knows else {}
-            return self.world(lanes=lanes, device=device, **self._world_options(), **extra)
+            return self.world(num_envs=num_envs, device=device, **self._world_options(), **extra)
         if self.steps_itself:
-            return EnvPoolVector(self.factory, lanes, self.id)
+            return EnvPoolVector(self.factory, num_envs, self.id)
         if self.id in BATCHED and self.named and not self.options:
-            return BatchedVector(self.factory, lanes, self.id)
-        return GymnasiumVector(self.factory, lanes, self.id)
+            return BatchedVector(self.factory, num_envs, self.id)
+        return GymnasiumVector(self.factory, num_envs, self.id)
 
     @property
     def steps_itself(self) -> bool:
         """Whether EnvPool's own threads step the environments."""
         return self.pooled and "render_mode" not in self.options
 
-    def spec(self, lanes: int) -> Spec:
-        """What an agent may know of `lanes` lanes, without making them."""
+    def spec(self, num_envs: int) -> Spec:
+        """What an agent may know of `num_envs` environments, without making them."""
         if self.world is not None:
-            return self.world(lanes=1, **self._world_options()).spec.with_lanes(lanes)
-        spec = to_spec(probe(self.factory), lanes)
+            return self.world(num_envs=1, **self._world_options()).spec.with_num_envs(num_envs)
+        spec = to_spec(probe(self.factory), num_envs)
         # EnvPool does not show the console's memory, in which a game's rooms are counted.
         return replace(spec, measures=()) if self.pooled else spec
 
     def _world_options(self) -> dict[str, Any]:
         return {key: value for key, value in self.options.items() if key != "render_mode"}
 
-    def workers(self, asked: int, lanes: int) -> int:
+    def workers(self, asked: int, num_envs: int) -> int:
         """How many worker processes to use where `asked` is -1: as many as cores, except where stepping is cheap."""
         if self.world is not None or self.pooled:
             return 0
         if asked >= 0:
-            return min(asked, lanes)
+            return min(asked, num_envs)
         env = self.factory()
         cheap = any(word in type(env.unwrapped).__module__ for word in CHEAP)
         env.close()
-        count = default_workers(lanes)
+        count = default_workers(num_envs)
         return 0 if cheap or count < 2 else count
 
 
@@ -136,7 +136,11 @@ def _from_id(id: str, options: dict[str, Any]) -> Source:
     world = None if id in own else native.WORLDS.get(name.rpartition(":")[2])
     if world is not None and ours:
         raise _whole(name, world, ours)
-    factory = seen_through(partial(own[id], **theirs), ours) if id in own else factory_from_id(id, **options)
+    factory = (
+        observation_wrappers(partial(own[id], **theirs), ours)
+        if id in own
+        else factory_from_id(id, **options)
+    )
     if options.keys() - {"render_mode"}:
         _try(id, factory, options)
     return Source(name, factory, options, world)
@@ -148,7 +152,7 @@ def _seen(source: Source, options: dict[str, Any]) -> Source:
         return source
     if source.world is not None:
         raise _whole(source.id, source.world, options)
-    factory = seen_through(source.factory, options)
+    factory = observation_wrappers(source.factory, options)
     factory().close()
     return replace(source, factory=factory, options=options)
 
@@ -203,7 +207,7 @@ def _name(env: gymnasium.Env) -> str:
     return f"{spec.id}{WRAPPED}" if spec.additional_wrappers else spec.id
 
 
-def default_workers(lanes: int) -> int:
-    """One worker per usable core, and none without a lane."""
+def default_workers(num_envs: int) -> int:
+    """One worker per usable core, and none without a environment."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(lanes, usable))
+    return max(1, min(num_envs, usable))

@@ -41,7 +41,7 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of one lane: a leaf of the observation tree or of the canonical action tree."""
+    """One array of one environment: a leaf of the observation tree or of the canonical action tree."""
 
     path: tuple[str, ...]
     shape: tuple[int, ...]
@@ -75,7 +75,7 @@ class Layout:
 
 
 class Buffers:
-    """Where a step writes its results: one row per lane."""
+    """Where a step writes its results: one row per environment."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Buffers:
         return cls(obs, np.zeros(rows, np.float32), terminated, truncated, reset, soft, measures)
 
     def __getitem__(self, rows: Any) -> "Buffers":
-        """The same buffers, seen through an index of the lane axis."""
+        """The same buffers, seen through an index of the environment axis."""
         return Buffers(
             [leaf[rows] for leaf in self.obs],
             self.reward[rows],
@@ -116,17 +116,17 @@ class Buffers:
 
 
 class Frames:
-    """The newest frames of every lane; an episode's first one stands for those before it."""
+    """The newest frames of every environment; an episode's first one stands for those before it."""
 
-    def __init__(self, leaf: Leaf, lanes: int) -> None:
-        self.held = np.zeros((lanes, *leaf.shape), leaf.dtype)
+    def __init__(self, leaf: Leaf, num_envs: int) -> None:
+        self.held = np.zeros((num_envs, *leaf.shape), leaf.dtype)
         self.axis, self.width = leaf.axis, leaf.shape[leaf.axis] // leaf.stack
         self._one = tuple(self.width if axis == leaf.axis else n for axis, n in enumerate(leaf.shape))
-        self._joined = np.moveaxis(self.held, leaf.axis + 1, 1)  # [lanes, stack * width, ...]
+        self._joined = np.moveaxis(self.held, leaf.axis + 1, 1)  # [environments, stack * width, ...]
 
-    def push(self, lane: int, frame: Any, opens: bool) -> np.ndarray:
-        """A lane's frames with `frame` as the newest, or as all of them where it opens an episode."""
-        joined, width = self._joined[lane], self.width
+    def push(self, env_index: int, frame: Any, opens: bool) -> np.ndarray:
+        """A environment's frames with `frame` as the newest, or as all of them where it opens an episode."""
+        joined, width = self._joined[env_index], self.width
         newest = np.moveaxis(np.reshape(frame, self._one), self.axis, 0)
         if opens:
             for start in range(0, len(joined), width):
@@ -134,18 +134,18 @@ class Frames:
         else:
             joined[:-width] = joined[width:]
             joined[-width:] = newest
-        return self.held[lane]
+        return self.held[env_index]
 
 
-class Lanes:
-    """Environments stepped one after another. `numbers` are their places on the global lane axis; they choose seeds."""
+class EnvStepper:
+    """Environments stepped one after another. `numbers` are their places on the global environment axis; they choose seeds."""
 
     def __init__(self, factory: Factory, layout: Layout, numbers: list[int]) -> None:
         self.layout = layout
         self.numbers = numbers
         self.envs = [factory() for _ in numbers]
         self.pending = [False] * len(numbers)
-        """lanes whose episode ended: their next step is a reset"""
+        """environments whose episode ended: their next step is a reset"""
         self._steps = [env.step for env in self.envs]
         self._decode = _decoder(layout.action_space)
         self._masks = [_mask_reader(layout.mask, env) for env in self.envs]
@@ -160,23 +160,23 @@ class Lanes:
         return len(self.envs)
 
     def reset(self, seed: int, out: Buffers, start: int = 0) -> None:
-        """Seed and restart lanes `start, start + 1, …`, as many as `out` has rows."""
+        """Seed and restart environments `start, start + 1, …`, as many as `out` has rows."""
         out.reward.fill(0.0)
         out.terminated.fill(False)
         out.truncated.fill(False)
         out.reset.fill(True)
         out.soft.fill(False)
         for row in range(len(out.reward)):
-            lane = start + row
-            obs, info = self.envs[lane].reset(seed=lane_seed(seed, self.numbers[lane]))
+            env_index = start + row
+            obs, info = self.envs[env_index].reset(seed=env_seed(seed, self.numbers[env_index]))
             self._check(obs)
-            self.pending[lane] = False
-            self._write(out.obs, row, obs, lane, True)
+            self.pending[env_index] = False
+            self._write(out.obs, row, obs, env_index, True)
             if self._masked:
-                out.obs[-1][row] = self._masks[lane](info)
+                out.obs[-1][row] = self._masks[env_index](info)
 
     def step(self, action: list[np.ndarray], out: Buffers, start: int = 0) -> None:
-        """Step lanes `start, start + 1, …` with canonical actions, one array [rows, ...] per action leaf."""
+        """Step environments `start, start + 1, …` with canonical actions, one array [rows, ...] per action leaf."""
         choices = self._decode(action)
         reward, terminated, truncated, reset = out.reward, out.terminated, out.truncated, out.reset
         terminated.fill(False)
@@ -186,16 +186,16 @@ class Lanes:
         pending, steps, plain, soft_ends = self.pending, self._steps, self._plain, self.layout.soft_ends
         write = out.obs[0].__setitem__
         for row, choice in enumerate(choices):
-            lane = start + row
-            if pending[lane]:
-                obs, info = self.envs[lane].reset()
-                pending[lane] = False
+            env_index = start + row
+            if pending[env_index]:
+                obs, info = self.envs[env_index].reset()
+                pending[env_index] = False
                 reset[row] = True
                 reward[row] = 0.0
             else:
-                obs, reward[row], ended, cut, info = steps[lane](choice)
+                obs, reward[row], ended, cut, info = steps[env_index](choice)
                 if ended or cut:
-                    terminated[row], truncated[row], pending[lane] = ended, cut, True
+                    terminated[row], truncated[row], pending[env_index] = ended, cut, True
                     for number, name in enumerate(self.layout.measures):
                         out.measures[row, number] = info.get(name, 0.0)
                 elif soft_ends:
@@ -203,31 +203,33 @@ class Lanes:
             if plain:
                 write(row, obs)
             else:
-                self._write(out.obs, row, obs, lane, reset[row])
+                self._write(out.obs, row, obs, env_index, reset[row])
             if self._masked:
-                out.obs[-1][row] = self._masks[lane](info)
+                out.obs[-1][row] = self._masks[env_index](info)
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """The exact state of each lane, as plain containers and numpy arrays."""
+        """The exact state of each environment, as plain containers and numpy arrays."""
         found: list[dict[str, Any]] = []
         for number, env, pending in zip(self.numbers, self.envs, self.pending):
             state = snapshot_env(env)
             if state is None:
-                raise EnvError(f"lane {number}: {env} has no snapshot; give it get_snapshot and set_snapshot")
+                raise EnvError(
+                    f"environment {number}: {env} has no snapshot; give it get_snapshot and set_snapshot"
+                )
             frames = [held.held[len(found)].copy() for held in self._frames if held is not None]
             found.append({"env": state, "pending": pending, "frames": frames})
         return found
 
     def restore(self, snapshots: list[dict[str, Any]]) -> None:
-        for lane, (env, snapshot) in enumerate(zip(self.envs, snapshots)):
+        for env_index, (env, snapshot) in enumerate(zip(self.envs, snapshots)):
             restore_env(env, snapshot["env"])
-            self.pending[lane] = bool(snapshot["pending"])
+            self.pending[env_index] = bool(snapshot["pending"])
             held = [frames for frames in self._frames if frames is not None]
             for frames, saved in zip(held, snapshot.get("frames", []), strict=True):
-                frames.held[lane] = saved
+                frames.held[env_index] = saved
 
-    def render(self, lane: int) -> np.ndarray | None:
-        env = self.envs[lane]
+    def render(self, env_index: int) -> np.ndarray | None:
+        env = self.envs[env_index]
         if env.render_mode is None:
             return None
         frame: Any = env.render()
@@ -239,10 +241,10 @@ class Lanes:
         for env in self.envs:
             env.close()
 
-    def _write(self, into: list[np.ndarray], row: int, obs: Any, lane: int, opens: bool) -> None:
+    def _write(self, into: list[np.ndarray], row: int, obs: Any, env_index: int, opens: bool) -> None:
         for array, read, frames in zip(into, self._readers, self._frames):
             value = read(obs)
-            array[row] = value if frames is None else frames.push(lane, value, opens)
+            array[row] = value if frames is None else frames.push(env_index, value, opens)
 
     def _check(self, obs: Any) -> None:
         """Numpy would silently broadcast a wrong shape into the buffer; resets are rare enough to look."""
@@ -257,10 +259,10 @@ class Lanes:
                 )
 
 
-def lane_seed(seed: int, lane: int) -> int:
-    """The seed of a lane's first reset: streams of neighbouring lanes and seeds are unrelated."""
+def env_seed(seed: int, env_index: int) -> int:
+    """The seed of a environment's first reset: streams of neighbouring environments and seeds are unrelated."""
     # 31 bits, because some environments hand the seed to a C int.
-    return int(np.random.SeedSequence((seed, lane)).generate_state(1)[0] >> 1)
+    return int(np.random.SeedSequence((seed, env_index)).generate_state(1)[0] >> 1)
 
 
 def make_registered(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env:

@@ -1,6 +1,6 @@
-"""The one protocol that every source of experience follows: many lanes, stepped together, next-step autoreset.
+"""The one protocol that every source of experience follows: many environments, stepped together, next-step autoreset.
 
-A lane whose episode ended at step t is reset by the call for step t+1: that call ignores the lane's action, returns the
+A environment whose episode ended at step t is reset by the call for step t+1: that call ignores the environment's action, returns the
 first observation of the new episode with `reset` set, reward 0 and both end flags clear. So the final observation is an
 ordinary row, nothing is patched, and the row that leads from it to the new episode is simply no transition.
 """
@@ -35,7 +35,7 @@ class Step:
 
 
 class VectorEnv(Protocol):
-    """`lanes` copies of one environment. Actions come in canonical form (see `whorl.core.spec`)."""
+    """`num_envs` copies of one environment. Actions come in canonical form (see `whorl.core.spec`)."""
 
     spec: Spec
     id: str
@@ -43,7 +43,7 @@ class VectorEnv(Protocol):
     """whether `snapshot` can capture the exact state, so that a run resumes bit for bit anywhere"""
 
     def reset(self, seed: int) -> Tree:
-        """Start every lane anew, each from its own stream derived from `seed`; the first observations [B, ...]."""
+        """Start every environment anew, each from its own stream derived from `seed`; the first observations [B, ...]."""
 
     def step(self, action: Tree) -> Step: ...
 
@@ -53,7 +53,7 @@ class VectorEnv(Protocol):
     def restore(self, snapshot: dict[str, Any]) -> Tree:
         """Continue from a snapshot; returns the current observations [B, ...]."""
 
-    def render(self, lane: int = 0) -> Any:
-        """One uint8 RGB frame [H, W, 3] of a lane, or None where the environment draws nothing."""
+    def render(self, env_index: int = 0) -> Any:
+        """One uint8 RGB frame [H, W, 3] of a environment, or None where the environment draws nothing."""
 
     def close(self) -> None: ...

@@ -1,6 +1,6 @@
 """What an agent sees of an environment: entries left out or shown once, and what it did and got last beside them.
 
-Options of every environment whose lanes are stepped one by one; whoever makes one splits them off with `split`. Nothing
+Options of every environment whose environments are stepped one by one; whoever makes one splits them off with `split`. Nothing
 here imports torch, because workers wrap their environments with it.
 """
 
@@ -25,7 +25,7 @@ def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return {name: value for name, value in options.items() if name not in ours}, ours
 
 
-def seen_through(factory: Factory, options: dict[str, Any]) -> Factory:
+def observation_wrappers(factory: Factory, options: dict[str, Any]) -> Factory:
     """A factory of what `factory` makes, seen as `options` say."""
     return partial(_make, factory, options) if options else factory
 
@@ -34,19 +34,19 @@ def _make(factory: Factory, options: dict[str, Any]) -> gymnasium.Env:
     env = factory()
     hiding = {name: value for name, value in options.items() if name in HIDING}
     if hiding:
-        env = Seen(env, **hiding)
+        env = SelectObservation(env, **hiding)
     return FrameStack(env, whole_stack(options["frame_stack"])) if "frame_stack" in options else env
 
 
 class FrameStack(gymnasium.Wrapper):
-    """Says how many frames of an environment are to be seen together; whoever steps the lanes stacks them."""
+    """Says how many frames of an environment are to be seen together; whoever steps the environments stacks them."""
 
     def __init__(self, env: gymnasium.Env, frame_stack: int) -> None:
         super().__init__(env)
         self.frame_stack = frame_stack
 
 
-class Seen(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
+class SelectObservation(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
     """An environment of which some is hidden. Its own state is plain attributes, so that snapshots find it.
 
     Args:

@@ -11,15 +11,15 @@ from whorl.settings.families import ChoiceConfig
 
 
 class Exploration(nn.Module):
-    """Epsilon-greedy or a softmax over values, by schedules over the budget; every lane may have its own epsilon."""
+    """Epsilon-greedy or a softmax over values, by schedules over the budget; every environment may have its own epsilon."""
 
     rung: Tensor
 
     def __init__(self, spec: Spec, cfg: ChoiceConfig) -> None:
         super().__init__()
         self.cfg, self.masked = cfg, spec.masked
-        # Not saved: weights may go on in a run with other lanes.
-        rung = 1 + cfg.epsilon_ladder * torch.linspace(0, 1, spec.lanes)
+        # Not saved: weights may go on in a run with other environments.
+        rung = 1 + cfg.epsilon_ladder * torch.linspace(0, 1, spec.num_envs)
         self.register_buffer("rung", rung, persistent=False)
 
     def forward(self, q: Tensor, obs: Tree, context: Context, progress: Tensor) -> Tensor:
@@ -33,20 +33,20 @@ class Exploration(nn.Module):
                 else best(q, allowed)
             )
         if kind == "epsilon":
-            return self._mixed(q, allowed, self.epsilon(context.lane, progress), context)
+            return self._mixed(q, allowed, self.epsilon(context.env_index, progress), context)
         return best(q, allowed) if kind == "none" else self._softmax(q, allowed, progress, context)
 
-    def epsilon(self, lane: Tensor | None, progress: Tensor) -> Tensor:
-        """Probability of a random choice: [B], or [] where lanes are not known."""
+    def epsilon(self, env_index: Tensor | None, progress: Tensor) -> Tensor:
+        """Probability of a random choice: [B], or [] where environments are not known."""
         cfg = self.cfg
-        now = self._falling(cfg.epsilon_start, cfg.epsilon_final, progress)
+        now = self._falling(cfg.exploration_initial_eps, cfg.exploration_final_eps, progress)
         if not cfg.epsilon_ladder:
             return now
-        return now ** (self.rung.mean() if lane is None else self.rung[lane])
+        return now ** (self.rung.mean() if env_index is None else self.rung[env_index])
 
     def _falling(self, first: float, last: float, progress: Tensor) -> Tensor:
-        """From `first` to `last`, linearly over `epsilon_share` of the budget."""
-        share = self.cfg.epsilon_share
+        """From `first` to `last`, linearly over `exploration_fraction` of the budget."""
+        share = self.cfg.exploration_fraction
         done = (progress / share).clamp(max=1) if share else torch.ones_like(progress)
         return first + (last - first) * done
 

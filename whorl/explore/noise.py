@@ -14,20 +14,20 @@ MEMORY = "noise"
 
 
 def random_action(spec: Spec, obs: Tree, generator: torch.Generator) -> Tree:
-    """Uniformly random canonical actions for every lane of `obs`; choices that are masked out are not taken."""
+    """Uniformly random canonical actions for every environment of `obs`; choices that are masked out are not taken."""
     like = tree.first(obs)
-    lanes, device = len(like), like.device
+    num_envs, device = len(like), like.device
 
     def leaf(action: ActionLeaf) -> Tensor:
         if isinstance(action, Continuous):
-            return torch.rand(lanes, action.size, generator=generator, device=device) * 2 - 1
+            return torch.rand(num_envs, action.size, generator=generator, device=device) * 2 - 1
         if isinstance(action, Discrete):
-            chance = torch.rand(lanes, action.n, generator=generator, device=device)
+            chance = torch.rand(num_envs, action.n, generator=generator, device=device)
             return (
                 torch.where(obs[MASK_KEY] > 0, chance, -1.0).argmax(-1) if spec.masked else chance.argmax(-1)
             )
         sizes = torch.tensor(action.nvec, device=device)
-        chance = torch.rand(lanes, len(action.nvec), generator=generator, device=device)
+        chance = torch.rand(num_envs, len(action.nvec), generator=generator, device=device)
         return (chance * sizes).long()
 
     return tree.map(leaf, spec.action)
@@ -36,7 +36,7 @@ def random_action(spec: Spec, obs: Tree, generator: torch.Generator) -> Tree:
 class ActionNoise(nn.Module):
     """Noise for a deterministic policy: independent, or x <- (1 - theta) x + scale * N(0, 1) since the episode's start.
 
-    Lanes have their own scales, from the first to the last number of `noise_scale`.
+    Environments have their own scales, from the first to the last number of `noise_scale`.
     """
 
     scale: Tensor
@@ -46,15 +46,15 @@ class ActionNoise(nn.Module):
         self.cfg, self.size = cfg, size
         given = cfg.noise_scale
         low, high = given if isinstance(given, tuple) else (given, given)
-        # Not saved: weights may go on in a run with other lanes, whose scale is what its own settings say.
-        scale = torch.linspace(low, high, spec.lanes).unsqueeze(1)  # [lanes, 1]
+        # Not saved: weights may go on in a run with other environments, whose scale is what its own settings say.
+        scale = torch.linspace(low, high, spec.num_envs).unsqueeze(1)  # [environments, 1]
         self.register_buffer("scale", scale, persistent=False)
 
-    def initial(self, lanes: int) -> Tree:
+    def initial(self, num_envs: int) -> Tree:
         """The process before the first row."""
         if self.cfg.noise != "ou":
             return {}
-        return {MEMORY: {"x": torch.zeros(lanes, self.size, device=self.scale.device)}}
+        return {MEMORY: {"x": torch.zeros(num_envs, self.size, device=self.scale.device)}}
 
     def forward(
         self, action: Tensor, memory: Tree, context: Context, progress: Tensor
@@ -62,7 +62,7 @@ class ActionNoise(nn.Module):
         """The action with noise, clipped to [-1, 1], and the process after it."""
         cfg, generator, after = self.cfg, context.generator, {}
         if cfg.noise != "none":
-            scale = self.scale.mean() if context.lane is None else self.scale[context.lane]
+            scale = self.scale.mean() if context.env_index is None else self.scale[context.env_index]
             left = 1 - (1 - cfg.noise_final) * progress if cfg.noise_final != 1 else 1.0
             noise = scale * torch.randn(action.shape, generator=generator, device=action.device)
             if cfg.noise == "ou":

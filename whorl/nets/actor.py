@@ -11,7 +11,7 @@ from whorl.core.registry import Part
 from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
-from whorl.nets.backbone import Body, BodySettings
+from whorl.nets.backbone import Backbone, BackboneSettings
 from whorl.nets.layers import orthogonal_
 from whorl.nets.memory import MemorySettings, memory_settings
 from whorl.nets.preprocessor import reward_limit
@@ -26,13 +26,13 @@ class Actor(nn.Module):
     reads their memory, where there is one for all nets.
     """
 
-    def __init__(self, name: str, spec: Spec, cfg: ActorCriticConfig, head: Any, reads: Body) -> None:
+    def __init__(self, name: str, spec: Spec, cfg: ActorCriticConfig, head: Any, reads: Backbone) -> None:
         super().__init__()
         remembers = cfg.share_memory and bool(reads.memories)
         sees = remembers or any(True for _ in reads.encoder.parameters())
         observed = Array((reads.size if remembers else reads.encoder.size,)) if sees else spec.observation
-        settings = BodySettings(
-            cfg.actor_hidden,
+        settings = BackboneSettings(
+            cfg.actor_hidden_sizes,
             cfg.activation,
             cfg.actor_network,
             Part("flat") if sees else cfg.encoder,
@@ -40,52 +40,52 @@ class Actor(nn.Module):
             cfg.noisy,
             reward_limit(cfg),
         )
-        self.body = Body(name, observed, settings, spec.action)
-        self.head = head(self.body.size)
+        self.backbone = Backbone(name, observed, settings, spec.action)
+        self.head = head(self.backbone.size)
         self.masked = spec.masked
         self.remembers = remembers
-        self.reads: tuple[Body, ...] = (reads,) if sees else ()
+        self.reads: tuple[Backbone, ...] = (reads,) if sees else ()
         """in a tuple, so that another net's weights are not listed as this one's"""
 
     def draw(self, generator: torch.Generator | None) -> Tree:
         """Fresh noise for one pass, where layers are noisy; an empty dict otherwise."""
-        return self.body.draw(generator)
+        return self.backbone.draw(generator)
 
     def forward(self, rows: Rows, noise: Tree | None = None) -> Any:
-        features = self.body.features(lambda: self._encoded(rows), rows, noise)
+        features = self.backbone.features(lambda: self._encoded(rows), rows, noise)
         return self.head(features, rows.selected[MASK_KEY] if self.masked else None)
 
     def _encoded(self, rows: Rows) -> Tensor:
         if not self.reads:
-            return self.body.encode(rows)
+            return self.backbone.encode(rows)
         if self.remembers:
             return self.reads[0](rows).detach()
-        return self.reads[0].encoder(rows.obs if self.body.memories else rows.selected).detach()
+        return self.reads[0].encoder(rows.obs if self.backbone.memories else rows.selected).detach()
 
     def unrolled(self, batch: Batch) -> Batch:
         """The batch with what this net's memory makes of its rows, so that all who ask share one pass."""
-        return self.body.unrolled(batch, self._encoded)
+        return self.backbone.unrolled(batch, self._encoded)
 
     def states(self, batch: Batch, stride: int) -> Tree:
-        """See `Body.states`; nothing where the memory is the critics'."""
-        return self.body.states(batch, stride, self._encoded)
+        """See `Backbone.states`; nothing where the memory is the critics'."""
+        return self.backbone.states(batch, stride, self._encoded)
 
     def step(self, obs: Tree, memory: Tree, reset: Tensor, noise: Tree | None = None) -> tuple[Any, Tree]:
-        """One row of every lane: what the head says, and the memory after it."""
+        """One row of every environment: what the head says, and the memory after it."""
         if self.remembers:
             encoded, after = self.reads[0].step(obs, memory, reset)
         else:
-            encoded, after = (self.reads[0] if self.reads else self.body).encoder(obs), {}
-            if self.body.memories:
-                (encoded,), after = self.body.follow(encoded, memory, reset)
-        features = self.body.read(encoded, noise)
+            encoded, after = (self.reads[0] if self.reads else self.backbone).encoder(obs), {}
+            if self.backbone.memories:
+                (encoded,), after = self.backbone.follow(encoded, memory, reset)
+        features = self.backbone.read(encoded, noise)
         return self.head(features, obs[MASK_KEY] if self.masked else None), after
 
-    def initial_memory(self, lanes: int, device: torch.device) -> Tree:
+    def initial_memory(self, num_envs: int, device: torch.device) -> Tree:
         """Its own memory, or the one that it reads."""
-        return (self.reads[0] if self.remembers else self.body).initial_memory(lanes, device)
+        return (self.reads[0] if self.remembers else self.backbone).initial_memory(num_envs, device)
 
-    def target(self, reads: Body) -> "Actor":
+    def target(self, reads: Backbone) -> "Actor":
         """A copy that takes no gradient and reads another body."""
         twin = copy.deepcopy(self).requires_grad_(False)
         twin.reads = (reads,) if self.reads else ()

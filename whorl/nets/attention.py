@@ -33,12 +33,12 @@ class Attention(nn.Module):
         self.input = orthogonal_(nn.Linear(inputs, size), 1.0)
         self.blocks = nn.ModuleList(Block(size, heads, window) for _ in range(layers))
 
-    def initial(self, lanes: int, device: torch.device) -> Tree:
-        empty = torch.zeros(lanes, self.layers, self.window - 1, self.size, device=device)
+    def initial(self, num_envs: int, device: torch.device) -> Tree:
+        empty = torch.zeros(num_envs, self.layers, self.window - 1, self.size, device=device)
         return {
             "keys": empty,
             "values": empty.clone(),
-            "count": torch.zeros(lanes, dtype=torch.int64, device=device),
+            "count": torch.zeros(num_envs, dtype=torch.int64, device=device),
         }
 
     def step(self, value: Tensor, reset: Tensor, memory: Tree) -> tuple[Tensor, Tree]:
@@ -56,8 +56,8 @@ class Attention(nn.Module):
         return x[:, 0], {**after, "count": (count + 1).clamp(max=self.window - 1)}
 
     def forward(self, value: Tensor, reset: Tensor, memory: Tree | None, burn_in: int) -> Tensor:
-        rows, lanes = reset.shape
-        state = memory if memory is not None else self.initial(lanes, value.device)
+        rows, num_envs = reset.shape
+        state = memory if memory is not None else self.initial(num_envs, value.device)
         held, device = self.window - 1, value.device
         place = torch.arange(held + rows, device=device)
         away = held + torch.arange(rows, device=device).unsqueeze(1) - place  # [R, held + R]

@@ -25,7 +25,7 @@ from whorl.ops.augment import Channels
 
 
 @dataclass(frozen=True)
-class BodySettings:
+class BackboneSettings:
     """How to build one body."""
 
     hidden: tuple[int, ...]
@@ -83,7 +83,7 @@ register("network", "layers", layered)
 register("network", "residual", Residual)
 
 
-class Body(nn.Module):
+class Backbone(nn.Module):
     """Features [R, B, size] of rows of observations.
 
     Args:
@@ -95,7 +95,7 @@ class Body(nn.Module):
         self,
         name: str,
         observation: SpecTree,
-        settings: BodySettings,
+        settings: BackboneSettings,
         action: SpecTree | None = None,
         members: int = 1,
     ) -> None:
@@ -170,7 +170,7 @@ class Body(nn.Module):
         return tree.stack(found) if found else {}
 
     def step(self, obs: Tree, memory: Tree, reset: Tensor, noise: Tree | None = None) -> tuple[Tensor, Tree]:
-        """One row of every lane: features [B, size], and this body's share of the memory after it."""
+        """One row of every environment: features [B, size], and this body's share of the memory after it."""
         encoded = self.encoder(obs)
         if not self.memories:
             return self.read(encoded, noise), {}
@@ -186,7 +186,7 @@ class Body(nn.Module):
         return self.follow(self.encoder(obs), memory, reset)[1] if self.memories else {}
 
     def follow(self, encoded: Tensor, memory: Tree, reset: Tensor) -> tuple[list[Tensor], Tree]:
-        """One encoded row of every lane: what each memory says [B, size], and the memory after it."""
+        """One encoded row of every environment: what each memory says [B, size], and the memory after it."""
         if self.last is not None:
             encoded = torch.cat((encoded, self.last(memory[LAST], reset)), -1)
         states = self._states(memory[self.name])
@@ -195,12 +195,12 @@ class Body(nn.Module):
         after = {self.name: self._joined([state for _, state in found])}
         return [summary for summary, _ in found], {**after, **_only(memory, LAST)}
 
-    def initial_memory(self, lanes: int, device: torch.device) -> Tree:
+    def initial_memory(self, num_envs: int, device: torch.device) -> Tree:
         if not self.memories:
             return {}
         memories: list[Any] = list(self.memories)
-        states = [memory.initial(lanes, device) for memory in memories]
-        last = {} if self.last is None else {LAST: self.last.initial(lanes, device)}
+        states = [memory.initial(num_envs, device) for memory in memories]
+        last = {} if self.last is None else {LAST: self.last.initial(num_envs, device)}
         return {self.name: self._joined(states), **last}
 
     def _joined(self, states: list[Tree]) -> Tree:
@@ -217,7 +217,7 @@ def _only(memory: Tree, key: str) -> Tree:
     return {key: memory[key]} if key in memory else {}
 
 
-def torso(settings: BodySettings, inputs: int) -> tuple[nn.Module, int]:
+def torso(settings: BackboneSettings, inputs: int) -> tuple[nn.Module, int]:
     """The hidden layers that settings describe, and how many columns come out of them."""
     network, hidden = settings.network, settings.hidden
     if network.name == "mlp":

@@ -1,6 +1,6 @@
 """Memory between rows: LSTM and GRU, unrolled over windows in which episodes may begin anywhere.
 
-Kernels for whole sequences (cuDNN, oneDNN) can't clear the state of one lane in the middle. So on a CPU a lane gets one
+Kernels for whole sequences (cuDNN, oneDNN) can't clear the state of one environment in the middle. So on a CPU a environment gets one
 more row where an episode begins, which shuts the gates that the state would pass, and such a kernel reads it all. On a
 GPU, where nothing may depend on the values of a batch, rows follow each other (`rows`).
 """
@@ -78,10 +78,10 @@ class LastStep(nn.Module):
             parts.append(reward.unsqueeze(-1))
         return torch.cat(parts, -1).masked_fill(reset.unsqueeze(-1), 0.0)
 
-    def initial(self, lanes: int, device: torch.device) -> Tree:
+    def initial(self, num_envs: int, device: torch.device) -> Tree:
         return {
-            "action": empty_action(self.taken, (lanes,), device),
-            "reward": torch.zeros(lanes, device=device),
+            "action": empty_action(self.taken, (num_envs,), device),
+            "reward": torch.zeros(num_envs, device=device),
         }
 
 
@@ -137,9 +137,9 @@ class Recurrent(nn.Module):
                 # Remember by default: a forget gate that opens at one half loses a cue within a few rows.
                 value.data[size : 2 * size] = 1.0
 
-    def initial(self, lanes: int, device: torch.device) -> Tree:
+    def initial(self, num_envs: int, device: torch.device) -> Tree:
         """The state before an episode's first row."""
-        return {name: torch.zeros(lanes, self.layers, self.size, device=device) for name in self.names}
+        return {name: torch.zeros(num_envs, self.layers, self.size, device=device) for name in self.names}
 
     def step(self, value: Tensor, reset: Tensor, memory: Tree) -> tuple[Tensor, Tree]:
         """One row: `value` [B, I] -> output [B, H] and the state after it."""
@@ -180,7 +180,7 @@ class Recurrent(nn.Module):
     def _with_gaps(self, value: Tensor, reset: Tensor, state: Tree) -> tuple[Tensor, Tree]:
         """Outputs [R, B, H] and the state after the last row, by a kernel for whole sequences.
 
-        Before each reset a lane gets one more row, whose gates leave an empty state behind; lanes with fewer of them
+        Before each reset a environment gets one more row, whose gates leave an empty state behind; environments with fewer of them
         end in rows that keep what there is.
         """
         first = _cleared(state, reset[0])
@@ -188,13 +188,15 @@ class Recurrent(nn.Module):
         opens[0] = False
         if not bool(opens.any()):
             return self._sequences(value, first)
-        count, lanes = reset.shape
+        count, num_envs = reset.shape
         before = opens.cumsum(0)  # [R, B] rows that were put in
         places = torch.arange(count).unsqueeze(1) + before
-        cells = (places * lanes + torch.arange(lanes)).reshape(-1)
-        flags = value.new_tensor((0.0, 1.0)).repeat((count + int(before[-1].max())) * lanes, 1)  # empty, keep
+        cells = (places * num_envs + torch.arange(num_envs)).reshape(-1)
+        flags = value.new_tensor((0.0, 1.0)).repeat(
+            (count + int(before[-1].max())) * num_envs, 1
+        )  # empty, keep
         flags[cells] = 0.0
-        flags[cells[opens.reshape(-1)] - lanes] = value.new_tensor((1.0, 0.0))
+        flags[cells[opens.reshape(-1)] - num_envs] = value.new_tensor((1.0, 0.0))
         after: dict[str, list[Tensor]] = {name: [] for name in self.names}
         for layer, (weight, recurrent, bias, recurrent_bias) in enumerate(self._weights()):
             wide = torch.cat((weight, self._switches(bias)), 1)
@@ -203,12 +205,12 @@ class Recurrent(nn.Module):
             given = [first[name][:, layer].unsqueeze(0).contiguous() for name in self.names]
             weights = [wide, recurrent, bias, recurrent_bias]
             options: Any = (weights, True, 1, 0.0, self.training, False, False)
-            spread = spread.unflatten(0, (-1, lanes))
+            spread = spread.unflatten(0, (-1, num_envs))
             if self.kind == "lstm":
                 outputs, _, c = torch.lstm(spread, given, *options)
             else:
                 outputs, _ = torch.gru(spread, given[0], *options)
-            value = outputs.flatten(0, 1).index_select(0, cells).unflatten(0, (count, lanes))
+            value = outputs.flatten(0, 1).index_select(0, cells).unflatten(0, (count, num_envs))
             after["h"].append(value[-1])
             if self.kind == "lstm":
                 after["c"].append(c[0])
@@ -259,6 +261,6 @@ def _by_rows(
 
 
 def _cleared(memory: Tree, reset: Tensor) -> Tree:
-    """The state with the lanes [B] that begin an episode set to zero."""
+    """The state with the environments [B] that begin an episode set to zero."""
     keep = ~reset[:, None, None]
     return tree.map(lambda leaf: leaf * keep, memory)

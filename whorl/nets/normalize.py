@@ -129,16 +129,16 @@ class ReturnScale(nn.Module):
 
     running: Tensor
 
-    def __init__(self, lanes: int, enabled: bool, clip: float) -> None:
+    def __init__(self, num_envs: int, enabled: bool, clip: float) -> None:
         super().__init__()
         self.enabled = enabled
         self.clip = clip
         self.statistics = RunningStatistics(())
-        self.register_buffer("running", torch.zeros(lanes))
+        self.register_buffer("running", torch.zeros(num_envs))
 
     @torch.no_grad()
     def merge_(self, reward: Tensor, keep: Tensor, mask: Tensor, gamma: float) -> None:
-        """Follow each lane's discounted return over a rollout [T, B] and merge it."""
+        """Follow each environment's discounted return over a rollout [T, B] and merge it."""
         if not self.enabled:
             return
         reward = torch.where(mask > 0, reward, 0.0)  # 0 * nan would be nan

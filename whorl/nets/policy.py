@@ -9,7 +9,7 @@ from whorl.core.registry import Part
 from whorl.core.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec, SpecTree
 from whorl.core.tree import Tree
 from whorl.data.batch import Rows
-from whorl.nets.backbone import Body, BodySettings
+from whorl.nets.backbone import Backbone, BackboneSettings
 from whorl.nets.layers import orthogonal_
 from whorl.nets.memory import memory_settings
 from whorl.ops.distributions import Categorical, Joint, MultiCategorical, Normal
@@ -64,7 +64,7 @@ def policy_head(action: SpecTree, inputs: int, cfg: NetworkConfig) -> nn.Module:
         return JointHead({name: policy_head(leaf, inputs, cfg) for name, leaf in action.items()})
     leaf: ActionLeaf = action
     if isinstance(leaf, Continuous):
-        return GaussianHead(inputs, leaf, cfg.mean_init, cfg.log_std_init, cfg.log_std_bound)
+        return GaussianHead(inputs, leaf, cfg.mean_init, cfg.log_std_init, cfg.log_std_range)
     if isinstance(leaf, Discrete):
         return CategoricalHead(inputs, (leaf.n,), single=True)
     return CategoricalHead(inputs, leaf.nvec, single=False)
@@ -75,16 +75,16 @@ class Policy(nn.Module):
 
     def __init__(self, name: str, spec: Spec, cfg: NetworkConfig) -> None:
         super().__init__()
-        settings = _settings(cfg, cfg.actor_hidden, cfg.actor_network)
-        self.body = Body(name, spec.observation, settings, spec.action)
-        self.head = policy_head(spec.action, self.body.size, cfg)
+        settings = _settings(cfg, cfg.actor_hidden_sizes, cfg.actor_network)
+        self.backbone = Backbone(name, spec.observation, settings, spec.action)
+        self.head = policy_head(spec.action, self.backbone.size, cfg)
         self.masked = spec.masked
 
     def forward(self, rows: Rows) -> Any:
-        return self.head(self.body(rows), rows.selected[MASK_KEY] if self.masked else None)
+        return self.head(self.backbone(rows), rows.selected[MASK_KEY] if self.masked else None)
 
     def step(self, obs: Tree, memory: Tree, reset: Tensor) -> tuple[Any, Tree]:
-        features, memory = self.body.step(obs, memory, reset)
+        features, memory = self.backbone.step(obs, memory, reset)
         return self.head(features, obs[MASK_KEY] if self.masked else None), memory
 
 
@@ -93,15 +93,15 @@ class Value(nn.Module):
 
     def __init__(self, name: str, spec: Spec, cfg: NetworkConfig) -> None:
         super().__init__()
-        settings = _settings(cfg, cfg.critic_hidden, cfg.critic_network)
-        self.body = Body(name, spec.observation, settings, spec.action)
-        self.follows = bool(self.body.memories)
+        settings = _settings(cfg, cfg.critic_hidden_sizes, cfg.critic_network)
+        self.backbone = Backbone(name, spec.observation, settings, spec.action)
+        self.follows = bool(self.backbone.memories)
         """whether its memory is kept while acting, though nobody reads it then"""
-        self.head = orthogonal_(nn.Linear(self.body.size, 1), 1.0)
+        self.head = orthogonal_(nn.Linear(self.backbone.size, 1), 1.0)
 
     def forward(self, rows: Rows) -> Tensor:
-        return self.head(self.body(rows))[..., 0]
+        return self.head(self.backbone(rows))[..., 0]
 
 
-def _settings(cfg: NetworkConfig, hidden: tuple[int, ...], network: Part) -> BodySettings:
-    return BodySettings(hidden, cfg.activation, network, cfg.encoder, memory_settings(cfg))
+def _settings(cfg: NetworkConfig, hidden: tuple[int, ...], network: Part) -> BackboneSettings:
+    return BackboneSettings(hidden, cfg.activation, network, cfg.encoder, memory_settings(cfg))

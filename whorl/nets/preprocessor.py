@@ -17,7 +17,7 @@ def reward_limit(cfg: ReplayConfig) -> float:
     return cfg.reward_clip_range if cfg.clip_reward else 0.0
 
 
-class Inputs(Observations):
+class Preprocessor(Observations):
     """Normalised observations, shifted images, scaled rewards."""
 
     def __init__(self, spec: Spec, cfg: ReplayConfig) -> None:

@@ -13,7 +13,7 @@ from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
-from whorl.nets.backbone import Body, BodySettings, torso
+from whorl.nets.backbone import Backbone, BackboneSettings, torso
 from whorl.nets.layers import activation_of, orthogonal_
 from whorl.nets.memory import memory_settings
 from whorl.nets.preprocessor import reward_limit
@@ -21,7 +21,7 @@ from whorl.settings.families import ActorCriticConfig
 from whorl.settings.limits import coerce
 
 
-class Critics(nn.Module):
+class QEnsemble(nn.Module):
     """Rows, and actions where they are continuous -> [members, T, B, *outputs].
 
     All members read one encoder, which their loss trains; a memory each, or by `share_memory` one for all.
@@ -43,19 +43,21 @@ class Critics(nn.Module):
         join: int = 0,
     ) -> None:
         super().__init__()
-        reader = BodySettings(
+        reader = BackboneSettings(
             (), cfg.activation, Part("mlp"), cfg.encoder, memory_settings(cfg), reward_clip=reward_limit(cfg)
         )
-        self.body = Body(name, spec.observation, reader, spec.action, 1 if cfg.share_memory else members)
-        self.follows = bool(self.body.memories) and not cfg.share_memory and cfg.stores_memory
+        self.backbone = Backbone(
+            name, spec.observation, reader, spec.action, 1 if cfg.share_memory else members
+        )
+        self.follows = bool(self.backbone.memories) and not cfg.share_memory and cfg.stores_memory
         """whether its memory is kept while acting, though nobody reads it then, to be stored beside the policy's"""
         self.members, self.outputs = members, outputs
         columns = prod(outputs)
         if cfg.critic_network.name == "mlp":
             self.nets: nn.Module = EnsembleMLP(
                 members,
-                self.body.size,
-                cfg.critic_hidden,
+                self.backbone.size,
+                cfg.critic_hidden_sizes,
                 columns,
                 cfg.activation,
                 actions=actions,
@@ -67,7 +69,7 @@ class Critics(nn.Module):
                 f"the action joins in a later layer of critic_network 'mlp' only, not of {cfg.critic_network.name!r}"
             )
         else:
-            self.nets = Separate(members, self.body.size + actions, columns, cfg)
+            self.nets = Separate(members, self.backbone.size + actions, columns, cfg)
 
     def draw(self, rows: int, generator: torch.Generator | None) -> Tree:
         """Fresh noise for one pass over `rows` rows, where there is dropout; an empty dict otherwise."""
@@ -80,13 +82,13 @@ class Critics(nn.Module):
         """What the first member alone says: [T, B, *outputs]."""
         return self._evaluate(rows, action, None, 1)[0]
 
-    def initial_memory(self, lanes: int, device: torch.device) -> Tree:
+    def initial_memory(self, num_envs: int, device: torch.device) -> Tree:
         """Memory that is kept while acting, and not by the policy."""
-        return self.body.initial_memory(lanes, device) if self.follows else {}
+        return self.backbone.initial_memory(num_envs, device) if self.follows else {}
 
     def advance(self, obs: Tree, memory: Tree, reset: Tensor) -> Tree:
-        """That memory after one row of every lane."""
-        return self.body.advance(obs, memory, reset) if self.follows else {}
+        """That memory after one row of every environment."""
+        return self.backbone.advance(obs, memory, reset) if self.follows else {}
 
     def unrolled(self, batch: Batch) -> Batch:
         """The batch with what these nets' memories make of its rows, so that all who ask share one pass.
@@ -94,14 +96,14 @@ class Critics(nn.Module):
         The policy climbs critics that have learned since, by what their memories said before: one step late, and a
         pass through them saved (as offpcc does).
         """
-        return self.body.unrolled(batch)
+        return self.backbone.unrolled(batch)
 
     def states(self, batch: Batch, stride: int) -> Tree:
-        """See `Body.states`."""
-        return self.body.states(batch, stride)
+        """See `Backbone.states`."""
+        return self.backbone.states(batch, stride)
 
     def _evaluate(self, rows: Rows, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
-        features = self.body(rows, members=members)  # [T, B, size], or [members, T, B, size]
+        features = self.backbone(rows, members=members)  # [T, B, size], or [members, T, B, size]
         lead = features.shape[-3:-1]
         flat = None if action is None else action.flatten(0, -2)
         values = self.nets(features.flatten(-3, -2), flat, noise, members)  # [members, rows, columns]
@@ -130,7 +132,9 @@ class EnsembleMLP(nn.Module):
     ) -> None:
         super().__init__()
         if join > len(hidden):
-            raise ConfigError(f"the action joins after layer {join}, but critic_hidden has {len(hidden)}")
+            raise ConfigError(
+                f"the action joins after layer {join}, but critic_hidden_sizes has {len(hidden)}"
+            )
         if not 0 <= dropout < 1:
             raise ConfigError(f"dropout is {dropout}; it must be at least 0 and below 1")
         self.activation, self.join, self.dropout, self.hidden = (
@@ -192,7 +196,7 @@ class Separate(nn.Module):
 
     def __init__(self, members: int, inputs: int, outputs: int, cfg: ActorCriticConfig) -> None:
         super().__init__()
-        settings = BodySettings(cfg.critic_hidden, cfg.activation, cfg.critic_network, cfg.encoder)
+        settings = BackboneSettings(cfg.critic_hidden_sizes, cfg.activation, cfg.critic_network, cfg.encoder)
         built = [torso(settings, inputs) for _ in range(members)]
         self.torsos = nn.ModuleList(net for net, _ in built)
         self.heads = nn.ModuleList(orthogonal_(nn.Linear(width, outputs), 1.0) for _, width in built)

@@ -11,7 +11,7 @@ from whorl.core.registry import Part
 from whorl.core.spec import MASK_KEY, Discrete, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
-from whorl.nets.backbone import Body, BodySettings
+from whorl.nets.backbone import Backbone, BackboneSettings
 from whorl.nets.images import SpectralConvolution
 from whorl.nets.layers import MLP, orthogonal_
 from whorl.nets.memory import MemorySettings, memory_settings
@@ -20,7 +20,7 @@ from whorl.nets.preprocessor import reward_limit
 from whorl.settings.families import ChoiceConfig, ReplayConfig
 
 
-class Values(nn.Module):
+class QNetwork(nn.Module):
     """Rows of observations -> [T, B, choices, columns].
 
     With `dueling` (Wang et al. 2016, arXiv:1511.06581, eq. 9), column by column: V(s) + A(s, a) - mean_b A(s, b)
@@ -31,27 +31,27 @@ class Values(nn.Module):
     ) -> None:
         super().__init__()
         self.choices, self.columns = choices_of(spec, name), columns
-        self.body = self._body(name, spec, cfg, ())
-        hidden = cfg.hidden
-        if embeds and not any(True for _ in self.body.parameters()):
+        self.backbone = self._body(name, spec, cfg, ())
+        hidden = cfg.hidden_sizes
+        if embeds and not any(True for _ in self.backbone.parameters()):
             # An embedding needs features to go with: the first hidden layer makes them where no encoder does.
-            self.body = self._body(name, spec, cfg, hidden[:1])
+            self.backbone = self._body(name, spec, cfg, hidden[:1])
             hidden = hidden[1:] or hidden
-        self.advantage = Stream(self.body.size, hidden, self.choices * columns, cfg)
-        self.value = Stream(self.body.size, hidden, columns, cfg) if cfg.dueling else None
-        has_weights = any(True for _ in self.body.parameters())
-        self.norm = nn.LayerNorm(self.body.size) if cfg.layer_norm and has_weights else nn.Identity()
+        self.advantage = Stream(self.backbone.size, hidden, self.choices * columns, cfg)
+        self.value = Stream(self.backbone.size, hidden, columns, cfg) if cfg.dueling else None
+        has_weights = any(True for _ in self.backbone.parameters())
+        self.norm = nn.LayerNorm(self.backbone.size) if cfg.layer_norm and has_weights else nn.Identity()
         self._spectral = [part for part in self.modules() if isinstance(part, SpectralConvolution)]
 
     @staticmethod
-    def _body(name: str, spec: Spec, cfg: ChoiceConfig, hidden: tuple[int, ...]) -> Body:
+    def _body(name: str, spec: Spec, cfg: ChoiceConfig, hidden: tuple[int, ...]) -> Backbone:
         memory, clip = MemorySettings(), 0.0
         if isinstance(cfg, ReplayConfig):
             memory, clip = memory_settings(cfg), reward_limit(cfg)
-        settings = BodySettings(
+        settings = BackboneSettings(
             hidden, cfg.activation, Part("mlp"), without_features(cfg.encoder), memory, reward_clip=clip
         )
-        return Body(name, spec.observation, settings, spec.action)
+        return Backbone(name, spec.observation, settings, spec.action)
 
     def draw(self, generator: torch.Generator | None) -> Tree:
         """Fresh noise for one pass, where layers are noisy; an empty dict otherwise."""
@@ -61,11 +61,11 @@ class Values(nn.Module):
         return found if found["advantage"] else {}
 
     def forward(self, rows: Rows, noise: Tree | None = None) -> Tensor:
-        return self.tell(self.body(rows), noise)
+        return self.tell(self.backbone(rows), noise)
 
     def step(self, obs: Tree, memory: Tree, reset: Tensor, noise: Tree | None = None) -> tuple[Tensor, Tree]:
-        """One row of every lane: [B, choices, columns], and the memory after it."""
-        features, memory = self.body.step(obs, memory, reset)
+        """One row of every environment: [B, choices, columns], and the memory after it."""
+        features, memory = self.backbone.step(obs, memory, reset)
         return self.tell(features, noise), memory
 
     def tell(self, features: Tensor, noise: Tree | None) -> Tensor:
@@ -80,11 +80,11 @@ class Values(nn.Module):
 
     def unrolled(self, batch: Batch) -> Batch:
         """The batch with what this net's memory makes of its rows, so that all who ask share one pass."""
-        return self.body.unrolled(batch)
+        return self.backbone.unrolled(batch)
 
     def states(self, batch: Batch, stride: int) -> Tree:
-        """See `Body.states`."""
-        return self.body.states(batch, stride)
+        """See `Backbone.states`."""
+        return self.backbone.states(batch, stride)
 
     def renew(self) -> None:
         """What moves once per update beside the weights: estimates of spectral norms, where there are any."""
@@ -92,7 +92,7 @@ class Values(nn.Module):
             layer.iterate_()
 
 
-class QuantileValues(Values):
+class QuantileNetwork(QNetwork):
     """Values at fractions of the return's distribution that are asked for (Dabney et al. 2018, arXiv:1806.06923).
 
     features * relu(W cos(pi i tau) + b), i = 0 .. cosines - 1, read by the streams: one column        (eq. 4)
@@ -102,7 +102,7 @@ class QuantileValues(Values):
 
     def __init__(self, name: str, spec: Spec, cfg: ChoiceConfig, cosines: int) -> None:
         super().__init__(name, spec, cfg, embeds=True)
-        self.embedding = orthogonal_(nn.Linear(cosines, self.body.size))
+        self.embedding = orthogonal_(nn.Linear(cosines, self.backbone.size))
         self.register_buffer("frequencies", pi * torch.arange(cosines), persistent=False)
 
     def at(self, features: Tensor, tau: Tensor, noise: Tree | None) -> Tensor:

@@ -1,6 +1,6 @@
 """Recurrent layers unrolled row by row, several of one shape at once: how a GPU runs them, in a CUDA graph.
 
-Nothing depends on the values of a batch, so that episodes may begin in any row of any lane. The derivative of the LSTM
+Nothing depends on the values of a batch, so that episodes may begin in any row of any environment. The derivative of the LSTM
 is written out: in the way back a row costs a few small kernels, and the weights one product for all rows.
 """
 
@@ -76,11 +76,11 @@ class LSTMRows(torch.autograd.Function):
             torch.mul(slope_o[row], dh, out=parts[row, ..., 3, :])
             dc = dc * passed[row]
             dh = torch.bmm(found[row], recurrent) * keep[row]
-        together = (
+        run_parallel = (
             found.transpose(0, 1).flatten(1, 2),
             before.transpose(0, 1).flatten(1, 2),
         )  # [M, R * B, ...]
-        return found, None, None, None, torch.bmm(together[0].mT, together[1]), None
+        return found, None, None, None, torch.bmm(run_parallel[0].mT, run_parallel[1]), None
 
 
 def _cell(projected: Tensor, recurrent: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -54,7 +54,7 @@ def random_shift(
 
     Args:
         images: [..., C, H, W], or [..., H, W, C] with channels last; any dtype, values are only moved.
-        noise: [..., 2] uniform in [0, 1). Leading axes that it lacks share a shift: [B, 2] moves all rows of a lane
+        noise: [..., 2] uniform in [0, 1). Leading axes that it lacks share a shift: [B, 2] moves all rows of a environment
             of [T, B, C, H, W] alike.
     """
     if pad < 0 or noise.dim() == 0 or noise.shape[-1] != 2 or images.dim() < 3:

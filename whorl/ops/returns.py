@@ -18,7 +18,7 @@ def reverse_scan(term: Tensor, decay: Tensor, last: Tensor) -> Tensor:
     transition at all, and 0 * nan would carry it across the end of an episode.
     """
     _check_rows(term, decay=decay)
-    _check_lanes(term, last=last)
+    _check_envs(term, last=last)
     finite = torch.nan_to_num(term, nan=0.0, posinf=0.0, neginf=0.0)
     carry = last
     rows = []
@@ -157,8 +157,8 @@ def _check_values(rows: Tensor, **values: Tensor) -> None:
             )
 
 
-def _check_lanes(rows: Tensor, **lanes: Tensor) -> None:
-    for name, tensor in lanes.items():
+def _check_envs(rows: Tensor, **num_envs: Tensor) -> None:
+    for name, tensor in num_envs.items():
         if tensor.shape != rows.shape[1:]:
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)}; it needs [B] = {tuple(rows.shape[1:])}"

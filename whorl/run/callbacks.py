@@ -1,6 +1,6 @@
 """Code of your own at the points of a run that users of other libraries know.
 
-Override what you need. `trainer.stop("why")` ends training after the current epoch; callbacks see the trainer and may
+Override what you need. `trainer.stop("why")` ends training after the current iteration; callbacks see the trainer and may
 read anything, but what they draw at random must come from a generator of their own, or runs stop being repeatable.
 """
 
@@ -30,7 +30,7 @@ class Callback:
         """After a rollout was collected, before it is learned from."""
 
     def on_update(self, trainer: "Trainer", metrics: dict[str, float]) -> None:
-        """After an epoch's updates, with the row of metrics that will be logged; rows may be changed in place."""
+        """After an iteration's updates, with the row of metrics that will be logged; rows may be changed in place."""
 
     def on_evaluation(self, trainer: "Trainer", evaluation: Evaluation) -> None:
         """After an evaluation."""
@@ -80,12 +80,12 @@ class Screenshots(Callback):
         self._leaf: Array = tree.leaves(spec)[self._place]
 
     def on_rollout(self, trainer: "Trainer", rollout: Batch) -> None:
-        ends = (rollout.mask == 0).nonzero()  # [episodes, 2] rows and lanes of final observations
+        ends = (rollout.mask == 0).nonzero()  # [episodes, 2] rows and environments of final observations
         before, self.seen = self.seen, self.seen + len(ends)
         due = self.seen // self.every * self.every
         if due > before:
-            row, lane = ends[due - before - 1].tolist()
-            final = tree.leaves(rollout.obs)[self._place][row, lane].cpu().numpy()
+            row, env_index = ends[due - before - 1].tolist()
+            final = tree.leaves(rollout.obs)[self._place][row, env_index].cpu().numpy()
             trainer.log.picture("episode/final", _newest(final, self._leaf), trainer.steps)
 
 
@@ -110,5 +110,5 @@ class WarmStart(Callback):
         self.run = run
 
     def on_start(self, trainer: "Trainer") -> None:
-        if trainer.epoch == 0:
+        if trainer.iteration == 0:
             trainer.load_weights(self.run)

@@ -58,23 +58,24 @@ def run_episodes(
     deterministic: bool = True,
     watch: Callable[[VectorEnv, Step], None] | None = None,
 ) -> Evaluation:
-    """Play until `episodes` episodes are over, the same number (give or take one) on every lane.
+    """Play until `episodes` episodes are over, the same number (give or take one) on every environment.
 
     Taking the first episodes to finish would favour short ones. `watch(env, step)` is called after each step.
     """
-    lanes, device = env.spec.lanes, agent.device
+    num_envs, device = env.spec.num_envs, agent.device
     generator = torch.Generator(device).manual_seed(seed)
-    most = -(-episodes // lanes)
+    most = -(-episodes // num_envs)
     quota = torch.tensor(
-        [episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)], device=device
+        [episodes // num_envs + (env_index < episodes % num_envs) for env_index in range(num_envs)],
+        device=device,
     )
-    # One column per lane, one row per episode, and a spare row that takes what is beyond the quota.
-    returns = torch.zeros(most + 1, lanes, dtype=torch.float64, device=device)
-    lengths = torch.zeros(most + 1, lanes, dtype=torch.int64, device=device)
-    episode = torch.zeros(1, lanes, dtype=torch.int64, device=device)
+    # One column per environment, one row per episode, and a spare row that takes what is beyond the quota.
+    returns = torch.zeros(most + 1, num_envs, dtype=torch.float64, device=device)
+    lengths = torch.zeros(most + 1, num_envs, dtype=torch.int64, device=device)
+    episode = torch.zeros(1, num_envs, dtype=torch.int64, device=device)
     obs = tree.to(env.reset(seed), device)
-    reset = torch.ones(lanes, dtype=torch.bool, device=device)
-    memory = agent.initial_memory(lanes)
+    reset = torch.ones(num_envs, dtype=torch.bool, device=device)
+    memory = agent.initial_memory(num_envs)
     with acting(device):
         for number in itertools.count(1):
             acted = agent.act(obs, memory, Context(reset, generator, greedy=deterministic))

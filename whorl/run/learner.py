@@ -19,7 +19,7 @@ from whorl.core.cuda_graphs import record
 from whorl.core.errors import DivergedError
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.nets.backbone import Body
+from whorl.nets.backbone import Backbone
 
 REMEDY = "lower the learning rate or the gradient norm, or look at the rewards' scale; the last good checkpoint is kept"
 
@@ -118,7 +118,7 @@ def compile_pure(agent: Agent) -> None:
     Memories are left as they are: each row of a window would be compiled apart, for minutes.
     """
     for module in agent.modules():
-        if isinstance(module, Body) and module.memories:
+        if isinstance(module, Backbone) and module.memories:
             module.summarise = torch.compiler.disable(module.summarise)  # type: ignore[method-assign]
     for name in dir(type(agent)):
         if getattr(getattr(type(agent), name), "pure", False):

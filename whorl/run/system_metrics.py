@@ -7,7 +7,7 @@ import time
 import torch
 
 
-class Watch:
+class SystemMetrics:
     """Rates and shares since the last row; `updates` were made before."""
 
     def __init__(self, updates: int) -> None:

@@ -8,7 +8,7 @@ while there is budget:
     advance: counters, log, evaluate, checkpoint
 
 Where others act (worker processes, another device) and batches come from replay, the updates that are due run between
-sending the weights out and gathering the rollout. Nothing is in flight between two epochs, so checkpoints fall there.
+sending the weights out and gathering the rollout. Nothing is in flight between two iterations, so checkpoints fall there.
 """
 
 import signal
@@ -33,12 +33,12 @@ from whorl.core import tree
 from whorl.core.errors import CheckpointError, ConfigError, DivergedError
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.data.gradients import Delivered
+from whorl.data.gradients import GradientQueue
 from whorl.data.replay import Replay
-from whorl.distributed.actor import batch_lanes, check_actors
-from whorl.distributed.fleet_collector import Elsewhere, FleetCollector
+from whorl.distributed.actor import check_actors, envs_per_batch
+from whorl.distributed.fleet_collector import FleetCollector, RemoteEnvs
 from whorl.distributed.learners import Learners, ProcessReplicas, Replicas, check_learners
-from whorl.distributed.make_fleet import recruit
+from whorl.distributed.make_fleet import make_fleet
 from whorl.distributed.pool import make_vector
 from whorl.distributed.replay_shards import Link, ShardedReplay, check_shards
 from whorl.distributed.worker_collector import WorkerCollector
@@ -49,7 +49,7 @@ from whorl.log.writers import Log, LogFile, MetricFiles, Sink, TensorBoard, Wand
 from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.learner import REMEDY, Learner, keep_freed_memory
-from whorl.run.system_metrics import Watch
+from whorl.run.system_metrics import SystemMetrics
 from whorl.settings.families import ReplayConfig
 from whorl.settings.merge import Settings
 from whorl.state import checkpoint, files
@@ -59,11 +59,11 @@ from whorl.state.segments import FOLDER, DamagedError, Segments
 from whorl.state.streams import Streams
 
 T = TypeVar("T")
-EVAL_LANES = 32
+EVAL_ENVS = 32
 ROWS_WORTH_A_THREAD = 1024
 """rows per minibatch from which learners on a CPU gain from a thread each; below, Python's lock eats the gain"""
 COUNTERS = (
-    *("steps", "epoch", "episodes", "resets", "saved_epoch", "best_return", "mean_return"),
+    *("steps", "iteration", "episodes", "resets", "saved_iteration", "best_return", "mean_return"),
     *("new_episodes", "new_return", "new_length", "new_measures"),
 )
 
@@ -74,7 +74,7 @@ class Result:
 
     run_dir: Path
     steps: int
-    epochs: int
+    iterations: int
     episodes: int
     mean_return: float
     """of the last evaluation, or of the last episodes seen in training where there was none"""
@@ -89,7 +89,7 @@ class Trainer:
     """One run: builds everything from settings, trains, saves, resumes."""
 
     collector: Collector | WorkerCollector | FleetCollector
-    env: VectorEnv | Elsewhere
+    env: VectorEnv | RemoteEnvs
 
     def __init__(self, source: Source, settings: Settings, callbacks: Sequence[Callback] = ()) -> None:
         self.source, self.settings = source, settings
@@ -99,8 +99,8 @@ class Trainer:
         if settings.run.screenshot_freq:
             self.callbacks.append(Screenshots(settings.run.screenshot_freq))
         self.run_dir: Path | None = None
-        self.steps = self.epoch = self.episodes = self.resets = self.saved = 0
-        self.saved_epoch = 0
+        self.steps = self.iteration = self.episodes = self.resets = self.saved = 0
+        self.saved_iteration = 0
         # Since the last row that was written: how many episodes ended, and what they add up to.
         self.new_episodes, self.new_return, self.new_length = 0, 0.0, 0.0
         self.new_measures: dict[str, float] = {}
@@ -130,17 +130,17 @@ class Trainer:
         if self._built:
             return self
         run = self.settings.run
-        self.device = choose_device(run.learner_device)
-        acting_device = choose_device(run.worker_device)
+        self.device = choose_device(run.device)
+        acting_device = choose_device(run.env_device)
         self._before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
         torch.set_num_threads(run.threads)
         torch.backends.cuda.matmul.allow_tf32 = run.tf32
         keep_freed_memory()
         self.streams = Streams(run.seed)
-        spec = self.source.spec(run.lanes)
+        spec = self.source.spec(run.num_envs)
         self.agent = build_agent(self.settings, spec, self.streams.seed("learner"))
         check_actors(run, self.agent)
-        rows = batch_lanes(run) * run.rollout_steps
+        rows = envs_per_batch(run) * run.num_steps
         self.agent.check(rows)
         self.agent.prepare(self.device, lambda name: self.streams.generator("learner", self.device, name))
         rows = getattr(self.settings.algo, "batch_size", rows)
@@ -176,10 +176,10 @@ class Trainer:
             return
         if run.compile and isinstance(self.experience, Replay):
             self.experience.compile()
-        if not self.env.snapshots and self._reset_period() * run.rollout_steps == 1:
+        if not self.env.snapshots and self._reset_period() * run.num_steps == 1:
             raise ConfigError(
-                f"reset_every is {run.reset_every}: {run.lanes} lanes would start anew after every row, and none would "
-                f"have a successor to learn from; use more than {run.lanes}"
+                f"reset_every is {run.reset_every}: {run.num_envs} environments would start anew after every row, and none would "
+                f"have a successor to learn from; use more than {run.num_envs}"
             )
 
     def _replicas(self) -> Replicas:
@@ -193,14 +193,14 @@ class Trainer:
     def _build_experience(self) -> Any:
         gradients = self.settings.run.actor_gradients
         if self.settings.run.actors and gradients != "none":
-            return Delivered(gradients == "averaged")
+            return GradientQueue(gradients == "averaged")
         if isinstance(self.agent.cfg, ReplayConfig) and self.agent.cfg.shards:
             return self._build_shards(self.agent.cfg)
         return self.agent.experience(self.streams.generator("replay", self._replay_device()))
 
     def _build_shards(self, cfg: ReplayConfig) -> ShardedReplay:
         run, collector = self.settings.run, self.collector
-        check_shards(cfg, run.lanes, run.actors)
+        check_shards(cfg, run.num_envs, run.actors)
         rows = collector.storage.batch(self.settings.gamma)
         if isinstance(collector, FleetCollector):
             rows = collector.rollout()
@@ -217,36 +217,36 @@ class Trainer:
         run, gamma = self.settings.run, self.settings.gamma
         if run.actors:
             copy = build_agent(self.settings, self.agent.spec)
-            self.collector = recruit(self.source, copy, run, gamma, self.streams)
+            self.collector = make_fleet(self.source, copy, run, gamma, self.streams)
             self.actor, self.actor_copies, self._copied = copy, True, self.collector.role.weights
-            self.watch = Watch(0)
-            self.env = Elsewhere(self.source.id)
+            self.watch = SystemMetrics(0)
+            self.env = RemoteEnvs(self.source.id)
             return
-        workers = self.source.workers(run.workers, run.lanes)
-        # What -1 stood for here is written to config.yaml: a resumed run must split its lanes alike.
+        workers = self.source.workers(run.workers, run.num_envs)
+        # What -1 stood for here is written to config.yaml: a resumed run must split its environments alike.
         self.settings = self.settings.replace(workers=workers)
         if workers and run.acting != "central":
             copy = build_agent(self.settings, self.agent.spec)
             self.collector = WorkerCollector(
-                self.source, copy, run.lanes, run.rollout_steps, workers, gamma, self.streams, run.hold_policy
+                self.source, copy, run.num_envs, run.num_steps, workers, gamma, self.streams, run.hold_policy
             )
             self.actor, self.actor_copies = copy, True
             self.env = self.collector.env
             return
         if workers and run.hold_policy:
             raise ConfigError(
-                "hold_policy needs whoever acts to see all of its lanes begin together, but acting is central with "
+                "hold_policy needs whoever acts to see all of its environments begin together, but acting is central with "
                 f"{workers} workers; use acting auto, or workers 0"
             )
-        self.env = make_vector(self.source, run.lanes, device, workers, run.compile)
-        # Whether all lanes begin an episode is a question that a graph can't ask.
+        self.env = make_vector(self.source, run.num_envs, device, workers, run.compile)
+        # Whether all environments begin an episode is a question that a graph can't ask.
         capture = device.type == "cuda" and self.source.world is not None and not run.hold_policy
         acts, renew = self.actor, None
         if run.hold_policy:
             acts = build_agent(self.settings, self.agent.spec).to(device)
             renew = partial(copy_tensors, acts.acting_tensors(), self.actor.acting_tensors())
         generator = self.streams.generator("act", device)
-        self.collector = Collector(self.env, acts, run.rollout_steps, gamma, generator, capture, renew=renew)
+        self.collector = Collector(self.env, acts, run.num_steps, gamma, generator, capture, renew=renew)
 
     def _replay_device(self) -> torch.device:
         """Where the ring lies: beside the learner unless settings say otherwise."""
@@ -264,7 +264,7 @@ class Trainer:
         """Size of the replay ring, known before it is allocated; 0 for algorithms without one."""
         if self._built:
             return self.agent.replay_bytes()
-        return build_agent(self.settings, self.source.spec(self.settings.run.lanes)).replay_bytes()
+        return build_agent(self.settings, self.source.spec(self.settings.run.num_envs)).replay_bytes()
 
     # Training
 
@@ -302,7 +302,7 @@ class Trainer:
             row: dict[str, Any] = {}
             began, before = time.perf_counter(), self.wall_time
             while not self._finished():
-                row = self._epoch()
+                row = self._iteration()
                 self.wall_time = before + time.perf_counter() - began
                 row["time/elapsed"] = self.wall_time
                 self._observe(row)
@@ -324,11 +324,11 @@ class Trainer:
         return result
 
     def stop(self, reason: str) -> None:
-        """End training after this epoch."""
+        """End training after this iteration."""
         self._stop_reason = self._stop_reason or reason
 
-    def _epoch(self) -> dict[str, Any]:
-        """One rollout and the updates that are due; returns the epoch's row of metrics."""
+    def _iteration(self) -> dict[str, Any]:
+        """One rollout and the updates that are due; returns the iteration's row of metrics."""
         began = time.perf_counter()
         self.agent.progress.fill_(self._progress())
         self._renew_actor()
@@ -340,7 +340,7 @@ class Trainer:
             self._learn()  # while others act, with the weights from before
         waited = time.perf_counter()
         rollout = self._rollout(cut)
-        seen = self.collector.tally.drain()
+        seen = self.collector.episode_statistics.drain()
         for name, what in (("bad_observation", "an observation"), ("bad_reward", "a reward")):
             if seen[name]:
                 self._blame(what, rollout)
@@ -357,13 +357,13 @@ class Trainer:
         self.experience.add(rollout)
         if not overlaps:
             self._learn()
-        self.epoch += 1
+        self.iteration += 1
         self.steps += steps
         self.episodes += int(seen["episodes"])
         if cut:
             self.resets += 1
             self.collector.reset(self.streams.seed("env", str(self.resets)))
-        row: dict[str, Any] = {"steps": self.steps, "epoch": self.epoch, "episodes": self.episodes}
+        row: dict[str, Any] = {"steps": self.steps, "iteration": self.iteration, "episodes": self.episodes}
         self.new_episodes += int(seen["episodes"])
         self.new_return += seen["return"]
         self.new_length += seen["length"]
@@ -398,9 +398,9 @@ class Trainer:
                 copy_tensors(self._copied(self.actor), self._copied(self.agent))
 
     def _row_is_due(self) -> bool:
-        """Whether this epoch's row of metrics is written, however long the run goes on."""
+        """Whether this iteration's row of metrics is written, however long the run goes on."""
         run = self.settings.run
-        return self.epoch % run.log_freq == 0 or (run.eval and self.epoch % run.eval_freq == 0)
+        return self.iteration % run.log_freq == 0 or (run.eval and self.iteration % run.eval_freq == 0)
 
     def _rollout(self, cut: bool) -> Any:
         try:
@@ -433,11 +433,11 @@ class Trainer:
             self.experience.settle(batch, self.learner.update(phase, batch))
 
     def _observe(self, row: dict[str, Any]) -> None:
-        """Callbacks and evaluation of this epoch; neither draws from a training stream."""
+        """Callbacks and evaluation of this iteration; neither draws from a training stream."""
         for callback in self.callbacks:
             callback.on_update(self, row)
         run = self.settings.run
-        if run.eval and (self.epoch % run.eval_freq == 0 or (self._finished() and not self.interrupted)):
+        if run.eval and (self.iteration % run.eval_freq == 0 or (self._finished() and not self.interrupted)):
             evaluation = self.evaluate()
             row.update(evaluation.metrics())
             for callback in self.callbacks:
@@ -446,18 +446,18 @@ class Trainer:
     def evaluate(self, episodes: int = 0) -> Evaluation:
         """Play `episodes` (default: as configured) with the mean action."""
         self.learner.check_finite()
-        episodes = episodes or self.settings.run.eval_episodes
-        lanes = min(episodes, EVAL_LANES) if self.source.world is None else episodes
+        episodes = episodes or self.settings.run.n_eval_episodes
+        num_envs = min(episodes, EVAL_ENVS) if self.source.world is None else episodes
         if self.actor.device.type == "cuda":
-            lanes = max(lanes, self.settings.run.lanes)  # the shape that is compiled already
-        if self._eval_env is None or self._eval_env.spec.lanes != lanes:
+            num_envs = max(num_envs, self.settings.run.num_envs)  # the shape that is compiled already
+        if self._eval_env is None or self._eval_env.spec.num_envs != num_envs:
             self._close_eval()
-            workers = min(self.settings.run.workers, lanes)
+            workers = min(self.settings.run.workers, num_envs)
             self._eval_env = make_vector(
-                self.source, lanes, self.actor.device, workers, self.settings.run.compile
+                self.source, num_envs, self.actor.device, workers, self.settings.run.compile
             )
         self._renew_actor()
-        seed = self.streams.seed("eval", str(self.epoch))
+        seed = self.streams.seed("eval", str(self.iteration))
         evaluation = run_episodes(self.actor, self._eval_env, episodes, seed)
         self.mean_return = evaluation.mean_return
         return evaluation
@@ -467,9 +467,9 @@ class Trainer:
     def _done(self) -> tuple[float, float, str]:
         """How much of which limit is spent: the one that is nearest to its end."""
         run = self.settings.run
-        limits = [(self.steps, run.total_steps, "steps")] if run.total_steps else []
+        limits = [(self.steps, run.total_timesteps, "steps")] if run.total_timesteps else []
         limits += [(self.episodes, run.total_episodes, "episodes")] if run.total_episodes else []
-        limits += [(self.epoch, run.max_epochs, "epochs")]
+        limits += [(self.iteration, run.max_iterations, "iterations")]
         return max(limits, key=lambda limit: limit[0] / max(limit[1], 1))
 
     def _progress(self) -> float:
@@ -483,26 +483,26 @@ class Trainer:
     # Saving
 
     def _reset_period(self) -> int:
-        """Epochs between fresh starts of lanes that can't be snapshotted."""
+        """Epochs between fresh starts of environments that can't be snapshotted."""
         run = self.settings.run
-        return max(1, -(-run.reset_every // (run.lanes * run.rollout_steps)))
+        return max(1, -(-run.reset_every // (run.num_envs * run.num_steps)))
 
     def _resets_after_this(self) -> bool:
-        return not self.env.snapshots and (self.epoch + 1) % self._reset_period() == 0
+        return not self.env.snapshots and (self.iteration + 1) % self._reset_period() == 0
 
     def _maybe_save(self) -> None:
         run = self.settings.run
-        due = self.epoch // run.model_checkpoint_freq > self.saved_epoch // run.model_checkpoint_freq
-        # Without snapshots only a fresh start of all lanes can be repeated exactly.
-        if run.save_model and due and (self.env.snapshots or self.epoch % self._reset_period() == 0):
+        due = self.iteration // run.checkpoint_freq > self.saved_iteration // run.checkpoint_freq
+        # Without snapshots only a fresh start of all environments can be repeated exactly.
+        if run.save_model and due and (self.env.snapshots or self.iteration % self._reset_period() == 0):
             self.save()
 
     def _save_last(self) -> None:
-        if not self.settings.run.save_model or self.saved_epoch == self.epoch:
+        if not self.settings.run.save_model or self.saved_iteration == self.iteration:
             return
-        if not self.env.snapshots and self.epoch % self._reset_period():
-            self.resets += 1  # the lanes' state is lost: a resumed run starts them anew
-            self.collector.tally.forget()
+        if not self.env.snapshots and self.iteration % self._reset_period():
+            self.resets += 1  # the environments' state is lost: a resumed run starts them anew
+            self.collector.episode_statistics.forget()
             self.agent.forget()
         self.save()
 
@@ -513,7 +513,7 @@ class Trainer:
         self.learner.check_finite()
         self.log.flush()
         self.saved += 1
-        self.saved_epoch = self.epoch
+        self.saved_iteration = self.iteration
         state, metadata = self.state(), self._metadata()
         if self.store is not None:
             metadata["segments"] = self.store.names()
@@ -557,7 +557,7 @@ class Trainer:
         self.build()
         self._open_store()
         self.agent.load_state(state["agent"])
-        self.watch = Watch(self.agent.updates)
+        self.watch = SystemMetrics(self.agent.updates)
         self.learner.load_state_dict(state["learner"])
         self.experience.load_state_dict(state["experience"])
         self.streams.load_state_dict(state["streams"])
@@ -574,7 +574,7 @@ class Trainer:
         folder = resolve_run(run)
         found = find_checkpoint(folder, self._warn)
         try:
-            # Rates, progress and open returns belong to this run and its lanes, not to where the weights come from.
+            # Rates, progress and open returns belong to this run and its environments, not to where the weights come from.
             own = ("progress", "lr_", "rewards.running")
             mine = {key: value for key, value in self.agent.state_dict().items() if key.startswith(own)}
             saved = found.state["agent"]
@@ -588,7 +588,7 @@ class Trainer:
     def _metadata(self) -> dict[str, Any]:
         end = self.metric_files.offset()
         return {
-            "epochs": self.epoch,
+            "iterations": self.iteration,
             "steps": self.steps,
             "episodes": self.episodes,
             "mean_return": self.mean_return,
@@ -625,7 +625,7 @@ class Trainer:
                 self.store.sweep(checkpoint.segments(self.run_dir))
 
     def _begin(self) -> None:
-        """The start of a run: lanes reset, weights as drawn or as loaded."""
+        """The start of a run: environments reset, weights as drawn or as loaded."""
         run = self.settings.run
         self.collector.reset(self.streams.seed("env", "0"))
         if run.load_model:
@@ -715,7 +715,7 @@ class Trainer:
         return Result(
             self.run_dir,
             self.steps,
-            self.epoch,
+            self.iteration,
             self.episodes,
             self.mean_return,
             self.wall_time,
@@ -796,7 +796,7 @@ def copy_tensors(into: list[Tensor], source: list[Tensor]) -> None:
 
 @contextmanager
 def _interrupts(trainer: Trainer) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) ends training after this epoch, with a checkpoint; the second one at once."""
+    """The first Ctrl-C (or SIGTERM) ends training after this iteration, with a checkpoint; the second one at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

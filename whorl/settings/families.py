@@ -32,19 +32,19 @@ class MemoryConfig:
 class NetworkConfig(MemoryConfig):
     """Settings of the nets and their optimizers, shared by the policy-gradient algorithms."""
 
-    actor_hidden: tuple[int, ...] = (64, 64)
+    actor_hidden_sizes: tuple[int, ...] = (64, 64)
     """widths of the policy's hidden layers"""
-    critic_hidden: tuple[int, ...] = (64, 64)
+    critic_hidden_sizes: tuple[int, ...] = (64, 64)
     """widths of the critic's hidden layers"""
     activation: Literal["elu", "relu", "tanh", "sigmoid", "silu", "gelu", "leaky_relu"] = "elu"
     """activation after each hidden layer"""
-    chunk: int = 32
+    chunk_length: int = 32
     """rows per chunk that a net with memory is unrolled over while learning"""
     mean_init: float = 0.0
     """the policy's mean action at the start, in canonical [-1, 1] (continuous actions)"""
     log_std_init: float = 0.0
     """the policy's log standard deviation at the start (continuous actions)"""
-    log_std_bound: tuple[float, float] = (-20.0, 2.0)
+    log_std_range: tuple[float, float] = (-20.0, 2.0)
     """bounds of the log standard deviation"""
     encoder: Part = Part("auto")
     """what turns an observation tree into a vector: auto (images by convolutions, the rest as it is), flat, images, a
@@ -87,18 +87,18 @@ class ReplayConfig(MemoryConfig):
     """discount per step"""
     batch_size: int = 256
     """rows per update; with memory: sequences"""
-    capacity: int = 1_000_000
-    """rows of the replay ring, over all lanes"""
+    buffer_size: int = 1_000_000
+    """rows of the replay ring, over all environments"""
     replay_device: Literal["auto", "cpu", "cuda"] = "auto"
     """where the ring lies: auto is beside the learner; cpu is the host, from where batches go through pinned memory"""
     shards: int = 0
-    """processes that hold the ring, each with the rows of its share of the lanes, and draw while the learner learns; 0:
+    """processes that hold the ring, each with the rows of its share of the environments, and draw while the learner learns; 0:
     it lies beside the learner"""
-    learn_after: int = 1_000
+    learning_starts: int = 1_000
     """environment steps before the first update"""
     random_steps: int = 10_000
     """first environment steps, which are taken with uniformly random actions"""
-    ratio: float = 1.0
+    updates_per_step: float = 1.0
     """updates per environment step, fractions included (0.25: one update every four steps; 20: twenty a step)"""
     n_step: int = 1
     """rows folded into one transition; returns never cross an episode's end"""
@@ -116,12 +116,12 @@ class ReplayConfig(MemoryConfig):
     """compute the priorities of new rows when they are added, instead of giving them the largest one seen"""
     priority_eta: float = 0.9
     """of a sequence's errors: eta * max + (1 - eta) * mean (Kapturowski et al. 2019)"""
-    sequence: int = 40
+    sequence_length: int = 40
     """with memory: rows of a sequence that are learned from"""
     burn_in: int = 0
     """with memory: rows before those that only bring the memory up to date, without gradient"""
-    stride: int = 20
-    """with memory: rows from one sequence's start to the next, and between stored states; divides rollout_steps"""
+    sequence_stride: int = 20
+    """with memory: rows from one sequence's start to the next, and between stored states; divides num_steps"""
     stored_memory: bool = True
     """with memory: sequences open from the state that acting left there; false: from an empty one"""
     refresh_memory: bool = False
@@ -132,7 +132,7 @@ class ReplayConfig(MemoryConfig):
     """with memory: targets have a copy of it that follows slowly, as all else; false: they read the newest one"""
     tau: float = 0.005
     """share of the online nets that is mixed into the targets"""
-    target_every: int = 1
+    target_update_interval: int = 1
     """updates between moves of the targets"""
     activation: Literal["elu", "relu", "tanh", "sigmoid", "silu", "gelu", "leaky_relu"] = "relu"
     """activation after each hidden layer"""
@@ -174,9 +174,9 @@ class ReplayConfig(MemoryConfig):
 class ActorCriticConfig(ReplayConfig):
     """Settings of replayed agents that have a policy and critics of its actions."""
 
-    actor_hidden: tuple[int, ...] = (256, 256)
+    actor_hidden_sizes: tuple[int, ...] = (256, 256)
     """widths of the policy's hidden layers"""
-    critic_hidden: tuple[int, ...] = (256, 256)
+    critic_hidden_sizes: tuple[int, ...] = (256, 256)
     """widths of each critic's hidden layers"""
     actor_network: Part = Part("mlp")
     """the policy's torso: mlp, residual (SimBa), a registered name, an import path, or a list of layers"""
@@ -198,7 +198,7 @@ class ActorCriticConfig(ReplayConfig):
 class ChoiceConfig:
     """Settings of nets that tell the value of every choice, and of how they explore."""
 
-    hidden: tuple[int, ...] = (512,)
+    hidden_sizes: tuple[int, ...] = (512,)
     """widths of the hidden layers behind the encoder, of each of the two streams where they duel"""
     activation: Literal["elu", "relu", "tanh", "sigmoid", "silu", "gelu", "leaky_relu"] = "relu"
     """activation after each hidden layer"""
@@ -215,20 +215,20 @@ class ChoiceConfig:
     """how strong their noise is at the start"""
     exploration: Literal["epsilon", "boltzmann", "none"] = "epsilon"
     """at random with a probability, by a softmax over values, or not at all (noisy layers do it alone)"""
-    epsilon_start: float = 1.0
+    exploration_initial_eps: float = 1.0
     """probability of a random choice at the start"""
-    epsilon_final: float = 0.01
+    exploration_final_eps: float = 0.01
     """and in the end"""
-    epsilon_share: float = 0.1
+    exploration_fraction: float = 0.1
     """share of the budget after which the end is reached, linearly"""
     epsilon_ladder: float = 0.0
-    """lane i of N explores with epsilon^(1 + ladder * i / (N - 1)) (Horgan et al. 2018: 7); 0: all alike"""
+    """environment i of N explores with epsilon^(1 + ladder * i / (N - 1)) (Horgan et al. 2018: 7); 0: all alike"""
     eval_epsilon: float = 0.0
     """probability of a random choice in evaluation"""
     temperature: float = 1.0
     """of the softmax that explores at the start"""
     temperature_final: float = 0.1
-    """and after `epsilon_share` of the budget"""
+    """and after `exploration_fraction` of the budget"""
 
 
 @dataclass(frozen=True)
@@ -237,15 +237,15 @@ class ValueConfig(ChoiceConfig, ReplayConfig):
 
     batch_size: int = 32
     """rows per update"""
-    ratio: float = 0.25
+    updates_per_step: float = 0.25
     """updates per environment step, fractions included (0.25: one update every four steps)"""
     random_steps: int = 0
     """first environment steps, which are taken with uniformly random actions"""
     tau: float = 1.0
     """share of the online net that is mixed into the target; 1: all of it"""
-    target_every: int = 2_000
+    target_update_interval: int = 2_000
     """updates between moves of the target"""
-    lr: float = 1e-4
+    learning_rate: float = 1e-4
     """learning rate"""
     max_grad_norm: float = 10.0
     """gradients are scaled down to this norm; 0: never"""
@@ -280,7 +280,7 @@ class NoiseConfig:
     noise: Literal["gaussian", "ou", "none"] = "gaussian"
     """what is added to actions: independent numbers, an Ornstein-Uhlenbeck process, nothing"""
     noise_scale: float | tuple[float, float] = 0.1
-    """its deviation in canonical actions, [-1, 1]; two numbers are spread evenly over the lanes"""
+    """its deviation in canonical actions, [-1, 1]; two numbers are spread evenly over the environments"""
     noise_theta: float = 0.15
     """how fast an Ornstein-Uhlenbeck process returns to zero"""
     noise_final: float = 1.0
@@ -303,7 +303,7 @@ class EntropyConfig:
     """auto: entropy_per_dimension for each dimension (SAC, discrete actions: entropy_ratio * log(n) for n choices)"""
     entropy_per_dimension: float = -1.0
     """the target for each dimension of the canonical action in [-1, 1]"""
-    log_std_bound: tuple[float, float] = (-20.0, 2.0)
+    log_std_range: tuple[float, float] = (-20.0, 2.0)
     """bounds of the policy's log standard deviation"""
 
     def target(self, size: int) -> float:

@@ -16,42 +16,52 @@ COUNT = 10**15
 
 LIMITS: dict[str, tuple[float, float]] = {
     "seed": (0, 2**63 - 1),
-    **dict.fromkeys(("lanes", "eval_episodes", "epochs", "baseline_steps"), (1, 10**6)),
+    **dict.fromkeys(("num_envs", "n_eval_episodes", "n_epochs", "baseline_steps"), (1, 10**6)),
     "aux_epochs": (0, 10**6),
-    **dict.fromkeys(("rollout_steps", "batch_size"), (1, 10**7)),
-    **dict.fromkeys(("max_epochs", "eval_freq", "model_checkpoint_freq", "log_freq"), (1, COUNT)),
-    **dict.fromkeys(("reset_every", "chunk", "n_step", "target_every", "actor_every"), (1, COUNT)),
-    "capacity": (1, COUNT),
-    **dict.fromkeys(("total_steps", "total_episodes", "keep_checkpoints", "learn_after"), (0, COUNT)),
+    **dict.fromkeys(("num_steps", "batch_size"), (1, 10**7)),
+    **dict.fromkeys(("max_iterations", "eval_freq", "checkpoint_freq", "log_freq"), (1, COUNT)),
+    **dict.fromkeys(
+        ("reset_every", "chunk_length", "n_step", "target_update_interval", "policy_delay"), (1, COUNT)
+    ),
+    "buffer_size": (1, COUNT),
+    **dict.fromkeys(("total_timesteps", "total_episodes", "keep_checkpoints", "learning_starts"), (0, COUNT)),
     "screenshot_freq": (0, COUNT),
     **dict.fromkeys(("random_steps", "priority_beta_steps", "renorm_warmup", "aux_every"), (0, COUNT)),
-    **dict.fromkeys(("lookahead", "n_drop_atoms"), (0, COUNT)),
+    **dict.fromkeys(("lookahead", "top_quantiles_to_drop"), (0, COUNT)),
     **dict.fromkeys(("threads", "learner_threads", "learners"), (1, 1000)),
     "workers": (-1, 1000),
     "actors": (0, 10_000),
     "shards": (0, 1_000),
-    "slabs": (0, 10_000),
+    "trajectories_per_batch": (0, 10_000),
     "max_lag": (-1, 10**6),
     "actor_restarts": (0, 10**6),
-    **dict.fromkeys(("actor_hidden", "critic_hidden", "memory_size", "n_quantiles"), (1, 100_000)),
+    **dict.fromkeys(
+        ("actor_hidden_sizes", "critic_hidden_sizes", "memory_size", "n_quantiles"), (1, 100_000)
+    ),
     **dict.fromkeys(("memory_layers", "memory_heads"), (1, 100)),
     "memory_window": (1, 10**6),
-    **dict.fromkeys(("sequence", "stride"), (1, 10**6)),
+    **dict.fromkeys(("sequence_length", "sequence_stride"), (1, 10**6)),
     "burn_in": (0, 10**6),
     **dict.fromkeys(("ensemble_q_num", "ensemble_q_sample", "n_critics"), (1, 1000)),
-    **dict.fromkeys(("hidden", "n_fractions", "n_target_fractions", "n_policy_fractions"), (1, 100_000)),
+    **dict.fromkeys(
+        ("hidden_sizes", "n_fractions", "n_target_fractions", "n_policy_fractions"), (1, 100_000)
+    ),
     "n_cosines": (1, 100_000),
     "n_atoms": (2, 100_000),
     "augment": (0, 1000),
-    "ratio": (0, 10_000),
-    **dict.fromkeys(("lr", "actor_lr", "critic_lr", "alpha_lr", "aux_lr"), (0, 100)),
+    "updates_per_step": (0, 10_000),
+    **dict.fromkeys(("learning_rate", "actor_lr", "critic_lr", "alpha_lr", "aux_lr"), (0, 100)),
     "adam_eps": (1e-30, 1),
-    **dict.fromkeys(("gamma", "lam", "tau", "epsilon", "noise_final", "noise_theta", "final_kl"), (0, 1)),
+    **dict.fromkeys(
+        ("gamma", "gae_lambda", "tau", "epsilon", "noise_final", "noise_theta", "final_kl"), (0, 1)
+    ),
     "priority_eta": (0, 1),
     **dict.fromkeys(("rho_clip", "c_clip"), (0, 10**6)),
     **dict.fromkeys(("priority_alpha", "priority_beta", "renorm_momentum", "entropy_ratio"), (0, 1)),
-    **dict.fromkeys(("entropy_coef", "bc_coef", "alpha", "weight_decay", "q_regularization"), (0, 10**6)),
-    **dict.fromkeys(("epsilon_start", "epsilon_final", "epsilon_share", "eval_epsilon"), (0, 1)),
+    **dict.fromkeys(("ent_coef", "bc_coef", "alpha", "weight_decay", "q_regularization"), (0, 10**6)),
+    **dict.fromkeys(
+        ("exploration_initial_eps", "exploration_final_eps", "exploration_fraction", "eval_epsilon"), (0, 1)
+    ),
     **dict.fromkeys(("noise_scale", "target_noise", "noisy_sigma", "epsilon_ladder"), (0, 10**6)),
     "munchausen": (0, 10**6),
     "munchausen_low": (-(10**6), 0),
@@ -61,18 +71,20 @@ LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("mean_init", "target_entropy", "entropy_per_dimension"), (-(10**6), 10**6)),
     **dict.fromkeys(("v_min", "v_max"), (-(10**9), 10**9)),
     # The variance is exp(2 * log_std), in single precision.
-    **dict.fromkeys(("log_std_init", "log_std_bound"), (-40, 40)),
+    **dict.fromkeys(("log_std_init", "log_std_range"), (-40, 40)),
     # However far away a bound is, it makes sense.
     **dict.fromkeys(("max_grad_norm", "kl_cut", "target_noise_clip", "priority_clip"), (0, math.inf)),
-    **dict.fromkeys(("obs_clip_range", "reward_clip_range", "clip", "value_clip"), (ABOVE_0, math.inf)),
+    **dict.fromkeys(
+        ("obs_clip_range", "reward_clip_range", "clip_range", "clip_range_vf"), (ABOVE_0, math.inf)
+    ),
     "target_kl": (ABOVE_0, math.inf),
 }
 """What a number may be, where not every number makes sense. None is infinite unless its default is."""
 
-BOUNDS = ("log_std_bound", "priority_clip")
+BOUNDS = ("log_std_range", "priority_clip")
 """Pairs of which the first number must be the smaller one."""
 
-DEVICES = ("learner_device", "worker_device", "device")
+DEVICES = ("device", "env_device", "device")
 """Settings and flags that name a device."""
 
 

@@ -110,7 +110,7 @@ def borrowed(algorithm: type) -> dict[str, str]:
     """Settings of others that an algorithm takes, since one table serves several; and whose they are."""
     config = algorithm.Config  # type: ignore[attr-defined]
     if issubclass(config, ReplayConfig):
-        return {**OFF_POLICY, "log_std_bound": "SAC and TQC"}
+        return {**OFF_POLICY, "log_std_range": "SAC and TQC"}
     return dict.fromkeys(AUXILIARY, "PPG")
 
 
@@ -132,7 +132,7 @@ def unknown_setting(algorithm: str, key: str, known: Iterable[str]) -> ConfigErr
     """The error for a setting that an algorithm does not have."""
     known = set(known)
     replay = {*OFF_POLICY, *TWINS, *fields_of(ActorCriticConfig, NoiseConfig, EntropyConfig)}
-    if "capacity" not in known and key in replay:
+    if "buffer_size" not in known and key in replay:
         return ConfigError(
             f"{key!r} belongs to off-policy algorithms (SAC, TD3 and others); {algorithm} keeps no replay buffer, so "
             "leave it out"

@@ -10,26 +10,26 @@ class RunConfig:
 
     seed: int = 1
     """seed of all random streams"""
-    lanes: int = 32
+    num_envs: int = 32
     """copies of the environment that are stepped together"""
-    rollout_steps: int = 512
-    """steps per lane and rollout; one rollout and its updates are one epoch"""
-    max_epochs: int = 60_000
-    """stop after so many epochs"""
-    total_steps: int = 0
+    num_steps: int = 512
+    """steps per environment and rollout; one rollout and its updates are one iteration"""
+    max_iterations: int = 60_000
+    """stop after so many iterations"""
+    total_timesteps: int = 0
     """stop after so many environment steps; 0: no such limit"""
     total_episodes: int = 0
     """stop after so many finished episodes; 0: no such limit"""
-    learner_device: str = "auto"
+    device: str = "auto"
     """where updates run: auto, cpu, cuda or cuda:N; auto takes a GPU where there is one"""
-    worker_device: str = "cpu"
+    env_device: str = "cpu"
     """where the policy acts; worlds of our own are stepped there too"""
     workers: int = -1
-    """processes that step the lanes; 0: none, step them here; -1: one per core for environments worth it"""
+    """processes that step the environments; 0: none, step them here; -1: one per core for environments worth it"""
     acting: Literal["auto", "central", "workers"] = "auto"
-    """who evaluates the policy: this process, or every worker on its own lanes; auto: the workers, if there are any"""
+    """who evaluates the policy: this process, or every worker on its own environments; auto: the workers, if there are any"""
     actors: int = 0
-    """processes that collect by themselves, each with its share of the lanes; 0: the loop waits for all lanes"""
+    """processes that collect by themselves, each with its share of the environments; 0: the loop waits for all environments"""
     ray: str = ""
     """with actors or learners: run them on a Ray cluster: local starts one, auto is the one this machine belongs to,
     or an address; empty: as processes of this machine"""
@@ -38,7 +38,7 @@ class RunConfig:
     max_lag: int = -1
     """with actors: how many versions old the weights of a rollout may be, older ones are dropped; 0: actors wait for
     each update; -1: as the algorithm bears it, any age or 0"""
-    slabs: int = 0
+    trajectories_per_batch: int = 0
     """with actors, without replay: rollouts of single actors that make up a batch, by whoever is first; 0: one for each
     actor"""
     actor_gradients: Literal["none", "apart", "averaged"] = "none"
@@ -49,8 +49,8 @@ class RunConfig:
     learners: int = 1
     """how many share each batch and average their gradients: this process, and replicas in others"""
     hold_policy: bool = False
-    """act with the same weights until all lanes begin an episode (with workers: all of a worker's), so that a memory
-    fits the weights that made it (offpcc); for a lane each, or episodes of one length"""
+    """act with the same weights until all environments begin an episode (with workers: all of a worker's), so that a memory
+    fits the weights that made it (offpcc); for a environment each, or episodes of one length"""
     threads: int = 1
     """threads of torch's own operations in this process"""
     learner_threads: int = 2
@@ -62,13 +62,13 @@ class RunConfig:
     eval: bool = True
     """evaluate during training"""
     eval_freq: int = 50
-    """epochs between evaluations"""
-    eval_episodes: int = 3
+    """iterations between evaluations"""
+    n_eval_episodes: int = 3
     """episodes per evaluation, with the mean action"""
     save_model: bool = True
     """write checkpoints"""
-    model_checkpoint_freq: int = 500
-    """epochs between checkpoints; one is written at the end too"""
+    checkpoint_freq: int = 500
+    """iterations between checkpoints; one is written at the end too"""
     keep_checkpoints: int = 5
     """how many of the newest checkpoints stay on disk (the best one always does); 0: all"""
     reset_every: int = 100_000
@@ -82,7 +82,7 @@ class RunConfig:
     tag: str = ""
     """a word that is appended to the run folder's name"""
     log_freq: int = 1
-    """epochs between rows of metrics"""
+    """iterations between rows of metrics"""
     tensorboard: bool = True
     """write TensorBoard events"""
     screenshot_freq: int = 0
@@ -102,9 +102,9 @@ class RunConfig:
 
 
 MAY_CHANGE = (
-    *("max_epochs", "total_steps", "total_episodes", "learner_device", "worker_device"),
-    *("threads", "learner_threads", "eval", "eval_freq", "eval_episodes", "save_model"),
-    *("model_checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
+    *("max_iterations", "total_timesteps", "total_episodes", "device", "env_device"),
+    *("threads", "learner_threads", "eval", "eval_freq", "n_eval_episodes", "save_model"),
+    *("checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
     *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts", "learners"),
     *("use_wandb", "wandb_project", "wandb_entity", "wandb_mode"),
 )

@@ -72,7 +72,7 @@ def save(
     """Write `checkpoint_k`, replacing one of that number; on failure nothing that was there has changed.
 
     Args:
-        metadata: epochs, steps, episodes, mean_return, wall_time, metrics_offset, and segments where there is
+        metadata: iterations, steps, episodes, mean_return, wall_time, metrics_offset, and segments where there is
             replay; the rest is added here.
         normalizer: for each observation key its `mean`, `var` and `count`.
     """

@@ -41,7 +41,7 @@ class SavedPolicy:
         self._fresh: Tensor | None = None
 
     def reset(self, where: np.ndarray | Tensor | None = None) -> None:
-        """Forget: call it when an episode starts; `where` [B] names the lanes of a batch that start anew."""
+        """Forget: call it when an episode starts; `where` [B] names the environments of a batch that start anew."""
         if where is None or self._fresh is None:
             self._fresh = None
         else:
@@ -68,18 +68,18 @@ class SavedPolicy:
         )
         if single:
             tensors = tree.map(lambda leaf: leaf.unsqueeze(0), tensors)
-        lanes = len(tree.first(tensors))
-        if self._fresh is None or len(self._fresh) != lanes:
-            self._fresh = torch.ones(lanes, dtype=torch.bool, device=device)
-            self._memory = self.agent.initial_memory(lanes)
-            self._frames = empty_obs(self.spec.observation, (lanes,), device)
-            self._action = empty_action(self.spec.action, (lanes,), device)
+        num_envs = len(tree.first(tensors))
+        if self._fresh is None or len(self._fresh) != num_envs:
+            self._fresh = torch.ones(num_envs, dtype=torch.bool, device=device)
+            self._memory = self.agent.initial_memory(num_envs)
+            self._frames = empty_obs(self.spec.observation, (num_envs,), device)
+            self._action = empty_action(self.spec.action, (num_envs,), device)
         fresh = self._fresh
         if LAST in self._memory:
             if reward is None and self.agent.cfg.last_reward and not bool(fresh.all()):
                 raise WhorlError("this policy reads the reward before; call act(obs, reward=reward)")
             earned = torch.as_tensor(0.0 if reward is None else reward, dtype=torch.float32, device=device)
-            self._memory = remember(self._memory, self._action, earned.expand(lanes))
+            self._memory = remember(self._memory, self._action, earned.expand(num_envs))
         self._frames = tree.map(partial(_stacked, fresh), self.spec.observation, self._frames, tensors)
         acted = self.agent.act(
             self._frames, self._memory, Context(self._fresh, self._generator, greedy=deterministic)
@@ -207,7 +207,7 @@ def pack_spec(spec: Spec) -> dict[str, Any]:
     return {
         "observation": tree.map(leaf, spec.observation),
         "action": tree.map(leaf, spec.action),
-        "lanes": spec.lanes,
+        "num_envs": spec.num_envs,
     }
 
 
@@ -220,7 +220,7 @@ def unpack_spec(packed: dict[str, Any]) -> Spec:
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "leaf"}
         return getattr(specs, value["leaf"])(**fields)
 
-    return Spec(unpack(packed["observation"]), unpack(packed["action"]), int(packed["lanes"]))
+    return Spec(unpack(packed["observation"]), unpack(packed["action"]), int(packed["num_envs"]))
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Replay on disk: files of rows that never change once they are there, and a manifest that names them.
 
-    RUN/replay/000000012000-000000016000-5f0c6a1b93d2e874.rows    rows 12000 to 15999 of all lanes, column after column
+    RUN/replay/000000012000-000000016000-5f0c6a1b93d2e874.rows    rows 12000 to 15999 of all environments, column after column
 
 Rows that have settled are written in whole segments by one thread while training goes on. A checkpoint adds the rows
 since then as a short segment, a *tail*, and holds the manifest: each file with its rows, size and CRC-32, and the

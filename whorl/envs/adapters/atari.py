@@ -2,7 +2,7 @@
 
 A step repeats an action for `frame_skip` frames and shows the brighter of the last two, pixel by pixel, because the
 console draws some things only in every other frame. Rewards are the game's own, summed; a game that runs past its limit
-of frames is truncated. Frames come one by one, and whoever steps the lanes stacks them.
+of frames is truncated. Frames come one by one, and whoever steps the environments stacks them.
 
 Differs from ALE: sticky actions are drawn here, from the environment's own stream, since ALE's saved states lack the
 action that would be repeated. Pictures are averaged over areas as OpenCV does it, in whole numbers.

@@ -147,7 +147,7 @@ class Bumps(gymnasium.Env, gymnasium.utils.EzPickle):
                 return place
 
     def _build(self) -> None:
-        """A scene of new bodies: in old ones the engine remembers contacts of the episode before."""
+        """A scene of new backbones: in old ones the engine remembers contacts of the episode before."""
         p = self._p
         p.resetSimulation()
         p.setPhysicsEngineParameter(deterministicOverlappingPairs=1, fixedTimeStep=TIME_STEP)

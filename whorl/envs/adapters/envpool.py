@@ -16,7 +16,7 @@ from whorl.core.spec import Array
 from whorl.core.tree import Tree
 from whorl.envs.adapters.atari import Atari
 from whorl.envs.adapters.gymnasium import to_spec
-from whorl.envs.stepping import Factory, describe, lane_seed
+from whorl.envs.stepping import Factory, describe, env_seed
 from whorl.envs.vector import Step
 
 NEVER = 2**30
@@ -25,17 +25,17 @@ SCREEN = (210, 160)
 
 
 class EnvPoolVector:
-    """A `VectorEnv` over EnvPool; `factory` makes one game of ours, whose options hold for all lanes."""
+    """A `VectorEnv` over EnvPool; `factory` makes one game of ours, whose options hold for all environments."""
 
     snapshots = False
 
-    def __init__(self, factory: Factory, lanes: int, id: str) -> None:
+    def __init__(self, factory: Factory, num_envs: int, id: str) -> None:
         self.id = id
         env = factory()
         self._task, self._options = _translate(env)
         layout = describe(env)
         env.close()
-        self.spec = to_spec(layout, lanes)
+        self.spec = to_spec(layout, num_envs)
         self._soft_ends = layout.soft_ends
         leaf: Array = self.spec.observation
         # EnvPool puts colours first, [stack * 3, height, width]; ours come last.
@@ -45,15 +45,15 @@ class EnvPoolVector:
 
     def reset(self, seed: int) -> Tree:
         self.close()
-        lanes = self.spec.lanes
-        seeds = [lane_seed(seed, lane) for lane in range(lanes)]
+        num_envs = self.spec.num_envs
+        seeds = [env_seed(seed, env_index) for env_index in range(num_envs)]
         # Seeds are fixed when a pool is made.
         self._pool = _envpool().make(
-            self._task, env_type="gymnasium", num_envs=lanes, seed=seeds, **self._options
+            self._task, env_type="gymnasium", num_envs=num_envs, seed=seeds, **self._options
         )
         obs, info = self._pool.reset()
         self._lives = info["lives"]
-        self._ended = np.zeros(lanes, bool)
+        self._ended = np.zeros(num_envs, bool)
         return self._see(obs)
 
     def step(self, action: Tree) -> Step:
@@ -74,7 +74,7 @@ class EnvPoolVector:
     def restore(self, snapshot: dict[str, Any]) -> Tree:
         raise EnvError(f"{self.id}: EnvPool has no snapshots; make it without backend='envpool'")
 
-    def render(self, lane: int = 0) -> np.ndarray | None:
+    def render(self, env_index: int = 0) -> np.ndarray | None:
         return None
 
     def close(self) -> None:

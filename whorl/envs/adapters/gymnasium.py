@@ -1,4 +1,4 @@
-"""Gymnasium environments as lanes: spaces into a `Spec`, and stepping in this process."""
+"""Gymnasium environments as environments: spaces into a `Spec`, and stepping in this process."""
 
 import importlib
 from dataclasses import replace
@@ -28,8 +28,8 @@ from whorl.envs.adapters import (
 )
 from whorl.envs.stepping import (
     Buffers,
+    EnvStepper,
     Factory,
-    Lanes,
     Layout,
     children,
     make_registered,
@@ -38,7 +38,7 @@ from whorl.envs.stepping import (
     probe,
 )
 from whorl.envs.vector import Step
-from whorl.envs.wrappers import seen_through, split
+from whorl.envs.wrappers import observation_wrappers, split
 
 
 def factory_from_id(id: str, **kwargs: Any) -> Factory:
@@ -62,9 +62,9 @@ def factory_from_id(id: str, **kwargs: Any) -> Factory:
         minigrid: minigrid.make_grid,
     }
     make = next((make for package, make in own.items() if package.owns(spec.id)), make_registered)
-    # Lanes never step before a reset, and checking is a tool of its own: those wrappers don't earn their time.
+    # Environments never step before a reset, and checking is a tool of its own: those wrappers don't earn their time.
     factory = partial(make, replace(spec, order_enforce=False), kwargs)
-    return seen_through(factory, seen)
+    return observation_wrappers(factory, seen)
 
 
 def whole_id(id: str) -> str:
@@ -73,64 +73,64 @@ def whole_id(id: str) -> str:
 
 
 class GymnasiumVector:
-    """`lanes` Gymnasium environments stepped one after another in this process; a `VectorEnv`."""
+    """`num_envs` Gymnasium environments stepped one after another in this process; a `VectorEnv`."""
 
-    def __init__(self, factory: Factory, lanes: int, id: str) -> None:
+    def __init__(self, factory: Factory, num_envs: int, id: str) -> None:
         layout = probe(factory)
-        self._take(Lanes(factory, layout, list(range(lanes))), id)
+        self._take(EnvStepper(factory, layout, list(range(num_envs))), id)
 
     @classmethod
-    def over(cls, lanes: Lanes, id: str) -> "GymnasiumVector":
-        """The same over lanes that exist already, such as a worker's own."""
+    def over(cls, num_envs: EnvStepper, id: str) -> "GymnasiumVector":
+        """The same over environments that exist already, such as a worker's own."""
         vector = cls.__new__(cls)
-        vector._take(lanes, id)
+        vector._take(num_envs, id)
         return vector
 
-    def _take(self, stepped: Lanes, id: str) -> None:
-        self.id, self._lanes, self.layout = id, stepped, stepped.layout
-        lanes = len(stepped)
-        self.spec = to_spec(self.layout, lanes)
+    def _take(self, stepped: EnvStepper, id: str) -> None:
+        self.id, self._envs, self.layout = id, stepped, stepped.layout
+        num_envs = len(stepped)
+        self.spec = to_spec(self.layout, num_envs)
         self.snapshots = self.layout.snapshots
-        self._buffers = Buffers.empty(self.layout, lanes)
-        self._action = [np.zeros((lanes, *leaf.shape), leaf.dtype) for leaf in self.layout.action]
+        self._buffers = Buffers.empty(self.layout, num_envs)
+        self._action = [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self.layout.action]
         self._action_tensors = nest(self.layout.action, [torch.from_numpy(leaf) for leaf in self._action])
         self._step = to_step(self.layout, self._buffers)
 
     def reset(self, seed: int) -> Tree:
-        self._lanes.reset(seed, self._buffers)
+        self._envs.reset(seed, self._buffers)
         return self._step.obs
 
     def step(self, action: Tree) -> Step:
         tree.copy_(self._action_tensors, action)
-        self._lanes.step(self._action, self._buffers)
+        self._envs.step(self._action, self._buffers)
         return replace(self._step)
 
     def snapshot(self) -> dict[str, Any]:
         return {
             "obs": tree.clone(self._step.obs),
-            "lanes": [to_tensors(lane) for lane in self._lanes.snapshot()],
+            "num_envs": [to_tensors(env_index) for env_index in self._envs.snapshot()],
         }
 
     def restore(self, snapshot: dict[str, Any]) -> Tree:
-        check_lanes(snapshot, self.spec.lanes)
-        self._lanes.restore([to_arrays(lane) for lane in snapshot["lanes"]])
+        check_num_envs(snapshot, self.spec.num_envs)
+        self._envs.restore([to_arrays(env_index) for env_index in snapshot["num_envs"]])
         tree.copy_(self._step.obs, snapshot["obs"])
         return self._step.obs
 
-    def render(self, lane: int = 0) -> np.ndarray | None:
-        return self._lanes.render(lane)
+    def render(self, env_index: int = 0) -> np.ndarray | None:
+        return self._envs.render(env_index)
 
     def close(self) -> None:
-        self._lanes.close()
+        self._envs.close()
 
 
-def to_spec(layout: Layout, lanes: int) -> Spec:
+def to_spec(layout: Layout, num_envs: int) -> Spec:
     """What an agent may know of an environment with this layout."""
     arrays = [
         Array(leaf.shape, leaf.dtype, leaf.low, leaf.high, leaf.stack, leaf.axis, leaf.start, leaf.plane)
         for leaf in layout.observation
     ]
-    return Spec(nest(layout.observation, arrays), action_spec(layout.action_space), lanes, layout.measures)
+    return Spec(nest(layout.observation, arrays), action_spec(layout.action_space), num_envs, layout.measures)
 
 
 def action_spec(space: spaces.Space) -> SpecTree:
@@ -178,10 +178,12 @@ def to_arrays(value: Any) -> Any:
     return value
 
 
-def check_lanes(snapshot: dict[str, Any], lanes: int) -> None:
-    found = len(snapshot["lanes"])
-    if found != lanes:
-        raise EnvError(f"the snapshot has {found} lanes and not {lanes}; resume with {found} lanes")
+def check_num_envs(snapshot: dict[str, Any], num_envs: int) -> None:
+    found = len(snapshot["num_envs"])
+    if found != num_envs:
+        raise EnvError(
+            f"the snapshot has {found} environments and not {num_envs}; resume with {found} environments"
+        )
 
 
 def _find(id: str) -> EnvSpec:

@@ -43,7 +43,7 @@ def make_bullet(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env:
 def _connect(base: Any) -> None:
     """Give the environment an engine of its own, as it would itself, but never one that it finds in shared memory.
 
-    Left to itself it first tries to join any physics server on this machine, which all lanes would then share.
+    Left to itself it first tries to join any physics server on this machine, which all environments would then share.
     """
     import pybullet
     from pybullet_utils.bullet_client import BulletClient
@@ -111,5 +111,5 @@ for _robot, (_keep, _good) in POSITIONS.items():
         entry_point=f"{LOCOMOTION}:{_robot}BulletEnv",
         max_episode_steps=1000,
         reward_threshold=_good,
-        additional_wrappers=(WrapperSpec("Seen", "whorl.envs.wrappers:Seen", {"keep": _keep}),),
+        additional_wrappers=(WrapperSpec("SelectObservation", "whorl.envs.wrappers:Seen", {"keep": _keep}),),
     )

@@ -14,5 +14,5 @@ gymnasium.register(
     entry_point="gymnasium.envs.mujoco.reacher_v5:ReacherEnv",
     max_episode_steps=50,
     reward_threshold=-3.75,
-    additional_wrappers=(WrapperSpec("Seen", "whorl.envs.wrappers:Seen", {"once": GOAL}),),
+    additional_wrappers=(WrapperSpec("SelectObservation", "whorl.envs.wrappers:Seen", {"once": GOAL}),),
 )

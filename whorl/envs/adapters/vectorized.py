@@ -1,4 +1,4 @@
-"""Environments that Gymnasium itself steps as one batch: the same dynamics, one call for all lanes."""
+"""Environments that Gymnasium itself steps as one batch: the same dynamics, one call for all environments."""
 
 from typing import Any
 
@@ -23,10 +23,10 @@ class BatchedVector:
 
     snapshots = True
 
-    def __init__(self, factory: Factory, lanes: int, id: str) -> None:
+    def __init__(self, factory: Factory, num_envs: int, id: str) -> None:
         self.id = id
-        self.spec = to_spec(probe(factory), lanes)
-        self._env: Any = gymnasium.make_vec(id, lanes, vectorization_mode="vector_entry_point").unwrapped
+        self.spec = to_spec(probe(factory), num_envs)
+        self._env: Any = gymnasium.make_vec(id, num_envs, vectorization_mode="vector_entry_point").unwrapped
         assert isinstance(self._env, GymnasiumVectorEnv)
 
     def reset(self, seed: int) -> Tree:
@@ -47,14 +47,14 @@ class BatchedVector:
             )
         for name, value in to_arrays(snapshot).items():
             setattr(self._env, name, decode(value, None))
-        lanes = len(self._env.prev_done)
-        if lanes != self.spec.lanes:
+        num_envs = len(self._env.prev_done)
+        if num_envs != self.spec.num_envs:
             raise EnvError(
-                f"the snapshot holds {lanes} lanes of {self.id}, not {self.spec.lanes}; make them alike"
+                f"the snapshot holds {num_envs} environments of {self.id}, not {self.spec.num_envs}; make them alike"
             )
         return torch.from_numpy(self._env.state.T.astype(np.float32))
 
-    def render(self, lane: int = 0) -> np.ndarray | None:
+    def render(self, env_index: int = 0) -> np.ndarray | None:
         return None
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ TASKS: dict[str, tuple[type[World], dict[str, Any], str]] = {
 
 
 def register_world(id: str, cls: type[World], **options: Any) -> None:
-    """Make `cls(lanes, device, **options)` known under `id`, here and in Gymnasium; who makes it may add options."""
+    """Make `cls(num_envs, device, **options)` known under `id`, here and in Gymnasium; who makes it may add options."""
     if id in WORLDS or id in gymnasium.registry:
         raise EnvError(
             f"the environment id {id!r} is taken; register {cls.__name__} under another name or version"

@@ -60,7 +60,7 @@ class Bumps(Sensed):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         observe: str = "touch",
         concat: int = 1,
@@ -68,7 +68,7 @@ class Bumps(Sensed):
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, box(-1.0, 1.0, 2), observe, concat, max_steps, dtype)
+        super().__init__(num_envs, device, box(-1.0, 1.0, 2), observe, concat, max_steps, dtype)
         self._touch = compiled(touch) if compile else touch
 
     def initial(self, generator: torch.Generator) -> State:
@@ -98,10 +98,14 @@ class Bumps(Sensed):
         bumps = state["bumps"]
         return [state["place"], angle(state["place"], bumps, state["side"]), *bumps]
 
-    def render(self, lane: int = 0) -> np.ndarray:
-        bumps, put = (self.state[key][:, lane].tolist() for key in ("bumps", "put"))
-        place, bend = (float(row[lane]) for row in self.sense(self.state)[:2])
-        shown = {**self.clock(lane), "gripper": f"{place:+.3f} m", "finger": f"{math.degrees(bend):+.0f}°"}
+    def render(self, env_index: int = 0) -> np.ndarray:
+        bumps, put = (self.state[key][:, env_index].tolist() for key in ("bumps", "put"))
+        place, bend = (float(row[env_index]) for row in self.sense(self.state)[:2])
+        shown = {
+            **self.clock(env_index),
+            "gripper": f"{place:+.3f} m",
+            "finger": f"{math.degrees(bend):+.0f}°",
+        }
         return bumps_scene(place, bend, bumps, put, WIDTH, LIMIT, FINGER, shown)
 
 

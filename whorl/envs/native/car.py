@@ -43,7 +43,7 @@ class CarHeavenHell(Sensed):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
         concat: int = 1,
@@ -53,7 +53,7 @@ class CarHeavenHell(Sensed):
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, box(-self.bound, self.bound), observe, concat, max_steps, dtype)
+        super().__init__(num_envs, device, box(-self.bound, self.bound), observe, concat, max_steps, dtype)
         self.episodic, self.hearing = episodic, hearing
         self._drive = compiled(drive) if compile else drive
         self._sides = self.constant(-1, 1)[:, 0]
@@ -89,10 +89,10 @@ class CarHeavenHell(Sensed):
         """The side, where the priest is near, and 0 elsewhere."""
         return side * ((place - PRIEST).abs() <= self.hearing)
 
-    def render(self, lane: int = 0) -> np.ndarray:
-        place, speed = self.state["body"][:, lane].tolist()
-        shown = {**self.clock(lane), "place": f"{place:+.2f}", "speed": f"{speed:+.3f}"}
-        return car_scene(place, float(self.state["side"][lane]), PRIEST, self.hearing, shown)
+    def render(self, env_index: int = 0) -> np.ndarray:
+        place, speed = self.state["body"][:, env_index].tolist()
+        shown = {**self.clock(env_index), "place": f"{place:+.2f}", "speed": f"{speed:+.3f}"}
+        return car_scene(place, float(self.state["side"][env_index]), PRIEST, self.hearing, shown)
 
 
 class CarHeavenHellTop(CarHeavenHell):
@@ -105,7 +105,7 @@ class CarHeavenHellTop(CarHeavenHell):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
         concat: int = 1,
@@ -114,7 +114,7 @@ class CarHeavenHellTop(CarHeavenHell):
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, observe, concat, False, hearing, max_steps, compile, dtype)
+        super().__init__(num_envs, device, observe, concat, False, hearing, max_steps, compile, dtype)
 
     def move(self, body: Tensor, control: Tensor) -> Tensor:
         return torch.cat([self.bound * control, torch.zeros_like(control)])
@@ -138,7 +138,7 @@ class CarHeavenHellTopRelative(CarHeavenHell):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
         concat: int = 1,
@@ -147,9 +147,9 @@ class CarHeavenHellTopRelative(CarHeavenHell):
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, observe, concat, True, hearing, max_steps, compile, dtype)
+        super().__init__(num_envs, device, observe, concat, True, hearing, max_steps, compile, dtype)
         self._shares = self.constant(*(i / PATH for i in range(1, PATH + 1)))
-        self._before = torch.zeros(PATH - 1, lanes, dtype=self.dtype, device=self.device)
+        self._before = torch.zeros(PATH - 1, num_envs, dtype=self.dtype, device=self.device)
 
     def initial(self, generator: torch.Generator) -> State:
         state = super().initial(generator)

@@ -39,7 +39,7 @@ class CartPoleContinuous(Sensed):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
         concat: int = 1,
@@ -47,7 +47,7 @@ class CartPoleContinuous(Sensed):
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, box(-1.0, 1.0), observe, concat, max_steps, dtype)
+        super().__init__(num_envs, device, box(-1.0, 1.0), observe, concat, max_steps, dtype)
         self._move = compiled(move) if compile else move
 
     def initial(self, generator: torch.Generator) -> State:
@@ -61,9 +61,9 @@ class CartPoleContinuous(Sensed):
     def sense(self, state: State) -> Sequence[Tensor]:
         return state["body"].unbind()
 
-    def render(self, lane: int = 0) -> np.ndarray:
-        x, _, angle, _ = self.state["body"][:, lane].tolist()
-        shown = {**self.clock(lane), "cart": f"{x:+.2f} m", "pole": f"{math.degrees(angle):+.1f}°"}
+    def render(self, env_index: int = 0) -> np.ndarray:
+        x, _, angle, _ = self.state["body"][:, env_index].tolist()
+        shown = {**self.clock(env_index), "cart": f"{x:+.2f} m", "pole": f"{math.degrees(angle):+.1f}°"}
         return cart_scene(x, RAIL, [angle], [2 * HALF], shown)
 
 

@@ -1,11 +1,11 @@
-"""A chain of four links on a cart: one set of equations, run in the way that is fastest for the lanes at hand.
+"""A chain of four links on a cart: one set of equations, run in the way that is fastest for the environments at hand.
 
 Angles q are absolute, 0 upright and pi hanging, with speeds w. With h_i = a_i m_i + l_i sum_{k>i} m_k,
 
     M_ii = J_i + a_i² m_i + l_i² sum_{k>i} m_k         M_ij = l_min(i,j) h_max(i,j) cos(q_i - q_j)
     C_ij = l_min(i,j) h_max(i,j) sin(q_i - q_j) w_j    M w' = -(C + D) w + g h sin q + h cos q x''
 
-`accelerations` says so number by number: torch.compile makes one loop of it, and a few lanes run it on floats. `Wide`
+`accelerations` says so number by number: torch.compile makes one loop of it, and a few environments run it on floats. `Wide`
 says so in a few wide operations, which is what uncompiled tensors want. Both solve M w' = r by elimination: M is
 positive definite, so no pivot has to be looked for, and nothing depends on values.
 """
@@ -34,23 +34,23 @@ SUBSTEPS, DT = 10, 0.002
 TOGETHER = 2
 """substeps in one compiled call: more take longer to compile, fewer make more calls"""
 FEW = 8
-"""up to so many lanes, floats are faster than tensors on a CPU"""
+"""up to so many environments, floats are faster than tensors on a CPU"""
 
 Number: TypeAlias = Any
-"""a float, or a tensor with one number per lane"""
+"""a float, or a tensor with one number per environment"""
 Swing: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """angles [4, B] and speeds [4, B] after ten substeps under the cart's acceleration [B]"""
 
 
-def swing(lanes: int, device: torch.device, dtype: torch.dtype, friction: bool, compile: bool) -> Swing:
-    """The fastest way to move so many lanes there."""
+def swing(num_envs: int, device: torch.device, dtype: torch.dtype, friction: bool, compile: bool) -> Swing:
+    """The fastest way to move so many environments there."""
     damping = FRICTION if friction else (0.0,) * 4
     rows = partial(_substeps, damping=damping)
     fused = compiled(rows) if compile else rows
     if fused is not rows:  # as it is without a compiler
         return partial(_by_rows, substeps=fused)
-    if lanes <= FEW and device.type == "cpu":
-        return partial(_by_lanes, damping=damping)
+    if num_envs <= FEW and device.type == "cpu":
+        return partial(_by_envs, damping=damping)
     return Wide(device, dtype, damping)
 
 
@@ -185,14 +185,12 @@ def _substeps(
     return torch.stack([*q]), torch.stack([*w])
 
 
-def _by_lanes(
-    angles: Tensor, speeds: Tensor, push: Tensor, damping: Sequence[float]
-) -> tuple[Tensor, Tensor]:
+def _by_envs(angles: Tensor, speeds: Tensor, push: Tensor, damping: Sequence[float]) -> tuple[Tensor, Tensor]:
     moved = []
-    for lane in zip(angles.T.tolist(), speeds.T.tolist(), push.tolist()):
-        slope = partial(accelerations, push=lane[2], damping=damping, sin=math.sin, cos=math.cos)
+    for env_index in zip(angles.T.tolist(), speeds.T.tolist(), push.tolist()):
+        slope = partial(accelerations, push=env_index[2], damping=damping, sin=math.sin, cos=math.cos)
         try:
-            moved.append(integrate(lane[0], lane[1], slope, SUBSTEPS))
+            moved.append(integrate(env_index[0], env_index[1], slope, SUBSTEPS))
         except ValueError:  # the sine of infinity, which is NaN for tensors
             moved.append(([math.nan] * 4, [math.nan] * 4))
     new = torch.tensor(moved, dtype=angles.dtype).permute(1, 2, 0)  # [2, 4, B]

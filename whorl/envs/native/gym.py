@@ -1,4 +1,4 @@
-"""Native worlds as Gymnasium environments: one lane, numpy in and out, for libraries that know nothing of lanes."""
+"""Native worlds as Gymnasium environments: one environment, numpy in and out, for libraries that know nothing of environments."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from whorl.envs.native import WORLDS
 
 
 class WorldEnv(gymnasium.Env):
-    """One lane of a registered world; `options` go to the world's constructor. It keeps its own time limit."""
+    """One environment of a registered world; `options` go to the world's constructor. It keeps its own time limit."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012 - Gymnasium's own declaration
 
@@ -59,7 +59,7 @@ def _space(spec: Any) -> spaces.Space[Any]:
 
 
 def _canonical(spec: Any, action: Any) -> tree.Tree:
-    """The inverse of `whorl.core.spec.to_env`, with a lane axis of one."""
+    """The inverse of `whorl.core.spec.to_env`, with a environment axis of one."""
 
     def leaf(a: ActionLeaf, value: Any) -> torch.Tensor:
         if isinstance(a, Discrete):

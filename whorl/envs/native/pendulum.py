@@ -51,7 +51,7 @@ class PendulumVariableLength(Sensed):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
         concat: int = 1,
@@ -60,12 +60,12 @@ class PendulumVariableLength(Sensed):
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, box(-TORQUE, TORQUE), observe, concat, max_steps, dtype)
+        super().__init__(num_envs, device, box(-TORQUE, TORQUE), observe, concat, max_steps, dtype)
         self._lengths = self.lengths(lengths)
         moved = partial(move, held=self.held)
         self._move = compiled(moved) if compile else moved
         self._reach = self.constant(math.pi, 1)
-        self._idle = torch.zeros(lanes, dtype=self.dtype, device=self.device)
+        self._idle = torch.zeros(num_envs, dtype=self.dtype, device=self.device)
 
     def initial(self, generator: torch.Generator) -> State:
         body = (2 * self.uniform(2, generator) - 1) * self._reach
@@ -83,10 +83,10 @@ class PendulumVariableLength(Sensed):
         angle, speed = state["body"]
         return [angle.cos(), angle.sin(), speed, state["length"], state["torque"]]
 
-    def render(self, lane: int = 0) -> np.ndarray:
-        angle = float(self.state["body"][0, lane])
-        length, torque = float(self.state["length"][lane]), float(self.state["torque"][lane])
-        shown = {**self.clock(lane), "length": f"{length:.1f} m", "torque": f"{torque:+.2f} N·m"}
+    def render(self, env_index: int = 0) -> np.ndarray:
+        angle = float(self.state["body"][0, env_index])
+        length, torque = float(self.state["length"][env_index]), float(self.state["torque"][env_index])
+        shown = {**self.clock(env_index), "length": f"{length:.1f} m", "torque": f"{torque:+.2f} N·m"}
         return pendulum_scene(angle, length, torque / TORQUE, shown)
 
 
@@ -99,7 +99,7 @@ class Pendulum(PendulumVariableLength):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
         concat: int = 1,
@@ -107,7 +107,7 @@ class Pendulum(PendulumVariableLength):
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, observe, concat, (1.0,), max_steps, compile, dtype)
+        super().__init__(num_envs, device, observe, concat, (1.0,), max_steps, compile, dtype)
 
 
 def move(body: Tensor, length: Tensor, torque: Tensor, held: bool) -> Tensor:

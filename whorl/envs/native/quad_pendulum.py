@@ -39,15 +39,15 @@ class QuadInvPendulum(Sensed):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         concat: int = 1,
         friction: bool = True,
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, box(-1.0, 1.0), "full", concat, 1000, dtype)
-        self._swing = chain.swing(lanes, self.device, self.dtype, friction, compile)
+        super().__init__(num_envs, device, box(-1.0, 1.0), "full", concat, 1000, dtype)
+        self._swing = chain.swing(num_envs, self.device, self.dtype, friction, compile)
         self._hanging = self.constant(0, *[math.pi] * 4, *[0] * 5)
 
     def initial(self, generator: torch.Generator) -> State:
@@ -70,10 +70,10 @@ class QuadInvPendulum(Sensed):
         links = zip(bends.sin(), bends.cos(), body[6:])
         return [body[0], body[5], *(row for link in links for row in link)]
 
-    def render(self, lane: int = 0) -> np.ndarray:
-        x, *angles = self.state["body"][:5, lane].tolist()
+    def render(self, env_index: int = 0) -> np.ndarray:
+        x, *angles = self.state["body"][:5, env_index].tolist()
         return cart_scene(
-            x, RAIL, [-q for q in angles], chain.LENGTH, {**self.clock(lane), "cart": f"{x:+.2f} m"}
+            x, RAIL, [-q for q in angles], chain.LENGTH, {**self.clock(env_index), "cart": f"{x:+.2f} m"}
         )
 
 

@@ -49,7 +49,7 @@ class Quadrotor(World):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         faults: tuple[int, int, int, int] = (1, 1, 1, 1),
         randomize: bool = True,
@@ -57,7 +57,7 @@ class Quadrotor(World):
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device)
+        super().__init__(num_envs, device)
         if len(faults) != 4 or not set(faults) <= {0, 1}:
             raise ConfigError(
                 f"faults is {faults!r}; give four numbers, 1 for a sound rotor and 0 for a failed one"
@@ -67,7 +67,7 @@ class Quadrotor(World):
         self.spec = Spec(
             observation=Array((FRAMES * FRAME,), dtype),
             action=Continuous((4,), (-1.0,) * 4, (1.0,) * 4),
-            lanes=lanes,
+            num_envs=num_envs,
         )
         self.dtype = torch.float64 if dtype == "float64" else torch.float32
         self.faults = tuple(faults)
@@ -85,11 +85,11 @@ class Quadrotor(World):
         self._goal = constant(GOAL)[:, None]
         self._sound = constant(faults)[:, None]
         self._half = 0.5 * self._sound
-        self._idle = constant([START_ROTOR]).expand(4, lanes)
-        self._quiet = constant([0.0]).expand(4, lanes)
+        self._idle = constant([START_ROTOR]).expand(4, num_envs)
+        self._quiet = constant([0.0]).expand(4, num_envs)
 
     def initial(self, generator: torch.Generator) -> State:
-        drawn = torch.rand(18, self.lanes, generator=generator, dtype=self.dtype, device=self.device)
+        drawn = torch.rand(18, self.num_envs, generator=generator, dtype=self.dtype, device=self.device)
         start = torch.addcmul(self._low, drawn, self._span)
         frames = self._frame(start[:12]).expand(FRAMES, -1, -1)
         return {
@@ -101,7 +101,7 @@ class Quadrotor(World):
         }
 
     def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
-        normal = torch.randn(4, self.lanes, generator=self.generator, dtype=self.dtype, device=self.device)
+        normal = torch.randn(4, self.num_envs, generator=self.generator, dtype=self.dtype, device=self.device)
         noise = torch.add((1 - NOISE_THETA) * state["noise"], normal, alpha=self.sigma)
         # Normalised thrust [4, B]; made contiguous, as a transposed operand slows every operation after it.
         command = (action.to(self.dtype).T.contiguous().clamp(-1, 1) + 1) * self._half
@@ -119,13 +119,13 @@ class Quadrotor(World):
     def observe(self, state: State) -> Tensor:
         return state["frames"].flatten(0, 1).T.clone(memory_format=torch.contiguous_format)
 
-    def render(self, lane: int = 0) -> np.ndarray:
+    def render(self, env_index: int = 0) -> np.ndarray:
         """One RGB frame; call it after each step, as the view remembers the path it has been shown."""
-        view = self._views.setdefault(lane, QuadrotorView(GOAL, self.faults))
-        rotor, noise, body = (self.state[key][:, lane].tolist() for key in ("rotor", "noise", "body"))
+        view = self._views.setdefault(env_index, QuadrotorView(GOAL, self.faults))
+        rotor, noise, body = (self.state[key][:, env_index].tolist() for key in ("rotor", "noise", "body"))
         thrust = [s * min((u + n) ** 2, 1) for s, u, n in zip(self.faults, rotor, noise)]
         return view.draw(
-            body[:3], body[3:6], thrust, step=int(self.steps[lane]), total=float(self.returns[lane])
+            body[:3], body[3:6], thrust, step=int(self.steps[env_index]), total=float(self.returns[env_index])
         )
 
     def _frame(self, body: Tensor) -> Tensor:

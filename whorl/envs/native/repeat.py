@@ -38,19 +38,19 @@ class RepeatPrevious(Sensed):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         observe: str = "symbol",
         concat: int = 1,
         delay: int = 4,
         max_steps: int = 64,
     ) -> None:
-        super().__init__(lanes, device, Discrete(SYMBOLS), observe, concat, max_steps, "float32")
+        super().__init__(num_envs, device, Discrete(SYMBOLS), observe, concat, max_steps, "float32")
         if not 1 <= delay < max_steps:
             raise ConfigError(f"delay is {delay}; choose 1 to {max_steps - 1}, so that some steps are scored")
         self.scored = max_steps - delay
         """steps of an episode that ask for a symbol"""
-        self._none = torch.full((delay, lanes), -1, device=self.device)
+        self._none = torch.full((delay, num_envs), -1, device=self.device)
 
     def initial(self, generator: torch.Generator) -> State:
         return {"symbols": torch.cat([self._none, self.drawn(SYMBOLS, generator)[None]])}
@@ -70,8 +70,8 @@ class RepeatPrevious(Sensed):
         symbols = state["symbols"]
         return [(symbols[row] == i).to(self.dtype) for row in (-1, 0) for i in range(SYMBOLS)]
 
-    def render(self, lane: int = 0) -> np.ndarray:
-        return symbol_scene(self.state["symbols"][:, lane].tolist(), self.clock(lane))
+    def render(self, env_index: int = 0) -> np.ndarray:
+        return symbol_scene(self.state["symbols"][:, env_index].tolist(), self.clock(env_index))
 
 
 class RepeatFirst(RepeatPrevious):
@@ -81,13 +81,13 @@ class RepeatFirst(RepeatPrevious):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         observe: str = "symbol",
         concat: int = 1,
         max_steps: int = 64,
     ) -> None:
-        super().__init__(lanes, device, observe, concat, 1, max_steps)
+        super().__init__(num_envs, device, observe, concat, 1, max_steps)
         self.scored = max_steps
 
     def initial(self, generator: torch.Generator) -> State:

@@ -31,7 +31,7 @@ class Sensed(World):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str,
         action: Continuous | Discrete,
         observe: str,
@@ -39,7 +39,7 @@ class Sensed(World):
         max_steps: int,
         dtype: str,
     ) -> None:
-        super().__init__(lanes, device)
+        super().__init__(num_envs, device)
         if observe not in self.choices:
             raise ConfigError(f"observe is {observe!r}; {self.id} offers {', '.join(self.choices)}")
         if concat < 1:
@@ -53,8 +53,8 @@ class Sensed(World):
         self.max_steps = max_steps
         self.dtype = torch.float64 if dtype == "float64" else torch.float32
         self.returns = self.returns.to(self.dtype)
-        self.spec = Spec(Array((concat * len(self.seen),), dtype), action, lanes)
-        self._blank = torch.zeros(concat - 1, len(self.seen), lanes, dtype=self.dtype, device=self.device)
+        self.spec = Spec(Array((concat * len(self.seen),), dtype), action, num_envs)
+        self._blank = torch.zeros(concat - 1, len(self.seen), num_envs, dtype=self.dtype, device=self.device)
 
     @abstractmethod
     def sense(self, state: State) -> Sequence[Tensor]:
@@ -81,16 +81,16 @@ class Sensed(World):
         return action.to(self.dtype).T.contiguous().clamp(-1, 1)
 
     def constant(self, *values: float) -> Tensor:
-        """Values [n, 1] that spread over the lanes."""
+        """Values [n, 1] that spread over the environments."""
         return torch.tensor(values, dtype=self.dtype, device=self.device)[:, None]
 
     def uniform(self, rows: int, generator: torch.Generator) -> Tensor:
         """Numbers [rows, B] from [0, 1)."""
-        return torch.rand(rows, self.lanes, generator=generator, dtype=self.dtype, device=self.device)
+        return torch.rand(rows, self.num_envs, generator=generator, dtype=self.dtype, device=self.device)
 
     def normal(self, rows: int, generator: torch.Generator) -> Tensor:
         """Standard normal numbers [rows, B]."""
-        return torch.randn(rows, self.lanes, generator=generator, dtype=self.dtype, device=self.device)
+        return torch.randn(rows, self.num_envs, generator=generator, dtype=self.dtype, device=self.device)
 
     def lengths(self, values: Sequence[float]) -> Tensor:
         """The lengths [n] to draw from."""
@@ -99,16 +99,16 @@ class Sensed(World):
         return self.constant(*values)[:, 0]
 
     def chosen(self, values: Tensor, generator: torch.Generator) -> Tensor:
-        """One of `values` [n] per lane [B], each as likely."""
+        """One of `values` [n] per environment [B], each as likely."""
         return values[self.drawn(len(values), generator)]
 
     def drawn(self, n: int, generator: torch.Generator) -> Tensor:
-        """A number from 0 to n - 1 per lane [B], each as likely."""
-        return torch.randint(n, (self.lanes,), generator=generator, device=self.device)
+        """A number from 0 to n - 1 per environment [B], each as likely."""
+        return torch.randint(n, (self.num_envs,), generator=generator, device=self.device)
 
-    def clock(self, lane: int) -> dict[str, str]:
+    def clock(self, env_index: int) -> dict[str, str]:
         """The first lines of a picture's panel."""
-        steps, total = int(self.steps[lane]), float(self.returns[lane])
+        steps, total = int(self.steps[env_index]), float(self.returns[env_index])
         return {"step": f"{steps} of {self.max_steps}", "return": f"{total:.1f}"}
 
 

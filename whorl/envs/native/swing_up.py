@@ -41,7 +41,7 @@ class CartPoleSwingUpVariableLength(Sensed):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
         concat: int = 1,
@@ -50,11 +50,11 @@ class CartPoleSwingUpVariableLength(Sensed):
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, box(-1.0, 1.0), observe, concat, max_steps, dtype)
+        super().__init__(num_envs, device, box(-1.0, 1.0), observe, concat, max_steps, dtype)
         self._lengths = self.lengths(lengths)
         self._move = compiled(move) if compile else move
         self._hanging = self.constant(0, 0, math.pi, 0)
-        self._idle = torch.zeros(lanes, dtype=self.dtype, device=self.device)
+        self._idle = torch.zeros(num_envs, dtype=self.dtype, device=self.device)
 
     def initial(self, generator: torch.Generator) -> State:
         body = torch.add(self._hanging, self.normal(4, generator), alpha=0.2)
@@ -72,10 +72,10 @@ class CartPoleSwingUpVariableLength(Sensed):
         place, speed, angle, spin = state["body"]
         return [place, speed, angle.cos(), angle.sin(), spin, state["length"], state["action"]]
 
-    def render(self, lane: int = 0) -> np.ndarray:
-        x, _, angle, _ = self.state["body"][:, lane].tolist()
-        length, action = float(self.state["length"][lane]), float(self.state["action"][lane])
-        shown = {**self.clock(lane), "pole": f"{length:.1f} m", "force": f"{FORCE * action:+.1f} N"}
+    def render(self, env_index: int = 0) -> np.ndarray:
+        x, _, angle, _ = self.state["body"][:, env_index].tolist()
+        length, action = float(self.state["length"][env_index]), float(self.state["action"][env_index])
+        shown = {**self.clock(env_index), "pole": f"{length:.1f} m", "force": f"{FORCE * action:+.1f} N"}
         return cart_scene(x, RAIL, [-angle], [length], shown)
 
 

@@ -40,7 +40,7 @@ class TMaze(Sensed):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         observe: str = "once",
         concat: int = 1,
@@ -48,7 +48,7 @@ class TMaze(Sensed):
     ) -> None:
         if length < 1:
             raise ConfigError(f"length is {length}; the junction is at least 1 step from the start")
-        super().__init__(lanes, device, Discrete(3), observe, concat, 4 * (length + 1), "float32")
+        super().__init__(num_envs, device, Discrete(3), observe, concat, 4 * (length + 1), "float32")
         self.length = length
         self._cues = torch.tensor([-1, 1], device=self.device)
 
@@ -72,7 +72,11 @@ class TMaze(Sensed):
         rows = [up & ~told, ~up & ~told, told & ~end, told & end, up, ~up]
         return [row.to(self.dtype) for row in rows]
 
-    def render(self, lane: int = 0) -> np.ndarray:
-        place, cue = int(self.state["place"][lane]), int(self.state["cue"][lane])
-        shown = {**self.clock(lane), "place": f"{place} of {self.length}", "cue": "up" if cue > 0 else "down"}
-        return t_maze_scene(place, self.length, cue, not bool(self.state["told"][lane]), shown)
+    def render(self, env_index: int = 0) -> np.ndarray:
+        place, cue = int(self.state["place"][env_index]), int(self.state["cue"][env_index])
+        shown = {
+            **self.clock(env_index),
+            "place": f"{place} of {self.length}",
+            "cue": "up" if cue > 0 else "down",
+        }
+        return t_maze_scene(place, self.length, cue, not bool(self.state["told"][env_index]), shown)

@@ -48,7 +48,7 @@ class WaterMaze(Sensed):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
         concat: int = 1,
@@ -58,14 +58,14 @@ class WaterMaze(Sensed):
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, box(-1.0, 1.0, 2), observe, concat, max_steps, dtype)
+        super().__init__(num_envs, device, box(-1.0, 1.0, 2), observe, concat, max_steps, dtype)
         if not 0 < radius <= 0.5:
             raise ConfigError(
                 f"radius is {radius}; choose one above 0 and up to 0.5, or nothing is left to search"
             )
         self.dense, self.radius = dense, radius
         self._swim = compiled(swim) if compile else swim
-        self._still = torch.zeros(2, lanes, dtype=self.dtype, device=self.device)
+        self._still = torch.zeros(2, num_envs, dtype=self.dtype, device=self.device)
 
     def initial(self, generator: torch.Generator) -> State:
         angle, share = self.uniform(2, generator)
@@ -103,10 +103,12 @@ class WaterMaze(Sensed):
         inside = (off(state["place"], state["platform"]) <= self.radius).to(self.dtype)
         return [*state["place"], inside, *state["platform"], *state["drift"]]
 
-    def render(self, lane: int = 0) -> np.ndarray:
-        place, drift, platform = (self.state[key][:, lane].tolist() for key in ("place", "drift", "platform"))
-        stayed = int(self.state["stayed"][lane])
-        shown = {**self.clock(lane), "on platform": f"{stayed} of {STAY}"}
+    def render(self, env_index: int = 0) -> np.ndarray:
+        place, drift, platform = (
+            self.state[key][:, env_index].tolist() for key in ("place", "drift", "platform")
+        )
+        stayed = int(self.state["stayed"][env_index])
+        shown = {**self.clock(env_index), "on platform": f"{stayed} of {STAY}"}
         return maze_scene(place, drift, platform, self.radius, shown)
 
 
@@ -122,7 +124,7 @@ class WaterMazeSimple(WaterMaze):
 
     def __init__(
         self,
-        lanes: int,
+        num_envs: int,
         device: torch.device | str = "cpu",
         observe: str = "full",
         concat: int = 1,
@@ -130,7 +132,7 @@ class WaterMazeSimple(WaterMaze):
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(lanes, device, observe, concat, max_steps=max_steps, compile=compile, dtype=dtype)
+        super().__init__(num_envs, device, observe, concat, max_steps=max_steps, compile=compile, dtype=dtype)
 
     def initial(self, generator: torch.Generator) -> State:
         platform = polar(0.7, 2 * math.pi * self.uniform(1, generator)[0])

@@ -1,4 +1,4 @@
-"""Batched tensor worlds: one implementation for CPU and CUDA, for one lane or a hundred thousand.
+"""Batched tensor worlds: one implementation for CPU and CUDA, for one environment or a hundred thousand.
 
 A world says how an episode starts, how it advances and what is seen; `World` adds the time limit, next-step
 autoreset, snapshots and seeding. Nothing in `step` waits for the device or rebinds a tensor, so a rollout can be
@@ -21,11 +21,11 @@ from whorl.core.spec import Spec
 from whorl.envs.vector import Step
 
 State: TypeAlias = dict[str, Tensor]
-"""Tensors of any shape whose LAST axis is the lanes: wide contiguous rows per component, and flags [B] broadcast."""
+"""Tensors of any shape whose LAST axis is the environments: wide contiguous rows per component, and flags [B] broadcast."""
 
 
 class World(ABC):
-    """`lanes` copies of one world. A subclass sets `id`, `max_steps` and `spec`, and writes the three methods below."""
+    """`num_envs` copies of one world. A subclass sets `id`, `max_steps` and `spec`, and writes the three methods below."""
 
     id: ClassVar[str]
     max_steps: int
@@ -35,22 +35,22 @@ class World(ABC):
     spec: Spec
     snapshots: bool = True
 
-    def __init__(self, lanes: int, device: torch.device | str = "cpu") -> None:
-        if lanes < 1:
-            raise ConfigError(f"lanes is {lanes}; a world needs at least 1")
-        self.lanes = lanes
+    def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
+        if num_envs < 1:
+            raise ConfigError(f"num_envs is {num_envs}; a world needs at least 1")
+        self.num_envs = num_envs
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device)
         self.state: State = {}
-        self.steps = torch.zeros(lanes, dtype=torch.int64, device=self.device)
-        self.returns = torch.zeros(lanes, device=self.device)
+        self.steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self.returns = torch.zeros(num_envs, device=self.device)
         """[B] undiscounted return of the episode so far"""
-        self.ended = torch.zeros(lanes, dtype=torch.bool, device=self.device)
-        """[B] the lane's episode is over: the next step resets it"""
+        self.ended = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
+        """[B] the environment's episode is over: the next step resets it"""
 
     @abstractmethod
     def initial(self, generator: torch.Generator) -> State:
-        """A fresh first state for every lane."""
+        """A fresh first state for every environment."""
 
     @abstractmethod
     def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
@@ -97,10 +97,10 @@ class World(ABC):
 
     @torch.no_grad()
     def restore(self, snapshot: dict[str, Any]) -> tree.Tree:
-        lanes = snapshot["steps"].shape[0]
-        if lanes != self.lanes:
+        num_envs = snapshot["steps"].shape[0]
+        if num_envs != self.num_envs:
             raise EnvError(
-                f"the snapshot holds {lanes} lanes of {self.id}, this world {self.lanes}; make it alike"
+                f"the snapshot holds {num_envs} environments of {self.id}, this world {self.num_envs}; make it alike"
             )
         self._write(snapshot["state"])
         self.steps.copy_(snapshot["steps"])
@@ -113,7 +113,7 @@ class World(ABC):
         """Every tensor that a step writes."""
         return [*self.state.values(), self.steps, self.returns, self.ended]
 
-    def render(self, lane: int = 0) -> Any:
+    def render(self, env_index: int = 0) -> Any:
         return None
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ TRAIL_LENGTH = 100
 
 
 class QuadrotorView:
-    """Follows one lane: a camera that moves but never turns, the vehicle, its goal, its path, a panel of figures."""
+    """Follows one environment: a camera that moves but never turns, the vehicle, its goal, its path, a panel of figures."""
 
     def __init__(self, goal: Sequence[float], faults: Sequence[int]) -> None:
         self.goal = np.asarray(goal, dtype=np.float64)
