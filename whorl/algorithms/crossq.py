@@ -73,7 +73,7 @@ class CrossQ(Agent):
 
     Config = CrossQConfig
     cfg: CrossQConfig
-    acts_with = ("observations", "body", "actor")
+    acts_with = ("observations", "backbone", "actor")
 
     def __init__(self, spec: Spec, cfg: CrossQConfig) -> None:
         super().__init__(spec, cfg)
