@@ -15,14 +15,6 @@ import torch
 import yaml
 from docstring_parser import parse_from_object
 from torch import Tensor, nn
-
-import whorl
-from whorl.cli import read_flags
-from whorl.core.errors import ConfigError, WhorlError
-from whorl.core.registry import Part
-from whorl.core.spec import Array, Discrete, Spec
-from whorl.nets.layers import ACTIVATIONS
-from whorl.settings.aliases import ALIASES, OFF_POLICY
 from whorl.settings.families import (
     ActorCriticConfig,
     ChoiceConfig,
@@ -35,6 +27,14 @@ from whorl.settings.families import (
     ValueConfig,
 )
 from whorl.settings.limits import LIMITS
+
+import whorl
+from whorl.cli import read_flags
+from whorl.core.errors import ConfigError, WhorlError
+from whorl.core.registry import Part
+from whorl.core.spec import Array, Discrete, Spec
+from whorl.nets.layers import ACTIVATIONS
+from whorl.settings.aliases import ALIASES, OFF_POLICY
 from whorl.settings.merge import Settings, configure, fields_of, settings_of
 from whorl.settings.presets import algorithm_class, preset_names
 from whorl.settings.run import MAY_CHANGE, RunConfig

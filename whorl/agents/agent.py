@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from whorl.agents.families import OffPolicyConfig as ReplayConfig
 from whorl.agents.optimizers import Stepper, build_optimizer, initialise_state, stepper
 from whorl.core import tree
 from whorl.core.errors import ConfigError
@@ -26,7 +27,7 @@ from whorl.data.replay import check_replay, replay_of, view_of
 from whorl.data.ring import replay_bytes
 from whorl.data.rollouts import Rollouts
 from whorl.nets.normalize import ReturnScale
-from whorl.settings.families import ReplayConfig
+from whorl.ops.schedules import schedule
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -108,6 +109,8 @@ class Agent(nn.Module):
         self._rates: dict[str, float] = {}
         self._steppers: dict[str, Stepper] = {}
         self._pool: ThreadPoolExecutor | None = None
+        part = Part.of(getattr(cfg, "lr_schedule", "constant"))
+        self._factor = None if part.name in ("constant", "kl") else schedule(part)
         # Share of the budget that is spent, for schedules; the loop writes it in place before each update.
         self.register_buffer("progress", torch.zeros(()))
 
@@ -146,7 +149,7 @@ class Agent(nn.Module):
         """How often memory is stored along a rollout, in rows."""
         if isinstance(self.cfg, ReplayConfig):
             return self.cfg.sequence_stride if self.stores_memory else 1
-        return getattr(self.cfg, "chunk", 1) if self.initial_memory(1) else 1
+        return getattr(self.cfg, "chunk_length", 1) if self.initial_memory(1) else 1
 
     @property
     def stores_memory(self) -> bool:
@@ -288,9 +291,12 @@ class Agent(nn.Module):
         return Updated(tree.to(gradients.metrics, self.device))
 
     def anneal(self) -> None:
-        """Let every learning rate fall linearly to zero over the budget."""
+        """Set every learning rate to its value at this point of the run, by the setting `lr_schedule`."""
+        if self._factor is None:
+            return
+        factor = self._factor(self.progress)
         for name, rate in self._rates.items():
-            getattr(self, f"lr_{name}").copy_(rate * (1 - self.progress))
+            getattr(self, f"lr_{name}").copy_(rate * factor)
 
     def _gradients(self, name: str, loss: Tensor) -> tuple[Tensor, ...]:
         parameters = self._parameters_of[name]

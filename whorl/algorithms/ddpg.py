@@ -17,21 +17,21 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import ActorCriticConfig
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
-from whorl.explore.noise import ActionNoise, random_action
+from whorl.explore.noise import ActionNoise, NoiseConfig, random_action
 from whorl.nets.actor import Actor, DeterministicHead, bounded
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.ops.targets import polyak_
-from whorl.settings.families import ActorCriticConfig, NoiseConfig
 
 
 @dataclass(frozen=True)
 class DDPGConfig(NoiseConfig, ActorCriticConfig):
     action_joins: Literal["first", "second"] = "first"
-    """the critic's layer that sees the action: the first (Fujimoto 2018) or only the second (Lillicrap 2015)"""
+    """layer of the critic that reads the action: first (Fujimoto et al. 2018) or second (Lillicrap et al. 2015)"""
 
 
 class DDPG(Agent):
@@ -85,8 +85,7 @@ class DDPG(Agent):
     @captured
     def step(self, batch: Batch, *, move_targets: bool) -> Updated:
         cfg = self.cfg
-        if cfg.lr_schedule == "linear":
-            self.anneal()
+        self.anneal()
         batch = self.observations.learn(batch, self.random("critic"))
         noise = self.draw(batch)
         critic_loss, error, q = self.critic_loss(batch, noise)

@@ -7,7 +7,7 @@ Differs from the paper: convolutions have one layer norm behind them, over all t
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -19,49 +19,58 @@ from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import check_batch_size, minibatches
-from whorl.explore.epsilon_greedy import Exploration
+from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
 from whorl.nets.normalize import Observations, ReturnScale
-from whorl.nets.q_network import QNetwork, allowed
+from whorl.nets.q_network import QNetwork, QNetworkConfig, allowed
 from whorl.ops.losses import blank, row_weight, squared
 from whorl.ops.returns import lambda_return
 from whorl.ops.values import best, pick
-from whorl.settings.families import ChoiceConfig
+from whorl.settings.schema import (
+    Epsilon,
+    Fraction,
+    LearningRate,
+    Limit,
+    Optimizer,
+    PositiveLimit,
+    Range,
+    Schedule,
+)
 
 
 @dataclass(frozen=True)
-class PQNConfig(ChoiceConfig):
+class PQNConfig(ExplorationConfig, QNetworkConfig):
     layer_norm: bool = True
-    """normalise features and each hidden layer before its activation"""
-    gamma: float = 0.99
-    """discount per step"""
-    gae_lambda: float = 0.65
-    """lambda of the return"""
-    n_epochs: int = 2
+    """layer normalisation of the features and of each hidden layer before its activation"""
+    gamma: Fraction = 0.99
+    """discount factor"""
+    q_lambda: Fraction = 0.65
+    """lambda of the Q(lambda) return"""
+    n_epochs: Annotated[int, Range(1, 10**6)] = 2
     """passes over each rollout"""
-    batch_size: int = 128
-    """rows per minibatch; must divide environments * num_steps"""
-    optimizer: Part = Part("RAdam")
-    """the optimizer; a name out of torch.optim or an import path, with options"""
-    adam_eps: float = 1e-8
+    batch_size: Annotated[int, Range(1, 10**7)] = 128
+    """steps per minibatch; must divide num_envs * num_steps"""
+    optimizer: Optimizer = Part("RAdam")
+    """optimizer: a class of torch.optim or an import path, with options"""
+    adam_eps: Epsilon = 1e-8
     """epsilon of the optimizer"""
-    learning_rate: float = 2.5e-4
+    learning_rate: LearningRate = 2.5e-4
     """learning rate"""
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """constant, or linear to zero over the budget"""
-    max_grad_norm: float = 10.0
-    """gradients are scaled down to this norm; 0: never"""
+    lr_schedule: Schedule = Part("constant")
+    """learning rate over the run: constant, linear (to zero), cosine, warmup, or a registered function of progress"""
+    max_grad_norm: Limit = 10.0
+    """maximum norm of the gradients; 0: no clipping"""
     normalize_obs: bool = False
     """normalise float observations by running statistics"""
     normalize_reward: bool = False
-    """divide rewards by the deviation of the discounted return"""
+    """divide rewards by the standard deviation of the discounted return"""
     clip_obs: bool = False
     """clip normalised observations to obs_clip_range"""
-    obs_clip_range: float = 10.0
-    """where observations are clipped"""
+    obs_clip_range: PositiveLimit = 10.0
+    """bound of clipped observations"""
     clip_reward: bool = False
     """clip scaled rewards to reward_clip_range"""
-    reward_clip_range: float = 1.0
-    """where rewards are clipped"""
+    reward_clip_range: PositiveLimit = 1.0
+    """bound of clipped rewards"""
 
 
 class PQN(Agent):
@@ -98,8 +107,7 @@ class PQN(Agent):
     def step(self, batch: Batch) -> Updated:
         cfg, random = self.cfg, self.random("critic")
         self.rewards.merge_(batch.reward, batch.keep, batch.mask, cfg.gamma)
-        if cfg.lr_schedule == "linear":
-            self.anneal()
+        self.anneal()
         raw = batch.obs
         batch = batch.replace(obs=self.observations(raw))
         # Whatever stands in rows that are no transition must not reach the gradient, not even as 0 * nan.
@@ -126,7 +134,7 @@ class PQN(Agent):
         """G [T, B]"""
         value = self.value(batch.all, noise)  # [T+1, B]
         reward = self.rewards(batch.reward)
-        target = lambda_return(reward, batch.discount, value, batch.keep, self.cfg.gae_lambda)
+        target = lambda_return(reward, batch.discount, value, batch.keep, self.cfg.q_lambda)
         return blank(target, batch.mask)
 
     @pure

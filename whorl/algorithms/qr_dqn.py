@@ -8,31 +8,32 @@ munchausen:  d_ij = r + m * clip(t log pi(a|s), low, 0) + discount * sum_b pi(b|
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import MunchausenConfig
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
-from whorl.explore.epsilon_greedy import Exploration
+from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
 from whorl.explore.noise import random_action
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_network import QNetwork, allowed
 from whorl.ops.losses import sorted_quantile_huber
 from whorl.ops.targets import polyak_
 from whorl.ops.values import best, bootstrap, pick, pick_columns, soft_policy
-from whorl.settings.families import MunchausenConfig
+from whorl.settings.schema import Range, Size
 
 
 @dataclass(frozen=True)
-class QRDQNConfig(MunchausenConfig):
-    n_quantiles: int = 200
-    """quantiles of each choice"""
-    kappa: float = 1.0
-    """where the loss turns from squared to linear"""
+class QRDQNConfig(ExplorationConfig, MunchausenConfig):
+    n_quantiles: Size = 200
+    """quantiles per action"""
+    kappa: Annotated[float, Range(1e-6, 10**6)] = 1.0
+    """threshold of the Huber loss"""
 
 
 class QRDQN(Agent):
@@ -74,8 +75,7 @@ class QRDQN(Agent):
     @captured
     def step(self, batch: Batch, *, move_targets: bool) -> Updated:
         cfg = self.cfg
-        if cfg.lr_schedule == "linear":
-            self.anneal()
+        self.anneal()
         self.critic.renew()
         batch = self.observations.learn(batch, self.random("critic"))
         batch = self.critic.unrolled(batch)

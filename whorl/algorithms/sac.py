@@ -14,12 +14,13 @@ Differs from the paper: the loss of the temperature is linear in log(alpha), as 
 import copy
 from dataclasses import dataclass
 from math import log
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import ActorCriticConfig
 from whorl.core.errors import ConfigError
 from whorl.core.spec import MASK_KEY, Discrete, Spec
 from whorl.core.tree import Tree
@@ -29,22 +30,22 @@ from whorl.nets.actor import Actor, SquashedHead, bounded
 from whorl.nets.policy import CategoricalHead
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
-from whorl.nets.temperature import Temperature, undecayed
+from whorl.nets.temperature import EntropyConfig, Temperature, undecayed
 from whorl.ops.targets import polyak_
-from whorl.settings.families import ActorCriticConfig, EntropyConfig
+from whorl.settings.schema import Fraction, PositiveCount, Range
 
 
 @dataclass(frozen=True)
 class SACConfig(EntropyConfig, ActorCriticConfig):
-    entropy_ratio: float = 0.98
-    """discrete actions: the target as a share of the uniform policy's entropy"""
-    ensemble_q_num: int = 2
-    """critics"""
-    ensemble_q_sample: int = 2
-    """critics whose minimum makes a target, chosen at random for each update"""
+    entropy_ratio: Fraction = 0.98
+    """discrete actions: target entropy as a fraction of the uniform policy's entropy"""
+    ensemble_q_num: Annotated[int, Range(1, 1000)] = 2
+    """number of critics"""
+    ensemble_q_sample: Annotated[int, Range(1, 1000)] = 2
+    """critics whose minimum is the target, a random subset in each update"""
     actor_q: Literal["min", "mean", "sample"] = "min"
-    """what the actor climbs: the minimum or the mean over all critics, or the minimum over a random subset"""
-    policy_delay: int = 1
+    """Q estimate that the actor maximises: minimum or mean over all critics, or minimum over a random subset"""
+    policy_delay: PositiveCount = 1
     """critic updates per actor update"""
 
 
@@ -116,8 +117,7 @@ class SAC(Agent):
     @captured
     def step(self, batch: Batch, *, train_actor: bool, move_targets: bool) -> Updated:
         cfg = self.cfg
-        if cfg.lr_schedule == "linear":
-            self.anneal()
+        self.anneal()
         batch = self.observations.learn(batch, self.random("critic"))
         batch = self.critic.unrolled(self.actor.unrolled(batch))
         noise = self.draw(batch)

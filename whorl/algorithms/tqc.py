@@ -11,12 +11,13 @@ The defaults (5 critics, 25 quantiles, 2 dropped for each critic) are the paper'
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import ActorCriticConfig
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
@@ -25,21 +26,21 @@ from whorl.explore.noise import random_action
 from whorl.nets.actor import Actor, SquashedHead, bounded
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
-from whorl.nets.temperature import Temperature, undecayed
+from whorl.nets.temperature import EntropyConfig, Temperature, undecayed
 from whorl.ops.losses import sorted_quantile_huber
 from whorl.ops.targets import polyak_
-from whorl.settings.families import ActorCriticConfig, EntropyConfig
+from whorl.settings.schema import Count, PositiveCount, Range, Size
 
 
 @dataclass(frozen=True)
 class TQCConfig(EntropyConfig, ActorCriticConfig):
-    n_critics: int = 5
-    """critics"""
-    n_quantiles: int = 25
-    """quantiles that each critic says"""
-    top_quantiles_to_drop: int = 2
-    """largest quantiles that are dropped from targets, for each critic"""
-    policy_delay: int = 1
+    n_critics: Annotated[int, Range(1, 1000)] = 5
+    """number of critics"""
+    n_quantiles: Size = 25
+    """quantiles per critic"""
+    top_quantiles_to_drop: Count = 2
+    """largest quantiles dropped from the target, per critic"""
+    policy_delay: PositiveCount = 1
     """critic updates per actor update"""
 
 
@@ -113,8 +114,7 @@ class TQC(Agent):
     @captured
     def step(self, batch: Batch, *, train_actor: bool, move_targets: bool) -> Updated:
         cfg = self.cfg
-        if cfg.lr_schedule == "linear":
-            self.anneal()
+        self.anneal()
         batch = self.observations.learn(batch, self.random("critic"))
         batch = self.critic.unrolled(self.actor.unrolled(batch))
         noise = self.draw(batch)

@@ -18,8 +18,8 @@ from whorl.core.errors import ConfigError
 from whorl.core.spec import empty_action, empty_obs
 from whorl.core.tree import Tree
 from whorl.data.batch import LAST, Batch, led_by, remember
+from whorl.data.config import ReplayConfig
 from whorl.envs.vector import Step, VectorEnv
-from whorl.settings.families import ReplayConfig
 
 
 def acting(device: torch.device) -> AbstractContextManager[None]:
