@@ -85,7 +85,7 @@ def test_a_capacity_that_fits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_allocation_that_fails_is_told_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "require_memory", lambda *_: None)
     spec = Spec(Array((3,)), Continuous((1,), (-1.0,), (1.0,)), 1)
-    cfg = OffPolicyConfig(buffer_size=10**15)
+    cfg = replay.ReplayConfig(buffer_size=10**15)
     with pytest.raises(ConfigError, match=r"takes 35,000,000,000,000,008 bytes, which cpu did not give"):
         replay.replay_of(cfg, spec, CPU, torch.Generator(), lambda batch: batch.mask)
 
