@@ -477,7 +477,12 @@ def trace(one: Case) -> dict[str, Any]:
         return {
             "tensors": _hashes(_agent_state(folder)),
             "metrics": _columns(folder / "metrics.jsonl"),
-            "counters": {name: getattr(result, name) for name in ("steps", "epochs", "episodes")},
+            "counters": {
+                "steps": result.steps,
+                "episodes": result.episodes,
+                # its name up to version 0.1
+                "iterations": result.iterations if hasattr(result, "iterations") else result.epochs,
+            },
             "actions": _played(whorl.restore(folder), env, one.settings.get("env_options", {})),
         }
 

@@ -34,7 +34,7 @@ from typing import Any
 
 from checkouts import ROOT, Checkout, add_arguments, two
 
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {"epoch": "iteration"}
 """columns of metrics and counters that have a new name"""
 NOT_COMPARED = re.compile(
     r"time/|system/|.*per_second$|learner/waiting$|actors/(queue|bytes_in|bytes_out|replaced)$|(shards|learners)/"
