@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PYTHONUNBUFFERED = 1
 
-.PHONY: help setup demo test lint test-full test-gpu benchmarks traces clean
+.PHONY: help setup demo test lint test-full test-gpu benchmarks traces versus clean
 
 help:
 	@echo "make demo        set up, train PPO on Quadrotor-v0 for two minutes, evaluate, draw"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-gpu    captured against eager, on a machine with a GPU"
 	@echo "make benchmarks  side by side with other libraries"
 	@echo "make traces BASE=COMMIT   train every update rule here and at COMMIT, compare bit for bit"
+	@echo "make versus BASE=COMMIT   speed here and at COMMIT, side by side"
 
 setup: $(VENV)/.done
 
@@ -57,6 +58,9 @@ benchmarks: setup
 
 traces: setup
 	$(BIN)/python benchmarks/traces.py $(BASE) $(ARGS)
+
+versus: setup
+	$(BIN)/python benchmarks/versus.py $(BASE) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -25,6 +25,16 @@ import torch
 from checkouts import import_whorl
 from gymnasium import spaces
 
+PRESETS = "settings of all presets"
+"""the case that trains nothing: it lists what every preset sets on every environment of `TUNED`"""
+TUNED = (
+    *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "LunarLander-v3", "MountainCar-v0", "Quadrotor-v0"),
+    *("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v4", "Ant-v5", "Humanoid-v4", "Humanoid-v5"),
+    *("ALE/Pong-v5", "PongNoFrameskip-v4", "MinAtar/Breakout-v1", "TMaze-v0", "TMazeLong-v0"),
+    *("RepeatPrevious-v0", "PendulumP-v0", "PendulumV-v0", "PendulumVA-v0", "QuadInvPendulum-v0"),
+    *("CarHeavenHellPriest-v0", "WaterMazeHidden-v0", "WaterMazeSimpleHidden-v0"),
+)
+"""environments that presets have settings for, and one that none has"""
 PLAYED = 12
 """steps that the trained policy is asked for after training"""
 
@@ -128,7 +138,8 @@ REPLAY = {
     "total_steps": 0,
 }
 CONTROL = {**REPLAY, **NETS, "random_steps": 100, "ratio": 0.2}
-VALUES = {**REPLAY, "hidden": [16], "target_every": 20, "epsilon_share": 0.5}
+# So fast that online and target net soon choose differently, which `double` needs to make a difference.
+VALUES = {**REPLAY, "hidden": [16], "lr": 5e-3, "target_every": 20, "epsilon_share": 0.5}
 MEMORY = {"memory": "lstm", "memory_size": 8, "last_action": True, "last_reward": True}
 SEQUENCES = {**MEMORY, "sequence": 8, "burn_in": 2, "stride": 4, "batch_size": 8}
 ATTENTION = {"memory": "attention", "memory_size": 8, "memory_heads": 2, "memory_window": 6}
@@ -203,6 +214,7 @@ def cases() -> list[Case]:
     """Every case, in the order in which they are run: the long ones first."""
     found = [
         *_processes(),
+        Case(PRESETS, "", ""),
         *_on_policy(),
         *_memories(),
         *_values(),
@@ -381,18 +393,41 @@ def _observations() -> Iterator[Case]:
     for rule in ("ppo", "a2c"):
         yield case(f"{rule} dict", ("dict", "discrete"), rule, **images, normalize_obs=True)
         yield case(f"{rule} masked", ("dict", "masked"), rule, **images)
-    yield case("dqn masked", ("dict", "masked"), "dqn", **images | {"max_epochs": 25}, double=True)
+    yield case(
+        "dqn masked", ("dict", "masked"), "dqn", **images | {"max_epochs": 25}, **PRIORITIES, double=True
+    )
     yield case("sac masked", ("dict", "masked"), "sac", **images | {"max_epochs": 25})
-    yield case("sac dict", ("dict", "continuous"), "sac", **images | {"max_epochs": 25}, normalize_obs=True)
+    yield case(
+        "sac dict", ("dict", "continuous"), "sac", **images | {"max_epochs": 25}, normalize_obs=True, n_step=3
+    )
     yield case("td3 dict", ("dict", "continuous"), "td3", **images | {"max_epochs": 25}, augment=1)
     yield case("ppo MultiDiscrete", ("dict", "many"), "ppo", **images)
     yield case("ppo Tuple action", ("dict", "tuple"), "ppo", **images)
-    game = {"clip_reward": True, "env_options": {"screen": 36, "life_loss": True}, "max_epochs": 20}
+    # An evaluation would play whole games.
+    game = {
+        "eval": False,
+        "clip_reward": True,
+        "env_options": {"screen": 36, "life_loss": True},
+        "max_epochs": 20,
+    }
     yield case("dqn atari", "ALE/Breakout-v5", "dqn", needs="ale_py", **game, n_step=3)
     yield case("ppo minigrid", "MiniGrid-Empty-5x5-v0", "ppo", needs="minigrid", max_epochs=10)
     yield case("sac mujoco", "HalfCheetah-v5", "sac", needs="mujoco")
     yield case("ppo dm_control", "dm_control/cartpole-swingup-v0", "ppo", needs="dm_control", max_epochs=10)
-    yield case("ppo seen through wrappers", "PendulumVConcat10-v0", "ppo")
+    yield case("ppo box2d", "LunarLander-v3", "ppo", needs="Box2D", max_epochs=10)
+    yield case(
+        "ppo pybullet",
+        "HalfCheetahBulletEnv-v0",
+        "ppo",
+        needs="pybullet_envs_gymnasium",
+        max_epochs=5,
+        eval=False,
+    )
+    yield case("ppo concatenated observations", "PendulumVConcat10-v0", "ppo")
+    hidden = {"env_options": {"keep": [0, 2], "last_action": True, "last_reward": True}}
+    yield case("ppo hidden observations", CARTPOLE, "ppo", **hidden)
+    yield case("dqn frame_stack", CARTPOLE, "dqn", env_options={"frame_stack": 3}, n_step=3)
+    yield case("dqn frame_stack images", BREAKOUT, "dqn", **pixels, env_options={"frame_stack": 2}, augment=1)
 
 
 def _presets() -> Iterator[Case]:
@@ -409,6 +444,7 @@ def _presets() -> Iterator[Case]:
         yield case(f"preset {preset}", CARTPOLE, preset)
     wide = {"class": "auto", "kind": "impala", "width": 1, "spectral_norm": True, "pool": 0}
     yield case("preset btr", BREAKOUT, "btr", needs="minatar", encoder=wide, max_epochs=10)
+    yield case("preset apex_dqn", CARTPOLE, "apex_dqn", actors=2, max_lag=0, max_epochs=30)
 
 
 def _processes() -> Iterator[Case]:
@@ -456,12 +492,38 @@ def _processes() -> Iterator[Case]:
     yield case("dqn learners", CARTPOLE, "dqn", **learners | {"max_epochs": 25}, **PRIORITIES)
     yield case("sac learners", PENDULUM, "sac", **learners | {"max_epochs": 25}, normalize_obs=True)
     yield case("sac learners resumed", PENDULUM, "sac", resume=True, **learners | {"max_epochs": 25})
+    ray = {"needs": "ray", "ray": "local", "max_epochs": 10}
+    yield case("ppo ray actors", CARTPOLE, "ppo", **ray, **actors)
+    yield case("dqn ray actors, shards", CARTPOLE, "dqn", **ray | {"max_epochs": 25}, **actors, shards=2)
+    yield case("sac ray learners", PENDULUM, "sac", **ray | {"max_epochs": 20}, learners=2)
+
+
+def settings_of_presets() -> dict[str, Any]:
+    """What every preset sets on every environment of `TUNED`."""
+    import whorl
+
+    found = {}
+    for algorithm in whorl.algorithms():
+        for env in TUNED:
+            found[f"{algorithm} {env}"] = flat(whorl.load(env, algorithm).config.plain())
+    return {"settings": found}
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their bare names, whatever groups they are written in; parts and options stay whole."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        group = isinstance(value, Mapping) and "class" not in value and name != "env_options"
+        found.update(flat(value) if group else {name: value})
+    return found
 
 
 def trace(one: Case) -> dict[str, Any]:
     """Train a case; returns what is compared: hashes of tensors, metrics by column, counters, actions."""
     import whorl
 
+    if one.name == PRESETS:
+        return settings_of_presets()
     torch.manual_seed(0)
     np.random.seed(0)
     env = one.env if isinstance(one.env, str) else partial(Toy, *one.env)

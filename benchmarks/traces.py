@@ -36,6 +36,19 @@ from checkouts import ROOT, Checkout, add_arguments, two
 
 RENAMED: dict[str, str] = {"epoch": "iteration"}
 """columns of metrics and counters that have a new name"""
+RENAMED_SETTINGS = {
+    "lanes": "num_envs",
+    "rollout_steps": "num_steps",
+    "total_steps": "total_timesteps",
+    "capacity": "buffer_size",
+    "learn_after": "learning_starts",
+    "ratio": "updates_per_step",
+    "lam": "gae_lambda",
+    "entropy_coef": "ent_coef",
+    "clip": "clip_range",
+    "epsilon_share": "exploration_fraction",
+}
+"""settings that have a new name, for the case that compares presets"""
 NOT_COMPARED = re.compile(
     r"time/|system/|.*per_second$|learner/waiting$|actors/(queue|bytes_in|bytes_out|replaced)$|(shards|learners)/"
 )
@@ -65,6 +78,9 @@ def compare(old: Record, new: Record) -> Compared:
     ]
     if errors:
         found.differences += errors
+        return found
+    if "settings" in old:
+        compare_settings(old["settings"], new["settings"], found)
         return found
     compare_counters(old["counters"], new["counters"], found)
     compare_metrics(old["metrics"], new["metrics"], found)
@@ -100,6 +116,7 @@ def compare_tensors(old: Mapping[str, str], new: Mapping[str, str], found: Compa
 def compare_metrics(old: Mapping[str, list[Any]], new: Mapping[str, list[Any]], found: Compared) -> None:
     """Columns by name, else by content."""
     free = [name for name in new if name not in old and name not in RENAMED.values()]
+    differ = {}
     for name, values in old.items():
         if NOT_COMPARED.match(name):
             continue
@@ -115,7 +132,9 @@ def compare_metrics(old: Mapping[str, list[Any]], new: Mapping[str, list[Any]], 
         row = first_difference(values, new[known])
         if row is not None:
             pair = [repr(column[row]) if row < len(column) else "no row" for column in (values, new[known])]
-            found.differences.append(f"metric {name} from row {row} on: {pair[0]}, now {pair[1]}")
+            differ[name] = (row, f"{name} from row {row} on: {pair[0]}, now {pair[1]}")
+    if differ:
+        found.differences.append(f"{len(differ)} of {len(old)} metrics differ: {min(differ.values())[1]}")
     added = [name for name in free if not NOT_COMPARED.match(name)]
     if added:
         found.notes.append(f"new metrics: {listed(added)}")
@@ -127,6 +146,27 @@ def compare_counters(old: Mapping[str, Any], new: Mapping[str, Any], found: Comp
         now = new.get(RENAMED.get(name, name), new.get(name))
         if now != value:
             found.differences.append(f"{name}: {value}, now {now}")
+
+
+def compare_settings(
+    old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]], found: Compared
+) -> None:
+    """Settings by preset and environment: under its old name or its new one, each has the same value."""
+    missing: dict[str, int] = {}
+    for preset, settings in old.items():
+        if preset not in new:
+            found.differences.append(f"preset {preset} is missing")
+            continue
+        for name, value in settings.items():
+            known = name if name in new[preset] else RENAMED_SETTINGS.get(name, name)
+            if known not in new[preset]:
+                missing[name] = missing.get(name, 0) + 1
+            elif new[preset][known] != value:
+                found.differences.append(f"preset {preset}, {name}: {value!r}, now {new[preset][known]!r}")
+    found.differences += [
+        f"setting {name} is missing in {count} presets; add its new name to RENAMED_SETTINGS"
+        for name, count in missing.items()
+    ]
 
 
 def first_difference(old: Sequence[Any], new: Sequence[Any]) -> int | None:
