@@ -52,6 +52,7 @@ REQUIRED = {
         "PIL",
     ),
     "docstring_parser",
+    "psutil",
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

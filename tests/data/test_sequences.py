@@ -15,15 +15,15 @@ from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Discrete, Spec
 from whorl.data import replay as module
+from whorl.data import segments
 from whorl.data.batch import LAST, Batch
 from whorl.data.replay import Replay, check_replay, replay_of, view_of
 from whorl.data.samplers import Priorities
+from whorl.data.segments import Segments
 from whorl.data.views import Sequences
 from whorl.settings.families import ReplayConfig
 from whorl.settings.merge import configure
-from whorl.state import segments
 from whorl.state.policy import build_agent
-from whorl.state.segments import Segments
 
 MEMORY = {"net": {"h": torch.zeros(1, 2)}}
 LAST_MEMORY = {**MEMORY, LAST: {"action": torch.zeros(1, dtype=torch.int64), "reward": torch.zeros(1)}}
@@ -165,7 +165,9 @@ def test_garbage_in_a_masked_row_never_comes_out(view: Sequences) -> None:
 
 
 def test_settings_say_what_a_sequence_is() -> None:
-    cfg = ReplayConfig(memory="lstm", sequence_length=8, burn_in=4, sequence_stride=2, n_step=3, last_reward=True)
+    cfg = ReplayConfig(
+        memory="lstm", sequence_length=8, burn_in=4, sequence_stride=2, n_step=3, last_reward=True
+    )
     assert view_of(cfg) == Sequences(8, 4, 2, 3, False, True)
     whole = ReplayConfig(memory="gru", sequence_length=50, whole_episodes=True)
     assert view_of(whole) == Sequences(50, 0, 1, 1, True, False)
@@ -194,7 +196,9 @@ def test_a_ring_too_small_for_its_sequences_is_told_in_one_sentence(
 
 @pytest.mark.parametrize("stride", [2, 5, 8])
 def test_the_smallest_ring_that_is_allowed_always_has_a_start(stride: int) -> None:
-    cfg = ReplayConfig(memory="lstm", sequence_length=3, sequence_stride=stride, n_step=2, stored_memory=False)
+    cfg = ReplayConfig(
+        memory="lstm", sequence_length=3, sequence_stride=stride, n_step=2, stored_memory=False
+    )
     slots = stride
     while True:
         try:
@@ -232,7 +236,12 @@ def test_an_episode_that_outgrows_the_ring_is_one_sentence() -> None:
 def test_a_sequence_is_drawn_by_its_largest_and_its_mean_error() -> None:
     """eta .9 of errors 1, 3, 2: .9 * 3 + .1 * 2; where the 3 is masked: .9 * 2 + .1 * 1.5."""
     cfg = ReplayConfig(
-        memory="lstm", sequence_length=3, sequence_stride=3, buffer_size=30, prioritized=True, priority_alpha=1.0
+        memory="lstm",
+        sequence_length=3,
+        sequence_stride=3,
+        buffer_size=30,
+        prioritized=True,
+        priority_alpha=1.0,
     )
     store = replay_of(cfg, spec(1), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask, MEMORY)
     record = Recorder(1, end=0.0)
@@ -362,7 +371,9 @@ def test_the_size_counts_what_is_remembered() -> None:
 
 
 def test_the_size_without_stored_memory_is_that_of_the_ring_too() -> None:
-    agent = DQN(spec_of(3), DQN.Config(buffer_size=250, memory="lstm", stored_memory=False, hidden_sizes=(8,)))
+    agent = DQN(
+        spec_of(3), DQN.Config(buffer_size=250, memory="lstm", stored_memory=False, hidden_sizes=(8,))
+    )
     agent.prepare("cpu", lambda name: torch.Generator())
     assert agent.replay_bytes() == agent.experience(torch.Generator()).bytes == 3 * 80 * (12 + 8 + 8 + 3)
 
