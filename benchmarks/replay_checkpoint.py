@@ -18,9 +18,9 @@ from whorl.core import tree
 from whorl.core.spec import Array, Discrete, Spec
 from whorl.data.batch import Batch
 from whorl.data.replay import Replay
+from whorl.data.segments import FOLDER, Segments
 from whorl.data.views import Transitions
 from whorl.state import checkpoint
-from whorl.state.segments import FOLDER, Segments
 
 FRAME = (84, 84)
 ROWS = 50_000
@@ -120,7 +120,7 @@ def measure(run: Path, args: argparse.Namespace) -> None:
     other = replay(args.num_envs, args.buffer_size)
     other.store = Segments(run / FOLDER, other.ring)
     before = time.perf_counter()
-    other.load_state_dict(checkpoint.load_newest(run, print).state["experience"])
+    other.load_state_dict(checkpoint.use_newest(run, print, lambda loaded: loaded).state["experience"])
     print(f"loaded in {time.perf_counter() - before:.2f} s (from the page cache, where there is room)")
     pairs = zip(tree.leaves(store.ring.columns), tree.leaves(other.ring.columns))
     assert all(torch.equal(one, two) for one, two in pairs), "what was loaded differs"

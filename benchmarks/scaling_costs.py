@@ -17,13 +17,14 @@ from scaling_model import Costs
 
 import whorl
 from whorl.agents.agent import Agent
-from whorl.collect.collector import Collector, Storage
+from whorl.collect.collector import LocalCollector, Storage
 from whorl.core import tree
+from whorl.core.process import keep_freed_memory
 from whorl.core.tree import Tree
 from whorl.data.replay import Experience
 from whorl.distributed.fleet import Weights
 from whorl.envs.vector import VectorEnv
-from whorl.run.learner import Learner, keep_freed_memory
+from whorl.run.learner import Learner
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
 
@@ -53,7 +54,7 @@ def roll_costs(env: str, seconds: float) -> Costs:
         weights = Weights(acting)
         weights.write(acting, 1)
         for rows in ROWS:
-            collector = Collector(vector, agent, rows, 0.99, torch.Generator().manual_seed(0))
+            collector = LocalCollector(vector, agent, rows, 0.99, torch.Generator().manual_seed(0))
             collector.reset(0)
             trajectory = tree.clone(collector.storage.tensors)
             work = partial(roll, collector, partial(weights.read, acting), trajectory)
@@ -88,7 +89,7 @@ def actor(env: str, num_envs: int) -> tuple[VectorEnv, Agent]:
 
 
 @torch.inference_mode()
-def roll(collector: Collector, renew: Callable[[], int], trajectory: dict[str, Tree]) -> None:
+def roll(collector: LocalCollector, renew: Callable[[], int], trajectory: dict[str, Tree]) -> None:
     """What an actor does for a trajectory."""
     renew()
     collector.collect()

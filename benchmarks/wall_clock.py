@@ -13,6 +13,8 @@ import torch
 import yaml
 
 import whorl
+from whorl.core.process import configure_process
+from whorl.run.build import learner_threads
 from whorl.run.trainer import Trainer
 
 SHOWN = (
@@ -43,18 +45,21 @@ def main() -> None:
 
 def measure(env: str, algorithm: str, settings: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
-    trainer = whorl.load(env, algorithm, settings).build()
+    trainer = whorl.load(env, algorithm, settings)
+    run = trainer.settings.run
+    configure_process(run.threads, run.tf32, learner_threads(trainer.settings))
+    trainer.build()
     trainer.collector.reset(trainer.streams.seed("env", "0"))
     on_gpu = trainer.device.type == "cuda"
     clock, due, curve = 0.0, args.every, []
     if on_gpu:
-        epoch(trainer, 0.0)
+        iterate(trainer, 0.0)
         torch.cuda.synchronize()
     warm_up = time.perf_counter() - began
     clock = 0.0 if on_gpu else warm_up
     while clock < args.seconds:
         start = time.perf_counter()
-        row = epoch(trainer, clock / args.seconds)
+        row = iterate(trainer, clock / args.seconds)
         if on_gpu:
             torch.cuda.synchronize()
         clock += time.perf_counter() - start
@@ -80,10 +85,9 @@ def measure(env: str, algorithm: str, settings: dict[str, Any], args: argparse.N
     }
 
 
-def epoch(trainer: Trainer, progress: float) -> dict[str, Any]:
-    """One epoch, with schedules following the clock instead of the budget."""
-    trainer._progress = lambda: progress  # type: ignore[method-assign]
-    return trainer._epoch()
+def iterate(trainer: Trainer, progress: float) -> dict[str, Any]:
+    """One iteration, with schedules that follow the clock instead of the budget."""
+    return trainer.loop.iterate(progress, lambda rollout: None)
 
 
 if __name__ == "__main__":

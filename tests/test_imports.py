@@ -50,6 +50,7 @@ REQUIRED = {
         "matplotlib",
         "PIL",
     ),
+    "psutil",
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

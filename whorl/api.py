@@ -14,9 +14,12 @@ from whorl.envs import checker
 from whorl.envs import make as envs
 from whorl.envs.make import Made, Source, find
 from whorl.log.video import save_video
+from whorl.run.build import choose_device
 from whorl.run.callbacks import Callback
+from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import Evaluation, run_episodes
-from whorl.run.trainer import Result, Trainer, choose_device, find_checkpoint, use_checkpoint
+from whorl.run.reporting import LoggerFactory, Result
+from whorl.run.trainer import Trainer
 from whorl.settings.merge import Settings, configure, plain_fields
 from whorl.settings.presets import algorithm_of, algorithms
 from whorl.settings.run import MAY_CHANGE, RunConfig
@@ -47,6 +50,7 @@ def load(
     *,
     files: Sequence[str | Path] = (),
     callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str | LoggerFactory] = (),
     env_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Trainer: ...
@@ -58,6 +62,7 @@ def load(
     *,
     files: Sequence[str | Path] = (),
     callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str | LoggerFactory] = (),
     env_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Trainer: ...
@@ -68,6 +73,7 @@ def load(
     *,
     files: Sequence[str | Path] = (),
     callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str | LoggerFactory] = (),
     env_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Trainer:
@@ -88,7 +94,8 @@ def load(
     options = made.options if made.named else None
     found = configure(algorithm, made.id, {**given, **(config or {}), **settings}, files, options=options)
     source = _with_options(made, found.env_options)
-    return Trainer(source, dataclasses.replace(found, env_options=dict(source.options)), callbacks)
+    found = dataclasses.replace(found, env_options=dict(source.options))
+    return Trainer(source, found, callbacks, loggers)
 
 
 def train(
@@ -136,9 +143,7 @@ def load_run(
         unsaved = checkpoint.run_config(folder)
         if unsaved is not None:
             return trainer(unsaved).attach_new(folder)
-        return use_checkpoint(
-            folder, _warn, lambda found: trainer(found.config).attach(found.folder.parent, found)
-        )
+        return use_checkpoint(folder, lambda found: trainer(found.config).attach(found.folder.parent, found))
 
 
 def restore(
@@ -148,7 +153,7 @@ def restore(
     folder = resolve_run(run)
     if best and folder.name != checkpoint.BEST:
         folder = (folder.parent if folder.name.startswith("checkpoint_") else folder) / checkpoint.BEST
-    found = checkpoint.load(folder) if folder.name == checkpoint.BEST else find_checkpoint(folder, _warn)
+    found = checkpoint.load(folder) if folder.name == checkpoint.BEST else find_checkpoint(folder)
     return load_policy(found.policy, tuple(trust), str(choose_device(device)))
 
 
@@ -259,9 +264,3 @@ def _source(env: Any, id: str, options: Mapping[str, Any]) -> Source:
         raise CheckpointError(
             f"{error} (if the run was made with an environment of your own, pass it as env=)"
         ) from None
-
-
-def _warn(text: str) -> None:
-    import warnings
-
-    warnings.warn(text, stacklevel=3)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent
-from whorl.collect.collector import Collector
+from whorl.collect.collector import LocalCollector
 from whorl.core import tree
 from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, MultiDiscrete, Spec, SpecTree
 from whorl.data.batch import Batch
@@ -163,7 +163,7 @@ def learned_values(
         "activation": "tanh",
     }
     agent = build(cls, spec.action, spec.observation, num_envs=1, **{**base, **settings})
-    collector = Collector(env, agent, 27, 0.9, torch.Generator().manual_seed(0))
+    collector = LocalCollector(env, agent, 27, 0.9, torch.Generator().manual_seed(0))
     collector.reset(0)
     batch = collector.collect()  # there is one action, so a rollout of any policy is a rollout of all
     for update in range(updates):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from whorl import conformance
 from whorl.agents.agent import Acted, Context
-from whorl.collect.collector import Collector
+from whorl.collect.collector import LocalCollector
 from whorl.conformance import RandomWorld, Subject
 from whorl.core import tree
 from whorl.core.tree import Tree
@@ -50,7 +50,7 @@ class Watched:
 
         settings = subject.configured()
         steps, generator = settings.run.num_steps, torch.Generator().manual_seed(0)
-        collector = Collector(RandomWorld(subject.spec), self.agent, steps, 0.9, generator)
+        collector = LocalCollector(RandomWorld(subject.spec), self.agent, steps, 0.9, generator)
         self.agent.act = watched
         collector.reset(0)
         self.replay: Replay = self.agent.experience(torch.Generator())

@@ -10,7 +10,7 @@ from replay_blocks import VECTOR, Plain, batch_of, says
 from torch import Tensor
 
 from whorl.agents.agent import Agent, Context
-from whorl.collect.collector import Collector
+from whorl.collect.collector import LocalCollector
 from whorl.core.spec import MASK_KEY, Array, Discrete, Spec, SpecTree
 from whorl.data.batch import Batch
 from whorl.envs.adapters.gymnasium import GymnasiumVector
@@ -131,6 +131,6 @@ class Script(gymnasium.Env):
 def scripted(agent: Any, rows: int) -> tuple[Batch, dict[str, float]]:
     """So many rows of `Script`, and what the collector reports of them."""
     env = GymnasiumVector(Script, 1, "Script")
-    collector = Collector(env, agent, rows, agent.cfg.gamma, torch.Generator().manual_seed(0))
+    collector = LocalCollector(env, agent, rows, agent.cfg.gamma, torch.Generator().manual_seed(0))
     collector.reset(0)
     return collector.collect(), collector.episode_statistics.drain()

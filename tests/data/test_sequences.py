@@ -16,14 +16,14 @@ from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Discrete, Spec
 from whorl.data import replay as module
+from whorl.data import segments
 from whorl.data.batch import LAST, Batch
 from whorl.data.replay import Replay, check_replay, replay_of, view_of
 from whorl.data.samplers import Priorities
+from whorl.data.segments import Segments
 from whorl.data.views import Sequences
 from whorl.settings.merge import configure
-from whorl.state import segments
 from whorl.state.policy import build_agent
-from whorl.state.segments import Segments
 
 MEMORY = {"net": {"h": torch.zeros(1, 2)}}
 LAST_MEMORY = {**MEMORY, LAST: {"action": torch.zeros(1, dtype=torch.int64), "reward": torch.zeros(1)}}
@@ -362,7 +362,9 @@ def test_the_size_counts_what_is_remembered() -> None:
 
 
 def test_the_size_without_stored_memory_is_that_of_the_ring_too() -> None:
-    agent = DQN(spec_of(3), DQN.Config(buffer_size=250, memory="lstm", stored_memory=False, hidden_sizes=(8,)))
+    agent = DQN(
+        spec_of(3), DQN.Config(buffer_size=250, memory="lstm", stored_memory=False, hidden_sizes=(8,))
+    )
     agent.prepare("cpu", lambda name: torch.Generator())
     assert agent.replay_bytes() == agent.experience(torch.Generator()).bytes == 3 * 80 * (12 + 8 + 8 + 3)
 

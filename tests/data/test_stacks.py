@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from whorl.agents.agent import Acted, Agent
-from whorl.collect.collector import Collector
+from whorl.collect.collector import LocalCollector
 from whorl.core import tree
 from whorl.core.errors import EnvError
 from whorl.core.registry import register
@@ -96,7 +96,7 @@ def test_every_stack_that_is_drawn_is_the_one_that_was_seen(kind: str, num_envs:
         batch_size=8,
         learning_starts=10**9,
     )
-    collector = Collector(vector, Idle(vector.spec, None), 7, 0.9, torch.Generator())
+    collector = LocalCollector(vector, Idle(vector.spec, None), 7, 0.9, torch.Generator())
     collector.reset(3)
     seen = torch.zeros(0, num_envs, *STACKED[kind], dtype=torch.uint8)
     for _ in range(60):
@@ -129,7 +129,7 @@ def test_drawn_starts_are_those_with_all_their_frames() -> None:
     vector = GymnasiumVector(Film, 2, "Film")
     generator = torch.Generator().manual_seed(0)
     replay = Replay(vector.spec, "cpu", generator, view=Transitions(2), buffer_size=60, batch_size=512)
-    collector = Collector(vector, Idle(vector.spec, None), 7, 0.9, torch.Generator())
+    collector = LocalCollector(vector, Idle(vector.spec, None), 7, 0.9, torch.Generator())
     collector.reset(3)
     for _ in range(12):
         replay.add(collector.collect())
@@ -150,7 +150,7 @@ def test_a_soft_end_ends_the_value_but_not_the_episode() -> None:
             return super().reset(**given)
 
     vector = GymnasiumVector(Lives, 1, "Lives")
-    collector = Collector(vector, Idle(vector.spec, None), 5, 0.5, torch.Generator())
+    collector = LocalCollector(vector, Idle(vector.spec, None), 5, 0.5, torch.Generator())
     collector.reset(0)
     batch = collector.collect()
     assert batch.discount.flatten().tolist() == [0.5, 0.0, 0.5, 0.0, 0.0]

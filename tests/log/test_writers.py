@@ -1,4 +1,4 @@
-"""Metric sinks: what is on disk after writing, cutting, crashing and failing."""
+"""Metric loggers: what is on disk after writing, cutting, crashing and failing."""
 
 import csv
 import errno
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from whorl.core.errors import ConfigError, WhorlError
-from whorl.log.writers import Log, LogFile, MetricFiles, Row, Sink, TensorBoard, WandB, read_rows
+from whorl.log.writers import Log, LogFile, Logger, MetricFiles, Row, TensorBoard, WandB, read_rows
 
 
-class Broken(Sink):
+class Broken(Logger):
     calls = 0
 
     def write(self, row: Row) -> None:
@@ -192,10 +192,10 @@ def test_wandb_works_offline_and_continues_the_same_run(
     policy = tmp_path / "policy.pt"
     policy.write_bytes(b"weights")
     for steps in (1, 2):
-        sink = WandB(tmp_path, {"algorithm": "ppo"}, project="test", mode="offline")
-        sink.write({"steps": steps, "episode/return": 1.0})
-        sink.artifact(policy, "ppo ALE/Pong-v5")
-        sink.close()
+        logger = WandB(tmp_path, {"algorithm": "ppo"}, project="test", mode="offline")
+        logger.write({"steps": steps, "episode/return": 1.0})
+        logger.artifact(policy, "ppo ALE/Pong-v5")
+        logger.close()
     runs = sorted((tmp_path / "wandb").glob("offline-run-*"))
     assert runs
     assert {run.name.rsplit("-", 1)[1] for run in runs} == {(tmp_path / "wandb_id").read_text()}

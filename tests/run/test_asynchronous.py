@@ -1,8 +1,6 @@
 """What the learner makes of trajectories, and settings that would change nothing."""
 
 import gc
-import importlib
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from whorl.distributed.actor import Role, Trajectory
 from whorl.distributed.fleet import ProcessFleet
 from whorl.distributed.fleet_collector import FleetCollector
 from whorl.envs.make import find
-from whorl.run import system_metrics as watch
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
 
@@ -178,10 +175,3 @@ def test_actors_on_gpus_that_are_not_there_are_told(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="torch sees no GPU here"):
         whorl.load("CartPole-v1", "impala", {"actors_on_gpu": True}).build()
-
-
-def test_training_needs_no_module_that_other_systems_lack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "resource", None)
-    monkeypatch.setattr(sys, "platform", "win32")
-    found = importlib.reload(watch).SystemMetrics(0).metrics(1, 0.0)
-    assert found["learner/updates"] == 1

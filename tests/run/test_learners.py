@@ -265,7 +265,7 @@ class Fate(Callback):
         self.pids: set[int] = set()
 
     def on_rollout(self, trainer: Any, rollout: Any) -> None:
-        (remote_object,) = trainer._learners.replicas.servants
+        (remote_object,) = trainer.parts.learners.replicas.servants
         self.pids.add(remote_object.pid)
         if trainer.iteration == 5:
             os.kill(remote_object.pid, signal.SIGKILL)

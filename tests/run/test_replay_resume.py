@@ -14,9 +14,10 @@ from test_resume import assert_same, in_child, rows, the_run
 import whorl
 from whorl.api import load_run
 from whorl.core.errors import CheckpointError, ConfigError
+from whorl.data import segments
 from whorl.data.replay import Replay
 from whorl.run.trainer import Result, Trainer
-from whorl.state import checkpoint, segments
+from whorl.state import checkpoint
 
 SMALL: dict[str, Any] = {
     "quiet": True,
@@ -119,7 +120,9 @@ def files(run: Path) -> set[str]:
 
 def newest(run: Path) -> dict[str, Any]:
     """The manifest of the newest checkpoint."""
-    return checkpoint.load_newest(run, pytest.fail).state["experience"]["ring"]["manifest"]
+    return checkpoint.use_newest(run, pytest.fail, lambda loaded: loaded).state["experience"]["ring"][
+        "manifest"
+    ]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -229,7 +232,7 @@ def test_another_capacity_is_one_sentence_and_nothing_is_lost(tmp_path: Path) ->
     run = start("transitions", tmp_path, max_iterations=9).run_dir
     with pytest.raises(ConfigError, match="a resumed run can't change 'capacity'"):
         whorl.resume(run, buffer_size=800)
-    loaded = checkpoint.load_newest(run, pytest.fail)
+    loaded = checkpoint.use_newest(run, pytest.fail, lambda loaded: loaded)
     trainer = load_run(run, {})
     other = Trainer(trainer.source, trainer.settings.replace(buffer_size=800))
     with pytest.raises(

@@ -90,7 +90,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def state(run: Path) -> dict[str, Any]:
-    return checkpoint.load_newest(run, pytest.fail).state
+    return checkpoint.use_newest(run, pytest.fail, lambda loaded: loaded).state
 
 
 def assert_same(one: Any, other: Any, path: str = "") -> None:
@@ -195,5 +195,5 @@ def test_going_on_from_an_older_checkpoint_makes_that_line_the_newest(tmp_path: 
         "CartPole-v1", {**SMALL, "max_iterations": 6, "keep_checkpoints": 0}, tmp_path / "runs"
     ).run_dir
     whorl.resume(run / "checkpoint_1", max_iterations=3)
-    assert checkpoint.load_newest(run, pytest.fail).metadata["iterations"] == 3
+    assert checkpoint.use_newest(run, pytest.fail, lambda loaded: loaded).metadata["iterations"] == 3
     assert [row["iteration"] for row in rows(run)] == [1, 2, 3]

@@ -13,7 +13,7 @@ import torch
 
 import whorl
 from whorl.api import load_run
-from whorl.collect.collector import Collector
+from whorl.collect.collector import LocalCollector
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.data.batch import Batch
@@ -43,7 +43,7 @@ class Fed:
         self.agent = build_agent(
             configure("dqn", "CartPole-v1", {**SETTINGS, **settings}), source.spec(NUM_ENVS), 0
         )
-        self.collector = Collector(
+        self.collector = LocalCollector(
             source.vector(NUM_ENVS), self.agent, STEPS, 0.99, torch.Generator().manual_seed(1)
         )
         self.collector.reset(3)
@@ -159,7 +159,7 @@ def test_a_shard_that_has_lost_the_beginning_of_its_only_episode_says_so() -> No
     given = {"num_envs": 1, "buffer_size": 40, "memory": "gru", "whole_episodes": True, "sequence_length": 8}
     source = find("MountainCar-v0")  # whose episodes last for 200 steps
     agent = build_agent(configure("dqn", source.id, given), source.spec(1), 0)
-    collector = Collector(source.vector(1), agent, STEPS, 0.99, torch.Generator().manual_seed(1))
+    collector = LocalCollector(source.vector(1), agent, STEPS, 0.99, torch.Generator().manual_seed(1))
     collector.reset(3)
     shard = Shard(agent.cfg, agent.spec, agent.stored(), 0)
     with pytest.raises(

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import whorl
+from whorl.core import process
 from whorl.core.errors import CheckpointError, ConfigError, DivergedError
-from whorl.run import learner
 from whorl.state import checkpoint
 
 SMALL = {
@@ -60,7 +60,7 @@ def test_what_is_not_finite_stops_the_run_by_its_name_and_keeps_the_last_good_ch
     with pytest.raises(DivergedError, match=f"the environment gave {what} that is not finite"):
         whorl.load(lambda: Poisoned(what.split()[1]), "ppo", settings).train()
     run = next(tmp_path.iterdir())
-    kept = checkpoint.load_newest(run, pytest.fail)
+    kept = checkpoint.use_newest(run, pytest.fail, lambda loaded: loaded)
     assert all(bool(torch.isfinite(value).all()) for value in kept.policy["module"].values())
 
 
@@ -85,8 +85,11 @@ def test_training_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert trainer.train().iterations == 3
     again = trainer.train()
     straight = whorl.load("CartPole-v1", "ppo", {**settings, "runs": str(tmp_path / "once")}).train()
-    assert again.epochs == 6 and again.steps == straight.steps
-    one, other = (checkpoint.load_newest(r.run_dir, pytest.fail).policy["module"] for r in (again, straight))
+    assert again.iterations == 6 and again.steps == straight.steps
+    one, other = (
+        checkpoint.use_newest(r.run_dir, pytest.fail, lambda loaded: loaded).policy["module"]
+        for r in (again, straight)
+    )
     assert all(torch.equal(one[key], other[key]) for key in one if key != "progress")
 
 
@@ -102,7 +105,7 @@ def test_a_warm_start_takes_weights_but_not_rates_and_any_number_of_envs(tmp_pat
 
     trainer.callbacks.append(Look())
     trainer.train()
-    saved = checkpoint.load_newest(first.run_dir, pytest.fail).policy["module"]
+    saved = checkpoint.use_newest(first.run_dir, pytest.fail, lambda loaded: loaded).policy["module"]
     assert torch.equal(seen["actor.head.logits.weight"], saved["actor.head.logits.weight"])
     assert seen["lr_actor"] == pytest.approx(1e-4)
     with pytest.raises(ConfigError, match="load_checkpoint_dir"):
@@ -141,7 +144,7 @@ def test_a_gradient_in_another_memory_layout_is_applied_where_it_belongs() -> No
 def test_a_missing_gpu_is_one_sentence() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one here")
-    with pytest.raises(ConfigError, match="torch sees no GPU here; use auto or cpu"):
+    with pytest.raises(ConfigError, match="torch finds no GPU; use auto or cpu"):
         whorl.load("CartPole-v1", "ppo", {**SMALL, "device": "cuda"}).build()
 
 
@@ -226,7 +229,7 @@ def test_a_checkpoint_never_holds_weights_that_are_not_finite(tmp_path: Path) ->
     # the losses of the second epoch are finite: its weights went bad after them
     with pytest.raises(DivergedError, match=r"the weights actor.head.mean.bias are no longer finite"):
         spoiled(tmp_path, float("nan"), checkpoint_freq=1, reset_every=1)
-    kept = checkpoint.load_newest(next(tmp_path.iterdir()), pytest.fail)
+    kept = checkpoint.use_newest(next(tmp_path.iterdir()), pytest.fail, lambda loaded: loaded)
     assert kept.metadata["iterations"] == 1
     assert all(bool(torch.isfinite(value).all()) for value in kept.policy["module"].values())
 
@@ -293,7 +296,7 @@ def test_training_again_without_checkpoints_is_told(tmp_path: Path) -> None:
     trainer = whorl.load("CartPole-v1", "ppo", {**SMALL, "runs": str(tmp_path), "save_model": False})
     trainer.train()
     with pytest.raises(
-        CheckpointError, match="was trained with save_model false, so nothing is there to go on from"
+        CheckpointError, match="was trained with save_model false, so there is no checkpoint to continue from"
     ):
         trainer.train()
 
@@ -302,7 +305,7 @@ def test_envs_that_start_anew_after_every_row_have_nothing_to_learn_from(tmp_pat
     settings = {"quiet": True, "tensorboard": False, "runs": str(tmp_path), "buffer_size": 100, "workers": 0}
     trainer = whorl.load(Drift, "sac", {**settings, "num_envs": 2, "num_steps": 1, "reset_every": 2})
     with pytest.raises(
-        ConfigError, match=r"reset_every is 2: 2 environments would start anew .* use more than 2"
+        ConfigError, match=r"reset_every is 2: 2 environments would be reset .* use more than 2"
     ):
         trainer.train()
 
@@ -319,9 +322,9 @@ def test_freed_memory_is_kept_as_far_as_the_c_library_goes(
         taken[knob] = value
         return 1
 
-    monkeypatch.setattr(learner.platform, "libc_ver", lambda: ("glibc", "2.31"))
-    monkeypatch.setattr(learner.ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
-    learner.keep_freed_memory()
+    monkeypatch.setattr(process.platform, "libc_ver", lambda: ("glibc", "2.31"))
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
+    process.keep_freed_memory()
     assert taken == {-1: most, -3: most}
 
 

@@ -16,8 +16,9 @@ import pytest
 import torch
 import yaml
 
+from whorl.core import files
 from whorl.core.errors import CheckpointError
-from whorl.state import checkpoint, files
+from whorl.state import checkpoint
 
 
 def write(run_dir: Path, k: int, **state: Any) -> Path:
@@ -174,7 +175,7 @@ def test_an_object_in_the_state_is_refused_by_its_path(tmp_path: Path) -> None:
 
 
 def test_a_config_that_yaml_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"config\.yaml can't hold"):
+    with pytest.raises(CheckpointError, match=r"config\.yaml can't contain"):
         checkpoint.save(tmp_path, 1, {}, {}, {"layer": torch.zeros(1)}, {}, None)
 
 
@@ -224,7 +225,7 @@ def test_the_newest_checkpoint_is_loaded_without_a_warning(tmp_path: Path) -> No
     warnings: list[str] = []
     write(tmp_path, 1)
     write(tmp_path, 2)
-    assert_whole(checkpoint.load_newest(tmp_path, warnings.append), 2)
+    assert_whole(checkpoint.use_newest(tmp_path, warnings.append, lambda loaded: loaded), 2)
     assert warnings == []
 
 
@@ -241,7 +242,7 @@ def test_a_truncated_file_is_told_and_the_one_before_is_loaded(
     length = int(victim.stat().st_size * share)
     os.truncate(victim, length)
     warnings: list[str] = []
-    assert_whole(checkpoint.load_newest(tmp_path, warnings.append), 1)
+    assert_whole(checkpoint.use_newest(tmp_path, warnings.append, lambda loaded: loaded), 1)
     assert len(warnings) == 1 and "checkpoint_2" in warnings[0] and name in warnings[0]
     assert victim.stat().st_size == length
 
@@ -278,24 +279,37 @@ def test_when_none_is_whole_the_error_lists_all_that_was_tried(tmp_path: Path) -
     with pytest.raises(
         CheckpointError, match=r"checkpoint_2: policy\.pt is missing; .*checkpoint_1: policy\.pt"
     ):
-        checkpoint.load_newest(tmp_path, lambda _: None)
+        checkpoint.use_newest(tmp_path, lambda _: None, lambda loaded: loaded)
 
 
 def test_a_run_without_checkpoints_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint yet"):
-        checkpoint.load_newest(tmp_path, lambda _: None)
+        checkpoint.use_newest(tmp_path, lambda _: None, lambda loaded: loaded)
 
 
 def test_an_absent_run_folder_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
-        checkpoint.load_newest(tmp_path / "gone", lambda _: None)
+        checkpoint.use_newest(tmp_path / "gone", lambda _: None, lambda loaded: loaded)
 
 
 def test_a_newer_format_asks_for_an_upgrade_and_is_not_passed_over(tmp_path: Path) -> None:
     write(tmp_path, 1)
     reseal(write(tmp_path, 2), format=99)
     with pytest.raises(CheckpointError, match=r"format 99 is newer .*upgrade"):
-        checkpoint.load_newest(tmp_path, lambda _: None)
+        checkpoint.use_newest(tmp_path, lambda _: None, lambda loaded: loaded)
+
+
+def test_an_older_format_names_the_version_that_reads_it_and_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 1)
+    monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
+    folder = write(tmp_path, 2)
+    assert checkpoint.load(folder).metadata["k"] == 2
+    reseal(folder, format=checkpoint.FORMAT - 1, whorl="0.1.0")
+    sentence = rf"checkpoint_2: format {checkpoint.FORMAT - 1} is older than .* use Whorl 0.1.0 for it, or train again$"
+    with pytest.raises(CheckpointError, match=sentence):
+        checkpoint.use_newest(tmp_path, pytest.fail, lambda loaded: loaded)
 
 
 class Malice:
@@ -319,7 +333,7 @@ def test_a_malicious_pickle_runs_nothing_even_with_its_hash_fixed_up(
     with pytest.raises(CheckpointError, match=r"bytes instead of|sha256"):
         checkpoint.load(folder)
     reseal(folder)
-    with pytest.raises(CheckpointError, match="holds more than tensors"):
+    with pytest.raises(CheckpointError, match="contains more than tensors"):
         checkpoint.load(folder)
     assert not trace.exists()
     unsafe = torch.load if dump == "torch" else lambda path, **_: pickle.loads(path.read_bytes())
@@ -395,13 +409,13 @@ def test_a_disk_that_fills_while_tensors_are_written_is_one_sentence(tmp_path: P
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # real failing writes, inside torch.save
     try:
         with pytest.raises(
-            CheckpointError, match=r"can't save checkpoint_2 in .*: file too large; what was there"
+            CheckpointError, match=r"can't save checkpoint_2 in .*: file too large; existing checkpoints"
         ):
             write(tmp_path, 2, ring=torch.zeros(1_000_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert visible(tmp_path) == {"checkpoint_1"} and not hidden(tmp_path)
-    assert_whole(checkpoint.load_newest(tmp_path, pytest.fail), 1)
+    assert_whole(checkpoint.use_newest(tmp_path, pytest.fail, lambda loaded: loaded), 1)
 
 
 @pytest.mark.parametrize("n", range(8))
@@ -425,7 +439,7 @@ def test_a_disk_full_at_any_fsync_leaves_no_trace(
     elif n == 6:  # the parent comes after it: reported, but what is visible is whole
         with pytest.raises(CheckpointError, match="the disk is full"):
             write(tmp_path, 2)
-        assert_whole(checkpoint.load_newest(tmp_path, pytest.fail), 2)
+        assert_whole(checkpoint.use_newest(tmp_path, pytest.fail, lambda loaded: loaded), 2)
     else:
         assert_whole(checkpoint.load(write(tmp_path, 2)), 2)
 
@@ -478,11 +492,11 @@ def test_left_overs_of_dead_processes_are_removed_and_of_live_ones_kept(tmp_path
     assert {entry.name for entry in tmp_path.iterdir()} == {*kept, "checkpoint_1"}
 
 
-def test_retention_keeps_the_newest_and_the_protected(tmp_path: Path) -> None:
+def test_retention_keeps_the_newest(tmp_path: Path) -> None:
     for k in range(1, 7):
         write(tmp_path, k)
-    assert checkpoint.retain(tmp_path, keep=2, protect={3}) == [4, 2, 1]
-    assert visible(tmp_path) == {"checkpoint_3", "checkpoint_5", "checkpoint_6"} and not hidden(tmp_path)
+    assert checkpoint.retain(tmp_path, keep=2) == [4, 3, 2, 1]
+    assert visible(tmp_path) == {"checkpoint_5", "checkpoint_6"} and not hidden(tmp_path)
 
 
 def test_retention_of_zero_keeps_all(tmp_path: Path) -> None:
@@ -527,7 +541,7 @@ def save_on(run_dir, k, until):
         state = {"weight": weight, "updates": k, "ring": ring}
         checkpoint.save(run_dir, k, state, {"weight": weight}, {"number": k}, {}, None)
         checkpoint.save_best(run_dir, {"weight": weight}, {"number": k}, {"mean_return": k}, None)
-        checkpoint.retain(run_dir, 3, {1})
+        checkpoint.retain(run_dir, 3)
 
 torch.set_num_threads(1)
 chance = random.Random(0)
@@ -556,7 +570,7 @@ def test_killed_at_any_moment_the_newest_checkpoint_is_whole_and_consistent(tmp_
         for _ in range(25):
             print(newest, file=saver.stdin, flush=True)
             assert saver.stdout.readline() == "killed\n"
-            loaded = checkpoint.load_newest(tmp_path, pytest.fail)
+            loaded = checkpoint.use_newest(tmp_path, pytest.fail, lambda loaded: loaded)
             assert_whole(loaded, loaded.metadata["k"])
             assert loaded.metadata["k"] >= newest, "nothing once saved is lost"
             newest = loaded.metadata["k"]

@@ -11,10 +11,10 @@ import torch
 from whorl.core import tree
 from whorl.core.errors import CheckpointError, ConfigError
 from whorl.core.spec import Array, Discrete, Spec
+from whorl.data import segments
 from whorl.data.batch import Batch
 from whorl.data.ring import Ring
-from whorl.state import segments
-from whorl.state.segments import DamagedError, Segments
+from whorl.data.segments import DamagedError, Segments
 
 NUM_ENVS, SLOTS, STRIDE = 3, 64, 2
 ROW = NUM_ENVS * (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from whorl.state import files
+from whorl.core import files
 
 
 def test_an_atomic_write_replaces_the_content_and_leaves_nothing_beside(tmp_path: Path) -> None:

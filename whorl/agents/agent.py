@@ -4,7 +4,6 @@ An agent's state is parameters, buffers, optimizer state and the counter `update
 tensor is ever rebound, so that an update can be captured as a CUDA graph and a checkpoint restores bit for bit.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -121,6 +120,10 @@ class Agent(nn.Module):
     def update(self, batch: Batch) -> Updated:
         """Learn from one batch."""
         raise NotImplementedError(f"{type(self).__name__} must define update()")
+
+    def learn(self, phase: str, batch: Any) -> Updated:
+        """Learn from one batch with the method called `phase`."""
+        return getattr(self, phase)(batch)
 
     def initial_memory(self, num_envs: int) -> Tree:
         """Memory before the first row, keyed by net; agents without memory have none."""
@@ -321,9 +324,6 @@ class Agent(nn.Module):
 
     def use_threads(self, count: int) -> None:
         """Let `run_parallel` use `count` threads on a CPU; 1 runs one learner after the other."""
-        if count > 1:
-            # Python hands its lock over every 5 ms by default, longer than many a step: the learners would take turns.
-            sys.setswitchinterval(5e-5)
         self._pool = ThreadPoolExecutor(count - 1, thread_name_prefix="learner") if count > 1 else None
 
     def _on_streams(self, steps: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -1,12 +1,12 @@
-"""Environments and acting: collects rollouts `[T, B]` with one policy version, statistics frozen.
+"""Collecting rollouts `[T, B]`: the protocol of all collectors, and the one that steps environments in this process.
 
-Storage is allocated once and written in place. On a GPU with a world of our own the whole rollout, policy included,
-is captured as one graph.
+A rollout is collected with one version of the policy and fixed normalisation statistics. Storage is allocated once and
+written in place. Where the environment's step can be captured, the whole rollout, policy included, is one CUDA graph.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,17 +23,62 @@ from whorl.envs.vector import Step, VectorEnv
 
 
 def acting(device: torch.device) -> AbstractContextManager[None]:
-    """No gradients; on a CPU inference mode, whose operations are cheaper (in a graph they cost nothing anyway)."""
+    """A context without gradients; on a CPU inference mode, which is faster."""
     return torch.inference_mode() if device.type == "cpu" else torch.no_grad()
 
 
-class Collector:
-    """Steps every environment `steps` times with the agent's current policy.
+class Statistics(Protocol):
+    """Sums over steps and episodes, see `EpisodeStatistics.FIELDS`."""
+
+    def drain(self) -> dict[str, float]:
+        """Sums since the last call."""
+
+    def forget(self) -> None:
+        """Drop the episodes that have not ended."""
+
+
+class Collector(Protocol):
+    """Collects rollouts, in this process or in others. A class that inherits from this one overrides what it needs."""
+
+    episode_statistics: Statistics
+    gaps: Tensor | None = None
+    """[B] bool: environments whose newest rows do not continue those of the rollout before; None: there are none"""
+
+    def reset(self, seed: int) -> None:
+        """Reset every environment; the next rollout starts there."""
+
+    def start(self, random: bool = False) -> None:
+        """Start the next rollout, with `random` actions or those of the policy."""
+
+    def finish(self, cut: bool = False) -> Any:
+        """Wait for the rollout: a `Batch` (or, from actors that compute gradients, a list of `Gradients`).
+
+        It may be a view of memory that the next rollout overwrites. With `cut` all environments are reset after it:
+        returns do not cross its last row, and episodes that have not ended are dropped from the statistics.
+        """
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics for the log, since the last call."""
+        return {}
+
+    def close(self) -> None:
+        """Stop processes; safe to call twice."""
+        return
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class LocalCollector(Collector):
+    """Steps every environment `steps` times with the agent's current policy, in this process.
 
     Args:
-        numbers: which environments of the run these are, where there are others elsewhere.
-        renew: called before a row in which every environment begins an episode: the policy that is held within one may change.
+        numbers: the numbers of these environments in the run, where other collectors have the rest.
+        renew: for a policy that is held within episodes; called before a row in which all environments start one.
     """
+
+    episode_statistics: "EpisodeStatistics"
 
     def __init__(
         self,
@@ -51,7 +96,7 @@ class Collector:
         self.env, self.agent, self.steps, self.gamma, self.generator = env, agent, steps, gamma, generator
         self.capture = capture
         self.num_envs = env.spec.num_envs
-        # Groups of environments that are stepped apart, so that acting for one overlaps with stepping the other.
+        # Groups of environments are stepped separately, so that acting for one overlaps with stepping the other.
         count = getattr(env, "groups", 1)
         self._groups = [env.env_slice(g) for g in range(count)] if count > 1 else [slice(0, self.num_envs)]  # type: ignore[attr-defined]
         self.storage = storage or Storage.allocate(agent, self.num_envs, steps)
@@ -64,11 +109,10 @@ class Collector:
         self._random = False
 
     def reset(self, seed: int) -> None:
-        """Start every environment anew; the next rollout begins there."""
         self.begin(self.env.reset(seed))
 
     def begin(self, obs: Tree, reset: Tensor | None = None) -> None:
-        """Go on from these observations; without `reset`, all of them open an episode."""
+        """Continue from these observations; without `reset`, each of them is the first of an episode."""
         last = self.steps
         tree.copy_(tree.index(self.storage.obs, last), obs)
         self.storage.reset[last].copy_(
@@ -76,14 +120,9 @@ class Collector:
         )
 
     def start(self, random: bool = False) -> None:
-        """Announce the next rollout, with `random` actions or the policy's; here it is rolled when it is wanted."""
         self._random = random
 
     def finish(self, cut: bool = False) -> Batch:
-        """The rollout, as views of the storage: learn from it before the next call.
-
-        With `cut` all environments start anew after it: returns do not cross its last row, and open episodes are forgotten.
-        """
         with acting(self.agent.device):
             if not self.capture:
                 self.roll(self._random)
@@ -91,7 +130,7 @@ class Collector:
                 if self._random not in self._graphs:
                     self._graphs[self._random] = self._record(self._random)
                 self._graphs[self._random].replay()
-        batch = self.storage.batch(self.gamma)
+        batch = self.rollout()
         self.episode_statistics.add(batch, self.storage.soft, self.storage.measures)
         if cut:
             batch.keep[-1] = 0
@@ -103,8 +142,9 @@ class Collector:
         self.start(random)
         return self.finish(cut)
 
-    def close(self) -> None:
-        """Nothing runs in the background here."""
+    def rollout(self) -> Batch:
+        """The rows in the storage."""
+        return self.storage.batch(self.gamma)
 
     def roll(self, random: bool = False) -> None:
         """Fill the storage: act and step, row by row."""
@@ -176,7 +216,7 @@ class Collector:
 
 
 class Row:
-    """One row of one group of environments: views of the storage, made once so that the loop only copies."""
+    """One row of one group of environments: views of the storage, created once so that the loop only copies."""
 
     __slots__ = (
         "action",
@@ -203,7 +243,7 @@ class Row:
         self.measures = at("measures", t)
 
     def write(self, step: Step) -> None:
-        """What the environment answered to this row's actions."""
+        """Store the environment's response to this row's actions."""
         tree.copy_(self.next_obs, step.obs)
         self.next_reset.copy_(step.reset)
         self.reward.copy_(step.reward)
@@ -230,7 +270,7 @@ class Storage:
 
     @staticmethod
     def allocate(agent: Agent, num_envs: int, steps: int) -> "Storage":
-        """Tensors on the agent's device; what `act` returns besides actions is found by trying."""
+        """Tensors on the agent's device; a trial call shows what `act` returns besides actions."""
         spec, device = agent.spec, agent.device
         memory = agent.initial_memory(num_envs)
         stored = memory if agent.stores_memory else {}
@@ -243,7 +283,7 @@ class Storage:
         if steps % agent.stride:
             name = "sequence_stride" if isinstance(agent.cfg, ReplayConfig) else "chunk_length"
             raise ConfigError(
-                f"num_steps {steps} is no multiple of {name} {agent.stride}; change one of them"
+                f"num_steps {steps} is not a multiple of {name} {agent.stride}; change one of them"
             )
         return Storage(
             {
@@ -292,9 +332,9 @@ class Storage:
 
 
 class EpisodeStatistics:
-    """Counts steps and episodes and follows returns over rollout borders, without a loop and without a host sync.
+    """Counts steps and episodes and sums returns across rollouts, without a loop and without a host sync.
 
-    Of each environment only the sum over the episodes that ended is needed, and what the open one holds so far.
+    For each environment it keeps the sums of the episode that has not ended; ended episodes are summed over all.
     """
 
     FIELDS = ("steps", "episodes", "return", "length", "bad_observation", "bad_reward")
@@ -306,7 +346,7 @@ class EpisodeStatistics:
 
     @torch.no_grad()
     def add(self, batch: Batch, soft: Tensor, measures: Tensor) -> None:
-        """Count a rollout; where an end was `soft` [T, B] the episode goes on. `measures` [T, B, N] count at ends."""
+        """Count a rollout. `soft` [T, B] ends do not end the episode; `measures` [T, B, N] count at its end."""
         ended = (batch.keep == 0) & (batch.mask > 0) & ~soft  # [T, B]
         earned = torch.stack([batch.reward.double(), batch.mask.double()]).cumsum(1)  # [2, T, B]
         rows = torch.arange(1, len(ended) + 1, device=ended.device).unsqueeze(1)
@@ -324,7 +364,7 @@ class EpisodeStatistics:
         self.sums.add_(torch.cat((found, (measures.double() * ended.unsqueeze(-1)).sum((0, 1)))))
 
     def forget(self) -> None:
-        """Drop the episodes that are still open."""
+        """Drop the episodes that have not ended."""
         self.open.zero_()
 
     def drain(self) -> dict[str, float]:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whorl.agents.agent import Acted, Agent, Context, Updated
-from whorl.collect.collector import Collector
+from whorl.collect.collector import LocalCollector
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.spec import (
@@ -137,7 +137,7 @@ class Subject:
         actor = copy_of(agent).to("cpu")
         generator = torch.Generator().manual_seed(1)
         env: Any = world or RandomWorld(self.spec)
-        collector = Collector(env, actor, settings.run.num_steps, settings.gamma, generator)
+        collector = LocalCollector(env, actor, settings.run.num_steps, settings.gamma, generator)
         collector.reset(0)
         found = [copied(collector.collect()) for _ in range(count)]
         return [rollout.to(agent.device) for rollout in found]
@@ -653,7 +653,7 @@ class CheckedRunner:
 class RandomWorld:
     """Episodes of random length over random observations of any spec, ended by termination or truncation alike."""
 
-    id, snapshots = "conformance", False
+    id, snapshots, capturable = "conformance", False, False
 
     def __init__(self, spec: Spec, end: float = 0.15) -> None:
         self.spec, self.end = spec, end
@@ -693,7 +693,7 @@ class Walk:
     Cut after 8 steps and never terminated; where it is `terminal`, the first step from state 5 ends it.
     """
 
-    id, snapshots = "walk", False
+    id, snapshots, capturable = "walk", False, False
     STATES = 6
 
     def __init__(self, spec: Spec, terminal: bool = False) -> None:

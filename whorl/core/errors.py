@@ -20,6 +20,10 @@ class CheckpointError(WhorlError):
     """A run folder or checkpoint that can't be read or written."""
 
 
+class DamagedError(CheckpointError):
+    """A file that a checkpoint needs is missing, truncated or altered."""
+
+
 class DivergedError(WhorlError):
     """A loss, observation or reward stopped being a finite number."""
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from whorl.core import tree
 from whorl.core.tree import Tree
+from whorl.data.experience import Experience
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,8 @@ class Gradients:
             yield name, gradient, entry["rate"].to(device)
 
 
-class GradientQueue:
+class GradientQueue(Experience):
     """Experience of a learner that only applies gradients: each as it came, or the mean of all that came together."""
-
-    overlaps = False
 
     def __init__(self, averaged: bool) -> None:
         self.averaged = averaged
@@ -41,15 +39,6 @@ class GradientQueue:
     def due(self) -> Iterator[tuple[str, Gradients]]:
         while self._pending:
             yield "apply_gradients", self._pending.pop(0)
-
-    def settle(self, batch: Gradients, updated: Any) -> None:
-        """They are gone."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing outlasts an epoch."""
 
 
 def _mean(parts: list[Gradients]) -> Gradients:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from operator import itemgetter
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,45 +16,13 @@ from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.config import ReplayConfig
+from whorl.data.experience import Experience
 from whorl.data.memory_check import allocating, require_memory
 from whorl.data.ring import Ring, history_of, replay_bytes, slots_for
 from whorl.data.samplers import Priorities, Prioritized, Sampler, Uniform, sampler_bytes
+from whorl.data.segments import Segments
 from whorl.data.views import Sequences, Transitions, View
 from whorl.ops.losses import row_weight
-
-
-class Experience(Protocol):
-    """What turns rollouts into batches."""
-
-    overlaps: bool
-    """whether the updates that are due need nothing of the rollout that is being collected meanwhile"""
-
-    def add(self, rollout: Batch) -> None:
-        """Take in a rollout; what is kept of it is copied."""
-
-    def due(self) -> Iterator[tuple[str, Batch]]:
-        """The batches to learn from now, each with the agent's method that learns from it."""
-
-    def settle(self, batch: Batch, updated: Any) -> None:
-        """What came of a batch; called before the next one is drawn."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class Store(Protocol):
-    """What keeps a ring's rows in files, so that a checkpoint need not hold them (`whorl.state.segments`)."""
-
-    def advance(self, steps: int) -> None:
-        """`steps` rows are about to be added."""
-
-    def save(self) -> dict[str, Any]:
-        """Bring all rows to the disk; the manifest from which `load` gets them back."""
-
-    def load(self, manifest: dict[str, Any]) -> None:
-        """Fill the ring, whose row count is set already."""
-
 
 FIRST = "first"
 """in `Batch.extras` of a rollout: errors [starts, B] of the samples that it completes, where actors found them"""
@@ -134,7 +103,7 @@ class Replay(Experience):
         """environment steps seen"""
         self.drawn = 0
         """batches handed out"""
-        self.store: Store | None = None
+        self.store: Segments | None = None
         """set where there is a run folder; without it the state holds the whole ring"""
         size = self.ring.slots // view.stride * spec.num_envs
         self.sampler: Sampler = (
@@ -282,6 +251,11 @@ class Replay(Experience):
     def cut(self, where: Tensor | None = None) -> None:
         """Announce that the next rollout does not go on from the newest row, in the environments `where` [B] says so."""
         self.ring.cut(where)
+
+    def open_store(self, folder: Path, ahead: bool) -> Segments:
+        # Stored memory that is refreshed changes later, while files are written once: it stays in the checkpoint.
+        self.store = Segments(folder, self.ring, ahead=ahead, memories=self.refresh is None)
+        return self.store
 
     def state_dict(self) -> dict[str, Any]:
         ring = self.ring.state_dict()

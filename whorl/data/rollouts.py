@@ -10,9 +10,10 @@ from whorl.core import collectives, tree
 from whorl.core.errors import ConfigError
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
+from whorl.data.experience import Experience
 
 
-class Rollouts:
+class Rollouts(Experience):
     """Yields each rollout once for `update`; with `history` also that many rollouts together for a second phase.
 
     The history holds rows (observations, resets, memory) and the columns that the update asked to keep.
@@ -20,8 +21,6 @@ class Rollouts:
     Args:
         device: where batches are wanted, if elsewhere.
     """
-
-    overlaps = False
 
     def __init__(self, history: int = 0, phase: str = "", device: torch.device | str | None = None) -> None:
         self.device = device

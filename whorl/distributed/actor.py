@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent
-from whorl.collect.collector import Collector, Storage, acting
+from whorl.collect.collector import LocalCollector, Storage, acting
 from whorl.core.errors import ConfigError
 from whorl.core.tree import Tree
 from whorl.data.config import ReplayConfig
@@ -94,7 +94,9 @@ class ActorProcess:
         generator = torch.Generator(device).manual_seed(act)
         numbers = range(number * role.num_envs, (number + 1) * role.num_envs)
         num_envs = role.source.vector(role.num_envs, device)
-        self.collector = Collector(num_envs, self.agent, role.steps, role.gamma, generator, numbers=numbers)
+        self.collector = LocalCollector(
+            num_envs, self.agent, role.steps, role.gamma, generator, numbers=numbers
+        )
         self.collector.reset(env)
         self.payload = role.payload(self.collector.storage, act)
         self.number = 0

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from whorl.agents.agent import Agent
-from whorl.collect.collector import Storage
+from whorl.collect.collector import Collector, Storage
 from whorl.core import tree
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
@@ -29,7 +29,7 @@ PATIENCE = 30.0
 """seconds that those who wait for each other wait, at first, until all have started"""
 
 
-class FleetCollector:
+class FleetCollector(Collector):
     """Fills rollouts of all environments with trajectories of each actor's share.
 
     Args:
@@ -38,6 +38,9 @@ class FleetCollector:
             version, and each is in every rollout once.
         trajectories: that make up a rollout; 0: as many as there are actors.
     """
+
+    episode_statistics: "Sums"
+    gaps: torch.Tensor
 
     def __init__(
         self, fleet: Fleet, role: Role, agent: Agent, actors: int, max_lag: int | None, trajectories: int = 0
@@ -253,6 +256,7 @@ class RemoteEnvs:
     """In place of an environment that this process steps: there is none, and nothing of it to save."""
 
     snapshots = True
+    capturable = False
 
     def __init__(self, id: str) -> None:
         self.id = id

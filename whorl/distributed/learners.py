@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from whorl.agents.agent import Agent, Updated
 from whorl.core import collectives, tree
 from whorl.core.errors import ConfigError, EnvError, WhorlError
+from whorl.core.process import configure_process
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.gradients import GradientQueue
@@ -24,7 +25,6 @@ from whorl.distributed.group import Backend, Group, Lost, Meeting, Place
 from whorl.distributed.process import PATIENCE
 from whorl.distributed.remote import RemoteObject, readable
 from whorl.nets.renorm import BatchRenorm
-from whorl.run.learner import keep_freed_memory
 from whorl.settings.run import RunConfig
 from whorl.state.streams import Streams
 
@@ -291,9 +291,7 @@ class Replica:
     """A learner other than the first."""
 
     def __init__(self, post: Post) -> None:
-        torch.set_num_threads(post.run.threads)
-        torch.backends.cuda.matmul.allow_tf32 = post.run.tf32
-        keep_freed_memory()
+        configure_process(post.run.threads, post.run.tf32)
         self.place, self._device = post.place, torch.device(post.place.device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
@@ -348,7 +346,7 @@ def filled(like: Tree, values: list[Tensor]) -> Tree:
 def learned(agent: Agent, group: Group, phase: str, part: Batch) -> tuple[Updated, dict[str, Tree]]:
     """A learner's own part of a round; and of what came of it the tensors that the first one needs."""
     with collectives.shared(group):
-        updated: Updated = getattr(agent, phase)(part)
+        updated = agent.learn(phase, part)
     found: dict[str, Tree] = {"kept": updated.kept}
     if updated.metrics:
         found["metrics"] = torch.stack([value.detach().float() for value in updated.metrics.values()])

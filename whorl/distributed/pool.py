@@ -50,6 +50,8 @@ class WorkerPool:
     run a function inside the workers, next to the environments, with the shared `arrays` (name -> shape and dtype).
     """
 
+    capturable = False
+
     def __init__(
         self,
         factory: Factory,

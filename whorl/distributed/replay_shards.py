@@ -19,20 +19,20 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent
-from whorl.core import tree
+from whorl.core import files, tree
 from whorl.core.errors import CheckpointError, ConfigError, EnvError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.config import ReplayConfig
+from whorl.data.experience import Experience
 from whorl.data.replay import Transfer, replay_of, view_of, weighted
 from whorl.data.ring import Ring, history_of
 from whorl.data.samplers import sample_error
+from whorl.data.segments import Segments
 from whorl.distributed.buffers import array, blocks_of, buffers_of, tensor_of
 from whorl.distributed.remote import DiedError, RemoteObject
 from whorl.distributed.shared_memory import Block, Segment
-from whorl.state import files
-from whorl.state.segments import Segments
 
 AHEAD = 2
 """batches that a shard may be asked for, and rollouts it may be sent, before the first is done with"""
@@ -76,7 +76,7 @@ class Shard:
                 f"a replay shard can't write {folder}: {files.reason(error)}; where shards run on other machines the "
                 "run folder must be on a disk that all of them share"
             ) from None
-        self.replay.store = Segments(Path(folder), self.replay.ring, ahead=ahead)
+        self.replay.open_store(Path(folder), ahead)
 
     def names(self) -> list[str]:
         return self._store.names()
@@ -97,7 +97,7 @@ class Shard:
 
     @property
     def _store(self) -> Segments:
-        assert isinstance(self.replay.store, Segments)
+        assert self.replay.store is not None
         return self.replay.store
 
 
@@ -189,7 +189,7 @@ class Link:
         return kind
 
 
-class ShardedReplay:
+class ShardedReplay(Experience):
     """The experience of a learner whose replay is in `cfg.shards` shards.
 
     Args:
@@ -240,9 +240,9 @@ class ShardedReplay:
         self._stored: tuple[Path, bool] | None = None
         self.links = [self._open(number) for number in range(cfg.shards)]
 
-    def cut(self, where: Tensor) -> None:
+    def cut(self, where: Tensor | None = None) -> None:
         """Announce that the next rollout does not go on from the newest row, in the environments `where` [B] says so."""
-        self._cut.logical_or_(where)
+        self._cut.logical_or_(torch.ones_like(self._cut) if where is None else where)
 
     def add(self, rollout: Batch) -> None:
         sent = {**rollout.tensors(), CUT: self._cut}

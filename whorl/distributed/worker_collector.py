@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent
-from whorl.collect.collector import Collector, EpisodeStatistics, Storage
+from whorl.collect.collector import Collector, EpisodeStatistics, LocalCollector, Storage
 from whorl.core import tree
 from whorl.data.batch import Batch
 from whorl.distributed.buffers import array_of, nested, padded, views
@@ -25,8 +25,10 @@ from whorl.state.streams import Streams
 WEIGHTS = "weights"
 
 
-class WorkerCollector:
+class WorkerCollector(Collector):
     """A collector whose environments, policy copies and random streams live in the workers."""
+
+    episode_statistics: EpisodeStatistics
 
     def __init__(
         self,
@@ -69,17 +71,16 @@ class WorkerCollector:
     def finish(self, cut: bool = False) -> Batch:
         """The rollout, as views of shared memory: learn from it before the next call."""
         self.env.collect("collect")
-        batch = self.storage.batch(self.gamma)
+        batch = self.rollout()
         self.episode_statistics.add(batch, self.storage.soft, self.storage.measures)
         if cut:
             batch.keep[-1] = 0
             self.episode_statistics.forget()
         return batch
 
-    def collect(self, cut: bool = False, random: bool = False) -> Batch:
-        """One rollout, start to finish."""
-        self.start(random)
-        return self.finish(cut)
+    def rollout(self) -> Batch:
+        """The rows in the storage."""
+        return self.storage.batch(self.gamma)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -112,14 +113,16 @@ def open_collector(num_envs: Any, arrays: dict[str, np.ndarray], held: dict[str,
     held["weights"] = views(torch.from_numpy(arrays[WEIGHTS]), agent.acting_tensors())
     held["renew"] = partial(_renew, agent, held["weights"])
     renew = held["renew"] if hold else None
-    held["collector"] = Collector(env, agent, steps, gamma, generator, numbers=num_envs.numbers, renew=renew)
+    held["collector"] = LocalCollector(
+        env, agent, steps, gamma, generator, numbers=num_envs.numbers, renew=renew
+    )
     held["shared"] = nested(held["collector"].storage.tensors, arrays)
 
 
 @torch.inference_mode()
 def collect(num_envs: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
     """Take the newest weights, roll, and write this worker's columns of the rollout."""
-    collector: Collector = held["collector"]
+    collector: LocalCollector = held["collector"]
     if collector.renew is None:
         held["renew"]()
     collector.roll(argument)
@@ -140,12 +143,12 @@ def reset(num_envs: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], ar
 def state(
     num_envs: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any
 ) -> dict[str, Any]:
-    collector: Collector = held["collector"]
+    collector: LocalCollector = held["collector"]
     return tree.clone({**collector.state_dict(), "generator": collector.generator.get_state()})
 
 
 def load(num_envs: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
-    collector: Collector = held["collector"]
+    collector: LocalCollector = held["collector"]
     collector.generator.set_state(argument["generator"])
     collector.load_state_dict(argument)
 

@@ -42,6 +42,9 @@ class VectorEnv(Protocol):
     snapshots: bool
     """whether `snapshot` can capture the exact state, so that a run resumes bit for bit anywhere"""
 
+    capturable: bool
+    """whether `step` can be captured in a CUDA graph: needs `state_tensors()` and `generator`"""
+
     def reset(self, seed: int) -> Tree:
         """Start every environment anew, each from its own stream derived from `seed`; the first observations [B, ...]."""
 

@@ -1,7 +1,7 @@
-"""Where metrics go. A row is a dict: "steps" (env steps) and `group/name` keys with numbers or short strings.
+"""Loggers. A row of metrics is a dict: "steps" (environment steps) and `group/name` keys with numbers or short strings.
 
-`metrics.jsonl` is the truth: append-only, equal bits give equal text, and a resumed run cuts it back to the
-byte offset in its checkpoint. `progress.csv` is derived from it; TensorBoard, W&B and the text log too.
+`metrics.jsonl` is the primary record: append-only, and a resumed run truncates it to the byte offset in its checkpoint.
+`progress.csv` is derived from it. Register loggers of your own with `whorl.register("logger", name, cls)`.
 """
 
 import csv
@@ -27,33 +27,33 @@ from whorl.core.errors import ConfigError, WhorlError, missing_extra
 Row: TypeAlias = Mapping[str, float | int | str]
 
 ELAPSED = "time/elapsed"
-"""Seconds of training so far, pauses between resumes left out: the x-axis of plots over time."""
+"""Seconds of training so far, without the time between a stop and a resume: the x-axis of plots over time."""
 
 
-class Sink:
-    """Somewhere metrics can go; a sink overrides what it has a use for."""
+class Logger:
+    """Base of all loggers: every method does nothing. Registered ones are created with (run_dir, settings)."""
 
     required = False
-    """whether training must stop when this sink fails"""
+    """whether an error in this logger ends training; otherwise the logger is switched off with a warning"""
 
     def write(self, row: Row) -> None:
         """Record one row of metrics."""
 
     def message(self, text: str) -> None:
-        """Record a sentence for the reader of the log."""
+        """Record a message."""
 
     def picture(self, name: str, pixels: np.ndarray, steps: int) -> None:
-        """Record a picture, uint8 [height, width, 1 or 3]."""
+        """Record an image, uint8 [height, width, 1 or 3]."""
 
     def flush(self) -> None:
-        """Make what was written durable."""
+        """Write buffered data to disk."""
 
     def close(self) -> None:
-        """Flush and let go; nothing may be written afterwards."""
+        """Flush and close; nothing may be written afterwards."""
 
 
-class MetricFiles(Sink):
-    """`metrics.jsonl` and `progress.csv` in a run folder. Opening a folder continues what is there."""
+class MetricFiles(Logger):
+    """`metrics.jsonl` and `progress.csv` in a run folder; existing files are continued."""
 
     required = True
 
@@ -63,7 +63,7 @@ class MetricFiles(Sink):
         self._columns: list[str] = []
         with _disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            # Unbuffered: a row is in the kernel's hands when write() returns, so a killed process loses none.
+            # Unbuffered: the kernel has the row when write() returns, so a killed process loses none.
             self._lines = self.jsonl.open("ab", buffering=0)
             self._table = self.csv.open("ab", buffering=0)
         self.cut(self.jsonl.stat().st_size)
@@ -85,12 +85,12 @@ class MetricFiles(Sink):
             os.fsync(self._table.fileno())
 
     def offset(self) -> int:
-        """Bytes of metrics.jsonl, all of them durable: what a checkpoint records for `cut`."""
+        """Flushed size of metrics.jsonl in bytes; checkpoints store it for `cut`."""
         self.flush()
         return os.fstat(self._lines.fileno()).st_size
 
     def cut(self, offset: int) -> None:
-        """Forget every row after `offset`, and a last line that was only half written."""
+        """Remove every row after `offset`, and an incomplete last line."""
         with _disk(self.jsonl):
             whole = sum(length for length, _ in _whole_rows(self.jsonl, offset))
             os.truncate(self.jsonl, whole)
@@ -104,7 +104,7 @@ class MetricFiles(Sink):
             self._table.close()
 
     def _tabulate(self) -> None:
-        """Write progress.csv anew: columns in the order in which they first appear."""
+        """Rewrite progress.csv, with columns in the order in which they first appear."""
         self._table.close()
         self._columns = list(dict.fromkeys(key for row in read_rows(self.jsonl) for key in row))
         beside = self.csv.with_suffix(".csv.new")
@@ -119,8 +119,8 @@ class MetricFiles(Sink):
         self._table = self.csv.open("ab", buffering=0)
 
 
-class TensorBoard(Sink):
-    """Scalars for TensorBoard. On resume, `purge_step` is the first step of an earlier attempt to hide."""
+class TensorBoard(Logger):
+    """Scalars for TensorBoard. On resume, points written earlier at or after `purge_step` are hidden."""
 
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -146,8 +146,8 @@ class TensorBoard(Sink):
         self._writer.close()
 
 
-class WandB(Sink):
-    """One Weights & Biases run per run folder; opening the folder again continues that run."""
+class WandB(Logger):
+    """One Weights & Biases run per run folder; resuming the folder continues that run."""
 
     def __init__(
         self,
@@ -183,8 +183,8 @@ class WandB(Sink):
             raise WhorlError(
                 f"W&B did not start ({error}); run 'wandb login' or choose mode offline"
             ) from error
-        # W&B's own step may only grow, but a resumed run writes the rows after its checkpoint again. Over
-        # an x-axis of our own the repeated points fall on top of each other.
+        # W&B's own step may only increase, but a resumed run repeats the rows after its checkpoint. With "steps"
+        # as the x-axis repeated points coincide.
         self._run.define_metric("*", step_metric="steps")
 
     def write(self, row: Row) -> None:
@@ -200,8 +200,8 @@ class WandB(Sink):
         self._run.finish()
 
 
-class LogFile(Sink):
-    """A plain text log, one line per row or message, each with the time of day."""
+class LogFile(Logger):
+    """A text log: one line per row or message, each with the time."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -221,41 +221,42 @@ class LogFile(Sink):
 
 
 class Log:
-    """Every sink at once. An optional sink that fails is reported once and dropped; training goes on."""
+    """All loggers of a run. One that fails and is not `required` is reported once and removed; training continues."""
 
-    def __init__(self, *sinks: Sink) -> None:
-        self.sinks = list(sinks)
+    def __init__(self, *loggers: Logger) -> None:
+        self.loggers = list(loggers)
+
+    def add(self, logger: Logger) -> None:
+        self.loggers.append(logger)
 
     def write(self, row: Row) -> None:
-        self._each(lambda sink: sink.write(row))
+        self._each(lambda logger: logger.write(row))
 
     def message(self, text: str) -> None:
-        self._each(lambda sink: sink.message(text))
+        self._each(lambda logger: logger.message(text))
 
     def picture(self, name: str, pixels: np.ndarray, steps: int) -> None:
-        self._each(lambda sink: sink.picture(name, pixels, steps))
+        self._each(lambda logger: logger.picture(name, pixels, steps))
 
     def flush(self) -> None:
-        self._each(lambda sink: sink.flush())
+        self._each(lambda logger: logger.flush())
 
     def close(self) -> None:
-        self._each(lambda sink: sink.close())
-        self.sinks.clear()
+        self._each(lambda logger: logger.close())
+        self.loggers.clear()
 
-    def _each(self, call: Callable[[Sink], None]) -> None:
+    def _each(self, call: Callable[[Logger], None]) -> None:
         fatal: Exception | None = None
-        for sink in list(self.sinks):
+        for logger in list(self.loggers):
             try:
-                call(sink)
-            except (
-                Exception
-            ) as error:  # whatever a third-party writer may throw, hours of training outweigh it
-                if sink.required:
+                call(logger)
+            except Exception as error:  # a third-party logger may raise anything; training matters more
+                if logger.required:
                     fatal = fatal or error
                     continue
-                self.sinks.remove(sink)
+                self.loggers.remove(logger)
                 warnings.warn(
-                    f"{type(sink).__name__} failed and is switched off for the rest of this run: {error!r}",
+                    f"{type(logger).__name__} failed and is switched off for the rest of this run: {error!r}",
                     RuntimeWarning,
                     stacklevel=3,
                 )
@@ -264,7 +265,7 @@ class Log:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, float | int | str]]:
-    """The rows of a metrics.jsonl, up to a line that was not written whole."""
+    """The rows of a metrics.jsonl, up to the first incomplete line."""
     return (row for _, row in _whole_rows(path, path.stat().st_size))
 
 
@@ -277,13 +278,13 @@ def _whole_rows(path: Path, end: int) -> Iterator[tuple[int, dict[str, float | i
                 return
             try:
                 row = json.loads(line)
-            except ValueError:  # a crashed machine can leave zeros where a line was about to be
+            except ValueError:  # after a crash there may be zeros in place of a line
                 return
             yield len(line), row
 
 
 def _plain(value: Any) -> float | int | str:
-    """A value that JSON can carry everywhere: NaN and infinity have no JSON number, so they go as words."""
+    """A value that JSON can represent; NaN and infinity become strings."""
     if isinstance(value, str):
         return value
     if isinstance(value, Integral):
@@ -303,7 +304,7 @@ def _short(value: float | int | str) -> str:
 
 
 def _write_all(file: io.FileIO, data: bytes) -> None:
-    # A raw write may stop short on a disk that is nearly full; the next one says why.
+    # A raw write may be partial on a nearly full disk; the next one then raises the error.
     while data:
         data = data[file.write(data) :]
 

@@ -1,7 +1,7 @@
-"""Code of your own at the points of a run that users of other libraries know.
+"""Callbacks: your own code at fixed points of a run.
 
-Override what you need. `trainer.stop("why")` ends training after the current iteration; callbacks see the trainer and may
-read anything, but what they draw at random must come from a generator of their own, or runs stop being repeatable.
+Override the methods you need. `trainer.stop("why")` ends training after the current iteration. A callback may read
+anything of the trainer, but must draw random numbers from a generator of its own, or runs are not reproducible.
 """
 
 from pathlib import Path
@@ -17,37 +17,38 @@ from whorl.data.batch import Batch
 from whorl.run.evaluate import Evaluation
 
 if TYPE_CHECKING:
-    from whorl.run.trainer import Result, Trainer
+    from whorl.run.reporting import Result
+    from whorl.run.trainer import Trainer
 
 
 class Callback:
-    """Does nothing at every point."""
+    """Base of all callbacks: every method does nothing."""
 
     def on_start(self, trainer: "Trainer") -> None:
-        """Before the first rollout, of a new run or a resumed one."""
+        """Before the first rollout of a new or resumed run."""
 
     def on_rollout(self, trainer: "Trainer", rollout: Batch) -> None:
         """After a rollout was collected, before it is learned from."""
 
     def on_update(self, trainer: "Trainer", metrics: dict[str, float]) -> None:
-        """After an iteration's updates, with the row of metrics that will be logged; rows may be changed in place."""
+        """After an iteration's updates, with the metrics that will be logged, which may be changed in place."""
 
     def on_evaluation(self, trainer: "Trainer", evaluation: Evaluation) -> None:
         """After an evaluation."""
 
     def on_checkpoint(self, trainer: "Trainer", folder: Path) -> None:
-        """After a checkpoint is safely on disk."""
+        """After a checkpoint was written to disk."""
 
     def on_end(self, trainer: "Trainer", result: "Result") -> None:
-        """After training, however it ended short of an error."""
+        """After training, unless it ended with an error."""
 
 
 class BestCheckpoint(Callback):
-    """Keeps the policy with the best evaluation in the run's `best` folder."""
+    """Saves the policy with the best evaluation in the run's folder `best`."""
 
     def on_evaluation(self, trainer: "Trainer", evaluation: Evaluation) -> None:
-        if evaluation.mean_return > trainer.best_return:
-            trainer.best_return = evaluation.mean_return
+        if evaluation.mean_return > trainer.counters.best_return:
+            trainer.counters.best_return = evaluation.mean_return
             trainer.save_best(evaluation)
 
 
@@ -63,7 +64,7 @@ class StopAtReturn(Callback):
 
 
 class Screenshots(Callback):
-    """Shows in TensorBoard what every `every`-th episode ended with, one per rollout at most."""
+    """Logs the final frame of every `every`-th episode to TensorBoard, at most one per rollout."""
 
     def __init__(self, every: int) -> None:
         self.every = every
@@ -71,12 +72,12 @@ class Screenshots(Callback):
 
     def on_start(self, trainer: "Trainer") -> None:
         spec = trainer.agent.spec.observation
-        pictures = [place for place, leaf in enumerate(tree.leaves(spec)) if _is_picture(leaf)]
-        if not pictures:
+        images = [place for place, leaf in enumerate(tree.leaves(spec)) if _is_image(leaf)]
+        if not images:
             raise ConfigError(
-                f"screenshot_freq is {self.every}, but {trainer.source.id} shows no pictures; leave it at 0"
+                f"screenshot_freq is {self.every}, but {trainer.source.id} has no image observations; leave it at 0"
             )
-        self._place = pictures[0]
+        self._place = images[0]
         self._leaf: Array = tree.leaves(spec)[self._place]
 
     def on_rollout(self, trainer: "Trainer", rollout: Batch) -> None:
@@ -89,12 +90,12 @@ class Screenshots(Callback):
             trainer.log.picture("episode/final", _newest(final, self._leaf), trainer.steps)
 
 
-def _is_picture(leaf: Array) -> bool:
+def _is_image(leaf: Array) -> bool:
     return leaf.dtype == "uint8" and len(leaf.shape) in (2, 3)
 
 
 def _newest(frames: np.ndarray, leaf: Array) -> np.ndarray:
-    """The last frame of a stack as [height, width, 1 or 3]; other planes than these are laid over each other."""
+    """The last frame of a stack as [height, width, 1 or 3]; of any other number of channels the maximum is taken."""
     newest = np.split(frames, leaf.stack, leaf.axis)[-1]
     if newest.ndim == 2:
         return newest[..., None]
@@ -104,7 +105,7 @@ def _newest(frames: np.ndarray, leaf: Array) -> np.ndarray:
 
 
 class WarmStart(Callback):
-    """Starts a new run from the weights, optimizers and normalisers of another; counters start at zero."""
+    """Starts a new run from the weights, optimizer state and normalisation statistics of another."""
 
     def __init__(self, run: str | Path) -> None:
         self.run = run

@@ -1,4 +1,4 @@
-"""Episodes with a fixed policy: evaluation never touches a training stream."""
+"""Episodes with a fixed policy. Evaluation never draws from a random stream of training."""
 
 import itertools
 import warnings
@@ -12,12 +12,15 @@ from whorl.agents.agent import Agent, Context
 from whorl.collect.collector import acting
 from whorl.core import tree
 from whorl.data.batch import remember
+from whorl.distributed.pool import make_vector
+from whorl.envs.make import Source
 from whorl.envs.vector import Step, VectorEnv
+from whorl.run.build import Parts
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of whole episodes."""
+    """Returns and lengths of complete episodes."""
 
     returns: list[float]
     lengths: list[int]
@@ -44,10 +47,12 @@ class Evaluation:
         }
 
 
+EVAL_ENVS = 32
+"""most environments that are stepped one after another in an evaluation"""
 SYNC_EVERY = 32
-"""steps between looks at a GPU for whether all episodes are over"""
+"""steps between checks on a GPU whether all episodes have ended"""
 LONGEST = 100_000
-"""steps after which an episode that does not end is counted as it stands"""
+"""steps after which an episode that has not ended is counted with its return so far"""
 
 
 def run_episodes(
@@ -58,9 +63,9 @@ def run_episodes(
     deterministic: bool = True,
     watch: Callable[[VectorEnv, Step], None] | None = None,
 ) -> Evaluation:
-    """Play until `episodes` episodes are over, the same number (give or take one) on every environment.
+    """Play until `episodes` episodes have ended, the same number (plus or minus one) in every environment.
 
-    Taking the first episodes to finish would favour short ones. `watch(env, step)` is called after each step.
+    Counting the episodes that end first would favour short ones. `watch(env, step)` is called after each step.
     """
     num_envs, device = env.spec.num_envs, agent.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -69,7 +74,7 @@ def run_episodes(
         [episodes // num_envs + (env_index < episodes % num_envs) for env_index in range(num_envs)],
         device=device,
     )
-    # One column per environment, one row per episode, and a spare row that takes what is beyond the quota.
+    # One column per environment, one row per episode, and an extra row for steps beyond the quota.
     returns = torch.zeros(most + 1, num_envs, dtype=torch.float64, device=device)
     lengths = torch.zeros(most + 1, num_envs, dtype=torch.int64, device=device)
     episode = torch.zeros(1, num_envs, dtype=torch.int64, device=device)
@@ -97,3 +102,30 @@ def run_episodes(
                 break
     counted = (torch.arange(most + 1, device=device).unsqueeze(1) < quota) & (lengths > 0)
     return Evaluation(returns[counted].tolist(), lengths[counted].tolist())
+
+
+class Evaluator:
+    """Evaluates the acting policy of a run, in environments that are created at the first evaluation and then kept."""
+
+    def __init__(self, source: Source, parts: Parts) -> None:
+        self.source, self.parts = source, parts
+        self._env: VectorEnv | None = None
+
+    def evaluate(self, episodes: int, iteration: int) -> Evaluation:
+        """Play `episodes` (0: as configured) with greedy actions and the newest weights."""
+        run, policy = self.parts.settings.run, self.parts.acting.policy
+        episodes = episodes or run.n_eval_episodes
+        num_envs = min(episodes, EVAL_ENVS) if self.source.world is None else episodes
+        if policy.device.type == "cuda":
+            num_envs = max(num_envs, run.num_envs)  # the shape that is compiled already
+        if self._env is None or self._env.spec.num_envs != num_envs:
+            self.close()
+            workers = min(run.workers, num_envs)
+            self._env = make_vector(self.source, num_envs, policy.device, workers, run.compile)
+        self.parts.send_weights()
+        return run_episodes(policy, self._env, episodes, self.parts.streams.seed("eval", str(iteration)))
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None

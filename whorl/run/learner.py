@@ -1,11 +1,9 @@
-"""Makes `update` fast and safe: capture as CUDA graphs, metrics that stay on the device until they are wanted.
+"""Runs updates: captured as CUDA graphs, with metrics that stay on the device until they are read.
 
-Nothing here waits for the device, except `drain`, which reads all metrics in one transfer.
+Nothing here waits for the device except `drain`, `means` and `check_finite`, which read all values in one transfer.
 """
 
-import ctypes
 import math
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +19,14 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.nets.backbone import Backbone
 
-REMEDY = "lower the learning rate or the gradient norm, or look at the rewards' scale; the last good checkpoint is kept"
+REMEDY = "lower the learning rate or max_grad_norm, or check the scale of rewards; the last good checkpoint is kept"
 
 
 class Learner:
     """Runs an agent's updates and keeps the running mean of their metrics.
 
     Args:
-        shared: makes an update by its phase and batch, where several learners share it.
+        shared: runs an update (phase, batch) on several learners.
     """
 
     def __init__(
@@ -46,15 +44,15 @@ class Learner:
             compile_pure(agent)
 
     def update(self, phase: str, batch: Batch) -> Updated:
-        """One round of learning: `agent.update(batch)`, or another phase of the agent by its name."""
-        updated = self._shared(phase, batch) if self._shared else getattr(self.agent, phase)(batch)
+        """One update of the agent: `phase` is the name of its method, "update" for most."""
+        updated = (self._shared or self.agent.learn)(phase, batch)
         if phase in ("update", "apply_gradients"):
             self.agent.updates += 1
         self._add(updated.metrics)
         return updated
 
     def _add(self, metrics: dict[str, Tensor]) -> None:
-        """Add to the sums. Not every update has every metric: each is counted apart."""
+        """Add to the sums. Not every update has every metric, so each has its own count."""
         sums, count = self._sums, self.count
         going = [name for name in metrics if count.get(name)]
         if going:
@@ -65,13 +63,13 @@ class Learner:
             count[name] = count.get(name, 0) + 1
 
     def drain(self) -> dict[str, float]:
-        """Means since the last call; raises where one of them is no finite number. The one transfer from the device."""
+        """Means since the last call; raises if one of them is not finite."""
         found = self.means()
         self.count = dict.fromkeys(self.count, 0)
         return found
 
     def means(self) -> dict[str, float]:
-        """What `drain` would give, and all stays as it is."""
+        """The means that `drain` would return, without resetting them."""
         names = [name for name, count in self.count.items() if count]
         values = [self._sums[name].float() / self.count[name] for name in names]
         found = dict(zip(names, torch.stack(values).tolist())) if values else {}
@@ -81,7 +79,7 @@ class Learner:
         return found
 
     def check_finite(self) -> None:
-        """Raise where a metric gathered so far or a trained weight is no finite number; all stays as it is."""
+        """Raise if a metric since the last `drain` or a trained weight is not finite."""
         self.means()
         trained = self.agent.trained()
         finite = [value.isfinite().all() for value in trained.values()]
@@ -98,24 +96,10 @@ class Learner:
         self._sums = tree.to(state["sums"], device)
 
 
-def keep_freed_memory() -> None:
-    """Tell the C library to keep what tensors give back, for the next ones: an update on a CPU gains a tenth or more.
-
-    By default every tensor above some size goes back to the system at once, and each page of the next costs a fault.
-    Only glibc knows these two knobs; elsewhere nothing happens.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    library, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3
-    for knob in (trim_threshold, mmap_threshold):
-        if not library.mallopt(knob, 1 << 30):
-            library.mallopt(knob, 1 << 25)  # the most that some versions take
-
-
 def compile_pure(agent: Agent) -> None:
-    """Replace the agent's `@pure` methods by compiled ones: fused kernels, and no Python between operations.
+    """Compile the agent's `@pure` methods: fused kernels, and no Python between operations.
 
-    Memories are left as they are: each row of a window would be compiled apart, for minutes.
+    Recurrent memories are not compiled: each row of a sequence would be compiled separately, which takes minutes.
     """
     for module in agent.modules():
         if isinstance(module, Backbone) and module.memories:
@@ -133,9 +117,9 @@ class _Graph:
 
 
 class Capture:
-    """Records each captured step once per shape and static flags, then replays it.
+    """Captures each `@captured` step once per batch shape and static flags, then replays the graph.
 
-    Warm-up runs on the real state, so weights, optimizer state and random streams are put back after it.
+    Warm-up runs on the real state; weights, optimizer state and random generators are restored after it.
     """
 
     def __init__(self) -> None:
@@ -152,7 +136,7 @@ class Capture:
         return found.output
 
     def _record(self, method: Any, agent: Agent, batch: Batch, static: dict[str, Any]) -> _Graph:
-        # A batch that is always the same tensors is read where it lies.
+        # A batch that always consists of the same tensors is read in place.
         inputs = batch.tensors() if batch.static else tree.clone(batch.tensors())
         held = batch.replace(**inputs)
         graph = torch.cuda.CUDAGraph()

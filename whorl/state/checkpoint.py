@@ -1,22 +1,22 @@
-"""Checkpoints: folders `checkpoint_1`, `checkpoint_2`, ... in a run folder, each whole or not there at all.
+"""Checkpoints: folders `checkpoint_1`, `checkpoint_2`, ... in a run folder, each either complete or absent.
 
     checkpoint.pt    the full state, one tree of tensors and plain containers
-    policy.pt        what acting needs
+    policy.pt        the part of the agent that acts
     config.yaml      the run's settings
     metadata.yaml    counters, versions, size and sha256 of the other files; its last line is its own checksum
-    observation_normalizing_values.yaml    mean, std, var, count per key, where observations are normalised
+    observation_normalizing_values.yaml    mean, std, var, count per key, if observations are normalised
 
-The rows of replay lie beside them in `replay`, in files that several checkpoints share (`whorl.state.segments`);
-checkpoint.pt holds their sizes and checksums, metadata.yaml their names under `segments`.
+The rows of the replay buffer are in the folder `replay`, in files that several checkpoints share
+(`whorl.data.segments`); checkpoint.pt holds their sizes and checksums, metadata.yaml their names under `segments`.
 
-A checkpoint is written under a hidden name, fsynced and renamed, so a visible one is complete, and what a
-disk does to it later shows in the checksums. Loading runs no code from the files: `weights_only`, safe YAML.
+A checkpoint is written under a hidden name, fsynced and renamed, so a visible one is complete, and later damage shows
+in the checksums. Loading runs no code from the files: `weights_only`, safe YAML.
 """
 
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -28,26 +28,25 @@ import torch
 import yaml
 from torch import Tensor
 
-from whorl.core.errors import CheckpointError
-from whorl.state import files
-from whorl.state.segments import DamagedError
+from whorl.core import files
+from whorl.core.errors import CheckpointError, DamagedError
 
 FORMAT = 1
 STATE, POLICY, CONFIG, METADATA = "checkpoint.pt", "policy.pt", "config.yaml", "metadata.yaml"
 NORMALIZER = "observation_normalizing_values.yaml"
 BEST = "best"
-"""the folder of the best policy so far; a checkpoint without state, so it can be evaluated but not resumed"""
+"""folder of the best policy so far: a checkpoint without state, which can be evaluated but not resumed"""
 
 T = TypeVar("T")
 _NAME = re.compile(r"checkpoint_([1-9][0-9]*)")
-# The trailer is the same in every format version, so that a newer format is told apart from damage.
+# The trailer is the same in every format version, so that another format is not mistaken for damage.
 _TRAILER = re.compile(rb"checksum: ([0-9a-f]{64})\n")
 _TRAILER_LENGTH = len("checksum: \n") + 64
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A whole checkpoint, read back."""
+    """A complete checkpoint that was read."""
 
     folder: Path
     state: dict[str, Any]
@@ -56,8 +55,8 @@ class Loaded:
     metadata: dict[str, Any]
 
 
-class NewerFormatError(CheckpointError):
-    """A checkpoint written by a later version: not damaged, so never skipped in favour of an older one."""
+class FormatError(CheckpointError):
+    """A checkpoint of another version of Whorl: not damaged, so never skipped in favour of an older checkpoint."""
 
 
 def save(
@@ -69,11 +68,11 @@ def save(
     metadata: Mapping[str, Any],
     normalizer: Mapping[str, Mapping[str, Any]] | None,
 ) -> Path:
-    """Write `checkpoint_k`, replacing one of that number; on failure nothing that was there has changed.
+    """Write `checkpoint_k`, replacing one of that number; if that fails, existing files are unchanged.
 
     Args:
-        metadata: iterations, steps, episodes, mean_return, wall_time, metrics_offset, and segments where there is
-            replay; the rest is added here.
+        metadata: iterations, steps, episodes, mean_return, wall_time, metrics_offset, and segments if there is a replay
+            buffer; the rest is added here.
         normalizer: for each observation key its `mean`, `var` and `count`.
     """
     if k < 1:
@@ -88,7 +87,7 @@ def save_best(
     metadata: Mapping[str, Any],
     normalizer: Mapping[str, Mapping[str, Any]] | None,
 ) -> Path:
-    """Write the policy alone into the folder `best`, in place of the one before."""
+    """Write the policy alone into the folder `best`, replacing the previous one."""
     return _save(Path(run_dir) / BEST, 0, {}, policy, config, metadata, normalizer)
 
 
@@ -120,7 +119,7 @@ def _save(
         files.fsync_dir(run_dir)
     except OSError as error:
         raise CheckpointError(
-            f"can't save {final.name} in {run_dir}: {files.reason(error)}; what was there is untouched"
+            f"can't save {final.name} in {run_dir}: {files.reason(error)}; existing checkpoints are unchanged"
         ) from error
     return final
 
@@ -165,28 +164,22 @@ def load(folder: Path, map_location: torch.device | str = "cpu") -> Loaded:
         raise CheckpointError(f"{folder}: {files.reason(error)}") from error
 
 
-def load_newest(
-    run_dir: Path, warn: Callable[[str], None], map_location: torch.device | str = "cpu"
-) -> Loaded:
-    """Read the newest whole checkpoint; each damaged one before it is left in place and told to `warn`."""
-    return use_newest(run_dir, warn, lambda loaded: loaded, map_location)
-
-
 def use_newest(
     run_dir: Path,
     warn: Callable[[str], None],
     use: Callable[[Loaded], T],
     map_location: torch.device | str = "cpu",
 ) -> T:
-    """What `use` makes of the newest whole checkpoint; one of which it says that it is damaged is skipped too.
+    """The result of `use` on the newest undamaged checkpoint; `warn` gets a message for each one that is skipped.
 
-    So the rows of replay are read once, by whoever needs them, and damage in them still leads to an older checkpoint.
+    A checkpoint for which `use` raises `DamagedError` is skipped too: damage in files of the replay buffer shows only
+    when they are read.
     """
     problems = []
     for folder in checkpoints(run_dir):
         try:
             found = load(folder, map_location)
-        except NewerFormatError:
+        except FormatError:
             raise
         except CheckpointError as error:
             problems.append(str(error))
@@ -197,12 +190,12 @@ def use_newest(
                 problems.append(str(error))
         warn(f"skipped a damaged checkpoint, {problems[-1]}")
     if problems:
-        raise CheckpointError(f"no whole checkpoint in {run_dir}; tried {'; '.join(problems)}")
-    raise CheckpointError(f"{run_dir} holds no checkpoint yet")
+        raise CheckpointError(f"no undamaged checkpoint in {run_dir}; tried {'; '.join(problems)}")
+    raise CheckpointError(f"{run_dir} contains no checkpoint yet")
 
 
 def segments(run_dir: Path) -> set[str]:
-    """Names of the replay files that the run's checkpoints need; an error where one of them can't be asked."""
+    """Names of the replay files that the run's checkpoints need; raises if one of them can't be read."""
     try:
         return {name for folder in checkpoints(run_dir) for name in _unsealed(folder).get("segments", ())}
     except OSError as error:
@@ -210,34 +203,32 @@ def segments(run_dir: Path) -> set[str]:
 
 
 def run_config(run_dir: Path) -> dict[str, Any] | None:
-    """The settings of a run that was ended before its first checkpoint; None where there is a checkpoint, or no run."""
+    """The settings of a run that ended before its first checkpoint; None if there is a checkpoint, or no run."""
     path = Path(run_dir) / CONFIG
     if _NAME.fullmatch(run_dir.name) or checkpoints(run_dir) or not path.is_file():
         return None
     return _mapping(path, path.read_bytes())
 
 
-def retain(run_dir: Path, keep: int, protect: Collection[int] = ()) -> list[int]:
-    """Delete all but the newest `keep` checkpoints (0: all stay) and the protected; the numbers deleted."""
+def retain(run_dir: Path, keep: int) -> list[int]:
+    """Delete all but the newest `keep` checkpoints (0: keep all); the numbers of those deleted."""
     if keep < 0:
         raise ValueError(f"can't keep {keep} checkpoints; use 0 to keep all")
-    surplus = (
-        [folder for folder in checkpoints(run_dir)[keep:] if number(folder) not in protect] if keep else []
-    )
+    surplus = checkpoints(run_dir)[keep:] if keep else []
     try:
         for folder in surplus:
-            # Renamed first: killed half-way, the rest is hidden, and no half checkpoint is in sight.
+            # Renamed first: if the process is killed half-way, the rest is hidden.
             with files.scratch(folder) as trash:
                 os.rename(folder, trash)
         if surplus:
-            files.fsync_dir(run_dir)  # what they alone needed may be deleted only when they can't come back
+            files.fsync_dir(run_dir)  # before replay files that only they needed are deleted
     except OSError as error:
         raise CheckpointError(f"can't delete old checkpoints in {run_dir}: {files.reason(error)}") from error
     return [number(folder) for folder in surplus]
 
 
 class _Recorder:
-    """The stream that files are written through: it knows the size and sha256 of what passed."""
+    """A file to write to that computes the size and sha256 of its content."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -260,13 +251,13 @@ class _Recorder:
 
 
 def _write(path: Path, produce: Callable[[_Recorder], object]) -> dict[str, Any]:
-    """Write and fsync a new file; its size and sha256."""
+    """Write and fsync a new file; returns its size and sha256."""
     with open(path, "xb") as file:
         recorder = _Recorder(file)
         try:
             produce(recorder)
         except RuntimeError:
-            # torch.save turns a full disk into a RuntimeError about stream positions.
+            # On a full disk torch.save raises a RuntimeError about stream positions.
             if recorder.error is not None:
                 raise recorder.error from None
             raise
@@ -284,7 +275,7 @@ def _dumper(text: bytes) -> Callable[[_Recorder], object]:
 
 
 def _move_in(temp: Path, final: Path) -> None:
-    """Give the finished folder its name; one already there (damaged, so skipped on resume) makes way."""
+    """Rename the finished folder; an existing one (damaged, so skipped on resume) is replaced."""
     with files.scratch(final) as old:
         if final.exists():
             os.rename(final, old)
@@ -297,7 +288,7 @@ def _move_in(temp: Path, final: Path) -> None:
 
 
 def _portable(value: Any, where: str) -> Any:
-    """The same tree with compact CPU tensors and plain containers; the caller's tensors are not touched."""
+    """The same tree with compact CPU tensors and plain containers; the caller's tensors are not modified."""
     if isinstance(value, Tensor):
         return _compact(value, where)
     if isinstance(value, Mapping):
@@ -310,12 +301,12 @@ def _portable(value: Any, where: str) -> Any:
     if type(value) in (list, tuple, torch.Size):
         items = [_portable(item, f"{where}[{i}]") for i, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    if isinstance(value, np.generic):  # before float: numpy's float64 is one, but would not load safely
+    if isinstance(value, np.generic):  # before float: numpy's float64 is a float, but would not load safely
         return value.item()
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     raise CheckpointError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds tensors, "
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint may contain tensors, "
         "numbers, strings, dicts, lists and tuples, so that loading it runs no code"
     )
 
@@ -323,10 +314,10 @@ def _portable(value: Any, where: str) -> Any:
 def _compact(tensor: Tensor, where: str) -> Tensor:
     if tensor.layout != torch.strided:
         raise CheckpointError(
-            f"{where} is a {tensor.layout} tensor; a checkpoint holds dense ones: call to_dense()"
+            f"{where} is a {tensor.layout} tensor; a checkpoint may contain dense ones only: call to_dense()"
         )
     tensor = tensor.detach().cpu()
-    # A view would take its whole base into the file.
+    # A view would be saved with all of its base tensor.
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if whole else tensor.clone()
 
@@ -338,7 +329,7 @@ def _statistics(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _yaml(document: Any, name: str) -> bytes:
-    # The C dumper is five times as fast, which shows with the statistics of an image.
+    # The C dumper is five times as fast, which matters for the statistics of images.
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     try:
         text = yaml.dump(
@@ -346,7 +337,7 @@ def _yaml(document: Any, name: str) -> bytes:
         )
     except yaml.representer.RepresenterError as error:
         raise CheckpointError(
-            f"{name} can't hold {error.args[-1]!r}; use numbers, strings, dicts, lists"
+            f"{name} can't contain {error.args[-1]!r}; use numbers, strings, dicts, lists"
         ) from error
     return text.encode()
 
@@ -371,19 +362,24 @@ def _sealed(k: int, metadata: Mapping[str, Any], written: dict[str, dict[str, An
 
 
 def _unsealed(folder: Path) -> dict[str, Any]:
-    """What metadata.yaml says, after checking its checksum, its format version and the files it names."""
+    """The content of metadata.yaml, after checking its checksum, its format version and the files it names."""
     path = folder / METADATA
     text = path.read_bytes()
     body, trailer = text[:-_TRAILER_LENGTH], _TRAILER.fullmatch(text[-_TRAILER_LENGTH:])
     if trailer is None or trailer[1].decode() != hashlib.sha256(body).hexdigest():
         raise CheckpointError(
-            f"{folder}: {METADATA} does not match its checksum; it was cut short or altered"
+            f"{folder}: {METADATA} does not match its checksum; it was truncated or altered"
         )
     metadata = _mapping(path, body)
     found = metadata.get("format")
     if isinstance(found, int) and found > FORMAT:
-        raise NewerFormatError(
+        raise FormatError(
             f"{folder}: format {found} is newer than this version of Whorl can read ({FORMAT}); upgrade Whorl"
+        )
+    if isinstance(found, int) and found < FORMAT:
+        raise FormatError(
+            f"{folder}: format {found} is older than this version of Whorl can read ({FORMAT}); use Whorl "
+            f"{metadata.get('whorl', 'of that time')} for it, or train again"
         )
     listed = metadata.get("files")
     if found != FORMAT or not isinstance(listed, dict) or not {STATE, POLICY, CONFIG} <= listed.keys():
@@ -395,7 +391,7 @@ def _unsealed(folder: Path) -> dict[str, Any]:
 
 def _verify(path: Path, expected: Any) -> None:
     if not isinstance(expected, dict) or expected.keys() != {"size", "sha256"}:
-        raise CheckpointError(f"{path.parent}: {METADATA} does not say the size and sha256 of {path.name}")
+        raise CheckpointError(f"{path.parent}: {METADATA} lacks the size and sha256 of {path.name}")
     size = path.stat().st_size
     if size != expected["size"]:
         raise CheckpointError(f"{path.parent}: {path.name} has {size} bytes instead of {expected['size']}")
@@ -410,12 +406,14 @@ def _tensors(path: Path, map_location: torch.device | str) -> dict[str, Any]:
         tree = torch.load(path, map_location=map_location, weights_only=True)
     except (OSError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # a file made to deceive can make the unpickler raise anything
+    except Exception as error:  # a malicious file can make the unpickler raise anything
         raise CheckpointError(
-            f"{path.parent}: {path.name} holds more than tensors and plain containers"
+            f"{path.parent}: {path.name} contains more than tensors and plain containers"
         ) from error
     if not isinstance(tree, dict):
-        raise CheckpointError(f"{path.parent}: {path.name} holds a {type(tree).__name__} instead of a dict")
+        raise CheckpointError(
+            f"{path.parent}: {path.name} contains a {type(tree).__name__} instead of a dict"
+        )
     return tree
 
 
@@ -425,5 +423,5 @@ def _mapping(path: Path, text: bytes) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.parent}: {path.name} is not plain YAML") from error
     if not isinstance(document, dict):
-        raise CheckpointError(f"{path.parent}: {path.name} holds no mapping")
+        raise CheckpointError(f"{path.parent}: {path.name} is not a mapping")
     return document

@@ -4,8 +4,8 @@ import re
 from datetime import datetime
 from pathlib import Path
 
+from whorl.core import files
 from whorl.core.errors import CheckpointError, nearest
-from whorl.state import files
 
 RUNS = Path("runs")
 """where run folders are made and looked for by default"""

@@ -28,6 +28,7 @@ class EnvPoolVector:
     """A `VectorEnv` over EnvPool; `factory` makes one game of ours, whose options hold for all environments."""
 
     snapshots = False
+    capturable = False
 
     def __init__(self, factory: Factory, num_envs: int, id: str) -> None:
         self.id = id

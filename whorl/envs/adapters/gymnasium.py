@@ -75,6 +75,8 @@ def whole_id(id: str) -> str:
 class GymnasiumVector:
     """`num_envs` Gymnasium environments stepped one after another in this process; a `VectorEnv`."""
 
+    capturable = False
+
     def __init__(self, factory: Factory, num_envs: int, id: str) -> None:
         layout = probe(factory)
         self._take(EnvStepper(factory, layout, list(range(num_envs))), id)

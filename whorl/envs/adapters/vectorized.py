@@ -22,6 +22,7 @@ class BatchedVector:
     """A `VectorEnv` over Gymnasium's own batched implementation."""
 
     snapshots = True
+    capturable = False
 
     def __init__(self, factory: Factory, num_envs: int, id: str) -> None:
         self.id = id

@@ -34,6 +34,7 @@ class World(ABC):
     """steps per second of the world's own time"""
     spec: Spec
     snapshots: bool = True
+    capturable: bool = True
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         if num_envs < 1:

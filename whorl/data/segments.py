@@ -26,10 +26,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from whorl.core import tree
-from whorl.core.errors import CheckpointError, ConfigError
+from whorl.core import files, tree
+from whorl.core.errors import CheckpointError, ConfigError, DamagedError
 from whorl.core.tree import Tree
-from whorl.state import files
+from whorl.data.experience import Store
 
 FOLDER = "replay"
 SEGMENT_BYTES = 32 << 20
@@ -41,10 +41,6 @@ MOST_COPIES = 4
 
 _CHUNK = 1 << 20  # bytes that are written and summed up at a time, while they are in the cache
 _NAME = re.compile(r"[0-9]{12,}-[0-9]{12,}-[0-9a-f]{16}\.rows")
-
-
-class DamagedError(CheckpointError):
-    """A file that a checkpoint needs is missing, cut short or altered."""
 
 
 class Rows(Protocol):
@@ -77,7 +73,7 @@ class Segment:
     crc32: int = 0
 
 
-class Segments:
+class Segments(Store):
     """Keeps the rows of `ring` in `folder`.
 
     Args:

@@ -1,0 +1,64 @@
+"""The protocol between the training loop and what turns rollouts into batches (rollouts, replay, gradients)."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class Store(Protocol):
+    """Keeps the rows of a replay buffer in files, so that checkpoints need not contain them."""
+
+    def names(self) -> list[str]:
+        """The files that the newest checkpoint needs."""
+
+    def sweep(self, needed: Collection[str]) -> None:
+        """Delete files that are neither `needed` by a checkpoint nor in use."""
+
+    def close(self) -> None:
+        """Stop writing."""
+
+
+class Experience(Protocol):
+    """Turns rollouts into batches. A class that inherits from this one overrides what it needs."""
+
+    overlaps: bool = False
+    """whether the updates that are due do not depend on the rollout that is being collected"""
+
+    def add(self, rollout: Any) -> None:
+        """Add a rollout; data that is kept is copied."""
+
+    def due(self) -> Iterator[tuple[str, Any]]:
+        """The batches to learn from now, each with the name of the agent's method that learns from it."""
+
+    def settle(self, batch: Any, updated: Any) -> None:
+        """Receive the result of an update (priorities, columns to keep), before the next batch is drawn."""
+        return
+
+    def cut(self, where: Tensor | None = None) -> None:
+        """The next rollout does not continue the newest rows in the environments `where` [B], by default in all."""
+        return
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics for the log."""
+        return {}
+
+    def compile(self) -> None:
+        """Compile the sampling code, if there is any to compile."""
+        return
+
+    def open_store(self, folder: Path, ahead: bool) -> Store | None:
+        """Keep rows in `folder` from now on, with `ahead` also between checkpoints; None: there are no rows."""
+        return None
+
+    def close(self) -> None:
+        """Stop processes; safe to call twice."""
+        return
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        return

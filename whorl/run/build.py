@@ -1,0 +1,243 @@
+"""From settings to the parts of a run: environment, agent, collector, experience, learner."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whorl.agents.agent import Agent
+from whorl.collect.collector import Collector, LocalCollector
+from whorl.core.errors import ConfigError
+from whorl.data.experience import Experience
+from whorl.data.gradients import GradientQueue
+from whorl.distributed.actor import check_actors, envs_per_batch
+from whorl.distributed.fleet_collector import RemoteEnvs
+from whorl.distributed.learners import Learners, ProcessReplicas, Replicas, check_learners
+from whorl.distributed.make_fleet import make_fleet
+from whorl.distributed.pool import make_vector
+from whorl.distributed.replay_shards import Link, ShardedReplay, check_shards
+from whorl.distributed.worker_collector import WorkerCollector
+from whorl.envs.make import Source
+from whorl.envs.vector import VectorEnv
+from whorl.run.learner import Learner
+from whorl.data.config import ReplayConfig
+from whorl.settings.merge import Settings
+from whorl.state.policy import build_agent
+from whorl.state.streams import Streams
+
+ROWS_WORTH_A_THREAD = 1024
+"""rows per minibatch from which optimizers on a CPU gain from a thread each; below, Python's lock costs more"""
+
+
+@dataclass
+class Acting:
+    """Where and with which copy of the policy rollouts are collected."""
+
+    collector: Collector
+    env: VectorEnv | RemoteEnvs
+    policy: Agent
+    """the copy of the agent that acts; the agent itself where it acts on the same device in this process"""
+    sample: Callable[[], Any]
+    """a rollout as the collector will return it, to see its shapes"""
+    weights: Callable[[Agent], list[Tensor]] = Agent.acting_tensors
+    """the tensors of the agent that the copy is updated with"""
+    dashboard: str = ""
+    """address of Ray's dashboard"""
+    workers: int | None = None
+    """worker processes that step environments; None: not decided here"""
+
+    def close(self) -> None:
+        self.collector.close()
+        self.env.close()
+
+
+@dataclass
+class Parts:
+    """The parts of a run; `settings` are those given, with automatic values filled in."""
+
+    settings: Settings
+    device: torch.device
+    streams: Streams
+    agent: Agent
+    acting: Acting
+    experience: Experience
+    learners: Learners | None
+    learner: Learner
+
+    @property
+    def acts_apart(self) -> bool:
+        """Whether a copy of the agent acts, so that updates may run while a rollout is collected."""
+        return self.acting.policy is not self.agent
+
+    def send_weights(self) -> None:
+        """Give the copy that acts the newest weights."""
+        if self.acts_apart:
+            copy_tensors(self.acting.weights(self.acting.policy), self.acting.weights(self.agent))
+
+    @property
+    def reset_period(self) -> int:
+        """Iterations between resets of environments that can't be snapshotted; 0: theirs can."""
+        return 0 if self.acting.env.snapshots else _reset_period(self.settings)
+
+    def close(self) -> None:
+        """Stop processes and free the environments."""
+        self.experience.close()
+        if self.learners is not None:
+            self.learners.close()
+        self.acting.close()
+
+
+def build(source: Source, settings: Settings) -> Parts:
+    """Create everything that training needs; nothing process-wide is changed."""
+    run = settings.run
+    device = choose_device(run.device)
+    streams = Streams(run.seed)
+    agent = build_agent(settings, source.spec(run.num_envs), streams.seed("learner"))
+    check_actors(run, agent)
+    agent.check(envs_per_batch(run) * run.num_steps)
+    agent.prepare(device, lambda name: streams.generator("learner", device, name))
+    agent.use_threads(learner_threads(settings))
+    with ExitStack() as stack:
+        acting = _acting(source, settings, agent, device, streams)
+        stack.callback(acting.close)
+        if acting.workers is not None:
+            # Saved in config.yaml: a resumed run must distribute its environments in the same way.
+            settings = settings.replace(workers=acting.workers)
+        experience = _experience(settings, agent, acting, streams)
+        stack.callback(experience.close)
+        # Replay needs a successor for each row.
+        if experience.overlaps and not acting.env.snapshots and _reset_period(settings) * run.num_steps == 1:
+            raise ConfigError(
+                f"reset_every is {run.reset_every}: {run.num_envs} environments would be reset after every row, and "
+                f"none would have a successor to learn from; use more than {run.num_envs}"
+            )
+        learners = None
+        if run.learners > 1:
+            check_learners(agent, run, experience)
+            learners = Learners(agent, build_agent(settings, agent.spec), run, _replicas(settings))
+        shared = None if learners is None else learners.update
+        learner = Learner(agent, device.type == "cuda" and shared is None, run.compile, shared)
+        stack.pop_all()
+    return Parts(settings, device, streams, agent, acting, experience, learners, learner)
+
+
+def learner_threads(settings: Settings) -> int:
+    """Threads in which the agent's optimizers step at the same time."""
+    run = settings.run
+    rows = getattr(settings.algo, "batch_size", envs_per_batch(run) * run.num_steps)
+    # Learners that share batches must exchange gradients in one order.
+    gains = choose_device(run.device).type == "cpu" and rows >= ROWS_WORTH_A_THREAD and run.learners == 1
+    return run.learner_threads if gains else 1
+
+
+def replay_device(settings: Settings, learner: torch.device) -> torch.device:
+    """Where the replay buffer is stored: on the learner's device unless settings choose another."""
+    name = getattr(settings.algo, "replay_device", "auto")
+    if name == "cpu" or (learner.type == "cpu" and name == "auto"):
+        return torch.device("cpu")
+    if learner.type != "cuda":
+        raise ConfigError(f"replay_device is {name!r}, but the learner is on {learner}; use auto or cpu")
+    return learner
+
+
+def _acting(
+    source: Source, settings: Settings, agent: Agent, learner: torch.device, streams: Streams
+) -> Acting:
+    """Actors, workers that act, or this process with or without workers that step."""
+    run, gamma, device = settings.run, getattr(settings.algo, "gamma", 1.0), choose_device(settings.run.env_device)
+    if run.actors:
+        copy = build_agent(settings, agent.spec)
+        fleet = make_fleet(source, copy, run, gamma, streams)
+        remote = RemoteEnvs(source.id)
+        return Acting(fleet, remote, copy, fleet.rollout, fleet.role.weights, fleet.fleet.dashboard)
+    workers = source.workers(run.workers, run.num_envs)
+    if workers and run.acting != "central":
+        copy = build_agent(settings, agent.spec)
+        acting = WorkerCollector(
+            source, copy, run.num_envs, run.num_steps, workers, gamma, streams, run.hold_policy
+        )
+        return Acting(acting, acting.env, copy, acting.rollout, workers=workers)
+    if workers and run.hold_policy:
+        raise ConfigError(
+            "hold_policy must know when all environments start an episode, but acting is central with "
+            f"{workers} workers; use acting auto, or workers 0"
+        )
+    policy = agent if device == learner else build_agent(settings, agent.spec).to(device)
+    env = make_vector(source, run.num_envs, device, workers, run.compile)
+    acts, renew = policy, None
+    if run.hold_policy:
+        acts = build_agent(settings, agent.spec).to(device)
+        renew = partial(copy_tensors, acts.acting_tensors(), policy.acting_tensors())
+    # A graph can't ask whether all environments start an episode.
+    capture = device.type == "cuda" and env.capturable and not run.hold_policy
+    generator = streams.generator("act", device)
+    local = LocalCollector(env, acts, run.num_steps, gamma, generator, capture, renew=renew)
+    return Acting(local, env, policy, local.rollout, workers=workers)
+
+
+def _experience(settings: Settings, agent: Agent, acting: Acting, streams: Streams) -> Experience:
+    run, cfg = settings.run, agent.cfg
+    if run.actors and run.actor_gradients != "none":
+        return GradientQueue(run.actor_gradients == "averaged")
+    if isinstance(cfg, ReplayConfig) and cfg.shards:
+        return _shards(settings, agent, acting, streams)
+    generator = streams.generator("replay", replay_device(settings, agent.device))
+    experience: Experience = agent.experience(generator)
+    if run.compile:
+        experience.compile()
+    return experience
+
+
+def _shards(settings: Settings, agent: Agent, acting: Acting, streams: Streams) -> ShardedReplay:
+    run = settings.run
+    check_shards(agent.cfg, run.num_envs, run.actors)
+
+    def seed(shard: int, life: int) -> int:
+        return streams.seed("replay", f"shard {shard} life {life}")
+
+    link: Any = Link
+    if run.ray and run.actors:
+        from whorl.distributed.replay_shards_ray import RayLink as link  # an extra
+    return ShardedReplay(agent, acting.sample(), seed, agent.device, run.actor_restarts, link)
+
+
+def _replicas(settings: Settings) -> Replicas:
+    """Where the other learners run."""
+    if not settings.run.ray:
+        return ProcessReplicas()
+    from whorl.distributed.learners_ray import RayReplicas  # an extra
+
+    return RayReplicas(settings.run.ray)
+
+
+def _reset_period(settings: Settings) -> int:
+    run = settings.run
+    return max(1, -(-run.reset_every // (run.num_envs * run.num_steps)))
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that a setting names; auto is a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:0") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device is {name!r}, but torch finds no GPU; use auto or cpu")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(f"device is {name!r}, but there are {torch.cuda.device_count()} GPUs")
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+@torch.no_grad()
+def copy_tensors(into: list[Tensor], source: list[Tensor]) -> None:
+    """Copy in place, one by one."""
+    for target, value in zip(into, source, strict=True):
+        target.copy_(value)

@@ -1,0 +1,157 @@
+"""Saving and restoring a run: its state, checkpoints, the files of the replay buffer, weights of other runs."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from whorl.agents.agent import Agent
+from whorl.core.errors import CheckpointError
+from whorl.data.experience import Store
+from whorl.data.segments import FOLDER
+from whorl.run.build import Parts
+from whorl.run.loop import Counters
+from whorl.state import checkpoint
+from whorl.state.policy import export
+from whorl.state.runfolder import resolve_run
+
+T = TypeVar("T")
+
+
+class Checkpointing:
+    """Checkpoints of one run; without a run folder only `state` and `load_state` work."""
+
+    def __init__(self, parts: Parts, counters: Counters) -> None:
+        self.parts, self.counters = parts, counters
+        self.saved = 0
+        """number of the newest checkpoint"""
+        self.run_dir: Path | None = None
+        self.store: Store | None = None
+
+    def open(self, run_dir: Path) -> None:
+        """Save into this folder, and keep rows of the replay buffer in files there from now on."""
+        if self.run_dir is None:
+            self.run_dir = run_dir
+            self.store = self.parts.experience.open_store(
+                run_dir / FOLDER, self.parts.settings.run.save_model
+            )
+            self._sweep()
+
+    def close(self) -> None:
+        if self.store is not None:
+            self.store.close()
+            self.store = None
+
+    def state(self) -> dict[str, Any]:
+        """Everything that changes the future, as tensors and plain containers."""
+        parts, env = self.parts, self.parts.acting.env
+        return {
+            "agent": parts.agent.state(),
+            "learner": parts.learner.state_dict(),
+            "experience": parts.experience.state_dict(),
+            "streams": parts.streams.state_dict(),
+            "collector": parts.acting.collector.state_dict(),
+            "env": env.snapshot() if env.snapshots else {},
+            "counters": self.counters.state_dict(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue exactly where `state` was taken."""
+        parts, acting = self.parts, self.parts.acting
+        parts.agent.load_state(state["agent"])
+        parts.learner.load_state_dict(state["learner"])
+        parts.experience.load_state_dict(state["experience"])
+        parts.streams.load_state_dict(state["streams"])
+        self.counters.load_state_dict(state["counters"])
+        acting.collector.load_state_dict(state["collector"])
+        if acting.env.snapshots:
+            acting.env.restore(state["env"])
+        else:
+            acting.collector.reset(parts.streams.seed("env", str(self.counters.resets)))
+
+    def due(self) -> bool:
+        """Whether a checkpoint is due after this iteration."""
+        run, counters = self.parts.settings.run, self.counters
+        due = counters.iteration // run.checkpoint_freq > counters.saved_iteration // run.checkpoint_freq
+        return run.save_model and due and self._exact()
+
+    def last_due(self) -> bool:
+        """Whether the end of training leaves something to save."""
+        return self.parts.settings.run.save_model and self.counters.saved_iteration != self.counters.iteration
+
+    def drop_open_episodes(self) -> None:
+        """Prepare a checkpoint at any iteration: on resume, environments that can't be snapshotted are reset."""
+        if not self._exact():
+            self.counters.resets += 1
+            self.parts.acting.collector.episode_statistics.forget()
+            self.parts.agent.forget()
+
+    def _exact(self) -> bool:
+        """Whether a resumed run would repeat what comes next: environments have snapshots or were all reset."""
+        period = self.parts.reset_period
+        return period == 0 or self.counters.iteration % period == 0
+
+    def save(self, metadata: Mapping[str, Any]) -> Path:
+        """Write a checkpoint now. Weights and metrics are checked first: a diverged run keeps its last good one."""
+        if self.run_dir is None:
+            raise CheckpointError("there is no run to save yet; call train() or step() first")
+        parts = self.parts
+        parts.learner.check_finite()
+        self.saved += 1
+        self.counters.saved_iteration = self.counters.iteration
+        state = self.state()
+        if self.store is not None:
+            metadata = {**metadata, "segments": self.store.names()}
+        folder = checkpoint.save(
+            self.run_dir,
+            self.saved,
+            state,
+            export(parts.agent, parts.settings),
+            parts.settings.plain(),
+            metadata,
+            parts.agent.normalizer_values() or None,
+        )
+        if checkpoint.retain(self.run_dir, parts.settings.run.keep_checkpoints):
+            self._sweep()
+        return folder
+
+    def save_best(self, metadata: Mapping[str, Any]) -> None:
+        """Write the policy alone into the run's folder `best`."""
+        assert self.run_dir is not None
+        agent, settings = self.parts.agent, self.parts.settings
+        values = agent.normalizer_values() or None
+        checkpoint.save_best(self.run_dir, export(agent, settings), settings.plain(), metadata, values)
+
+    def _sweep(self) -> None:
+        """Delete rows that no checkpoint needs; if one can't be read, all stay."""
+        if self.store is not None and self.run_dir is not None:
+            with suppress(CheckpointError):
+                self.store.sweep(checkpoint.segments(self.run_dir))
+
+
+def load_weights(agent: Agent, run: str | Path) -> None:
+    """Load weights, optimizer state and normalisation statistics of another run or checkpoint; counters stay."""
+    found = find_checkpoint(resolve_run(run))
+    try:
+        # Learning rates, progress and returns of running episodes belong to this run.
+        own = ("progress", "lr_", "rewards.running")
+        mine = {key: value for key, value in agent.state_dict().items() if key.startswith(own)}
+        saved = found.state["agent"]
+        agent.load_state({**saved, "module": {**saved["module"], **mine}, "updates": agent.updates})
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"the weights in {found.folder} do not fit these settings: {' '.join(str(error).split())[:300]}"
+        ) from None
+
+
+def find_checkpoint(folder: Path) -> checkpoint.Loaded:
+    """The checkpoint in this folder, or the newest undamaged one of a run folder."""
+    return use_checkpoint(folder, lambda loaded: loaded)
+
+
+def use_checkpoint(folder: Path, use: Callable[[checkpoint.Loaded], T]) -> T:
+    """The result of `use` on that checkpoint; in a run folder older ones are tried where it raises `DamagedError`."""
+    if folder.name.startswith("checkpoint_"):
+        return use(checkpoint.load(folder))
+    return checkpoint.use_newest(folder, lambda text: warnings.warn(text, stacklevel=2), use)

@@ -1,0 +1,121 @@
+"""What a run reports: rows of metrics to the loggers, system metrics, the console, and the result."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from whorl.core.registry import resolve
+from whorl.log.console import Console
+from whorl.log.writers import Log, LogFile, Logger, MetricFiles, TensorBoard, WandB
+from whorl.run.build import Parts, replay_device
+from whorl.run.loop import Counters
+from whorl.settings.merge import Settings
+from whorl.state import checkpoint
+
+LoggerFactory = Callable[[Path, Settings], Logger]
+"""makes a logger for a run folder and its settings; the class of a logger is one"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a call of `train` ended."""
+
+    run_dir: Path
+    steps: int
+    iterations: int
+    episodes: int
+    mean_return: float
+    """of the last evaluation, or of the last training episodes where there was none"""
+    wall_time: float
+    """seconds of training, including those before a run was resumed"""
+    reason: str
+    interrupted: bool = False
+    """whether Ctrl-C or SIGTERM ended it"""
+
+
+class Reporting:
+    """The loggers of one run folder.
+
+    Args:
+        loggers: names of registered loggers or factories, besides those that settings ask for.
+        purge_step: on resume, the first step whose earlier TensorBoard points are hidden.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        settings: Settings,
+        loggers: Sequence[str | LoggerFactory] = (),
+        purge_step: int | None = None,
+    ) -> None:
+        run = settings.run
+        self.run_dir, self.settings = run_dir, settings
+        self.metric_files = MetricFiles(run_dir)
+        self.log = Log(self.metric_files)
+        self.wandb: WandB | None = None
+        try:
+            if run.tensorboard:
+                self.log.add(TensorBoard(run_dir, purge_step))
+            if run.log_file:
+                self.log.add(LogFile(run_dir / "log.txt"))
+            if run.use_wandb:
+                entity, mode = run.wandb_entity or None, run.wandb_mode
+                self.wandb = WandB(run_dir, settings.plain(), run.wandb_project, entity, run_dir.name, mode)
+                self.log.add(self.wandb)
+            for named in (*getattr(run, "loggers", ()), *loggers):
+                make = resolve("logger", named) if isinstance(named, str) else named
+                self.log.add(make(run_dir, settings))
+        except BaseException:
+            self.log.close()
+            raise
+
+    def console(self, parts: Parts, counters: Counters) -> Console:
+        """The progress display."""
+        settings = self.settings
+        done, total, unit = counters.spent(settings.run)
+        title = f"{settings.algorithm} on {parts.acting.env.id}: {self.run_dir}"
+        size = parts.agent.replay_bytes()
+        if size:
+            title += f" (replay: {size / 1e6:,.1f} MB on {replay_device(settings, parts.device).type})"
+        if parts.acting.dashboard:
+            title += f" (Ray: {parts.acting.dashboard})"
+        return Console(total, unit, title, settings.run.quiet, done=done)
+
+    def upload(self, saved: int, name: str) -> None:
+        """Upload the policy of checkpoint number `saved` to W&B, where it is in use."""
+        if self.wandb is not None and saved:
+            self.wandb.artifact(self.run_dir / f"checkpoint_{saved}" / checkpoint.POLICY, name)
+
+
+class SystemMetrics:
+    """Load of the learner and its machine between two rows of metrics; `updates` were made before the first."""
+
+    def __init__(self, updates: int) -> None:
+        self._process = psutil.Process()
+        self._time, self._cpu, self._updates = time.perf_counter(), self._seconds(), updates
+
+    def metrics(self, updates: int, waited: float) -> dict[str, float]:
+        """`updates` so far, seconds `waited` for actors since the last call."""
+        now, cpu = time.perf_counter(), self._seconds()
+        span = max(now - self._time, 1e-9)
+        found = {
+            "learner/updates": float(updates),
+            "learner/updates_per_second": (updates - self._updates) / span,
+            "learner/waiting": min(waited / span, 1.0),
+            "system/learner_cores": (cpu - self._cpu) / span,
+            "system/learner_memory_mb": self._process.memory_info().rss / 1e6,
+            "system/load": psutil.getloadavg()[0],
+        }
+        if torch.cuda.is_available():
+            found["system/gpu_memory_mb"] = torch.cuda.memory_allocated() / 1e6
+        self._time, self._cpu, self._updates = now, cpu, updates
+        return found
+
+    def _seconds(self) -> float:
+        """Processor time of this process."""
+        times = self._process.cpu_times()
+        return times.user + times.system
