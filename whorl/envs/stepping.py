@@ -16,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import DependencyNotInstalled
 
+from whorl.core.action_masks import Choices, flatten_mask, mask_size
 from whorl.core.errors import EnvError, WhorlError, missing_extra
 from whorl.core.images import channels_first
 from whorl.envs.snapshot import restore_env, snapshot_env
@@ -148,9 +149,11 @@ class EnvStepper:
         """environments whose episode ended: their next step is a reset"""
         self._steps = [env.step for env in self.envs]
         self._decode = _decoder(layout.action_space)
-        self._masks = [_mask_reader(layout.mask, env) for env in self.envs]
+        self._masks = [_mask_reader(layout.mask, env, choices_of(layout.action_space)) for env in self.envs]
         self._masked = layout.mask in ("info", "method")
-        self._readers = list(_readers(layout.observation_space))
+        self._readers = [
+            read for _, read in _parts(layout.observation_space, layout.action_space, layout.mask)
+        ]
         self._frames = [Frames(x, len(numbers)) if x.stack > 1 else None for x in layout.observation]
         # A plain array is stored without a call into Python, which is most of what a small environment would pay.
         stacked = any(x.stack > 1 for x in layout.observation)
@@ -248,8 +251,8 @@ class EnvStepper:
 
     def _check(self, obs: Any) -> None:
         """Numpy would silently broadcast a wrong shape into the buffer; resets are rare enough to look."""
-        leaves = _observation_leaves(self.layout.observation_space)
-        for leaf, read in zip(leaves, self._readers):
+        layout = self.layout
+        for leaf, read in _parts(layout.observation_space, layout.action_space, layout.mask):
             shape = np.shape(read(obs)) or (1,)
             if shape != leaf.shape:
                 name = ".".join(leaf.path) or "observation"
@@ -308,16 +311,12 @@ def describe(env: gymnasium.Env) -> Layout:
     _, info = env.reset(seed=0)
     mask = _mask_source(env, info)
     stack = whole_stack(_told(env, "frame_stack", 1))
-    observation = [_stacked(x, stack) for x in _observation_leaves(observation_space)]
-    if mask != "none":
-        size = mask_size(action_space)
-        masked = Leaf((MASK_KEY,), (size,), "bool", 0.0, 1.0)
-        if mask == "observation":
-            observation = [masked if leaf.path == (MASK_KEY,) else leaf for leaf in observation]
-        else:
-            if not isinstance(observation_space, spaces.Dict | spaces.Tuple):
-                observation = [replace(x, path=("obs",)) for x in observation]
-            observation.append(masked)
+    parts = _parts(observation_space, action_space, mask)
+    observation = [x if x.path == (MASK_KEY,) else _stacked(x, stack) for x, _ in parts]
+    if mask in ("info", "method"):
+        if not isinstance(observation_space, spaces.Dict | spaces.Tuple):
+            observation = [replace(x, path=("obs",)) for x in observation]
+        observation.append(_mask_leaf(action_space))
     snapshots = snapshot_env(env) is not None
     soft_ends, measures = bool(_told(env, "soft_ends", False)), _told(env, "measures", ())
     if not isinstance(measures, list | tuple) or not all(isinstance(name, str) for name in measures):
@@ -346,15 +345,21 @@ def _stacked(leaf: Leaf, stack: int) -> Leaf:
     return replace(leaf, shape=joined, stack=stack, axis=axis, plane=plane)
 
 
-def mask_size(action_space: spaces.Space) -> int:
-    """How many entries an action mask has; 0 where masks have no meaning."""
-    if isinstance(action_space, spaces.Discrete):
-        return int(action_space.n)
-    if isinstance(action_space, spaces.MultiDiscrete):
-        return int(action_space.nvec.sum())
-    if isinstance(action_space, spaces.MultiBinary):
-        return 2 * int(np.prod(action_space.shape))
-    return 0
+def choices_of(space: spaces.Space) -> Choices:
+    """The discrete choices of an action space, as `whorl.core.action_masks` reads them."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.Tuple):
+        return [choices_of(child) for child in space.spaces]
+    if isinstance(space, spaces.Dict):
+        return {key: choices_of(child) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(int(n) for n in space.nvec.reshape(-1))
+    return (2,) * int(np.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else ()
+
+
+def _mask_leaf(action_space: spaces.Space) -> Leaf:
+    return Leaf((MASK_KEY,), (mask_size(choices_of(action_space)),), "bool", 0.0, 1.0)
 
 
 def nest(leaves: tuple[Leaf, ...], values: list[Any]) -> Any:
@@ -395,6 +400,23 @@ def _observation_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Iter
         yield Leaf(path, space.shape, "float32", 0.0, 1.0)
     else:
         raise _unsupported("observation", space)
+
+
+def _parts(
+    space: spaces.Space, action_space: spaces.Space, mask: MaskSource
+) -> list[tuple[Leaf, Callable[[Any], Any]]]:
+    """The leaves of an observation, each with its reader; an action mask inside it is one flat leaf."""
+    if mask != "observation":
+        return list(zip(_observation_leaves(space), _readers(space)))
+    found: list[tuple[Leaf, Callable[[Any], Any]]] = []
+    for key, own, child in children(space):
+        if key == MASK_KEY:
+            read_mask = partial(flatten_mask, choices_of(action_space))
+            found.append((_mask_leaf(action_space), partial(_read_inside, own, read_mask)))
+        else:
+            inside = zip(_observation_leaves(child, (key,)), _readers(child))
+            found += [(leaf, partial(_read_inside, own, read)) for leaf, read in inside]
+    return found
 
 
 def _readers(space: spaces.Space) -> Iterator[Callable[[Any], Any]]:
@@ -479,32 +501,40 @@ def _leaf_decoders(space: spaces.Space) -> Iterator[Callable[[np.ndarray], list[
 
 
 def _rescaler(space: spaces.Box) -> Callable[[np.ndarray], list[Any]]:
-    """The arithmetic of `whorl.core.spec.to_env`, float32 operation by operation, so that both agree to the last bit."""
+    """The arithmetic of `whorl.core.spec.to_env` in float32, operation by operation: both agree bit for bit."""
     flat_low = space.low.reshape(-1).astype(np.float32)
     flat_high = space.high.reshape(-1).astype(np.float32)
-    bounded = np.isfinite(flat_low) & np.isfinite(flat_high)
-    low = np.where(bounded, flat_low, np.float32(-1))
-    high = np.where(bounded, flat_high, np.float32(1))
-    half = (high - low) * np.float32(0.5)
-    one, minus_one = np.ones_like(low), -np.ones_like(low)
-    unbounded = None if bounded.all() else ~bounded
-    whole = np.issubdtype(space.dtype, np.integer)
+    has_low, has_high = space.bounded_below.reshape(-1), space.bounded_above.reshape(-1)
+    low = np.where(has_low, flat_low, np.float32(0))
+    high = np.where(has_high, flat_high, np.float32(0))
+    half = np.where(has_low & has_high, (high - low) * np.float32(0.5), np.float32(1))
+    one = np.ones_like(low)
+    lower = np.where(has_low, -one, np.float32(-np.inf))
+    upper = np.where(has_high, one, np.float32(np.inf))
+    split = np.where(has_high, np.where(has_low, 0 * one, np.float32(-np.inf)), np.float32(np.inf))
+    unbounded = ~(has_low | has_high) if not (has_low | has_high).all() else None
+    whole = not np.issubdtype(space.dtype, np.floating)
+    exact_low = np.where(has_low, space.low.reshape(-1), -np.inf)
+    exact_high = np.where(has_high, space.high.reshape(-1), np.inf)
     shape, dtype = space.shape, space.dtype
 
     def rescale(array: np.ndarray) -> list[Any]:
-        inside = np.maximum(array, minus_one)
-        np.minimum(inside, one, out=inside)
+        inside = np.maximum(array, lower)
+        np.minimum(inside, upper, out=inside)
         scaled, from_low = inside - one, inside + one
         scaled *= half
         scaled += high
         from_low *= half
         from_low += low
-        np.copyto(scaled, from_low, where=inside < 0)
+        np.copyto(scaled, from_low, where=inside < split)
         if unbounded is not None:
             np.copyto(scaled, array, where=unbounded)
         if whole:
             np.rint(scaled, out=scaled)
-        return list(scaled.reshape(-1, *shape).astype(dtype, copy=False))
+        if dtype != np.float32:  # whose bounds float32 may not hold
+            scaled = np.clip(scaled.astype(np.float64), exact_low, exact_high)
+        rows = scaled.reshape(-1, *shape).astype(dtype, copy=False)
+        return list(rows) if shape else [np.asarray(row) for row in rows]
 
     return rescale
 
@@ -518,7 +548,7 @@ def _assemble(space: spaces.Space, values: Iterator[Any]) -> Any:
 
 
 def _mask_source(env: gymnasium.Env, info: dict[str, Any]) -> MaskSource:
-    if mask_size(env.action_space) == 0:
+    if mask_size(choices_of(env.action_space)) == 0:
         return "none"
     if isinstance(env.observation_space, spaces.Dict) and MASK_KEY in env.observation_space.spaces:
         return "observation"
@@ -527,12 +557,14 @@ def _mask_source(env: gymnasium.Env, info: dict[str, Any]) -> MaskSource:
     return "method" if env.has_wrapper_attr("action_masks") else "none"
 
 
-def _mask_reader(source: MaskSource, env: gymnasium.Env) -> Callable[[dict[str, Any]], Any]:
+def _mask_reader(
+    source: MaskSource, env: gymnasium.Env, choices: Choices
+) -> Callable[[dict[str, Any]], np.ndarray]:
     if source == "method":
         masks = env.get_wrapper_attr("action_masks")
-        return lambda info: np.concatenate([np.ravel(part) for part in np.atleast_1d(masks())])
+        return lambda info: flatten_mask(choices, masks())
     # A final step often comes without a mask, since no action follows it: then everything is allowed.
-    return lambda info: info.get(MASK_KEY, True)
+    return lambda info: flatten_mask(choices, info.get(MASK_KEY))
 
 
 def _unsupported(role: str, space: spaces.Space) -> EnvError:

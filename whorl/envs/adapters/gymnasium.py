@@ -15,7 +15,7 @@ from torch import Tensor
 
 from whorl.core import tree
 from whorl.core.errors import EnvError, nearest
-from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, Spec, SpecTree
+from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, Spec, SpecTree, TupleSpec
 from whorl.core.tree import Tree
 from whorl.envs.adapters import (
     atari,
@@ -32,6 +32,7 @@ from whorl.envs.stepping import (
     Factory,
     Layout,
     children,
+    choices_of,
     make_registered,
     missing_package,
     nest,
@@ -136,18 +137,22 @@ def to_spec(layout: Layout, num_envs: int) -> Spec:
 
 
 def action_spec(space: spaces.Space) -> SpecTree:
-    """The action tree of a space: MultiBinary is MultiDiscrete of twos, Tuple a dict keyed "0", "1", …"""
+    """The action tree of a space: MultiBinary is MultiDiscrete of twos, a Tuple is keyed "0", "1", …"""
     inner = children(space)
     if inner:
-        return {key: action_spec(child) for key, _, child in inner}
+        kind = TupleSpec if isinstance(space, spaces.Tuple) else dict
+        return kind({key: action_spec(child) for key, _, child in inner})
+    dtype = str(space.dtype)
     if isinstance(space, spaces.Box):
-        low, high = space.low.reshape(-1).tolist(), space.high.reshape(-1).tolist()
-        return Continuous(space.shape, tuple(low), tuple(high))
+        low = np.where(space.bounded_below, space.low, -np.inf).reshape(-1).tolist()
+        high = np.where(space.bounded_above, space.high, np.inf).reshape(-1).tolist()
+        return Continuous(space.shape, tuple(low), tuple(high), dtype)
     if isinstance(space, spaces.Discrete):
-        return Discrete(int(space.n), int(space.start))
-    if isinstance(space, spaces.MultiDiscrete):
-        return MultiDiscrete(tuple(int(n) for n in space.nvec.reshape(-1)))
-    return MultiDiscrete((2,) * int(np.prod(space.shape or ())))
+        return Discrete(int(space.n), int(space.start), dtype)
+    shape = space.shape if len(space.shape or ()) != 1 else None
+    start = getattr(space, "start", np.zeros(0, np.int64))
+    start = tuple(start.reshape(-1).tolist()) if start.any() else ()
+    return MultiDiscrete(choices_of(space), start, shape, dtype)
 
 
 def to_step(layout: Layout, buffers: Buffers) -> Step:
