@@ -81,6 +81,7 @@ class NetworkConfig(MemoryConfig):
 class ReplayConfig(MemoryConfig):
     """Settings of replay, nets and optimizers, shared by the algorithms that learn from a ring."""
 
+    off_policy: ClassVar[bool] = True
     unused: ClassVar[tuple[str, ...]] = ()
     """those of these settings that an algorithm makes no use of"""
     gamma: float = 0.99
