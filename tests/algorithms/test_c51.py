@@ -14,7 +14,7 @@ from whorl.core.errors import ConfigError
 from whorl.data.batch import Batch
 from whorl.settings.merge import configure
 
-NONE: dict[str, Any] = {"now": {}, "chosen": {}, "told": {}}
+NONE: dict[str, Any] = {"online": {}, "select": {}, "target": {}}
 """noise of nets without noisy layers"""
 GRID: dict[str, Any] = {"n_atoms": 5, "v_min": -2.0, "v_max": 2.0}
 PROB = torch.tensor([0.1, 0.2, 0.4, 0.2, 0.1])

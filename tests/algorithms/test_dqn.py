@@ -34,7 +34,7 @@ from whorl.core.spec import Array, Continuous, MultiDiscrete, Spec
 from whorl.data.batch import Batch
 from whorl.settings.merge import configure
 
-NONE: dict[str, Any] = {"now": {}, "chosen": {}, "told": {}}
+NONE: dict[str, Any] = {"online": {}, "select": {}, "target": {}}
 """noise of nets without noisy layers"""
 
 
@@ -297,8 +297,8 @@ def test_epsilon_follows_the_budget_of_the_run() -> None:
 def noises(net: Any) -> list[Any]:
     """What a net is given as noise from now on."""
     seen: list[Any] = []
-    tell = net.tell
-    net.tell = lambda features, noise: (seen.append(noise), tell(features, noise))[1]
+    tell = net.outputs
+    net.outputs = lambda features, noise: (seen.append(noise), tell(features, noise))[1]
     return seen
 
 

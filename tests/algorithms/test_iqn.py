@@ -17,7 +17,7 @@ from whorl.ops.losses import quantile_huber
 from whorl.settings.merge import configure
 
 SMALL = {"n_fractions": 5, "n_target_fractions": 5, "n_policy_fractions": 5, "n_cosines": 6}
-QUIET: dict[str, Any] = {"now": {}, "chosen": {}, "told": {}}
+QUIET: dict[str, Any] = {"online": {}, "select": {}, "target": {}}
 """noise of nets without noisy layers"""
 SOFT = {"munchausen": 0.9, "munchausen_temperature": 0.5}
 
@@ -204,7 +204,7 @@ def test_noise_is_drawn_anew_for_every_pass() -> None:
     agent = build(IQN, noisy=True, dueling=True)
     noise = agent.draw(transitions(agent))
     for stream in ("advantage", "value"):
-        drawn = [noise[which][stream]["last"] for which in ("now", "chosen", "told")]
+        drawn = [noise[which][stream]["last"] for which in ("online", "select", "target")]
         assert not any(a.equal(b) for a, b in zip(drawn, (*drawn[1:], drawn[0])))
 
 

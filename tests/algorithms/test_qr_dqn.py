@@ -12,7 +12,7 @@ from whorl.algorithms.qr_dqn import QRDQN
 from whorl.core.errors import ConfigError
 from whorl.settings.merge import configure
 
-NONE: dict[str, Any] = {"now": {}, "chosen": {}, "told": {}}
+NONE: dict[str, Any] = {"online": {}, "select": {}, "target": {}}
 """noise of nets without noisy layers"""
 
 

@@ -107,7 +107,7 @@ def test_values_come_back_from_a_stored_sequence(observation: str, memory: str) 
     batch, said = watched.sequences()
     with torch.no_grad():
         again = watched.agent.critic(batch.now)[..., 0]
-        known = watched.agent.critic(watched.agent.critic.unrolled(batch).now)[..., 0]
+        known = watched.agent.critic(watched.agent.critic.prepare(batch).now)[..., 0]
     close(again, said)
     assert torch.equal(again, known)
     chosen = batch.action.unsqueeze(-1)
@@ -197,8 +197,8 @@ def test_munchausens_bonus_is_of_a_row_and_its_value_of_where_the_fold_ends(name
             q, following = (agent.mean(net, features, {}) for features in (now, after))
             columns = net.at(after, noise["target_tau"], {})  # [T, B, N, choices]
         else:
-            q, following = (net.tell(features, None).mean(-1) for features in (now, after))
-            columns = net.tell(after, None).transpose(-1, -2)
+            q, following = (net.outputs(features, None).mean(-1) for features in (now, after))
+            columns = net.outputs(after, None).transpose(-1, -2)
         bonus = 0.5 * (q / 0.5).log_softmax(-1).gather(-1, batch.action.unsqueeze(-1))
         log_pi = (following / 0.5).log_softmax(-1).unsqueeze(-2)
         value = (log_pi.exp() * (columns - 0.5 * log_pi)).sum(-1)

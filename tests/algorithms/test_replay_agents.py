@@ -147,7 +147,7 @@ def test_a_temperature_does_not_decay(name: str, optimizer: str, options: dict[s
     agent = build(CrossQ, **settings) if name == "crossq" else make(name, **settings)
     assert agent._optimizers["critic"].param_groups[0]["weight_decay"] == 0.5
     before = agent.temperature.log_alpha.clone()
-    agent.descend("alpha", 0 * agent.temperature.log_alpha)
+    agent.minimize("alpha", 0 * agent.temperature.log_alpha)
     assert agent.temperature.log_alpha.equal(before)
 
 
@@ -250,7 +250,7 @@ def test_a_step_down_a_loss_is_torchs_adam_with_its_gradient() -> None:
         for copy, gradient in zip(copies, gradients):
             copy.grad = gradient
         adam.step()
-        agent.descend("critic", torch.stack([(p * g).sum() for p, g in zip(parameters, gradients)]).sum())
+        agent.minimize("critic", torch.stack([(p * g).sum() for p, g in zip(parameters, gradients)]).sum())
     for found, wanted in zip(parameters, copies):
         torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-6)
 

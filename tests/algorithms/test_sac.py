@@ -249,7 +249,7 @@ def test_subsets_are_drawn_anew_for_each_update_evenly_over_all_pairs() -> None:
     both = dict.fromkeys([True, False], 0)
     for _ in range(draws):
         noise = agent.draw(batch)
-        found = [tuple((agent.least(values, noise, who) == 0).nonzero()[:, 0].tolist()) for who in count]
+        found = [tuple((agent.min_over_subset(values, noise, who) == 0).nonzero()[:, 0].tolist()) for who in count]
         for who, pair in zip(count, found):
             count[who][pair] += 1
         both[found[0] == found[1]] += 1
@@ -337,7 +337,7 @@ def test_the_target_entropy_counts_the_choices_that_each_row_allows() -> None:
     batch = transitions(agent, rows=3)
     batch.obs[MASK_KEY][0] = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]])
     # .5 * (log 1 + log 2 + log 3) / 3
-    assert float(agent.wanted(batch)) == pytest.approx(0.2986266, abs=1e-6)
+    assert float(agent.entropy_target(batch)) == pytest.approx(0.2986266, abs=1e-6)
     entropy = float(learn(agent, batch).metrics["policy/entropy"])
     assert agent.temperature.log_alpha.item() == pytest.approx(0.2986266 - entropy, abs=1e-6)
     batch.obs[MASK_KEY][0] = torch.tensor([0, 0, 1])
@@ -348,7 +348,7 @@ def test_the_target_entropy_counts_the_choices_that_each_row_allows() -> None:
 
 def test_a_target_entropy_given_as_a_number_holds_for_all_rows() -> None:
     agent = build(SAC, Discrete(3), MASKED, target_entropy=0.3)
-    assert agent.wanted(transitions(agent)) == 0.3
+    assert agent.entropy_target(transitions(agent)) == 0.3
 
 
 def test_other_actions_are_told_what_is_taken() -> None:

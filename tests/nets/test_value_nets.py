@@ -135,7 +135,7 @@ def test_the_variance_of_a_noisy_value_is_the_published_one() -> None:
     # three values that are uncorrelated, not independent: a deviation of the estimate is about .007
     assert float(told.var(0).mean()) == pytest.approx(0.345012, abs=0.035)
     with torch.no_grad():
-        torch.testing.assert_close(told.mean(0), net.tell(X, None)[:, 0], atol=0.05, rtol=0)
+        torch.testing.assert_close(told.mean(0), net.outputs(X, None)[:, 0], atol=0.05, rtol=0)
 
 
 def test_dueling_streams_have_noise_of_their_own() -> None:
@@ -150,7 +150,7 @@ def test_dueling_streams_have_noise_of_their_own() -> None:
 def sampled(net: QNetwork, generator: torch.Generator) -> Tensor:
     """[draws, choices]"""
     with torch.no_grad():
-        return torch.stack([net.tell(X, net.draw(generator))[:, 0] for _ in range(3000)])
+        return torch.stack([net.outputs(X, net.draw(generator))[:, 0] for _ in range(3000)])
 
 
 @pytest.mark.parametrize("noisy_sigma", [0.5, 0.1])
@@ -213,7 +213,7 @@ def test_a_hidden_layer_is_normalised_by_hand() -> None:
         before = layer(X)
         centred = before - before.mean()
         wanted = net.advantage.last((centred / (centred.square().mean() + 1e-5).sqrt()).relu())
-        torch.testing.assert_close(net.tell(X, None)[:, 0], wanted)
+        torch.testing.assert_close(net.outputs(X, None)[:, 0], wanted)
 
 
 def test_noisy_layers_are_normalised_too() -> None:
@@ -228,7 +228,7 @@ def test_noisy_layers_are_normalised_too() -> None:
         centred = after - after.mean()
         second = (centred / (centred.square().mean() + 1e-5).sqrt()).relu()
         wanted = net.advantage.last(second, noise["last"])
-        torch.testing.assert_close(net.tell(X, {"advantage": noise})[:, 0], wanted)
+        torch.testing.assert_close(net.outputs(X, {"advantage": noise})[:, 0], wanted)
 
 
 # Fractions
@@ -243,7 +243,7 @@ def test_features_are_multiplied_by_an_embedding_of_the_fraction() -> None:
         features, tau = torch.tensor([[3.0, 5.0]]), torch.tensor([[0.0, 0.25, 0.9]])
         found = net.at(features, tau, None)  # [1, 3, choices]
         waves = [[1 + 2 * cos(pi * t), 0.0] for t in (0.0, 0.25)] + [[0.0, 0.0]]  # 1 + 2 cos(.9 pi) = -.902
-        wanted = net.tell(torch.tensor([3.0, 5.0]) * torch.tensor(waves), None)[..., 0]
+        wanted = net.outputs(torch.tensor([3.0, 5.0]) * torch.tensor(waves), None)[..., 0]
     assert found.shape == (1, 3, 3)
     torch.testing.assert_close(found[0], wanted)
 
@@ -306,7 +306,7 @@ def test_once_per_update_estimates_of_spectral_norms_move() -> None:
     before = [layer.left.clone() for layer in layers]
     net(rows(torch.randint(256, (2, 5, 12, 12, 2), dtype=torch.uint8)))
     assert all(a.equal(layer.left) for a, layer in zip(before, layers))
-    net.renew()
+    net.update_spectral_norms_()
     assert not any(a.equal(layer.left) for a, layer in zip(before, layers))
 
 

@@ -1,55 +1,213 @@
-"""Optimizers whose state exists before the first step, whose rate is a tensor, and which a CUDA graph may hold."""
+"""Named optimizers of a module: their state exists before the first step and a CUDA graph may contain their steps."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, construct, known, resolve
+from whorl.data.batch import Batch
 from whorl.ops.targets import pieces
 
 Stepper: TypeAlias = Callable[[Sequence[Tensor], Tensor], None]
-"""applies gradients at a rate"""
+"""applies gradients at a learning rate"""
+Self = TypeVar("Self", bound="Optimized")
 
 UNFIT = {
-    "ASGD": "its steps follow the learning rate one step late",
+    "ASGD": "its steps use the learning rate of the step before",
     "Adafactor": "it reads its state on the host",
-    "LBFGS": "it evaluates a loss several times a step",
-    "Muon": "it takes matrices only, and nets have biases",
-    "Rprop": "it reads the learning rate once, so that no schedule has a hold on it",
-    "SparseAdam": "it takes sparse gradients only",
+    "LBFGS": "it evaluates the loss several times per step",
+    "Muon": "it accepts matrices only, and networks have biases",
+    "Rprop": "it reads the learning rate only once, so a schedule has no effect",
+    "SparseAdam": "it accepts sparse gradients only",
 }
-"""torch's optimizers that can't serve here, and why"""
+"""optimizers of torch that cannot be used here, and why"""
+
+
+class Optimized(nn.Module):
+    """A module with named optimizers; each learning rate is a buffer `lr_NAME`, so schedules work in CUDA graphs."""
+
+    exchange: Callable[[Sequence[Tensor]], None] | None = None
+    """set where several learners share a batch: replaces gradients by their mean over the learners"""
+    progress: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generators: dict[str, torch.Generator] = {}
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._parameters_of: dict[str, list[nn.Parameter]] = {}
+        self._rates: dict[str, float] = {}
+        self._schedule: Callable[[Tensor], Tensor] | None = None
+        self._steppers: dict[str, Stepper] = {}
+        self._joined: dict[str, list[Callable[[Batch], Tensor]]] = {}
+        self._batch: Batch | None = None
+        # Fraction of the training budget that is used up; the training loop writes it in place before each update.
+        self.register_buffer("progress", torch.zeros(()))
+
+    def add_optimizer(
+        self, name: str, modules: nn.Module | Iterable[nn.Module], part: Part, lr: float, **defaults: Any
+    ) -> None:
+        """Give `modules` an optimizer called `name`; `defaults` are options it takes unless `part` sets them."""
+        self._parameters_of[name] = _parameters(modules)
+        self._rates[name] = lr
+        self.register_buffer(f"lr_{name}", torch.tensor(lr))
+        self._optimizers[name] = build_optimizer(self._parameters_of[name], part, lr, defaults)
+
+    def join_optimizer(
+        self, name: str, modules: nn.Module | Iterable[nn.Module], loss: Callable[[Batch], Tensor]
+    ) -> None:
+        """Let optimizer `name` train `modules` too, with `loss` (of the prepared batch) added to what it minimises."""
+        self._parameters_of[name] += _parameters(modules)
+        self._optimizers[name].param_groups[0]["params"] = list(self._parameters_of[name])
+        self._joined.setdefault(name, []).append(loss)
+
+    def prepare(self: Self, device: torch.device | str, seeds: Callable[[str], torch.Generator]) -> Self:
+        """Move to `device`, and create the state and the random generator of every optimizer there."""
+        self.to(device)
+        for name, optimizer in self._optimizers.items():
+            initialise_state(optimizer, getattr(self, f"lr_{name}"))
+            self._steppers[name] = stepper(optimizer, self._parameters_of[name])
+            self.generators[name] = seeds(name)
+        return self
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that an optimizer trains, by name."""
+        listed = {id(p) for parameters in self._parameters_of.values() for p in parameters}
+        return {name: value for name, value in self.named_parameters() if id(value) in listed}
+
+    def random(self, name: str) -> torch.Generator:
+        """The random generator of the optimizer called `name`."""
+        return self.generators[name]
+
+    @overload
+    def minimize(
+        self, name: str, loss: Tensor, max_norm: float = ..., gate: Tensor | None = ...
+    ) -> Tensor | None: ...
+
+    @overload
+    def minimize(
+        self,
+        name: str,
+        loss: Tensor,
+        max_norm: float = ...,
+        gate: Tensor | None = ...,
+        *,
+        measure: Literal[True],
+    ) -> Tensor: ...
+
+    def minimize(
+        self,
+        name: str,
+        loss: Tensor,
+        max_norm: float = 0.0,
+        gate: Tensor | None = None,
+        *,
+        measure: bool = False,
+    ) -> Tensor | None:
+        """One step of optimizer `name`; networks that `loss` passes through but that it does not train get no gradient.
+
+        Args:
+            max_norm: gradients are scaled down to this norm; 0: never.
+            gate: 0-dim; where it is 0, the moments of the optimizer advance but no parameter moves.
+            measure: return the norm of the gradients before clipping, which costs a pass over them.
+        """
+        for joined in self._joined.get(name, ()):
+            assert self._batch is not None
+            loss = loss + joined(self._batch)
+        gradients = self._gradients(name, loss)
+        norm: Tensor | None = None
+        if measure or max_norm > 0:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            if max_norm > 0:
+                torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        rate = getattr(self, f"lr_{name}")
+        self._steppers[name](gradients, rate if gate is None else rate * gate)
+        return norm
+
+    def _gradients(self, name: str, loss: Tensor) -> tuple[Tensor, ...]:
+        parameters = self._parameters_of[name]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        gradients = _with_layout_of(parameters, gradients)
+        if self.exchange is not None:
+            self.exchange(gradients)
+        return gradients
+
+    def export_gradients(self, sink: Callable[[str, Sequence[Tensor], Tensor], None]) -> None:
+        """From now on pass every optimizer's name, gradients and learning rate to `sink` instead of stepping it."""
+        for name in self._optimizers:
+            self._steppers[name] = partial(sink, name)
+
+    def step_optimizer(self, name: str, gradients: Sequence[Tensor], rate: Tensor) -> None:
+        """One step from gradients that another copy of this module computed, at its learning rate."""
+        getattr(self, f"lr_{name}").copy_(rate)
+        self._steppers[name](_with_layout_of(self._parameters_of[name], gradients), rate)
+
+    def anneal(self) -> None:
+        """Set every learning rate by the schedule; a constant one is left alone."""
+        if self._schedule is not None:
+            factor = self._schedule(self.progress)
+            for name, rate in self._rates.items():
+                getattr(self, f"lr_{name}").copy_(rate * factor)
+
+    def optimizer_state(self) -> dict[str, list[dict[str, Tensor]]]:
+        """The tensors of every optimizer's state, parameter by parameter."""
+        return {
+            name: [
+                {key: value for key, value in optimizer.state[p].items() if isinstance(value, Tensor)}
+                for p in self._parameters_of[name]
+            ]
+            for name, optimizer in self._optimizers.items()
+        }
+
+    @torch.no_grad()
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Restore in place what `optimizer_state` returned."""
+        for name, parameters in self.optimizer_state().items():
+            for mine, saved in zip(parameters, state[name], strict=True):
+                for key, value in saved.items():
+                    mine[key].copy_(value)
+
+
+def _parameters(modules: nn.Module | Iterable[nn.Module]) -> list[nn.Parameter]:
+    modules = [modules] if isinstance(modules, nn.Module) else modules
+    return [p for module in modules for p in module.parameters()]
+
+
+def _with_layout_of(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients with the memory layout of their parameters: fused kernels read raw storage."""
+    return tuple(
+        g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for g, p in zip(gradients, parameters)
+    )
 
 
 def build_optimizer(
     parameters: list[nn.Parameter], part: Part, lr: float, defaults: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """The optimizer that `part` names; of `defaults` it takes those that it knows and that `part` does not set."""
+    """The optimizer that `part` names; `defaults` apply where it accepts them and `part` does not set them."""
     build = resolve("optimizer", part.name)
     for name, reason in UNFIT.items():
         if build is getattr(torch.optim, name, None):
             fit = ", ".join(sorted(set(known("optimizer")) - set(UNFIT)))
-            raise ConfigError(f"optimizer {part.name!r} can't be used: {reason}; choose one of: {fit}")
+            raise ConfigError(f"optimizer {part.name!r} cannot be used: {reason}; choose one of: {fit}")
     taken = inspect.signature(build).parameters
     options = {**{key: value for key, value in defaults.items() if key in taken}, **part.options}
     if build is torch.optim.SGD and options.get("momentum") and options.get("dampening"):
         raise ConfigError(
-            f"optimizer {part.name!r} can't be used with dampening {options['dampening']}: its first step would not be "
-            "damped; use a lower learning rate"
+            f"optimizer {part.name!r} cannot be used with dampening {options['dampening']}, because its first step would "
+            "not be damped; use a lower learning rate"
         )
     if build in (torch.optim.Adam, torch.optim.AdamW):
-        # One kernel for all tensors, on CPU and GPU, and the step counter lives on the device.
+        # One kernel for all tensors, on CPU and GPU, and the step counter stays on the device.
         options.setdefault("fused", True)
     return construct("optimizer", Part(part.name, options), parameters, lr=lr)
 
 
 def stepper(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Stepper:
-    """How to step an optimizer. Fused Adam is called directly: for small nets its wrapper costs more than it does."""
+    """A function that steps an optimizer. Fused Adam is called directly: for small networks its wrapper costs more."""
     group = optimizer.param_groups[0]
     kernels: dict[type, Any] = {torch.optim.Adam: torch._fused_adam_, torch.optim.AdamW: torch._fused_adamw_}
     kernel = kernels.get(type(optimizer))
@@ -90,13 +248,15 @@ def _plain_step(
 
 
 def initialise_state(optimizer: torch.optim.Optimizer, rate: Tensor) -> None:
-    """Create optimizer state by one step of zero gradients that is then undone: state exists before any capture."""
+    """Create the optimizer state, before any capture, by a step with zero gradients that is then undone."""
     groups = optimizer.param_groups
     given = [dict(group) for group in groups]
     for group in groups:
         group["lr"] = rate.clone()
         if "weight_decay" in group:
-            group["weight_decay"] = 0.0  # a momentum that starts as the first gradient would hold it
+            group["weight_decay"] = (
+                0.0  # momentum buffers start as the first gradient, which would include it
+            )
         if "capturable" in group and rate.device.type == "cuda":
             group["capturable"] = True
     parameters = [p for group in groups for p in group["params"]]
@@ -115,7 +275,7 @@ def initialise_state(optimizer: torch.optim.Optimizer, rate: Tensor) -> None:
 
 
 class _FirstValues(dict[str, Any]):
-    """An optimizer's state of one parameter, and what each entry was before a step changed it."""
+    """The state of one parameter, which remembers the first value of each entry."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__()
@@ -134,7 +294,7 @@ def _put_back(state: _FirstValues, name: str) -> dict[str, Any]:
             state[key].copy_(first)
         elif first is not None:
             raise ConfigError(
-                f"optimizer {name} keeps {key!r} as a {type(first).__name__}; its state must be tensors, which a graph "
-                "can change and a checkpoint holds"
+                f"optimizer {name} stores {key!r} as a {type(first).__name__}; its state must consist of tensors, so that "
+                "CUDA graphs can update it and checkpoints contain it"
             )
     return dict(state)

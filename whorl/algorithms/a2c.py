@@ -2,28 +2,28 @@
 
 actor:   maximise E[log pi(a|s) * A] + ent_coef * H
 critic:  minimise E[(V(s) - (A + V(s)))^2] / 2, the bracket held fixed
-A = generalised advantage estimate (Schulman et al. 2015, arXiv:1506.02438). lam = 1 is the paper's return of all
-rewards up to the rollout's end plus a bootstrap; lam = 0 the one-step error of the classic actor-critic.
+A = generalised advantage estimate (Schulman et al. 2015, arXiv:1506.02438). gae_lambda = 1 is the paper's n-step return up
+to the end of the rollout; gae_lambda = 0 is the one-step TD error of the classic actor-critic. With reward streams V has
+an output per stream, A is the weighted sum of their advantages, and the critic's loss is their mean.
 
-Differs from the paper: environments step together instead of racing (A2C); actor and critic share nothing, so there is no
-weight between their losses and they learn at the same time; RMSprop adds its epsilon outside the root, as torch does.
+Differs from the paper: environments step synchronously (A2C); actor and critic share no parameters, so their losses need
+no relative weight and both steps run at the same time; RMSprop adds its epsilon outside the root, as torch does.
 """
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
 from whorl.agents.families import OnPolicyConfig
-from whorl.core import tree
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.nets.normalize import Observations, ReturnScale
+from whorl.explore.acting import act_by_policy
+from whorl.nets.normalize import normalizers
 from whorl.nets.policy import Policy, Value
-from whorl.ops.losses import blank, explained_variance, masked_mean, masked_normalize
+from whorl.ops.losses import blank, explained_variance, masked_mean, masked_normalize, per_stream
 from whorl.ops.returns import gae
 from whorl.settings.schema import Fraction, LearningRate, Limit, NonNegative, Optimizer
 
@@ -49,67 +49,45 @@ class A2CConfig(OnPolicyConfig):
 
 
 class A2C(Agent):
-    """Advantage actor-critic: one step along the policy gradient per rollout."""
+    """Advantage actor-critic: one policy gradient step per rollout."""
 
     Config = A2CConfig
     acts_with = ("observations", "actor")
     cfg: A2CConfig
     lr_actor: Tensor
-    lr_critic: Tensor
+    stride = 1  # the whole rollout is unrolled at once
 
     def __init__(self, spec: Spec, cfg: A2CConfig) -> None:
         super().__init__(spec, cfg)
-        self.observations = Observations(
-            spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
-        )
-        self.rewards = ReturnScale(
-            spec.num_envs, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
-        )
-        self.actor = Policy("actor", spec, cfg)
-        self.critic = Value("critic", spec, cfg)
-        self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, eps=cfg.adam_eps)
-        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, eps=cfg.adam_eps)
-
-    @property
-    def stride(self) -> int:
-        """Nets with memory are unrolled over the whole rollout: any length will do, `chunk` is not read."""
-        return 1
-
-    def initial_memory(self, num_envs: int) -> Tree:
-        nets = (self.actor, self.critic)
-        return {k: v for net in nets for k, v in net.backbone.initial_memory(num_envs, self.device).items()}
+        self.observations, self.rewards = normalizers(spec, cfg)
+        self.actor, self.critic = Policy("actor", spec, cfg), Value("critic", spec, cfg)
+        self.add_optimizers(actor=cfg.actor_lr, critic=cfg.critic_lr)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        obs = self.observations(obs)
-        policy, after = self.actor.step(obs, memory, context.reset)
-        action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
-        return Acted(action, {**after, **self.critic.backbone.advance(obs, memory, context.reset)})
+        return act_by_policy(self, obs, memory, context, log_prob=False)
 
     def update(self, batch: Batch) -> Updated:
         return self.step(batch)
 
     @captured
-    def step(self, batch: Batch) -> Updated:
-        self.rewards.merge_(batch.reward, batch.keep, batch.mask, self.cfg.gamma)
-        self.anneal()
-        raw = batch.obs
-        batch = batch.replace(obs=self.observations(raw))
+    def step(self, rollout: Batch) -> Updated:
+        batch = self.begin_update(rollout)
         value = self.critic(batch.all)  # [T+1, B]
         advantage, target = self.estimate(batch, value.detach())
         actor, critic = self.run_parallel(
             lambda: self.improve_policy(batch, advantage), lambda: self.fit_value(batch, value, target)
         )
-        # After learning: the statistics that acted are the ones that learned.
-        self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
-        fit = {"value/explained_variance": explained_variance(value[:-1].detach(), target, batch.mask)}
-        return Updated({**actor, **critic, **fit})
+        self.end_update(rollout)
+        fit = explained_variance(value[:-1].detach(), target, per_stream(batch.mask, target))
+        return Updated({**actor, **critic, "value/explained_variance": fit})
 
     @pure
     def estimate(self, batch: Batch, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Advantage and value target of each row [T, B], 0 on rows that are no transition."""
-        advantage = gae(self.rewards(batch.reward), batch.discount, value, batch.keep, self.cfg.gae_lambda)
-        advantage = blank(advantage, batch.mask)
+        """Advantage [T, B] and value target [T, B] (or [T, B, streams]) of each row, 0 on masked rows."""
+        advantage = gae(batch.reward, batch.discount, value, batch.keep, self.cfg.gae_lambda)
+        advantage = blank(advantage, per_stream(batch.mask, advantage))
         target = advantage + value[:-1]
+        advantage = self.sum_streams(advantage)
         if self.cfg.normalize_advantage:
             advantage = masked_normalize(advantage, batch.mask)
         return advantage, target
@@ -117,7 +95,7 @@ class A2C(Agent):
     def improve_policy(self, batch: Batch, advantage: Tensor) -> dict[str, Tensor]:
         """The actor's step."""
         loss, entropy = self.actor_loss(batch, advantage)
-        norm = self.minimize("actor", loss, self.cfg.max_grad_norm)
+        norm = self.minimize("actor", loss, self.cfg.max_grad_norm, measure=True)
         return {
             "loss/actor": loss.detach(),
             "gradient/actor": norm,
@@ -127,16 +105,15 @@ class A2C(Agent):
 
     @pure
     def actor_loss(self, batch: Batch, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """-E[log pi(a|s) * A] - ent_coef * H"""
+        """-E[log pi(a|s) * A] - ent_coef * H; the mean entropy H"""
         policy = self.actor(batch.now)
-        # Whatever stands in rows that are no transition must not reach the gradient, not even as 0 * nan.
-        action = tree.where(batch.mask > 0, batch.action, tree.map(torch.zeros_like, batch.action))
         entropy = masked_mean(policy.entropy().expand_as(batch.mask), batch.mask)
-        loss = -masked_mean(policy.log_prob(action) * advantage, batch.mask)
+        loss = -masked_mean(policy.log_prob(batch.action) * advantage, batch.mask)
         return loss - self.cfg.ent_coef * entropy, entropy
 
     def fit_value(self, batch: Batch, value: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The critic's step."""
-        loss = masked_mean(0.5 * (value[:-1] - target).square(), batch.mask)
-        norm = self.minimize("critic", loss, self.cfg.max_grad_norm)
+        """The critic's step: E[(V(s) - target)^2] / 2"""
+        error = 0.5 * (value[:-1] - target).square()
+        loss = masked_mean(error, per_stream(batch.mask, error))
+        norm = self.minimize("critic", loss, self.cfg.max_grad_norm, measure=True)
         return {"loss/critic": loss.detach(), "gradient/critic": norm}

@@ -1,32 +1,31 @@
 """Categorical DQN (Bellemare et al. 2017, arXiv:1707.06887): the distribution of the return on a fixed grid of atoms.
 
 minimise -E[sum_k m_k log p_k(s, a)],  m = projection onto the atoms z of (r + discount * z with p'(s', a*))   (alg. 1)
-a* = argmax_a sum_k z_k p'_k(s', a); double: chosen by the online net.
-With double, dueling and noisy nets, priorities and n-step returns it is Rainbow (Hessel et al. 2018, arXiv:1710.02298).
+a* = argmax_a sum_k z_k p'_k(s', a); double: chosen by the online network.
+With double, dueling and noisy networks, priorities and n-step returns it is Rainbow (Hessel et al. 2018, arXiv:1710.02298).
 
-Differs from the paper: priorities, where there are any, are Rainbow's KL(m || p).
+Differs from the paper: with prioritized replay, priorities are Rainbow's KL(m || p).
 """
 
-import copy
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
 from whorl.agents.families import ValueConfig
+from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch, Rows
+from whorl.data.batch import Batch
+from whorl.explore.acting import act_by_values
 from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
-from whorl.explore.noise import random_action
 from whorl.nets.preprocessor import Preprocessor
-from whorl.nets.q_network import QNetwork, allowed
-from whorl.ops.targets import polyak_
+from whorl.nets.q_network import QNetwork, allowed, draw_passes
 from whorl.ops.transforms import categorical_projection
-from whorl.ops.values import best, bootstrap, pick, pick_columns
+from whorl.ops.values import best, bootstrap, pick_columns
 from whorl.settings.schema import Range
 
 
@@ -41,7 +40,7 @@ class C51Config(ExplorationConfig, ValueConfig):
 
 
 class C51(Agent):
-    """Categorical DQN: the whole distribution of the return."""
+    """Categorical DQN: the distribution of the return of each action."""
 
     Config = C51Config
     cfg: C51Config
@@ -52,72 +51,53 @@ class C51(Agent):
         super().__init__(spec, cfg)
         if not cfg.v_min < cfg.v_max:
             raise ConfigError(
-                f"v_min is {cfg.v_min:g} and v_max {cfg.v_max:g}; v_min must be the smaller one"
+                f"v_min is {cfg.v_min:g} and v_max {cfg.v_max:g}; v_min must be less than v_max"
             )
         self.critic = QNetwork("c51", spec, cfg, cfg.n_atoms)
-        self.observations = Preprocessor(spec, cfg)
-        self.explore = Exploration(spec, cfg)
-        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self.observations, self.explore = Preprocessor(spec, cfg), Exploration(spec, cfg)
+        self.targets = TargetNetworks(cfg)
+        self.target_critic = self.targets.add(self.critic)
         self.register_buffer("atoms", torch.linspace(cfg.v_min, cfg.v_max, cfg.n_atoms), persistent=False)
-        given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
-        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.learning_rate, **given)
-
-    def initial_memory(self, num_envs: int) -> Tree:
-        return self.critic.backbone.initial_memory(num_envs, self.device)
+        self.add_optimizers(critic=cfg.learning_rate)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        if context.random:
-            after = (
-                self.critic.backbone.advance(self.observations(obs), memory, context.reset)
-                if memory
-                else memory
-            )
-            return Acted(random_action(self.spec, obs, context.generator), after)
-        noise = {} if context.greedy else self.critic.draw(context.generator)
-        logits, memory = self.critic.step(self.observations(obs), memory, context.reset, noise)
-        return Acted(self.explore(self.mean(logits), obs, context, self.progress), memory)
+        return act_by_values(self, obs, memory, context)
+
+    def q_values(self, features: Tensor, noise: Tree) -> Tensor:
+        return self.mean(self.critic.outputs(features, noise))
 
     def update(self, batch: Batch) -> Updated:
-        return self.step(batch, move_targets=(self.updates + 1) % self.cfg.target_update_interval == 0)
+        return self.step(batch, move_targets=self.targets.due(self.updates))
 
     @captured
     def step(self, batch: Batch, *, move_targets: bool) -> Updated:
-        cfg = self.cfg
-        self.anneal()
-        self.critic.renew()
-        batch = self.observations.learn(batch, self.random("critic"))
-        batch = self.critic.unrolled(batch)
-        loss, error, q = self.critic_loss(batch, self.draw(batch))
-        self.descend("critic", loss, cfg.max_grad_norm)
-        if move_targets:
-            polyak_(self.target_critic, self.critic, cfg.tau)
-        if not cfg.target_memory:
-            polyak_(self.target_critic.backbone.memories, self.critic.backbone.memories, 1.0)
-        return Updated({"loss/critic": loss.detach(), "q/mean": q}, priority=error)
+        batch = self.prepare_batch(batch, self.critic)
+        loss, divergence, q = self.critic_loss(batch, self.draw(batch))
+        self.minimize("critic", loss, self.cfg.max_grad_norm)
+        self.targets.update_(move_targets)
+        return Updated({"loss/critic": loss.detach(), "q/mean": q}, priority=divergence)
 
     def draw(self, batch: Batch) -> Tree:
-        """The randomness of one update: of noisy layers, where there are any, for each pass its own."""
-        nets = {"now": self.critic, "chosen": self.critic, "told": self.target_critic}
-        return {name: net.draw(self.random("critic")) for name, net in nets.items()}
+        return draw_passes(self.critic, self.target_critic, self.random("critic"))
 
     @pure
     def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor]:
-        """-E[sum_k m_k log p_k(s, a)]; the divergences [T, B]; the mean of Q"""
+        """-E[sum_k m_k log p_k(s, a)]; the divergences KL(m || p) [T, B]; the mean of Q"""
         target = self.target(batch, noise)  # [T, B, atoms]
-        log_prob = pick_columns(self.critic(batch.now, noise["now"]), batch.action).log_softmax(-1)
+        log_prob = pick_columns(self.critic(batch.now, noise["online"]), batch.action).log_softmax(-1)
         loss = -(target * log_prob).sum(-1)  # [T, B]
         divergence = loss.detach() + torch.special.xlogy(target, target).sum(-1)
         q = (log_prob.detach().exp() * self.atoms).sum(-1)
-        # Rounding may leave a divergence just below 0.
+        # Rounding may make a divergence slightly negative.
         return (loss * batch.weight).mean(), divergence.clamp(min=0), q.mean()
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tree) -> Tensor:
         """m [T, B, atoms]"""
-        following = self.target_critic(batch.next, noise["told"])  # [T, B, choices, atoms]
-        judged = self.critic(batch.next, noise["chosen"]) if self.cfg.double else following
-        choice = best(self.mean(judged), allowed(batch.next, self.spec))
-        prob = pick_columns(following, choice).softmax(-1)
+        logits = self.target_critic(batch.next, noise["target"])  # [T, B, choices, atoms]
+        select = self.critic(batch.next, noise["select"]) if self.cfg.double else logits
+        choice = best(self.mean(select), allowed(batch.next, self.spec))
+        prob = pick_columns(logits, choice).softmax(-1)
         atoms = self.atoms.expand(prob.shape)
         location = bootstrap(batch.reward, batch.discount, atoms, self.cfg.rescale_values)
         return categorical_projection(prob, location, self.atoms)
@@ -125,8 +105,3 @@ class C51(Agent):
     def mean(self, logits: Tensor) -> Tensor:
         """Q = sum_k z_k p_k of logits [..., atoms]."""
         return (logits.softmax(-1) * self.atoms).sum(-1)
-
-    def value(self, rows: Rows) -> Tensor:
-        """max_a Q(s, a) of rows [T, B]."""
-        q = self.mean(self.critic(rows))
-        return pick(q, best(q, allowed(rows, self.spec)))

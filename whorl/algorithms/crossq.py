@@ -5,13 +5,13 @@ actor:        minimise E[alpha log pi(a|s) - min_i Q_i(s, a)]
 temperature:  minimise -log(alpha) * E[log pi(a|s) + target_entropy]
 (s, a) and (s', a') go through the critics as one batch: each layer is normalised by the statistics of their mixture. In
 the gradient y is a constant, but the statistics are not. Actor and critics are batch-renormalised at their input and
-after each hidden layer. The actor learns by batch statistics; a', acting and the Q that it climbs go by running ones.
+after each hidden layer. The actor's loss uses batch statistics; a', acting and the Q in the actor's loss use running ones.
 
-Differs from the paper: an encoder of images stands before all layers and is trained by the critics. From its code: the
-loss of the temperature is linear in log(alpha), as is customary, and values are renormalised by Ioffe's equation as it
-stands, without the code's second epsilon.
-There are no targets: `tau` and `target_update_interval` are taken with a warning. There is no memory: a sequence's rows are no
-mixture whose statistics a layer could be normalised by.
+Differs from the paper: an encoder of images precedes all layers and is trained by the critics. Differs from its code: the
+loss of the temperature is linear in log(alpha), as in most implementations, and values are renormalised by Ioffe's
+equation, without the code's second epsilon.
+There are no target networks: `tau` and `target_update_interval` are ignored with a warning. There is no memory: the rows
+of a sequence are not independent samples from which a layer could estimate its statistics.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,8 @@ from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch, Rows
+from whorl.data.batch import Batch
+from whorl.explore.acting import sample
 from whorl.explore.noise import random_action
 from whorl.nets.actor import bounded
 from whorl.nets.backbone import Backbone, BackboneSettings
@@ -92,25 +93,23 @@ class CrossQ(Agent):
         )
         self.actor = RenormMLP(1, seen, cfg.actor_hidden_sizes, 2 * size, cfg.activation, **norm)
         self.temperature = Temperature(cfg.alpha, cfg.tune_alpha)
-        given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
-        self.add_optimizer("critic", (self.backbone, self.critic), cfg.optimizer, cfg.critic_lr, **given)
-        self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
+        nets = (self.backbone, self.critic)
+        self.add_optimizer("critic", nets, cfg.optimizer, cfg.critic_lr, **self.optimizer_options())
+        self.add_optimizers(actor=cfg.actor_lr)
         if cfg.tune_alpha:
-            # The short momentum is for the nets: the temperature's optimizer goes without options.
-            given["weight_decay"] = 0.0  # not left to the optimizer's own default: AdamW has one
-            self.add_optimizer("alpha", self.temperature, Part(cfg.optimizer.name), cfg.alpha_lr, **given)
+            # Options such as the low momentum are meant for the networks, not for the temperature.
+            part = Part(cfg.optimizer.name)
+            self.add_optimizer("alpha", self.temperature, part, cfg.alpha_lr, **self.optimizer_options(0.0))
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         if context.random:
             return Acted(random_action(self.spec, obs, context.generator), memory)
         features, _ = self.backbone.step(self.observations(obs), memory, context.reset)
-        policy = self.policy(self.actor(features))
-        action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
-        return Acted(action, memory)
+        return Acted(sample(self.policy(self.actor(features)), context), memory)
 
-    def policy(self, said: Tensor) -> TanhNormal:
-        """What the actor's outputs [1, ..., 2 * size] mean."""
-        mean, log_std = said[0].chunk(2, -1)
+    def policy(self, outputs: Tensor) -> TanhNormal:
+        """The distribution that the actor's outputs [1, ..., 2 * size] parametrise."""
+        mean, log_std = outputs[0].chunk(2, -1)
         return TanhNormal(mean, log_std.clamp(*self.cfg.log_std_range))
 
     def update(self, batch: Batch) -> Updated:
@@ -118,26 +117,24 @@ class CrossQ(Agent):
 
     @captured
     def step(self, batch: Batch, *, train_actor: bool) -> Updated:
-        cfg = self.cfg
-        self.anneal()
-        batch = self.observations.learn(batch, self.random("critic"))
+        batch = self.prepare_batch(batch)
         noise = self.draw(batch)
         loss, error, q, moments = self.critic_loss(batch, noise)
-        self.descend("critic", loss, cfg.max_grad_norm)
+        self.minimize("critic", loss, self.cfg.max_grad_norm)
         self.critic.merge_(moments)
         metrics = {"loss/critic": loss.detach(), "q/mean": q}
         if train_actor:
             loss, log_prob, moments = self.actor_loss(batch, noise)
-            self.descend("actor", loss, cfg.max_grad_norm)
+            self.minimize("actor", loss, self.cfg.max_grad_norm)
             self.actor.merge_(moments)
             metrics |= {"loss/actor": loss.detach(), "policy/entropy": -log_prob}
-            if cfg.tune_alpha:
-                self.descend("alpha", -self.temperature.log_alpha * (log_prob + self.target_entropy))
+            if self.cfg.tune_alpha:
+                self.minimize("alpha", -self.temperature.log_alpha * (log_prob + self.target_entropy))
             metrics["policy/alpha"] = self.temperature().detach()
         return Updated(metrics, priority=error)
 
     def draw(self, batch: Batch) -> Tree:
-        """The randomness of one update."""
+        """Noise of actions."""
         shape, device = batch.action.shape, self.device
         return {
             "action": torch.randn(shape, generator=self.random("actor"), device=device),
@@ -146,10 +143,10 @@ class CrossQ(Agent):
 
     @pure
     def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor, list[Moments]]:
-        """sum_i E[(Q_i(s, a) - y)^2]; the errors [T, B]; the mean of Q; the batch's statistics"""
+        """sum_i E[(Q_i(s, a) - y)^2]; the TD errors [T, B]; the mean of Q; the statistics of the batch"""
         both, log_prob = self.joined(batch, noise)
         values, moments = self.critic.learn(both)  # [critics, 2T, B, 1]
-        q, target = self.compared(values, batch, log_prob)
+        q, target = self.q_and_target(values, batch, log_prob)
         error = q - target
         loss = (error.square().sum(0) * batch.weight).mean()
         if self.cfg.q_regularization:
@@ -157,15 +154,15 @@ class CrossQ(Agent):
         return loss, error.detach().abs().mean(0), q.detach().mean(), moments
 
     def joined(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:
-        """(s, a) and (s', a') one after the other [2T, B, ...], and log pi(a'|s') [T, B]."""
+        """(s, a) followed by (s', a') [2T, B, ...], and log pi(a'|s') [T, B]."""
         features = self.backbone(batch.all)  # [T+1, B, ...]
         now, after = features[:-1], features[1:]
         with torch.no_grad():
             action, log_prob = self.policy(self.actor(after)).sample_with_log_prob(noise["next_action"])
         return torch.cat((torch.cat((now, after)), torch.cat((batch.action, action))), -1), log_prob
 
-    def compared(self, values: Tensor, batch: Batch, log_prob: Tensor) -> tuple[Tensor, Tensor]:
-        """Q_i(s, a) [critics, T, B], and y [T, B] made of Q_i(s', a')."""
+    def q_and_target(self, values: Tensor, batch: Batch, log_prob: Tensor) -> tuple[Tensor, Tensor]:
+        """Q_i(s, a) [critics, T, B], and y [T, B] from Q_i(s', a')."""
         q, after = values[..., 0].chunk(2, 1)  # [critics, T, B]
         with torch.no_grad():
             soft_value = after.amin(0) - self.temperature() * log_prob
@@ -173,31 +170,26 @@ class CrossQ(Agent):
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, list[Moments]]:
-        """E[alpha log pi(a|s) - min_i Q_i(s, a)]; E[log pi]; the batch's statistics"""
+        """E[alpha log pi(a|s) - min_i Q_i(s, a)]; E[log pi]; the statistics of the batch"""
         with torch.no_grad():
             features = self.backbone(batch.now)
-        said, moments = self.actor.learn(features)
-        action, log_prob = self.policy(said).sample_with_log_prob(noise["action"])
+        outputs, moments = self.actor.learn(features)
+        action, log_prob = self.policy(outputs).sample_with_log_prob(noise["action"])
         q = self.q(features, action)
         alpha = self.temperature().detach()
         loss = ((alpha * log_prob - q) * batch.share).mean()
         return loss, (log_prob.detach() * batch.share).mean(), moments
 
     def q(self, features: Tensor, action: Tensor) -> Tensor:
-        """min_i Q_i by running statistics [T, B]."""
+        """min_i Q_i with running statistics [T, B]."""
         return self.critic(torch.cat((features, action), -1))[..., 0].amin(0)
-
-    def value(self, rows: Rows) -> Tensor:
-        """min_i Q_i at the mode, of rows [T, B]."""
-        features = self.backbone(rows)
-        return self.q(features, self.policy(self.actor(features)).mode())
 
     @torch.no_grad()
     def errors(self, batch: Batch) -> Tensor:
         batch = self.observations.learn(batch, self.random("critic"))
         both, log_prob = self.joined(batch, self.draw(batch))
-        # By running statistics: rows that are no transition stand among these, and must not count in any statistic.
-        q, target = self.compared(self.critic(both), batch, log_prob)
+        # With running statistics: masked rows are among these and must not enter batch statistics.
+        q, target = self.q_and_target(self.critic(both), batch, log_prob)
         return (q - target).abs().mean(0)
 
 
@@ -205,12 +197,12 @@ def _check(cfg: CrossQConfig) -> None:
     for key, network in (("actor_network", cfg.actor_network), ("critic_network", cfg.critic_network)):
         if network != Part("mlp"):
             raise ConfigError(
-                f"{key} is {network.plain()}, but crossq has nets of its own, batch-renormalised perceptrons; leave it "
-                "out and set actor_hidden_sizes or critic_hidden_sizes, or use sac"
+                f"{key} is {network.plain()}, but crossq always uses batch-renormalised MLPs; leave it out and set "
+                "actor_hidden_sizes or critic_hidden_sizes, or use sac"
             )
     if cfg.batch_size < 2:
         raise ConfigError(
-            f"batch_size is {cfg.batch_size}, but statistics of a batch need at least 2 rows; raise it"
+            f"batch_size is {cfg.batch_size}, but batch statistics need at least 2 rows; use 2 or more"
         )
     if cfg.noisy:
         raise ConfigError("noisy is true, but crossq has no noisy layers; leave it out, or use sac")

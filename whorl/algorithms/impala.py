@@ -1,30 +1,30 @@
-"""Importance weighted actor-learner (Espeholt et al. 2018, arXiv:1802.01561): A2C from rollouts of an older policy.
+"""Importance weighted actor-learner (Espeholt et al. 2018, arXiv:1802.01561): A2C with rollouts of an older policy.
 
 actor:   maximise E[log pi(a|s) * A] + ent_coef * H,  A_t = rho_t (r_t + discount_t v_{t+1} - V(s_t))
 critic:  minimise E[(V(s) - v)^2] / 2, v held fixed
 v_t = V(s_t) + rho_t delta_t + discount_t lam c_t (v_{t+1} - V(s_{t+1})),
 delta_t = r_t + discount_t V(s_{t+1}) - V(s_t)
 rho_t = min(rho_clip, pi(a_t|s_t) / mu(a_t|s_t)),  c_t = min(c_clip, the same ratio)
-mu is the policy that acted. Where it is pi itself, v is the n-step return, and this is A2C.
+mu is the policy that acted. If it is pi itself, v is the n-step return, and this is A2C. With reward streams V has an
+output per stream, A is the weighted sum of their advantages, and the critic's loss is their mean.
 
-Differs from the paper: actor and critic share nothing, as in `a2c`; losses are means over rows, not sums.
+Differs from the paper: actor and critic share no parameters; losses are means over rows, not sums.
 """
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
 from whorl.agents.families import OnPolicyConfig
-from whorl.core import tree
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.nets.normalize import Observations, ReturnScale
+from whorl.explore.acting import act_by_policy
+from whorl.nets.normalize import normalizers
 from whorl.nets.policy import Policy, Value
-from whorl.ops.losses import blank, explained_variance, masked_mean
+from whorl.ops.losses import blank, explained_variance, masked_mean, per_stream
 from whorl.ops.returns import vtrace
 from whorl.settings.schema import Fraction, LearningRate, Limit, NonNegative, Optimizer
 
@@ -56,88 +56,67 @@ class IMPALAConfig(OnPolicyConfig):
 
 
 class IMPALA(Agent):
-    """IMPALA: actors that need not wait, and V-trace to take back what that costs."""
+    """IMPALA: V-trace corrects for actors that use older weights."""
 
     Config = IMPALAConfig
     acts_with = ("observations", "actor")
     corrects_off_policy = True
     cfg: IMPALAConfig
     lr_actor: Tensor
+    stride = 1  # the whole rollout is unrolled at once
 
     def __init__(self, spec: Spec, cfg: IMPALAConfig) -> None:
         super().__init__(spec, cfg)
-        self.observations = Observations(
-            spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
-        )
-        self.rewards = ReturnScale(
-            spec.num_envs, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
-        )
-        self.actor = Policy("actor", spec, cfg)
-        self.critic = Value("critic", spec, cfg)
-        self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, eps=cfg.adam_eps)
-        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, eps=cfg.adam_eps)
-
-    @property
-    def stride(self) -> int:
-        """Nets with memory are unrolled over the whole rollout: any length will do, `chunk` is not read."""
-        return 1
-
-    def initial_memory(self, num_envs: int) -> Tree:
-        nets = (self.actor, self.critic)
-        return {k: v for net in nets for k, v in net.backbone.initial_memory(num_envs, self.device).items()}
+        self.observations, self.rewards = normalizers(spec, cfg)
+        self.actor, self.critic = Policy("actor", spec, cfg), Value("critic", spec, cfg)
+        self.add_optimizers(actor=cfg.actor_lr, critic=cfg.critic_lr)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        obs = self.observations(obs)
-        policy, after = self.actor.step(obs, memory, context.reset)
-        action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
-        after = {**after, **self.critic.backbone.advance(obs, memory, context.reset)}
-        return Acted(action, after, {"log_prob": policy.log_prob(action)})
+        return act_by_policy(self, obs, memory, context, log_prob=True)
 
     def update(self, batch: Batch) -> Updated:
         return self.step(batch)
 
     @captured
-    def step(self, batch: Batch) -> Updated:
-        self.rewards.merge_(batch.reward, batch.keep, batch.mask, self.cfg.gamma)
-        self.anneal()
-        raw = batch.obs
-        batch = batch.replace(obs=self.observations(raw))
-        value = self.critic(batch.all)  # [T+1, B]
-        log_prob, entropy = self.judge(batch)
-        advantage, target, ratio = self.trace(batch, value.detach(), log_prob.detach())
+    def step(self, rollout: Batch) -> Updated:
+        batch, cfg = self.begin_update(rollout), self.cfg
+        v = self.critic(batch.all)  # [T+1, B]
+        log_prob, entropy = self.evaluate(batch)
+        advantage, target, ratio = self.trace(batch, v.detach(), log_prob.detach())
         loss = -masked_mean(log_prob * advantage, batch.mask)
-        norm = self.minimize("actor", loss - self.cfg.ent_coef * entropy, self.cfg.max_grad_norm)
-        fit = masked_mean(0.5 * (value[:-1] - target).square(), batch.mask)
-        critic_norm = self.minimize("critic", fit, self.cfg.max_grad_norm)
-        self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
+        norm = self.minimize("actor", loss - cfg.ent_coef * entropy, cfg.max_grad_norm, measure=True)
+        mask = per_stream(batch.mask, target)
+        critic_loss = masked_mean(0.5 * (v[:-1] - target).square(), mask)
+        critic_norm = self.minimize("critic", critic_loss, cfg.max_grad_norm, measure=True)
+        self.end_update(rollout)
         metrics = {
             "loss/actor": loss.detach(),
-            "loss/critic": fit.detach(),
+            "loss/critic": critic_loss.detach(),
             "gradient/actor": norm,
             "gradient/critic": critic_norm,
             "policy/entropy": entropy.detach(),
             "policy/learning_rate": self.lr_actor.clone(),
             "policy/ratio": ratio,
-            "value/explained_variance": explained_variance(value[:-1].detach(), target, batch.mask),
+            "value/explained_variance": explained_variance(v[:-1].detach(), target, mask),
         }
         return Updated(metrics)
 
     @pure
-    def judge(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """log pi(a|s) of each row [T, B], and the mean entropy"""
         policy = self.actor(batch.now)
-        # Whatever stands in rows that are no transition must not reach the gradient, not even as 0 * nan.
-        action = tree.where(batch.mask > 0, batch.action, tree.map(torch.zeros_like, batch.action))
-        return policy.log_prob(action), masked_mean(policy.entropy().expand_as(batch.mask), batch.mask)
+        return policy.log_prob(batch.action), masked_mean(policy.entropy().expand_as(batch.mask), batch.mask)
 
     @pure
     def trace(self, batch: Batch, value: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Advantage and value target of each row [T, B], 0 on rows that are no transition; the mean ratio"""
+        """Advantage [T, B] and value target [T, B] (or [T, B, streams]), 0 on masked rows; the mean ratio"""
         cfg = self.cfg
-        acted = blank(batch.extras["log_prob"], batch.mask)
-        ratio = (blank(log_prob, batch.mask) - acted).clamp(-30, 30).exp()
-        reward = self.rewards(batch.reward)
+        log_mu = blank(batch.extras["log_prob"], batch.mask)
+        ratio = (blank(log_prob, batch.mask) - log_mu).clamp(-30, 30).exp()
         target, advantage = vtrace(
-            reward, batch.discount, value, batch.keep, ratio, cfg.rho_clip, cfg.c_clip, cfg.gae_lambda
+            *(batch.reward, batch.discount, value, batch.keep, per_stream(ratio, batch.reward)),
+            *(cfg.rho_clip, cfg.c_clip, cfg.gae_lambda),
         )
-        return blank(advantage, batch.mask), blank(target, batch.mask), masked_mean(ratio, batch.mask)
+        mask = per_stream(batch.mask, target)
+        advantage = self.sum_streams(blank(advantage, mask))
+        return advantage, blank(target, mask), masked_mean(ratio, batch.mask)

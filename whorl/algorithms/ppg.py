@@ -1,4 +1,4 @@
-"""Phasic policy gradient (Cobbe et al. 2021, arXiv:2009.04416): PPO, then every so often a distillation of values.
+"""Phasic policy gradient (Cobbe et al. 2021, arXiv:2009.04416): PPO with a periodic auxiliary phase that distils values.
 
 policy phase, once per rollout:
     actor:   maximise E[min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)] + ent_coef * H
@@ -6,17 +6,18 @@ policy phase, once per rollout:
 auxiliary phase, after every `aux_every` policy phases and over all of their rollouts:
     actor:   minimise E[(V_aux(s) - target)^2] / 2 + bc_coef * E[KL(pi_old || pi)]
     critic:  minimise E[(V(s) - target)^2] / 2
-V_aux is a second head on the actor's body: what the critic knows shapes the policy's features while the KL term holds
-the policy where it was. pi_old is the policy at the start of the phase, kept as a frozen copy of its weights, so the
-divergence starts at exactly 0 for every kind of action and of memory.
+V_aux is a second head on the actor's backbone: it trains the policy's features to predict values while the KL term keeps
+the policy unchanged. pi_old is the policy at the start of the phase, a frozen copy of its weights, so the divergence
+starts at exactly 0 for every action space and every memory. With reward streams V and V_aux have an output per stream, A is
+the weighted sum of their advantages, and value losses are their mean.
 
-Normalisers move between rollouts. The history keeps raw observations, and the auxiliary phase reads all of them with
-the statistics it finds at its start, pi_old and pi alike; targets are kept in the environment's own unit and scaled
-likewise. States of a memory are those that were met while acting.
+Normalisers change between rollouts. The history keeps raw observations, which the auxiliary phase normalises with the
+statistics at its start, for pi_old and pi alike; targets are kept unscaled and scaled in the same way. Recurrent states
+are those of acting.
 
 Differs from the paper: the auxiliary phase trains the critic with the critic's own optimizer; the minibatch of that
 phase is the size nearest to batch_size * aux_batch_factor that divides the history (the smaller of two equally near);
-the paper makes one pass over each rollout (epochs = 1).
+the paper makes one pass over each rollout (n_epochs = 1).
 """
 
 import copy
@@ -33,8 +34,9 @@ from whorl.core.spec import MASK_KEY, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import Rollouts, check_batch_size, minibatches
+from whorl.explore.acting import act_by_policy
 from whorl.nets.layers import orthogonal_
-from whorl.nets.normalize import EPSILON, Observations, ReturnScale
+from whorl.nets.normalize import EPSILON, normalizers
 from whorl.nets.policy import Policy, Value
 from whorl.ops.losses import (
     blank,
@@ -43,6 +45,7 @@ from whorl.ops.losses import (
     explained_variance,
     masked_mean,
     masked_normalize,
+    per_stream,
     squared,
 )
 from whorl.ops.returns import gae
@@ -88,25 +91,17 @@ class PPG(Agent):
     Config = PPGConfig
     cfg: PPGConfig
     lr_actor: Tensor
-    lr_critic: Tensor
-    lr_auxiliary: Tensor
 
     def __init__(self, spec: Spec, cfg: PPGConfig) -> None:
         super().__init__(spec, cfg)
-        self.observations = Observations(
-            spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
-        )
-        self.rewards = ReturnScale(
-            spec.num_envs, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
-        )
+        self.observations, self.rewards = normalizers(spec, cfg)
         self.actor = Policy("actor", spec, cfg)
-        self.auxiliary_value = orthogonal_(nn.Linear(self.actor.backbone.size, 1), 1.0)
+        self.auxiliary_value = orthogonal_(nn.Linear(self.actor.backbone.size, 1 + len(spec.streams)), 1.0)
         self.critic = Value("critic", spec, cfg)
         self.old_actor = copy.deepcopy(self.actor).requires_grad_(False)
-        self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, eps=cfg.adam_eps)
-        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, eps=cfg.adam_eps)
+        self.add_optimizers(actor=cfg.actor_lr, critic=cfg.critic_lr)
         student = (self.actor, self.auxiliary_value)
-        self.add_optimizer("auxiliary", student, cfg.optimizer, cfg.aux_lr, eps=cfg.adam_eps)
+        self.add_optimizer("auxiliary", student, cfg.optimizer, cfg.aux_lr, **self.optimizer_options())
 
     def check(self, rows: int) -> None:
         check_batch_size(self.cfg.batch_size, rows, self.stride)
@@ -114,51 +109,39 @@ class PPG(Agent):
     def experience(self, generator: torch.Generator) -> Rollouts:
         return Rollouts(history=self.cfg.aux_every, phase="auxiliary", device=self.device)
 
-    def initial_memory(self, num_envs: int) -> Tree:
-        nets = (self.actor, self.critic)
-        return {k: v for net in nets for k, v in net.backbone.initial_memory(num_envs, self.device).items()}
-
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        obs = self.observations(obs)
-        policy, after = self.actor.step(obs, memory, context.reset)
-        action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
-        after = {**after, **self.critic.backbone.advance(obs, memory, context.reset)}
-        return Acted(action, after, {"log_prob": policy.log_prob(action)})
+        return act_by_policy(self, obs, memory, context, log_prob=True)
 
     def update(self, batch: Batch) -> Updated:
         """The policy phase."""
         return self.step(batch)
 
     @captured
-    def step(self, batch: Batch) -> Updated:
-        self.rewards.merge_(batch.reward, batch.keep, batch.mask, self.cfg.gamma)
-        self.anneal()
-        raw = batch.obs
-        batch = batch.replace(obs=self.observations(raw))
+    def step(self, rollout: Batch) -> Updated:
+        batch = self.begin_update(rollout)
         advantage, target, value = self.estimate(batch)
         actor, critic = self.run_parallel(
             lambda: self.improve_policy(batch, advantage), lambda: self.fit_value(batch, target, value)
         )
-        # After learning: the statistics that acted are the ones that learned.
-        self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
-        fit = {"value/explained_variance": explained_variance(value, target, batch.mask)}
+        self.end_update(rollout)
+        fit = {"value/explained_variance": explained_variance(value, target, per_stream(batch.mask, value))}
         return Updated({**actor, **critic, **fit}, kept={"target": target * self.reward_unit()})
 
     @pure
     @torch.no_grad()
     def estimate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Advantage, value target and value of each row [T, B], 0 on rows that are no transition."""
+        """Advantage [T, B], value target and value [T, B] (or [T, B, streams]) of each row, 0 on masked rows."""
         value = self.critic(batch.all)  # [T+1, B]
-        advantage = gae(self.rewards(batch.reward), batch.discount, value, batch.keep, self.cfg.gae_lambda)
-        advantage, value = blank(advantage, batch.mask), blank(value[:-1], batch.mask)
-        return advantage, advantage + value, value
+        advantage = gae(batch.reward, batch.discount, value, batch.keep, self.cfg.gae_lambda)
+        mask = per_stream(batch.mask, advantage)
+        advantage, value = blank(advantage, mask), blank(value[:-1], mask)
+        return self.sum_streams(advantage), advantage + value, value
 
     def improve_policy(self, batch: Batch, advantage: Tensor) -> dict[str, Tensor]:
         """The actor's passes over the rollout."""
         cfg = self.cfg
-        # Whatever stands in rows that are no transition must not reach the gradient, not even as 0 * nan.
         columns = {
-            "action": tree.where(batch.mask > 0, batch.action, tree.map(torch.zeros_like, batch.action)),
+            "action": batch.action,
             "log_prob": blank(batch.extras["log_prob"], batch.mask),
             "advantage": advantage,
             "mask": batch.mask,
@@ -167,7 +150,7 @@ class PPG(Agent):
         for epoch in range(cfg.n_epochs):
             for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("actor")):
                 loss, parts = self.actor_loss(rows, data)
-                norm = self.minimize("actor", loss, cfg.max_grad_norm)
+                norm = self.minimize("actor", loss, cfg.max_grad_norm, measure=True)
                 if epoch == cfg.n_epochs - 1:
                     found.append(torch.stack([loss.detach(), norm, *parts]))
         loss, norm, entropy, kl, clipped = torch.stack(found).mean(0).unbind()
@@ -182,7 +165,7 @@ class PPG(Agent):
 
     @pure
     def actor_loss(self, rows: Rows, data: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """-E[min(ratio A, clip(ratio) A)] - ent_coef * H; also entropy, divergence and share of clipped rows"""
+        """-E[min(ratio A, clip(ratio) A)] - ent_coef * H; entropy, divergence and fraction of clipped rows"""
         mask = data["mask"]
         policy = self.actor(rows)
         log_ratio = policy.log_prob(data["action"]) - data["log_prob"]
@@ -199,12 +182,12 @@ class PPG(Agent):
 
     def fit_value(self, batch: Batch, target: Tensor, value: Tensor) -> dict[str, Tensor]:
         """The critic's passes over the rollout."""
-        columns = {"target": target, "value": value, "mask": batch.mask}
+        columns = {"target": target, "value": value, "mask": per_stream(batch.mask, target)}
         found = []
         for epoch in range(self.cfg.n_epochs):
             for rows, data in minibatches(batch, columns, self.cfg.batch_size, self.random("critic")):
                 loss = self.critic_loss(rows, data)
-                norm = self.minimize("critic", loss, self.cfg.max_grad_norm)
+                norm = self.minimize("critic", loss, self.cfg.max_grad_norm, measure=True)
                 if epoch == self.cfg.n_epochs - 1:
                     found.append(torch.stack([loss.detach(), norm]))
         loss, norm = torch.stack(found).mean(0).unbind()
@@ -212,7 +195,7 @@ class PPG(Agent):
 
     @pure
     def critic_loss(self, rows: Rows, data: dict[str, Tensor]) -> Tensor:
-        """E[(V(s) - target)^2] / 2, in the policy phase optionally with the step clipped around the old value"""
+        """E[(V(s) - target)^2] / 2, in the policy phase optionally with V clipped around its old value"""
         value, target = self.critic(rows), data["target"]
         if self.cfg.clip_value and "value" in data:
             error = clipped_value_loss(value, data["value"], target, self.cfg.clip_range_vf)
@@ -223,7 +206,7 @@ class PPG(Agent):
     def auxiliary(self, batch: Batch) -> Updated:
         """The auxiliary phase, over the rows [T, B * aux_every] and targets of all rollouts since the last one.
 
-        A history can be thousands of minibatches long, so the graph that is captured is that of one of them.
+        A history can have thousands of minibatches, so one minibatch is captured as a graph, not the whole phase.
         """
         hard_update_(self.old_actor, self.actor)
         batch = batch.replace(obs=self.observations(batch.obs))
@@ -239,14 +222,14 @@ class PPG(Agent):
         return Updated(dict(zip(metrics, passes[-1].unbind())) if passes else {})
 
     def auxiliary_batch_size(self, batch: Batch) -> int:
-        """The number of rows nearest to batch_size * aux_batch_factor that divides the history in whole chunks."""
+        """The number of rows nearest to batch_size * aux_batch_factor that divides the history into whole chunks."""
         steps, num_envs = batch.shape
         stride = steps // len(tree.first(batch.memories)) if batch.memories else 1
-        wanted = self.cfg.batch_size * self.cfg.aux_batch_factor
+        nominal = self.cfg.batch_size * self.cfg.aux_batch_factor
         chunks = steps * num_envs // stride
-        least = stride * collectives.learners()
-        fitting = [n * least for n in range(1, chunks + 1) if chunks % n == 0]
-        return min(fitting, key=lambda n: (abs(n - wanted), n))
+        unit = stride * collectives.learners()
+        fitting = [n * unit for n in range(1, chunks + 1) if chunks % n == 0]
+        return min(fitting, key=lambda n: (abs(n - nominal), n))
 
     @captured
     def distil(self, batch: Batch) -> Updated:
@@ -262,7 +245,9 @@ class PPG(Agent):
         return {"loss/auxiliary": error.detach(), "policy/auxiliary_kl": kl.detach()}
 
     def refit_value(self, batch: Batch) -> dict[str, Tensor]:
-        loss = self.critic_loss(batch.now, {**batch.extras, "mask": batch.mask})
+        loss = self.critic_loss(
+            batch.now, {**batch.extras, "mask": per_stream(batch.mask, batch.extras["target"])}
+        )
         self.minimize("critic", loss, self.cfg.max_grad_norm)
         return {"loss/auxiliary_critic": loss.detach()}
 
@@ -271,21 +256,24 @@ class PPG(Agent):
         """E[(V_aux(s) - target)^2] / 2 + bc_coef * E[KL(pi_old || pi)], and its two parts"""
         allowed = rows.selected[MASK_KEY] if self.spec.masked else None
         features = self.actor.backbone(rows)  # [R, B, size]
-        value = self.auxiliary_value(features)[..., 0]
+        value = self.auxiliary_value(features)
+        value = value if self.spec.streams else value[..., 0]
         with torch.no_grad():
             old = self.old_actor(rows)
         kl = masked_mean(old.kl(self.actor.head(features, allowed)), data["mask"])
-        error = masked_mean(0.5 * (value - data["target"]).square(), data["mask"])
+        error = masked_mean(0.5 * (value - data["target"]).square(), per_stream(data["mask"], value))
         return error + self.cfg.bc_coef * kl, error, kl
 
     def reward_unit(self) -> Tensor:
-        """The deviation that rewards are divided by: a value times this is in the environment's own unit."""
+        """The standard deviation that rewards are divided by, [] or [streams]: a value times this is unscaled."""
         variance = self.rewards.statistics.var
-        return (variance + EPSILON).sqrt() if self.rewards.enabled else torch.ones_like(variance)
+        unit = (variance + EPSILON).sqrt() if self.rewards.enabled else torch.ones_like(variance)
+        streams = len(self.spec.streams)
+        return torch.cat((unit.reshape(1), unit.new_ones(streams))) if streams else unit
 
 
 def _as_batch(rows: Rows, data: dict[str, Tensor]) -> Batch:
-    """A minibatch of rows as a batch of its own, without actions and rewards."""
+    """A minibatch of rows as a batch, without actions and rewards."""
     none = torch.zeros_like(data["mask"])
     return Batch(
         obs=rows.obs,

@@ -1,11 +1,12 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347) with two independent learners.
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347) with separate actor and critic.
 
 actor:   maximise E[min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)] + ent_coef * H, ratio = pi(a|s) / pi_old(a|s)
 critic:  minimise E[(V(s) - target)^2] / 2
 A = generalised advantage estimate (Schulman et al. 2015, arXiv:1506.02438); target = A + V, or the bootstrapped
-discounted return of the segment (lambda = 1).
+discounted return (lambda = 1). With reward streams V has an output per stream, A is the weighted sum of their advantages,
+and the critic's loss is their mean.
 
-Differs from the paper: actor and critic share nothing, so their passes over the rollout run at the same time (D2AC,
+Differs from the paper: actor and critic share no parameters, so their passes over the rollout run at the same time (D2AC,
 CO-GYM); log ratios are clamped at 30; values are computed when the rollout is learned from, not while acting.
 """
 
@@ -17,14 +18,15 @@ from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
 from whorl.agents.families import OnPolicyConfig
-from whorl.core import collectives, tree
+from whorl.core import collectives
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import check_batch_size, minibatches
+from whorl.explore.acting import act_by_policy
 from whorl.nets.losses import value_loss
-from whorl.nets.normalize import Observations, ReturnScale
+from whorl.nets.normalize import normalizers
 from whorl.nets.policy import Policy, Value
 from whorl.ops.losses import (
     blank,
@@ -32,10 +34,19 @@ from whorl.ops.losses import (
     clipped_value_loss,
     explained_variance,
     masked_normalize,
+    per_stream,
     row_weight,
 )
 from whorl.ops.returns import discounted_return, gae
-from whorl.settings.schema import AdaptiveSchedule, Fraction, Limit, NonNegative, PositiveLimit, Range, Renamed
+from whorl.settings.schema import (
+    AdaptiveSchedule,
+    Fraction,
+    Limit,
+    NonNegative,
+    PositiveLimit,
+    Range,
+    Renamed,
+)
 
 
 @dataclass(frozen=True)
@@ -77,72 +88,53 @@ class PPOConfig(OnPolicyConfig):
 
 
 class PPO(Agent):
-    """Proximal policy optimisation: clipped policy steps over several passes."""
+    """Proximal policy optimisation: several passes over each rollout with a clipped objective."""
 
     Config = PPOConfig
     acts_with = ("observations", "actor")
     cfg: PPOConfig
     lr_actor: Tensor
-    lr_critic: Tensor
 
     def __init__(self, spec: Spec, cfg: PPOConfig) -> None:
         super().__init__(spec, cfg)
-        self.observations = Observations(
-            spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
-        )
-        self.rewards = ReturnScale(
-            spec.num_envs, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
-        )
-        self.actor = Policy("actor", spec, cfg)
-        self.critic = Value("critic", spec, cfg)
+        self.observations, self.rewards = normalizers(spec, cfg)
+        self.actor, self.critic = Policy("actor", spec, cfg), Value("critic", spec, cfg)
         self.value_loss = value_loss(cfg.critic_loss)
-        self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, eps=cfg.adam_eps)
-        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, eps=cfg.adam_eps)
+        self.add_optimizers(actor=cfg.actor_lr, critic=cfg.critic_lr)
 
     def check(self, rows: int) -> None:
         check_batch_size(self.cfg.batch_size, rows, self.stride)
 
-    def initial_memory(self, num_envs: int) -> Tree:
-        nets = (self.actor, self.critic)
-        return {k: v for net in nets for k, v in net.backbone.initial_memory(num_envs, self.device).items()}
-
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        obs = self.observations(obs)
-        policy, after = self.actor.step(obs, memory, context.reset)
-        action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
-        after = {**after, **self.critic.backbone.advance(obs, memory, context.reset)}
-        return Acted(action, after, {"log_prob": policy.log_prob(action)})
+        return act_by_policy(self, obs, memory, context, log_prob=True)
 
     def update(self, batch: Batch) -> Updated:
         return self.step(batch)
 
     @captured
-    def step(self, batch: Batch) -> Updated:
-        self.rewards.merge_(batch.reward, batch.keep, batch.mask, self.cfg.gamma)
-        self.anneal()
-        raw = batch.obs
-        batch = batch.replace(obs=self.observations(raw))
+    def step(self, rollout: Batch) -> Updated:
+        batch = self.begin_update(rollout)
         advantage, target, value = self.estimate(batch)
         actor, critic = self.run_parallel(
             lambda: self.improve_policy(batch, advantage), lambda: self.fit_value(batch, target, value)
         )
-        # After learning: the statistics that acted are the ones that learned.
-        self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
-        fit = {"value/explained_variance": explained_variance(value, target, batch.mask)}
-        return Updated({**actor, **critic, **fit})
+        self.end_update(rollout)
+        fit = explained_variance(value, target, per_stream(batch.mask, value))
+        return Updated({**actor, **critic, "value/explained_variance": fit})
 
     @pure
     @torch.no_grad()
     def estimate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Advantage, value target and value of each row [T, B]."""
-        cfg = self.cfg
+        """Advantage [T, B], value target and value [T, B] (or [T, B, streams]) of each row."""
+        cfg, reward = self.cfg, batch.reward
         value = self.critic(batch.all)  # [T+1, B]
-        reward = self.rewards(batch.reward)
-        advantage = blank(gae(reward, batch.discount, value, batch.keep, cfg.gae_lambda), batch.mask)
+        mask = per_stream(batch.mask, reward)
+        advantage = blank(gae(reward, batch.discount, value, batch.keep, cfg.gae_lambda), mask)
         if cfg.value_target == "gae":
             target = advantage + value[:-1]
         else:
-            target = blank(discounted_return(reward, batch.discount, batch.keep, value), batch.mask)
+            target = blank(discounted_return(reward, batch.discount, batch.keep, value), mask)
+        advantage = self.sum_streams(advantage)
         if cfg.normalize_advantage == "rollout":
             advantage = masked_normalize(advantage, batch.mask)
         return advantage, target, value[:-1]
@@ -150,26 +142,27 @@ class PPO(Agent):
     def improve_policy(self, batch: Batch, advantage: Tensor) -> dict[str, Tensor]:
         """The actor's passes over the rollout."""
         cfg = self.cfg
-        # Whatever stands in rows that are no transition must not reach the gradient, not even as 0 * nan.
         columns = {
-            "action": tree.where(batch.mask > 0, batch.action, tree.map(torch.zeros_like, batch.action)),
+            "action": batch.action,
             "log_prob": blank(batch.extras["log_prob"], batch.mask),
             "advantage": advantage,
             "weight": row_weight(batch.mask),
         }
         adaptive = cfg.lr_schedule.name == "kl" or cfg.kl_cut > 0
-        open_gate = torch.ones((), device=self.device)
+        gate = torch.ones((), device=self.device)
         metrics: dict[str, Tensor] = {}
         for epoch in range(cfg.n_epochs):
             found = []
             for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("actor")):
                 measure = adaptive or epoch == cfg.n_epochs - 1
                 loss, log_ratio, entropy = self.actor_loss(rows, data, measure)
-                norm = self.minimize("actor", loss, cfg.max_grad_norm, open_gate if cfg.kl_cut > 0 else None)
+                norm = self.minimize(
+                    "actor", loss, cfg.max_grad_norm, gate if cfg.kl_cut > 0 else None, measure=True
+                )
                 if measure:
                     found.append(torch.stack([loss.detach(), norm, *self.distance(log_ratio, entropy, data)]))
             if found:
-                # What one of several learners decides by, all of them must.
+                # With several learners, all must take the same decisions.
                 loss, norm, entropy, kl, clipped = collectives.mean(torch.stack(found).mean(0)).unbind()
                 metrics = {
                     "loss/actor": loss,
@@ -180,7 +173,7 @@ class PPO(Agent):
                     "policy/learning_rate": self.lr_actor.clone(),
                 }
                 if cfg.kl_cut > 0:
-                    open_gate = open_gate * (kl < cfg.kl_cut)
+                    gate = gate * (kl < cfg.kl_cut)
                 if cfg.lr_schedule.name == "kl":
                     target = cfg.target_kl * (1 - (1 - cfg.final_kl) * self.progress)
                     faster = torch.where(kl < target / 2, 1.2, 1.0)
@@ -189,7 +182,7 @@ class PPO(Agent):
 
     @pure
     def actor_loss(self, rows: Rows, data: dict[str, Tensor], measure: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """-E[min(ratio A, clip(ratio) A)] - ent_coef * H; also the log ratio and, if wanted, the entropy"""
+        """-E[min(ratio A, clip(ratio) A)] - ent_coef * H; the log ratio; the entropy, if `measure`"""
         policy = self.actor(rows)
         log_ratio = policy.log_prob(data["action"]) - data["log_prob"]
         advantage, weight = data["advantage"], data["weight"]
@@ -205,7 +198,7 @@ class PPO(Agent):
     def distance(
         self, log_ratio: Tensor, entropy: Tensor, data: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Entropy, KL(old || new) by the estimator (ratio - 1) - log ratio, and the share of clipped rows."""
+        """Entropy, KL(old || new) by the estimator (ratio - 1) - log ratio, and the fraction of clipped rows."""
         past, weight = log_ratio.expm1(), data["weight"]
         clipped = (past.abs() > self.cfg.clip_range) * weight
         return (entropy * weight).mean(), ((past - log_ratio) * weight).mean(), clipped.mean()
@@ -213,12 +206,13 @@ class PPO(Agent):
     def fit_value(self, batch: Batch, target: Tensor, value: Tensor) -> dict[str, Tensor]:
         """The critic's passes over the rollout."""
         cfg = self.cfg
-        columns = {"target": target, "value": value, "weight": row_weight(batch.mask)}
+        weight = row_weight(batch.mask)
+        columns = {"target": target, "value": value, "weight": per_stream(weight, target)}
         found = []
         for epoch in range(cfg.n_epochs):
             for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("critic")):
                 loss = self.critic_loss(rows, data)
-                norm = self.minimize("critic", loss, cfg.max_grad_norm)
+                norm = self.minimize("critic", loss, cfg.max_grad_norm, measure=True)
                 if epoch == cfg.n_epochs - 1:
                     found.append(torch.stack([loss.detach(), norm]))
         loss, norm = torch.stack(found).mean(0).unbind()
@@ -226,7 +220,7 @@ class PPO(Agent):
 
     @pure
     def critic_loss(self, rows: Rows, data: dict[str, Tensor]) -> Tensor:
-        """E[(V(s) - target)^2] / 2 or another loss, optionally with the step clipped around the old value"""
+        """E[(V(s) - target)^2] / 2 or another loss, optionally with V clipped around its old value"""
         value, target = self.critic(rows), data["target"]
         if self.cfg.clip_value:
             error = clipped_value_loss(value, data["value"], target, self.cfg.clip_range_vf, self.value_loss)

@@ -1,9 +1,10 @@
-"""Parallelised Q-network (Gallici et al. 2024, arXiv:2407.04811): Q-learning on many environments, no replay, no target net.
+"""Parallelised Q-network (Gallici et al. 2024, arXiv:2407.04811): Q-learning without replay and target networks.
 
 minimise E[(Q(s_t, a_t) - G_t)^2] / 2,  G_t = r_t + discount_t * ((1 - lambda) max_a Q(s_{t+1}, a) + lambda G_{t+1})
-Layer norms in the net take the target network's place. Where an episode ends, G stops; a truncated one bootstraps.
+Layer normalisation replaces the target network. G stops at the end of an episode; a truncated one bootstraps. Reward streams
+are learned as one: their weighted sum, with the discount of the environment's.
 
-Differs from the paper: convolutions have one layer norm behind them, over all their features.
+Differs from the paper: one layer norm after the convolutions, over all their features.
 """
 
 from dataclasses import dataclass
@@ -13,14 +14,14 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.core import tree
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import check_batch_size, minibatches
+from whorl.explore.acting import act_by_values
 from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
-from whorl.nets.normalize import Observations, ReturnScale
+from whorl.nets.normalize import normalizers
 from whorl.nets.q_network import QNetwork, QNetworkConfig, allowed
 from whorl.ops.losses import blank, row_weight, squared
 from whorl.ops.returns import lambda_return
@@ -74,7 +75,7 @@ class PQNConfig(ExplorationConfig, QNetworkConfig):
 
 
 class PQN(Agent):
-    """Parallelised Q-network: Q-learning from fresh rollouts alone."""
+    """Parallelised Q-network: Q-learning from rollouts of many environments."""
 
     Config = PQNConfig
     cfg: PQNConfig
@@ -82,49 +83,40 @@ class PQN(Agent):
 
     def __init__(self, spec: Spec, cfg: PQNConfig) -> None:
         super().__init__(spec, cfg)
-        self.observations = Observations(
-            spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
-        )
-        self.rewards = ReturnScale(
-            spec.num_envs, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
-        )
+        self.observations, self.rewards = normalizers(spec, cfg)
         self.critic = QNetwork("pqn", spec, cfg)
         self.explore = Exploration(spec, cfg)
-        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.learning_rate, eps=cfg.adam_eps)
+        self.add_optimizers(critic=cfg.learning_rate)
 
     def check(self, rows: int) -> None:
         check_batch_size(self.cfg.batch_size, rows, self.stride)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        noise = {} if context.greedy else self.critic.draw(context.generator)
-        q, memory = self.critic.step(self.observations(obs), memory, context.reset, noise)
-        return Acted(self.explore(q[..., 0], obs, context, self.progress), memory)
+        return act_by_values(self, obs, memory, context)
+
+    def q_values(self, features: Tensor, noise: Tree) -> Tensor:
+        return self.critic.outputs(features, noise)[..., 0]
 
     def update(self, batch: Batch) -> Updated:
         return self.step(batch)
 
     @captured
-    def step(self, batch: Batch) -> Updated:
+    def step(self, rollout: Batch) -> Updated:
         cfg, random = self.cfg, self.random("critic")
-        self.rewards.merge_(batch.reward, batch.keep, batch.mask, cfg.gamma)
-        self.anneal()
-        raw = batch.obs
-        batch = batch.replace(obs=self.observations(raw))
-        # Whatever stands in rows that are no transition must not reach the gradient, not even as 0 * nan.
+        batch = self.begin_update(rollout)
         columns = {
-            "action": torch.where(batch.mask > 0, batch.action, 0),
+            "action": batch.action,
             "target": self.target(batch, self.critic.draw(random)),
             "weight": row_weight(batch.mask),
         }
         found = []
         for _ in range(cfg.n_epochs):
-            self.critic.renew()
+            self.critic.update_spectral_norms_()
             for rows, data in minibatches(batch, columns, cfg.batch_size, random):
                 loss, q = self.critic_loss(rows, data, self.critic.draw(random))
-                norm = self.minimize("critic", loss, cfg.max_grad_norm)
+                norm = self.minimize("critic", loss, cfg.max_grad_norm, measure=True)
                 found.append(torch.stack([loss.detach(), q, norm]))
-        # After learning: the statistics that acted are the ones that learned.
-        self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
+        self.end_update(rollout)
         loss, q, norm = torch.stack(found).mean(0).unbind()
         return Updated({"loss/critic": loss, "q/mean": q, "gradient/critic": norm})
 
@@ -132,9 +124,12 @@ class PQN(Agent):
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tree) -> Tensor:
         """G [T, B]"""
-        value = self.value(batch.all, noise)  # [T+1, B]
-        reward = self.rewards(batch.reward)
-        target = lambda_return(reward, batch.discount, value, batch.keep, self.cfg.q_lambda)
+        q = self.critic(batch.all, noise).squeeze(-1)  # [T+1, B, choices]
+        value = pick(q, best(q, allowed(batch.all, self.spec)))
+        discount, keep = batch.discount, batch.keep
+        if self.spec.streams:
+            discount, keep = discount[..., 0], keep[..., 0]
+        target = lambda_return(self.sum_streams(batch.reward), discount, value, keep, self.cfg.q_lambda)
         return blank(target, batch.mask)
 
     @pure
@@ -142,8 +137,3 @@ class PQN(Agent):
         """E[(Q(s, a) - G)^2] / 2; the mean of Q"""
         q = pick(self.critic(rows, noise).squeeze(-1), data["action"])
         return (squared(q, data["target"]) * data["weight"]).mean(), q.detach().mean()
-
-    def value(self, rows: Rows, noise: Tree | None = None) -> Tensor:
-        """max_a Q(s, a) of rows [T, B]."""
-        q = self.critic(rows, noise).squeeze(-1)
-        return pick(q, best(q, allowed(rows, self.spec)))

@@ -1,29 +1,28 @@
-"""Quantile-regression DQN (Dabney et al. 2018, arXiv:1710.10044): the return's quantiles at fixed fractions.
+"""Quantile-regression DQN (Dabney et al. 2018, arXiv:1710.10044): quantiles of the return at fixed fractions.
 
 minimise E[sum_i mean_j |tau_i - 1{d_ij < 0}| huber(d_ij)],  d_ij = r + discount * theta'_j(s', a*) - theta_i(s, a)
-tau_i = (2 i - 1) / 2N;  a* = argmax_a mean_j theta'_j(s', a); double: chosen by the online net.              (alg. 1)
+tau_i = (2 i - 1) / 2N;  a* = argmax_a mean_j theta'_j(s', a); double: chosen by the online network.          (alg. 1)
 munchausen:  d_ij = r + m * clip(t log pi(a|s), low, 0) + discount * sum_b pi(b|s') (theta'_j(s', b) - t log pi(b|s'))
              - theta_i(s, a),  pi = softmax(mean_j theta'_j / t)
 """
 
-import copy
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
 from whorl.agents.families import MunchausenConfig
+from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch, Rows
+from whorl.data.batch import Batch
+from whorl.explore.acting import act_by_values
 from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
-from whorl.explore.noise import random_action
 from whorl.nets.preprocessor import Preprocessor
-from whorl.nets.q_network import QNetwork, allowed
+from whorl.nets.q_network import QNetwork, allowed, draw_passes
 from whorl.ops.losses import sorted_quantile_huber
-from whorl.ops.targets import polyak_
 from whorl.ops.values import best, bootstrap, pick, pick_columns, soft_policy
 from whorl.settings.schema import Range, Size
 
@@ -37,7 +36,7 @@ class QRDQNConfig(ExplorationConfig, MunchausenConfig):
 
 
 class QRDQN(Agent):
-    """Quantile-regression DQN: the return's quantiles."""
+    """Quantile-regression DQN: quantiles of the return of each action."""
 
     Config = QRDQNConfig
     cfg: QRDQNConfig
@@ -47,81 +46,56 @@ class QRDQN(Agent):
     def __init__(self, spec: Spec, cfg: QRDQNConfig) -> None:
         super().__init__(spec, cfg)
         self.critic = QNetwork("qr_dqn", spec, cfg, cfg.n_quantiles)
-        self.observations = Preprocessor(spec, cfg)
-        self.explore = Exploration(spec, cfg)
-        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self.observations, self.explore = Preprocessor(spec, cfg), Exploration(spec, cfg)
+        self.targets = TargetNetworks(cfg)
+        self.target_critic = self.targets.add(self.critic)
         self.register_buffer("tau", (torch.arange(cfg.n_quantiles) + 0.5) / cfg.n_quantiles, persistent=False)
-        given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
-        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.learning_rate, **given)
-
-    def initial_memory(self, num_envs: int) -> Tree:
-        return self.critic.backbone.initial_memory(num_envs, self.device)
+        self.add_optimizers(critic=cfg.learning_rate)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        if context.random:
-            after = (
-                self.critic.backbone.advance(self.observations(obs), memory, context.reset)
-                if memory
-                else memory
-            )
-            return Acted(random_action(self.spec, obs, context.generator), after)
-        noise = {} if context.greedy else self.critic.draw(context.generator)
-        quantile, memory = self.critic.step(self.observations(obs), memory, context.reset, noise)
-        return Acted(self.explore(quantile.mean(-1), obs, context, self.progress), memory)
+        return act_by_values(self, obs, memory, context)
+
+    def q_values(self, features: Tensor, noise: Tree) -> Tensor:
+        return self.critic.outputs(features, noise).mean(-1)
 
     def update(self, batch: Batch) -> Updated:
-        return self.step(batch, move_targets=(self.updates + 1) % self.cfg.target_update_interval == 0)
+        return self.step(batch, move_targets=self.targets.due(self.updates))
 
     @captured
     def step(self, batch: Batch, *, move_targets: bool) -> Updated:
-        cfg = self.cfg
-        self.anneal()
-        self.critic.renew()
-        batch = self.observations.learn(batch, self.random("critic"))
-        batch = self.critic.unrolled(batch)
+        batch = self.prepare_batch(batch, self.critic)
         loss, error, q = self.critic_loss(batch, self.draw(batch))
-        self.descend("critic", loss, cfg.max_grad_norm)
-        if move_targets:
-            polyak_(self.target_critic, self.critic, cfg.tau)
-        if not cfg.target_memory:
-            polyak_(self.target_critic.backbone.memories, self.critic.backbone.memories, 1.0)
+        self.minimize("critic", loss, self.cfg.max_grad_norm)
+        self.targets.update_(move_targets)
         return Updated({"loss/critic": loss.detach(), "q/mean": q}, priority=error)
 
     def draw(self, batch: Batch) -> Tree:
-        """The randomness of one update: of noisy layers, where there are any, for each pass its own."""
-        nets = {"now": self.critic, "chosen": self.critic, "told": self.target_critic}
-        return {name: net.draw(self.random("critic")) for name, net in nets.items()}
+        return draw_passes(self.critic, self.target_critic, self.random("critic"))
 
     @pure
     def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor]:
-        """E[sum_i mean_j rho(d_ij)]; the errors of the means [T, B]; the mean of Q"""
-        target = self.soft_target(batch, noise) if self.cfg.munchausen else self.target(batch, noise)
-        quantile = pick_columns(self.critic(batch.now, noise["now"]), batch.action)  # [T, B, quantiles]
-        # A mean over j does not mind their order, and sorted targets need no tensor of all pairs.
-        loss = sorted_quantile_huber(quantile, self.tau, target.sort(-1).values, self.cfg.kappa)  # [T, B]
-        q = quantile.detach().mean(-1)
-        return (loss * batch.weight).mean(), (q - target.mean(-1)).abs(), q.mean()
+        """E[sum_i mean_j rho(d_ij)]; the TD errors of the means [T, B]; the mean of Q"""
+        theta = self.soft_target(batch, noise) if self.cfg.munchausen else self.target(batch, noise)
+        quantile = pick_columns(self.critic(batch.now, noise["online"]), batch.action)  # [T, B, quantiles]
+        # The mean over j does not depend on their order, and sorted targets need no tensor of all pairs.
+        loss = sorted_quantile_huber(quantile, self.tau, theta.sort(-1).values, self.cfg.kappa)  # [T, B]
+        mean = quantile.detach().mean(-1)
+        return (loss * batch.weight).mean(), (mean - theta.mean(-1)).abs(), mean.mean()
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tree) -> Tensor:
         """r + discount * theta'(s', a*) [T, B, quantiles]"""
-        following = self.target_critic(batch.next, noise["told"])  # [T, B, choices, quantiles]
-        judged = self.critic(batch.next, noise["chosen"]) if self.cfg.double else following
-        choice = best(judged.mean(-1), allowed(batch.next, self.spec))
-        value = pick_columns(following, choice)
+        theta = self.target_critic(batch.next, noise["target"])  # [T, B, choices, quantiles]
+        select = self.critic(batch.next, noise["select"]) if self.cfg.double else theta
+        value = pick_columns(theta, best(select.mean(-1), allowed(batch.next, self.spec)))
         return bootstrap(batch.reward, batch.discount, value, self.cfg.rescale_values)
 
     @torch.no_grad()
     def soft_target(self, batch: Batch, noise: Tree) -> Tensor:
         """Munchausen's targets [T, B, quantiles]"""
         cfg = self.cfg
-        every = self.target_critic(batch.both, noise["told"])  # [2T, B, choices, quantiles]
-        prob, log_pi = soft_policy(every.mean(-1), cfg.munchausen_temperature, allowed(batch.both, self.spec))
+        theta = self.target_critic(batch.both, noise["target"])  # [2T, B, choices, quantiles]
+        prob, log_pi = soft_policy(theta.mean(-1), cfg.munchausen_temperature, allowed(batch.both, self.spec))
         bonus = cfg.munchausen * pick(log_pi.chunk(2)[0], batch.action).clamp(cfg.munchausen_low, 0)
-        value = (prob.unsqueeze(-1) * (every - log_pi.unsqueeze(-1))).chunk(2)[1].sum(-2)
+        value = (prob.unsqueeze(-1) * (theta - log_pi.unsqueeze(-1))).chunk(2)[1].sum(-2)
         return bootstrap(batch.reward + bonus, batch.discount, value, cfg.rescale_values)
-
-    def value(self, rows: Rows) -> Tensor:
-        """max_a Q(s, a) of rows [T, B]."""
-        q = self.critic(rows).mean(-1)
-        return pick(q, best(q, allowed(rows, self.spec)))

@@ -3,15 +3,14 @@
 critics:      minimise sum_i E[(Q_i(s, a) - y)^2],  y = r + discount * (min_{i in M} Q'_i(s', a') - alpha log pi(a'|s'))
 actor:        minimise E[alpha log pi(a|s) - min_i Q_i(s, a)]
 temperature:  minimise -log(alpha) * E[log pi(a|s) + target_entropy]
-a, a' are drawn from the policy: a squashed Gaussian, log-probabilities of which are those of the canonical action in
-[-1, 1]. Discrete actions need no draw (Christodoulou 2019, arXiv:1910.07207): a critic has a value for each choice, and
-Q and log pi above are their expectations under pi.
-M is a random subset of the ensemble, drawn anew for each update (REDQ, Chen et al. 2021, arXiv:2101.05982).
+a, a' are samples of the policy, a squashed Gaussian; log pi is the log-density of the canonical action in [-1, 1].
+Discrete actions need no samples (Christodoulou 2019, arXiv:1910.07207): a critic has a value for each action, and Q and
+log pi above are their expectations under pi.
+M is a random subset of the ensemble, sampled in each update (REDQ, Chen et al. 2021, arXiv:2101.05982).
 
-Differs from the paper: the loss of the temperature is linear in log(alpha), as is customary.
+Differs from the paper: the loss of the temperature is linear in log(alpha), as in most implementations.
 """
 
-import copy
 from dataclasses import dataclass
 from math import log
 from typing import Annotated, Any, Literal
@@ -21,17 +20,17 @@ from torch import Tensor, nn
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
 from whorl.agents.families import ActorCriticConfig
+from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
 from whorl.core.spec import MASK_KEY, Discrete, Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch, Rows
-from whorl.explore.noise import random_action
+from whorl.data.batch import Batch
+from whorl.explore.acting import act_by_actor
 from whorl.nets.actor import Actor, SquashedHead, bounded
 from whorl.nets.policy import CategoricalHead
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.temperature import EntropyConfig, Temperature, undecayed
-from whorl.ops.targets import polyak_
 from whorl.settings.schema import Fraction, PositiveCount, Range
 
 
@@ -50,7 +49,7 @@ class SACConfig(EntropyConfig, ActorCriticConfig):
 
 
 class SAC(Agent):
-    """Soft actor-critic: as random as it can afford to be."""
+    """Soft actor-critic: maximises the return plus the entropy of the policy."""
 
     Config = SACConfig
     cfg: SACConfig
@@ -61,7 +60,7 @@ class SAC(Agent):
         if cfg.ensemble_q_sample > cfg.ensemble_q_num:
             raise ConfigError(
                 f"ensemble_q_sample is {cfg.ensemble_q_sample}, but there are {cfg.ensemble_q_num} critics; use "
-                f"at most {cfg.ensemble_q_num}, or raise ensemble_q_num"
+                f"at most {cfg.ensemble_q_num}, or increase ensemble_q_num"
             )
         self.discrete = isinstance(spec.action, Discrete)
         self.observations = Preprocessor(spec, cfg)
@@ -77,75 +76,56 @@ class SAC(Agent):
             self.target_entropy, self.per_row = cfg.target(size), False
         self.actor = Actor("actor", spec, cfg, self._head, self.critic.backbone)
         self.temperature = Temperature(cfg.alpha, cfg.tune_alpha)
-        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
-        given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
-        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **given)
-        self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
+        self.targets = TargetNetworks(cfg)
+        self.target_critic = self.targets.add(self.critic)
+        self.add_optimizers(critic=cfg.critic_lr, actor=cfg.actor_lr)
         if cfg.tune_alpha:
-            given["weight_decay"] = 0.0  # not left to the optimizer's own default: AdamW has one
-            self.add_optimizer("alpha", self.temperature, undecayed(cfg.optimizer), cfg.alpha_lr, **given)
+            self.add_optimizer(
+                "alpha",
+                self.temperature,
+                undecayed(cfg.optimizer),
+                cfg.alpha_lr,
+                **self.optimizer_options(0.0),
+            )
 
     def _head(self, width: int) -> nn.Module:
         if self.discrete:
             return CategoricalHead(width, (self.spec.action.n,), single=True)
         return SquashedHead(width, self.spec.action.size, self.cfg.log_std_range)
 
-    def initial_memory(self, num_envs: int) -> Tree:
-        nets = (self.actor, self.critic)
-        return {k: v for net in nets for k, v in net.initial_memory(num_envs, self.device).items()}
-
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        if context.random and not memory:
-            return Acted(random_action(self.spec, obs, context.generator), memory)
-        seen, reset = self.observations(obs), context.reset
-        noise = {} if context.greedy else self.actor.draw(context.generator)
-        policy, after = self.actor.step(seen, memory, reset, noise)
-        after = {**after, **self.critic.advance(seen, memory, reset)}
-        if context.random:
-            return Acted(random_action(self.spec, obs, context.generator), after)
-        action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
-        return Acted(action, after)
+        return act_by_actor(self, obs, memory, context)
 
     def update(self, batch: Batch) -> Updated:
-        number = self.updates + 1
-        return self.step(
-            batch,
-            train_actor=number % self.cfg.policy_delay == 0,
-            move_targets=number % self.cfg.target_update_interval == 0,
-        )
+        train_actor = (self.updates + 1) % self.cfg.policy_delay == 0
+        return self.step(batch, train_actor=train_actor, move_targets=self.targets.due(self.updates))
 
     @captured
     def step(self, batch: Batch, *, train_actor: bool, move_targets: bool) -> Updated:
-        cfg = self.cfg
-        self.anneal()
-        batch = self.observations.learn(batch, self.random("critic"))
-        batch = self.critic.unrolled(self.actor.unrolled(batch))
+        batch = self.prepare_batch(batch, self.actor, self.critic)
         noise = self.draw(batch)
         loss, error, q = self.critic_loss(batch, noise)
-        self.descend("critic", loss, cfg.max_grad_norm)
+        self.minimize("critic", loss, self.cfg.max_grad_norm)
         metrics = {"loss/critic": loss.detach(), "q/mean": q}
         if train_actor:
             loss, log_prob = self.actor_loss(batch, noise)
-            self.descend("actor", loss, cfg.max_grad_norm)
+            self.minimize("actor", loss, self.cfg.max_grad_norm)
             metrics |= {"loss/actor": loss.detach(), "policy/entropy": -log_prob}
-            if cfg.tune_alpha:
-                self.descend("alpha", -self.temperature.log_alpha * (log_prob + self.wanted(batch)))
+            if self.cfg.tune_alpha:
+                self.minimize("alpha", -self.temperature.log_alpha * (log_prob + self.entropy_target(batch)))
             metrics["policy/alpha"] = self.temperature().detach()
-        if move_targets:
-            polyak_(self.target_critic, self.critic, cfg.tau)
-        if not cfg.target_memory:
-            polyak_(self.target_critic.backbone.memories, self.critic.backbone.memories, 1.0)
+        self.targets.update_(move_targets)
         return Updated(metrics, priority=error)
 
-    def wanted(self, batch: Batch) -> Tensor | float:
-        """The target entropy; where choices are masked, the mean over rows of a share of what each allows."""
+    def entropy_target(self, batch: Batch) -> Tensor | float:
+        """The target entropy; with action masks, the mean over rows of a fraction of each row's maximum entropy."""
         if not self.per_row:
             return self.target_entropy
         allowed = (batch.now.selected[MASK_KEY] > 0).sum(-1).clamp(min=1)  # [T, B]
         return self.cfg.entropy_ratio * (allowed.log() * batch.share).mean()
 
     def draw(self, batch: Batch) -> Tree:
-        """The randomness of one update: actions and subsets; noisy layers and dropout, where there are any."""
+        """Noise of actions, subsets of critics, noisy layers and dropout."""
         rows, critic, actor = batch.mask.numel(), self.random("critic"), self.random("actor")
         ensemble = self.cfg.ensemble_q_num
         found: dict[str, Any] = {
@@ -165,22 +145,22 @@ class SAC(Agent):
 
     @pure
     def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor]:
-        """sum_i E[(Q_i(s, a) - r - discount * (min_j Q'_j - alpha log pi))^2]; the errors [T, B]; the mean of Q"""
+        """sum_i E[(Q_i(s, a) - r - discount * (min_j Q'_j - alpha log pi))^2]; the TD errors [T, B]; the mean of Q"""
         with torch.no_grad():
             policy = self.actor(batch.next, noise["next_layers"])
             if self.discrete:
-                values = self.least(
-                    self.target_critic(batch.next, noise=noise["target_critic"]), noise, "target"
-                )
-                value, log_prob = expectation(policy, values)  # [T, B]
+                values = self.target_critic(
+                    batch.next, noise=noise["target_critic"]
+                )  # [critics, T, B, choices]
+                value, log_prob = expectation(policy, self.min_over_subset(values, noise, "target"))  # [T, B]
             else:
                 action, log_prob = policy.sample_with_log_prob(noise["next_action"])
                 values = self.target_critic(batch.next, action, noise["target_critic"])  # [critics, T, B]
-                value = self.least(values, noise, "target")
+                value = self.min_over_subset(values, noise, "target")
             target = batch.reward + batch.discount * (value - self.temperature() * log_prob)
         if self.discrete:
-            every = self.critic(batch.now, noise=noise["critic"])  # [critics, T, B, choices]
-            q = every.gather(-1, batch.action.expand(len(every), *batch.action.shape).unsqueeze(-1))[..., 0]
+            values = self.critic(batch.now, noise=noise["critic"])  # [critics, T, B, choices]
+            q = values.gather(-1, batch.action.expand(len(values), *batch.action.shape).unsqueeze(-1))[..., 0]
         else:
             q = self.critic(batch.now, batch.action, noise["critic"])  # [critics, T, B]
         error = q - target
@@ -191,41 +171,34 @@ class SAC(Agent):
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:
-        """E[alpha log pi(a|s) - Q(s, a)]; also E[log pi]"""
+        """E[alpha log pi(a|s) - Q(s, a)]; E[log pi]"""
         policy = self.actor(batch.now, noise["layers"])
         if self.discrete:
             with torch.no_grad():
                 values = self.critic(batch.now, noise=noise["actor_critic"])
-            q, log_prob = expectation(policy, self.climbed(values, noise))
+            q, log_prob = expectation(policy, self.actor_q(values, noise))
         else:
             action, log_prob = policy.sample_with_log_prob(noise["action"])
-            q = self.climbed(self.critic(batch.now, action, noise["actor_critic"]), noise)
+            q = self.actor_q(self.critic(batch.now, action, noise["actor_critic"]), noise)
         alpha = self.temperature().detach()
         loss = ((alpha * log_prob - q) * batch.share).mean()
         return loss, (log_prob.detach() * batch.share).mean()
 
-    def climbed(self, values: Tensor, noise: Tree) -> Tensor:
-        """What the actor climbs, out of what the critics say [critics, ...]."""
+    def actor_q(self, values: Tensor, noise: Tree) -> Tensor:
+        """The Q estimate that the actor maximises: [critics, ...] -> [...]."""
         if self.cfg.actor_q == "mean":
             return values.mean(0)
-        return values.amin(0) if self.cfg.actor_q == "min" else self.least(values, noise, "actor")
+        return values.amin(0) if self.cfg.actor_q == "min" else self.min_over_subset(values, noise, "actor")
 
-    def least(self, values: Tensor, noise: Tree, who: str) -> Tensor:
+    def min_over_subset(self, values: Tensor, noise: Tree, which: str) -> Tensor:
         """The minimum over a random subset of the critics: [critics, ...] -> [...]."""
         if self.cfg.ensemble_q_sample == len(values):
             return values.amin(0)
-        subset = noise[f"{who}_subset"].topk(self.cfg.ensemble_q_sample).indices
+        subset = noise[f"{which}_subset"].topk(self.cfg.ensemble_q_sample).indices
         return values.index_select(0, subset).amin(0)
-
-    def value(self, rows: Rows) -> Tensor:
-        """E[min_i Q_i(s, a)] of rows [T, B], at the mode where actions are continuous."""
-        policy = self.actor(rows)
-        if self.discrete:
-            return expectation(policy, self.critic(rows).amin(0))[0]
-        return self.critic(rows, policy.mode()).amin(0)
 
 
 def expectation(policy: Any, values: Tensor) -> tuple[Tensor, Tensor]:
-    """sum_a pi(a) Q(a) and sum_a pi(a) log pi(a) of a policy over choices, with values [..., choices]."""
+    """sum_a pi(a) Q(a) and sum_a pi(a) log pi(a) of a categorical policy, with values [..., choices]."""
     probs = policy.probs
     return (probs * values).sum(-1), (probs * policy.log_probs).sum(-1)

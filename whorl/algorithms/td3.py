@@ -7,23 +7,22 @@ actor:    maximise E[Q_1(s, mu(s))], every `policy_delay`-th update; the targets
 Differs from the paper: the twin critics are one batched ensemble.
 """
 
-import copy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
 from whorl.agents.families import ActorCriticConfig
+from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch, Rows
-from whorl.explore.noise import ActionNoise, NoiseConfig, random_action
-from whorl.nets.actor import Actor, DeterministicHead, bounded
+from whorl.data.batch import Batch
+from whorl.explore.acting import act_with_noise
+from whorl.explore.noise import ActionNoise, NoiseConfig
+from whorl.nets.actor import bounded, deterministic_actor
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
-from whorl.ops.targets import polyak_
 from whorl.settings.schema import Limit, NonNegative, PositiveCount
 
 
@@ -40,7 +39,7 @@ class TD3Config(NoiseConfig, ActorCriticConfig):
 
 
 class TD3(Agent):
-    """Twin delayed DDPG: two critics, a delayed actor, smoothed targets."""
+    """Twin delayed DDPG: two critics, delayed actor updates, smoothed target actions."""
 
     Config = TD3Config
     cfg: TD3Config
@@ -49,72 +48,40 @@ class TD3(Agent):
     def __init__(self, spec: Spec, cfg: TD3Config) -> None:
         super().__init__(spec, cfg)
         size = bounded(spec, "td3")
-        self.observations = Preprocessor(spec, cfg)
-        self.noise = ActionNoise(spec, size, cfg)
+        self.observations, self.noise = Preprocessor(spec, cfg), ActionNoise(spec, size, cfg)
         self.critic = QEnsemble("critic", spec, cfg, 2, actions=size)
-        self.actor = Actor(
-            "actor", spec, cfg, lambda width: DeterministicHead(width, size), self.critic.backbone
-        )
-        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
-        self.target_actor = self.actor.target(self.target_critic.backbone)
-        given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
-        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **given)
-        self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
+        self.actor = deterministic_actor(spec, cfg, size, self.critic.backbone)
+        self.targets = TargetNetworks(cfg)
+        self.target_critic = self.targets.add(self.critic)
+        self.target_actor = self.targets.add(self.actor, self.actor.target(self.target_critic.backbone))
+        self.add_optimizers(critic=cfg.critic_lr, actor=cfg.actor_lr)
 
     def initial_memory(self, num_envs: int) -> Tree:
-        nets = (self.actor, self.critic)
-        kept = {k: v for net in nets for k, v in net.initial_memory(num_envs, self.device).items()}
-        return {**self.noise.initial(num_envs), **kept}
+        return {**self.noise.initial(num_envs), **super().initial_memory(num_envs)}
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        if context.random and not memory:
-            return Acted(random_action(self.spec, obs, context.generator), memory)
-        seen, reset = self.observations(obs), context.reset
-        noise = {} if context.greedy else self.actor.draw(context.generator)
-        action, after = self.actor.step(seen, memory, reset, noise)
-        after = {**memory, **after, **self.critic.advance(seen, memory, reset)}
-        if context.random:
-            return Acted(random_action(self.spec, obs, context.generator), after)
-        if not context.greedy:
-            action, disturbed = self.noise(action, memory, context, self.progress)
-            after = {**after, **disturbed}
-        return Acted(action, after)
-
-    def value(self, rows: Rows) -> Tensor:
-        """min_i Q_i(s, mu(s)) of rows [T, B]."""
-        return self.critic(rows, self.actor(rows)).amin(0)
+        return act_with_noise(self, obs, memory, context)
 
     def update(self, batch: Batch) -> Updated:
-        number = self.updates + 1
-        return self.step(
-            batch,
-            train_actor=number % self.cfg.policy_delay == 0,
-            move_targets=number % self.cfg.target_update_interval == 0,
-        )
+        train_actor = (self.updates + 1) % self.cfg.policy_delay == 0
+        return self.step(batch, train_actor=train_actor, move_targets=self.targets.due(self.updates))
 
     @captured
     def step(self, batch: Batch, *, train_actor: bool, move_targets: bool) -> Updated:
-        cfg = self.cfg
-        self.anneal()
-        batch = self.observations.learn(batch, self.random("critic"))
+        batch = self.prepare_batch(batch)
         noise = self.draw(batch)
         loss, error, q = self.critic_loss(batch, noise)
-        self.descend("critic", loss, cfg.max_grad_norm)
+        self.minimize("critic", loss, self.cfg.max_grad_norm)
         metrics = {"loss/critic": loss.detach(), "q/mean": q}
         if train_actor:
             loss = self.actor_loss(batch, noise)
-            self.descend("actor", loss, cfg.max_grad_norm)
+            self.minimize("actor", loss, self.cfg.max_grad_norm)
             metrics["loss/actor"] = loss.detach()
-        if move_targets:
-            polyak_(self.target_critic, self.critic, cfg.tau)
-            polyak_(self.target_actor, self.actor, cfg.tau)
-        if not cfg.target_memory:
-            polyak_(self.target_critic.backbone.memories, self.critic.backbone.memories, 1.0)
-            polyak_(self.target_actor.backbone.memories, self.actor.backbone.memories, 1.0)
+        self.targets.update_(move_targets)
         return Updated(metrics, priority=error)
 
     def draw(self, batch: Batch) -> Tree:
-        """The randomness of one update: target smoothing; noisy layers and dropout, where there are any."""
+        """Noise of target actions, noisy layers and dropout."""
         rows, critic = batch.mask.numel(), self.random("critic")
         return {
             "smoothing": torch.randn(batch.action.shape, generator=critic, device=self.device),
@@ -126,12 +93,10 @@ class TD3(Agent):
 
     @pure
     def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor]:
-        """sum_i E[(Q_i(s, a) - r - discount * min_j Q'_j(s', a'))^2]; also the errors [T, B] and the mean of Q"""
-        cfg = self.cfg
+        """sum_i E[(Q_i(s, a) - r - discount * min_j Q'_j(s', a'))^2]; the TD errors [T, B]; the mean of Q"""
+        cfg, bound = self.cfg, self.cfg.target_noise_clip
         with torch.no_grad():
-            smoothing = (noise["smoothing"] * cfg.target_noise).clamp(
-                -cfg.target_noise_clip, cfg.target_noise_clip
-            )
+            smoothing = (noise["smoothing"] * cfg.target_noise).clamp(-bound, bound)
             action = (self.target_actor(batch.next, noise["target_actor"]) + smoothing).clamp(-1, 1)
             value = self.target_critic(batch.next, action, noise["target_critic"]).amin(0)  # [T, B]
             target = batch.reward + batch.discount * value

@@ -1,34 +1,34 @@
 """Truncated quantile critics (Kuznetsov et al. 2020, arXiv:2005.04269) on top of soft actor-critic.
 
-Each of N critics says M quantiles of the return. All N * M quantiles of the target critics at (s', a') are pooled and
+Each of N critics has M quantiles of the return. All N * M quantiles of the target critics at (s', a') are pooled and
 sorted, and the N * d largest are dropped: z_(1) <= ... <= z_(K),  K = N * (M - d).
 critics:      minimise the quantile Huber loss of every theta_i^m against all y_k,
               y_k = r + discount * (z_(k) - alpha log pi(a'|s'))
 actor:        minimise E[alpha log pi(a|s) - mean of all quantiles at (s, a)]
 temperature:  minimise -log(alpha) * E[log pi(a|s) + target_entropy]
-The defaults (5 critics, 25 quantiles, 2 dropped for each critic) are the paper's and CO-GYM's.
+The defaults (5 critics, 25 quantiles, 2 dropped per critic) are those of the paper.
 """
 
-import copy
 from dataclasses import dataclass
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
 from whorl.agents.families import ActorCriticConfig
+from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch, Rows
-from whorl.explore.noise import random_action
+from whorl.data.batch import Batch
+from whorl.explore.acting import act_by_actor
 from whorl.nets.actor import Actor, SquashedHead, bounded
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.temperature import EntropyConfig, Temperature, undecayed
 from whorl.ops.losses import sorted_quantile_huber
-from whorl.ops.targets import polyak_
 from whorl.settings.schema import Count, PositiveCount, Range, Size
 
 
@@ -45,7 +45,7 @@ class TQCConfig(EntropyConfig, ActorCriticConfig):
 
 
 class TQC(Agent):
-    """Truncated quantile critics: overestimation is cut off at the top of a pooled distribution."""
+    """Truncated quantile critics: targets drop the largest quantiles of a pooled distribution."""
 
     Config = TQCConfig
     cfg: TQCConfig
@@ -56,86 +56,58 @@ class TQC(Agent):
         super().__init__(spec, cfg)
         if cfg.top_quantiles_to_drop >= cfg.n_quantiles:
             raise ConfigError(
-                f"top_quantiles_to_drop is {cfg.top_quantiles_to_drop}, but a critic has {cfg.n_quantiles} quantiles; use at most "
-                f"{cfg.n_quantiles - 1}"
+                f"top_quantiles_to_drop is {cfg.top_quantiles_to_drop}, but a critic has {cfg.n_quantiles} quantiles; "
+                f"use at most {cfg.n_quantiles - 1}"
             )
         size = bounded(spec, "tqc")
         self.target_entropy = cfg.target(size)
         self.observations = Preprocessor(spec, cfg)
         self.critic = QEnsemble("critic", spec, cfg, cfg.n_critics, (cfg.n_quantiles,), actions=size)
-        self.actor = Actor(
-            "actor",
-            spec,
-            cfg,
-            lambda width: SquashedHead(width, size, cfg.log_std_range),
-            self.critic.backbone,
-        )
+        head = partial(SquashedHead, size=size, bound=cfg.log_std_range)
+        self.actor = Actor("actor", spec, cfg, head, self.critic.backbone)
         self.temperature = Temperature(cfg.alpha, cfg.tune_alpha)
-        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self.targets = TargetNetworks(cfg)
+        self.target_critic = self.targets.add(self.critic)
         midpoints = (torch.arange(cfg.n_quantiles) + 0.5) / cfg.n_quantiles
         self.register_buffer(
             "tau", midpoints.repeat(cfg.n_critics), persistent=False
         )  # [critics * quantiles]
-        given: dict[str, Any] = {"eps": cfg.adam_eps, "weight_decay": cfg.weight_decay}
-        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **given)
-        self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, **given)
+        self.add_optimizers(critic=cfg.critic_lr, actor=cfg.actor_lr)
         if cfg.tune_alpha:
-            given["weight_decay"] = 0.0  # not left to the optimizer's own default: AdamW has one
-            self.add_optimizer("alpha", self.temperature, undecayed(cfg.optimizer), cfg.alpha_lr, **given)
-
-    def initial_memory(self, num_envs: int) -> Tree:
-        nets = (self.actor, self.critic)
-        return {k: v for net in nets for k, v in net.initial_memory(num_envs, self.device).items()}
+            self.add_optimizer(
+                "alpha",
+                self.temperature,
+                undecayed(cfg.optimizer),
+                cfg.alpha_lr,
+                **self.optimizer_options(0.0),
+            )
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        if context.random and not memory:
-            return Acted(random_action(self.spec, obs, context.generator), memory)
-        seen, reset = self.observations(obs), context.reset
-        noise = {} if context.greedy else self.actor.draw(context.generator)
-        policy, after = self.actor.step(seen, memory, reset, noise)
-        after = {**after, **self.critic.advance(seen, memory, reset)}
-        if context.random:
-            return Acted(random_action(self.spec, obs, context.generator), after)
-        action = policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
-        return Acted(action, after)
-
-    def value(self, rows: Rows) -> Tensor:
-        """The mean of all quantiles at the mode, of rows [T, B]."""
-        return self.critic(rows, self.actor(rows).mode()).mean((0, -1))
+        return act_by_actor(self, obs, memory, context)
 
     def update(self, batch: Batch) -> Updated:
-        number = self.updates + 1
-        return self.step(
-            batch,
-            train_actor=number % self.cfg.policy_delay == 0,
-            move_targets=number % self.cfg.target_update_interval == 0,
-        )
+        train_actor = (self.updates + 1) % self.cfg.policy_delay == 0
+        return self.step(batch, train_actor=train_actor, move_targets=self.targets.due(self.updates))
 
     @captured
     def step(self, batch: Batch, *, train_actor: bool, move_targets: bool) -> Updated:
-        cfg = self.cfg
-        self.anneal()
-        batch = self.observations.learn(batch, self.random("critic"))
-        batch = self.critic.unrolled(self.actor.unrolled(batch))
+        batch = self.prepare_batch(batch, self.actor, self.critic)
         noise = self.draw(batch)
         loss, error, q = self.critic_loss(batch, noise)
-        self.descend("critic", loss, cfg.max_grad_norm)
+        self.minimize("critic", loss, self.cfg.max_grad_norm)
         metrics = {"loss/critic": loss.detach(), "q/mean": q}
         if train_actor:
             loss, log_prob = self.actor_loss(batch, noise)
-            self.descend("actor", loss, cfg.max_grad_norm)
+            self.minimize("actor", loss, self.cfg.max_grad_norm)
             metrics |= {"loss/actor": loss.detach(), "policy/entropy": -log_prob}
-            if cfg.tune_alpha:
-                self.descend("alpha", -self.temperature.log_alpha * (log_prob + self.target_entropy))
+            if self.cfg.tune_alpha:
+                self.minimize("alpha", -self.temperature.log_alpha * (log_prob + self.target_entropy))
             metrics["policy/alpha"] = self.temperature().detach()
-        if move_targets:
-            polyak_(self.target_critic, self.critic, cfg.tau)
-        if not cfg.target_memory:
-            polyak_(self.target_critic.backbone.memories, self.critic.backbone.memories, 1.0)
+        self.targets.update_(move_targets)
         return Updated(metrics, priority=error)
 
     def draw(self, batch: Batch) -> Tree:
-        """The randomness of one update: actions; noisy layers and dropout, where there are any."""
+        """Noise of actions, noisy layers and dropout."""
         rows, critic, actor = batch.mask.numel(), self.random("critic"), self.random("actor")
         return {
             "action": torch.randn(batch.action.shape, generator=actor, device=self.device),
@@ -149,17 +121,14 @@ class TQC(Agent):
 
     @pure
     def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor]:
-        """The quantile Huber loss, mean over quantiles and critics; the errors of the means [T, B]; the mean of Q"""
+        """The quantile Huber loss, mean over quantiles and critics; the TD errors of the means [T, B]; the mean of Q"""
         with torch.no_grad():
-            action, log_prob = self.actor(batch.next, noise["next_layers"]).sample_with_log_prob(
-                noise["next_action"]
-            )
-            pooled = self.target_critic(
-                batch.next, action, noise["target_critic"]
-            )  # [critics, T, B, quantiles]
-            kept = truncated(pooled, self.cfg.top_quantiles_to_drop)  # [T, B, K]
+            policy = self.actor(batch.next, noise["next_layers"])
+            action, log_prob = policy.sample_with_log_prob(noise["next_action"])
+            z = self.target_critic(batch.next, action, noise["target_critic"])  # [critics, T, B, quantiles]
+            kept = truncated(z, self.cfg.top_quantiles_to_drop)  # [T, B, K]
             soft = kept - (self.temperature() * log_prob).unsqueeze(-1)
-            # A discount is never negative: targets stay sorted.
+            # Discounts are not negative, so targets stay sorted.
             target = batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * soft
         quantile = self.critic(batch.now, batch.action, noise["critic"]).movedim(0, -2).flatten(-2)
         loss = (sorted_quantile_huber(quantile, self.tau, target) * batch.weight).mean() / len(self.tau)
@@ -170,7 +139,7 @@ class TQC(Agent):
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:
-        """E[alpha log pi(a|s) - mean of all quantiles at (s, a)]; also E[log pi]"""
+        """E[alpha log pi(a|s) - mean of all quantiles at (s, a)]; E[log pi]"""
         action, log_prob = self.actor(batch.now, noise["layers"]).sample_with_log_prob(noise["action"])
         q = self.critic(batch.now, action, noise["actor_critic"]).mean((0, -1))
         alpha = self.temperature().detach()

@@ -101,6 +101,19 @@ SpecTree: TypeAlias = Any
 
 
 @dataclass(frozen=True)
+class Stream:
+    """A reward stream besides the environment's, such as an intrinsic reward."""
+
+    name: str
+    gamma: float = 0.99
+    """discount per step"""
+    episodic: bool = True
+    """whether returns stop at the end of an episode; otherwise they continue into the next one"""
+    weight: float = 1.0
+    """weight in the sum of all streams; the environment's reward has weight 1"""
+
+
+@dataclass(frozen=True)
 class Spec:
     """Observation tree, action tree, number of environments, names of what else is measured."""
 
@@ -109,6 +122,8 @@ class Spec:
     num_envs: int
     measures: tuple[str, ...] = ()
     """what is said of an episode besides its return and length; no agent reads it"""
+    streams: tuple[Stream, ...] = ()
+    """reward streams besides the environment's; with them `reward` has a trailing axis [..., 1 + streams]"""
 
     @property
     def masked(self) -> bool:

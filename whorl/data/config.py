@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from whorl.settings.schema import Count, Fraction, Ordered, PositiveCount, PositiveLimit, Range
 
@@ -11,6 +11,7 @@ from whorl.settings.schema import Count, Fraction, Ordered, PositiveCount, Posit
 class ReplayConfig:
     """Settings of the replay buffer, for algorithms that learn from one."""
 
+    off_policy: ClassVar[bool] = True
     batch_size: Annotated[int, Range(1, 10**7)] = 256
     """transitions per update; with memory: sequences"""
     buffer_size: PositiveCount = 1_000_000

@@ -36,52 +36,51 @@ class ExplorationConfig:
 
 
 class Exploration(nn.Module):
-    """Epsilon-greedy or a softmax over Q values, with schedules; every environment may have its own epsilon."""
+    """Epsilon-greedy or a softmax over Q values, with linear schedules; each environment may have its own epsilon."""
 
     rung: Tensor
 
     def __init__(self, spec: Spec, cfg: ExplorationConfig) -> None:
         super().__init__()
         self.cfg, self.masked = cfg, spec.masked
-        # Not saved: weights may go on in a run with other environments.
+        # Not saved: another run may load the weights with a different number of environments.
         rung = 1 + cfg.epsilon_alpha * torch.linspace(0, 1, spec.num_envs)
         self.register_buffer("rung", rung, persistent=False)
 
     def forward(self, q: Tensor, obs: Tree, context: Context, progress: Tensor) -> Tensor:
-        """Choices [B] for values [B, choices]."""
+        """Actions [B] for Q values [B, choices]."""
         allowed = obs[MASK_KEY] > 0 if self.masked else None
         kind = self.cfg.exploration
         if context.greedy:
-            return (
-                self._mixed(q, allowed, self.cfg.eval_epsilon, context)
-                if self.cfg.eval_epsilon
-                else best(q, allowed)
-            )
+            epsilon = self.cfg.eval_epsilon
+            return self._epsilon_greedy(q, allowed, epsilon, context) if epsilon else best(q, allowed)
         if kind == "epsilon":
-            return self._mixed(q, allowed, self.epsilon(context.env_index, progress), context)
+            return self._epsilon_greedy(q, allowed, self.epsilon(context.env_index, progress), context)
         return best(q, allowed) if kind == "none" else self._softmax(q, allowed, progress, context)
 
     def epsilon(self, env_index: Tensor | None, progress: Tensor) -> Tensor:
-        """Probability of a random choice: [B], or [] where environments are not known."""
+        """Probability of a random action: [B], or [] if the environment indices are unknown."""
         cfg = self.cfg
-        now = self._falling(cfg.exploration_initial_eps, cfg.exploration_final_eps, progress)
+        now = self._annealed(cfg.exploration_initial_eps, cfg.exploration_final_eps, progress)
         if not cfg.epsilon_alpha:
             return now
         return now ** (self.rung.mean() if env_index is None else self.rung[env_index])
 
-    def _falling(self, first: float, last: float, progress: Tensor) -> Tensor:
-        """From `first` to `last`, linearly over `exploration_fraction` of the budget."""
+    def _annealed(self, first: float, last: float, progress: Tensor) -> Tensor:
+        """Linear from `first` to `last` over the first `exploration_fraction` of training."""
         share = self.cfg.exploration_fraction
         done = (progress / share).clamp(max=1) if share else torch.ones_like(progress)
         return first + (last - first) * done
 
-    def _mixed(self, q: Tensor, allowed: Tensor | None, epsilon: Tensor | float, context: Context) -> Tensor:
+    def _epsilon_greedy(
+        self, q: Tensor, allowed: Tensor | None, epsilon: Tensor | float, context: Context
+    ) -> Tensor:
         drawn = torch.rand(q.shape[0], q.shape[1] + 1, generator=context.generator, device=q.device)
         return torch.where(drawn[:, 0] < epsilon, best(drawn[:, 1:], allowed), best(q, allowed))
 
     def _softmax(self, q: Tensor, allowed: Tensor | None, progress: Tensor, context: Context) -> Tensor:
-        """A draw from softmax(q / temperature), by Gumbel's trick: no sum that could overflow."""
-        temperature = self._falling(self.cfg.temperature, self.cfg.temperature_final, progress)
+        """A sample from softmax(q / temperature) by the Gumbel-max trick, in which nothing overflows."""
+        temperature = self._annealed(self.cfg.temperature, self.cfg.temperature_final, progress)
         drawn = torch.rand(q.shape, generator=context.generator, device=q.device)
         gumbel = -(-drawn.clamp(min=1e-20).log()).log()
         return best(q / temperature + gumbel, allowed)

@@ -28,12 +28,13 @@ class NoiseConfig:
     epsilon: Probability = 0.0
     """probability of a uniformly random action instead"""
 
+
 MEMORY = "noise"
-"""the key of a process's state in an agent's memory"""
+"""key of the noise process in an agent's memory"""
 
 
 def random_action(spec: Spec, obs: Tree, generator: torch.Generator) -> Tree:
-    """Uniformly random canonical actions for every environment of `obs`; choices that are masked out are not taken."""
+    """Uniformly random canonical actions for every environment of `obs`; masked actions are not taken."""
     like = tree.first(obs)
     num_envs, device = len(like), like.device
 
@@ -53,9 +54,10 @@ def random_action(spec: Spec, obs: Tree, generator: torch.Generator) -> Tree:
 
 
 class ActionNoise(nn.Module):
-    """Noise for a deterministic policy: independent, or x <- (1 - theta) x + scale * N(0, 1) since the episode's start.
+    """Noise for a deterministic policy: Gaussian, or an Ornstein-Uhlenbeck process that restarts with each episode:
+    x <- (1 - theta) x + scale * N(0, 1).
 
-    Environments have their own scales, from the first to the last number of `noise_scale`.
+    The scales of the environments are evenly spaced between the two values of `noise_scale`.
     """
 
     scale: Tensor
@@ -65,12 +67,12 @@ class ActionNoise(nn.Module):
         self.cfg, self.size = cfg, size
         given = cfg.noise_scale
         low, high = given if isinstance(given, tuple) else (given, given)
-        # Not saved: weights may go on in a run with other environments, whose scale is what its own settings say.
+        # Not saved: another run may load the weights with a different number of environments and its own scale.
         scale = torch.linspace(low, high, spec.num_envs).unsqueeze(1)  # [environments, 1]
         self.register_buffer("scale", scale, persistent=False)
 
     def initial(self, num_envs: int) -> Tree:
-        """The process before the first row."""
+        """State of the process before the first row."""
         if self.cfg.noise != "ou":
             return {}
         return {MEMORY: {"x": torch.zeros(num_envs, self.size, device=self.scale.device)}}
@@ -78,7 +80,7 @@ class ActionNoise(nn.Module):
     def forward(
         self, action: Tensor, memory: Tree, context: Context, progress: Tensor
     ) -> tuple[Tensor, Tree]:
-        """The action with noise, clipped to [-1, 1], and the process after it."""
+        """The action with noise, clipped to [-1, 1], and the state of the process after it."""
         cfg, generator, after = self.cfg, context.generator, {}
         if cfg.noise != "none":
             scale = self.scale.mean() if context.env_index is None else self.scale[context.env_index]

@@ -1,4 +1,4 @@
-"""Policies of agents that learn from replay: one action, a squashed Gaussian, or a choice."""
+"""Policy networks of off-policy actor-critic agents: deterministic, squashed Gaussian, or categorical."""
 
 import copy
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.config import ReplayConfig
-from whorl.nets.backbone import Backbone, BackboneSettings
+from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings
 from whorl.nets.layers import orthogonal_
 from whorl.nets.memory import MemoryConfig, MemorySettings, memory_settings
 from whorl.nets.preprocessor import reward_limit
@@ -44,14 +44,16 @@ class ActorCriticNetworkConfig(MemoryConfig, ReplayConfig):
     """with memory: one memory for actor and critics, trained by the critics' loss; false: one per network"""
 
 
-class Actor(nn.Module):
-    """Rows of observations -> what the head makes of them.
+class Actor(BackboneNet):
+    """Rows of observations -> the output of the head.
 
-    Where the critics' encoder has weights (images), the policy reads it, detached: the critics alone train it. So it
-    reads their memory, where there is one for all nets.
+    If the critics' encoder has weights (images), the policy reads its detached output: only the critics train it. With
+    `share_memory` it reads the detached output of their memory.
     """
 
-    def __init__(self, name: str, spec: Spec, cfg: ActorCriticNetworkConfig, head: Any, reads: Backbone) -> None:
+    def __init__(
+        self, name: str, spec: Spec, cfg: ActorCriticNetworkConfig, head: Any, reads: Backbone
+    ) -> None:
         super().__init__()
         remembers = cfg.share_memory and bool(reads.memories)
         sees = remembers or any(True for _ in reads.encoder.parameters())
@@ -70,10 +72,10 @@ class Actor(nn.Module):
         self.masked = spec.masked
         self.remembers = remembers
         self.reads: tuple[Backbone, ...] = (reads,) if sees else ()
-        """in a tuple, so that another net's weights are not listed as this one's"""
+        """in a tuple, so that the critics' parameters are not registered as this network's"""
 
     def draw(self, generator: torch.Generator | None) -> Tree:
-        """Fresh noise for one pass, where layers are noisy; an empty dict otherwise."""
+        """Fresh noise for one pass if layers are noisy; otherwise an empty dict."""
         return self.backbone.draw(generator)
 
     def forward(self, rows: Rows, noise: Tree | None = None) -> Any:
@@ -87,16 +89,14 @@ class Actor(nn.Module):
             return self.reads[0](rows).detach()
         return self.reads[0].encoder(rows.obs if self.backbone.memories else rows.selected).detach()
 
-    def unrolled(self, batch: Batch) -> Batch:
-        """The batch with what this net's memory makes of its rows, so that all who ask share one pass."""
+    def prepare(self, batch: Batch) -> Batch:
         return self.backbone.unrolled(batch, self._encoded)
 
     def states(self, batch: Batch, stride: int) -> Tree:
-        """See `Backbone.states`; nothing where the memory is the critics'."""
         return self.backbone.states(batch, stride, self._encoded)
 
     def step(self, obs: Tree, memory: Tree, reset: Tensor, noise: Tree | None = None) -> tuple[Any, Tree]:
-        """One row of every environment: what the head says, and the memory after it."""
+        """One row of every environment: the output of the head, and the memory after it."""
         if self.remembers:
             encoded, after = self.reads[0].step(obs, memory, reset)
         else:
@@ -107,18 +107,23 @@ class Actor(nn.Module):
         return self.head(features, obs[MASK_KEY] if self.masked else None), after
 
     def initial_memory(self, num_envs: int, device: torch.device) -> Tree:
-        """Its own memory, or the one that it reads."""
+        """Its own memory, or the shared one that it reads."""
         return (self.reads[0] if self.remembers else self.backbone).initial_memory(num_envs, device)
 
     def target(self, reads: Backbone) -> "Actor":
-        """A copy that takes no gradient and reads another body."""
+        """A copy without gradients that reads another backbone."""
         twin = copy.deepcopy(self).requires_grad_(False)
         twin.reads = (reads,) if self.reads else ()
         return twin
 
 
+def deterministic_actor(spec: Spec, cfg: ActorCriticNetworkConfig, size: int, reads: Backbone) -> Actor:
+    """An actor whose output is one action in [-1, 1]."""
+    return Actor("actor", spec, cfg, lambda width: DeterministicHead(width, size), reads)
+
+
 class SquashedHead(nn.Module):
-    """tanh of a Gaussian whose deviation depends on the state."""
+    """tanh of a Gaussian whose standard deviation depends on the state."""
 
     def __init__(self, inputs: int, size: int, bound: tuple[float, float]) -> None:
         super().__init__()
@@ -143,7 +148,7 @@ class DeterministicHead(nn.Module):
 
 
 def bounded(spec: Spec, algorithm: str, takes: str = "continuous") -> int:
-    """Columns of a continuous action with finite bounds; one sentence for any other environment."""
+    """Size of a continuous action with finite bounds; a `ConfigError` for any other action space."""
     action = spec.action
     if not isinstance(action, Continuous):
         kind = "Dict or Tuple" if isinstance(action, dict) else type(action).__name__.lower()
@@ -154,7 +159,7 @@ def bounded(spec: Spec, algorithm: str, takes: str = "continuous") -> int:
     if not all(action.bounded):
         number = action.bounded.index(False)
         raise ConfigError(
-            f"{algorithm} needs bounded actions, but dimension {number} reaches from {action.low[number]:g} to "
-            f"{action.high[number]:g}; give it bounds with gymnasium.wrappers.TransformAction, or use ppo"
+            f"{algorithm} needs bounded actions, but dimension {number} ranges from {action.low[number]:g} to "
+            f"{action.high[number]:g}; set bounds with gymnasium.wrappers.TransformAction, or use ppo"
         )
     return action.size

@@ -1,7 +1,7 @@
-"""What stands before every head: encoder, optional memory, torso.
+"""The part of a network before its head: encoder, optional memory, hidden layers.
 
-A body reads `Rows` for learning and one row for acting. Without memory it evaluates just the rows asked for; with
-memory it unrolls all rows once from the stored state and selects. Algorithm files never need to know which.
+A backbone reads `Rows` for learning and one row per environment for acting. Without memory it evaluates only the selected
+rows; with memory it unrolls all rows once from the stored state and then selects. Algorithm files need not distinguish.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from whorl.ops.augment import Channels
 
 @dataclass(frozen=True)
 class BackboneSettings:
-    """How to build one body."""
+    """How to build one backbone."""
 
     hidden: tuple[int, ...]
     activation: str
@@ -35,11 +35,11 @@ class BackboneSettings:
     memory: MemorySettings = MemorySettings()
     noisy: bool = False
     reward_clip: float = 0.0
-    """where the rewards that a memory reads are clipped; 0: nowhere"""
+    """bound of the rewards that a memory reads; 0: not clipped"""
 
 
 class Flat(nn.Module):
-    """The plainest encoder: every leaf but an action mask, flattened and joined into one vector per row."""
+    """All leaves except an action mask, flattened and concatenated into one vector per row."""
 
     def __init__(self, observation: SpecTree) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def auto(
     spectral_norm: bool = False,
     pool: int = 0,
 ) -> nn.Module:
-    """The encoder `images` where there is an image of at least 8 pixels a side, else `flat`."""
+    """The encoder `images` if there is an image with sides of at least 8 pixels, else `flat`."""
     if has_images(observation, 8, channels):
         return Images(observation, kind, features, channels, width, spectral_norm, pool)
     return Flat(observation)
@@ -87,8 +87,8 @@ class Backbone(nn.Module):
     """Features [R, B, size] of rows of observations.
 
     Args:
-        action: what the environment takes, where a memory reads the action before.
-        members: with more than one, so many memories stand side by side: features [members, R, B, size].
+        action: the action space, needed if the memory reads the previous action.
+        members: number of memories; with more than one, features are [members, R, B, size].
     """
 
     def __init__(
@@ -115,30 +115,30 @@ class Backbone(nn.Module):
         self.random = hasattr(self.torso, "draw")
 
     def draw(self, generator: torch.Generator | None) -> Tree:
-        """Fresh noise for one pass, where the torso is noisy; an empty dict otherwise."""
+        """Fresh noise for one pass if the hidden layers are noisy; otherwise an empty dict."""
         return self.torso.draw(generator) if self.random else {}  # type: ignore[operator]
 
     def forward(self, rows: Rows, noise: Tree | None = None, members: int = 0) -> Tensor:
-        """With `members`, of so many memories alone."""
+        """Features of the selected rows; with `members`, of the first `members` memories only."""
         return self.features(lambda: self.encode(rows), rows, noise, members)
 
     def encode(self, rows: Rows) -> Tensor:
-        """What the encoder makes of all rows, where there is memory, else of those asked for."""
+        """Encoded observations: of all rows if there is memory, else of the selected rows."""
         return self.encoder(rows.obs if self.memories else rows.selected)
 
     def features(
         self, encode: Callable[[], Tensor], rows: Rows, noise: Tree | None = None, members: int = 0
     ) -> Tensor:
-        """What memory and torso make of rows, which are encoded only where memory has not read them yet."""
+        """Features of rows; `encode` is called only if the memory has not been unrolled over them yet."""
         if not self.memories:
             return self.read(encode(), noise)
-        known = rows.summaries.get(id(self))  # not by name, which a target has too
+        known = rows.summaries.get(id(self))  # not by name, which target networks share
         parts = self.summarise(encode(), rows, members) if known is None else known[: members or None]
         found = [rows.select(part) for part in parts]
         return self.read(found[0] if len(self.memories) == 1 else torch.stack(found), noise)
 
     def summarise(self, encoded: Tensor, rows: Rows, members: int = 0) -> list[Tensor]:
-        """What each memory makes of all rows [R, B, ...]: [R, B, size]."""
+        """Outputs [R, B, size] of each memory for all rows [R, B, ...]."""
         if self.last is not None:
             encoded = torch.cat((encoded, self.last(rows.last, rows.reset)), -1)
         states = self._states(rows.memory.get(self.name))
@@ -146,9 +146,9 @@ class Backbone(nn.Module):
         return unroll_all(memories, encoded, rows.reset, states, rows.burn_in)
 
     def unrolled(self, batch: Batch, encode: Callable[[Rows], Tensor] | None = None) -> Batch:
-        """The batch with what each memory makes of its rows, so that all who ask share one pass.
+        """The batch with the outputs of each memory, so that all passes of an update share one unroll.
 
-        `encode` stands in for this body's own, where rows are read through another one.
+        `encode` replaces this backbone's own encoder.
         """
         if not self.memories:
             return batch
@@ -156,7 +156,7 @@ class Backbone(nn.Module):
         return batch.replace(summaries={**batch.summaries, id(self): summaries})
 
     def states(self, batch: Batch, stride: int, encode: Callable[[Rows], Tensor] | None = None) -> Tree:
-        """What the memory holds before every `stride`-th row but the first, by its name: [K, B, ...]."""
+        """The memory before every `stride`-th row except the first, keyed by name: [K, B, ...]."""
         rows = batch.all
         if not self.memories or self.name not in rows.memory:
             return {}
@@ -170,7 +170,7 @@ class Backbone(nn.Module):
         return tree.stack(found) if found else {}
 
     def step(self, obs: Tree, memory: Tree, reset: Tensor, noise: Tree | None = None) -> tuple[Tensor, Tree]:
-        """One row of every environment: features [B, size], and this body's share of the memory after it."""
+        """One row of every environment: features [B, size], and this backbone's memory after it."""
         encoded = self.encoder(obs)
         if not self.memories:
             return self.read(encoded, noise), {}
@@ -178,15 +178,15 @@ class Backbone(nn.Module):
         return self.read(summary[0], noise), after
 
     def read(self, encoded: Tensor, noise: Tree | None = None) -> Tensor:
-        """The torso alone, on what encoder and memory made of rows."""
+        """The hidden layers alone, on outputs of encoder and memory."""
         return self.torso(encoded, noise) if self.random else self.torso(encoded)
 
     def advance(self, obs: Tree, memory: Tree, reset: Tensor) -> Tree:
-        """Only the memory after one row, for a net that is not read while acting."""
+        """Only the memory after one row, for a network that is not evaluated while acting."""
         return self.follow(self.encoder(obs), memory, reset)[1] if self.memories else {}
 
     def follow(self, encoded: Tensor, memory: Tree, reset: Tensor) -> tuple[list[Tensor], Tree]:
-        """One encoded row of every environment: what each memory says [B, size], and the memory after it."""
+        """One encoded row of every environment: the output of each memory [B, size], and the memory after it."""
         if self.last is not None:
             encoded = torch.cat((encoded, self.last(memory[LAST], reset)), -1)
         states = self._states(memory[self.name])
@@ -213,24 +213,48 @@ class Backbone(nn.Module):
         return [memory[str(number)] for number in range(len(self.memories))]
 
 
+class BackboneNet(nn.Module):
+    """A network with one backbone, whose memory it offers to the agent."""
+
+    backbone: Backbone
+
+    def initial_memory(self, num_envs: int, device: torch.device) -> Tree:
+        """Memory that is kept while acting."""
+        return self.backbone.initial_memory(num_envs, device)
+
+    def advance(self, obs: Tree, memory: Tree, reset: Tensor) -> Tree:
+        """That memory after one row of every environment."""
+        return self.backbone.advance(obs, memory, reset)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Called once at the start of an update; see `Backbone.unrolled`."""
+        return self.backbone.unrolled(batch)
+
+    def states(self, batch: Batch, stride: int) -> Tree:
+        """See `Backbone.states`."""
+        return self.backbone.states(batch, stride)
+
+
 def _only(memory: Tree, key: str) -> Tree:
     return {key: memory[key]} if key in memory else {}
 
 
 def torso(settings: BackboneSettings, inputs: int) -> tuple[nn.Module, int]:
-    """The hidden layers that settings describe, and how many columns come out of them."""
+    """The hidden layers that the settings describe, and their output size."""
     network, hidden = settings.network, settings.hidden
     if network.name == "mlp":
         if network.options:
             raise ConfigError(
-                f"the network 'mlp' takes no options here, but {', '.join(network.options)} was given; widths and "
-                "activation are settings of their own, and layers one by one are a list"
+                f"network 'mlp' takes no options, but {', '.join(network.options)} was given; set widths and activation by "
+                "their own settings, or describe single layers in a list"
             )
         kind = NoisyMLP if settings.noisy else MLP
         return kind(inputs, hidden, settings.activation), hidden[-1] if hidden else inputs
     if settings.noisy:
-        raise ConfigError(f"noisy layers come with the network 'mlp' only, not with {network.name!r}")
+        raise ConfigError(f"noisy layers need network 'mlp', but the network is {network.name!r}")
     net = construct("network", network, inputs)
     if not isinstance(net, nn.Module):
-        raise ConfigError(f"network {network.name!r} built a {type(net).__name__}, not a Module")
+        raise ConfigError(
+            f"network {network.name!r} built a {type(net).__name__}; it must build a torch.nn.Module"
+        )
     return net, width_of(net, inputs)

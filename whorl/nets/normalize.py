@@ -1,21 +1,23 @@
-"""Running statistics that live inside the agent, so that a saved policy carries them.
+"""Running statistics inside the agent, so that a saved policy includes them.
 
-They are frozen while a rollout is collected and learned from, and merged after it: acting and learning see the same
-numbers, and the probability ratio of a fresh batch is exactly one. Several learners merge the rows of all.
+They are frozen while a rollout is collected and learned from, and updated afterwards: acting and learning use the same
+values, so the probability ratio of a fresh batch is exactly one. With several learners they cover the rows of all.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whorl.core import collectives, tree
-from whorl.core.spec import MASK_KEY, Array, SpecTree
+from whorl.core.spec import MASK_KEY, Array, Spec, SpecTree
 from whorl.core.tree import Tree
 
 EPSILON = 1e-6
 
 
 class RunningStatistics(nn.Module):
-    """Mean and variance of a stream of rows, merged block by block (Chan et al. 1979)."""
+    """Mean and variance of rows, merged batch by batch (Chan et al. 1979)."""
 
     mean: Tensor
     var: Tensor
@@ -29,7 +31,7 @@ class RunningStatistics(nn.Module):
 
     @torch.no_grad()
     def merge_(self, rows: Tensor, weight: Tensor) -> None:
-        """Add `rows` [N, ...]; `weight` [N] is 0 for rows that do not count."""
+        """Add `rows` [N, ...]; rows with `weight` [N] 0 are ignored."""
         weight = weight.to(rows.dtype)
         spread = tree.expand(weight, rows)
         total = collectives.total(weight.sum())
@@ -39,7 +41,7 @@ class RunningStatistics(nn.Module):
         both = self.count + total
         share = (total / both.clamp(min=1)).to(mean.dtype)
         delta = mean - self.mean
-        # The first block replaces the placeholder statistics: its share is then exactly one.
+        # The first batch replaces the initial statistics: its share is exactly one.
         self.var.copy_(self.var * (1 - share) + var * share + delta.square() * share * (1 - share))
         self.mean.add_(delta * share)
         self.count.copy_(both)
@@ -83,14 +85,14 @@ class Observations(nn.Module):
 
     @torch.no_grad()
     def merge_(self, obs: Tree, weight: Tensor) -> None:
-        """Merge raw observations [T, B, ...]; rows with weight 0 [T, B] do not count."""
+        """Merge raw observations [T, B, ...]; rows with weight [T, B] 0 are ignored."""
         flat = weight.reshape(-1)
         for path, value in tree.items(obs):
             if self.kinds[path] == "running":
                 self._of(path).merge_(value.flatten(0, 1), flat)
 
     def values(self) -> dict[str, dict[str, list[float] | float]]:
-        """Mean, deviation, variance and count per key, as plain numbers for people and other programs."""
+        """Mean, standard deviation, variance and count per key, as plain numbers."""
         return {
             path or "observation": {
                 "mean": self._of(path).mean.flatten().tolist(),
@@ -104,7 +106,7 @@ class Observations(nn.Module):
 
 
 class Scale(RunningStatistics):
-    """Running statistics with the affine form cached: one fused multiply-add per call."""
+    """Running statistics with cached scale and shift: one fused multiply-add per call."""
 
     scale: Tensor
     shift: Tensor
@@ -125,7 +127,10 @@ class Scale(RunningStatistics):
 
 
 class ReturnScale(nn.Module):
-    """Divides rewards by the deviation of the discounted return, no mean removed (CO-GYM's reward scaling)."""
+    """Divides rewards by the standard deviation of the discounted return, without subtracting a mean (as CO-GYM).
+
+    With reward streams [T, B, 1 + S] only the environment's, index 0, is followed and scaled.
+    """
 
     running: Tensor
 
@@ -138,9 +143,11 @@ class ReturnScale(nn.Module):
 
     @torch.no_grad()
     def merge_(self, reward: Tensor, keep: Tensor, mask: Tensor, gamma: float) -> None:
-        """Follow each environment's discounted return over a rollout [T, B] and merge it."""
+        """Continue each environment's discounted return over a rollout [T, B] and merge its values."""
         if not self.enabled:
             return
+        if reward.dim() > mask.dim():
+            reward, keep = reward[..., 0], keep[..., 0]
         reward = torch.where(mask > 0, reward, 0.0)  # 0 * nan would be nan
         seen = torch.empty_like(reward)
         running = collectives.part(self.running).clone()
@@ -152,9 +159,21 @@ class ReturnScale(nn.Module):
         self.statistics.merge_(seen.flatten(), mask.flatten())
 
     def forward(self, reward: Tensor) -> Tensor:
+        """Scaled and clipped rewards [T, B] or [T, B, 1 + S]."""
+        if reward.dim() > 2:
+            return torch.cat((self(reward[..., 0]).unsqueeze(-1), reward[..., 1:]), -1)
         if self.enabled:
             reward = reward * (self.statistics.var + EPSILON).rsqrt()
         return reward.clamp(-self.clip, self.clip) if self.clip > 0 else reward
+
+
+def normalizers(spec: Spec, cfg: Any) -> tuple[Observations, ReturnScale]:
+    """Those of an on-policy agent's observations and rewards, as its settings describe them."""
+    observations = Observations(
+        spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0
+    )
+    clip = cfg.reward_clip_range if cfg.clip_reward else 0
+    return observations, ReturnScale(spec.num_envs, cfg.normalize_reward, clip)
 
 
 def _kind(path: str, leaf: Array, enabled: bool) -> str:

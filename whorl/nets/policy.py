@@ -11,7 +11,7 @@ from whorl.core.registry import Part
 from whorl.core.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec, SpecTree, action_choices
 from whorl.core.tree import Tree
 from whorl.data.batch import Rows
-from whorl.nets.backbone import Backbone, BackboneSettings
+from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings
 from whorl.nets.layers import orthogonal_
 from whorl.nets.memory import MemoryConfig, memory_settings
 from whorl.ops.distributions import Categorical, Joint, MultiCategorical, Normal
@@ -111,7 +111,7 @@ def policy_head(action: SpecTree, inputs: int, cfg: NetworkConfig) -> nn.Module:
     return CategoricalHead(inputs, leaf.nvec, single=False)
 
 
-class Policy(nn.Module):
+class Policy(BackboneNet):
     """Rows of observations -> a distribution over actions."""
 
     def __init__(self, name: str, spec: Spec, cfg: NetworkConfig) -> None:
@@ -130,19 +130,21 @@ class Policy(nn.Module):
         return self.head(features, obs[MASK_KEY] if self.masked else None), memory
 
 
-class Value(nn.Module):
-    """Rows of observations -> a value [R, B]."""
+class Value(BackboneNet):
+    """Rows of observations -> a value [R, B], or with reward streams one per stream [R, B, 1 + S]."""
 
     def __init__(self, name: str, spec: Spec, cfg: NetworkConfig) -> None:
         super().__init__()
         settings = _settings(cfg, cfg.critic_hidden_sizes, cfg.critic_network)
         self.backbone = Backbone(name, spec.observation, settings, spec.action)
         self.follows = bool(self.backbone.memories)
-        """whether its memory is kept while acting, though nobody reads it then"""
-        self.head = orthogonal_(nn.Linear(self.backbone.size, 1), 1.0)
+        """whether its memory is updated while acting"""
+        self.separate = bool(spec.streams)
+        self.head = orthogonal_(nn.Linear(self.backbone.size, 1 + len(spec.streams)), 1.0)
 
     def forward(self, rows: Rows) -> Tensor:
-        return self.head(self.backbone(rows))[..., 0]
+        value = self.head(self.backbone(rows))
+        return value if self.separate else value[..., 0]
 
 
 def _settings(cfg: NetworkConfig, hidden: tuple[int, ...], network: Part) -> BackboneSettings:

@@ -1,4 +1,4 @@
-"""What agents with replay make of raw rows before their nets read them."""
+"""Preprocessing of replayed batches: normalised observations, augmented images, scaled rewards."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -37,27 +37,27 @@ class PreprocessorConfig:
 
 
 def reward_limit(cfg: ReplayConfig) -> float:
-    """Where rewards are clipped; 0: nowhere."""
+    """Bound of clipped rewards; 0: not clipped."""
     return cfg.reward_clip_range if cfg.clip_reward else 0.0
 
 
 class Preprocessor(Observations):
-    """Normalised observations, shifted images, scaled rewards."""
+    """Normalises observations, shifts images and scales rewards."""
 
     def __init__(self, spec: Spec, cfg: PreprocessorConfig) -> None:
         super().__init__(spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0)
         self.observation, self.pad, self.reward_scale = spec.observation, cfg.augment, cfg.reward_scale
-        # To an encoder of somebody else the word may mean another thing.
+        # A registered encoder may use this option for something else.
         channels = cfg.encoder.options.get("channels")
         self.channels: Channels = channels if channels in ("first", "last") else "auto"
         if self.pad and not has_images(spec.observation, channels=self.channels):
             raise ConfigError(
-                f"augment is {self.pad}, but no observation here is an image, [H, W, C] or [C, H, W] with "
-                f"{LEAST_SIDE} pixels a side or more; leave it out"
+                f"augment is {self.pad}, but no observation is an image, [H, W, C] or [C, H, W] with sides of at least "
+                f"{LEAST_SIDE} pixels; leave it out"
             )
 
     def learn(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """A batch as it is learned from; images are shifted anew each time (Kostrikov et al. 2021, arXiv:2004.13649)"""
+        """A batch ready for the losses; images are shifted at random (Kostrikov et al. 2021, arXiv:2004.13649)."""
         obs = batch.obs
         if self.pad:
             lead = (batch.reset.shape[0], batch.reset.shape[1], 2)

@@ -1,4 +1,4 @@
-"""Ensembles of action-value nets, evaluated side by side as batched matrix products."""
+"""Ensembles of Q networks, evaluated together by batched matrix products."""
 
 from itertools import pairwise
 from math import prod
@@ -14,22 +14,22 @@ from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.nets.actor import ActorCriticNetworkConfig
-from whorl.nets.backbone import Backbone, BackboneSettings, torso
+from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings, torso
 from whorl.nets.layers import activation_of, orthogonal_
 from whorl.nets.memory import memory_settings
 from whorl.nets.preprocessor import reward_limit
 from whorl.settings.schema import coerce
 
 
-class QEnsemble(nn.Module):
-    """Rows, and actions where they are continuous -> [members, T, B, *outputs].
+class QEnsemble(BackboneNet):
+    """Rows, and continuous actions -> [members, T, B, *outputs].
 
-    All members read one encoder, which their loss trains; a memory each, or by `share_memory` one for all.
+    All members share one encoder, which their loss trains. Each has its own memory, or with `share_memory` all share one.
 
     Args:
-        outputs: shape of what one member says of a row: () for a value, (n,) for one per choice or quantile.
-        actions: columns of the action that is evaluated; 0 where every choice has its own output.
-        join: hidden layers that see the observation alone (Lillicrap et al. 2016: one).
+        outputs: shape of one member's output per row: () for a value, (n,) for one per discrete action or quantile.
+        actions: size of the continuous action that is evaluated; 0 if each discrete action has its own output.
+        join: number of hidden layers before the action is concatenated (Lillicrap et al. 2016: one).
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class QEnsemble(nn.Module):
             name, spec.observation, reader, spec.action, 1 if cfg.share_memory else members
         )
         self.follows = bool(self.backbone.memories) and not cfg.share_memory and cfg.stores_memory
-        """whether its memory is kept while acting, though nobody reads it then, to be stored beside the policy's"""
+        """whether its memory is updated while acting, only to be stored in replay"""
         self.members, self.outputs = members, outputs
         columns = prod(outputs)
         if cfg.critic_network.name == "mlp":
@@ -66,41 +66,32 @@ class QEnsemble(nn.Module):
             )
         elif join:
             raise ConfigError(
-                f"the action joins in a later layer of critic_network 'mlp' only, not of {cfg.critic_network.name!r}"
+                f"action_joins is 'second', which needs critic_network 'mlp', but it is {cfg.critic_network.name!r}"
             )
         else:
             self.nets = Separate(members, self.backbone.size + actions, columns, cfg)
 
     def draw(self, rows: int, generator: torch.Generator | None) -> Tree:
-        """Fresh noise for one pass over `rows` rows, where there is dropout; an empty dict otherwise."""
+        """Fresh noise for one pass over `rows` rows if there is dropout; otherwise an empty dict."""
         return self.nets.draw(rows, generator)  # type: ignore[operator]
 
     def forward(self, rows: Rows, action: Tensor | None = None, noise: Tree | None = None) -> Tensor:
         return self._evaluate(rows, action, noise, self.members)
 
     def first(self, rows: Rows, action: Tensor | None = None) -> Tensor:
-        """What the first member alone says: [T, B, *outputs]."""
+        """Outputs of the first member only: [T, B, *outputs]."""
         return self._evaluate(rows, action, None, 1)[0]
 
     def initial_memory(self, num_envs: int, device: torch.device) -> Tree:
-        """Memory that is kept while acting, and not by the policy."""
-        return self.backbone.initial_memory(num_envs, device) if self.follows else {}
+        return super().initial_memory(num_envs, device) if self.follows else {}
 
     def advance(self, obs: Tree, memory: Tree, reset: Tensor) -> Tree:
-        """That memory after one row of every environment."""
-        return self.backbone.advance(obs, memory, reset) if self.follows else {}
+        return super().advance(obs, memory, reset) if self.follows else {}
 
-    def unrolled(self, batch: Batch) -> Batch:
-        """The batch with what these nets' memories make of its rows, so that all who ask share one pass.
-
-        The policy climbs critics that have learned since, by what their memories said before: one step late, and a
-        pass through them saved (as offpcc does).
-        """
-        return self.backbone.unrolled(batch)
-
-    def states(self, batch: Batch, stride: int) -> Tree:
-        """See `Backbone.states`."""
-        return self.backbone.states(batch, stride)
+    def prepare(self, batch: Batch) -> Batch:
+        """See `Backbone.unrolled`. The actor's loss then evaluates updated critics on memory outputs from before their
+        update: one step late, but one unroll less (as offpcc does)."""
+        return super().prepare(batch)
 
     def _evaluate(self, rows: Rows, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
         features = self.backbone(rows, members=members)  # [T, B, size], or [members, T, B, size]
@@ -111,10 +102,10 @@ class QEnsemble(nn.Module):
 
 
 class EnsembleMLP(nn.Module):
-    """`members` multi-layer perceptrons of one shape, each layer one batched product; orthogonally initialised.
+    """`members` multi-layer perceptrons of the same shape, one batched product per layer, with orthogonal initialisation.
 
-    Each hidden layer is linear -> dropout -> layer norm -> activation (Hiraoka et al. 2022, arXiv:2110.02034), the two
-    in the middle by option.
+    A hidden layer is linear -> dropout -> layer norm -> activation (Hiraoka et al. 2022, arXiv:2110.02034); dropout and
+    layer norm are optional.
     """
 
     def __init__(
@@ -133,10 +124,10 @@ class EnsembleMLP(nn.Module):
         super().__init__()
         if join > len(hidden):
             raise ConfigError(
-                f"the action joins after layer {join}, but critic_hidden_sizes has {len(hidden)}"
+                f"the action is concatenated after hidden layer {join}, but critic_hidden_sizes has {len(hidden)} layers"
             )
         if not 0 <= dropout < 1:
-            raise ConfigError(f"dropout is {dropout}; it must be at least 0 and below 1")
+            raise ConfigError(f"dropout is {dropout}; it must be at least 0 and less than 1")
         self.activation, self.join, self.dropout, self.hidden = (
             activation_of(activation),
             join,
@@ -150,7 +141,7 @@ class EnsembleMLP(nn.Module):
             before += actions if number == join else 0
             weight = torch.empty(members, before, after)
             for member in weight:
-                # As a plain net: each column of the transpose is one unit.
+                # As in nn.Linear: each row of the transpose is one unit.
                 nn.init.orthogonal_(member.T, 1.0 if number == len(hidden) else 2**0.5)
             self.weights.append(nn.Parameter(weight))
             self.biases.append(nn.Parameter(torch.zeros(members, 1, after)))
@@ -171,14 +162,14 @@ class EnsembleMLP(nn.Module):
         }
 
     def forward(self, value: Tensor, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
-        """What the first `members` say of rows [rows, inputs], or of their own: [members, rows, outputs]."""
+        """Outputs [members, rows, outputs] of the first `members` for rows [rows, inputs] or [members, rows, inputs]."""
         value = value.expand(members, *value.shape[-2:])
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
             weight, bias = layer if members == self.members else (part[:members] for part in layer)
             if number == self.join and action is not None:
                 value = torch.cat((value, action.expand(members, *action.shape)), -1)
-            # Not baddbmm, which spreads the bias over a tensor of that size first.
+            # Not baddbmm, which first expands the bias to the size of the result.
             value = torch.bmm(value, weight).add_(bias)
             if number == last:
                 break
@@ -192,7 +183,7 @@ class EnsembleMLP(nn.Module):
 
 
 class Separate(nn.Module):
-    """An ensemble of nets that settings describe, one after the other."""
+    """An ensemble of networks from `critic_network`, evaluated one after the other."""
 
     def __init__(self, members: int, inputs: int, outputs: int, cfg: ActorCriticNetworkConfig) -> None:
         super().__init__()

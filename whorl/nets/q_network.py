@@ -1,4 +1,4 @@
-"""Nets that tell the value of every choice: one number each, a distribution, or quantiles at asked-for fractions."""
+"""Networks with outputs for every discrete action: a Q value, a distribution, or quantiles at given fractions."""
 
 from dataclasses import dataclass
 from math import pi
@@ -13,7 +13,7 @@ from whorl.core.spec import MASK_KEY, Continuous, Discrete, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.config import ReplayConfig
-from whorl.nets.backbone import Backbone, BackboneSettings
+from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings
 from whorl.nets.images import SpectralConvolution
 from whorl.nets.layers import MLP, orthogonal_
 from whorl.nets.memory import MemoryConfig, MemorySettings, memory_settings
@@ -43,10 +43,10 @@ class QNetworkConfig:
     """initial noise of noisy layers"""
 
 
-class QNetwork(nn.Module):
+class QNetwork(BackboneNet):
     """Rows of observations -> [T, B, choices, columns].
 
-    With `dueling` (Wang et al. 2016, arXiv:1511.06581, eq. 9), column by column: V(s) + A(s, a) - mean_b A(s, b)
+    With `dueling` (Wang et al. 2016, arXiv:1511.06581, eq. 9), per column: V(s) + A(s, a) - mean_b A(s, b)
     """
 
     def __init__(
@@ -54,20 +54,20 @@ class QNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.choices, self.columns = choices_of(spec, name), columns
-        self.backbone = self._body(name, spec, cfg, ())
+        self.backbone = self._build_backbone(name, spec, cfg, ())
         hidden = cfg.hidden_sizes
         if embeds and not any(True for _ in self.backbone.parameters()):
-            # An embedding needs features to go with: the first hidden layer makes them where no encoder does.
-            self.backbone = self._body(name, spec, cfg, hidden[:1])
+            # The embedding multiplies features: without an encoder, the first hidden layer computes them.
+            self.backbone = self._build_backbone(name, spec, cfg, hidden[:1])
             hidden = hidden[1:] or hidden
-        self.advantage = Stream(self.backbone.size, hidden, self.choices * columns, cfg)
-        self.value = Stream(self.backbone.size, hidden, columns, cfg) if cfg.dueling else None
+        self.advantage = QHead(self.backbone.size, hidden, self.choices * columns, cfg)
+        self.value = QHead(self.backbone.size, hidden, columns, cfg) if cfg.dueling else None
         has_weights = any(True for _ in self.backbone.parameters())
         self.norm = nn.LayerNorm(self.backbone.size) if cfg.layer_norm and has_weights else nn.Identity()
         self._spectral = [part for part in self.modules() if isinstance(part, SpectralConvolution)]
 
     @staticmethod
-    def _body(name: str, spec: Spec, cfg: QNetworkConfig, hidden: tuple[int, ...]) -> Backbone:
+    def _build_backbone(name: str, spec: Spec, cfg: QNetworkConfig, hidden: tuple[int, ...]) -> Backbone:
         memory, clip = MemorySettings(), 0.0
         if isinstance(cfg, MemoryConfig):
             memory = memory_settings(cfg)
@@ -79,21 +79,21 @@ class QNetwork(nn.Module):
         return Backbone(name, spec.observation, settings, spec.action)
 
     def draw(self, generator: torch.Generator | None) -> Tree:
-        """Fresh noise for one pass, where layers are noisy; an empty dict otherwise."""
+        """Fresh noise for one pass if layers are noisy; otherwise an empty dict."""
         found = {"advantage": self.advantage.draw(generator)}
         if self.value is not None:
             found["value"] = self.value.draw(generator)
         return found if found["advantage"] else {}
 
     def forward(self, rows: Rows, noise: Tree | None = None) -> Tensor:
-        return self.tell(self.backbone(rows), noise)
+        return self.outputs(self.backbone(rows), noise)
 
     def step(self, obs: Tree, memory: Tree, reset: Tensor, noise: Tree | None = None) -> tuple[Tensor, Tree]:
         """One row of every environment: [B, choices, columns], and the memory after it."""
         features, memory = self.backbone.step(obs, memory, reset)
-        return self.tell(features, noise), memory
+        return self.outputs(features, noise), memory
 
-    def tell(self, features: Tensor, noise: Tree | None) -> Tensor:
+    def outputs(self, features: Tensor, noise: Tree | None) -> Tensor:
         """[..., choices, columns] of features [..., size]."""
         noise, features = noise or {}, self.norm(features)
         advantage = self.advantage(features, noise.get("advantage"))
@@ -103,24 +103,20 @@ class QNetwork(nn.Module):
         value = self.value(features, noise.get("value")).unsqueeze(-2)  # [..., 1, columns]
         return value + advantage - advantage.mean(-2, keepdim=True)
 
-    def unrolled(self, batch: Batch) -> Batch:
-        """The batch with what this net's memory makes of its rows, so that all who ask share one pass."""
-        return self.backbone.unrolled(batch)
+    def prepare(self, batch: Batch) -> Batch:
+        self.update_spectral_norms_()
+        return super().prepare(batch)
 
-    def states(self, batch: Batch, stride: int) -> Tree:
-        """See `Backbone.states`."""
-        return self.backbone.states(batch, stride)
-
-    def renew(self) -> None:
-        """What moves once per update beside the weights: estimates of spectral norms, where there are any."""
+    def update_spectral_norms_(self) -> None:
+        """One power iteration of each spectrally normalised layer."""
         for layer in self._spectral:
             layer.iterate_()
 
 
 class QuantileNetwork(QNetwork):
-    """Values at fractions of the return's distribution that are asked for (Dabney et al. 2018, arXiv:1806.06923).
+    """Quantiles of the return at given fractions (Dabney et al. 2018, arXiv:1806.06923).
 
-    features * relu(W cos(pi i tau) + b), i = 0 .. cosines - 1, read by the streams: one column        (eq. 4)
+    features * relu(W cos(pi i tau) + b), i = 0 .. cosines - 1, is the input of the heads        (eq. 4)
     """
 
     frequencies: Tensor
@@ -133,11 +129,11 @@ class QuantileNetwork(QNetwork):
     def at(self, features: Tensor, tau: Tensor, noise: Tree | None) -> Tensor:
         """[..., N, choices] of features [..., size] at fractions [..., N]."""
         waves = self.embedding((tau.unsqueeze(-1) * self.frequencies).cos()).relu()  # [..., N, size]
-        return self.tell(features.unsqueeze(-2) * waves, noise)[..., 0]
+        return self.outputs(features.unsqueeze(-2) * waves, noise)[..., 0]
 
 
-class Stream(nn.Module):
-    """Hidden layers and the last one, all noisy or none."""
+class QHead(nn.Module):
+    """Hidden layers and an output layer, all noisy or none."""
 
     def __init__(self, inputs: int, hidden: tuple[int, ...], outputs: int, cfg: QNetworkConfig) -> None:
         super().__init__()
@@ -164,20 +160,26 @@ class Stream(nn.Module):
         return self.last(self.hidden(value, noise["hidden"]), noise["last"])
 
 
+def draw_passes(online: QNetwork, target: QNetwork, generator: torch.Generator) -> dict[str, Tree]:
+    """Noise of noisy layers for the passes of one update: Q(s, .), Q(s', .) that selects a* (double), and Q'(s', .)."""
+    nets = {"online": online, "select": online, "target": target}
+    return {name: net.draw(generator) for name, net in nets.items()}
+
+
 def without_features(encoder: Part) -> Part:
-    """The encoder of images without a layer behind its convolutions, unless somebody asked for one: streams follow."""
+    """An encoder of images without a linear layer after the convolutions, unless its options ask for one."""
     if encoder.name not in ("auto", "images"):
         return encoder
     return Part(encoder.name, {"features": "flat", **encoder.options})
 
 
 def allowed(rows: Rows, spec: Spec) -> Tensor | None:
-    """Which choices rows of observations allow [T, B, choices]; None where all are."""
+    """Action masks of rows [T, B, choices]; None if the environment has none."""
     return rows.selected[MASK_KEY] > 0 if spec.masked else None
 
 
 def choices_of(spec: Spec, algorithm: str) -> int:
-    """How many choices there are; one sentence for an environment that offers something else."""
+    """Number of discrete actions; a `ConfigError` for any other action space."""
     action = spec.action
     if not isinstance(action, Discrete):
         kind = "Dict or Tuple" if isinstance(action, dict) else type(action).__name__.lower()

@@ -1,4 +1,4 @@
-"""The weight of entropy in soft actor-critics."""
+"""The entropy coefficient of soft actor-critics."""
 
 from dataclasses import dataclass
 from math import log
@@ -37,13 +37,13 @@ class EntropyConfig:
 
 
 class Temperature(nn.Module):
-    """alpha = exp(log_alpha): positive whatever a gradient does to it."""
+    """alpha = exp(log_alpha), which is always positive."""
 
     def __init__(self, alpha: float, tuned: bool) -> None:
         super().__init__()
         if tuned and not alpha > 0:
             raise ConfigError(
-                f"alpha is {alpha:g}, from where it can't be tuned; start above 0, or set tune_alpha to false"
+                f"alpha is {alpha:g}, which cannot be tuned; use a value above 0, or set tune_alpha to false"
             )
         self.log_alpha = nn.Parameter(torch.tensor(log(alpha) if alpha > 0 else float("-inf")))
 
@@ -52,5 +52,5 @@ class Temperature(nn.Module):
 
 
 def undecayed(optimizer: Part) -> Part:
-    """An optimizer without the weight decay of its options: it would draw alpha towards 1, whatever the entropy."""
+    """An optimizer without weight decay, which would pull alpha towards 1."""
     return Part(optimizer.name, {k: v for k, v in optimizer.options.items() if k != "weight_decay"})

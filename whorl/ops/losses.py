@@ -28,6 +28,11 @@ def blank(value: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask > 0, value, 0.0)
 
 
+def per_stream(mask: Tensor, value: Tensor) -> Tensor:
+    """The mask [T, B] of `value` [T, B], or expanded to that of `value` [T, B, S] with an axis of reward streams."""
+    return mask if value.dim() == mask.dim() else mask.unsqueeze(-1).expand(*mask.shape, value.shape[-1])
+
+
 def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
     """Mean of `value` [..., T, B] over the entries where `mask` [T, B] is above 0; 0 where there are none.
 

@@ -1,10 +1,9 @@
 """Returns and advantages over time-major blocks, all on one reverse scan.
 
-Everywhere: `reward`, `discount` and `keep` are [T, B]; `value` is [T+1, B] and its row t+1 is the value of
-the true successor of row t. At an episode's end that successor is the final observation, whose own row is no
-transition; so termination is `discount` 0, truncation bootstraps by itself, and `keep` 0 stops the trace in
-both cases. What is returned on rows that are no transition means nothing, and their rewards, actions and
-ratios reach no other row.
+Everywhere `reward`, `discount` and `keep` are [T, B]; `value` is [T+1, B] and its row t+1 is the value of the true
+successor of row t. All may have further axes, such as [T, B, S] for reward streams. At the end of an episode the successor
+is the final observation, whose own row is masked. Termination is `discount` 0, truncation bootstraps, and `keep` 0 stops
+the trace in both cases. Results on masked rows are meaningless, and rewards, actions and ratios there affect no other row.
 """
 
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor
 def reverse_scan(term: Tensor, decay: Tensor, last: Tensor) -> Tensor:
     """y_t = term_t + decay_t * y_{t+1}, with y_T = `last` [B].
 
-    An entry of `term` that is not finite stays so in the result but reaches no other row: it may be no
-    transition at all, and 0 * nan would carry it across the end of an episode.
+    A non-finite entry of `term` stays in the result but affects no other row: it may be a masked row, and 0 * nan would
+    carry it across the end of an episode.
     """
     _check_rows(term, decay=decay)
     _check_envs(term, last=last)
@@ -49,7 +48,7 @@ def lambda_return(
     """
     _check_rows(reward, discount=discount, keep=keep)
     _check_values(reward, value=value)
-    weight = lam * keep  # [T, B] share of the return that goes on into the next row
+    weight = lam * keep  # [T, B] share of the return that continues into the next row
     return reverse_scan(reward + discount * (1 - weight) * value[1:], discount * weight, value[-1])
 
 
@@ -58,8 +57,7 @@ def discounted_return(reward: Tensor, discount: Tensor, keep: Tensor, bootstrap_
 
     G_t = r_t + discount_t * (G_{t+1} if keep_t else V_{t+1}),   G_T = V_T
 
-    `bootstrap_value` [T+1, B] counts at truncations and after the last row only; zeros give the plain
-    return.
+    `bootstrap_value` [T+1, B] is used only at truncations and after the last row; zeros give the plain return.
     """
     return lambda_return(reward, discount, bootstrap_value, keep, 1.0)
 
@@ -73,10 +71,10 @@ def n_step_return(reward: Tensor, discount: Tensor, value: Tensor, keep: Tensor,
     _check_values(reward, value=value)
     if n < 1:
         raise ValueError(f"n is {n}; an n-step return needs at least one reward")
-    goes_on = keep > 0
+    continues = keep > 0
     target = reward + discount * value[1:]  # [T, B]
     for _ in range(min(n, reward.shape[0]) - 1):
-        successor = torch.where(goes_on, torch.cat((target[1:], value[-1:])), value[1:])
+        successor = torch.where(continues, torch.cat((target[1:], value[-1:])), value[1:])
         target = reward + discount * successor
     return target
 
@@ -138,22 +136,24 @@ def retrace(
 
 
 def _check_rows(first: Tensor, **others: Tensor) -> None:
-    if first.dim() != 2 or first.shape[0] == 0:
-        raise ValueError(f"expected time-major [T, B] with at least one row, got shape {tuple(first.shape)}")
+    if first.dim() < 2 or first.shape[0] == 0:
+        raise ValueError(
+            f"expected time-major [T, B, ...] with at least one row, got shape {tuple(first.shape)}"
+        )
     for name, tensor in others.items():
         if tensor.shape != first.shape:
             raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}; it needs [T, B] = {tuple(first.shape)}"
+                f"{name} has shape {tuple(tensor.shape)}; it needs [T, B, ...] = {tuple(first.shape)}"
             )
 
 
 def _check_values(rows: Tensor, **values: Tensor) -> None:
-    wanted = (rows.shape[0] + 1, rows.shape[1])
+    needed = (rows.shape[0] + 1, *rows.shape[1:])
     for name, tensor in values.items():
-        if tensor.shape != wanted:
+        if tensor.shape != needed:
             raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}; it needs [T+1, B] = {wanted}: "
-                "one row more than the rewards, the last for the successor of the last row"
+                f"{name} has shape {tuple(tensor.shape)}; it needs [T+1, B, ...] = {needed}, with one row more than the "
+                "rewards for the successor of the last row"
             )
 
 
@@ -161,5 +161,5 @@ def _check_envs(rows: Tensor, **num_envs: Tensor) -> None:
     for name, tensor in num_envs.items():
         if tensor.shape != rows.shape[1:]:
             raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}; it needs [B] = {tuple(rows.shape[1:])}"
+                f"{name} has shape {tuple(tensor.shape)}; it needs [B, ...] = {tuple(rows.shape[1:])}"
             )

@@ -12,6 +12,7 @@ from torch import Tensor
 from whorl.agents.agent import Agent
 from whorl.collect.collector import Collector, LocalCollector
 from whorl.core.errors import ConfigError
+from whorl.data.config import ReplayConfig
 from whorl.data.experience import Experience
 from whorl.data.gradients import GradientQueue
 from whorl.distributed.actor import check_actors, envs_per_batch
@@ -24,7 +25,6 @@ from whorl.distributed.worker_collector import WorkerCollector
 from whorl.envs.make import Source
 from whorl.envs.vector import VectorEnv
 from whorl.run.learner import Learner
-from whorl.data.config import ReplayConfig
 from whorl.settings.merge import Settings
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
@@ -148,7 +148,11 @@ def _acting(
     source: Source, settings: Settings, agent: Agent, learner: torch.device, streams: Streams
 ) -> Acting:
     """Actors, workers that act, or this process with or without workers that step."""
-    run, gamma, device = settings.run, getattr(settings.algo, "gamma", 1.0), choose_device(settings.run.env_device)
+    run, gamma, device = (
+        settings.run,
+        getattr(settings.algo, "gamma", 1.0),
+        choose_device(settings.run.env_device),
+    )
     if run.actors:
         copy = build_agent(settings, agent.spec)
         fleet = make_fleet(source, copy, run, gamma, streams)

@@ -1,0 +1,90 @@
+"""Where an agent's batches come from: each rollout once, or replay. Its config decides which, at construction."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from whorl.agents.families import OffPolicyConfig
+from whorl.core import tree
+from whorl.core.errors import ConfigError
+from whorl.data.batch import Batch
+from whorl.data.replay import Replay, check_replay, replay_of, view_of
+from whorl.data.ring import replay_bytes
+from whorl.data.rollouts import Rollouts
+
+if TYPE_CHECKING:
+    from whorl.agents.agent import Agent
+
+
+class OnPolicy:
+    """Each rollout is learned from once."""
+
+    off_policy = False
+    stores_memory = True
+
+    def __init__(self, cfg: Any) -> None:
+        self.chunk_length = getattr(cfg, "chunk_length", 1)
+
+    def check(self, agent: "Agent", rows: int) -> None:
+        """Any rollout is accepted."""
+
+    def stride(self, agent: "Agent") -> int:
+        return self.chunk_length if agent.initial_memory(1) else 1
+
+    def observe(self, agent: "Agent", rollout: Batch) -> None:
+        """Statistics of observations are updated after the rollout is learned from."""
+
+    def replay_bytes(self, agent: "Agent") -> int:
+        return 0
+
+    def build(self, agent: "Agent", generator: torch.Generator) -> Rollouts:
+        return Rollouts(device=agent.device)
+
+
+class OffPolicy:
+    """Batches are sampled from a replay buffer."""
+
+    off_policy = True
+
+    def __init__(self, cfg: OffPolicyConfig) -> None:
+        self.cfg, self.stores_memory = cfg, cfg.stores_memory
+
+    def check(self, agent: "Agent", rows: int) -> None:
+        check_replay(self.cfg, agent.spec, rows)
+        if self.cfg.normalize_obs:
+            _require(agent, "normalize_obs", "observe", ("observations",))
+        if self.cfg.prioritized and self.cfg.priority_on_add:
+            _require(agent, "priority_on_add", "errors", ("observations", "critic_loss", "draw"))
+
+    def stride(self, agent: "Agent") -> int:
+        return self.cfg.sequence_stride if agent.stores_memory else 1
+
+    def observe(self, agent: "Agent", rollout: Batch) -> None:
+        if self.cfg.normalize_obs:
+            obs = tree.to(tree.index(rollout.obs, slice(0, rollout.shape[0])), agent.device)
+            preprocessor: Any = agent.observations
+            preprocessor.merge_(obs, torch.ones(rollout.shape, device=agent.device))
+
+    def replay_bytes(self, agent: "Agent") -> int:
+        stride = view_of(self.cfg).stride
+        return replay_bytes(agent.spec, self.cfg.buffer_size, memory=agent.stored(), stride=stride)
+
+    def build(self, agent: "Agent", generator: torch.Generator) -> Replay:
+        refresh = agent.refreshed if self.cfg.refresh_memory and agent.stores_memory else None
+        return replay_of(self.cfg, agent.spec, agent.device, generator, agent.errors, agent.stored(), refresh)
+
+
+def experience_of(cfg: Any) -> OnPolicy | OffPolicy:
+    """The kind of experience that a config declares by `off_policy`."""
+    return OffPolicy(cfg) if getattr(cfg, "off_policy", False) else OnPolicy(cfg)
+
+
+def _require(agent: "Agent", setting: str, method: str, parts: tuple[str, ...]) -> None:
+    """Raise if a setting needs `Agent.method`, which is not overridden and would miss some of its `parts`."""
+    missing = [part for part in parts if not hasattr(agent, part)]
+    name = type(agent).__name__
+    if missing and getattr(type(agent), method).__module__ == "whorl.agents.agent":
+        raise ConfigError(
+            f"{setting} is true, but {name} has no {' and no '.join(missing)}, which Agent.{method} reads; define it, "
+            f"override {method}, or leave {setting} out"
+        )

@@ -1,0 +1,68 @@
+"""How agents act, shared by calls: by Q values, by a policy, or by a deterministic actor with noise."""
+
+from typing import Any
+
+from whorl.agents.agent import Acted, Context
+from whorl.agents.protocols import Acting, ActorCriticAgent, NoisyAgent, PolicyAgent, ValueAgent
+from whorl.core.tree import Tree
+from whorl.explore.noise import random_action
+
+
+def act_by_values(agent: ValueAgent, obs: Tree, memory: Tree, context: Context) -> Acted:
+    """The actions that `agent.explore` chooses by their Q values; uniformly random ones during warm-up."""
+    critic, reset = agent.critic, context.reset
+    if context.random:
+        after = critic.advance(agent.observations(obs), memory, reset) if memory else memory
+        return _random(agent, obs, after, context)
+    noise = {} if context.greedy else critic.draw(context.generator)
+    features, memory = critic.backbone.step(agent.observations(obs), memory, reset)
+    return Acted(agent.explore(agent.q_values(features, noise), obs, context, agent.progress), memory)
+
+
+def act_by_policy(agent: PolicyAgent, obs: Tree, memory: Tree, context: Context, *, log_prob: bool) -> Acted:
+    """Actions of an on-policy agent's policy, with their log-probabilities if `log_prob`."""
+    obs = agent.observations(obs)
+    policy, after = agent.actor.step(obs, memory, context.reset)
+    action = sample(policy, context)
+    critic: Any = getattr(agent, "critic", None)
+    if critic is not None:
+        after = {**after, **critic.advance(obs, memory, context.reset)}
+    return Acted(action, after, {"log_prob": policy.log_prob(action)} if log_prob else {})
+
+
+def act_by_actor(agent: ActorCriticAgent, obs: Tree, memory: Tree, context: Context) -> Acted:
+    """Actions of an off-policy agent's stochastic actor; uniformly random ones during warm-up."""
+    policy, after = _evaluate(agent, obs, memory, context)
+    if context.random:
+        return _random(agent, obs, after, context)
+    return Acted(sample(policy, context), after)
+
+
+def act_with_noise(agent: NoisyAgent, obs: Tree, memory: Tree, context: Context) -> Acted:
+    """Actions of a deterministic actor with `agent.noise`, if not greedy; uniformly random ones during warm-up."""
+    action, after = _evaluate(agent, obs, memory, context)
+    if context.random:
+        return _random(agent, obs, after, context)
+    if context.greedy:
+        return Acted(action, after)
+    action, process = agent.noise(action, memory, context, agent.progress)
+    return Acted(action, {**after, **process})
+
+
+def sample(policy: Any, context: Context) -> Tree:
+    """A sample of a distribution over actions, or its mode if greedy."""
+    return policy.mode() if context.greedy else policy.sample(policy.noise(context.generator))
+
+
+def _evaluate(agent: ActorCriticAgent, obs: Tree, memory: Tree, context: Context) -> tuple[Any, Tree]:
+    """The output of the actor and the memory of all networks after this row; skipped if only memory would need it."""
+    if context.random and not memory:
+        return None, memory
+    seen, reset = agent.observations(obs), context.reset
+    noise = {} if context.greedy else agent.actor.draw(context.generator)
+    output, after = agent.actor.step(seen, memory, reset, noise)
+    return output, {**memory, **after, **agent.critic.advance(seen, memory, reset)}
+
+
+def _random(agent: Acting, obs: Tree, memory: Tree, context: Context) -> Acted:
+    return Acted(random_action(agent.spec, obs, context.generator), memory)
