@@ -200,11 +200,14 @@ CONTROL_RULES = ("ddpg", "td3", "sac", "tqc")
 
 def case(name: str, env: Any, algorithm: str, resume: bool = False, needs: str = "", **settings: Any) -> Case:
     """A case with the small settings of its update rule under its own."""
+    base = BASES[INHERITED.get(algorithm, algorithm)]
+    if "sequence" in settings:  # an update takes several times as long
+        base = {**base, "max_epochs": 30}
     return Case(
         name,
         env,
         algorithm,
-        {**RUN, **BASES[INHERITED.get(algorithm, algorithm)], **settings},
+        {**RUN, **base, **settings},
         resume,
         needs,
     )

@@ -167,13 +167,16 @@ def train(row: Row, seconds: float, warm_up: float, answers: TextIO) -> None:
         """Answers in the pause between two epochs, which is not counted."""
 
         def __init__(self) -> None:
-            self.ready = time.perf_counter() + warm_up
+            self.learning: float | None = None
+            """when the warm-up began: with the second rollout after the first updates were due"""
             self.began: tuple[float, int] | None = None
 
         def on_update(self, trainer: Any, metrics: Mapping[str, Any]) -> None:
             now, steps = time.perf_counter(), int(metrics["steps"])
             if self.began is None:
-                due = now >= self.ready and steps > 2 * row.settings.get("learn_after", 0)
+                if self.learning is None and steps > row.settings.get("learn_after", 0):
+                    self.learning = now
+                due = self.learning is not None and now - self.learning > warm_up
             else:
                 due = now - self.began[0] >= seconds
                 if due:
