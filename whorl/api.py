@@ -45,8 +45,9 @@ def load(
     given = {} if env_options is None else {"env_options": dict(env_options)}
     made = find(env)
     options = made.options if made.named else None
-    settings = configure(algorithm, made.id, {**(config or {}), **given}, files, options=options)
+    settings = configure(algorithm, made.id, {**made.settings(config or {}), **given}, files, options=options)
     source = _with_options(made, settings.env_options)
+    source.check(settings.run)
     return Trainer(source, replace(settings, env_options=dict(source.options)), callbacks)
 
 
@@ -136,7 +137,7 @@ def evaluate(
         raise WhorlError(
             f"{source.id} has no window; record it with video=PATH (on the command line --video)"
         )
-    vector = source.vector(1 if render else min(episodes, 32), policy.agent.device)
+    vector = source.vector(source.num_envs or (1 if render else min(episodes, 32)), policy.agent.device)
     camera = _Camera(source.id, _frame_rate(source)) if video is not None else None
     try:
         with torch.no_grad():

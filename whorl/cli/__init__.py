@@ -161,10 +161,10 @@ def train(words: list[str]) -> int:
 
 def _whole(env: str) -> str:
     """The id by which tuned settings know an environment; as it was written, where nobody knows it."""
-    from whorl.envs.adapters.gymnasium import whole_id
+    from whorl.envs.adapter import full_id
 
     try:
-        return env if ":" in env else whole_id(env)
+        return env if ":" in env else full_id(env)
     except WhorlError:
         return env
 

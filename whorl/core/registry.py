@@ -61,7 +61,7 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-KINDS = ("algorithm", "network", "encoder", "layer", "optimizer", "loss", "environment")
+KINDS = ("algorithm", "network", "encoder", "layer", "optimizer", "loss", "environment", "adapter")
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
 # Everything is trusted where a person writes a path now; loading a saved config narrows it.
 _trusted: ContextVar[tuple[str, ...] | None] = ContextVar("trusted", default=None)

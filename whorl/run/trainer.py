@@ -240,7 +240,7 @@ class Trainer:
             )
         self.env = make_vector(self.source, run.num_envs, device, workers, run.compile)
         # Whether all environments begin an episode is a question that a graph can't ask.
-        capture = device.type == "cuda" and self.source.world is not None and not run.hold_policy
+        capture = device.type == "cuda" and self.env.capturable and not run.hold_policy
         acts, renew = self.actor, None
         if run.hold_policy:
             acts = build_agent(self.settings, self.agent.spec).to(device)
@@ -450,6 +450,7 @@ class Trainer:
         num_envs = min(episodes, EVAL_ENVS) if self.source.world is None else episodes
         if self.actor.device.type == "cuda":
             num_envs = max(num_envs, self.settings.run.num_envs)  # the shape that is compiled already
+        num_envs = self.source.num_envs or num_envs
         if self._eval_env is None or self._eval_env.spec.num_envs != num_envs:
             self._close_eval()
             workers = min(self.settings.run.workers, num_envs)
