@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from whorl.distributed.pool import WorkerPool
-from whorl.envs.adapters.gymnasium import factory_from_id
+from whorl.envs.adapter import factory_from_id
 from whorl.envs.stepping import Buffers, EnvStepper
 
 RAW = """

@@ -275,7 +275,7 @@ def test_a_misspelt_environment_names_the_nearest() -> None:
 
 
 def test_something_that_is_no_environment_is_told() -> None:
-    with pytest.raises(EnvError, match="is no environment"):
+    with pytest.raises(EnvError, match="is not an environment"):
         whorl.load(3, "ppo")
     with pytest.raises(EnvError, match=r"it must return a gymnasium\.Env"):
         whorl.load(dict, "ppo")

@@ -92,8 +92,10 @@ def load(
         config = plain_fields(config)
     made = find(env)
     options = made.options if made.named else None
-    found = configure(algorithm, made.id, {**given, **(config or {}), **settings}, files, options=options)
+    given = {**given, **made.settings({**(config or {}), **settings})}
+    found = configure(algorithm, made.id, given, files, options=options)
     source = _with_options(made, found.env_options)
+    source.check(found.run)
     found = dataclasses.replace(found, env_options=dict(source.options))
     return Trainer(source, found, callbacks, loggers)
 
@@ -184,7 +186,7 @@ def evaluate(
         raise WhorlError(
             f"{source.id} can't be shown in a window; record it with video=PATH (on the command line --video)"
         )
-    vector = source.vector(1 if render else min(episodes, 32), policy.agent.device)
+    vector = source.vector(source.num_envs or (1 if render else min(episodes, 32)), policy.agent.device)
     camera = _Camera(source.id, _frame_rate(source)) if video is not None else None
     try:
         with torch.no_grad():

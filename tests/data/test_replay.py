@@ -187,7 +187,10 @@ def test_a_restart_costs_one_row_even_where_nobody_announced_it() -> None:
 
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 1.0, 2.5])
 def test_fractions_of_the_ratio_are_carried_exactly(ratio: float) -> None:
-    record, store = Recorder(1, end=0.0), replay(1, 50, Transitions(1), updates_per_step=ratio, learning_starts=10)
+    record, store = (
+        Recorder(1, end=0.0),
+        replay(1, 50, Transitions(1), updates_per_step=ratio, learning_starts=10),
+    )
     made = []
     for _ in range(110):
         store.add(record.rollout(1))

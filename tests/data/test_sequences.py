@@ -165,7 +165,9 @@ def test_garbage_in_a_masked_row_never_comes_out(view: Sequences) -> None:
 
 
 def test_settings_say_what_a_sequence_is() -> None:
-    cfg = OffPolicyConfig(memory="lstm", sequence_length=8, burn_in=4, sequence_stride=2, n_step=3, last_reward=True)
+    cfg = OffPolicyConfig(
+        memory="lstm", sequence_length=8, burn_in=4, sequence_stride=2, n_step=3, last_reward=True
+    )
     assert view_of(cfg) == Sequences(8, 4, 2, 3, False, True)
     whole = OffPolicyConfig(memory="gru", sequence_length=50, whole_episodes=True)
     assert view_of(whole) == Sequences(50, 0, 1, 1, True, False)
@@ -194,7 +196,9 @@ def test_a_ring_too_small_for_its_sequences_is_told_in_one_sentence(
 
 @pytest.mark.parametrize("stride", [2, 5, 8])
 def test_the_smallest_ring_that_is_allowed_always_has_a_start(stride: int) -> None:
-    cfg = OffPolicyConfig(memory="lstm", sequence_length=3, sequence_stride=stride, n_step=2, stored_memory=False)
+    cfg = OffPolicyConfig(
+        memory="lstm", sequence_length=3, sequence_stride=stride, n_step=2, stored_memory=False
+    )
     slots = stride
     while True:
         try:
@@ -232,7 +236,12 @@ def test_an_episode_that_outgrows_the_ring_is_one_sentence() -> None:
 def test_a_sequence_is_drawn_by_its_largest_and_its_mean_error() -> None:
     """eta .9 of errors 1, 3, 2: .9 * 3 + .1 * 2; where the 3 is masked: .9 * 2 + .1 * 1.5."""
     cfg = OffPolicyConfig(
-        memory="lstm", sequence_length=3, sequence_stride=3, buffer_size=30, prioritized=True, priority_alpha=1.0
+        memory="lstm",
+        sequence_length=3,
+        sequence_stride=3,
+        buffer_size=30,
+        prioritized=True,
+        priority_alpha=1.0,
     )
     store = replay_of(cfg, spec(1), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask, MEMORY)
     record = Recorder(1, end=0.0)

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from whorl.core.errors import EnvError, WhorlError
+from whorl.envs.adapter import factory_from_id
 from whorl.envs.adapters import atari
 from whorl.envs.adapters.atari import Atari
-from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
+from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.make import find
 from whorl.envs.snapshot import restore_env, snapshot_env
 

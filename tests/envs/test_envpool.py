@@ -120,7 +120,7 @@ def test_options_that_it_has_not_are_an_error():
 
 @played
 def test_an_unknown_backend_names_those_there_are():
-    with pytest.raises(EnvError, match="backend 'envpol' is unknown; did you mean 'envpool'"):
+    with pytest.raises(EnvError, match="backend is 'envpol'; did you mean 'envpool'"):
         find("Pong", {"backend": "envpol"})
 
 

@@ -10,11 +10,12 @@ import torch
 from gymnasium import spaces
 
 from whorl.core.errors import EnvError, WhorlError
-from whorl.core.spec import MASK_KEY as SPEC_MASK_KEY
 from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, to_env
+from whorl.envs.adapter import factory_from_id
 from whorl.envs.adapters import atari
-from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id, to_spec
-from whorl.envs.stepping import MASK_KEY, EnvStepper, env_seed, probe
+from whorl.envs.adapters.gymnasium import GymnasiumVector, to_spec
+from whorl.envs.spaces import probe
+from whorl.envs.stepping import EnvStepper, env_seed
 
 torch.set_num_threads(1)
 
@@ -56,10 +57,6 @@ class Countdown(gymnasium.Env):
 class MaskMethod(Countdown):
     def action_masks(self) -> list[bool]:
         return [self.left > 1, True, False]
-
-
-def test_the_mask_key_is_the_one_of_the_spec():
-    assert MASK_KEY == SPEC_MASK_KEY
 
 
 def test_a_env_that_ended_is_reset_by_the_next_call_with_reward_zero():

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from whorl.core.errors import EnvError, WhorlError
+from whorl.envs.adapter import factory_from_id
 from whorl.envs.adapters import minatar
-from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
+from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.adapters.minatar import MinAtar
 from whorl.envs.make import find
 

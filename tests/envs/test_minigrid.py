@@ -12,7 +12,8 @@ import torch
 
 from whorl.core import tree
 from whorl.core.errors import EnvError, WhorlError
-from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
+from whorl.envs.adapter import factory_from_id
+from whorl.envs.adapters.gymnasium import GymnasiumVector
 
 torch.set_num_threads(1)
 installed = pytest.mark.skipif(

@@ -21,7 +21,8 @@ from whorl.core import tree
 from whorl.core.errors import EnvError
 from whorl.core.spec import Discrete
 from whorl.distributed.pool import WorkerPool
-from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
+from whorl.envs.adapter import factory_from_id
+from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.make import default_workers
 
 torch.set_num_threads(1)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from whorl.core.errors import EnvError, WhorlError
-from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
+from whorl.envs.adapter import factory_from_id
+from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.snapshot import restore_env, snapshot_env
 
 torch.set_num_threads(1)

@@ -15,7 +15,8 @@ import whorl
 from whorl.core.errors import EnvError
 from whorl.core.registry import register
 from whorl.distributed.pool import make_vector
-from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
+from whorl.envs.adapter import factory_from_id
+from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.make import find
 from whorl.envs.snapshot import restore_env, snapshot_env
 from whorl.envs.wrappers import SelectObservation
@@ -243,17 +244,18 @@ def test_a_wrong_choice_is_told_before_anything_is_trained(given: Any):
 
 def test_worlds_made_of_tensors_say_how_else_they_are_seen():
     with pytest.raises(
-        EnvError, match="stepped as tensors, which keep can't change; say what is seen with observe"
+        EnvError,
+        match="a native environment, which does not support keep; choose what is observed with observe",
     ):
         find("CartPoleContinuous-v0", {"keep": [99]})
-    with pytest.raises(EnvError, match="which last_action can't change; leave last_action out"):
+    with pytest.raises(EnvError, match="which does not support last_action; leave it out"):
         find("Quadrotor-v0", {"last_action": True})
 
 
 def test_envpool_shows_pictures_alone():
     pytest.importorskip("ale_py")
     with pytest.raises(
-        EnvError, match="EnvPool shows pictures alone; leave out last_action or backend='envpool'"
+        EnvError, match="EnvPool does not support last_action; leave it out, or use backend='ale'"
     ):
         find("Pong", {"last_action": True, "backend": "envpool"})
 

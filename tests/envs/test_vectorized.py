@@ -2,14 +2,18 @@
 
 import torch
 
-from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id
+from whorl.envs.adapter import factory_from_id
+from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.adapters.vectorized import BatchedVector
+from whorl.envs.make import find
 
 NUM_ENVS = 5
 
 
 def made() -> BatchedVector:
-    return BatchedVector(factory_from_id("CartPole-v1"), NUM_ENVS, "CartPole-v1")
+    env = find("CartPole-v1").vector(NUM_ENVS)
+    assert isinstance(env, BatchedVector) and env.snapshots
+    return env
 
 
 def actions(count: int) -> torch.Tensor:

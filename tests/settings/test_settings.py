@@ -195,7 +195,9 @@ def test_a_setting_of_a_sibling_is_a_warning_that_names_the_owner_and_the_own_na
     with pytest.warns(UserWarning) as caught:
         assert settings({"num_critics": 3}, "sac") == settings(algorithm="sac")
     assert [str(warning.message) for warning in caught] == [sentence]
-    with pytest.raises(ConfigError, match="tqc has no setting 'ensemble_q_num'; here it is called 'n_critics'"):
+    with pytest.raises(
+        ConfigError, match="tqc has no setting 'ensemble_q_num'; here it is called 'n_critics'"
+    ):
         settings({"ensemble_q_num": 3}, "tqc")
 
 

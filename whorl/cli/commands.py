@@ -152,10 +152,10 @@ def _all_settings() -> dict[str, Any]:
 
 def _full_id(env: str) -> str:
     """The id under which tuned settings are stored; the name as given, for an unknown environment."""
-    from whorl.envs.adapters.gymnasium import whole_id
+    from whorl.envs.adapter import full_id
 
     try:
-        return env if ":" in env else whole_id(env)
+        return env if ":" in env else full_id(env)
     except WhorlError:
         return env
 

@@ -15,38 +15,8 @@ from torch import Tensor
 
 from whorl.core import tree
 from whorl.core.action_masks import Choices, mask_size
-
-MASK_KEY = "action_mask"
-"""Key of the action mask in dict observations, where the environment says which discrete actions are allowed."""
-
-
-@dataclass(frozen=True)
-class Array:
-    """One observation leaf of one environment."""
-
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-    low: float = float("-inf")
-    high: float = float("inf")
-    stack: int = 1
-    """consecutive frames that `shape` joins, oldest first"""
-    axis: int = 0
-    """of `shape`: where they are joined"""
-    start: int | None = None
-    """of a choice, which stands here as one-hot: the number that the environment counts it from"""
-    plane: bool = False
-    """whether the environment gives [H, W], without the axis for channels that `shape` has"""
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def frame(self) -> "Array":
-        """One frame of the stack, which is all that replay stores of it."""
-        width = self.shape[self.axis] // self.stack
-        shape = tuple(width if number == self.axis else n for number, n in enumerate(self.shape))
-        return replace(self, shape=shape, stack=1)
+from whorl.core.arrays import MASK_KEY as MASK_KEY
+from whorl.core.arrays import Array as Array
 
 
 @dataclass(frozen=True)

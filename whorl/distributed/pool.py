@@ -38,7 +38,8 @@ from whorl.distributed.worker import (
 )
 from whorl.envs.adapters.gymnasium import check_num_envs, to_arrays, to_spec, to_step, to_tensors
 from whorl.envs.make import Source
-from whorl.envs.stepping import Buffers, Factory, Layout, nest, probe
+from whorl.envs.spaces import Factory, Layout, nest, probe
+from whorl.envs.stepping import Buffers
 from whorl.envs.vector import Step, VectorEnv
 
 
@@ -363,6 +364,6 @@ def make_vector(
     source: Source, num_envs: int, device: torch.device | str = "cpu", workers: int = 0, compile: bool = False
 ) -> VectorEnv:
     """`num_envs` copies of an environment, stepped by `workers` processes where that is worth it, else by this one."""
-    if workers > 0 and source.world is None and not source.steps_itself:
+    if workers > 0 and not source.batched:
         return WorkerPool(source.factory, num_envs, source.id, workers=min(workers, num_envs))
     return source.vector(num_envs, device, compile)

@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 from whorl.core.errors import EnvError, WhorlError
-from whorl.envs.adapters.gymnasium import factory_from_id
-from whorl.envs.stepping import describe
+from whorl.envs.adapter import factory_from_id
+from whorl.envs.spaces import describe
 
 STEPS = 1500
 """how far an episode is followed: past the usual limit of 1000"""

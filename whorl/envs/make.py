@@ -1,8 +1,8 @@
-"""From whatever the user has (an id, an environment, a factory) to environments that step together."""
+"""Finds or makes the environments of a run from an id, an environment, a batched environment, or a factory."""
 
 import copy
-import inspect
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,24 +11,18 @@ from typing import Any
 import gymnasium
 import torch
 
-from whorl.core.errors import EnvError, nearest
+from whorl.core.errors import ConfigError, EnvError
 from whorl.core.registry import registered
 from whorl.core.spec import Spec
-from whorl.envs import native
-from whorl.envs.adapters.envpool import EnvPoolVector
-from whorl.envs.adapters.gymnasium import GymnasiumVector, factory_from_id, is_game, to_spec, whole_id
-from whorl.envs.adapters.vectorized import STATE as BATCHED
-from whorl.envs.adapters.vectorized import BatchedVector
-from whorl.envs.stepping import probe
+from whorl.envs.adapter import Adapter, adapter_of, adapters, factory_from_id
+from whorl.envs.adapters.gymnasium import GymnasiumVector, to_spec
+from whorl.envs.adapters.vectorized import BatchedVector, is_vectorized
+from whorl.envs.native import WORLDS
+from whorl.envs.spaces import Factory, probe
 from whorl.envs.vector import VectorEnv
-from whorl.envs.wrappers import HIDING, OPTIONS, observation_wrappers, split
+from whorl.envs.wrappers import OPTIONS, observation_wrappers, split
 from whorl.settings.presets import WRAPPED
-
-Factory = Callable[[], gymnasium.Env]
-BACKENDS = ("ale", "envpool")
-"""who steps Atari games: ALE in our environments and workers, or EnvPool's threads"""
-CHEAP = ("classic_control", "toy_text", "tabular", "minatar")
-"""modules of environments that worker processes would only slow down"""
+from whorl.settings.run import RunConfig
 
 
 class Made(gymnasium.Wrapper):
@@ -40,58 +34,137 @@ class Made(gymnasium.Wrapper):
         self.id = source.id
 
 
+class Batch:
+    """A batched environment that the user gave: the first copy, and the function that makes more, if there is one."""
+
+    def __init__(self, env: Any, factory: Callable[[], Any] | None = None) -> None:
+        self.factory = factory
+        self._first: VectorEnv | None = _as_vector(env) if factory else _Borrowed(_as_vector(env))
+        self.id, self.spec = self._first.id or type(env).__name__, self._first.spec
+
+    def vector(self) -> VectorEnv:
+        first, self._first = self._first, None
+        if first is not None:
+            return first
+        if self.factory is None:
+            raise EnvError(
+                f"only one instance of {self.id} was given, and a second one is needed; pass a function that makes it"
+            )
+        return _as_vector(self.factory())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_first": None}
+
+
+class _Borrowed:
+    """The user's own instance: closing the run leaves it open."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        self._env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Source:
-    """Where environments come from: an id with options, and a factory of single environments."""
+    """Where the environments of a run come from."""
 
     id: str
     factory: Factory
+    """makes one environment"""
     options: Mapping[str, Any] = field(default_factory=dict)
-    world: type | None = None
+    adapter: Adapter | None = None
+    """the library that owns the id; None for what the user made"""
+    batch: Batch | None = None
+    """the batched environment that the user gave"""
     named: bool = True
     """whether the id alone finds the environment again, for instance when a run is resumed"""
-    pooled: bool = False
-    """whether EnvPool steps the environments; drawing is left to our own"""
-
-    def vector(self, num_envs: int, device: torch.device | str = "cpu", compile: bool = False) -> VectorEnv:
-        """`num_envs` copies, stepped by this process; native worlds as tensors on `device`."""
-        if self.world is not None:
-            knows = "compile" in inspect.signature(self.world).parameters
-            extra = {"compile": True} if compile and knows else {}
-            return self.world(num_envs=num_envs, device=device, **self._world_options(), **extra)
-        if self.steps_itself:
-            return EnvPoolVector(self.factory, num_envs, self.id)
-        if self.id in BATCHED and self.named and not self.options:
-            return BatchedVector(self.factory, num_envs, self.id)
-        return GymnasiumVector(self.factory, num_envs, self.id)
 
     @property
-    def steps_itself(self) -> bool:
-        """Whether EnvPool's own threads step the environments."""
-        return self.pooled and "render_mode" not in self.options
+    def num_envs(self) -> int | None:
+        """The number of environments of a batch that the user gave; None: any number can be made."""
+        return None if self.batch is None else self.batch.spec.num_envs
+
+    @property
+    def batched(self) -> bool:
+        """Whether all environments are stepped as one batch in this process, so that there are no workers."""
+        return self.batch is not None or (self.adapter is not None and self.adapter.batches(self.options))
+
+    @property
+    def world(self) -> type | None:
+        """The class of a native environment, None for others."""
+        return WORLDS.get(self.id.rpartition(":")[2]) if self.adapter and self.batched else None
+
+    def vector(self, num_envs: int, device: torch.device | str = "cpu", compile: bool = False) -> VectorEnv:
+        """`num_envs` copies, stepped by this process; native environments are tensors on `device`."""
+        if self.batch is not None:
+            if num_envs != self.num_envs:
+                raise EnvError(f"{self.id} has {self.num_envs} environments, but {num_envs} are needed")
+            return self.batch.vector()
+        found = None
+        if self.adapter is not None:
+            found = self.adapter.vector(self.id, self.options, self.factory, num_envs, device, compile)
+        return found or GymnasiumVector(self.factory, num_envs, self.id)
 
     def spec(self, num_envs: int) -> Spec:
         """What an agent may know of `num_envs` environments, without making them."""
-        if self.world is not None:
-            return self.world(num_envs=1, **self._world_options()).spec.with_num_envs(num_envs)
-        spec = to_spec(probe(self.factory), num_envs)
-        # EnvPool does not show the console's memory, in which a game's rooms are counted.
-        return replace(spec, measures=()) if self.pooled else spec
-
-    def _world_options(self) -> dict[str, Any]:
-        return {key: value for key, value in self.options.items() if key != "render_mode"}
+        if self.batch is not None:
+            return self.batch.spec.with_num_envs(num_envs)
+        if self.batched:
+            return self.vector(1).spec.with_num_envs(num_envs)
+        return to_spec(probe(self.factory), num_envs)
 
     def workers(self, asked: int, num_envs: int) -> int:
-        """How many worker processes to use where `asked` is -1: as many as cores, except where stepping is cheap."""
-        if self.world is not None or self.pooled:
+        """The number of worker processes; where `asked` is -1 one per core, and none where a step is cheap."""
+        if self.batched:
             return 0
         if asked >= 0:
             return min(asked, num_envs)
-        env = self.factory()
-        cheap = any(word in type(env.unwrapped).__module__ for word in CHEAP)
-        env.close()
         count = default_workers(num_envs)
-        return 0 if cheap or count < 2 else count
+        return 0 if count < 2 or self._cheap() else count
+
+    def _cheap(self) -> bool:
+        if self.adapter is not None and self.adapter.cheap:
+            return True
+        env = self.factory()
+        env.close()
+        module = type(env.unwrapped).__module__
+        return any(adapter.cheap and module.startswith(adapter.modules) for adapter in adapters())
+
+    def settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """`config`, with what a batched environment determines unless `config` names it."""
+        if self.batch is None:
+            return dict(config)
+        found: dict[str, Any] = {"num_envs": self.num_envs}
+        if self.batch.factory is None and "eval" not in config:
+            found["eval"] = False
+            warnings.warn(
+                f"evaluation is off, because it needs a second copy of {self.id} and one instance was given; "
+                "pass a function that makes it",
+                stacklevel=4,
+            )
+        return {**found, **config}
+
+    def check(self, run: RunConfig) -> None:
+        """Raise where settings do not fit a batched environment that the user gave."""
+        if self.batch is None:
+            return
+        needed = self.batch.spec.num_envs * max(run.actors, 1)
+        if run.num_envs != needed:
+            each = " for each actor" if run.actors else ""
+            raise ConfigError(
+                f"num_envs is {run.num_envs}, but {self.id} has {self.num_envs} environments{each}; "
+                f"leave num_envs out or set it to {needed}"
+            )
+        if self.batch.factory is None and (run.actors or run.eval):
+            what = "actors need their own copies" if run.actors else "evaluation needs a second copy"
+            raise ConfigError(
+                f"{what} of {self.id}, but one instance was given; pass a function that makes it, or set "
+                f"{'actors to 0' if run.actors else 'eval to false'}"
+            )
 
 
 def make(env: str | gymnasium.Env | Factory, **options: Any) -> Made:
@@ -105,101 +178,78 @@ def make(env: str | gymnasium.Env | Factory, **options: Any) -> Made:
 
 
 def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
-    """The source behind an id, a made environment, a Gymnasium environment or a factory.
+    """The source of an id, an environment, a batched environment, or a function that makes either.
 
-    For the last two, the options are those that say what is seen; others were given when they were made.
+    Except for ids the options are those of `whorl.envs.wrappers`: others were given when the environment was made.
     """
     options = dict(options or {})
     if isinstance(env, Made):
         return env.source
     if isinstance(env, str):
         return _from_id(env, options)
+    if _is_batch(env):
+        return _from_batch(Batch(env), options)
     if isinstance(env, gymnasium.Env):
-        return _seen(_from_env(env), split(options)[1])
+        return _wrapped(_from_env(env), split(options)[1])
     if callable(env):
         built = env()
+        if _is_batch(built):
+            return _from_batch(Batch(built, env), options)
         if not isinstance(built, gymnasium.Env):
-            raise EnvError(f"the factory returned a {type(built).__name__}; it must return a gymnasium.Env")
+            raise EnvError(
+                f"the factory returned a {type(built).__name__}; "
+                "it must return a gymnasium.Env or a batched environment"
+            )
         name = _name(built)
         built.close()
-        return _seen(Source(name, env, named=False), split(options)[1])
-    raise EnvError(f"{env!r} is no environment; give an id, a gymnasium.Env or a function that makes one")
+        return _wrapped(Source(name, env, named=False), split(options)[1])
+    raise EnvError(
+        f"{env!r} is not an environment; "
+        "give an id, a gymnasium.Env, a batched environment, or a function that makes one"
+    )
 
 
 def _from_id(id: str, options: dict[str, Any]) -> Source:
     own = registered("environment")
-    if id not in own and is_game(id):
-        return _game(id, options)
-    theirs, ours = split(options)
-    # An id may name the module that registers it: module:World-v0.
-    name = id if id in own or ":" in id else whole_id(id)
-    world = None if id in own else native.WORLDS.get(name.rpartition(":")[2])
-    if world is not None and ours:
-        raise _whole(name, world, ours)
-    factory = (
-        observation_wrappers(partial(own[id], **theirs), ours)
-        if id in own
-        else factory_from_id(id, **options)
-    )
+    if id in own:
+        theirs, ours = split(options)
+        source = Source(id, observation_wrappers(partial(own[id], **theirs), ours), options)
+    else:
+        adapter = adapter_of(id)
+        source = Source(adapter.full_id(id), factory_from_id(id, **options), options, adapter)
     if options.keys() - {"render_mode"}:
-        _try(id, factory, options)
-    return Source(name, factory, options, world)
+        # Options come from the user, so one that the environment does not take is reported now.
+        try:
+            source.factory().close()
+        except TypeError as error:
+            raise EnvError(f"{id} can't be made with {options}: {error}") from error
+    return source
 
 
-def _seen(source: Source, options: dict[str, Any]) -> Source:
-    """What `source` makes, seen as `options` say."""
+def _from_env(env: gymnasium.Env) -> Source:
+    spec = env.spec
+    if spec is not None and spec.id in WORLDS:
+        options = {key: value for key, value in spec.kwargs.items() if key not in ("world_id", "render_mode")}
+        return _from_id(spec.id, options)
+    # Copies of the object itself include the wrappers around it.
+    return Source(_name(env), lambda: copy.deepcopy(env), named=False)
+
+
+def _wrapped(source: Source, options: dict[str, Any]) -> Source:
+    """`source` with the observation wrappers that `options` name."""
     if not options:
         return source
-    if source.world is not None:
-        raise _whole(source.id, source.world, options)
+    if source.adapter is not None:
+        source.adapter.check_options(source.id, options)
     factory = observation_wrappers(source.factory, options)
     factory().close()
     return replace(source, factory=factory, options=options)
 
 
-def _whole(id: str, world: type, options: dict[str, Any]) -> EnvError:
-    """A world shows its rows as they are; some know other ways to be seen."""
-    if "frame_stack" in options:
-        return EnvError(f"{id} is stepped as tensors, whose rows are not stacked; leave frame_stack out")
-    named, choices = ", ".join(options), ", ".join(getattr(world, "choices", ()))
-    remedy = f"say what is seen with observe, one of {choices}" if choices else f"leave {named} out"
-    return EnvError(f"{id} is stepped as tensors, which {named} can't change; {remedy}")
-
-
-def _game(id: str, options: dict[str, Any]) -> Source:
-    backend = options.get("backend", "ale")
-    if backend not in BACKENDS:
-        raise EnvError(f"backend {backend!r} is unknown; {nearest(str(backend), BACKENDS)}")
-    hiding = [name for name in HIDING if name in options]
-    if backend == "envpool" and hiding:
-        raise EnvError(f"EnvPool shows pictures alone; leave out {', '.join(hiding)} or backend='envpool'")
-    factory = factory_from_id(id, **{name: value for name, value in options.items() if name != "backend"})
-    if options:
-        _try(id, factory, options)
-    return Source(whole_id(id), factory, options, pooled=backend == "envpool")
-
-
-def _try(id: str, factory: Factory, options: dict[str, Any]) -> None:
-    """Options are the user's, so that one the environment does not take is an error of theirs, told at once."""
-    try:
-        factory().close()
-    except TypeError as error:
-        raise EnvError(f"{id} can't be made with {options}: {error}") from error
-
-
-def _from_env(env: gymnasium.Env) -> Source:
-    spec = env.spec
-    if spec is not None and spec.id in native.WORLDS:
-        options = {key: value for key, value in spec.kwargs.items() if key not in ("world_id", "render_mode")}
-        return Source(spec.id, factory_from_id(spec.id, **options), options, native.WORLDS[spec.id])
-    # Copies of the object itself: wrappers that the user put around it come along.
-    return Source(_name(env), lambda: copy.deepcopy(env), named=False)
-
-
 def _name(env: gymnasium.Env) -> str:
-    """A registered id for an environment just as registered; one of its own for what somebody wrapped or wrote.
+    """The registered id of an environment made as registered; a name of its own for what was wrapped or written.
 
-    So a wrapped environment takes no other's tuned settings, and a resumed run can't lose its wrappers unnoticed.
+    So a wrapped environment does not get settings tuned for another one, and a resumed run can't lose its wrappers.
     """
     spec = env.spec
     if spec is None:
@@ -207,7 +257,33 @@ def _name(env: gymnasium.Env) -> str:
     return f"{spec.id}{WRAPPED}" if spec.additional_wrappers else spec.id
 
 
+def _is_batch(env: Any) -> bool:
+    return not isinstance(env, type) and (is_vectorized(env) or isinstance(env, VectorEnv))
+
+
+def _as_vector(env: Any) -> VectorEnv:
+    if is_vectorized(env):
+        id = getattr(env.spec, "id", None)
+        return BatchedVector(env, f"{id}{WRAPPED}" if id else type(env).__name__)
+    if env.capturable and not (hasattr(env, "state_tensors") and hasattr(env, "generator")):
+        raise EnvError(
+            f"{type(env).__name__}.capturable is true, but it has no state_tensors() or no generator; "
+            "add them, or set it to False"
+        )
+    return env
+
+
+def _from_batch(batch: Batch, options: dict[str, Any]) -> Source:
+    if options:
+        raise EnvError(f"{batch.id} is a batch of environments, which {', '.join(options)} can't change")
+
+    def single() -> gymnasium.Env:
+        raise EnvError(f"{batch.id} is a batch of environments; pass it to whorl.load or whorl.train")
+
+    return Source(batch.id, single, batch=batch, named=False)
+
+
 def default_workers(num_envs: int) -> int:
-    """One worker per usable core, and none without a environment."""
+    """One worker per usable core, but not more than environments."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(num_envs, usable))

@@ -1,62 +1,77 @@
-"""The one protocol that every source of experience follows: many environments, stepped together, next-step autoreset.
+"""The protocol of everything that steps environments: `num_envs` copies at once, with next-step autoreset.
 
-A environment whose episode ended at step t is reset by the call for step t+1: that call ignores the environment's action, returns the
-first observation of the new episode with `reset` set, reward 0 and both end flags clear. So the final observation is an
-ordinary row, nothing is patched, and the row that leads from it to the new episode is simply no transition.
+An episode that ended at step t is reset by the call for step t+1. That call ignores the environment's action and returns
+the first observation of the next episode, with `reset` true, reward 0 and both end flags false. So the final
+observation of an episode is an ordinary one, and values bootstrap from it where the episode was truncated.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from whorl.core.errors import EnvError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 
 
 @dataclass
 class Step:
-    """What one call returns. Tensors may be views of buffers that the next call overwrites: copy what you keep."""
+    """The result of one step of all environments. The next call may overwrite these tensors: copy what you keep."""
 
     obs: Tree
     """[B, ...]"""
     reward: Tensor
     """[B] float32"""
     terminated: Tensor
-    """[B] bool: the episode ended in a terminal state"""
+    """[B] bool: the episode ended in a terminal state, so the value of what follows is 0"""
     truncated: Tensor
-    """[B] bool: the episode was cut, for instance by a time limit"""
+    """[B] bool: the episode was cut, for instance by a time limit, so values bootstrap from `obs`"""
     reset: Tensor
-    """[B] bool: `obs` opens a new episode"""
+    """[B] bool: `obs` is the first observation of an episode, and the action was ignored"""
     soft: Tensor | None = None
-    """[B] bool: what comes after is worth nothing to the learner (a life was lost), though the episode goes on"""
+    """[B] bool: a life was lost: the value of what follows is 0, but the episode continues"""
     measures: Tensor | None = None
-    """[B, N] what the environment says of an episode that ended, in the order of the spec's `measures`"""
+    """[B, N] numbers about an episode that ended, in the order of the spec's `measures`"""
 
 
+@runtime_checkable
 class VectorEnv(Protocol):
-    """`num_envs` copies of one environment. Actions come in canonical form (see `whorl.core.spec`)."""
+    """`num_envs` copies of one environment. To write your own, derive from this class: `spec`, `reset` and `step` suffice.
+
+    Actions arrive in canonical form (see `whorl.core.spec`), on the device of the agent that acts (`env_device`).
+    """
 
     spec: Spec
-    id: str
-    snapshots: bool
-    """whether `snapshot` can capture the exact state, so that a run resumes bit for bit anywhere"""
+    id: str = ""
+    """a name for run folders and messages"""
+    snapshots: bool = False
+    """whether `snapshot` saves the exact state, so that a run can be resumed bit for bit from any step"""
+    capturable: bool = False
+    """whether `step` can be recorded in a CUDA graph and replayed.
 
-    capturable: bool
-    """whether `step` can be captured in a CUDA graph: needs `state_tensors()` and `generator`"""
+    If so, the environment also has `state_tensors()`, all tensors that a step changes, and `generator`, the
+    `torch.Generator` of all its random numbers. Its `step` writes state in place, never waits for the GPU (no `.item()`,
+    no `if` on the value of a tensor), and makes no tensor whose shape depends on values.
+    """
 
     def reset(self, seed: int) -> Tree:
-        """Start every environment anew, each from its own stream derived from `seed`; the first observations [B, ...]."""
+        """Reset all environments and seed their random numbers; returns the first observations [B, ...]."""
 
-    def step(self, action: Tree) -> Step: ...
+    def step(self, action: Tree) -> Step:
+        """Step all environments; those whose episode ended at the last step are reset instead."""
 
     def snapshot(self) -> dict[str, Any]:
         """Tensors and plain containers from which `restore` continues exactly, episode counters included."""
+        raise EnvError(f"{self.id or type(self).__name__} has no snapshots")
 
     def restore(self, snapshot: dict[str, Any]) -> Tree:
         """Continue from a snapshot; returns the current observations [B, ...]."""
+        raise EnvError(f"{self.id or type(self).__name__} has no snapshots")
 
     def render(self, env_index: int = 0) -> Any:
-        """One uint8 RGB frame [H, W, 3] of a environment, or None where the environment draws nothing."""
+        """One uint8 RGB frame [H, W, 3] of one environment, or None where it does not render."""
+        return None
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the environment holds."""

@@ -12,8 +12,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from whorl.core.arrays import MASK_KEY
 from whorl.core.errors import EnvError, nearest
-from whorl.envs.stepping import MASK_KEY, Factory, whole_stack
+from whorl.envs.spaces import Factory, check_stack
 
 HIDING = ("keep", "once", "last_action", "last_reward")
 OPTIONS = (*HIDING, "frame_stack")
@@ -35,7 +36,7 @@ def _make(factory: Factory, options: dict[str, Any]) -> gymnasium.Env:
     hiding = {name: value for name, value in options.items() if name in HIDING}
     if hiding:
         env = SelectObservation(env, **hiding)
-    return FrameStack(env, whole_stack(options["frame_stack"])) if "frame_stack" in options else env
+    return FrameStack(env, check_stack(options["frame_stack"])) if "frame_stack" in options else env
 
 
 class FrameStack(gymnasium.Wrapper):

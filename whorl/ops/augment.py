@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from whorl.core import tree
-from whorl.core.images import channels_first
+from whorl.core.arrays import channels_first
 from whorl.core.spec import Array, SpecTree
 from whorl.core.tree import Tree
 
@@ -34,7 +34,7 @@ class Picture:
 def picture(leaf: Array, channels: Channels = "auto") -> Picture | None:
     """How to read `leaf` as an image, or None where it has not three axes and sides of at least 4 pixels.
 
-    With `auto`, the shape tells where the channels are (`whorl.core.images`).
+    With `auto`, the shape tells where the channels are (`whorl.core.arrays`).
     """
     if channels not in ("auto", "first", "last"):
         raise ValueError(f"channels is {channels!r}; choose one of: auto, first, last")

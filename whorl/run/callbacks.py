@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whorl.core import tree
+from whorl.core.arrays import channels_first
 from whorl.core.errors import ConfigError
-from whorl.core.images import channels_first
 from whorl.core.spec import Array
 from whorl.data.batch import Batch
 from whorl.run.evaluate import Evaluation

@@ -118,6 +118,7 @@ class Evaluator:
         num_envs = min(episodes, EVAL_ENVS) if self.source.world is None else episodes
         if policy.device.type == "cuda":
             num_envs = max(num_envs, run.num_envs)  # the shape that is compiled already
+        num_envs = self.source.num_envs or num_envs
         if self._env is None or self._env.spec.num_envs != num_envs:
             self.close()
             workers = min(run.workers, num_envs)

@@ -1,1 +1,1 @@
-"""One file per outside environment library."""
+"""One file per environment library; see `whorl.envs.adapter`."""

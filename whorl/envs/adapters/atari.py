@@ -9,12 +9,13 @@ action that would be repeated. Pictures are averaged over areas as OpenCV does i
 """
 
 import re
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import gcd
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -22,12 +23,20 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from whorl.core.errors import EnvError, missing_extra, nearest
+from whorl.envs.adapter import RegisteredAdapter
+from whorl.envs.spaces import Factory
+from whorl.envs.wrappers import HIDING
+
+if TYPE_CHECKING:
+    from whorl.envs.vector import VectorEnv
 
 ID = re.compile(r"(?P<prefix>ALE/)?(?P<game>\w+?)(?P<plain>NoFrameskip)?(-v(?P<version>\d+))?")
 STICKY = {"ALE/5": 0.25, "NoFrameskip0": 0.25, "NoFrameskip4": 0.0}
 """how ids are registered: the probability that a frame repeats the action before"""
-ELSEWHERE = {"Blackjack"}
+NOT_ATARI = {"Blackjack"}
 """games whose name alone means an environment of Gymnasium"""
+BACKENDS = ("ale", "envpool")
+"""what steps the games: ALE in this process and its workers, or EnvPool's threads"""
 NOOP, FIRE = 0, 1
 TWO_PLAYERS = {"combat", "joust", "maze_craze", "warlords"}
 ROOM_BYTE = {"montezuma_revenge": 3, "pitfall": 1}
@@ -36,40 +45,81 @@ UNSAVED = {"miniature_golf"}
 """games whose score is not in ALE's states, so that going on from one would give a wrong reward"""
 
 
-def owns(id: str) -> bool:
-    """Whether an id is that of a game: ALE/Pong-v5, PongNoFrameskip-v4, Pong."""
-    found = ID.fullmatch(id)
-    if found is None or found["prefix"] or found["plain"]:
-        return found is not None
-    return (
-        found["game"] in games() and found["game"] not in ELSEWHERE and found["version"] in (None, "0", "4")
-    )
+class AtariAdapter(RegisteredAdapter):
+    """Games by their ids: ALE/Pong-v5, PongNoFrameskip-v4, Pong."""
+
+    extra = "atari"
+    packages = ("ale_py",)
+    modules = (__name__,)
+
+    def owns(self, id: str) -> bool:
+        found = ID.fullmatch(id)
+        if found is None or _registered_by_others(id):
+            return False
+        if found["prefix"] or found["plain"]:
+            return True
+        game, version = found["game"], found["version"]
+        return game in games() and game not in NOT_ATARI and version in (None, "0", "4")
+
+    def ids(self) -> Iterable[str]:
+        return games()
+
+    def entry(self, id: str) -> EnvSpec:
+        """A name alone, and ALE/ without a version, mean version 5."""
+        found = ID.fullmatch(id)
+        assert found is not None
+        _ale()
+        game, number = found["game"], found["version"]
+        if game not in games():
+            raise EnvError(f"unknown Atari game {game!r}; {nearest(game, games())}")
+        if found["plain"]:
+            family, number = "NoFrameskip", number or "4"
+        elif found["prefix"] or not number:
+            family, number = "ALE/", number or "5"
+        else:
+            family = ""
+        if family + number not in STICKY:
+            raise EnvError(f"unknown environment {id!r}; use ALE/{game}-v5 or {game}NoFrameskip-v4")
+        name = f"ALE/{game}-v5" if family == "ALE/" else f"{game}NoFrameskip-v{number}"
+        return EnvSpec(
+            name, f"{__name__}:Atari", kwargs={"game": games()[game], "sticky": STICKY[family + number]}
+        )
+
+    def check_options(self, id: str, options: dict[str, Any]) -> dict[str, Any]:
+        found = {name: value for name, value in options.items() if name != "backend"}
+        backend, hiding = options.get("backend", "ale"), [name for name in HIDING if name in options]
+        if backend not in BACKENDS:
+            raise EnvError(f"backend is {backend!r}; {nearest(str(backend), BACKENDS)}")
+        if backend == "envpool" and hiding:
+            raise EnvError(
+                f"EnvPool does not support {', '.join(hiding)}; leave it out, or use backend='ale'"
+            )
+        if "frame_stack" in found:
+            found["stack"] = found.pop("frame_stack")
+        return found
+
+    def batches(self, options: Mapping[str, Any]) -> bool:
+        # EnvPool does not render, so what is shown or recorded is stepped by ALE.
+        return options.get("backend") == "envpool" and "render_mode" not in options
+
+    def vector(
+        self, id: str, options: Mapping[str, Any], factory: Factory, num_envs: int, device: Any, compile: bool
+    ) -> "VectorEnv | None":
+        if not self.batches(options):
+            return None
+        from whorl.envs.adapters.envpool import EnvPoolVector  # here, so that workers need no torch
+
+        return EnvPoolVector(factory, num_envs, id)
 
 
-def spec_from_id(id: str) -> EnvSpec:
-    """The registry entry of a game; a name alone, and ALE/ without a version, mean version 5."""
-    found = ID.fullmatch(id)
-    assert found is not None
-    _ale()
-    game, number = found["game"], found["version"]
-    if game not in games():
-        raise EnvError(f"unknown Atari game {game!r}; {nearest(game, games())}")
-    if found["plain"]:
-        family, number = "NoFrameskip", number or "4"
-    elif found["prefix"] or not number:
-        family, number = "ALE/", number or "5"
-    else:
-        family = ""
-    if family + number not in STICKY:
-        raise EnvError(f"unknown environment {id!r}; use ALE/{game}-v5 or {game}NoFrameskip-v4")
-    name = f"ALE/{game}-v5" if family == "ALE/" else f"{game}NoFrameskip-v{number}"
-    kwargs = {"game": games()[game], "sticky": STICKY[family + number]}
-    return EnvSpec(name, f"{__name__}:Atari", kwargs=kwargs)
+ADAPTERS = (AtariAdapter(),)
 
 
-def made(spec: EnvSpec) -> bool:
-    """Whether an entry of the registry is one of these games."""
-    return spec.entry_point == f"{__name__}:Atari"
+def _registered_by_others(name: str) -> bool:
+    """Whether somebody registered an environment under the name of a game."""
+    known = gymnasium.registry
+    same = [key for key in known if name in (key, key.rpartition("-v")[0])]
+    return any(not str(known[key].entry_point).startswith("ale_py") for key in same)
 
 
 @cache

@@ -16,8 +16,8 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from whorl.core.errors import EnvError, nearest
+from whorl.envs.adapter import RegisteredAdapter, make_registered
 from whorl.envs.adapters.pybullet import Replayable
-from whorl.envs.stepping import make_registered
 
 ID = "BumpsBullet-v0"
 REACH = 0.4
@@ -46,16 +46,6 @@ FIXED = ((-0.25, -0.05), (-0.1, 0.1), (0.05, 0.25))
 LAYOUTS = ("normal", "uniform", "fixed")
 VIEW = (240, 480)
 """height and width of what `render` draws"""
-
-
-def owns(id: str) -> bool:
-    """Whether an id is this environment's."""
-    return id == ID
-
-
-def make_bumps(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env:
-    """Make it, with snapshots."""
-    return Replayable(make_registered(spec, kwargs))
 
 
 class Bumps(gymnasium.Env, gymnasium.utils.EzPickle):
@@ -235,3 +225,20 @@ class Bumps(gymnasium.Env, gymnasium.utils.EzPickle):
 
 
 gymnasium.register(ID, entry_point=f"{__name__}:Bumps", max_episode_steps=50)
+
+
+class BumpsAdapter(RegisteredAdapter):
+    """BumpsBullet-v0, with snapshots."""
+
+    extra = "pybullet"
+    modules = (__name__,)
+
+    def owns(self, id: str) -> bool:
+        return id == ID
+
+    @staticmethod
+    def make(entry: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:
+        return Replayable(make_registered(entry, options))
+
+
+ADAPTERS = (BumpsAdapter(),)

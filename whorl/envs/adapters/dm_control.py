@@ -21,9 +21,9 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from whorl.core.errors import EnvError, missing_extra, nearest
+from whorl.envs.adapter import RegisteredAdapter
 from whorl.envs.snapshot import mujoco_state, restore_mujoco
 
-PREFIXES = ("dm_control/", "dmc/")
 UNLIMITED = 1e10
 """what MuJoCo writes for a bound that there is not"""
 ALWAYS_DRAWN = {("quadruped", "escape")}
@@ -37,16 +37,29 @@ REMEDY = (
 )
 
 
-def spec_from_id(id: str) -> EnvSpec:
-    """The registry entry of dm_control/domain-task; -v0, dmc/ and underscores for dashes are understood too."""
-    name = re.sub(r"-v0$", "", id.partition("/")[2])
-    tasks = {f"{domain}-{task}": (domain, task) for domain, task in _suite().ALL_TASKS}
-    known = {_plain(key): key for key in tasks}
-    if _plain(name) not in known:
-        raise EnvError(f"unknown dm_control task {name!r}; {nearest(name, tasks)}")
-    key = known[_plain(name)]
-    domain, task = tasks[key]
-    return EnvSpec(f"dm_control/{key}-v0", f"{__name__}:DmControl", kwargs={"domain": domain, "task": task})
+class DmControlAdapter(RegisteredAdapter):
+    """dm_control/domain-task; -v0, dmc/ and underscores for dashes are understood too."""
+
+    extra = "dm-control"
+    packages = ("dm_control",)
+    modules = (__name__,)
+
+    def owns(self, id: str) -> bool:
+        return id.startswith(("dm_control/", "dmc/"))
+
+    def entry(self, id: str) -> EnvSpec:
+        name = re.sub(r"-v0$", "", id.partition("/")[2])
+        tasks = {f"{domain}-{task}": (domain, task) for domain, task in _suite().ALL_TASKS}
+        known = {_plain(key): key for key in tasks}
+        if _plain(name) not in known:
+            raise EnvError(f"unknown dm_control task {name!r}; {nearest(name, tasks)}")
+        key = known[_plain(name)]
+        domain, task = tasks[key]
+        kwargs = {"domain": domain, "task": task}
+        return EnvSpec(f"dm_control/{key}-v0", f"{__name__}:DmControl", kwargs=kwargs)
+
+
+ADAPTERS = (DmControlAdapter(),)
 
 
 class DmControl(gymnasium.Env):

@@ -5,6 +5,7 @@ differ by one shade of 255; the last one of a game that ends in the midst of a s
 limit of frames is counted from the first step, not from the no-ops before it. There are no snapshots.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -12,23 +13,20 @@ import numpy as np
 import torch
 
 from whorl.core.errors import EnvError, missing_extra
-from whorl.core.spec import Array
 from whorl.core.tree import Tree
 from whorl.envs.adapters.atari import Atari
 from whorl.envs.adapters.gymnasium import to_spec
-from whorl.envs.stepping import Factory, describe, env_seed
-from whorl.envs.vector import Step
+from whorl.envs.spaces import Factory, describe
+from whorl.envs.stepping import env_seed
+from whorl.envs.vector import Step, VectorEnv
 
 NEVER = 2**30
 SCREEN = (210, 160)
-"""the only size of screen that EnvPool knows"""
+"""the only screen size that EnvPool supports"""
 
 
-class EnvPoolVector:
-    """A `VectorEnv` over EnvPool; `factory` makes one game of ours, whose options hold for all environments."""
-
-    snapshots = False
-    capturable = False
+class EnvPoolVector(VectorEnv):
+    """A `VectorEnv` over EnvPool; `factory` makes one game of `whorl.envs.adapters.atari`, whose options are used."""
 
     def __init__(self, factory: Factory, num_envs: int, id: str) -> None:
         self.id = id
@@ -36,12 +34,12 @@ class EnvPoolVector:
         self._task, self._options = _translate(env)
         layout = describe(env)
         env.close()
-        self.spec = to_spec(layout, num_envs)
+        # EnvPool does not show the memory of the console, from which rooms are counted.
+        self.spec = replace(to_spec(layout, num_envs), measures=())
         self._soft_ends = layout.soft_ends
-        leaf: Array = self.spec.observation
-        # EnvPool puts colours first, [stack * 3, height, width]; ours come last.
+        # EnvPool has channels first, [stack * 3, height, width]; ours are last.
         self._colours = not self._options["gray_scale"]
-        self._shape = leaf.shape
+        self._shape = self.spec.observation.shape
         self._pool: Any = None
 
     def reset(self, seed: int) -> Tree:
@@ -69,15 +67,6 @@ class EnvPoolVector:
         arrays = reward, terminated, truncated, reset, soft
         return Step(self._see(obs), *(torch.from_numpy(array) for array in arrays))
 
-    def snapshot(self) -> dict[str, Any]:
-        raise EnvError(f"{self.id}: EnvPool has no snapshots; make it without backend='envpool'")
-
-    def restore(self, snapshot: dict[str, Any]) -> Tree:
-        raise EnvError(f"{self.id}: EnvPool has no snapshots; make it without backend='envpool'")
-
-    def render(self, env_index: int = 0) -> np.ndarray | None:
-        return None
-
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
@@ -90,15 +79,17 @@ class EnvPoolVector:
 
 
 def _translate(env: gymnasium.Env) -> tuple[str, dict[str, Any]]:
-    """EnvPool's name for the game of an environment of ours, and its words for the options."""
+    """EnvPool's id for the game, and the options under EnvPool's names."""
     game = env.unwrapped
     assert isinstance(game, Atari)
     if game.obscure:
-        raise EnvError("EnvPool can't obscure frames; leave out obscure or backend='envpool'")
+        raise EnvError("EnvPool can't obscure frames; leave out obscure, or use backend='ale'")
     if not game.noop_max:
-        raise EnvError("EnvPool starts episodes with a frame without an action; use noop_max=1 or more")
+        raise EnvError("EnvPool starts every episode with at least one no-op; use noop_max=1 or more")
     if game.native_screen != SCREEN:
-        raise EnvError(f"EnvPool can't play {game.game}, whose screen is {game.native_screen}, not {SCREEN}")
+        raise EnvError(
+            f"EnvPool can't run {game.game}, whose screen is {game.native_screen}, not {SCREEN}; use backend='ale'"
+        )
     options = {
         "stack_num": game.frame_stack,
         "frame_skip": game.frame_skip,

@@ -1,82 +1,86 @@
-"""Gymnasium environments as environments: spaces into a `Spec`, and stepping in this process."""
+"""Gymnasium: its environments by id, single environments stepped in this process, and spaces as a `Spec`."""
 
-import importlib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec, load_env_creator
-from gymnasium.error import DependencyNotInstalled
+from gymnasium.envs.registration import WrapperSpec
 from torch import Tensor
 
 from whorl.core import tree
-from whorl.core.errors import EnvError, nearest
-from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, Spec, SpecTree, TupleSpec
+from whorl.core.errors import EnvError
+from whorl.core.spec import Continuous, Discrete, MultiDiscrete, Spec, SpecTree, TupleSpec
 from whorl.core.tree import Tree
-from whorl.envs.adapters import (
-    atari,
-    bumps_bullet,
-    dm_control,
-    minatar,
-    minigrid,
-    pybullet,
-    reacher,  # noqa: F401 - registers an id
+from whorl.envs.adapter import RegisteredAdapter, registry_id
+from whorl.envs.spaces import Factory, Layout, children, choices_of, nest, probe
+from whorl.envs.stepping import Buffers, EnvStepper
+from whorl.envs.vector import Step, VectorEnv
+
+GOAL = (4, 5, 8, 9)
+"""entries of Reacher-v5's observation that depend on the goal: its position, and the vector from fingertip to goal"""
+gymnasium.register(  # Reacher-v5, where only the first observation of an episode shows the goal
+    "ReacherOnce-v0",
+    entry_point="gymnasium.envs.mujoco.reacher_v5:ReacherEnv",
+    max_episode_steps=50,
+    reward_threshold=-3.75,
+    additional_wrappers=(
+        WrapperSpec("SelectObservation", "whorl.envs.wrappers:SelectObservation", {"once": GOAL}),
+    ),
 )
-from whorl.envs.stepping import (
-    Buffers,
-    EnvStepper,
-    Factory,
-    Layout,
-    children,
-    choices_of,
-    make_registered,
-    missing_package,
-    nest,
-    probe,
+
+
+class GymnasiumAdapter(RegisteredAdapter):
+    """Registered environments whose classes are in `modules`."""
+
+    def __init__(
+        self, *modules: str, extra: str = "", packages: tuple[str, ...] = (), cheap: bool = False
+    ) -> None:
+        self.modules, self.extra, self.packages, self.cheap = modules, extra, packages, cheap
+
+    def owns(self, id: str) -> bool:
+        found = registry_id(id.rpartition(":")[2])
+        entry_point = "" if found is None else str(gymnasium.registry[found].entry_point)
+        return entry_point.startswith(self.modules)
+
+    def vector(
+        self,
+        id: str,
+        options: Mapping[str, Any],
+        factory: Factory,
+        num_envs: int,
+        device: torch.device | str,
+        compile: bool,
+    ) -> VectorEnv | None:
+        from whorl.envs.adapters.vectorized import STATE, BatchedVector
+
+        if id not in STATE or options or not self.cheap:
+            return None
+        env = gymnasium.make_vec(id, num_envs, vectorization_mode="vector_entry_point").unwrapped
+        return BatchedVector(env, id, STATE[id])
+
+
+class AnyAdapter(GymnasiumAdapter):
+    """Every other id that was registered with Gymnasium."""
+
+    def ids(self) -> Iterable[str]:
+        return gymnasium.registry
+
+
+_ENVS = "gymnasium.envs"
+ADAPTERS = (
+    GymnasiumAdapter(f"{_ENVS}.classic_control", f"{_ENVS}.toy_text", f"{_ENVS}.tabular", cheap=True),
+    GymnasiumAdapter(f"{_ENVS}.mujoco", extra="mujoco", packages=("mujoco",)),
+    GymnasiumAdapter(f"{_ENVS}.box2d", extra="box2d", packages=("Box2D",)),
+    AnyAdapter(""),
 )
-from whorl.envs.vector import Step
-from whorl.envs.wrappers import observation_wrappers, split
 
 
-def factory_from_id(id: str, **kwargs: Any) -> Factory:
-    """A function that makes the registered environment `id`, also in a worker that registered nothing.
-
-    All have options that say what is seen of them (`whorl.envs.wrappers`); with `frame_stack`, that many frames are seen
-    together, and one of them is stored.
-    """
-    spec = _find(id)
-    kwargs, seen = split(kwargs)
-    if "frame_stack" in seen and atari.made(spec):
-        kwargs["stack"] = seen.pop("frame_stack")
-    try:
-        if isinstance(spec.entry_point, str):
-            load_env_creator(spec.entry_point)
-    except (ImportError, DependencyNotInstalled) as error:
-        raise missing_package(id, error) from error
-    own = {
-        pybullet: pybullet.make_bullet,
-        bumps_bullet: bumps_bullet.make_bumps,
-        minigrid: minigrid.make_grid,
-    }
-    make = next((make for package, make in own.items() if package.owns(spec.id)), make_registered)
-    # Environments never step before a reset, and checking is a tool of its own: those wrappers don't earn their time.
-    factory = partial(make, replace(spec, order_enforce=False), kwargs)
-    return observation_wrappers(factory, seen)
-
-
-def whole_id(id: str) -> str:
-    """The id with its version, by which tuned settings know it: Pong is ALE/Pong-v5."""
-    return _find(id).id
-
-
-class GymnasiumVector:
-    """`num_envs` Gymnasium environments stepped one after another in this process; a `VectorEnv`."""
-
-    capturable = False
+class GymnasiumVector(VectorEnv):
+    """`num_envs` Gymnasium environments stepped one after another in this process."""
 
     def __init__(self, factory: Factory, num_envs: int, id: str) -> None:
         layout = probe(factory)
@@ -129,11 +133,8 @@ class GymnasiumVector:
 
 def to_spec(layout: Layout, num_envs: int) -> Spec:
     """What an agent may know of an environment with this layout."""
-    arrays = [
-        Array(leaf.shape, leaf.dtype, leaf.low, leaf.high, leaf.stack, leaf.axis, leaf.start, leaf.plane)
-        for leaf in layout.observation
-    ]
-    return Spec(nest(layout.observation, arrays), action_spec(layout.action_space), num_envs, layout.measures)
+    observation = nest(layout.observation, [leaf.array for leaf in layout.observation])
+    return Spec(observation, action_spec(layout.action_space), num_envs, layout.measures)
 
 
 def action_spec(space: spaces.Space) -> SpecTree:
@@ -191,52 +192,3 @@ def check_num_envs(snapshot: dict[str, Any], num_envs: int) -> None:
         raise EnvError(
             f"the snapshot has {found} environments and not {num_envs}; resume with {found} environments"
         )
-
-
-def _find(id: str) -> EnvSpec:
-    module, _, name = id.rpartition(":")
-    if name.startswith(dm_control.PREFIXES):
-        return dm_control.spec_from_id(name)
-    if name.startswith(minatar.PREFIX):
-        return minatar.spec_from_id(name)
-    if is_game(id):
-        return atari.spec_from_id(name)
-    if minigrid.owns(name):
-        module = module or minigrid.PACKAGE
-    if pybullet.owns(name):
-        module = module or pybullet.PACKAGE
-    if module:
-        try:
-            imported = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            raise missing_package(id, error) from error
-        gymnasium.register_envs(imported)
-    registry = gymnasium.registry
-    if name in registry:
-        return registry[name]
-    versions = [key for key in registry if key.rpartition("-v")[0] == name]
-    if versions:
-        return registry[max(versions, key=lambda key: int(key.rpartition("-v")[2]))]
-    raise EnvError(f"unknown environment {id!r}; {_suggestion(name, [*registry, *atari.games()])}")
-
-
-def _registered_elsewhere(name: str) -> bool:
-    """Whether somebody gave an environment of their own a name that a game has, too."""
-    mine = {name, *(key for key in gymnasium.registry if key.rpartition("-v")[0] == name)} & set(
-        gymnasium.registry
-    )
-    return any(not str(gymnasium.registry[key].entry_point).startswith("ale_py") for key in mine)
-
-
-def is_game(id: str) -> bool:
-    """Whether an id means a game of Atari's."""
-    return ":" not in id and atari.owns(id) and not _registered_elsewhere(id)
-
-
-def _suggestion(name: str, ids: list[str]) -> str:
-    hint = nearest(name, ids)
-    if hint.startswith("did"):
-        return hint
-    # Without a near miss the list of every registered id would bury the message.
-    games = "" if atari.games() else ", or for Atari games: pip install 'whorl[atari]'"
-    return f"import the package that registers it, or write 'package:Name-v0'{games}"

@@ -8,6 +8,7 @@ Differs from the package: the end of Freeway after 2500 frames, its only one, is
 
 import colorsys
 import re
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -19,6 +20,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from whorl.core.errors import EnvError, missing_extra, nearest
+from whorl.envs.adapter import RegisteredAdapter
 
 PREFIX = "MinAtar/"
 GAMES = {
@@ -34,15 +36,30 @@ CELL = 16
 """pixels that `render` gives a cell, in height and width"""
 
 
-def spec_from_id(id: str) -> EnvSpec:
-    """The registry entry of MinAtar/Game-v0 or -v1; without a version it is 1."""
-    found = re.fullmatch(rf"{PREFIX}(\w+?)(?:-v([01]))?", id)
-    if found is None or found[1] not in GAMES:
-        ids = [f"{PREFIX}{name}-v{version}" for name in GAMES for version in (0, 1)]
-        raise EnvError(f"unknown environment {id!r}; {nearest(id, ids)}")
-    name, version = found[1], found[2] or "1"
-    kwargs = {"game": GAMES[name], "full_actions": version == "0"}
-    return EnvSpec(f"{PREFIX}{name}-v{version}", f"{__name__}:MinAtar", kwargs=kwargs)
+class MinAtarAdapter(RegisteredAdapter):
+    """MinAtar/Game-v0 or -v1; without a version it is 1."""
+
+    extra = "minatar"
+    packages = ("minatar",)
+    modules = (__name__,)
+    cheap = True
+
+    def owns(self, id: str) -> bool:
+        return id.startswith(PREFIX)
+
+    def ids(self) -> Iterable[str]:
+        return [f"{PREFIX}{name}-v{version}" for name in GAMES for version in (0, 1)]
+
+    def entry(self, id: str) -> EnvSpec:
+        found = re.fullmatch(rf"{PREFIX}(\w+?)(?:-v([01]))?", id)
+        if found is None or found[1] not in GAMES:
+            raise EnvError(f"unknown environment {id!r}; {nearest(id, self.ids())}")
+        name, version = found[1], found[2] or "1"
+        kwargs = {"game": GAMES[name], "full_actions": version == "0"}
+        return EnvSpec(f"{PREFIX}{name}-v{version}", f"{__name__}:MinAtar", kwargs=kwargs)
+
+
+ADAPTERS = (MinAtarAdapter(),)
 
 
 class MinAtar(gymnasium.Env):

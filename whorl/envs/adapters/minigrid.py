@@ -16,21 +16,31 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from whorl.envs.stepping import make_registered
+from whorl.envs.adapter import RegisteredAdapter, make_registered, registry_entry
 
-PACKAGE = "minigrid"
 SPREAD = np.array([25, 51, 127], np.uint8)
 """steps between the numbers of objects (0 to 10), colours (0 to 5) and states (0 to 2)"""
 
 
-def owns(id: str) -> bool:
-    """Whether an id is one of the package's, such as MiniGrid-Empty-8x8-v0."""
-    return id.startswith(("MiniGrid-", "BabyAI-"))
+class MiniGridAdapter(RegisteredAdapter):
+    """Ids of the package, such as MiniGrid-Empty-8x8-v0; environments are made without mission and with snapshots."""
+
+    extra = "minigrid"
+    packages = ("minigrid",)
+    modules = ("minigrid.",)
+
+    def owns(self, id: str) -> bool:
+        return id.rpartition(":")[2].startswith(("MiniGrid-", "BabyAI-"))
+
+    def entry(self, id: str) -> EnvSpec:
+        return registry_entry(id, "minigrid")
+
+    @staticmethod
+    def make(entry: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:
+        return MiniGrid(make_registered(entry, options))
 
 
-def make_grid(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env:
-    """Make what a registry entry of the package describes, without its mission and with snapshots."""
-    return MiniGrid(make_registered(spec, kwargs))
+ADAPTERS = (MiniGridAdapter(),)
 
 
 class MiniGrid(gymnasium.Wrapper):

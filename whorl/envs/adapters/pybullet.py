@@ -14,9 +14,8 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
-from whorl.envs.stepping import make_registered
+from whorl.envs.adapter import RegisteredAdapter, make_registered, registry_entry
 
-PACKAGE = "pybullet_envs_gymnasium"
 LOCOMOTION = "pybullet_envs_gymnasium.gym_locomotion_envs"
 POSITIONS = {
     "HalfCheetah": ((*range(8), *range(8, 20, 2), *range(20, 26)), 3000.0),
@@ -27,17 +26,28 @@ UNREPEATABLE = {"HumanoidFlagrunHarderBulletEnv-v0", "ThrowerBulletEnv-v0"}
 """environments that played a recorded episode differently in some of the trials; they get no snapshot"""
 
 
-def owns(id: str) -> bool:
-    """Whether an id is one of the package's, such as AntBulletEnv-v0."""
-    return "BulletEnv" in id or "BulletP" in id
+class PyBulletAdapter(RegisteredAdapter):
+    """Ids of the package, such as AntBulletEnv-v0; environments get snapshots where their episodes can be replayed."""
+
+    extra = "pybullet"
+    packages = ("pybullet_envs_gymnasium", "pybullet")
+    modules = ("pybullet_envs_gymnasium.",)
+
+    def owns(self, id: str) -> bool:
+        return "BulletEnv" in id or "BulletP" in id
+
+    def entry(self, id: str) -> EnvSpec:
+        return registry_entry(id, "pybullet_envs_gymnasium")
+
+    @staticmethod
+    def make(entry: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:
+        env = make_registered(entry, options)
+        if env.render_mode != "human":
+            _connect(env.unwrapped)
+        return env if entry.id in UNREPEATABLE else Replayable(env)
 
 
-def make_bullet(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env:
-    """Make what a registry entry of the package describes, with snapshots where its episodes repeat."""
-    env = make_registered(spec, kwargs)
-    if env.render_mode != "human":
-        _connect(env.unwrapped)
-    return env if spec.id in UNREPEATABLE else Replayable(env)
+ADAPTERS = (PyBulletAdapter(),)
 
 
 def _connect(base: Any) -> None:
@@ -111,5 +121,7 @@ for _robot, (_keep, _good) in POSITIONS.items():
         entry_point=f"{LOCOMOTION}:{_robot}BulletEnv",
         max_episode_steps=1000,
         reward_threshold=_good,
-        additional_wrappers=(WrapperSpec("SelectObservation", "whorl.envs.wrappers:Seen", {"keep": _keep}),),
+        additional_wrappers=(
+            WrapperSpec("SelectObservation", "whorl.envs.wrappers:SelectObservation", {"keep": _keep}),
+        ),
     )

@@ -1,62 +1,112 @@
-"""Environments that Gymnasium itself steps as one batch: the same dynamics, one call for all environments."""
+"""Environments that step as one batch with Gymnasium's interface: its own `VectorEnv`s, and EnvPool's."""
 
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 
+from whorl.core.arrays import MASK_KEY
 from whorl.core.errors import EnvError
 from whorl.core.tree import Tree
 from whorl.envs.adapters.gymnasium import to_arrays, to_spec, to_tensors
 from whorl.envs.snapshot import decode, encode
-from whorl.envs.stepping import Factory, probe
-from whorl.envs.vector import Step
+from whorl.envs.spaces import batch_decoder, leaf_at, make_layout, mask_in, nest, observation_parts
+from whorl.envs.stepping import SOFT_END
+from whorl.envs.vector import Step, VectorEnv
 
-STATE = {"CartPole-v0": ("state", "steps", "prev_done"), "CartPole-v1": ("state", "steps", "prev_done")}
-"""ids that Gymnasium batches with next-step autoreset, and the attributes that hold their state"""
+STATE = dict.fromkeys(("CartPole-v0", "CartPole-v1"), ("state", "steps", "prev_done", "np_random"))
+"""ids that Gymnasium steps as one batch, and the attributes that hold the state"""
 
 
-class BatchedVector:
-    """A `VectorEnv` over Gymnasium's own batched implementation."""
+def is_envpool(env: Any) -> bool:
+    return hasattr(env, "all_env_ids") and "num_envs" in getattr(env, "config", ())
 
-    snapshots = True
-    capturable = False
 
-    def __init__(self, factory: Factory, num_envs: int, id: str) -> None:
-        self.id = id
-        self.spec = to_spec(probe(factory), num_envs)
-        self._env: Any = gymnasium.make_vec(id, num_envs, vectorization_mode="vector_entry_point").unwrapped
-        assert isinstance(self._env, GymnasiumVectorEnv)
+def is_vectorized(env: Any) -> bool:
+    """Whether `BatchedVector` can step this."""
+    return isinstance(env, GymnasiumVectorEnv) or is_envpool(env)
+
+
+class BatchedVector(VectorEnv):
+    """A `VectorEnv` over one of Gymnasium's, or EnvPool's, with next-step autoreset.
+
+    Args:
+        state: attributes that hold the environment's whole state, for snapshots; without them there are none.
+    """
+
+    def __init__(self, env: Any, id: str, state: tuple[str, ...] = ()) -> None:
+        mode = (env.metadata or {}).get("autoreset_mode")
+        if getattr(mode, "value", mode) not in (None, "NextStep"):
+            raise EnvError(
+                f"{id} has autoreset mode {getattr(mode, 'name', mode)}, which can't be used; "
+                "make it with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP"
+            )
+        self.id, self._env, self._state, self.snapshots = id, env, state, bool(state)
+        self._num_envs = int(env.config["num_envs"] if is_envpool(env) else env.num_envs)
+        self._ended = np.zeros(self._num_envs, bool)
+        observation = getattr(env, "single_observation_space", env.observation_space)
+        action = getattr(env, "single_action_space", env.action_space)
+        _, info = self._reset(0)
+        mask = mask_in(observation, action, info)
+        self.layout = make_layout(observation, action, mask)
+        self.spec = to_spec(self.layout, self._num_envs)
+        self._readers = [read for _, read in observation_parts(observation, action, mask, batch_dims=1)]
+        self._decode = batch_decoder(action)
 
     def reset(self, seed: int) -> Tree:
-        return torch.from_numpy(self._env.reset(seed=seed)[0])
+        self._ended = np.zeros(self._num_envs, bool)
+        return self._observe(*self._reset(seed))
 
     def step(self, action: Tree) -> Step:
-        reset = self._env.prev_done
-        obs, reward, terminated, truncated, _ = self._env.step(action.cpu().numpy())
-        return Step(*(torch.from_numpy(array) for array in (obs, reward, terminated, truncated, reset)))
+        actions = [leaf_at(action, leaf).cpu().numpy() for leaf in self.layout.action]
+        obs, reward, terminated, truncated, info = self._env.step(self._decode(actions))
+        reset, self._ended = self._ended, np.logical_or(terminated, truncated)
+        soft = np.asarray(info.get(SOFT_END, np.zeros(self._num_envs)), bool)
+        flags = (torch.as_tensor(flag, dtype=torch.bool) for flag in (terminated, truncated, reset, soft))
+        return Step(self._observe(obs, info), torch.as_tensor(reward, dtype=torch.float32), *flags)
 
     def snapshot(self) -> dict[str, Any]:
-        return to_tensors({name: encode(getattr(self._env, name)) for name in (*STATE[self.id], "np_random")})
+        if not self._state:
+            return super().snapshot()
+        return to_tensors({name: encode(getattr(self._env, name)) for name in self._state})
 
     def restore(self, snapshot: dict[str, Any]) -> Tree:
-        if snapshot.keys() != {*STATE[self.id], "np_random"}:
+        if snapshot.keys() != set(self._state):
             raise EnvError(
-                f"the snapshot is of another kind of {self.id}; pass the environment that the run had"
+                f"the snapshot does not fit {self.id}; pass the environment that the run was started with"
             )
         for name, value in to_arrays(snapshot).items():
             setattr(self._env, name, decode(value, None))
-        num_envs = len(self._env.prev_done)
-        if num_envs != self.spec.num_envs:
+        self._ended = self._env.prev_done
+        if len(self._ended) != self._num_envs:
             raise EnvError(
-                f"the snapshot holds {num_envs} environments of {self.id}, not {self.spec.num_envs}; make them alike"
+                f"the snapshot has {len(self._ended)} environments of {self.id}, but {self._num_envs} are stepped; "
+                f"use num_envs {len(self._ended)}"
             )
-        return torch.from_numpy(self._env.state.T.astype(np.float32))
-
-    def render(self, env_index: int = 0) -> np.ndarray | None:
-        return None
+        return self._observe(self._env.state.T, {})
 
     def close(self) -> None:
         self._env.close()
+
+    def _reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
+        # The seeds of EnvPool are fixed when it is made.
+        return self._env.reset() if is_envpool(self._env) else self._env.reset(seed=seed)
+
+    def _observe(self, obs: Any, info: dict[str, Any]) -> Tree:
+        values = [read(obs) for read in self._readers]
+        if self.layout.mask == "info":
+            values.append(self._mask(info))
+        arrays = [
+            np.ascontiguousarray(value, leaf.dtype).reshape(-1, *leaf.shape)
+            for value, leaf in zip(values, self.layout.observation)
+        ]
+        return nest(self.layout.observation, [torch.from_numpy(array) for array in arrays])
+
+    def _mask(self, info: dict[str, Any]) -> np.ndarray:
+        """The action masks [num_envs, n]; everything is allowed where `info` has none, as at the end of an episode."""
+        mask = np.ones((self._num_envs, *self.layout.observation[-1].shape), bool)
+        if MASK_KEY in info:
+            given = np.asarray(info.get(f"_{MASK_KEY}", np.ones(self._num_envs)), bool)
+            mask[given] = np.asarray(info[MASK_KEY])[given]
+        return mask

@@ -17,24 +17,21 @@ from torch import Tensor
 
 from whorl.core import tree
 from whorl.core.errors import ConfigError, EnvError
-from whorl.core.spec import Spec
-from whorl.envs.vector import Step
+from whorl.envs.vector import Step, VectorEnv
 
 State: TypeAlias = dict[str, Tensor]
 """Tensors of any shape whose LAST axis is the environments: wide contiguous rows per component, and flags [B] broadcast."""
 
 
-class World(ABC):
+class World(VectorEnv, ABC):
     """`num_envs` copies of one world. A subclass sets `id`, `max_steps` and `spec`, and writes the three methods below."""
 
-    id: ClassVar[str]
     max_steps: int
     """an episode is truncated after so many steps"""
     fps: ClassVar[int] = 50
     """steps per second of the world's own time"""
-    spec: Spec
-    snapshots: bool = True
-    capturable: bool = True
+    snapshots = True
+    capturable = True
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         if num_envs < 1:
@@ -113,12 +110,6 @@ class World(ABC):
     def state_tensors(self) -> list[Tensor]:
         """Every tensor that a step writes."""
         return [*self.state.values(), self.steps, self.returns, self.ended]
-
-    def render(self, env_index: int = 0) -> Any:
-        return None
-
-    def close(self) -> None:
-        return None
 
     def _write(self, state: State) -> None:
         """Move `state` into the buffers, which are made by the first call and keep their addresses ever after."""

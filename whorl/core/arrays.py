@@ -1,0 +1,48 @@
+"""What one array of an observation looks like. Imports no torch, because worker processes start without it."""
+
+from dataclasses import dataclass, replace
+from math import prod
+
+MASK_KEY = "action_mask"
+"""key of the action mask in observation dicts: true where a discrete action is allowed"""
+
+
+@dataclass(frozen=True)
+class Array:
+    """One observation leaf of one environment."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    low: float = float("-inf")
+    high: float = float("inf")
+    stack: int = 1
+    """number of consecutive frames in `shape`, oldest first; the environment returns one at a time"""
+    axis: int = 0
+    """axis of `shape` along which frames are stacked"""
+    start: int | None = None
+    """for a discrete observation, which is stored as one-hot: the environment's smallest value"""
+    plane: bool = False
+    """whether the environment returns [H, W], without the channel axis that `shape` has"""
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def frame(self) -> "Array":
+        """One frame of the stack, which is all that replay stores of it."""
+        width = self.shape[self.axis] // self.stack
+        shape = tuple(width if number == self.axis else n for number, n in enumerate(self.shape))
+        return replace(self, shape=shape, stack=1)
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether an image of shape [a, b, c] is [C, H, W] rather than [H, W, C].
+
+    Two equal neighbouring axes are height and width of a square image; otherwise the shorter end is the channel axis.
+    Ambiguous shapes such as [10, 10, 10] are [H, W, C].
+    """
+    start, middle, end = shape
+    if (start == middle) != (middle == end):
+        return middle == end
+    return start < end

@@ -1,0 +1,189 @@
+"""The interface between environment libraries and the rest: which ids a library owns, and how to make what they name.
+
+Each module in `MODULES` adapts one library. Users add theirs with `whorl.register("adapter", name, adapter)`; those are
+asked first. Imports no torch, because workers make their environments with what is here.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.error import DependencyNotInstalled
+
+from whorl.core.errors import EnvError, WhorlError, missing_extra, nearest
+from whorl.core.registry import registered
+from whorl.envs.spaces import Factory
+from whorl.envs.wrappers import observation_wrappers, split
+
+if TYPE_CHECKING:
+    import torch
+
+    from whorl.envs.vector import VectorEnv
+
+MODULES = ("dm_control", "minatar", "native", "atari", "minigrid", "pybullet", "bumps_bullet", "gymnasium")
+"""in `whorl.envs.adapters`, in the order in which they are asked whether they own an id; gymnasium owns the rest"""
+
+
+class Adapter:
+    """One environment library. A subclass defines at least `owns` and `factory`."""
+
+    extra: str = ""
+    """the extra of whorl that installs the library: the error for a missing package names it"""
+    packages: tuple[str, ...] = ()
+    """the modules that must be importable"""
+    modules: tuple[str, ...] = ()
+    """prefixes of the modules that define its environment classes"""
+    cheap: bool = False
+    """whether a step takes so little time that worker processes would only slow it down"""
+
+    def owns(self, id: str) -> bool:
+        """Whether an id belongs to this library."""
+        raise NotImplementedError
+
+    def factory(self, id: str, options: dict[str, Any]) -> Factory:
+        """A function that makes one environment. It is sent to workers with cloudpickle."""
+        raise NotImplementedError
+
+    def full_id(self, id: str) -> str:
+        """The id with its version, for which presets have tuned settings."""
+        return id
+
+    def check_options(self, id: str, options: dict[str, Any]) -> dict[str, Any]:
+        """The options to make an environment with; raises where one is not supported."""
+        return options
+
+    def ids(self) -> Iterable[str]:
+        """Known ids, among which the nearest one is named where an id is unknown."""
+        return ()
+
+    def batches(self, options: Mapping[str, Any]) -> bool:
+        """Whether the library itself steps all copies as one batch, so that there are no workers."""
+        return False
+
+    def vector(
+        self,
+        id: str,
+        options: Mapping[str, Any],
+        factory: Factory,
+        num_envs: int,
+        device: "torch.device | str",
+        compile: bool,
+    ) -> "VectorEnv | None":
+        """`num_envs` copies stepped as one batch; None: they are stepped one after another."""
+        return None
+
+
+class RegisteredAdapter(Adapter):
+    """A library whose environments are described by entries of Gymnasium's registry."""
+
+    @staticmethod
+    def make(entry: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:
+        """Make the environment of a registry entry, in a worker too."""
+        return make_registered(entry, options)
+
+    def entry(self, id: str) -> EnvSpec:
+        """The registry entry of an id; raises where there is none."""
+        return registry_entry(id)
+
+    def full_id(self, id: str) -> str:
+        return id if ":" in id else self.entry(id).id
+
+    def factory(self, id: str, options: dict[str, Any]) -> Factory:
+        entry = self.entry(id)
+        try:
+            if isinstance(entry.entry_point, str):
+                load_env_creator(entry.entry_point)
+        except (ImportError, DependencyNotInstalled) as error:
+            raise missing_package(id, error) from error
+        # Environments are never stepped before a reset, so the wrapper that checks this is left out.
+        return partial(self.make, replace(entry, order_enforce=False), options)
+
+
+def adapters() -> list[Adapter]:
+    """All adapters, in the order in which they are asked: users' own, the newest first, then the package's."""
+    return [*reversed(registered("adapter").values()), *_package()]
+
+
+@cache
+def _package() -> tuple[Adapter, ...]:
+    return tuple(
+        adapter for name in MODULES for adapter in import_module(f"whorl.envs.adapters.{name}").ADAPTERS
+    )
+
+
+def adapter_of(id: str) -> Adapter:
+    """The adapter that owns an id."""
+    return next(adapter for adapter in adapters() if adapter.owns(id))
+
+
+def full_id(id: str) -> str:
+    """The id with its version, for which presets have tuned settings: Pong is ALE/Pong-v5."""
+    return adapter_of(id).full_id(id)
+
+
+def factory_from_id(id: str, **options: Any) -> Factory:
+    """A function that makes the environment `id`, also in a worker, where nothing is registered.
+
+    All environments take the options of `whorl.envs.wrappers`, which select what is observed.
+    """
+    adapter = adapter_of(id)
+    theirs, ours = split(adapter.check_options(id, options))
+    return observation_wrappers(adapter.factory(id, theirs), ours)
+
+
+def registry_entry(id: str, module: str = "") -> EnvSpec:
+    """The entry of an id in Gymnasium's registry; `module` (or the one in `module:Name-v0`) is imported first."""
+    given, _, name = id.rpartition(":")
+    if given or module:
+        try:
+            gymnasium.register_envs(import_module(given or module))
+        except ModuleNotFoundError as error:
+            raise missing_package(id, error) from error
+    found = registry_id(name)
+    if found is None:
+        known = [known for adapter in adapters() for known in adapter.ids()]
+        raise EnvError(f"unknown environment {id!r}; {_suggestion(name, known)}")
+    return gymnasium.registry[found]
+
+
+def registry_id(name: str) -> str | None:
+    """`name`, or its newest version, where Gymnasium's registry has it."""
+    if name in gymnasium.registry:
+        return name
+    versions = [key for key in gymnasium.registry if key.rpartition("-v")[0] == name]
+    return max(versions, key=lambda key: int(key.rpartition("-v")[2]), default=None)
+
+
+def _suggestion(name: str, ids: list[str]) -> str:
+    hint = nearest(name, ids)
+    if hint.startswith("did"):
+        return hint
+    # Without a near match the list of all ids would bury the message.
+    games = "" if find_spec("ale_py") else ", or for Atari games: pip install 'whorl[atari]'"
+    return f"import the package that registers it, or write 'package:Name-v0'{games}"
+
+
+def make_registered(entry: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:
+    """Make the environment that a registry entry describes; the registry may be empty, as it is in a worker."""
+    try:
+        return gymnasium.make(entry, disable_env_checker=True, **options)
+    except (ImportError, DependencyNotInstalled) as error:
+        raise missing_package(entry.id, error) from error
+    except gymnasium.error.Error as error:
+        raise EnvError(f"{entry.id} can't be made: {error}") from error
+
+
+def missing_package(id: str, error: Exception) -> WhorlError:
+    """The error for an environment whose import failed: it names the extra that installs what is missing."""
+    text = str(error).lower()
+    for adapter in adapters():
+        for module in adapter.packages:
+            # An environment may reject the installed version (Pusher-v4 does): then its own message is better.
+            if module.lower() in text and find_spec(module) is None:
+                return missing_extra(module.replace("_", "-"), adapter.extra)
+    return EnvError(f"{id} can't be imported: {error}")

@@ -1,0 +1,57 @@
+"""The environments of `whorl.envs.native`, which are stepped as one batch of tensors."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from whorl.core.errors import EnvError
+from whorl.envs.adapter import RegisteredAdapter, registry_id
+from whorl.envs.native import WORLDS
+from whorl.envs.spaces import Factory
+from whorl.envs.vector import VectorEnv
+from whorl.envs.wrappers import split
+
+
+class NativeAdapter(RegisteredAdapter):
+    """Ids that `register_world` knows."""
+
+    def owns(self, id: str) -> bool:
+        return registry_id(_name(id)) in WORLDS
+
+    def check_options(self, id: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Options of `whorl.envs.wrappers` wrap single environments, so there are none; most have `observe`."""
+        names = ", ".join(split(options)[1])
+        if names:
+            choices = ", ".join(getattr(WORLDS[_name(self.full_id(id))], "choices", ()))
+            remedy = f"choose what is observed with observe, one of {choices}" if choices else "leave it out"
+            if "frame_stack" in options:
+                remedy = "leave it out, or join observations with concat" if choices else "leave it out"
+            raise EnvError(f"{id} is a native environment, which does not support {names}; {remedy}")
+        return options
+
+    def batches(self, options: Mapping[str, Any]) -> bool:
+        return True
+
+    def vector(
+        self,
+        id: str,
+        options: Mapping[str, Any],
+        factory: Factory,
+        num_envs: int,
+        device: torch.device | str,
+        compile: bool,
+    ) -> VectorEnv:
+        world = WORLDS[_name(id)]
+        given = {name: value for name, value in options.items() if name != "render_mode"}
+        if compile and "compile" in inspect.signature(world).parameters:
+            given["compile"] = True
+        return world(num_envs=num_envs, device=device, **given)
+
+
+def _name(id: str) -> str:
+    return id.rpartition(":")[2]
+
+
+ADAPTERS = (NativeAdapter(),)
