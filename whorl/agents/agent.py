@@ -7,7 +7,7 @@ tensor is ever rebound, so that an update can be captured as a CUDA graph and a 
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import Any, ClassVar, TypeVar
 
@@ -18,9 +18,10 @@ from whorl.agents.optimizers import Stepper, build_optimizer, initialise_state, 
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
-from whorl.core.spec import Spec
+from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
+from whorl.data.discounting import Discounting, Gamma, with_streams
 from whorl.data.gradients import Gradients
 from whorl.data.replay import check_replay, replay_of, view_of
 from whorl.data.ring import replay_bytes
@@ -29,6 +30,8 @@ from whorl.nets.normalize import ReturnScale
 from whorl.settings.families import ReplayConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
+COMPONENTS = "components"
+"""the part of the acting memory that belongs to components, keyed by component"""
 
 
 @dataclass
@@ -76,10 +79,15 @@ def captured(method: F) -> F:
     """
 
     @wraps(method)
+    def run(self: "Agent", batch: Batch, **static: Any) -> Updated:
+        self._batch = batch  # for components that join an optimizer
+        return method(self, batch, **static)
+
+    @wraps(method)
     def call(self: "Agent", batch: Batch, **static: Any) -> Updated:
         if self.runner is None:
-            return method(self, batch, **static)
-        return self.runner(method, self, batch, static)
+            return run(self, batch, **static)
+        return self.runner(run, self, batch, static)
 
     return call  # type: ignore[return-value]
 
@@ -92,6 +100,8 @@ class Agent(nn.Module):
     """the modules that `act` reads, where not all of them are: whoever acts elsewhere is sent no others"""
     corrects_off_policy: ClassVar[bool] = False
     """whether rows that an older policy collected are as good; replay's always are"""
+    separate_streams: ClassVar[bool] = False
+    """whether updates receive every reward stream separately, [T, B, 1 + S], instead of their weighted sum [T, B]"""
     runner: Callable[..., Updated] | None = None
     exchange: Callable[[Sequence[Tensor]], None] | None = None
     """set where several learners share a batch: puts the mean over all of them in the place of gradients"""
@@ -108,6 +118,9 @@ class Agent(nn.Module):
         self._rates: dict[str, float] = {}
         self._steppers: dict[str, Stepper] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self.components = nn.ModuleDict()
+        self._joined: dict[str, list[Callable[[Batch], Tensor]]] = {}
+        self._batch: Batch | None = None
         # Share of the budget that is spent, for schedules; the loop writes it in place before each update.
         self.register_buffer("progress", torch.zeros(()))
 
@@ -118,6 +131,56 @@ class Agent(nn.Module):
     def update(self, batch: Batch) -> Updated:
         """Learn from one batch."""
         raise NotImplementedError(f"{type(self).__name__} must define update()")
+
+    def learn(self, phase: str, batch: Batch) -> Updated:
+        """Run one phase of learning (`update`, or another method), and after an update one step of each component."""
+        updated = getattr(self, phase)(batch)
+        if phase != "update" or not self.components:
+            return updated
+        found = [self.update_component(batch, name=name) for name in self.components]
+        metrics = {key: value for one in found for key, value in one.metrics.items()}
+        return replace(updated, metrics={**updated.metrics, **metrics})
+
+    @captured
+    def update_component(self, batch: Batch, *, name: str) -> Updated:
+        """One step of the component called `name`."""
+        component: Any = self.components[name]
+        return Updated(component.update(self, batch))
+
+    @torch.no_grad()
+    def receive(self, rollout: Batch) -> Batch:
+        """Process a rollout before it is added to the experience: update statistics, add the components' rewards."""
+        self.observe(rollout)
+        if not self.components:
+            return rollout
+        seen, rewards = rollout.to(self.device), {}
+        components: list[Any] = list(self.components.values())
+        for component in components:
+            component.observe(seen)
+            rewards.update(component.rewards(seen))
+        rewards = {name: value.to(rollout.mask.device) for name, value in rewards.items()}
+        return with_streams(rollout, self.spec.streams, rewards)
+
+    def acting_memory(self, num_envs: int) -> Tree:
+        """Memory of the agent and of its components before the first row."""
+        parts: dict[str, Any] = dict(self.components)
+        found = {name: part.initial_memory(num_envs) for name, part in parts.items() if part.acts}
+        memory = self.initial_memory(num_envs)
+        return {**memory, COMPONENTS: tree.to(found, self.device)} if found else memory
+
+    def act_and_track(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        """`act` while collecting: components update their memory of the episode and add columns to the extras."""
+        if COMPONENTS not in memory:
+            return self.act(obs, memory, context)
+        acted = self.act(obs, {key: value for key, value in memory.items() if key != COMPONENTS}, context)
+        extras, after = dict(acted.extras), {}
+        for name, held in memory[COMPONENTS].items():
+            component: Any = self.components[name]
+            fresh = tree.to(component.initial_memory(len(context.reset)), self.device)
+            held = tree.where(context.reset, fresh, held)
+            after[name], columns = component.track(obs, held, acted.action)
+            extras.update(columns)
+        return Acted(acted.action, {**acted.memory, COMPONENTS: after}, extras)
 
     def initial_memory(self, num_envs: int) -> Tree:
         """Memory before the first row, keyed by net; agents without memory have none."""
@@ -184,12 +247,37 @@ class Agent(nn.Module):
 
     # Experience
 
+    @property
+    def gamma(self) -> Gamma:
+        """Discount per step: one number, or a tensor [num_envs]; applied when a batch is made, not at collection."""
+        return getattr(self.cfg, "gamma", 1.0)
+
+    def discounting(self) -> Discounting:
+        """How rewards and discounts of a batch are made from a rollout."""
+        return Discounting(self.gamma, self.spec.streams, self.separate_streams)
+
+    def mixed(self, value: Tensor) -> Tensor:
+        """The weighted sum over reward streams of values [T, B, 1 + S]; without streams the values [T, B]."""
+        return Discounting(streams=self.spec.streams).reward(value)
+
+    def columns(self) -> dict[str, Array]:
+        """Columns that components want stored with every row."""
+        components: list[Any] = list(self.components.values())
+        return {name: array for component in components for name, array in component.columns.items()}
+
+    def encoder(self) -> nn.Module:
+        """The module that maps prepared observations to features, and that the critic's optimizer trains."""
+        net: Any = getattr(self, "critic", None) or getattr(self, "actor", None)
+        return net.backbone.encoder
+
     def replay_bytes(self) -> int:
         """Size of the replay ring that `experience` will allocate; 0 where there is none."""
         if not isinstance(self.cfg, ReplayConfig):
             return 0
         stride = view_of(self.cfg).stride
-        return replay_bytes(self.spec, self.cfg.buffer_size, memory=self.stored(), stride=stride)
+        return replay_bytes(
+            self.spec, self.cfg.buffer_size, extras=self.columns(), memory=self.stored(), stride=stride
+        )
 
     def stored(self) -> Tree:
         """Memory of one environment, where replay stores it."""
@@ -199,8 +287,13 @@ class Agent(nn.Module):
         """What turns rollouts into batches for this agent; `generator` is for drawing them, on the ring's device."""
         if isinstance(self.cfg, ReplayConfig):
             refresh = self.refreshed if self.cfg.refresh_memory and self.stores_memory else None
-            return replay_of(self.cfg, self.spec, self.device, generator, self.errors, self.stored(), refresh)
-        return Rollouts(device=self.device)
+            return replay_of(
+                *(self.cfg, self.spec, self.device, generator, self.errors, self.stored(), refresh),
+                gamma=self.gamma,
+                separate_streams=self.separate_streams,
+                extras=self.columns(),
+            )
+        return Rollouts(self.discounting(), device=self.device)
 
     @torch.no_grad()
     def errors(self, batch: Batch) -> Tensor:
@@ -238,6 +331,15 @@ class Agent(nn.Module):
         self._rates[name] = lr
         self.register_buffer(f"lr_{name}", torch.tensor(lr))
         self._optimizers[name] = build_optimizer(self._parameters_of[name], part, lr, defaults)
+
+    def join_optimizer(
+        self, name: str, modules: nn.Module | Iterable[nn.Module], loss: Callable[[Batch], Tensor]
+    ) -> None:
+        """Let optimizer `name` train `modules` too, with `loss` (of the prepared batch) added to what it minimises."""
+        modules = [modules] if isinstance(modules, nn.Module) else list(modules)
+        self._parameters_of[name] += [p for module in modules for p in module.parameters()]
+        self._optimizers[name].param_groups[0]["params"] = list(self._parameters_of[name])
+        self._joined.setdefault(name, []).append(loss)
 
     def prepare(self, device: torch.device | str, seeds: Callable[[str], torch.Generator]) -> "Agent":
         """Move to `device`, and give every optimizer its state and every learner its random stream there."""
@@ -294,6 +396,10 @@ class Agent(nn.Module):
 
     def _gradients(self, name: str, loss: Tensor) -> tuple[Tensor, ...]:
         parameters = self._parameters_of[name]
+        for joined in self._joined.get(name, ()):
+            assert self._batch is not None
+            agent: Any = self
+            loss = loss + joined(self._batch.replace(obs=agent.observations(self._batch.obs)))
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         gradients = _as_they_lie(gradients, parameters)
         if self.exchange is not None:
@@ -370,6 +476,8 @@ class Agent(nn.Module):
         # Where its memory is kept while acting.
         if getattr(critic, "follows", False) and critic.backbone not in modules:
             modules.append(critic.backbone)
+        components: list[Any] = list(self.components.values())
+        modules += [component for component in components if component.acts]
         return [self.progress, *(t for module in modules for t in (*module.parameters(), *module.buffers()))]
 
     def state_tensors(self) -> list[Tensor]:

@@ -55,6 +55,7 @@ class A2C(Agent):
 
     Config = A2CConfig
     acts_with = ("observations", "actor")
+    separate_streams = True
     cfg: A2CConfig
     lr_actor: Tensor
     lr_critic: Tensor
@@ -68,7 +69,7 @@ class A2C(Agent):
             spec.num_envs, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
         )
         self.actor = Policy("actor", spec, cfg)
-        self.critic = Value("critic", spec, cfg)
+        self.critic = Value("critic", spec, cfg, 1 + len(spec.streams))
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, eps=cfg.adam_eps)
         self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, eps=cfg.adam_eps)
 
@@ -104,15 +105,16 @@ class A2C(Agent):
         )
         # After learning: the statistics that acted are the ones that learned.
         self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
-        fit = {"value/explained_variance": explained_variance(value[:-1].detach(), target, batch.mask)}
+        fit = {"value/explained_variance": explained_variance(value[:-1].detach(), target, batch.stream_mask)}
         return Updated({**actor, **critic, **fit})
 
     @pure
     def estimate(self, batch: Batch, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Advantage and value target of each row [T, B], 0 on rows that are no transition."""
+        """Advantage [T, B] and value target ([T, B] or, with reward streams, [T, B, 1 + S]), 0 on masked rows."""
         advantage = gae(self.rewards(batch.reward), batch.discount, value, batch.keep, self.cfg.gae_lambda)
-        advantage = blank(advantage, batch.mask)
+        advantage = blank(advantage, batch.stream_mask)
         target = advantage + value[:-1]
+        advantage = self.mixed(advantage)
         if self.cfg.normalize_advantage:
             advantage = masked_normalize(advantage, batch.mask)
         return advantage, target
@@ -140,6 +142,7 @@ class A2C(Agent):
 
     def fit_value(self, batch: Batch, value: Tensor, target: Tensor) -> dict[str, Tensor]:
         """The critic's step."""
-        loss = masked_mean(0.5 * (value[:-1] - target).square(), batch.mask)
+        error = (value[:-1] - target).square()
+        loss = masked_mean(0.5 * (error.sum(-1) if self.spec.streams else error), batch.mask)
         norm = self.minimize("critic", loss, self.cfg.max_grad_norm)
         return {"loss/critic": loss.detach(), "gradient/critic": norm}

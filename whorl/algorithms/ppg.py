@@ -113,7 +113,7 @@ class PPG(Agent):
         check_batch_size(self.cfg.batch_size, rows, self.stride)
 
     def experience(self, generator: torch.Generator) -> Rollouts:
-        return Rollouts(history=self.cfg.aux_every, phase="auxiliary", device=self.device)
+        return Rollouts(self.discounting(), self.cfg.aux_every, "auxiliary", self.device)
 
     def initial_memory(self, num_envs: int) -> Tree:
         nets = (self.actor, self.critic)

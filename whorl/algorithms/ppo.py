@@ -76,6 +76,7 @@ class PPO(Agent):
 
     Config = PPOConfig
     acts_with = ("observations", "actor")
+    separate_streams = True
     cfg: PPOConfig
     lr_actor: Tensor
     lr_critic: Tensor
@@ -89,7 +90,7 @@ class PPO(Agent):
             spec.num_envs, cfg.normalize_reward, cfg.reward_clip_range if cfg.clip_reward else 0
         )
         self.actor = Policy("actor", spec, cfg)
-        self.critic = Value("critic", spec, cfg)
+        self.critic = Value("critic", spec, cfg, 1 + len(spec.streams))
         self.value_loss = value_loss(cfg.critic_loss)
         self.add_optimizer("actor", self.actor, cfg.optimizer, cfg.actor_lr, eps=cfg.adam_eps)
         self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, eps=cfg.adam_eps)
@@ -124,21 +125,22 @@ class PPO(Agent):
         )
         # After learning: the statistics that acted are the ones that learned.
         self.observations.merge_(tree.index(raw, slice(0, -1)), torch.ones_like(batch.mask))
-        fit = {"value/explained_variance": explained_variance(value, target, batch.mask)}
+        fit = {"value/explained_variance": explained_variance(value, target, batch.stream_mask)}
         return Updated({**actor, **critic, **fit})
 
     @pure
     @torch.no_grad()
     def estimate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Advantage, value target and value of each row [T, B]."""
+        """Advantage [T, B], value target and value of each row ([T, B], with reward streams [T, B, 1 + S])."""
         cfg = self.cfg
         value = self.critic(batch.all)  # [T+1, B]
         reward = self.rewards(batch.reward)
-        advantage = blank(gae(reward, batch.discount, value, batch.keep, cfg.gae_lambda), batch.mask)
+        advantage = blank(gae(reward, batch.discount, value, batch.keep, cfg.gae_lambda), batch.stream_mask)
         if cfg.value_target == "gae":
             target = advantage + value[:-1]
         else:
-            target = blank(discounted_return(reward, batch.discount, batch.keep, value), batch.mask)
+            target = blank(discounted_return(reward, batch.discount, batch.keep, value), batch.stream_mask)
+        advantage = self.mixed(advantage)
         if cfg.normalize_advantage == "rollout":
             advantage = masked_normalize(advantage, batch.mask)
         return advantage, target, value[:-1]
@@ -228,4 +230,6 @@ class PPO(Agent):
             error = clipped_value_loss(value, data["value"], target, self.cfg.clip_range_vf, self.value_loss)
         else:
             error = self.value_loss(value, target)
+        if self.spec.streams:
+            error = error.sum(-1)
         return (error * data["weight"]).mean()

@@ -137,7 +137,7 @@ class Subject:
         actor = copy_of(agent).to("cpu")
         generator = torch.Generator().manual_seed(1)
         env: Any = world or RandomWorld(self.spec)
-        collector = Collector(env, actor, settings.run.num_steps, settings.gamma, generator)
+        collector = Collector(env, actor, settings.run.num_steps, generator)
         collector.reset(0)
         found = [copied(collector.collect()) for _ in range(count)]
         return [rollout.to(agent.device) for rollout in found]
@@ -192,10 +192,9 @@ class Run:
         """Learn what is due after each rollout."""
         found = []
         for rollout in rollouts:
-            self.agent.observe(rollout)
-            self.experience.add(copied(rollout))
+            self.experience.add(copied(self.agent.receive(rollout)))
             for phase, batch in self.experience.due():
-                updated = getattr(self.agent, phase)(batch)
+                updated = self.agent.learn(phase, batch)
                 self.agent.updates += phase == "update"
                 self.experience.settle(batch, updated)
                 found.append(updated)

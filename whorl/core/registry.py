@@ -1,11 +1,11 @@
-"""Names for parts that users may swap: algorithms, networks, encoders, layers, optimizers, losses, environments.
+"""Names for parts that users may swap: algorithms, components, networks, encoders, layers, optimizers, losses, ...
 
 A part is named by a word that someone registered, or by an import path such as `mypackage.nets.Residual`. Paths that
 come from a saved config are data, not code: they resolve only to a part of that kind inside `whorl`, to what the caller
 registered, or to what the caller trusts by name (`trust=`).
 """
 
-import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,7 +61,7 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-KINDS = ("algorithm", "network", "encoder", "layer", "optimizer", "loss", "environment")
+KINDS = ("algorithm", "network", "encoder", "layer", "optimizer", "loss", "environment", "component")
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
 # Everything is trusted where a person writes a path now; loading a saved config narrows it.
 _trusted: ContextVar[tuple[str, ...] | None] = ContextVar("trusted", default=None)
@@ -115,6 +115,9 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     found = _from_torch(kind, name)
     if found is not None:
         return found
+    if kind == "component" and importlib.util.find_spec(f"whorl.components.{name}"):
+        importlib.import_module(f"whorl.components.{name}")  # which registers it
+        return _registered[kind][name]
     if "." not in name:
         raise ConfigError(f"no {kind} is called {name!r}; {nearest(name, known(kind))}")
     if not name.startswith("whorl."):
@@ -171,7 +174,7 @@ def _is_ours(kind: str, found: Any) -> bool:
         return False
     if isinstance(found, type):
         base = optim.Optimizer if kind == "optimizer" else nn.Module
-        return issubclass(found, base) and (kind != "algorithm" or hasattr(found, "Config"))
+        return issubclass(found, base) and (kind not in ("algorithm", "component") or hasattr(found, "Config"))
     if not inspect.isfunction(found) or kind not in ("network", "encoder", "layer", "loss"):
         return False
     made = inspect.signature(found).return_annotation

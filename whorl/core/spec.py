@@ -1,7 +1,7 @@
-"""What an agent may know of its environment, and nothing more.
+"""What an agent knows about its environment: observation and action spaces, number of environments, reward streams.
 
-Agents see actions in canonical form: continuous actions live in [-1, 1] per dimension (unbounded dimensions are left
-as they are), discrete ones are integers from 0. `to_env` is the one place where they become the environment's own.
+Agents see actions in canonical form: continuous actions in [-1, 1] per dimension (unbounded dimensions are unchanged),
+discrete actions as integers from 0. Only `to_env` converts them to the environment's own action space.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from torch import Tensor
 from whorl.core import tree
 
 MASK_KEY = "action_mask"
-"""Observations are dicts with this key where the environment says which discrete actions are allowed."""
+"""key of the action mask in dict observations: which discrete actions are allowed"""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Array:
     low: float = float("-inf")
     high: float = float("inf")
     stack: int = 1
-    """consecutive frames that `shape` joins, oldest first"""
+    """number of stacked frames in `shape`, oldest first"""
     axis: int = 0
-    """of `shape`: where they are joined"""
+    """axis of `shape` along which frames are stacked"""
     start: int | None = None
-    """of a choice, which stands here as one-hot: the number that the environment counts it from"""
+    """for a discrete observation given as one-hot vector: the environment's smallest value"""
     plane: bool = False
-    """whether the environment gives [H, W], without the axis for channels that `shape` has"""
+    """whether the environment returns [H, W], without the channel axis that `shape` has"""
 
     @property
     def size(self) -> int:
@@ -40,7 +40,7 @@ class Array:
 
     @property
     def frame(self) -> "Array":
-        """One frame of the stack, which is all that replay stores of it."""
+        """One frame of the stack: what the replay buffer stores per row."""
         width = self.shape[self.axis] // self.stack
         shape = tuple(width if number == self.axis else n for number, n in enumerate(self.shape))
         return replace(self, shape=shape, stack=1)
@@ -48,7 +48,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Continuous:
-    """A vector of real numbers, with the environment's own bounds per dimension (flattened)."""
+    """A vector of real numbers with the environment's bounds per (flattened) dimension."""
 
     shape: tuple[int, ...]
     low: tuple[float, ...]
@@ -65,7 +65,7 @@ class Continuous:
 
 @dataclass(frozen=True)
 class Discrete:
-    """One choice out of `n`; the environment counts from `start`, agents from 0."""
+    """One of `n` actions; the environment counts from `start`, agents count from 0."""
 
     n: int
     start: int = 0
@@ -73,7 +73,7 @@ class Discrete:
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """Several independent choices; dimension i has `nvec[i]` of them."""
+    """Several independent discrete actions; dimension i has `nvec[i]` of them."""
 
     nvec: tuple[int, ...]
 
@@ -84,14 +84,29 @@ SpecTree: TypeAlias = Any
 
 
 @dataclass(frozen=True)
+class Stream:
+    """A reward stream besides the environment's, such as an intrinsic reward."""
+
+    name: str
+    gamma: float = 0.99
+    """discount per step"""
+    episodic: bool = True
+    """whether returns stop at the end of an episode; otherwise they continue into the next one"""
+    weight: float = 1.0
+    """weight in the sum of all streams; the environment's reward has weight 1"""
+
+
+@dataclass(frozen=True)
 class Spec:
-    """Observation tree, action tree, number of environments, names of what else is measured."""
+    """Observation tree, action tree, number of environments, extra episode statistics and reward streams."""
 
     observation: SpecTree
     action: SpecTree
     num_envs: int
     measures: tuple[str, ...] = ()
-    """what is said of an episode besides its return and length; no agent reads it"""
+    """names of episode statistics besides return and length; agents do not read them"""
+    streams: tuple[Stream, ...] = ()
+    """reward streams besides the environment's; with them `reward` has a trailing axis [..., 1 + streams]"""
 
     @property
     def masked(self) -> bool:
@@ -99,12 +114,12 @@ class Spec:
         return isinstance(self.observation, dict) and MASK_KEY in self.observation
 
     def with_num_envs(self, num_envs: int) -> "Spec":
-        """The same environment with another number of environments."""
+        """The same spec with another number of environments."""
         return replace(self, num_envs=num_envs)
 
 
 def empty_obs(spec: SpecTree, leading: tuple[int, ...], device: torch.device | str = "cpu") -> tree.Tree:
-    """Zeros in the shape of the observation tree, with `leading` axes in front."""
+    """Zeros in the shape of the observation tree, with `leading` axes first."""
     return tree.map(
         lambda a: torch.zeros(*leading, *a.shape, dtype=getattr(torch, a.dtype), device=device), spec
     )
@@ -124,7 +139,7 @@ def empty_action(spec: SpecTree, leading: tuple[int, ...], device: torch.device 
 
 
 def to_env(spec: SpecTree, action: tree.Tree) -> tree.Tree:
-    """Canonical actions [..., size] into the environment's own range and shape: clip to [-1, 1], then rescale."""
+    """Convert canonical actions [..., size] to the environment's range and shape: clip to [-1, 1], then rescale."""
 
     def leaf(a: ActionLeaf, value: Tensor) -> Tensor:
         if isinstance(a, Continuous):
@@ -132,7 +147,7 @@ def to_env(spec: SpecTree, action: tree.Tree) -> tree.Tree:
             low = torch.tensor([x if b else -1.0 for x, b in zip(a.low, a.bounded)], device=value.device)
             high = torch.tensor([x if b else 1.0 for x, b in zip(a.high, a.bounded)], device=value.device)
             inside, half = value.clamp(-1, 1), 0.5 * (high - low)
-            # Measured from the nearer end, so that both ends are met exactly and none is passed by rounding.
+            # Measured from the nearer bound, so that rounding never passes a bound and both are reached exactly.
             scaled = torch.where(inside < 0, low + (inside + 1) * half, high + (inside - 1) * half)
             return torch.where(bounded, scaled, value).reshape(*value.shape[:-1], *a.shape)
         if isinstance(a, Discrete) and a.start:

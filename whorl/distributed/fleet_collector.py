@@ -43,7 +43,7 @@ class FleetCollector:
         self, fleet: Fleet, role: Role, agent: Agent, actors: int, max_lag: int | None, trajectories: int = 0
     ) -> None:
         self.fleet, self.role, self.agent, self.max_lag = fleet, role, agent, max_lag
-        self.num_envs, self.gamma, self.steps = role.num_envs, role.gamma, role.steps
+        self.num_envs, self.steps = role.num_envs, role.steps
         self.episode_statistics = Sums()
         self.version, self._actors = 0, actors
         shares = trajectories or actors
@@ -95,7 +95,7 @@ class FleetCollector:
 
     def rollout(self) -> Batch:
         """What the environments hold now."""
-        batch = self.storage.batch(self.gamma)
+        batch = self.storage.batch()
         if FIRST in self._tensors:
             batch = batch.replace(extras={**batch.extras, FIRST: self._tensors[FIRST]})
         return batch

@@ -348,7 +348,7 @@ def filled(like: Tree, values: list[Tensor]) -> Tree:
 def learned(agent: Agent, group: Group, phase: str, part: Batch) -> tuple[Updated, dict[str, Tree]]:
     """A learner's own part of a round; and of what came of it the tensors that the first one needs."""
     with collectives.shared(group):
-        updated: Updated = getattr(agent, phase)(part)
+        updated = agent.learn(phase, part)
     found: dict[str, Tree] = {"kept": updated.kept}
     if updated.metrics:
         found["metrics"] = torch.stack([value.detach().float() for value in updated.metrics.values()])

@@ -35,11 +35,10 @@ class WorkerCollector:
         num_envs: int,
         steps: int,
         workers: int,
-        gamma: float,
         streams: Streams,
         hold: bool = False,
     ) -> None:
-        self.agent, self.gamma, self.steps = agent, gamma, steps
+        self.agent, self.steps = agent, steps
         layout = Storage.allocate(agent, num_envs, steps)
         shapes = {path: array_of(leaf) for path, leaf in tree.items(layout.tensors)}
         shapes[WEIGHTS] = ((sum(padded(tensor) for tensor in agent.acting_tensors()),), "uint8")
@@ -54,7 +53,7 @@ class WorkerCollector:
         self.env.install("load", load)
         packed = cloudpickle.dumps(agent)
         seeds = [streams.seed("act", f"worker {number}") for number in range(workers)]
-        self._run("open", [(packed, steps, gamma, source.id, seed, hold) for seed in seeds])
+        self._run("open", [(packed, steps, source.id, seed, hold) for seed in seeds])
 
     def reset(self, seed: int) -> None:
         """Start every environment anew; the next rollout begins there."""
@@ -69,7 +68,7 @@ class WorkerCollector:
     def finish(self, cut: bool = False) -> Batch:
         """The rollout, as views of shared memory: learn from it before the next call."""
         self.env.collect("collect")
-        batch = self.storage.batch(self.gamma)
+        batch = self.storage.batch()
         self.episode_statistics.add(batch, self.storage.soft, self.storage.measures)
         if cut:
             batch.keep[-1] = 0
@@ -105,14 +104,14 @@ class WorkerCollector:
 def open_collector(num_envs: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
     """Build the policy copy and a collector over this worker's environments."""
     torch.set_num_threads(1)
-    packed, steps, gamma, id, seed, hold = argument
+    packed, steps, id, seed, hold = argument
     agent: Agent = cloudpickle.loads(packed)
     generator = torch.Generator().manual_seed(seed)
     env = GymnasiumVector.over(num_envs, id)
     held["weights"] = views(torch.from_numpy(arrays[WEIGHTS]), agent.acting_tensors())
     held["renew"] = partial(_renew, agent, held["weights"])
     renew = held["renew"] if hold else None
-    held["collector"] = Collector(env, agent, steps, gamma, generator, numbers=num_envs.numbers, renew=renew)
+    held["collector"] = Collector(env, agent, steps, generator, numbers=num_envs.numbers, renew=renew)
     held["shared"] = nested(held["collector"].storage.tensors, arrays)
 
 

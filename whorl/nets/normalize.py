@@ -141,6 +141,8 @@ class ReturnScale(nn.Module):
         """Follow each environment's discounted return over a rollout [T, B] and merge it."""
         if not self.enabled:
             return
+        if reward.dim() == 3:  # reward streams: the environment's is the first
+            reward, keep = reward[..., 0], keep[..., 0]
         reward = torch.where(mask > 0, reward, 0.0)  # 0 * nan would be nan
         seen = torch.empty_like(reward)
         running = collectives.part(self.running).clone()
@@ -152,6 +154,8 @@ class ReturnScale(nn.Module):
         self.statistics.merge_(seen.flatten(), mask.flatten())
 
     def forward(self, reward: Tensor) -> Tensor:
+        if reward.dim() == 3:  # only the environment's stream is scaled
+            return torch.cat((self(reward[..., 0]).unsqueeze(-1), reward[..., 1:]), -1)
         if self.enabled:
             reward = reward * (self.statistics.var + EPSILON).rsqrt()
         return reward.clamp(-self.clip, self.clip) if self.clip > 0 else reward

@@ -89,18 +89,19 @@ class Policy(nn.Module):
 
 
 class Value(nn.Module):
-    """Rows of observations -> a value [R, B]."""
+    """Rows of observations -> a value [R, B], or one per reward stream [R, B, outputs]."""
 
-    def __init__(self, name: str, spec: Spec, cfg: NetworkConfig) -> None:
+    def __init__(self, name: str, spec: Spec, cfg: NetworkConfig, outputs: int = 1) -> None:
         super().__init__()
         settings = _settings(cfg, cfg.critic_hidden_sizes, cfg.critic_network)
         self.backbone = Backbone(name, spec.observation, settings, spec.action)
         self.follows = bool(self.backbone.memories)
         """whether its memory is kept while acting, though nobody reads it then"""
-        self.head = orthogonal_(nn.Linear(self.backbone.size, 1), 1.0)
+        self.head = orthogonal_(nn.Linear(self.backbone.size, outputs), 1.0)
 
     def forward(self, rows: Rows) -> Tensor:
-        return self.head(self.backbone(rows))[..., 0]
+        value = self.head(self.backbone(rows))
+        return value[..., 0] if self.head.out_features == 1 else value
 
 
 def _settings(cfg: NetworkConfig, hidden: tuple[int, ...], network: Part) -> BackboneSettings:

@@ -138,7 +138,7 @@ def retrace(
 
 
 def _check_rows(first: Tensor, **others: Tensor) -> None:
-    if first.dim() != 2 or first.shape[0] == 0:
+    if first.dim() not in (2, 3) or first.shape[0] == 0:  # the third axis: reward streams
         raise ValueError(f"expected time-major [T, B] with at least one row, got shape {tuple(first.shape)}")
     for name, tensor in others.items():
         if tensor.shape != first.shape:
@@ -148,7 +148,7 @@ def _check_rows(first: Tensor, **others: Tensor) -> None:
 
 
 def _check_values(rows: Tensor, **values: Tensor) -> None:
-    wanted = (rows.shape[0] + 1, rows.shape[1])
+    wanted = (rows.shape[0] + 1, *rows.shape[1:])
     for name, tensor in values.items():
         if tensor.shape != wanted:
             raise ValueError(

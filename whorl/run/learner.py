@@ -47,7 +47,7 @@ class Learner:
 
     def update(self, phase: str, batch: Batch) -> Updated:
         """One round of learning: `agent.update(batch)`, or another phase of the agent by its name."""
-        updated = self._shared(phase, batch) if self._shared else getattr(self.agent, phase)(batch)
+        updated = self._shared(phase, batch) if self._shared else self.agent.learn(phase, batch)
         if phase in ("update", "apply_gradients"):
             self.agent.updates += 1
         self._add(updated.metrics)
@@ -142,7 +142,7 @@ class Capture:
         self._graphs: dict[Any, _Graph] = {}
 
     def __call__(self, method: Any, agent: Agent, batch: Batch, static: dict[str, Any]) -> Updated:
-        key = (method.__qualname__, tuple(sorted(static.items())), _signature(batch))
+        key = (method.__qualname__, id(agent), tuple(sorted(static.items())), _signature(batch))
         found = self._graphs.get(key)
         if found is None:
             found = self._graphs[key] = self._record(method, agent, batch, static)

@@ -33,6 +33,7 @@ from whorl.core import tree
 from whorl.core.errors import CheckpointError, ConfigError, DivergedError
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
+from whorl.data.discounting import with_streams
 from whorl.data.gradients import GradientQueue
 from whorl.data.replay import Replay
 from whorl.distributed.actor import check_actors, envs_per_batch
@@ -201,7 +202,7 @@ class Trainer:
     def _build_shards(self, cfg: ReplayConfig) -> ShardedReplay:
         run, collector = self.settings.run, self.collector
         check_shards(cfg, run.num_envs, run.actors)
-        rows = collector.storage.batch(self.settings.gamma)
+        rows = collector.storage.batch()
         if isinstance(collector, FleetCollector):
             rows = collector.rollout()
 
@@ -211,13 +212,14 @@ class Trainer:
         link: Any = Link
         if run.ray and run.actors:
             from whorl.distributed.replay_shards_ray import RayLink as link  # an extra
+        rows = with_streams(rows, self.agent.spec.streams, {})
         return ShardedReplay(self.agent, rows, seed, self.device, run.actor_restarts, link)
 
     def _build_collector(self, device: torch.device) -> None:
-        run, gamma = self.settings.run, self.settings.gamma
+        run = self.settings.run
         if run.actors:
             copy = build_agent(self.settings, self.agent.spec)
-            self.collector = make_fleet(self.source, copy, run, gamma, self.streams)
+            self.collector = make_fleet(self.source, copy, run, self.streams)
             self.actor, self.actor_copies, self._copied = copy, True, self.collector.role.weights
             self.watch = SystemMetrics(0)
             self.env = RemoteEnvs(self.source.id)
@@ -228,7 +230,7 @@ class Trainer:
         if workers and run.acting != "central":
             copy = build_agent(self.settings, self.agent.spec)
             self.collector = WorkerCollector(
-                self.source, copy, run.num_envs, run.num_steps, workers, gamma, self.streams, run.hold_policy
+                self.source, copy, run.num_envs, run.num_steps, workers, self.streams, run.hold_policy
             )
             self.actor, self.actor_copies = copy, True
             self.env = self.collector.env
@@ -246,7 +248,7 @@ class Trainer:
             acts = build_agent(self.settings, self.agent.spec).to(device)
             renew = partial(copy_tensors, acts.acting_tensors(), self.actor.acting_tensors())
         generator = self.streams.generator("act", device)
-        self.collector = Collector(self.env, acts, run.num_steps, gamma, generator, capture, renew=renew)
+        self.collector = Collector(self.env, acts, run.num_steps, generator, capture, renew=renew)
 
     def _replay_device(self) -> torch.device:
         """Where the ring lies: beside the learner unless settings say otherwise."""
@@ -352,7 +354,7 @@ class Trainer:
         if isinstance(rollout, Batch):  # where actors learn themselves only gradients come
             for callback in self.callbacks:
                 callback.on_rollout(self, rollout)
-            self.agent.observe(rollout)
+            rollout = self.agent.receive(rollout)
         collected = time.perf_counter()
         self.experience.add(rollout)
         if not overlaps:

@@ -32,7 +32,7 @@ from whorl.core.errors import CheckpointError
 from whorl.state import files
 from whorl.state.segments import DamagedError
 
-FORMAT = 1
+FORMAT = 2
 STATE, POLICY, CONFIG, METADATA = "checkpoint.pt", "policy.pt", "config.yaml", "metadata.yaml"
 NORMALIZER = "observation_normalizing_values.yaml"
 BEST = "best"
@@ -56,8 +56,8 @@ class Loaded:
     metadata: dict[str, Any]
 
 
-class NewerFormatError(CheckpointError):
-    """A checkpoint written by a later version: not damaged, so never skipped in favour of an older one."""
+class OtherFormatError(CheckpointError):
+    """A checkpoint in another format: not damaged, so never skipped in favour of an older one."""
 
 
 def save(
@@ -186,7 +186,7 @@ def use_newest(
     for folder in checkpoints(run_dir):
         try:
             found = load(folder, map_location)
-        except NewerFormatError:
+        except OtherFormatError:
             raise
         except CheckpointError as error:
             problems.append(str(error))
@@ -382,8 +382,13 @@ def _unsealed(folder: Path) -> dict[str, Any]:
     metadata = _mapping(path, body)
     found = metadata.get("format")
     if isinstance(found, int) and found > FORMAT:
-        raise NewerFormatError(
+        raise OtherFormatError(
             f"{folder}: format {found} is newer than this version of Whorl can read ({FORMAT}); upgrade Whorl"
+        )
+    if found == 1:
+        raise OtherFormatError(
+            f"{folder}: format 1 was written by an earlier version of Whorl and can't be read by this one (format "
+            f"{FORMAT}); use the version that wrote it, or train again"
         )
     listed = metadata.get("files")
     if found != FORMAT or not isinstance(listed, dict) or not {STATE, POLICY, CONFIG} <= listed.keys():

@@ -1,5 +1,6 @@
 """A trained policy that stands alone: weights, normalisers, frame stack, memory and action scaling travel together."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -9,11 +10,12 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent, Context
+from whorl.agents.component import with_components
 from whorl.core import spec as specs
 from whorl.core import tree
 from whorl.core.errors import WhorlError
 from whorl.core.registry import only_trusted
-from whorl.core.spec import MASK_KEY, Array, Spec, empty_action, empty_obs, to_env
+from whorl.core.spec import MASK_KEY, Array, Spec, Stream, empty_action, empty_obs, to_env
 from whorl.core.tree import Tree
 from whorl.data.batch import LAST, remember
 from whorl.settings.merge import Settings, configure
@@ -191,11 +193,12 @@ def load_policy(saved: dict[str, Any], trust: tuple[str, ...] = (), device: str 
 
 
 def build_agent(settings: Settings, spec: Spec, seed: int = 0) -> Agent:
-    """The agent that settings describe, its weights drawn from `seed` and no global random state touched."""
+    """The agent that settings describe, with its components, initialised from `seed`; global RNGs stay untouched."""
     _, cls, _ = algorithm_class(settings.algorithm)
+    configs: Mapping[str, Any] = getattr(settings, "components", {})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return cls(spec, settings.algo)
+        return with_components(partial(cls, cfg=settings.algo), spec, configs)
 
 
 def pack_spec(spec: Spec) -> dict[str, Any]:
@@ -208,6 +211,7 @@ def pack_spec(spec: Spec) -> dict[str, Any]:
         "observation": tree.map(leaf, spec.observation),
         "action": tree.map(leaf, spec.action),
         "num_envs": spec.num_envs,
+        "streams": [asdict(stream) for stream in spec.streams],
     }
 
 
@@ -220,7 +224,10 @@ def unpack_spec(packed: dict[str, Any]) -> Spec:
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "leaf"}
         return getattr(specs, value["leaf"])(**fields)
 
-    return Spec(unpack(packed["observation"]), unpack(packed["action"]), int(packed["num_envs"]))
+    streams = tuple(Stream(**stream) for stream in packed["streams"])
+    return Spec(
+        unpack(packed["observation"]), unpack(packed["action"]), int(packed["num_envs"]), streams=streams
+    )
 
 
 def _plain(value: Any) -> Any:
