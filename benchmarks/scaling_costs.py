@@ -54,7 +54,7 @@ def roll_costs(env: str, seconds: float) -> Costs:
         weights = Weights(acting)
         weights.write(acting, 1)
         for rows in ROWS:
-            collector = LocalCollector(vector, agent, rows, 0.99, torch.Generator().manual_seed(0))
+            collector = LocalCollector(vector, agent, rows, torch.Generator().manual_seed(0))
             collector.reset(0)
             trajectory = tree.clone(collector.storage.tensors)
             work = partial(roll, collector, partial(weights.read, acting), trajectory)
@@ -146,7 +146,7 @@ def learning(env: str, device: str, num_envs: int) -> tuple[Agent, Agent]:
 
 def update(learner: Learner, experience: Experience, storage: Storage) -> None:
     """What becomes of a batch of trajectories that is there."""
-    experience.add(storage.batch(0.99))
+    experience.add(storage.batch())
     for phase, batch in experience.due():
         experience.settle(batch, learner.update(phase, batch))
     if learner.agent.device.type == "cuda":

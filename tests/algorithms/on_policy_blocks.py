@@ -163,7 +163,7 @@ def learned_values(
         "activation": "tanh",
     }
     agent = build(cls, spec.action, spec.observation, num_envs=1, **{**base, **settings})
-    collector = LocalCollector(env, agent, 27, 0.9, torch.Generator().manual_seed(0))
+    collector = LocalCollector(env, agent, 27, torch.Generator().manual_seed(0))
     collector.reset(0)
     batch = collector.collect()  # there is one action, so a rollout of any policy is a rollout of all
     for update in range(updates):

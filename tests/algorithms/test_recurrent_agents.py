@@ -50,7 +50,7 @@ class Watched:
 
         settings = subject.configured()
         steps, generator = settings.run.num_steps, torch.Generator().manual_seed(0)
-        collector = LocalCollector(RandomWorld(subject.spec), self.agent, steps, 0.9, generator)
+        collector = LocalCollector(RandomWorld(subject.spec), self.agent, steps, generator)
         self.agent.act = watched
         collector.reset(0)
         self.replay: Replay = self.agent.experience(torch.Generator())

@@ -131,6 +131,6 @@ class Script(gymnasium.Env):
 def scripted(agent: Any, rows: int) -> tuple[Batch, dict[str, float]]:
     """So many rows of `Script`, and what the collector reports of them."""
     env = GymnasiumVector(Script, 1, "Script")
-    collector = LocalCollector(env, agent, rows, agent.cfg.gamma, torch.Generator().manual_seed(0))
+    collector = LocalCollector(env, agent, rows, torch.Generator().manual_seed(0))
     collector.reset(0)
     return collector.collect(), collector.episode_statistics.drain()

@@ -26,7 +26,7 @@ class Row:
     reset: bool
     action: int = 0
     reward: float = 0.0
-    discount: float = 0.0
+    continues: bool = False
     keep: bool = False
     mask: bool = False
 
@@ -79,7 +79,7 @@ class Recorder:
             reset=column("reset", steps + 1),
             action=column("action"),
             reward=column("reward"),
-            discount=column("discount"),
+            continues=column("continues"),
             keep=column("keep").float(),
             mask=column("mask").float(),
             memories=memories,
@@ -108,7 +108,7 @@ class Recorder:
             return
         row.mask, row.reward = True, float(drawn[0])
         row.keep = bool(drawn[1] > self.end)
-        row.discount = GAMMA if row.keep or drawn[2] < 0.5 else 0.0
+        row.continues = bool(row.keep or drawn[2] < 0.5)
         env_index.append(Row(row.number + 1, False))
 
     def fold(self, env_index: int, start: int, n: int) -> tuple[float, float, bool, int]:
@@ -117,7 +117,7 @@ class Recorder:
         for at in range(start, start + n):
             row = self.rows[env_index][at]
             reward += discount * row.reward
-            discount *= row.discount
+            discount *= GAMMA * row.continues
             if not row.keep:
                 return reward, discount, False, at + 1
         return reward, discount, True, at + 1

@@ -35,6 +35,7 @@ def replay(
         buffer_size=num_envs * slots,
         batch_size=batch_size,
         extras=EXTRAS,
+        gamma=GAMMA,
         **options,
     )
 
@@ -121,7 +122,9 @@ def test_every_sequence_equals_what_the_record_says(
             assert batch.reward[:, b].tolist() == pytest.approx(
                 [row.reward if row.mask else 0 for row in rows[:-1]]
             )
-            assert batch.discount[:, b].tolist() == pytest.approx([row.discount for row in rows[:-1]])
+            assert batch.discount[:, b].tolist() == pytest.approx(
+                [GAMMA * row.continues for row in rows[:-1]]
+            )
             if stride > 1:
                 assert batch.memory["net"]["h"][b].tolist() == [start, env_index]
         learn(store, batch)
@@ -276,17 +279,17 @@ def test_sampling_and_settling_never_wait_for_the_device(
 
 
 def test_the_size_is_known_before_anything_is_allocated() -> None:
-    # Per cell: 2 floats and 4 bytes of observation, an int64 action, reward, discount, log_prob, and 3 flags; and 2
+    # Per cell: 2 floats and 4 bytes of observation, an int64 action, reward, log_prob, and 4 flags; and 2
     # floats of memory in every second one.
     options: dict[str, Any] = {"extras": EXTRAS, "memory": {"net": {"h": torch.zeros(1, 2)}}, "stride": 2}
-    expected = 4 * 10 * (8 + 4 + 8 + 4 + 4 + 4 + 3) + 4 * 5 * 8
+    expected = 4 * 10 * (8 + 4 + 8 + 4 + 4 + 4) + 4 * 5 * 8
     assert replay_bytes(spec(4), 43, **options) == expected
     assert Ring(spec(4), 43, **options).bytes == expected
 
 
 def test_a_ring_too_small_for_its_rollouts_says_what_would_do() -> None:
     store = replay(2, 20, Transitions(3))
-    with pytest.raises(ConfigError, match="capacity of at least 46"):
+    with pytest.raises(ConfigError, match="buffer_size of at least 46"):
         store.add(Recorder(2).rollout(20))
     with pytest.raises(ConfigError, match="use at least 8"):
         Ring(spec(8), 7)
@@ -311,11 +314,11 @@ def spec_of(num_envs: int) -> Spec:
 
 
 @pytest.mark.parametrize(("settings", "rows", "sentence"), [
-    ({"n_step": 30, "buffer_size": 100}, 32, "capacity is 100, 25 rows for each of 4 environments, .* n_step 30 need 38"),
-    ({"buffer_size": 100}, 128, "num_steps 32 and n_step 1 need 33; use a capacity of at least 132"),
+    ({"n_step": 30, "buffer_size": 100}, 32, "buffer_size is 100, 25 rows for each of 4 environments, .* n_step 30 need 38"),
+    ({"buffer_size": 100}, 128, "num_steps 32 and n_step 1 need 33; use a buffer_size of at least 132"),
     # one rollout's row and its successor would be 2, but a final row and one that lost its successor may stand there
-    ({"buffer_size": 15}, 4, "num_steps 1 and n_step 1 need 4; use a capacity of at least 16"),
-    ({"buffer_size": 3}, 4, "a replay capacity of 3 holds no row for each of 4 environments"),
+    ({"buffer_size": 15}, 4, "num_steps 1 and n_step 1 need 4; use a buffer_size of at least 16"),
+    ({"buffer_size": 3}, 4, "buffer_size 3 is too small for 4 environments"),
 ])  # fmt: skip
 def test_a_ring_too_small_is_told_in_one_sentence(settings: dict[str, int], rows: int, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
@@ -342,9 +345,9 @@ def test_the_smallest_ring_that_is_allowed_never_draws_a_row_that_is_no_start(
 
 def test_a_ring_larger_than_memory_is_told_in_bytes_before_it_is_allocated() -> None:
     cfg = OffPolicyConfig(buffer_size=10**13)
-    # 3 + 1 floats, reward, discount and 3 flags: 27 bytes a row; and 8 to draw it, where numbers go beyond 2^31.
+    # 3 + 1 floats, reward and 4 flags: 24 bytes a row; and 8 to draw it, where numbers go beyond 2^31.
     with pytest.raises(
-        ConfigError, match=r"replay of 10,000,000,000,000 rows takes 350,000,000,000,008 bytes, but"
+        ConfigError, match=r"replay of 10,000,000,000,000 rows takes 320,000,000,000,008 bytes, but"
     ):
         replay_of(cfg, spec_of(1), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
 
@@ -365,4 +368,4 @@ def test_what_draws_is_counted_as_it_is_allocated() -> None:
 def test_the_size_told_beforehand_is_the_size_it_has() -> None:
     cfg = OffPolicyConfig(buffer_size=1000)
     store = replay_of(cfg, spec_of(4), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
-    assert store.bytes == replay_bytes(spec_of(4), 1000) == 27_000
+    assert store.bytes == replay_bytes(spec_of(4), 1000) == 24_000

@@ -157,6 +157,7 @@ def test_prioritized_sampling_never_returns_a_masked_row(
         "cpu",
         torch.Generator().manual_seed(0),
         view=Transitions(2),
+        gamma=0.9,
         buffer_size=4 * 50,
         batch_size=200,
         priorities=Priorities(),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from recorder import Recorder, spec, tree_equal
+from recorder import GAMMA, Recorder, spec, tree_equal
 from torch import Tensor, nn
 
 from whorl.agents.families import OffPolicyConfig
@@ -37,6 +37,7 @@ def replay(num_envs: int, slots: int, view: Sequences, **options: Any) -> Replay
         "cpu",
         torch.Generator().manual_seed(0),
         view=view,
+        gamma=GAMMA,
         buffer_size=num_envs * slots,
         **given,
     )
@@ -118,7 +119,7 @@ def test_every_start_gives_what_the_record_says(name: str, prioritized: bool) ->
         every = starts(store)
         if len(every) == 0 or number % 3:
             continue
-        batch = view.gather(store.ring, every)
+        batch = view.gather(store.ring, every, store.discounting)
         for b, (row, env_index) in enumerate(numbers(batch)):
             assert row % view.stride == 0
             assert store.ring.oldest <= row <= store.ring.rows - 1 - view.span
@@ -133,14 +134,15 @@ def test_every_start_gives_what_the_record_says(name: str, prioritized: bool) ->
 def test_folds_by_hand() -> None:
     """Ten rows, of which row 3 leads to a terminal state, row 4; folded over 3."""
     reward = torch.tensor([1.0, 2.0, 4.0, 8.0, 100.0, 16.0, 32.0, 64.0, 128.0]).unsqueeze(1)
-    keep, discount, reset = torch.ones(9, 1), torch.full((9, 1), 0.9), torch.zeros(10, 1, dtype=torch.bool)
-    keep[3:5], discount[3:5], reset[5] = 0.0, 0.0, True
+    keep, continues, reset = torch.ones(9, 1), torch.ones(9, 1) > 0, torch.zeros(10, 1, dtype=torch.bool)
+    keep[3:5], continues[3:5], reset[5] = 0.0, False, True
     mask = (~reset[1:]).float()
     obs = {"row": torch.zeros(10, 1, 2), "image": torch.zeros(10, 1, 2, 2, dtype=torch.uint8)}
     view = Sequences(6, n_step=3)
     store = replay(1, 20, view, memory={})
-    store.add(Batch(obs, reset, torch.ones(9, 1, dtype=torch.int64), reward, discount, keep, mask))
-    batch = view.gather(store.ring, torch.tensor([0]))
+    action = torch.ones(9, 1, dtype=torch.int64)
+    store.add(Batch(obs, reset, action, reward, keep=keep, mask=mask, continues=continues))
+    batch = view.gather(store.ring, torch.tensor([0]), store.discounting)
     assert batch.ahead is not None
     assert batch.ahead[:, 0].tolist() == [3, 4, 4, 4, 5, 8]
     assert batch.mask[:, 0].tolist() == [1, 1, 1, 1, 0, 1]
@@ -179,13 +181,13 @@ def spec_of(num_envs: int) -> Spec:
 
 @pytest.mark.parametrize(("settings", "rows", "sentence"), [
     ({"buffer_size": 300, "sequence_length": 40, "burn_in": 20}, 80,
-     r"capacity is 300, 60 rows for each of 4 environments, but num_steps 20 and sequences of 61 rows \(burn_in, sequence "
-     r"and n_step\) need 80; use a capacity of at least 320"),
+     r"buffer_size is 300, 60 rows for each of 4 environments, but num_steps 20 and sequences of 61 rows \(burn_in, sequence_length "
+     r"and n_step\) need 80; use a buffer_size of at least 320"),
     ({"buffer_size": 400, "sequence_length": 40, "burn_in": 20, "n_step": 30}, 80, "sequences of 90 rows .* need 120"),
     # A start every 20 rows, of which the ring must hold one at any moment with the 5 rows behind it.
     ({"buffer_size": 80, "sequence_length": 5, "stored_memory": False}, 4,
-     r"num_steps 1 and sequences of 6 rows .* need 40; use a capacity of at least 160"),
-    ({"buffer_size": 40}, 80, "capacity of 40 holds no row for each of 4 environments and a stride of 20; use at least 80"),
+     r"num_steps 1 and sequences of 6 rows .* need 40; use a buffer_size of at least 160"),
+    ({"buffer_size": 40}, 80, "buffer_size 40 is too small for 4 environments and sequence_stride 20; use at least 80"),
 ])  # fmt: skip
 def test_a_ring_too_small_for_its_sequences_is_told_in_one_sentence(
     settings: dict[str, Any], rows: int, sentence: str
@@ -212,7 +214,9 @@ def test_the_smallest_ring_that_is_allowed_always_has_a_start(stride: int) -> No
         store.add(record.rollout(1))
         if store.steps > store.learning_starts:
             assert len(starts(store))
-            assert set(numbers(store.sample())) <= set(numbers(view.gather(store.ring, starts(store))))
+            assert set(numbers(store.sample())) <= set(
+                numbers(view.gather(store.ring, starts(store), store.discounting))
+            )
 
 
 def test_an_episode_that_outgrows_the_ring_is_one_sentence() -> None:
@@ -247,7 +251,7 @@ def test_a_sequence_is_drawn_by_its_largest_and_its_mean_error() -> None:
     record = Recorder(1, end=0.0)
     for _ in range(3):
         store.add(record.rollout(3, 3))
-    batch = store.view.gather(store.ring, torch.tensor([0, 1]))
+    batch = store.view.gather(store.ring, torch.tensor([0, 1]), store.discounting)
     mask = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
     batch = batch.replace(mask=mask, extras={"index": torch.tensor([0, 1])})
     store.settle(batch, SimpleNamespace(priority=torch.tensor([[1.0, 1.0], [3.0, 3.0], [2.0, 2.0]])))
@@ -268,7 +272,7 @@ def test_new_sequences_get_priorities_of_their_own() -> None:
     for _ in range(15):
         added(store, record, 4)
     every = starts(store)
-    batch = view.gather(store.ring, every)
+    batch = view.gather(store.ring, every, store.discounting)
     mass = store.sampler.state_dict()["mass"]
     for b, (row, env_index) in enumerate(numbers(batch)):
         real = [r.number for r in record.rows[env_index][row + 2 : row + 6] if r.mask]
@@ -364,7 +368,7 @@ def test_the_size_counts_what_is_remembered() -> None:
     """3 environments of 80 rows of 3 floats, an int64, 2 floats, 3 flags; every 20 rows 2 * 8 floats, an int64, a float."""
     cfg = DQN.Config(buffer_size=250, memory="lstm", memory_size=8, last_action=True, hidden_sizes=(8,))
     agent = DQN(spec_of(3), cfg)
-    expected = 3 * 80 * (12 + 8 + 8 + 3) + 3 * 4 * (64 + 8 + 4)
+    expected = 3 * 80 * (12 + 8 + 4 + 4) + 3 * 4 * (64 + 8 + 4)
     assert agent.replay_bytes() == expected
     agent.prepare("cpu", lambda name: torch.Generator())
     assert agent.experience(torch.Generator()).bytes == expected
@@ -375,7 +379,7 @@ def test_the_size_without_stored_memory_is_that_of_the_ring_too() -> None:
         spec_of(3), DQN.Config(buffer_size=250, memory="lstm", stored_memory=False, hidden_sizes=(8,))
     )
     agent.prepare("cpu", lambda name: torch.Generator())
-    assert agent.replay_bytes() == agent.experience(torch.Generator()).bytes == 3 * 80 * (12 + 8 + 8 + 3)
+    assert agent.replay_bytes() == agent.experience(torch.Generator()).bytes == 3 * 80 * (12 + 8 + 4 + 4)
 
 
 def test_a_million_rows_of_atari_with_states_of_r2d2_stay_within_7_3_gigabytes(
@@ -384,7 +388,7 @@ def test_a_million_rows_of_atari_with_states_of_r2d2_stay_within_7_3_gigabytes(
     monkeypatch.setattr(nn.init, "orthogonal_", lambda weight, *gain: weight)  # weights do not matter here
     settings = configure("r2d2", "ALE/Pong-v5", {"buffer_size": 1_000_000})
     assert settings.algo.sequence_stride == 40 and settings.algo.memory_size == 512
-    expected = 1_000_000 * (84 * 84 + 8 + 4 + 4 + 3) + 25_000 * (2 * 512 * 4 + 8 + 4)
+    expected = 1_000_000 * (84 * 84 + 8 + 4 + 4) + 25_000 * (2 * 512 * 4 + 8 + 4)
     for stack in (1, 4):
         frames = Array((stack, 84, 84), "uint8", 0.0, 255.0, stack=stack, plane=True)
         agent = build_agent(settings, Spec(frames, Discrete(6), settings.run.num_envs))

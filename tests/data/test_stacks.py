@@ -92,11 +92,12 @@ def test_every_stack_that_is_drawn_is_the_one_that_was_seen(kind: str, num_envs:
         "cpu",
         torch.Generator(),
         view=view,
+        gamma=0.9,
         buffer_size=40 * num_envs,
         batch_size=8,
         learning_starts=10**9,
     )
-    collector = LocalCollector(vector, Idle(vector.spec, None), 7, 0.9, torch.Generator())
+    collector = LocalCollector(vector, Idle(vector.spec, None), 7, torch.Generator())
     collector.reset(3)
     seen = torch.zeros(0, num_envs, *STACKED[kind], dtype=torch.uint8)
     for _ in range(60):
@@ -105,7 +106,7 @@ def test_every_stack_that_is_drawn_is_the_one_that_was_seen(kind: str, num_envs:
         seen = torch.cat((seen, rollout.obs[:7]))
         starts = [s for s in range(replay.ring.slots * num_envs) if _drawable(replay, s)]
         start = torch.tensor(starts)
-        batch = view.gather(replay.ring, start)
+        batch = view.gather(replay.ring, start, replay.discounting)
         rows, env_index = _rows(replay, start), start % num_envs
         assert torch.equal(batch.obs[0], seen[rows, env_index])
         if isinstance(view, Sequences):
@@ -128,8 +129,10 @@ def _rows(replay: Replay, start: torch.Tensor) -> torch.Tensor:
 def test_drawn_starts_are_those_with_all_their_frames() -> None:
     vector = GymnasiumVector(Film, 2, "Film")
     generator = torch.Generator().manual_seed(0)
-    replay = Replay(vector.spec, "cpu", generator, view=Transitions(2), buffer_size=60, batch_size=512)
-    collector = LocalCollector(vector, Idle(vector.spec, None), 7, 0.9, torch.Generator())
+    replay = Replay(
+        vector.spec, "cpu", generator, view=Transitions(2), gamma=0.9, buffer_size=60, batch_size=512
+    )
+    collector = LocalCollector(vector, Idle(vector.spec, None), 7, torch.Generator())
     collector.reset(3)
     for _ in range(12):
         replay.add(collector.collect())
@@ -138,7 +141,7 @@ def test_drawn_starts_are_those_with_all_their_frames() -> None:
 
 
 def test_a_soft_end_ends_the_value_but_not_the_episode() -> None:
-    """Four steps, a life lost at the second: discount and keep are 0 there, no row is masked, one episode of 4."""
+    """Four steps, a life lost at the second: the value ends there, no row is masked, one episode of 4."""
 
     class Lives(Film):
         def step(self, action: int) -> Any:
@@ -150,10 +153,11 @@ def test_a_soft_end_ends_the_value_but_not_the_episode() -> None:
             return super().reset(**given)
 
     vector = GymnasiumVector(Lives, 1, "Lives")
-    collector = LocalCollector(vector, Idle(vector.spec, None), 5, 0.5, torch.Generator())
+    collector = LocalCollector(vector, Idle(vector.spec, None), 5, torch.Generator())
     collector.reset(0)
     batch = collector.collect()
-    assert batch.discount.flatten().tolist() == [0.5, 0.0, 0.5, 0.0, 0.0]
+    assert batch.continues is not None
+    assert batch.continues.flatten().tolist() == [True, False, True, False, False]
     assert batch.keep.flatten().tolist() == [1.0, 0.0, 1.0, 0.0, 0.0]
     assert batch.mask.flatten().tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
     assert batch.reset.flatten().tolist() == [True, False, False, False, False, True]
@@ -191,11 +195,19 @@ def test_leaves_of_different_stacks_live_in_one_ring() -> None:
     reset = torch.zeros(10, 1, dtype=torch.bool)
     reset[0] = True
     batch = Batch(
-        {"view": stacks, "speed": speed}, reset, torch.zeros(9, 1, dtype=torch.int64), ones, ones, ones, ones
+        {"view": stacks, "speed": speed},
+        reset,
+        torch.zeros(9, 1, dtype=torch.int64),
+        ones,
+        keep=ones,
+        mask=ones,
+        continues=ones > 0,
     )
-    replay = Replay(spec, "cpu", torch.Generator(), view=Transitions(1), buffer_size=20, batch_size=2)
+    replay = Replay(
+        spec, "cpu", torch.Generator(), view=Transitions(1), gamma=0.9, buffer_size=20, batch_size=2
+    )
     replay.add(batch)
-    found = replay.view.gather(replay.ring, torch.tensor([0, 1, 5]))
+    found = replay.view.gather(replay.ring, torch.tensor([0, 1, 5]), replay.discounting)
     assert found.obs["view"].shape == (2, 3, 3, 4, 4)
     assert found.obs["view"][0, :, :, 0, 0].tolist() == [[0, 0, 0], [0, 0, 1], [3, 4, 5]]
     assert torch.equal(tree.index(found.obs, 1)["speed"], speed[[1, 2, 6], 0])

@@ -94,7 +94,7 @@ def test_an_actor_finds_the_priorities_that_replay_would(settings: dict[str, Any
     agent = build_agent(configure("dqn", "CartPole-v1", {**more, **settings}), source.spec(NUM_ENVS), 0)
     agent.prepare("cpu", lambda name: torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1)
-    collector = LocalCollector(source.vector(NUM_ENVS), agent, STEPS, 0.99, generator)
+    collector = LocalCollector(source.vector(NUM_ENVS), agent, STEPS, generator)
     collector.reset(3)
     learner, actor = agent.experience(torch.Generator()), agent.experience(torch.Generator())
     appraisal = InitialPriorities(agent.cfg, agent.spec, agent.device, agent.errors, agent.stored(), STEPS)
@@ -135,9 +135,7 @@ def test_priorities_of_samples_that_began_in_lost_rows_are_left_to_replay() -> N
         0,
     )
     replay = agent.experience(torch.Generator())
-    collector = LocalCollector(
-        find("CartPole-v1").vector(1), agent, 4, 0.99, torch.Generator().manual_seed(1)
-    )
+    collector = LocalCollector(find("CartPole-v1").vector(1), agent, 4, torch.Generator().manual_seed(1))
     collector.reset(3)
     replay.add(collector.collect())
     rollout = collector.collect()
@@ -154,7 +152,7 @@ def test_the_first_actor_begins_as_a_loop_without_actors_would() -> None:
     agent = build_agent(configure("a2c", "CartPole-v1", {"num_envs": NUM_ENVS}), source.spec(NUM_ENVS), 0)
     body = ActorProcess(Role(agent, source, NUM_ENVS, STEPS, 0.99), 0, (5, 7))
     body.roll(random=False)
-    alone = LocalCollector(source.vector(NUM_ENVS), agent, STEPS, 0.99, torch.Generator().manual_seed(5))
+    alone = LocalCollector(source.vector(NUM_ENVS), agent, STEPS, torch.Generator().manual_seed(5))
     alone.reset(7)
     assert torch.equal(alone.collect().action, body.collector.storage.tensors["action"])
 

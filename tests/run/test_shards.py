@@ -44,10 +44,10 @@ class Fed:
             configure("dqn", "CartPole-v1", {**SETTINGS, **settings}), source.spec(NUM_ENVS), 0
         )
         self.collector = LocalCollector(
-            source.vector(NUM_ENVS), self.agent, STEPS, 0.99, torch.Generator().manual_seed(1)
+            source.vector(NUM_ENVS), self.agent, STEPS, torch.Generator().manual_seed(1)
         )
         self.collector.reset(3)
-        rows = self.collector.storage.batch(0.99)
+        rows = self.collector.storage.batch()
         self.replay = ShardedReplay(
             self.agent, rows, lambda shard, life: 10 * shard + life, torch.device("cpu"), 2
         )
@@ -159,7 +159,7 @@ def test_a_shard_that_has_lost_the_beginning_of_its_only_episode_says_so() -> No
     given = {"num_envs": 1, "buffer_size": 40, "memory": "gru", "whole_episodes": True, "sequence_length": 8}
     source = find("MountainCar-v0")  # whose episodes last for 200 steps
     agent = build_agent(configure("dqn", source.id, given), source.spec(1), 0)
-    collector = LocalCollector(source.vector(1), agent, STEPS, 0.99, torch.Generator().manual_seed(1))
+    collector = LocalCollector(source.vector(1), agent, STEPS, torch.Generator().manual_seed(1))
     collector.reset(3)
     shard = Shard(agent.cfg, agent.spec, agent.stored(), 0)
     with pytest.raises(

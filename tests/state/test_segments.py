@@ -18,7 +18,7 @@ from whorl.data.segments import DamagedError, Segments
 
 NUM_ENVS, SLOTS, STRIDE = 3, 64, 2
 ROW = NUM_ENVS * (
-    2 * 4 + 9 + 1 + 8 + 4 + 4 + 1 + 1 + 2
+    2 * 4 + 9 + 1 + 8 + 4 + 1 + 1 + 1 + 2
 )  # bytes of one row of all environments, as `ring` below stores it
 MEMORY = NUM_ENVS * 4 * 4 / STRIDE
 """bytes of stored memory per row"""
@@ -52,7 +52,7 @@ def rollout(steps: int, num_envs: int = NUM_ENVS) -> Batch:
         < 0.3,  # breaks off where it was not announced: gaps are closed backwards
         action=torch.randint(5, shape),
         reward=torch.randn(shape),
-        discount=torch.rand(shape),
+        continues=torch.rand(shape) < 0.9,
         keep=torch.ones(shape),
         mask=torch.ones(shape),
         memories={"net": {"h": torch.randn(steps // STRIDE, num_envs, 4)}},
@@ -385,8 +385,8 @@ def test_another_ring_size_is_one_sentence_and_nothing_is_lost(tmp_path: Path) -
     state = saved(store)
     with pytest.raises(
         ConfigError,
-        match="the checkpoint's replay holds 64 rows for each of 3 environments, but the settings ask for 32 for each of 3; "
-        "resume with a capacity of 192 and 3 environments",
+        match="the checkpoint's replay buffer holds 64 rows for each of 3 environments, but the settings ask for 32 for each of 3; "
+        "resume with buffer_size 192 and num_envs 3",
     ):
         loaded(tmp_path / "replay", state, ring(slots=32))
     with pytest.raises(

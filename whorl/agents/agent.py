@@ -18,14 +18,17 @@ from whorl.agents.parallel import Parallel
 from whorl.agents.protocols import HasCriticLoss, MemoryNet
 from whorl.core import tree
 from whorl.core.registry import Part
-from whorl.core.spec import Spec
+from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
+from whorl.data.discounting import Discounting, Gamma, with_streams
 from whorl.data.gradients import Gradients
 from whorl.nets.normalize import ReturnScale
 from whorl.ops.schedules import schedule
 
 F = TypeVar("F", bound=Callable[..., Any])
+COMPONENTS = "components"
+"""the part of the acting memory that belongs to components, keyed by component"""
 
 
 @dataclass
@@ -89,6 +92,8 @@ class Agent(Optimized):
     """names of the modules that `act` reads, if not all: only their tensors are sent to actors"""
     corrects_off_policy: ClassVar[bool] = False
     """whether an on-policy agent may learn from rollouts of an older policy"""
+    separate_streams: ClassVar[bool] = False
+    """whether updates from replay receive every reward stream separately, [T, B, 1 + S], instead of their weighted sum"""
     runner: Callable[..., Updated] | None = None
 
     def __init__(self, spec: Spec, cfg: Any) -> None:
@@ -116,6 +121,41 @@ class Agent(Optimized):
         """The networks whose memory is kept while acting: `actor` and `critic`, if the agent has them."""
         found = (getattr(self, name, None) for name in ("actor", "critic"))
         return [net for net in found if isinstance(net, MemoryNet)]
+
+    @torch.no_grad()
+    def receive(self, rollout: Batch) -> Batch:
+        """Process a rollout before it is added to the experience: update statistics, add the components' rewards."""
+        self.observe(rollout)
+        if not self.components:
+            return rollout
+        seen, rewards = rollout.to(self.device), {}
+        components: list[Any] = list(self.components.values())
+        for component in components:
+            component.observe(seen)
+            rewards.update(component.rewards(seen))
+        rewards = {name: value.to(rollout.mask.device) for name, value in rewards.items()}
+        return with_streams(rollout, self.spec.streams, rewards)
+
+    def acting_memory(self, num_envs: int) -> Tree:
+        """Memory of the agent and of its components before the first row."""
+        parts: dict[str, Any] = dict(self.components)
+        found = {name: part.initial_memory(num_envs) for name, part in parts.items() if part.acts}
+        memory = self.initial_memory(num_envs)
+        return {**memory, COMPONENTS: tree.to(found, self.device)} if found else memory
+
+    def act_and_track(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        """`act` while collecting: components update their memory of the episode and add columns to the extras."""
+        if COMPONENTS not in memory:
+            return self.act(obs, memory, context)
+        acted = self.act(obs, {key: value for key, value in memory.items() if key != COMPONENTS}, context)
+        extras, after = dict(acted.extras), {}
+        for name, held in memory[COMPONENTS].items():
+            component: Any = self.components[name]
+            fresh = tree.to(component.initial_memory(len(context.reset)), self.device)
+            held = tree.where(context.reset, fresh, held)
+            after[name], columns = component.track(obs, held, acted.action)
+            extras.update(columns)
+        return Acted(acted.action, {**acted.memory, COMPONENTS: after}, extras)
 
     def initial_memory(self, num_envs: int) -> Tree:
         """Memory before the first row, keyed by network; empty for agents without memory."""
@@ -227,6 +267,25 @@ class Agent(Optimized):
     # Experience
 
     @property
+    def gamma(self) -> Gamma:
+        """Discount factor: one number, or a tensor [num_envs]; applied when a batch is made, not at collection."""
+        return getattr(self.cfg, "gamma", 1.0)
+
+    def discounting(self) -> Discounting:
+        """How rewards and discounts of a batch are made from a rollout."""
+        return Discounting(self.gamma, self.spec.streams, self.separate_streams or not self.off_policy)
+
+    def columns(self) -> dict[str, Array]:
+        """Columns that components store with every row."""
+        components: list[Any] = list(self.components.values())
+        return {name: array for component in components for name, array in component.columns.items()}
+
+    def encoder(self) -> nn.Module:
+        """The module that maps prepared observations to features, and that the critic's optimizer trains."""
+        net: Any = getattr(self, "critic", None) or getattr(self, "actor", None)
+        return net.backbone.encoder
+
+    @property
     def off_policy(self) -> bool:
         """Whether this agent learns from replay."""
         return self._experience.off_policy
@@ -317,7 +376,8 @@ class Agent(Optimized):
         critic: Any = getattr(self, "critic", None)
         if getattr(critic, "follows", False) and critic.backbone not in modules:
             modules.append(critic.backbone)
-        modules += self.components.values()
+        components: list[Any] = list(self.components.values())
+        modules += [component for component in components if component.acts]
         return [self.progress, *(t for module in modules for t in (*module.parameters(), *module.buffers()))]
 
     def state_tensors(self) -> list[Tensor]:

@@ -38,7 +38,7 @@ class OnPolicy:
         return 0
 
     def build(self, agent: "Agent", generator: torch.Generator) -> Rollouts:
-        return Rollouts(device=agent.device)
+        return Rollouts(agent.discounting(), device=agent.device)
 
 
 class OffPolicy:
@@ -67,11 +67,18 @@ class OffPolicy:
 
     def replay_bytes(self, agent: "Agent") -> int:
         stride = view_of(self.cfg).stride
-        return replay_bytes(agent.spec, self.cfg.buffer_size, memory=agent.stored(), stride=stride)
+        return replay_bytes(
+            agent.spec, self.cfg.buffer_size, extras=agent.columns(), memory=agent.stored(), stride=stride
+        )
 
     def build(self, agent: "Agent", generator: torch.Generator) -> Replay:
         refresh = agent.refreshed if self.cfg.refresh_memory and agent.stores_memory else None
-        return replay_of(self.cfg, agent.spec, agent.device, generator, agent.errors, agent.stored(), refresh)
+        return replay_of(
+            *(self.cfg, agent.spec, agent.device, generator, agent.errors, agent.stored(), refresh),
+            gamma=agent.gamma,
+            separate_streams=agent.separate_streams,
+            extras=agent.columns(),
+        )
 
 
 def experience_of(cfg: Any) -> OnPolicy | OffPolicy:

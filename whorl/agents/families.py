@@ -65,8 +65,6 @@ class OffPolicyConfig(MemoryConfig, PreprocessorConfig, ReplayConfig):
 
     unused: ClassVar[tuple[str, ...]] = ()
     """inherited settings that an algorithm does not use"""
-    gamma: Fraction = 0.99
-    """discount factor"""
     random_steps: Count = 10_000
     """environment steps at the start with uniformly random actions"""
     tau: Fraction = 0.005

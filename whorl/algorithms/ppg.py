@@ -107,7 +107,7 @@ class PPG(Agent):
         check_batch_size(self.cfg.batch_size, rows, self.stride)
 
     def experience(self, generator: torch.Generator) -> Rollouts:
-        return Rollouts(history=self.cfg.aux_every, phase="auxiliary", device=self.device)
+        return Rollouts(self.discounting(), self.cfg.aux_every, "auxiliary", self.device)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=True)

@@ -85,7 +85,6 @@ class LocalCollector(Collector):
         env: VectorEnv,
         agent: Agent,
         steps: int,
-        gamma: float,
         generator: torch.Generator,
         capture: bool = False,
         storage: "Storage | None" = None,
@@ -93,7 +92,7 @@ class LocalCollector(Collector):
         renew: Callable[[], None] | None = None,
     ) -> None:
         self.renew = renew
-        self.env, self.agent, self.steps, self.gamma, self.generator = env, agent, steps, gamma, generator
+        self.env, self.agent, self.steps, self.generator = env, agent, steps, generator
         self.capture = capture
         self.num_envs = env.spec.num_envs
         # Groups of environments are stepped separately, so that acting for one overlaps with stepping the other.
@@ -101,7 +100,7 @@ class LocalCollector(Collector):
         self._groups = [env.env_slice(g) for g in range(count)] if count > 1 else [slice(0, self.num_envs)]  # type: ignore[attr-defined]
         self.storage = storage or Storage.allocate(agent, self.num_envs, steps)
         self._rows = self.storage.rows(self._groups)
-        self.memory = tree.clone(agent.initial_memory(self.num_envs))
+        self.memory = tree.clone(agent.acting_memory(self.num_envs))
         self.episode_statistics = EpisodeStatistics(self.num_envs, agent.device, agent.spec.measures)
         env_index = torch.tensor(range(self.num_envs) if numbers is None else numbers, device=agent.device)
         self._env = [env_index[group] for group in self._groups]
@@ -144,7 +143,7 @@ class LocalCollector(Collector):
 
     def rollout(self) -> Batch:
         """The rows in the storage."""
-        return self.storage.batch(self.gamma)
+        return self.storage.batch()
 
     def roll(self, random: bool = False) -> None:
         """Fill the storage: act and step, row by row."""
@@ -165,7 +164,7 @@ class LocalCollector(Collector):
                     part = tree.index(store.memories, (t // store.stride, num_envs))
                     tree.copy_(part, memories[number])
                 context = Context(here.reset, self.generator, random=random, env_index=self._env[number])
-                acted = self.agent.act(here.obs, memories[number], context)
+                acted = self.agent.act_and_track(here.obs, memories[number], context)
                 memories[number] = acted.memory
                 tree.copy_(here.action, acted.action)
                 for name, column in here.extras.items():
@@ -272,14 +271,12 @@ class Storage:
     def allocate(agent: Agent, num_envs: int, steps: int) -> "Storage":
         """Tensors on the agent's device; a trial call shows what `act` returns besides actions."""
         spec, device = agent.spec, agent.device
-        memory = agent.initial_memory(num_envs)
-        stored = memory if agent.stores_memory else {}
+        stored = agent.initial_memory(num_envs) if agent.stores_memory else {}
         no_flags = torch.zeros(num_envs, dtype=torch.bool, device=device)
         probe = torch.Generator(device).manual_seed(0)
         with torch.no_grad():
-            acted = agent.act(
-                empty_obs(spec.observation, (num_envs,), device), memory, Context(no_flags, probe)
-            )
+            obs, context = empty_obs(spec.observation, (num_envs,), device), Context(no_flags, probe)
+            acted = agent.act_and_track(obs, agent.acting_memory(num_envs), context)
         if steps % agent.stride:
             name = "sequence_stride" if isinstance(agent.cfg, ReplayConfig) else "chunk_length"
             raise ConfigError(
@@ -306,12 +303,13 @@ class Storage:
         """Views of every row, group by group."""
         return [[Row(self.tensors, t, num_envs) for num_envs in groups] for t in range(self.steps)]
 
-    def batch(self, gamma: float) -> Batch:
-        """The rollout as a batch: ends of episodes become numbers here, and nowhere else."""
+    def batch(self) -> Batch:
+        """The rollout as a batch without discounts: the only place where episode ends become numbers."""
         tensors = self.tensors
-        mask = (~self.reset[1:]).float()
-        worthless = tensors["terminated"] | tensors["soft"]  # what comes after
-        going = (~(worthless | tensors["truncated"])).float()
+        real = ~self.reset[1:]
+        mask = real.float()
+        terminal = tensors["terminated"] | tensors["soft"]
+        going = (~(terminal | tensors["truncated"])).float()
         opened, last = tree.index(self.memories, 0), {}
         if LAST in opened:
             done = {"action": tensors["action"], "reward": tensors["reward"]}
@@ -321,7 +319,7 @@ class Storage:
             reset=self.reset,
             action=tensors["action"],
             reward=tensors["reward"] * mask,
-            discount=gamma * (~worthless).float() * mask,
+            continues=~terminal & real,
             keep=going * mask,
             mask=mask,
             memory=opened,

@@ -1,1 +1,1 @@
-"""One file per thing learned beside the policy."""
+"""What agents learn beside the policy, one file each; see `whorl.agents.component`."""

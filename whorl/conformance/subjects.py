@@ -131,7 +131,7 @@ class Subject:
         actor.load_state_dict(agent.state_dict())
         generator = torch.Generator().manual_seed(1)
         env: Any = world or RandomWorld(self.spec)
-        collector = LocalCollector(env, actor, settings.run.num_steps, settings.gamma, generator)
+        collector = LocalCollector(env, actor, settings.run.num_steps, generator)
         collector.reset(0)
         found = [copied(collector.collect()) for _ in range(count)]
         return [rollout.to(agent.device) for rollout in found]

@@ -5,7 +5,7 @@ config resolve only to parts of that kind inside `whorl`, to registered parts, o
 `trust=`.
 """
 
-import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -121,6 +121,9 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     found = _from_torch(kind, name) or _from_package(kind, name)
     if found is not None:
         return found
+    if kind == "component" and importlib.util.find_spec(f"whorl.components.{name}"):
+        importlib.import_module(f"whorl.components.{name}")  # which registers it
+        return _registered[kind][name]
     if "." not in name:
         raise ConfigError(f"no {kind} is called {name!r}; {nearest(name, known(kind))}")
     if not name.startswith("whorl."):

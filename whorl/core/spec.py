@@ -21,7 +21,7 @@ from whorl.core.arrays import Array as Array
 
 @dataclass(frozen=True)
 class Continuous:
-    """A vector of real numbers, with the environment's own bounds per dimension (flattened)."""
+    """A vector of real numbers with the environment's bounds per (flattened) dimension."""
 
     shape: tuple[int, ...]
     low: tuple[float, ...]
@@ -40,7 +40,7 @@ class Continuous:
 
 @dataclass(frozen=True)
 class Discrete:
-    """One choice out of `n`; the environment counts from `start`, agents from 0."""
+    """One of `n` actions; the environment counts from `start`, agents count from 0."""
 
     n: int
     start: int = 0
@@ -85,13 +85,13 @@ class Stream:
 
 @dataclass(frozen=True)
 class Spec:
-    """Observation tree, action tree, number of environments, names of what else is measured."""
+    """Observation tree, action tree, number of environments, extra episode statistics and reward streams."""
 
     observation: SpecTree
     action: SpecTree
     num_envs: int
     measures: tuple[str, ...] = ()
-    """what is said of an episode besides its return and length; no agent reads it"""
+    """names of episode statistics besides return and length; agents do not read them"""
     streams: tuple[Stream, ...] = ()
     """reward streams besides the environment's; with them `reward` has a trailing axis [..., 1 + streams]"""
 
@@ -102,12 +102,12 @@ class Spec:
         return carries and mask_size(action_choices(self.action)) > 0
 
     def with_num_envs(self, num_envs: int) -> "Spec":
-        """The same environment with another number of environments."""
+        """The same spec with another number of environments."""
         return replace(self, num_envs=num_envs)
 
 
 def empty_obs(spec: SpecTree, leading: tuple[int, ...], device: torch.device | str = "cpu") -> tree.Tree:
-    """Zeros in the shape of the observation tree, with `leading` axes in front."""
+    """Zeros in the shape of the observation tree, with `leading` axes first."""
     return tree.map(
         lambda a: torch.zeros(*leading, *a.shape, dtype=getattr(torch, a.dtype), device=device), spec
     )

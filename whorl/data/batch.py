@@ -1,7 +1,8 @@
 """The block of experience that every algorithm learns from: time-major, `[T, B]`.
 
-Ends of episodes are expressed as numbers, so that a rule never sees a "done": `discount` is 0 after a terminal state
-(and only there), `keep` is 0 where returns must not cross, `mask` is 0 on rows that are no transition at all.
+Ends of episodes are expressed as numbers, so that an update rule needs no "done" flag: `discount` is 0 after a terminal
+state (and only there), `keep` is 0 where returns must not continue into the next row, `mask` is 0 on rows that are not
+transitions. With reward streams (`Spec.streams`) reward, discount and keep may have a trailing stream axis.
 """
 
 from dataclasses import dataclass, field, replace
@@ -14,46 +15,50 @@ from whorl.core import tree
 from whorl.core.tree import Tree
 
 LAST = "last"
-"""the part of an agent's memory in which the loop keeps the action and the reward of the row before"""
+"""the part of an agent's memory that holds the previous action and reward; the loop writes it"""
+
+
+_ABSENT: Any = None
+"""default of fields that follow `discount`, the one that rollouts lack; batches always have the others"""
 
 
 def remember(memory: Tree, action: Tree, reward: Tensor) -> Tree:
-    """An agent's memory with what was last done and earned, where it asks for that."""
+    """An agent's memory with the previous action and reward, if the agent reads them."""
     return {**memory, LAST: {"action": action, "reward": reward}} if LAST in memory else memory
 
 
 def led_by(first: Tree, rows: Tree) -> Tree:
-    """Rows [T, ...] with one more [...] before them: [T+1, ...]."""
+    """Rows [T, ...] with one row [...] put before them: [T+1, ...]."""
     return tree.map(lambda one, rest: torch.cat((one.unsqueeze(0), rest)), first, rows)
 
 
 @dataclass
 class Rows:
-    """A run of rows of a batch, as a network reads them."""
+    """A range of rows of a batch, as a network reads them."""
 
     obs: Tree
-    """[R, B, ...] all rows, so that a memory can be unrolled over them"""
+    """[R, B, ...] all rows, so that a recurrent network can be unrolled over them"""
     reset: Tensor
     """[R, B] bool"""
     memory: Tree
-    """[B, ...] keyed by net, before row 0"""
+    """[B, ...] recurrent state before row 0, keyed by network"""
     burn_in: int
     start: int
     stop: int
     last: Tree = field(default_factory=dict)
-    """[R, B, ...] the action and the reward before each row, where a memory reads them"""
+    """[R, B, ...] the previous action and reward of each row, where a recurrent network reads them"""
     ahead: Tensor | None = None
-    """[T, B] which of all rows are asked for, where they do not lie side by side"""
+    """[T, B] indices of the rows to select, where they are not `start` to `stop`"""
     summaries: dict[int, list[Tensor]] = field(default_factory=dict)
-    """[R, B, ...] what each memory of a body, by its id, made of all rows, where that is known already"""
+    """[R, B, ...] outputs of each memory of a backbone for all rows, keyed by the backbone's id, if already computed"""
 
     @property
     def selected(self) -> Tree:
-        """The observations of just these rows: what a net without memory evaluates."""
+        """The observations of the selected rows only: what a feed-forward network evaluates."""
         return tree.map(self.select, self.obs)
 
     def select(self, every: Tensor) -> Tensor:
-        """Of all rows [R, B, ...] those that are asked for."""
+        """The selected rows of a tensor over all rows [R, B, ...]."""
         if self.ahead is None:
             return every[self.start : self.stop]
         at = self.ahead.reshape(*self.ahead.shape, *[1] * (every.dim() - 2))
@@ -63,49 +68,56 @@ class Rows:
 @dataclass
 class Batch:
     obs: Tree
-    """[T+1, B, ...] row t+1 is the true successor of row t (only [T, B, ...] in a minibatch that never looks ahead;
-    [T+n, B, ...] in a sequence whose returns are folded over n rows)"""
+    """[T+1, B, ...] row t+1 is the true successor of row t (only [T, B, ...] in a minibatch that needs no successor;
+    [T+n, B, ...] in a sequence with n-step returns)"""
     reset: Tensor
-    """[T+1, B] bool: row t opens an episode, clear memory before it"""
+    """[T+1, B] bool: row t is the first of an episode; the memory is cleared before it"""
     action: Tree
     """[T, B, ...] canonical actions"""
     reward: Tensor
-    """[T, B]"""
-    discount: Tensor
-    """[T, B] gamma (gamma^n where folded), 0 after a terminal state"""
-    keep: Tensor
+    """[T, B]; in rollouts with reward streams, and where streams are separate, [T, B, 1 + S]"""
+    discount: Tensor = _ABSENT
+    """[T, B] gamma (gamma^n for n-step returns), 0 after a terminal state; rollouts have `continues` instead"""
+    keep: Tensor = _ABSENT
     """[T, B] 0 where an episode ended for any reason"""
-    mask: Tensor
-    """[T, B] 0 on rows that are no transition: the row from a final observation, padding, burn-in"""
+    mask: Tensor = _ABSENT
+    """[T, B] 0 on rows that are not transitions: the row of a final observation, padding, burn-in"""
     memory: Tree = field(default_factory=dict)
-    """[B, ...] memory before row 0, keyed by net; a missing key starts at zero"""
+    """[B, ...] recurrent state before row 0, keyed by network; a missing key starts at zero"""
     memories: Tree = field(default_factory=dict)
-    """[T / stride, B, ...] memory before every stride-th row of a rollout, so that it can be cut into chunks"""
+    """[T / stride, B, ...] recurrent state before every stride-th row of a rollout, where chunks may begin"""
     burn_in: int = 0
-    """static: the first rows only warm the memory up"""
+    """static: the first rows only warm up the recurrent state"""
     extras: dict[str, Any] = field(default_factory=dict)
     """what act() returned (log_prob, value, ...), [T, B]; share and weight [T, B] and index [B] from replay"""
     last: Tree = field(default_factory=dict)
-    """[T+1, B, ...] the action and the reward before each row, where a memory reads them; nothing before an episode"""
+    """[T+1, B, ...] the previous action and reward of each row (0 before an episode), where a network reads them"""
     ahead: Tensor | None = None
     """[T, B] the row that each one bootstraps from, where it is not the next"""
     summaries: dict[int, list[Tensor]] = field(default_factory=dict)
     """see `Rows`"""
     static: bool = False
-    """whether these are the same tensors each time, written anew: a captured graph may read them in place"""
+    """whether every batch uses these same tensors, overwritten in place: a captured graph may read them directly"""
+    continues: Tensor | None = None
+    """[T, B] bool, in rollouts: the discount without gamma; False after a terminal state or lost life, where masked"""
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.mask.shape[0], self.mask.shape[1]
 
     @property
+    def stream_mask(self) -> Tensor:
+        """`mask` in the shape of `reward`, which may have a trailing stream axis."""
+        return tree.expand(self.mask, self.reward).expand_as(self.reward)
+
+    @property
     def share(self) -> Tensor:
-        """[T, B] from replay: how much each row counts in a mean over all of them; nothing where masked, else alike."""
+        """[T, B] from replay: weight of each row in a mean over all rows; 0 where masked, else equal."""
         return self.extras["share"]
 
     @property
     def weight(self) -> Tensor:
-        """[T, B] from replay: `share`, times what takes back the bias of a prioritized draw."""
+        """[T, B] from replay: `share` times the importance weight of prioritized sampling."""
         return self.extras["weight"]
 
     @property
@@ -115,7 +127,7 @@ class Batch:
 
     @property
     def next(self) -> Rows:
-        """Rows 1..T: their successors, or where a folded return ends."""
+        """Rows 1..T: their successors, or the rows that n-step returns bootstrap from."""
         return replace(self._rows(1, self.shape[0] + 1), ahead=self.ahead)
 
     @property
@@ -125,7 +137,7 @@ class Batch:
 
     @property
     def both(self) -> Rows:
-        """`now`, and behind it `next`: [2T, B], for nets that are asked about both in one pass."""
+        """`now` followed by `next`: [2T, B], for networks that evaluate both in one pass."""
         count = self.shape[0]
         if count == 1 and self.ahead is None:
             return self.all
@@ -149,17 +161,19 @@ class Batch:
 
     def tensors(self) -> dict[str, Tree]:
         """Every tensor of the batch as one tree."""
-        return {
+        found = {
             "obs": self.obs,
             "reset": self.reset,
             "action": self.action,
             "reward": self.reward,
             "discount": self.discount,
+            "continues": self.continues,
             "keep": self.keep,
             "mask": self.mask,
             "memory": self.memory,
             "memories": self.memories,
             "last": self.last,
             "extras": self.extras,
-            **({} if self.ahead is None else {"ahead": self.ahead}),
+            "ahead": self.ahead,
         }
+        return {name: value for name, value in found.items() if value is not None}

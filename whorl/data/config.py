@@ -12,6 +12,8 @@ class ReplayConfig:
     """Settings of the replay buffer, for algorithms that learn from one."""
 
     off_policy: ClassVar[bool] = True
+    gamma: Fraction = 0.99
+    """discount factor"""
     batch_size: Annotated[int, Range(1, 10**7)] = 256
     """transitions per update; with memory: sequences"""
     buffer_size: PositiveCount = 1_000_000

@@ -1,6 +1,7 @@
-"""First priorities of samples, found by whoever collects their rows."""
+"""Initial priorities of new samples, computed by the actor that collected them (Horgan et al. 2018, Ape-X)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,19 +11,21 @@ from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.config import ReplayConfig
-from whorl.data.replay import starts, view_of, weighted
+from whorl.data.discounting import Discounting
+from whorl.data.replay import clipped, starts, view_of, weighted
 from whorl.data.ring import Ring, history_of
 from whorl.data.samplers import sample_error
 
 
 class InitialPriorities:
-    """Follows the rows of some environments, and tells of every sample that they complete how wrong the agent is about it.
+    """Computes the TD errors of all samples that new rows complete.
 
-    A small ring of its own makes the samples just as the learner's replay will.
+    A small ring of its own makes the same samples as the learner's replay buffer. Intrinsic rewards are computed at the
+    learner, so these errors contain the environment's reward alone.
 
     Args:
-        errors: those of a batch [T, B].
-        memory: of one environment, where it is stored.
+        errors: TD errors of a batch [T, B].
+        memory: recurrent state of one environment, if it is stored.
         steps: rows of a rollout.
     """
 
@@ -39,35 +42,37 @@ class InitialPriorities:
         self.view = view_of(cfg)
         stride = self.view.stride
         slots = -(-(steps + self.view.span + history_of(spec) + 1) // stride) * stride
-        self.ring = Ring(spec, slots * spec.num_envs, device, memory=memory, stride=stride)
+        self.ring = Ring(
+            replace(spec, streams=()), slots * spec.num_envs, device, memory=memory, stride=stride
+        )
+        self.discounting = Discounting(cfg.gamma)
         self.count = completed(cfg, steps)
 
     def empty(self) -> Tensor:
-        """As `add` gives it, with nothing found."""
+        """The result of `add` for a rollout that completes no sample."""
         return torch.full((self.count, self.num_envs), torch.nan, device=self.ring.device)
 
     @torch.no_grad()
     def add(self, rollout: Batch) -> Tensor:
-        """Errors of the samples that became whole [starts, environments], the newest last; nan where there was none."""
+        """TD errors of the samples that became complete [starts, num_envs], newest last; nan where there is none."""
         ring, span, cfg = self.ring, self.view.span, self.cfg
         whole = max(0, ring.rows - span)
-        clip = cfg.reward_clip_range if cfg.clip_reward else 0.0
-        ring.add(rollout.replace(reward=rollout.reward.clamp(-clip, clip)) if clip else rollout)
+        ring.add(clipped(rollout, cfg.reward_clip_range if cfg.clip_reward else 0.0))
         new = starts(ring, self.view, whole, max(0, ring.rows - span))
         found = self.empty()
         if len(new):
-            batch = weighted(self.view.gather(ring, new), {})
+            batch = weighted(self.view.gather(ring, new, self.discounting), {})
             errors = sample_error(self.errors(batch), batch.mask, cfg.priority_eta)
             found[-(len(new) // self.num_envs) :] = errors.reshape(-1, self.num_envs)
         return found
 
 
 def completed(cfg: ReplayConfig, steps: int) -> int:
-    """How many samples of a environment a rollout of `steps` rows completes: as many each time, or nobody could match them."""
+    """Number of samples per environment that each rollout of `steps` rows completes; it must be the same every time."""
     stride = view_of(cfg).stride
     if steps % stride:
         raise ConfigError(
-            f"num_steps {steps} is no multiple of stride {stride}, but actors find the priorities of samples that "
-            "start every so many rows; change one of them, or leave priority_on_add out"
+            f"num_steps {steps} is not a multiple of sequence_stride {stride}, as priority_on_add with actors needs; "
+            "change one of them, or leave priority_on_add out"
         )
     return steps // stride

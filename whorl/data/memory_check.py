@@ -1,4 +1,4 @@
-"""Whether replay fits into memory, asked before any of it is allocated."""
+"""Checks that the replay buffer fits into memory, before it is allocated."""
 
 import os
 from collections.abc import Iterator
@@ -11,18 +11,18 @@ from whorl.core.errors import ConfigError
 
 
 def require_memory(size: int, device: torch.device, buffer_size: int) -> None:
-    """Raise where `size` bytes of replay are more than what is free on `device`; nothing is allocated yet."""
+    """Raise if a replay buffer of `size` bytes exceeds the free memory of `device`."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if size > free:
         raise ConfigError(
             f"replay of {buffer_size:,} rows takes {size:,} bytes, but {free:,} are free on {device.type}; "
-            f"use a capacity of at most {int(buffer_size * 0.9 * free / size):,}"
+            f"use a buffer_size of at most {int(buffer_size * 0.9 * free / size):,}"
         )
 
 
 @contextmanager
 def allocating(size: int, device: torch.device, buffer_size: int) -> Iterator[None]:
-    """Tell an allocation that fails within: what is free is an estimate, and others may be quicker."""
+    """Convert out-of-memory errors in this block to ConfigError: `require_memory` only estimates what is free."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -30,12 +30,12 @@ def allocating(size: int, device: torch.device, buffer_size: int) -> Iterator[No
             raise
         raise ConfigError(
             f"replay of {buffer_size:,} rows takes {size:,} bytes, which {device.type} did not give; "
-            "use a smaller capacity"
+            "use a smaller buffer_size"
         ) from error
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes of the host's memory that can still be had, as far as the system and the limits of a container tell."""
+    """Free host memory in bytes, within the limits of the system and of the container."""
     return min([_of_machine(root), *_of_groups(root)])
 
 
@@ -46,11 +46,11 @@ def _of_machine(root: Path) -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
-        return 1 << 62  # this system does not say
+        return 1 << 62  # unknown on this system
 
 
 def _of_groups(root: Path) -> Iterator[int]:
-    """What is left below each memory limit of this process's control groups; those above a group hold for it too."""
+    """Memory left below each limit of this process's control groups and their parents."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -60,12 +60,12 @@ def _of_groups(root: Path) -> Iterator[int]:
             cache = "total_inactive_file"
         else:
             continue
-        # In a container the path may be the host's, of which only the top is to be seen.
+        # In a container the path may be the host's, of which only the top folder is visible.
         group = Path(path.lstrip("/"))
         for folder in (root / top / part for part in (group, *group.parents)):
             most, now = _number(folder / limit), _number(folder / used)
             if most is not None and now is not None:
-                # Pages of files that nobody reads are counted as used, but given up for the asking.
+                # Inactive pages of cached files count as used, but the kernel frees them on demand.
                 yield max(0, most - now + (_entry(folder / "memory.stat", cache) or 0))
 
 
@@ -76,7 +76,7 @@ def _entry(path: Path, name: str) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """A file that holds one number; None where it is not there, or holds the word max."""
+    """The number in a file; None if the file is missing or contains the word max."""
     text = _text(path).strip()
     return int(text) if text.isdigit() else None
 

@@ -1,4 +1,4 @@
-"""Off-policy experience: rollouts go into a ring, and batches are drawn from it in proportion to the steps seen."""
+"""Off-policy experience: rollouts go into a replay buffer, from which `updates_per_step` batches per step are drawn."""
 
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
@@ -16,6 +16,7 @@ from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.config import ReplayConfig
+from whorl.data.discounting import Discounting, Gamma
 from whorl.data.experience import Experience
 from whorl.data.memory_check import allocating, require_memory
 from whorl.data.ring import Ring, history_of, replay_bytes, slots_for
@@ -25,28 +26,34 @@ from whorl.data.views import Sequences, Transitions, View
 from whorl.ops.losses import row_weight
 
 FIRST = "first"
-"""in `Batch.extras` of a rollout: errors [starts, B] of the samples that it completes, where actors found them"""
+"""in `Batch.extras` of a rollout: TD errors [starts, B] of the samples that it completes, if actors computed them"""
 DRAWN_TOGETHER = 1 << 23
-"""bytes of observations that are gathered at a time, where several batches are"""
+"""bytes of observations gathered at a time, where several batches are drawn together"""
 
 
 class Replay(Experience):
-    """A ring with a view (transitions or sequences) and a sampler (even, or by `priorities`).
+    """A ring buffer with a view (transitions or sequences) and a sampler (uniform, or prioritized with `priorities`).
 
-    On a GPU drawing and settling are captured as graphs. A ring on the host serves a learner on a GPU through pinned
-    buffers; priorities then apply exactly one update late, so that nobody waits and nothing depends on timing.
+    On a GPU, sampling and priority updates are captured as CUDA graphs. A ring on the host serves a learner on a GPU
+    through pinned memory; priorities are then applied exactly one update late, so that nothing waits for the GPU and
+    results do not depend on timing.
 
     Args:
-        device: where the ring lies.
-        generator: on `device`; its position is saved with the random streams, not here.
-        learner: where batches are wanted, if elsewhere.
-        appraise: errors of a batch [T, B]; new rows get priorities from it instead of the largest one seen.
-        capacity: rows over all environments.
+        device: device of the ring.
+        generator: on `device`; its state is saved with the random streams, not here.
+        learner: device of the batches, if it is another one.
+        initial_priority: TD errors of a batch [T, B], from which new rows get their priorities; default: the largest
+            priority seen so far.
+        gamma: discount per step, one number or a tensor [num_envs]; applied when a batch is drawn.
+        separate_streams: give reward, discount and keep of every reward stream [T, B, 1 + S] instead of the weighted
+            sum of all streams.
+        buffer_size: rows over all environments.
         updates_per_step: updates per environment step; fractions are carried over exactly.
-        learning_starts: no update is due for this many first steps.
-        reward_clip: where rewards are clipped, on both sides; 0: nowhere.
+        learning_starts: environment steps before the first update.
+        reward_clip: the environment's rewards are clipped to [-reward_clip, reward_clip]; 0: not clipped.
         extras, memory, stride: see `Ring`.
-        refresh: what memory is by now before every `stride`-th row of a batch but the first; replaces what was stored.
+        refresh: computes the recurrent states before every `stride`-th row of a batch but the first, with the current
+            networks; they replace the stored ones.
     """
 
     overlaps = True
@@ -60,6 +67,8 @@ class Replay(Experience):
         learner: torch.device | str | None = None,
         initial_priority: Callable[[Batch], Tensor] | None = None,
         view: View,
+        gamma: Gamma,
+        separate_streams: bool = False,
         buffer_size: int,
         batch_size: int,
         updates_per_step: float = 1.0,
@@ -73,23 +82,26 @@ class Replay(Experience):
     ) -> None:
         self.ring = Ring(spec, buffer_size, device, extras=extras, memory=memory, stride=stride)
         self.reward_clip = reward_clip
+        gamma = gamma.to(self.ring.device) if isinstance(gamma, Tensor) else gamma
+        self.discounting = Discounting(gamma, spec.streams, separate_streams)
         if memory and view.stride % stride:
             raise ConfigError(
-                f"samples start every {view.stride} rows, but memory is stored every {stride}; use a multiple"
+                f"samples start every {view.stride} rows, but memory is stored every {stride}; use a multiple of that"
             )
         if self.ring.slots % view.stride or self.ring.slots <= view.span + self.ring.history:
             raise ConfigError(
-                f"a ring of {self.ring.slots} rows per environment holds no whole sample of {view.span + 1} rows "
-                f"that starts every {view.stride}; change the replay capacity ({buffer_size}) or environments ({spec.num_envs})"
+                f"a replay buffer of {self.ring.slots} rows per environment holds no whole sample of {view.span + 1} "
+                f"rows that starts every {view.stride}; change buffer_size ({buffer_size}) or num_envs "
+                f"({spec.num_envs})"
             )
         self.view, self.generator, self.batch_size = view, generator, batch_size
-        self._gather: Callable[[Ring, Tensor], Batch] = view.gather
+        self._gather: Callable[[Ring, Tensor, Discounting], Batch] = view.gather
         self.initial_priority = initial_priority
         self._transfer = Transfer(learner) if learner and torch.device(learner) != self.ring.device else None
         self.refresh = refresh
         if refresh is not None and self._transfer is not None:
             raise ConfigError(
-                "refresh_memory writes into the ring at once, so it must lie beside the learner; use replay_device auto"
+                "refresh_memory needs the replay buffer on the learner's device; use replay_device auto"
             )
         self._late: dict[str, Tensor] = {}
         self._renew: _Recorded | None = None
@@ -97,12 +109,12 @@ class Replay(Experience):
         self._settle: _Recorded | None = None
         self._priority: Tensor | None = None
         self.updates_per_step = Fraction(str(updates_per_step))
-        # At least one start of some environment is whole by then.
+        # By then at least one environment has a complete sample.
         self.learning_starts = max(learning_starts, spec.num_envs * (view.span + view.stride - 1))
         self.steps = 0
-        """environment steps seen"""
+        """environment steps added"""
         self.drawn = 0
-        """batches handed out"""
+        """batches drawn"""
         self.store: Segments | None = None
         """set where there is a run folder; without it the state holds the whole ring"""
         size = self.ring.slots // view.stride * spec.num_envs
@@ -111,14 +123,14 @@ class Replay(Experience):
         )
 
         row = sum(leaf.size * getattr(torch, leaf.dtype).itemsize for leaf in tree.leaves(spec.observation))
-        # Rows of sequences are weighted within their batch.
+        # Rows of sequences are weighted within their own batch.
         alone = self.sampler.learns or self.ring.device.type == "cuda" or not isinstance(view, Transitions)
         fitting = DRAWN_TOGETHER // (2 * row * batch_size)
         self._together = 1 if alone else max(1, min(fitting, 64))
 
     @property
     def bytes(self) -> int:
-        """Size of the ring; `replay_bytes` tells it beforehand."""
+        """Size of the ring; `replay_bytes` computes it without allocating."""
         return self.ring.bytes
 
     @torch.no_grad()
@@ -127,33 +139,33 @@ class Replay(Experience):
         if steps + span + ring.history > ring.slots:
             least = (steps + span + ring.history) * ring.num_envs
             raise ConfigError(
-                f"a rollout of {steps} rows leaves no sample of {span + 1} rows in a ring of {ring.slots} rows per "
-                f"environment; use a replay capacity of at least {least}, or a smaller num_steps"
+                f"a rollout of {steps} rows leaves no sample of {span + 1} rows in a replay buffer of {ring.slots} "
+                f"rows per environment; use a buffer_size of at least {least}, or a smaller num_steps"
             )
         if self.store is not None:
             self.store.advance(steps)
         gone = starts(ring, self.view, ring.first_start(), ring.first_start(steps))
         self.sampler.release(gone, self.view.allowed(ring, gone))
         whole = max(0, ring.rows - span)
-        clip = self.reward_clip
-        # Before they are folded; whoever counts returns has seen the whole ones.
-        ring.add(rollout.replace(reward=rollout.reward.clamp(-clip, clip)) if clip else rollout)
+        ring.add(clipped(rollout, self.reward_clip))  # before n-step returns; logged returns are not clipped
         new = starts(ring, self.view, whole, max(0, ring.rows - span))
         self.sampler.admit(new, self.view.allowed(ring, new))
         if FIRST in rollout.extras:
             self._settle_first(new, rollout.extras[FIRST])
         elif self.initial_priority is not None and len(new):
-            found = weighted(self.view.gather(ring, new), {})
+            found = weighted(self.view.gather(ring, new, self.discounting), {})
             if self._transfer is not None:
-                found = found.to(self._transfer.device)  # not through the buffers, which have a batch's size
+                found = found.to(self._transfer.device)  # the pinned buffers have the size of a batch
             self.sampler.settle(new, found.mask.to(ring.device), self.initial_priority(found).to(ring.device))
-        self.steps += int(rollout.mask.sum())  # on the device that collected: no learner is waited for
+        self.steps += int(rollout.mask.sum())  # on the collecting device: does not wait for the learner
         self.sampler.anneal(self.steps)
 
     def _settle_first(self, new: Tensor, first: Tensor) -> None:
-        """Errors that whoever collected found for these starts; nan, which leaves the largest, where they could not."""
+        """Apply the TD errors that actors computed for these starts; where one is nan, the largest priority stays."""
         error = first.reshape(-1)[first.numel() - len(new) :]
-        known = error.isfinite().nonzero().squeeze(1)  # where rows are collected: no learner is waited for
+        known = (
+            error.isfinite().nonzero().squeeze(1)
+        )  # on the collecting device: does not wait for the learner
         if len(known):
             index = new.index_select(0, known.to(new.device))
             error = error[known].to(new.device)
@@ -164,14 +176,14 @@ class Replay(Experience):
         if self.drawn < total:
             self.require_start()
         while self.drawn < total:
-            # What is drawn evenly does not depend on what was learned: several batches cost little more than one.
+            # Uniform sampling does not depend on updates: several batches drawn together cost little more than one.
             for batch in self.samples(min(total - self.drawn, self._together)):
                 self.drawn += 1
                 yield "update", batch
 
     @torch.no_grad()
     def samples(self, count: int) -> Iterator[Batch]:
-        """Batches of the rows as they are now."""
+        """Draw `count` batches from the current rows."""
         if count == 1:
             yield self.sample()
             return
@@ -182,7 +194,7 @@ class Replay(Experience):
 
     @torch.no_grad()
     def sample(self) -> Batch:
-        """One batch; nothing here waits for a device."""
+        """Draw one batch, without waiting for a device."""
         if self.ring.device.type != "cuda":
             return self._sent(self._drawn())
         if self._draw is None:
@@ -191,7 +203,7 @@ class Replay(Experience):
         return self._draw.replay()
 
     def compile(self) -> None:
-        """Fuse the many small operations that make a batch of starts."""
+        """Compile the gathering of samples."""
         self._gather = torch.compile(self.view.gather, dynamic=False)
         self._together = 1  # one shape, one compilation
 
@@ -199,7 +211,7 @@ class Replay(Experience):
         start, extras = self.sampler.draw(count * self.batch_size, self.generator)
         if self.refresh is not None:
             extras = {**extras, "start": start}
-        return weighted(self._gather(self.ring, start), extras)
+        return weighted(self._gather(self.ring, start, self.discounting), extras)
 
     def _sent(self, batch: Batch) -> Batch:
         return batch if self._transfer is None else self._transfer.send(batch)
@@ -211,11 +223,11 @@ class Replay(Experience):
         if not self.sampler.learns:
             return
         if updated.priority is None:
-            raise ValueError("prioritized replay needs Updated.priority, errors [B] or [T, B]")
+            raise ValueError("prioritized replay needs Updated.priority, TD errors [B] or [T, B]")
         given = {"index": batch.extras["index"], "mask": batch.mask, "priority": updated.priority.detach()}
         if self._transfer is not None:
             if self._late:
-                self._transfer.wait()  # for the update before this one, which is over by now
+                self._transfer.wait()  # for the previous update, which is finished by now
                 self.sampler.settle(**self._late)
             self._late = self._transfer.fetch(given)
         elif self.ring.device.type != "cuda":
@@ -225,7 +237,7 @@ class Replay(Experience):
 
     def _settle_captured(self, given: dict[str, Tensor]) -> None:
         if self._settle is None:
-            # Updates of different graphs leave their errors in different places: copied to one.
+            # Each captured update writes its errors to its own tensor: copy them to the one this graph reads.
             self._priority = given["priority"].clone()
             held = {**given, "priority": self._priority}
             changing = tree.leaves(self.sampler.state_dict())
@@ -249,7 +261,7 @@ class Replay(Experience):
         self._renew.replay()
 
     def cut(self, where: Tensor | None = None) -> None:
-        """Announce that the next rollout does not go on from the newest row, in the environments `where` [B] says so."""
+        """Announce that the next rollout does not continue the newest row, in the environments `where` [B]."""
         self.ring.cut(where)
 
     def open_store(self, folder: Path, ahead: bool) -> Segments:
@@ -262,7 +274,7 @@ class Replay(Experience):
         if self.store is not None:
             del ring["columns"]
             if self.refresh is None:
-                del ring["memories"]  # else old ones change, while files are written once
+                del ring["memories"]  # refreshed memories change after they were written to files
             ring["manifest"] = self.store.save()
         if self._late and self._transfer is not None:
             self._transfer.wait()
@@ -279,7 +291,9 @@ class Replay(Experience):
         self.ring.load_state_dict(state["ring"])
         if "manifest" in state["ring"]:
             if self.store is None:
-                raise CheckpointError("the rows of this replay are in its run folder; use whorl.resume(run)")
+                raise CheckpointError(
+                    "the rows of this replay buffer are in its run folder; use whorl.resume(run)"
+                )
             self.store.load(state["ring"]["manifest"])
             if "memories" in state["ring"]:
                 tree.copy_(self.ring.memories, state["ring"]["memories"])
@@ -287,7 +301,7 @@ class Replay(Experience):
         self._late = tree.clone(state["late"])
 
     def require_start(self) -> None:
-        """Raise where an episode is so long that the ring has lost its beginning, in every environment."""
+        """Raise if no stored episode has its first row in the buffer any more (whole_episodes)."""
         ring = self.ring
         if not isinstance(self.view, Sequences) or not self.view.whole or not ring.first_start():
             return
@@ -295,7 +309,7 @@ class Replay(Experience):
         if not bool(self.view.allowed(ring, every).any()):
             raise ConfigError(
                 f"whole_episodes is true, but no episode begins in the {ring.slots} rows that replay holds of each "
-                "environment; use a larger capacity, or leave whole_episodes out"
+                "environment; use a larger buffer_size, or leave whole_episodes out"
             )
 
 
@@ -307,14 +321,24 @@ def starts(ring: Ring, view: View, first: int, last: int) -> Tensor:
 
 
 def weighted(batch: Batch, extras: dict[str, Tensor]) -> Batch:
-    """With `share` and `weight` [T, B] among its extras."""
+    """The batch with `share` and `weight` [T, B] in its extras."""
     share = row_weight(batch.mask) if batch.shape[0] > 1 else batch.mask  # single rows are never masked
     weight = share * extras["weight"] if "weight" in extras else share
     return batch.replace(extras={**batch.extras, **extras, "share": share, "weight": weight})
 
 
+def clipped(rollout: Batch, limit: float) -> Batch:
+    """The rollout with the environment's rewards clipped to [-limit, limit]; 0: not clipped."""
+    if not limit:
+        return rollout
+    if rollout.reward.dim() == 2:
+        return rollout.replace(reward=rollout.reward.clamp(-limit, limit))
+    environment = rollout.reward[..., :1].clamp(-limit, limit)
+    return rollout.replace(reward=torch.cat((environment, rollout.reward[..., 1:]), -1))
+
+
 class _Recorded:
-    """A step that a CUDA graph repeats."""
+    """A step that a CUDA graph replays."""
 
     def __init__(
         self, step: Callable[[], Any], tensors: list[Tensor], generators: list[torch.Generator]
@@ -328,7 +352,7 @@ class _Recorded:
 
 
 class Transfer:
-    """Batches from the host to a GPU and errors back, through pinned memory, without waiting."""
+    """Sends batches from the host to a GPU and TD errors back, through pinned memory, without waiting."""
 
     def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)
@@ -338,7 +362,7 @@ class Transfer:
         self._turn = 0
 
     def send(self, batch: Batch) -> Batch:
-        """The batch on the device; its buffer is written again only after the copy is done."""
+        """The batch on the device; its buffer is reused only after the copy has finished."""
         tensors = batch.tensors()
         if len(self._buffers) < 2:
             self._buffers.append(tree.map(lambda leaf: torch.empty_like(leaf).pin_memory(), tensors))
@@ -352,7 +376,7 @@ class Transfer:
         return moved
 
     def fetch(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors on their way to the host; `wait` before they are read."""
+        """Start copying tensors to the host; call `wait` before reading them."""
         found = {
             name: torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
             for name, value in tensors.items()
@@ -361,7 +385,7 @@ class Transfer:
         return found
 
     def wait(self) -> None:
-        """Until what was fetched has arrived."""
+        """Wait for the tensors of `fetch`."""
         self._fetched.synchronize()
 
 
@@ -373,8 +397,12 @@ def replay_of(
     initial_priority: Callable[[Batch], Tensor],
     memory: Tree | None = None,
     refresh: Callable[[Batch], Tree] | None = None,
+    *,
+    gamma: Gamma | None = None,
+    separate_streams: bool = False,
+    extras: Mapping[str, Array] | None = None,
 ) -> Replay:
-    """Replayed transitions or sequences as settings describe them; `memory` is stored with the rows, if any."""
+    """The replay buffer that the settings describe; `gamma` is the settings' unless given."""
     view = view_of(cfg)
     priorities = Priorities(
         alpha=cfg.priority_alpha,
@@ -385,7 +413,7 @@ def replay_of(
     )
     device = generator.device
     starts = slots_for(spec, cfg.buffer_size, view.stride) // view.stride * spec.num_envs
-    size = replay_bytes(spec, cfg.buffer_size, memory=memory, stride=view.stride)
+    size = replay_bytes(spec, cfg.buffer_size, extras=extras, memory=memory, stride=view.stride)
     size += sampler_bytes(starts, device, cfg.prioritized)
     require_memory(size, device, cfg.buffer_size)
     with allocating(size, device, cfg.buffer_size):
@@ -396,12 +424,15 @@ def replay_of(
             learner=learner,
             initial_priority=initial_priority if cfg.prioritized and cfg.priority_on_add else None,
             view=view,
+            gamma=cfg.gamma if gamma is None else gamma,
+            separate_streams=separate_streams,
             buffer_size=cfg.buffer_size,
             batch_size=cfg.batch_size,
             updates_per_step=cfg.updates_per_step,
             learning_starts=cfg.learning_starts,
             priorities=priorities if cfg.prioritized else None,
             reward_clip=cfg.reward_clip_range if cfg.clip_reward else 0.0,
+            extras=extras,
             memory=memory,
             stride=view.stride,
             refresh=refresh,
@@ -409,7 +440,7 @@ def replay_of(
 
 
 def view_of(cfg: ReplayConfig) -> View:
-    """What samples are: transitions, or sequences where nets have a memory."""
+    """The kind of sample: transitions, or sequences for recurrent networks."""
     if not cfg.recurrent:
         return Transitions(cfg.n_step)
     return Sequences(
@@ -423,21 +454,21 @@ def view_of(cfg: ReplayConfig) -> View:
 
 
 def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
-    """Raise where rollouts of `rows` rows over all environments and samples do not fit the ring.
+    """Raise if rollouts of `rows` rows over all environments and samples do not fit the buffer.
 
-    The rows at which samples may start must be as many per environment as a rollout brings, and as from one start to the next;
-    three at least, since two in a row may be no transition: the final row of an episode, and the first of the next
-    where environments were started anew after it.
+    Each environment needs as many possible starts as a rollout has rows and as `stride` has; and at least three, since
+    two consecutive rows may not be transitions: the final row of an episode, and the first row of the next one if the
+    environments were restarted after it.
     """
     if cfg.recurrent and cfg.whole_episodes and cfg.burn_in:
         raise ConfigError(
-            f"burn_in is {cfg.burn_in}, but whole_episodes begins with an empty memory, and the first rows would never "
-            "be learned; use one of them"
+            f"burn_in is {cfg.burn_in}, but with whole_episodes sequences begin with an empty memory, and their first "
+            "rows would never be learned from; use one of the two"
         )
     if cfg.refresh_memory and not cfg.stores_memory:
         raise ConfigError(
-            "refresh_memory renews stored states, but with these settings none are stored; leave it out, or set memory "
-            "and stored_memory, without whole_episodes"
+            "refresh_memory updates stored recurrent states, but these settings store none; leave it out, or set "
+            "memory and stored_memory, without whole_episodes"
         )
     view = view_of(cfg)
     slots, steps = slots_for(spec, cfg.buffer_size, view.stride), rows // spec.num_envs
@@ -446,8 +477,9 @@ def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
         sample = f"n_step {cfg.n_step}"
         if cfg.recurrent:
             needed = -(-needed // view.stride) * view.stride
-            sample = f"sequences of {view.span + 1} rows (burn_in, sequence and n_step)"
+            sample = f"sequences of {view.span + 1} rows (burn_in, sequence_length and n_step)"
         raise ConfigError(
-            f"capacity is {cfg.buffer_size}, {slots} rows for each of {spec.num_envs} environments, but num_steps {steps} and "
-            f"{sample} need {needed}; use a capacity of at least {needed * spec.num_envs}, or make one of them smaller"
+            f"buffer_size is {cfg.buffer_size}, {slots} rows for each of {spec.num_envs} environments, but num_steps "
+            f"{steps} and {sample} need {needed}; use a buffer_size of at least {needed * spec.num_envs}, or make one "
+            "of them smaller"
         )

@@ -1,8 +1,8 @@
-"""Replay storage: a ring of rows per environment in preallocated tensors, of which every kind of sample is a view.
+"""Replay storage: a ring buffer of rows per environment in preallocated tensors; every kind of sample is a view of it.
 
-Row t+1 is the successor of row t, so no next observation is stored; of a stack of frames only the newest is, the others
-are in the rows before. All environments advance together: row number r of every environment lies in slot r % slots. A *start* is a
-row at which a sample may begin, a *cell* one row of one environment.
+Row t+1 is the successor of row t, so no next observation is stored. Of a frame stack only the newest frame is stored;
+the others are in the rows before. All environments advance together: row number r of every environment is in slot
+r % slots. A *start* is a row at which a sample may begin, a *cell* one row of one environment.
 """
 
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ class Ring:
     """`buffer_size` rows over all environments, the oldest overwritten first.
 
     Args:
-        extras: columns of `Batch.extras` to store, with the shape and dtype that one environment's row has.
-        memory: the agent's `initial_memory(1)`, where sequences are to open from stored memory.
-        stride: memory is stored before every so many rows; rollouts hold a multiple of it.
+        extras: columns of `Batch.extras` to store, with shape and dtype of one row of one environment.
+        memory: the agent's `initial_memory(1)`, if sequences start from stored recurrent states.
+        stride: rows between two stored recurrent states; the length of a rollout must be a multiple of it.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Ring:
         self.num_envs, self.stride = spec.num_envs, stride
         self.observation = spec.observation
         self.history = history_of(spec)
-        """rows before a row that its stack of frames may reach back to"""
+        """number of earlier rows that a frame stack needs"""
         self.slots = slots_for(spec, buffer_size, stride)
         self.device = torch.device(device)
         self.rows = 0
@@ -51,22 +51,22 @@ class Ring:
         """[slots, environments, ...]"""
         self.memories: Tree = allocated["memories"]
         """[slots / stride, environments, ...]"""
-        # What must follow: whether the next row opens an episode, and where it was announced not to follow at all.
+        # Whether the next row starts an episode, and where `cut` announced that it does not follow the newest row.
         self._next_reset = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         self._cut = torch.zeros_like(self._next_reset)
 
     @property
     def oldest(self) -> int:
-        """Number of the oldest row that is still there."""
+        """Number of the oldest row that is still stored."""
         return max(0, self.rows - self.slots)
 
     def first_start(self, steps: int = 0) -> int:
-        """Number of the oldest row whose frames are all there when `steps` more rows are."""
+        """Number of the oldest row whose whole frame stack is stored after `steps` more rows."""
         return max(0, self.rows + steps - self.slots + self.history)
 
     @property
     def settled(self) -> int:
-        """Rows before this one will not change any more; `_close_gaps` may still touch the newest two."""
+        """Rows before this one never change again; `_close_gaps` may still change the newest two."""
         return max(0, self.rows - 2)
 
     @property
@@ -76,12 +76,13 @@ class Ring:
 
     @torch.no_grad()
     def add(self, rollout: Batch) -> None:
-        """Append a rollout's T rows. It must go on where the last one ended, or open an episode, or follow `cut`."""
+        """Append a rollout's T rows. It must continue the previous one, start an episode, or follow `cut`."""
         steps, num_envs = rollout.shape
         if num_envs != self.num_envs or steps > self.slots or (self.memories and steps % self.stride):
             raise ConfigError(
-                f"a rollout of {steps} rows and {num_envs} environments does not fit a ring of {self.slots} rows and "
-                f"{self.num_envs} environments with memory every {self.stride} rows; change num_steps or the capacity"
+                f"a rollout of {steps} rows and {num_envs} environments does not fit a replay buffer of {self.slots} "
+                f"rows and {self.num_envs} environments with memory every {self.stride} rows; change num_steps or "
+                "buffer_size"
             )
         self._close_gaps(rollout.reset[0])
         given = rollout.tensors()
@@ -98,13 +99,13 @@ class Ring:
         self._cut.zero_()
 
     def renew(self, start: Tensor, memory: Tree) -> None:
-        """Replace stored memory: [K, B, ...] belongs to the K strides after each start [B]."""
+        """Replace stored recurrent states: [K, B, ...] belong to the K strides after each start [B]."""
         if not memory:
             return
         number = torch.arange(1, len(tree.first(memory)) + 1, device=start.device).unsqueeze(1)
         block = (start // self.num_envs + number) % (self.slots // self.stride)
         cell = (block * self.num_envs + start % self.num_envs).reshape(-1)
-        # Where samples meet in a cell the last one counts, on a GPU too, which writes in any order.
+        # If several samples write one cell, the last one wins; on a GPU, too, where the order of writes is undefined.
         counts = torch.zeros(
             self.slots // self.stride * self.num_envs, dtype=torch.int64, device=start.device
         )
@@ -117,16 +118,16 @@ class Ring:
         tree.map(put, {name: self.memories[name] for name in memory}, memory)
 
     def cut(self, where: Tensor | None = None) -> None:
-        """Announce that the next rollout does not go on from the newest row: a dropped trajectory, a new actor.
+        """Announce that the next rollout does not continue the newest row (dropped trajectory, restarted actor).
 
-        `where` [B] names the environments; all of them without it.
+        `where` [B] selects the environments; default: all.
         """
         self._cut.logical_or_(torch.ones_like(self._cut) if where is None else where.to(self.device))
 
     def _close_gaps(self, reset: Tensor) -> None:
-        """Where the new rows do not follow, the newest row has lost its successor: it is no transition any more.
+        """Where the new rows do not follow, the newest row has no successor: it is no longer a transition.
 
-        Returns stop one row earlier, and bootstrap from that row's observation, which is still true.
+        Returns stop one row earlier and bootstrap from that row's observation, which is still valid.
         """
         gap = (reset.to(self.device) & ~self._next_reset) | self._cut
         if self.rows:
@@ -136,23 +137,23 @@ class Ring:
             self.columns["keep"][before].logical_and_(~gap)
 
     def take(self, name: str, cell: Tensor) -> Tree:
-        """The rows of a column at cells of any shape [...]: [..., ...]."""
+        """Values of a column at cells of any shape [...]: [..., ...]."""
         return take(self.columns[name], cell)
 
     def observe(self, cell: Tensor) -> Tree:
-        """Observations at cells of any shape [...], stacks of frames put together again: [..., ...]."""
+        """Observations at cells of any shape [...], with frame stacks rebuilt: [..., ...]."""
         if not self.history:
             return self.take("obs", cell)
         slot, env_index, seen = cell // self.num_envs, cell % self.num_envs, [cell]
         for _ in range(self.history):
-            # An episode's first row has none before it: its own frame stands for them.
+            # The first row of an episode has no earlier frames: its own frame is repeated.
             slot = slot - (~self.take("reset", seen[0])).long()
             seen.insert(0, self.cells(slot, env_index))
         cells = torch.stack(seen, -1)  # [..., history + 1], oldest first
         return tree.map(partial(_joined, cells=cells), self.observation, self.columns["obs"])
 
     def cells(self, slot: Tensor, env_index: Tensor) -> Tensor:
-        """Cells of slots, which may count on past the ring's end."""
+        """Cells of slots; slots beyond the end wrap around."""
         return slot % self.slots * self.num_envs + env_index
 
     def state_dict(self) -> dict[str, Any]:
@@ -167,12 +168,13 @@ class Ring:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """A state without columns, whose rows come from elsewhere, is good too."""
+        """The columns may be missing, if the rows are loaded from segment files."""
         slots, num_envs = state["slots"], state["num_envs"]
         if (slots, num_envs) != (self.slots, self.num_envs):
             raise ConfigError(
-                f"the checkpoint's replay holds {slots} rows for each of {num_envs} environments, but the settings ask for "
-                f"{self.slots} for each of {self.num_envs}; resume with a capacity of {slots * num_envs} and {num_envs} environments"
+                f"the checkpoint's replay buffer holds {slots} rows for each of {num_envs} environments, but the "
+                f"settings ask for {self.slots} for each of {self.num_envs}; resume with buffer_size {slots * num_envs} and "
+                f"num_envs {num_envs}"
             )
         self.rows = int(state["rows"])
         if "columns" in state:
@@ -183,7 +185,7 @@ class Ring:
 
 
 def take(column: Tree, cell: Tensor) -> Tree:
-    """Gather from leaves [slots, environments, ...] by cell, whatever the shape of `cell`."""
+    """Gather from leaves [slots, environments, ...] by cell; `cell` may have any shape."""
     flat = cell.reshape(-1)
     return tree.map(
         lambda leaf: leaf.flatten(0, 1).index_select(0, flat).reshape(*cell.shape, *leaf.shape[2:]), column
@@ -191,7 +193,7 @@ def take(column: Tree, cell: Tensor) -> Tree:
 
 
 def history_of(spec: Spec) -> int:
-    """Rows before a row that belong to its observation."""
+    """Number of earlier rows that belong to a row's frame stack."""
     return max(leaf.stack for leaf in tree.leaves(spec.observation)) - 1
 
 
@@ -204,12 +206,12 @@ def _newest(leaf: Array, stack: Tensor) -> Tensor:
 
 
 def _joined(leaf: Array, column: Tensor, cells: Tensor) -> Tensor:
-    """The stacks of frames at cells [..., frames]: [..., ...]."""
+    """The frame stacks at cells [..., frames]: [..., ...]."""
     lead, cells = cells.dim() - 1, cells[..., cells.shape[-1] - leaf.stack :]
     if leaf.stack == 1:
         return take(column, cells.squeeze(-1))
     if leaf.axis == 0 and leaf.frame.shape[0] == 1:
-        # The frames of a pixel side by side in memory, as convolutions read them fastest.
+        # Frames of a pixel adjacent in memory (channels last), the fastest layout for convolutions.
         planes = [take(column, cell).squeeze(lead) for cell in cells.unbind(-1)]
         return torch.stack(planes, -1).movedim(-1, lead)
     frames = take(column, cells)  # [..., stack, ...]
@@ -222,8 +224,8 @@ def slots_for(spec: Spec, buffer_size: int, stride: int = 1) -> int:
     slots = buffer_size // spec.num_envs // stride * stride
     if slots == 0:
         raise ConfigError(
-            f"a replay capacity of {buffer_size} holds no row for each of {spec.num_envs} environments"
-            f"{f' and a stride of {stride}' if stride > 1 else ''}; use at least {spec.num_envs * stride}"
+            f"buffer_size {buffer_size} is too small for {spec.num_envs} environments"
+            f"{f' and sequence_stride {stride}' if stride > 1 else ''}; use at least {spec.num_envs * stride}"
         )
     return slots
 
@@ -236,7 +238,7 @@ def replay_bytes(
     memory: Tree | None = None,
     stride: int = 1,
 ) -> int:
-    """What a ring with these settings will take, without allocating it."""
+    """Size of a ring with these settings, without allocating it."""
     slots = slots_for(spec, buffer_size, stride)
     return _bytes(_allocate(spec, slots, extras or {}, memory or {}, stride, torch.device("meta")))
 
@@ -246,16 +248,16 @@ def _allocate(
 ) -> dict[str, Tree]:
     shape = (slots, spec.num_envs)
 
-    def zeros(dtype: torch.dtype) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
+    def zeros(dtype: torch.dtype, *trailing: int) -> Tensor:
+        return torch.zeros(*shape, *trailing, dtype=dtype, device=device)
 
     return {
         "columns": {
             "obs": empty_obs(tree.map(lambda leaf: leaf.frame, spec.observation), shape, device),
             "reset": zeros(torch.bool),
             "action": empty_action(spec.action, shape, device),
-            "reward": zeros(torch.float32),
-            "discount": zeros(torch.float32),
+            "reward": zeros(torch.float32, *([1 + len(spec.streams)] if spec.streams else [])),
+            "continues": zeros(torch.bool),
             "keep": zeros(torch.bool),
             "mask": zeros(torch.bool),
             "extras": empty_obs(dict(extras), shape, device),
@@ -274,7 +276,7 @@ def _bytes(tensors: Tree) -> int:
 
 
 def _write(column: Tree, rows: Tree, at: int) -> None:
-    """Copy rows into slots from `at` on, going round once at most."""
+    """Copy rows into slots from `at` on, wrapping around at most once."""
 
     def leaf(into: Tensor, value: Tensor) -> None:
         first = min(len(value), len(into) - at)

@@ -1,4 +1,4 @@
-"""On-policy experience: a rollout is learned from once, by shuffled rows or by whole chunks where there is memory."""
+"""On-policy experience: each rollout is learned from once, in shuffled rows, or in chunks for recurrent networks."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,20 +10,29 @@ from whorl.core import collectives, tree
 from whorl.core.errors import ConfigError
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
+from whorl.data.discounting import Discounting
 from whorl.data.experience import Experience
 
 
 class Rollouts(Experience):
     """Yields each rollout once for `update`; with `history` also that many rollouts together for a second phase.
 
-    The history holds rows (observations, resets, memory) and the columns that the update asked to keep.
+    The history holds rows (observations, resets, recurrent states) and the columns in `Updated.kept`.
 
     Args:
-        device: where batches are wanted, if elsewhere.
+        discounting: makes the discounts and reward streams of a batch.
+        device: device of the batches, if it is not the rollouts' own.
     """
 
-    def __init__(self, history: int = 0, phase: str = "", device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        discounting: Discounting,
+        history: int = 0,
+        phase: str = "",
+        device: torch.device | str | None = None,
+    ) -> None:
         self.device = device
+        self.discounting = discounting
         self.history = history
         self.phase = phase
         self._pending: Batch | None = None
@@ -35,13 +44,13 @@ class Rollouts(Experience):
     def due(self) -> Iterator[tuple[str, Batch]]:
         if self._pending is not None:
             batch, self._pending = self._pending, None
-            yield "update", batch
+            yield "update", self.discounting.apply(batch)
         if self.history and len(self._rows) == self.history:
             yield self.phase, self._joined()
             self._rows.clear()
 
     def settle(self, batch: Batch, updated: Any) -> None:
-        """Keep a rollout's rows for the second phase."""
+        """Keep the rollout's rows for the second phase."""
         if not self.history or not updated.kept:
             return
         rows = {
@@ -56,7 +65,7 @@ class Rollouts(Experience):
         self._rows.append(tree.clone(rows))
 
     def _joined(self) -> Batch:
-        """All kept rollouts side by side: [T, history * B]."""
+        """All kept rollouts, joined along the environments: [T, history * B]."""
         rows = {
             key: tree.cat([found[key] for found in self._rows], 0 if key == "memory" else 1)
             for key in self._rows[0]
@@ -86,10 +95,10 @@ class Rollouts(Experience):
 def minibatches(
     batch: Batch, columns: dict[str, Tree], size: int, generator: torch.Generator
 ) -> Iterator[tuple[Rows, dict[str, Tree]]]:
-    """One pass over a rollout in random order: `Rows` for the nets and the columns [R, n] that go with them.
+    """One epoch over a rollout in random order: `Rows` for the networks and the matching columns [R, n].
 
-    Without memory rows are shuffled freely (R = 1). With memory a minibatch is a set of chunks of `stride` rows, each
-    opened from the memory that was stored while acting. Of several learners each has an equal part of the `size` rows.
+    Without memory, single rows are shuffled (R = 1). With memory, a minibatch is a set of chunks of `stride` rows, each
+    starting from the recurrent state that was stored while acting. Several learners share the `size` rows equally.
     """
     steps, num_envs = batch.shape
     size //= collectives.learners()
@@ -117,16 +126,16 @@ def minibatches(
 
 
 def check_batch_size(size: int, rows: int, stride: int) -> None:
-    """A minibatch must divide the rollout, and hold whole chunks."""
+    """Raise unless the minibatch size divides the rollout and is a multiple of the chunk length."""
     if rows % size or size % stride:
         fitting = [n for n in range(stride, rows + 1, stride) if rows % n == 0]
         if not fitting:
             raise ConfigError(
-                f"a rollout of {rows} rows over all environments is no multiple of chunk {stride}; change chunk or "
-                "num_steps"
+                f"a rollout of {rows} rows over all environments is not a multiple of chunk_length {stride}; change "
+                "chunk_length or num_steps"
             )
         best = min(fitting, key=lambda n: (abs(n - size), n))
         why = f"does not divide the {rows} rows of a rollout"
         if stride > 1 and rows % size == 0:
-            why = f"does not hold whole chunks of {stride} rows"
-        raise ConfigError(f"batch_size {size} {why}; use {best}, or change environments or num_steps")
+            why = f"is not a multiple of chunk_length {stride}"
+        raise ConfigError(f"batch_size {size} {why}; use {best}, or change num_envs or num_steps")

@@ -1,6 +1,6 @@
-"""How replay chooses where samples start: evenly, or by priority.
+"""Sampling from the replay buffer: uniform or prioritized.
 
-All of it is index arithmetic on the ring's device: nothing here waits for a value.
+Everything is index arithmetic on the ring's device: no operation waits for a value on the host.
 """
 
 import math
@@ -15,27 +15,27 @@ from whorl.data.sum_tree import DeviceSumTree, HostSumTree, SumTree, sum_tree_by
 
 
 class Sampler(Protocol):
-    """Which starts are drawn. Starts come and go in the order of their rows."""
+    """Draws starts of samples. Starts are added and removed in the order of their rows."""
 
     learns: bool
-    """whether errors matter to it"""
+    """whether it uses TD errors"""
 
     def admit(self, start: Tensor, allowed: Tensor) -> None:
-        """These starts [N] can be drawn from now on, where `allowed`."""
+        """Add these starts [N], where `allowed`."""
 
     def release(self, start: Tensor, allowed: Tensor) -> None:
-        """The oldest starts are about to be overwritten."""
+        """Remove the oldest starts, which are about to be overwritten."""
 
     def anneal(self, steps: int) -> None:
-        """`steps` have been seen: what is scheduled moves on."""
+        """Update schedules after `steps` environment steps."""
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """`count` starts, and extras for the batch."""
+        """Draw `count` starts; also extras for the batch."""
 
     def settle(self, index: Tensor, mask: Tensor, priority: Tensor) -> None:
-        """Errors [B] or [T, B] found in the samples that start at `index` [B], whose mask is [T, B].
+        """Set priorities from the TD errors [B] or [T, B] of the samples that start at `index` [B], with mask [T, B].
 
-        Starts that can't be drawn are passed over.
+        Starts that cannot be drawn any more are skipped.
         """
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -44,13 +44,13 @@ class Sampler(Protocol):
 
 
 class Uniform:
-    """Every allowed start is equally likely: a queue of start numbers, whose ends are known to the device alone."""
+    """Uniform sampling: a queue of starts whose first and last position are device tensors."""
 
     learns = False
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
-        # One place more, into which refused starts are written.
+        # One extra entry, to which starts that are not allowed are written.
         self.queue = torch.zeros(size + 1, dtype=_number(size), device=device)
         self.first = torch.zeros((), dtype=torch.int64, device=device)
         self.count = torch.zeros_like(self.first)
@@ -66,7 +66,7 @@ class Uniform:
         self.count.sub_(gone)
 
     def anneal(self, steps: int) -> None:
-        """Nothing is scheduled."""
+        """Uniform sampling has no schedule."""
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         uniform = torch.rand(count, dtype=torch.float64, generator=generator, device=self.queue.device)
@@ -74,7 +74,7 @@ class Uniform:
         return self.queue.index_select(0, place).long(), {}
 
     def settle(self, index: Tensor, mask: Tensor, priority: Tensor) -> None:
-        """Nothing to remember."""
+        """Uniform sampling ignores errors."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"queue": self.queue, "first": self.first, "count": self.count}
@@ -88,24 +88,24 @@ class Priorities:
     """Settings of prioritized replay (Schaul et al. 2016, arXiv:1511.05952)."""
 
     alpha: float = 0.6
-    """how much priorities count: 0 not at all, 1 in proportion"""
+    """exponent of priorities: 0 is uniform sampling, 1 proportional sampling"""
     beta: float = 0.4
-    """how much of the bias the weights take back at the start; grows to 1"""
+    """initial exponent of importance weights; increases to 1"""
     beta_steps: int = 1_000_000
-    """environment steps until it is 1; 0: it stays"""
+    """environment steps until beta is 1; 0: constant"""
     eta: float = 0.9
-    """of a sequence's errors: eta * max + (1 - eta) * mean (Kapturowski et al. 2019)"""
+    """priority of a sequence: eta * max + (1 - eta) * mean of its errors (Kapturowski et al. 2019)"""
     epsilon: float = 1e-6
-    """added to each error, so that no row is lost for good"""
+    """added to each error, so that every row can be drawn again"""
     clip: tuple[float, float] = (0.0, math.inf)
-    """errors count as no less and no more than this"""
+    """errors are clipped to this range"""
 
 
 class Prioritized:
-    """P(i) = p_i^alpha / sum p^alpha with p = |error| + epsilon; each of B equal shares of the mass gives one draw.
+    """Stratified sampling with P(i) = p_i^alpha / sum p^alpha, p = |error| + epsilon: one draw from each of B strata.
 
-    `extras["weight"]` [B] is (P(i) / min_batch P)^-beta; `extras["index"]` [B] tells `settle` which rows were learned
-    from. New rows get the largest priority seen so far.
+    `extras["weight"]` [B] is the importance weight (P(i) / min_batch P)^-beta; `extras["index"]` [B] are the starts, for
+    `settle`. New rows get the largest priority seen so far.
     """
 
     learns = True
@@ -144,7 +144,7 @@ class Prioritized:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         own = self.state_dict()
-        # Sums could be recomputed, but a resumed run must not differ in their last bit; other devices sum other blocks.
+        # Restore sums bit for bit instead of recomputing them; only another device has blocks of another size.
         if {k: v.shape for k, v in own["sums"].items()} != {k: v.shape for k, v in state["sums"].items()}:
             tree.copy_({**own, "sums": {}}, state)
             self.masses.recompute()
@@ -153,7 +153,7 @@ class Prioritized:
 
 
 def sample_error(error: Tensor, mask: Tensor, eta: float) -> Tensor:
-    """One error for each sample [B] from those of its rows, [B] or [T, B]."""
+    """One TD error per sample [B], from the errors of its rows [B] or [T, B]."""
     if error.dim() == 2 and len(error) > 1:
         return sequence_priority(error, mask, eta)
     return (error * mask if error.dim() == 2 else error).reshape(-1)
@@ -167,7 +167,7 @@ def sequence_priority(error: Tensor, mask: Tensor, eta: float) -> Tensor:
 
 
 def sampler_bytes(size: int, device: torch.device, prioritized: bool) -> int:
-    """What a sampler of `size` starts will take, without allocating it."""
+    """Size of a sampler for `size` starts in bytes, without allocating it."""
     return sum_tree_bytes(size, device) if prioritized else (size + 1) * _number(size).itemsize
 
 

@@ -1,6 +1,6 @@
-"""What a start in the ring becomes: a transition, folded over several rows or not, or a sequence.
+"""Samples of the replay buffer: a transition, folded over n steps or not, or a sequence.
 
-All of it is index arithmetic on the ring's device: nothing here waits for a value.
+Everything is index arithmetic on the ring's device: no operation waits for a value on the host.
 """
 
 from dataclasses import dataclass
@@ -11,32 +11,36 @@ from torch import Tensor
 
 from whorl.core import tree
 from whorl.data.batch import LAST, Batch, led_by
+from whorl.data.discounting import Discounting
 from whorl.data.ring import Ring, take
 
 
 class View(Protocol):
-    """What a start becomes."""
+    """The kind of sample that begins at a start."""
 
     @property
     def span(self) -> int:
-        """Rows after the start that must be there."""
+        """Number of rows after the start that a sample needs."""
 
     @property
     def stride(self) -> int:
-        """Only every so many rows are starts."""
+        """Distance between two starts, in rows."""
 
     def allowed(self, ring: Ring, start: Tensor) -> Tensor:
         """[N] bool: which of these starts may be drawn."""
 
-    def gather(self, ring: Ring, start: Tensor) -> Batch:
+    def gather(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
         """The samples that begin at these starts [B]."""
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """Single transitions, folded over up to `n_step` rows: T = 1, and row 1 is the row to bootstrap from.
+    """Single transitions with returns over up to `n_step` rows: T = 1, and row 1 is the row to bootstrap from.
 
     reward = sum_k (prod_{j<k} discount_j) * r_k, discount = prod_k discount_k, over rows up to the episode's end
+
+    All reward streams bootstrap from the same row. A stream that is not episodic therefore bootstraps from the final
+    observation at the end of an episode.
     """
 
     n_step: int = 1
@@ -52,26 +56,29 @@ class Transitions:
     def allowed(self, ring: Ring, start: Tensor) -> Tensor:
         return ring.take("mask", start)
 
-    def gather(self, ring: Ring, start: Tensor) -> Batch:
-        return self._single(ring, start) if self.n_step == 1 else self._folded(ring, start)
+    def gather(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
+        if self.n_step == 1:
+            return self._single(ring, start, discounting)
+        return self._folded(ring, start, discounting)
 
-    def _single(self, ring: Ring, start: Tensor) -> Batch:
-        """Nothing to fold: a start's own numbers, and the row after it."""
+    def _single(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
+        """One-step transitions: the start's own values, and the row after it."""
         after = (start + ring.num_envs) % (ring.slots * ring.num_envs)
         now = start.unsqueeze(0)
         reset = ring.take("reset", start)
+        mask = torch.ones_like(now, dtype=torch.float32)  # only transitions are starts
         return Batch(
             obs=ring.observe(torch.stack((start, after))),
             reset=torch.stack((reset, torch.zeros_like(reset))),
             action=ring.take("action", now),
-            reward=ring.take("reward", now),
-            discount=ring.take("discount", now),
-            keep=ring.take("keep", now).float(),
-            mask=torch.ones_like(now, dtype=torch.float32),  # only transitions are starts
+            reward=discounting.reward(ring.take("reward", now)),
+            discount=discounting.discount(ring.take("continues", now), mask > 0, start % ring.num_envs),
+            keep=discounting.keep(ring.take("keep", now)),
+            mask=mask,
             extras=ring.take("extras", now),
         )
 
-    def _folded(self, ring: Ring, start: Tensor) -> Batch:
+    def _folded(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
         slot, env_index = start // ring.num_envs, start % ring.num_envs
         ahead = torch.arange(self.n_step, device=start.device).unsqueeze(1)
         cells = ring.cells(slot + ahead, env_index)  # [n, B]
@@ -79,18 +86,20 @@ class Transitions:
         mask = ring.take("mask", start.unsqueeze(0))
         # A row counts if no row before it ended the episode.
         counts = torch.cat((mask, keep[:-1])).cumprod(0).bool()  # [n, B]
-        discount = torch.where(counts, ring.take("discount", cells), 1.0).cumprod(0)
+        reward = discounting.reward(ring.take("reward", cells))
+        discount = discounting.discount(ring.take("continues", cells), counts, env_index)
+        here = tree.expand(counts, reward)
+        discount = torch.where(here, discount, 1.0).cumprod(0)
         weight = torch.cat((torch.ones_like(discount[:1]), discount[:-1]))
-        reward = torch.where(counts, weight * ring.take("reward", cells), 0.0).sum(0, keepdim=True)
         after = ring.cells(slot + counts.sum(0), env_index)
         reset = ring.take("reset", start)
         return Batch(
             obs=ring.observe(torch.stack((start, after))),
             reset=torch.stack((reset, torch.zeros_like(reset))),
             action=ring.take("action", start.unsqueeze(0)),
-            reward=reward,
+            reward=torch.where(here, weight * reward, 0.0).sum(0, keepdim=True),
             discount=discount[-1:],
-            keep=(keep | ~counts).all(0, keepdim=True).float(),
+            keep=discounting.keep((keep | ~counts).all(0, keepdim=True)),
             mask=mask.float(),
             extras=ring.take("extras", start.unsqueeze(0)),
         )
@@ -98,15 +107,15 @@ class Transitions:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Windows of `burn_in + length` rows, opened from stored memory, each row folded over up to `n_step` rows.
+    """Windows of `burn_in + length` rows from stored recurrent states on, with returns over up to `n_step` rows.
 
-    Every row has its own folded reward and discount, and `ahead` is the row it bootstraps from; with `n_step` 1 that is
-    the next one. Rows of the burn-in are masked. A window may begin at a final row: with a stride its other rows would
-    else never be seen, and that row is masked anyway.
+    Every row has its own n-step reward and discount, and `ahead` is the row it bootstraps from; with `n_step` 1 that is
+    the next one. Rows of the burn-in are masked. A window may begin at the row of a final observation, which is masked:
+    with a stride, the other rows of that window would otherwise never be sampled.
 
     Args:
-        whole: windows begin where episodes do, and what follows their end is masked.
-        last: tell the action and the reward before each row; before the first, what memory holds of them.
+        whole: windows begin at the first row of an episode, and rows after its end are masked.
+        last: give the previous action and reward of each row; those before the first row come from the stored memory.
     """
 
     length: int
@@ -125,15 +134,18 @@ class Sequences:
             return ring.take("reset", start) & ring.take("mask", start)
         return torch.ones_like(start, dtype=torch.bool)
 
-    def gather(self, ring: Ring, start: Tensor) -> Batch:
+    def gather(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
         slot, env_index = start // ring.num_envs * self.stride, start % ring.num_envs
         ahead = torch.arange(self.span + 1, device=start.device).unsqueeze(1)
         every = ring.cells(slot + ahead, env_index)  # [T+n, B]
         rows = every[:-1]  # [T+n-1, B]
         now = every[: self.burn_in + self.length]  # [T, B]
         real, keep = ring.take("mask", rows), ring.take("keep", rows)
-        # Whatever was written into rows that are no transition stays there.
-        reward = torch.where(real, ring.take("reward", rows), 0.0)
+        # Values stored in masked rows must not reach the batch.
+        stored = ring.take("reward", rows)
+        stored = torch.where(tree.expand(real, stored), stored, 0.0)
+        reward = discounting.reward(stored)
+        discount = discounting.discount(ring.take("continues", rows), real, env_index)
         action = ring.take("action", rows)
         action = tree.where(real, action, tree.map(torch.zeros_like, action))
         reset = ring.take("reset", every)
@@ -145,7 +157,8 @@ class Sequences:
         mask[: self.burn_in].zero_()
         last = {}
         if self.last:
-            done = {"action": action, "reward": reward}
+            # The environment's reward: what an acting policy sees.
+            done = {"action": action, "reward": stored[..., 0] if stored.dim() > 2 else stored}
             first = memory.get(LAST) or tree.map(lambda leaf: torch.zeros_like(leaf[0]), done)
             last = led_by(first, done)
         batch = Batch(
@@ -153,27 +166,30 @@ class Sequences:
             reset=reset,
             action=tree.index(action, slice(0, count)),
             reward=reward[:count],
-            discount=ring.take("discount", now),
-            keep=keep[:count].float(),
+            discount=discount[:count],
+            keep=discounting.keep(keep[:count]),
             mask=mask,
             memory=memory,
             burn_in=self.burn_in,
             last=last,
             extras=ring.take("extras", now),
         )
-        return batch if self.n_step == 1 else self._folded(batch, reward, ring.take("discount", rows), keep)
+        return batch if self.n_step == 1 else self._folded(batch, reward, discount, keep, discounting)
 
-    def _folded(self, batch: Batch, reward: Tensor, discount: Tensor, keep: Tensor) -> Batch:
-        """With returns over up to `n_step` of the rows [T+n-1, B], never past an episode's end."""
+    def _folded(
+        self, batch: Batch, reward: Tensor, discount: Tensor, keep: Tensor, discounting: Discounting
+    ) -> Batch:
+        """With returns over up to `n_step` of the rows [T+n-1, B], which stop at the end of an episode."""
         count = batch.shape[0]
         folded, weight = torch.zeros_like(batch.reward), torch.ones_like(batch.reward)
         counts, kept = torch.ones_like(keep[:count]), torch.ones_like(keep[:count])
         ahead = torch.arange(count, device=keep.device).unsqueeze(1).expand(keep[:count].shape)
         for step in range(self.n_step):
             row = slice(step, step + count)
-            folded = folded + torch.where(counts, weight * reward[row], 0.0)
-            weight = torch.where(counts, weight * discount[row], weight)
+            here = tree.expand(counts, folded)
+            folded = folded + torch.where(here, weight * reward[row], 0.0)
+            weight = torch.where(here, weight * discount[row], weight)
             ahead = ahead + counts
             kept = kept & (keep[row] | ~counts)
             counts = counts & keep[row]
-        return batch.replace(reward=folded, discount=weight, keep=kept.float(), ahead=ahead)
+        return batch.replace(reward=folded, discount=weight, keep=discounting.keep(kept), ahead=ahead)

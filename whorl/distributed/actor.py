@@ -61,7 +61,6 @@ class Role:
     num_envs: int
     """of each actor"""
     steps: int
-    gamma: float
     carries: Kind = "rows"
     on_gpu: bool = False
 
@@ -72,7 +71,7 @@ class Role:
     def payload(self, storage: Storage | None = None, seed: int = 0) -> Payload:
         """What travels; without a storage one is made, to see what it looks like. `seed` is for what it draws."""
         storage = storage or Storage.allocate(self.agent, self.num_envs, self.steps)
-        return CARGOES[self.carries](self.agent, storage, self.gamma, seed)
+        return CARGOES[self.carries](self.agent, storage, seed)
 
 
 class ActorProcess:
@@ -94,9 +93,7 @@ class ActorProcess:
         generator = torch.Generator(device).manual_seed(act)
         numbers = range(number * role.num_envs, (number + 1) * role.num_envs)
         num_envs = role.source.vector(role.num_envs, device)
-        self.collector = LocalCollector(
-            num_envs, self.agent, role.steps, role.gamma, generator, numbers=numbers
-        )
+        self.collector = LocalCollector(num_envs, self.agent, role.steps, generator, numbers=numbers)
         self.collector.reset(env)
         self.payload = role.payload(self.collector.storage, act)
         self.number = 0

@@ -46,7 +46,7 @@ class FleetCollector(Collector):
         self, fleet: Fleet, role: Role, agent: Agent, actors: int, max_lag: int | None, trajectories: int = 0
     ) -> None:
         self.fleet, self.role, self.agent, self.max_lag = fleet, role, agent, max_lag
-        self.num_envs, self.gamma, self.steps = role.num_envs, role.gamma, role.steps
+        self.num_envs, self.steps = role.num_envs, role.steps
         self.episode_statistics = Sums()
         self.version, self._actors = 0, actors
         shares = trajectories or actors
@@ -98,7 +98,7 @@ class FleetCollector(Collector):
 
     def rollout(self) -> Batch:
         """What the environments hold now."""
-        batch = self.storage.batch(self.gamma)
+        batch = self.storage.batch()
         if FIRST in self._tensors:
             batch = batch.replace(extras={**batch.extras, FIRST: self._tensors[FIRST]})
         return batch

@@ -10,13 +10,11 @@ from whorl.settings.run import RunConfig
 from whorl.state.streams import Streams
 
 
-def make_fleet(
-    source: Source, agent: Agent, run: RunConfig, gamma: float, streams: Streams
-) -> FleetCollector:
+def make_fleet(source: Source, agent: Agent, run: RunConfig, streams: Streams) -> FleetCollector:
     """The collector over `run.actors` actors; `agent` is the copy whose weights they are sent."""
     gradients = run.actor_gradients != "none"
     num_envs = run.num_envs // run.actors
-    role = Role(agent, source, num_envs, run.num_steps, gamma, _carried(agent, run), run.actors_on_gpu)
+    role = Role(agent, source, num_envs, run.num_steps, _carried(agent, run), run.actors_on_gpu)
     lag = None if run.max_lag < 0 and agent.tolerates_stale_data else max(run.max_lag, 0)
     # Who waits for the learner need not have a second rollout under way.
     fleet = _fleet(role, run, 1 if gradients or lag == 0 else 2, streams)

@@ -29,7 +29,7 @@ class Payload(Protocol):
 class Rows:
     """The rollout as it is."""
 
-    def __init__(self, agent: Agent, storage: Storage, gamma: float, seed: int) -> None:
+    def __init__(self, agent: Agent, storage: Storage, seed: int) -> None:
         self.tensors = storage.tensors
 
     def load(self, rollout: Batch) -> None:
@@ -39,7 +39,7 @@ class Rows:
 class PrioritizedRowsPayload:
     """The rollout, and how wrong the actor's copy of the agent is about the samples that it completes (Ape-X)."""
 
-    def __init__(self, agent: Agent, storage: Storage, gamma: float, seed: int) -> None:
+    def __init__(self, agent: Agent, storage: Storage, seed: int) -> None:
         _prepare(agent, seed)
         spec = agent.spec.with_num_envs(storage.reset.shape[1])
         self._appraisal = InitialPriorities(
@@ -59,7 +59,7 @@ class Gradients:
 
     _advice: ClassVar[str] = "leave actor_gradients out"
 
-    def __init__(self, agent: Agent, storage: Storage, gamma: float, seed: int) -> None:
+    def __init__(self, agent: Agent, storage: Storage, seed: int) -> None:
         self.agent = agent
         _prepare(agent, seed)
         self._found: dict[str, dict[str, Tree]] = {}
@@ -69,20 +69,25 @@ class Gradients:
                 "actor_gradients is for algorithms that learn from each rollout once, but "
                 f"{type(agent).__name__} learns from replay; {self._advice}"
             )
+        if agent.components:
+            raise ConfigError(
+                f"actor_gradients computes updates in the actors, but components ({', '.join(agent.components)}) learn at "
+                f"the learner; leave components out, or {self._advice}"
+            )
         for setting in ("normalize_obs", "normalize_reward"):
             if getattr(agent.cfg, setting, False):
                 raise ConfigError(
                     f"{setting} follows all rows, but with actor_gradients each actor sees its own alone; leave "
                     f"{setting} out, or {self._advice}"
                 )
-        updated = agent.update(storage.batch(gamma))
+        updated = agent.update(agent.discounting().apply(storage.batch()))
         metrics = {name: torch.zeros_like(value) for name, value in updated.metrics.items()}
         self.tensors: dict[str, Tree] = {"steps": self._found, "metrics": metrics}
         self._found = {}
 
     def load(self, rollout: Batch) -> None:
         self._found = {}
-        updated = self.agent.update(rollout)
+        updated = self.agent.update(self.agent.discounting().apply(rollout))
         self.tensors = {"steps": self._found, "metrics": updated.metrics}
 
     def _take(self, name: str, gradients: Sequence[Tensor], rate: Tensor) -> None:

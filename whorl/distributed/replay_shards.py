@@ -25,6 +25,7 @@ from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.config import ReplayConfig
+from whorl.data.discounting import Discounting
 from whorl.data.experience import Experience
 from whorl.data.replay import Transfer, replay_of, view_of, weighted
 from whorl.data.ring import Ring, history_of
@@ -436,4 +437,4 @@ def _sample(cfg: ReplayConfig, spec: Spec, memory: Tree) -> Batch:
     ring = Ring(spec, slots * spec.num_envs, memory=memory, stride=view.stride)
     start = torch.zeros(cfg.batch_size, dtype=torch.int64)
     drawn = {"index": start, "weight": torch.ones(cfg.batch_size)} if cfg.prioritized else {}
-    return weighted(view.gather(ring, start), drawn)
+    return weighted(view.gather(ring, start, Discounting(cfg.gamma, spec.streams)), drawn)

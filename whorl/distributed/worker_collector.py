@@ -37,11 +37,10 @@ class WorkerCollector(Collector):
         num_envs: int,
         steps: int,
         workers: int,
-        gamma: float,
         streams: Streams,
         hold: bool = False,
     ) -> None:
-        self.agent, self.gamma, self.steps = agent, gamma, steps
+        self.agent, self.steps = agent, steps
         layout = Storage.allocate(agent, num_envs, steps)
         shapes = {path: array_of(leaf) for path, leaf in tree.items(layout.tensors)}
         shapes[WEIGHTS] = ((sum(padded(tensor) for tensor in agent.acting_tensors()),), "uint8")
@@ -56,7 +55,7 @@ class WorkerCollector(Collector):
         self.env.install("load", load)
         packed = cloudpickle.dumps(agent)
         seeds = [streams.seed("act", f"worker {number}") for number in range(workers)]
-        self._run("open", [(packed, steps, gamma, source.id, seed, hold) for seed in seeds])
+        self._run("open", [(packed, steps, source.id, seed, hold) for seed in seeds])
 
     def reset(self, seed: int) -> None:
         """Start every environment anew; the next rollout begins there."""
@@ -80,7 +79,7 @@ class WorkerCollector(Collector):
 
     def rollout(self) -> Batch:
         """The rows in the storage."""
-        return self.storage.batch(self.gamma)
+        return self.storage.batch()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -106,16 +105,14 @@ class WorkerCollector(Collector):
 def open_collector(num_envs: Any, arrays: dict[str, np.ndarray], held: dict[str, Any], argument: Any) -> None:
     """Build the policy copy and a collector over this worker's environments."""
     torch.set_num_threads(1)
-    packed, steps, gamma, id, seed, hold = argument
+    packed, steps, id, seed, hold = argument
     agent: Agent = cloudpickle.loads(packed)
     generator = torch.Generator().manual_seed(seed)
     env = GymnasiumVector.over(num_envs, id)
     held["weights"] = views(torch.from_numpy(arrays[WEIGHTS]), agent.acting_tensors())
     held["renew"] = partial(_renew, agent, held["weights"])
     renew = held["renew"] if hold else None
-    held["collector"] = LocalCollector(
-        env, agent, steps, gamma, generator, numbers=num_envs.numbers, renew=renew
-    )
+    held["collector"] = LocalCollector(env, agent, steps, generator, numbers=num_envs.numbers, renew=renew)
     held["shared"] = nested(held["collector"].storage.tensors, arrays)
 
 

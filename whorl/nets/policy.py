@@ -133,7 +133,7 @@ class Policy(BackboneNet):
 class Value(BackboneNet):
     """Rows of observations -> a value [R, B], or with reward streams one per stream [R, B, 1 + S]."""
 
-    def __init__(self, name: str, spec: Spec, cfg: NetworkConfig) -> None:
+    def __init__(self, name: str, spec: Spec, cfg: NetworkConfig, outputs: int = 1) -> None:
         super().__init__()
         settings = _settings(cfg, cfg.critic_hidden_sizes, cfg.critic_network)
         self.backbone = Backbone(name, spec.observation, settings, spec.action)

@@ -12,7 +12,7 @@ from torch import Tensor
 from whorl.agents.agent import Agent
 from whorl.collect.collector import Collector, LocalCollector
 from whorl.core.errors import ConfigError
-from whorl.data.config import ReplayConfig
+from whorl.data.discounting import with_streams
 from whorl.data.experience import Experience
 from whorl.data.gradients import GradientQueue
 from whorl.distributed.actor import check_actors, envs_per_batch
@@ -148,22 +148,16 @@ def _acting(
     source: Source, settings: Settings, agent: Agent, learner: torch.device, streams: Streams
 ) -> Acting:
     """Actors, workers that act, or this process with or without workers that step."""
-    run, gamma, device = (
-        settings.run,
-        getattr(settings.algo, "gamma", 1.0),
-        choose_device(settings.run.env_device),
-    )
+    run, device = settings.run, choose_device(settings.run.env_device)
     if run.actors:
         copy = build_agent(settings, agent.spec)
-        fleet = make_fleet(source, copy, run, gamma, streams)
+        fleet = make_fleet(source, copy, run, streams)
         remote = RemoteEnvs(source.id)
         return Acting(fleet, remote, copy, fleet.rollout, fleet.role.weights, fleet.fleet.dashboard)
     workers = source.workers(run.workers, run.num_envs)
     if workers and run.acting != "central":
         copy = build_agent(settings, agent.spec)
-        acting = WorkerCollector(
-            source, copy, run.num_envs, run.num_steps, workers, gamma, streams, run.hold_policy
-        )
+        acting = WorkerCollector(source, copy, run.num_envs, run.num_steps, workers, streams, run.hold_policy)
         return Acting(acting, acting.env, copy, acting.rollout, workers=workers)
     if workers and run.hold_policy:
         raise ConfigError(
@@ -179,7 +173,7 @@ def _acting(
     # A graph can't ask whether all environments start an episode.
     capture = device.type == "cuda" and env.capturable and not run.hold_policy
     generator = streams.generator("act", device)
-    local = LocalCollector(env, acts, run.num_steps, gamma, generator, capture, renew=renew)
+    local = LocalCollector(env, acts, run.num_steps, generator, capture, renew=renew)
     return Acting(local, env, policy, local.rollout, workers=workers)
 
 
@@ -187,7 +181,7 @@ def _experience(settings: Settings, agent: Agent, acting: Acting, streams: Strea
     run, cfg = settings.run, agent.cfg
     if run.actors and run.actor_gradients != "none":
         return GradientQueue(run.actor_gradients == "averaged")
-    if isinstance(cfg, ReplayConfig) and cfg.shards:
+    if agent.off_policy and cfg.shards:
         return _shards(settings, agent, acting, streams)
     generator = streams.generator("replay", replay_device(settings, agent.device))
     experience: Experience = agent.experience(generator)
@@ -206,7 +200,8 @@ def _shards(settings: Settings, agent: Agent, acting: Acting, streams: Streams) 
     link: Any = Link
     if run.ray and run.actors:
         from whorl.distributed.replay_shards_ray import RayLink as link  # an extra
-    return ShardedReplay(agent, acting.sample(), seed, agent.device, run.actor_restarts, link)
+    rows = with_streams(acting.sample(), agent.spec.streams, {})
+    return ShardedReplay(agent, rows, seed, agent.device, run.actor_restarts, link)
 
 
 def _replicas(settings: Settings) -> Replicas:

@@ -126,7 +126,7 @@ class Capture:
         self._graphs: dict[Any, _Graph] = {}
 
     def __call__(self, method: Any, agent: Agent, batch: Batch, static: dict[str, Any]) -> Updated:
-        key = (method.__qualname__, tuple(sorted(static.items())), _signature(batch))
+        key = (method.__qualname__, id(agent), tuple(sorted(static.items())), _signature(batch))
         found = self._graphs.get(key)
         if found is None:
             found = self._graphs[key] = self._record(method, agent, batch, static)

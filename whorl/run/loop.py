@@ -121,7 +121,7 @@ class Loop:
             experience.cut(collector.gaps)
         if isinstance(rollout, Batch):  # actors that compute gradients send no rows
             on_rollout(rollout)
-            agent.observe(rollout)
+            rollout = agent.receive(rollout)
         collected = time.perf_counter()
         experience.add(rollout)
         if not overlaps:

@@ -31,7 +31,7 @@ from torch import Tensor
 from whorl.core import files
 from whorl.core.errors import CheckpointError, DamagedError
 
-FORMAT = 1
+FORMAT = 2
 STATE, POLICY, CONFIG, METADATA = "checkpoint.pt", "policy.pt", "config.yaml", "metadata.yaml"
 NORMALIZER = "observation_normalizing_values.yaml"
 BEST = "best"

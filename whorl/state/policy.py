@@ -1,5 +1,6 @@
 """A self-contained trained policy: weights, normalisers, frame stack, memory and action scaling in one file."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent, Context
+from whorl.agents.component import with_components
 from whorl.core import spec as specs
 from whorl.core import tree
 from whorl.core.action_masks import flatten_mask
@@ -19,6 +21,7 @@ from whorl.core.spec import (
     Array,
     Discrete,
     Spec,
+    Stream,
     TupleSpec,
     action_choices,
     as_nested,
@@ -224,11 +227,12 @@ def load_policy(saved: dict[str, Any], trust: tuple[str, ...] = (), device: str 
 
 
 def build_agent(settings: Settings, spec: Spec, seed: int = 0) -> Agent:
-    """The agent that settings describe, with weights drawn from `seed`; global random state is left as it was."""
+    """The agent that settings describe, with its components, initialised from `seed`; global RNGs stay untouched."""
     _, cls, _ = algorithm_class(settings.algorithm)
+    configs: Mapping[str, Any] = getattr(settings, "components", {})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return cls(spec, settings.algo)
+        return with_components(partial(cls, cfg=settings.algo), spec, configs)
 
 
 def pack_spec(spec: Spec) -> dict[str, Any]:
@@ -245,6 +249,7 @@ def pack_spec(spec: Spec) -> dict[str, Any]:
         "observation": pack(spec.observation),
         "action": pack(spec.action),
         "num_envs": spec.num_envs,
+        "streams": [asdict(stream) for stream in spec.streams],
     }
 
 
@@ -259,7 +264,10 @@ def unpack_spec(packed: dict[str, Any]) -> Spec:
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "leaf"}
         return getattr(specs, value["leaf"])(**fields)
 
-    return Spec(unpack(packed["observation"]), unpack(packed["action"]), int(packed["num_envs"]))
+    streams = tuple(Stream(**stream) for stream in packed["streams"])
+    return Spec(
+        unpack(packed["observation"]), unpack(packed["action"]), int(packed["num_envs"]), streams=streams
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,101 @@
+"""Something that is learned beside the policy: an intrinsic reward, an auxiliary loss, a memory of its own.
+
+A component is one file with a `Config` and a subclass of `Component`, registered by name. The agent holds it in
+`agent.components`, so it is moved, checkpointed and sent to other learners with the agent. No algorithm knows of it.
+
+    @register("component", "mine")
+    class Mine(Component):
+        Config = MyConfig
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor, nn
+
+from whorl.core.errors import ConfigError
+from whorl.core.registry import resolve
+from whorl.core.spec import Array, Spec, Stream
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch
+
+if TYPE_CHECKING:
+    from whorl.agents.agent import Agent
+
+
+class Component(nn.Module):
+    """Base class; every method is optional.
+
+    The constructor makes the networks, and gives them an optimizer with `agent.add_optimizer(name, ...)` or lets one of
+    the agent's train them with `agent.join_optimizer("critic", modules, loss)`. Methods that run while learning follow
+    the rules of `@captured` steps: they change tensors in place and do not wait for values on the host.
+
+    Args:
+        name: name of this component in the agent, and of its optimizer and random generator if it has them.
+        agent: the agent it belongs to; do not store it, except in a tuple (as a submodule it would be a cycle).
+    """
+
+    Config: ClassVar[type]
+    """a frozen dataclass with the component's settings"""
+    columns: Mapping[str, Array] = {}
+    """columns that `track` returns and that are stored with every row, in `Batch.extras`"""
+
+    def __init__(self, name: str, spec: Spec, cfg: Any, agent: "Agent") -> None:
+        super().__init__()
+        self.name, self.spec, self.cfg = name, spec, cfg
+
+    @classmethod
+    def streams(cls, name: str, cfg: Any) -> tuple[Stream, ...]:
+        """The reward streams that `rewards` computes."""
+        return ()
+
+    def observe(self, rollout: Batch) -> None:
+        """Update running statistics with a new rollout, before `rewards`."""
+
+    def rewards(self, rollout: Batch) -> dict[str, Tensor]:
+        """Rewards [T, B] by stream of a new rollout, once, before it is added to the experience.
+
+        Row t belongs to the transition from `obs[t]` to `obs[t + 1]`. Masked rows are set to 0 afterwards.
+        """
+        return {}
+
+    def update(self, agent: "Agent", batch: Batch) -> dict[str, Tensor]:
+        """Learn from a batch, after the agent has; returns metrics. Runs as a `@captured` step."""
+        return {}
+
+    @property
+    def acts(self) -> bool:
+        """Whether it has a part in acting: then its tensors are sent to the processes that act."""
+        return type(self).track is not Component.track
+
+    def initial_memory(self, num_envs: int) -> Tree:
+        """Memory per environment at the start of an episode, [num_envs, ...]."""
+        return {}
+
+    def track(self, obs: Tree, memory: Tree, action: Tree) -> tuple[Tree, dict[str, Tensor]]:
+        """While collecting: the memory after this row, and this row's `columns` [B, ...].
+
+        `memory` has been set to `initial_memory` where an episode starts.
+        """
+        raise NotImplementedError
+
+
+def with_components(build: Callable[[Spec], "Agent"], spec: Spec, configs: Mapping[str, Any]) -> "Agent":
+    """The agent that `build` makes, with the named components and their reward streams.
+
+    Args:
+        configs: the settings of each component, by the name it is registered under.
+    """
+    classes: dict[str, Any] = {name: resolve("component", name) for name in configs}
+    if configs:
+        found = [stream for name, cfg in configs.items() for stream in classes[name].streams(name, cfg)]
+        names = [stream.name for stream in found]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"two components have a reward stream called {twice!r}; leave one of them out")
+        spec = replace(spec, streams=tuple(found))
+    agent = build(spec)
+    for name, cfg in configs.items():
+        agent.components[name] = classes[name](name, spec, cfg, agent)
+    return agent
