@@ -27,7 +27,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "checkpoint_freq": "model_checkpoint_freq",
         "runs": "logdir log_dir",
         "tag": "exp_name",
-        "use_wandb": "wandb track",
+        "use_wandb": "wandb track log_wandb",
         "wandb_project": "wandb_project_name",
         # Networks
         "actor_hidden_sizes": "actor_hidden policy_hidden_dims actor_hidden_dims",
@@ -45,6 +45,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "adam_eps": "rms_prop_eps",
         "max_grad_norm": "gradient_clip grad_clip gradient_clip_norm",
         # Rollouts and policy gradients
+        "gamma": "discount discount_factor",
         "gae_lambda q_lambda": "lam lambda lambda_",
         "q_lambda": "gae_lambda",
         "n_epochs": "epochs K_epochs update_epochs num_sgd_iter num_epochs repeat_per_collect",
@@ -70,13 +71,13 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "random_steps": "max_random_rollout start_steps",
         "updates_per_step": "ratio update_to_data utd utd_ratio update_per_step",
         "n_step": "estimation_step n_step_return_horizon update_horizon",
-        "prioritized": "use_per per prioritized_replay",
+        "prioritized": "use_per per prioritized_replay use_priority",
         "priority_alpha": "per_alpha priority_exponent prioritized_replay_alpha",
         "priority_beta": "per_beta importance_sampling_exponent_begin_value prioritized_replay_beta",
         "priority_beta_steps": "per_beta_total_steps",
         "sequence_length": "sequence",
         "sequence_stride": "stride",
-        "burn_in": "replay_burn_in zero_init_burn_in",
+        "burn_in": "replay_burn_in burn_in_step",
         "target_update_interval": "target_every target_net_update_interval target_update_freq",
         "policy_delay": "actor_every update_actor_freq",
         # Exploration
@@ -91,7 +92,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "target_noise_clip": "noise_clip",
         # Critics
         "alpha": "initial_alpha init_alpha",
-        "tune_alpha": "autotune auto_alpha",
+        "tune_alpha": "autotune auto_alpha use_auto_alpha",
         "q_regularization": "q_reg_coeff",
         "n_critics": "num_critics",
         "top_quantiles_to_drop": "n_drop_atoms top_quantiles_to_drop_per_net",

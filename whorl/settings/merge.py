@@ -199,9 +199,14 @@ def spellings(hints: Mapping[str, Any]) -> list[str]:
 
 
 def _check_meaning(given: set[str], algo: Any) -> None:
-    """Raise for a name that has another meaning in Stable-Baselines3, where ours would have no effect."""
-    default = getattr(type(algo), "target_kl", None)
-    if "target_kl" in given and algo.target_kl != default and algo.lr_schedule.name != "kl":
+    """Raise for names that do something else in Stable-Baselines3, if they would have no effect here."""
+
+    def changed(name: str) -> bool:
+        return name in given and getattr(algo, name, None) != getattr(type(algo), name, None)
+
+    if changed("clip_range_vf") and not algo.clip_value:
+        raise ConfigError("clip_range_vf is used only with clip_value; set clip_value to true")
+    if changed("target_kl") and algo.lr_schedule.name != "kl":
         raise ConfigError(
             "target_kl is used only with lr_schedule kl; set kl_cut to stop updates early at a KL divergence, as "
             "target_kl of Stable-Baselines3 does"
