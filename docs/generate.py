@@ -5,6 +5,9 @@ A region of a page stands between `<!-- generated: KIND WORDS -->` and `<!-- end
     algorithms                      every algorithm with the line about it
     code MODULE.CLASS FIRST LAST    the class from method FIRST to the end of method LAST, as it stands
     settings NAME                   the algorithm's own settings, with the values they have under that name
+    config MODULE.CLASS             the settings that a config class adds to its parents, or changes
+    aliases                         the names of settings in other libraries
+    notes                           the names that have no exact counterpart, and what to set instead
     presets NAME                    what the name changes, everywhere and per environment
     results NAME                    the measured runs in benchmarks/results/*.json
 """
@@ -16,17 +19,20 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import yaml
-from docstring_parser import parse_from_object
 
-from whorl.settings.merge import configure
-from whorl.settings.presets import algorithm_class, load_preset, preset_names
 from whorl.core.errors import nearest
 from whorl.core.registry import Part
+from whorl.settings.aliases import ALIASES, NOTES
+from whorl.settings.merge import config_of, configure
+from whorl.settings.presets import algorithm_class, load_preset, owners, preset_names
+from whorl.settings.run import RunConfig
+from whorl.settings.schema import fields_of, help_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -83,14 +89,46 @@ def show_code(page: Path, owner: str, first: str, last: str) -> str:
 
 def list_settings(page: Path, name: str) -> str:
     """The settings that the algorithm's own file declares."""
-    config: Any = algorithm_class(name)[1].Config  # type: ignore[attr-defined]
-    values = configure(name, "", {}).algo
-    texts = {found.arg_name: found.description or "" for found in parse_from_object(config).params}
+    config = config_of(algorithm_class(name)[1])
+    values, texts = configure(name, "", {}).algo, help_of(config)
     rows = [
-        (f"`{field}`", f"`{_value(getattr(values, field))}`", " ".join(texts[field].split()))
+        (f"`{field}`", f"`{_value(getattr(values, field))}`", texts[field])
         for field in inspect.get_annotations(config)
+        if field in texts
     ]
     return table(("setting", "default", "what it is"), rows)
+
+
+def list_config(page: Path, path: str) -> str:
+    """The settings that a config class adds to its parents, or changes."""
+    module, _, name = path.rpartition(".")
+    config: Any = getattr(import_module(module), name)
+    texts, values = help_of(config), config()
+    rows = [
+        (f"`{field}`", f"`{_value(getattr(values, field))}`", texts[field])
+        for field in inspect.get_annotations(config)
+        if field in texts
+    ]
+    return table(("setting", "default", "what it is"), rows)
+
+
+def list_aliases(page: Path) -> str:
+    """Each setting that has aliases, with them and the algorithms that have it."""
+    found: dict[str, list[str]] = {}
+    for alias, targets in ALIASES.items():
+        for target in targets:
+            found.setdefault(target, []).append(f"`{alias}`")
+    loop = fields_of(RunConfig)
+    rows = [
+        (f"`{name}`", ", ".join(aliases), "all" if name in loop else owners(name))
+        for name, aliases in found.items()
+    ]
+    return table(("setting", "also called", "algorithms"), rows)
+
+
+def list_notes(page: Path) -> str:
+    """The names without an exact counterpart."""
+    return table(("name", "here"), [(f"`{name}`", text) for name, text in NOTES.items()])
 
 
 def list_presets(page: Path, name: str) -> str:
@@ -164,6 +202,9 @@ KINDS: dict[str, Callable[..., str]] = {
     "algorithms": list_algorithms,
     "code": show_code,
     "settings": list_settings,
+    "config": list_config,
+    "aliases": list_aliases,
+    "notes": list_notes,
     "presets": list_presets,
     "results": list_results,
 }

@@ -44,14 +44,12 @@ REQUIRED = {
         "numpy",
         "gymnasium",
         "cloudpickle",
-        "tyro",
         "rich",
         "tensorboard",
         "yaml",
         "matplotlib",
         "PIL",
     ),
-    "docstring_parser",
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -3,20 +3,52 @@
 The public names below are loaded on first use, so that worker processes start without torch.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from whorl.algorithms.a2c import A2CConfig
+    from whorl.algorithms.c51 import C51Config
+    from whorl.algorithms.crossq import CrossQConfig
+    from whorl.algorithms.ddpg import DDPGConfig
+    from whorl.algorithms.dqn import DQNConfig
+    from whorl.algorithms.impala import IMPALAConfig
+    from whorl.algorithms.iqn import IQNConfig
+    from whorl.algorithms.ppg import PPGConfig
+    from whorl.algorithms.ppo import PPOConfig
+    from whorl.algorithms.pqn import PQNConfig
+    from whorl.algorithms.qr_dqn import QRDQNConfig
+    from whorl.algorithms.reinforce import ReinforceConfig
+    from whorl.algorithms.sac import SACConfig
+    from whorl.algorithms.td3 import TD3Config
+    from whorl.algorithms.tqc import TQCConfig
     from whorl.api import algorithms, check, evaluate, load, make, register, restore, resume, train
     from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots, StopAtReturn, WarmStart
+    from whorl.settings.run import RunConfig
 
-_CALLBACKS = ("BestCheckpoint", "Callback", "Screenshots", "StopAtReturn", "WarmStart")
 __all__ = [
+    "A2CConfig",
     "BestCheckpoint",
+    "C51Config",
     "Callback",
+    "CrossQConfig",
+    "DDPGConfig",
+    "DQNConfig",
+    "IMPALAConfig",
+    "IQNConfig",
+    "PPGConfig",
+    "PPOConfig",
+    "PQNConfig",
+    "QRDQNConfig",
+    "ReinforceConfig",
+    "RunConfig",
+    "SACConfig",
     "Screenshots",
     "StopAtReturn",
+    "TD3Config",
+    "TQCConfig",
     "WarmStart",
     "algorithms",
     "check",
@@ -33,9 +65,18 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'whorl' has no attribute {name!r}")
-    from importlib import import_module
+    return getattr(import_module(_module_of(name)), name)
 
-    return getattr(import_module("whorl.run.callbacks" if name in _CALLBACKS else "whorl.api"), name)
+
+def _module_of(name: str) -> str:
+    if name in ("BestCheckpoint", "Callback", "Screenshots", "StopAtReturn", "WarmStart"):
+        return "whorl.run.callbacks"
+    if name == "RunConfig":
+        return "whorl.settings.run"
+    if not name.endswith("Config"):
+        return "whorl.api"
+    stem = name.removesuffix("Config").lower()
+    return f"whorl.algorithms.{'qr_dqn' if stem == 'qrdqn' else stem}"
 
 
 def __dir__() -> list[str]:

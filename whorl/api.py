@@ -1,9 +1,9 @@
 """The public API: make, load, train, resume, restore, evaluate, check, algorithms, register."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol, overload
 
 import torch
 from gymnasium.error import DependencyNotInstalled
@@ -17,9 +17,10 @@ from whorl.log.video import save_video
 from whorl.run.callbacks import Callback
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.trainer import Result, Trainer, choose_device, find_checkpoint, use_checkpoint
-from whorl.settings.merge import Settings, build, configure
-from whorl.settings.presets import algorithm_class, algorithms
+from whorl.settings.merge import Settings, configure, plain_fields
+from whorl.settings.presets import algorithm_of, algorithms
 from whorl.settings.run import MAY_CHANGE, RunConfig
+from whorl.settings.schema import build
 from whorl.state import checkpoint
 from whorl.state.policy import SavedPolicy, load_policy
 from whorl.state.runfolder import resolve_run
@@ -27,32 +28,74 @@ from whorl.state.runfolder import resolve_run
 __all__ = ["algorithms", "check", "evaluate", "load", "make", "register", "restore", "resume", "train"]
 
 
+class AlgorithmConfig(Protocol):
+    """A config object of an algorithm: a dataclass such as `PPOConfig`."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
 def make(env_id: Any, **options: Any) -> Made:
-    """An environment by id (ours, Gymnasium's, or one you registered), from an object, or from a factory."""
+    """An environment from an id (native, Gymnasium's or registered), an object or a factory."""
     return envs.make(env_id, **options)
 
 
+@overload
 def load(
     env: Any,
-    algorithm: str = "ppo",
-    config: Mapping[str, Any] | None = None,
+    algorithm: AlgorithmConfig,
+    config: Mapping[str, Any] | RunConfig | None = None,
     *,
     files: Sequence[str | Path] = (),
     callbacks: Sequence[Callback] = (),
     env_options: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Trainer: ...
+@overload
+def load(
+    env: Any,
+    algorithm: str = "ppo",
+    config: Mapping[str, Any] | RunConfig | None = None,
+    *,
+    files: Sequence[str | Path] = (),
+    callbacks: Sequence[Callback] = (),
+    env_options: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Trainer: ...
+def load(
+    env: Any,
+    algorithm: Any = "ppo",
+    config: Mapping[str, Any] | RunConfig | None = None,
+    *,
+    files: Sequence[str | Path] = (),
+    callbacks: Sequence[Callback] = (),
+    env_options: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Trainer:
-    """A trainer for `algorithm` on `env` (an id, an environment or a factory); tuned preset < files < config."""
+    """A trainer for an algorithm on an environment; tuned preset < files < config < keyword settings.
+
+    Args:
+        env: an id, an environment or a factory.
+        algorithm: a name, or a config object such as `PPOConfig(gamma=0.99)`, whose values are all used as they are.
+        config: settings of the loop and the algorithm as a mapping, or a `RunConfig`, whose values are all used.
+    """
     given = {} if env_options is None else {"env_options": dict(env_options)}
+    if dataclasses.is_dataclass(algorithm):
+        algorithm, values = algorithm_of(algorithm), plain_fields(algorithm)
+        given = {**values, **given}
+    if isinstance(config, RunConfig):
+        config = plain_fields(config)
     made = find(env)
     options = made.options if made.named else None
-    settings = configure(algorithm, made.id, {**(config or {}), **given}, files, options=options)
-    source = _with_options(made, settings.env_options)
-    return Trainer(source, replace(settings, env_options=dict(source.options)), callbacks)
+    found = configure(algorithm, made.id, {**given, **(config or {}), **settings}, files, options=options)
+    source = _with_options(made, found.env_options)
+    return Trainer(source, dataclasses.replace(found, env_options=dict(source.options)), callbacks)
 
 
-def train(env: Any, algorithm: str = "ppo", **config: Any) -> Result:
-    """Load and train in one call."""
-    return load(env, algorithm, config).train()
+def train(
+    env: Any, algorithm: Any = "ppo", config: Mapping[str, Any] | RunConfig | None = None, **settings: Any
+) -> Result:
+    """Load and train in one call; see `load`."""
+    return load(env, algorithm, config, **settings).train()
 
 
 def resume(
@@ -64,7 +107,7 @@ def resume(
     trust: Sequence[str] = (),
     **changes: Any,
 ) -> Result:
-    """Go on with a run from its newest whole checkpoint, bit for bit; `total_timesteps=...` and the like ask for more."""
+    """Continue a run from its newest complete checkpoint, bit for bit; `total_timesteps=...` extends it."""
     return load_run(run, {**(config or {}), **changes}, env=env, callbacks=callbacks, trust=trust).train()
 
 
@@ -76,11 +119,11 @@ def load_run(
     callbacks: Sequence[Callback] = (),
     trust: Sequence[str] = (),
 ) -> Trainer:
-    """The trainer of a saved run, its state restored."""
+    """The trainer of a saved run with its state restored."""
     folder = resolve_run(run)
     if folder.name == checkpoint.BEST:
         raise CheckpointError(
-            f"{folder} holds a policy alone, without the state to go on; resume {folder.parent}"
+            f"{folder} holds only a policy, not the state that training needs; resume {folder.parent}"
         )
 
     def trainer(config: Mapping[str, Any]) -> Trainer:
@@ -101,7 +144,7 @@ def load_run(
 def restore(
     run: str | Path, *, best: bool = False, trust: Sequence[str] = (), device: str = "cpu"
 ) -> SavedPolicy:
-    """The trained policy of a run or checkpoint, self-contained: normalisers, memory and action scaling inside."""
+    """The trained policy of a run or checkpoint, with its normalisers, memory and action scaling."""
     folder = resolve_run(run)
     if best and folder.name != checkpoint.BEST:
         folder = (folder.parent if folder.name.startswith("checkpoint_") else folder) / checkpoint.BEST
@@ -122,7 +165,7 @@ def evaluate(
     trust: Sequence[str] = (),
     device: str = "cpu",
 ) -> Evaluation:
-    """Play whole episodes with a trained policy; `video` records the first one, `render` shows it in a window."""
+    """Play episodes with a trained policy; `video` records the first one, `render` shows them in a window."""
     if episodes < 1:
         raise ConfigError(f"episodes is {episodes}; it must be at least 1")
     build(RunConfig, {"seed": seed})
@@ -134,7 +177,7 @@ def evaluate(
         source = _source(env, policy.settings.env, options)
     if render and source.world is not None:
         raise WhorlError(
-            f"{source.id} has no window; record it with video=PATH (on the command line --video)"
+            f"{source.id} can't be shown in a window; record it with video=PATH (on the command line --video)"
         )
     vector = source.vector(1 if render else min(episodes, 32), policy.agent.device)
     camera = _Camera(source.id, _frame_rate(source)) if video is not None else None
@@ -142,7 +185,7 @@ def evaluate(
         with torch.no_grad():
             found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera)
     except DependencyNotInstalled as error:
-        raise WhorlError(f"{source.id} can't be drawn: {error}") from error
+        raise WhorlError(f"{source.id} can't be rendered: {error}") from error
     finally:
         vector.close()
     if video is not None and camera is not None:
@@ -151,17 +194,12 @@ def evaluate(
 
 
 def check(env: Any) -> list[str]:
-    """What is wrong with an environment (an id, an instance, or a function that makes one), each with its remedy."""
+    """Mistakes found in an environment (an id, an object or a factory), each with its remedy."""
     return checker.check(find(env).factory if isinstance(env, str) else env)
 
 
-def describe(algorithm: str) -> type:
-    """The config class of an algorithm."""
-    return algorithm_class(algorithm)[1].Config  # type: ignore[attr-defined]
-
-
 class _Camera:
-    """Keeps frames of the first environment's first episode, about 25 for each second of it."""
+    """Records the first episode of the first environment, about 25 frames per second of it."""
 
     def __init__(self, id: str, rate: float) -> None:
         self.id = id
@@ -178,7 +216,7 @@ class _Camera:
         if self.steps % self.stride == 0 or self.over:
             frame = world.render(0)
             if frame is None:
-                raise WhorlError(f"{self.id} draws no frames, so there is nothing to record")
+                raise WhorlError(f"{self.id} renders no frames, so there is nothing to record")
             self.frames.append(frame)
         self.steps += 1
 
@@ -190,7 +228,7 @@ def _frame_rate(source: Source) -> float:
 
 
 def _with_options(source: Source, options: Mapping[str, Any]) -> Source:
-    """A made environment's source, under options from a file or the config."""
+    """The source of an environment with options from a file or the config."""
     if not options or dict(options) == dict(source.options):
         return source
     if not source.named:
@@ -201,17 +239,15 @@ def _with_options(source: Source, options: Mapping[str, Any]) -> Source:
 def _check_changes(saved: Settings, asked: Settings) -> None:
     kept, wanted = saved.plain(), asked.plain()
     for name in sorted(set(kept) - set(MAY_CHANGE)):
-        if wanted[name] != kept[name]:
-            ring = ": a run can't be resumed with another ring size or another number of environments"
+        if wanted.get(name) != kept[name]:
             raise ConfigError(
-                f"a resumed run can't change {name!r}, resume keeps the saved {kept[name]!r}"
-                f"{ring if name in ('buffer_size', 'num_envs') else ''}; it can change {', '.join(MAY_CHANGE)}; for anything "
-                "else start a new run with load_model and load_checkpoint_dir"
+                f"a resumed run can't change {name!r}, which is {kept[name]!r} in the saved run; it can change "
+                f"{', '.join(MAY_CHANGE)}; for anything else start a new run with load_model and load_checkpoint_dir"
             )
 
 
 def _source(env: Any, id: str, options: Mapping[str, Any]) -> Source:
-    """The environment of a saved run, or the one the caller gives in its place."""
+    """The environment of a saved run, or the one given instead."""
     if env is not None:
         return find(env, options)
     module = id.rpartition(":")[0]
@@ -221,7 +257,7 @@ def _source(env: Any, id: str, options: Mapping[str, Any]) -> Source:
         return find(id, options)
     except WhorlError as error:
         raise CheckpointError(
-            f"{error} (the run was made with an environment of your own? pass it as env=)"
+            f"{error} (if the run was made with an environment of your own, pass it as env=)"
         ) from None
 
 

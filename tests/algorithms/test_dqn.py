@@ -510,7 +510,7 @@ def test_other_actions_than_one_choice_are_refused_in_one_sentence() -> None:
         ({"exploration_initial_eps": 1.5}, "exploration_initial_eps is 1.5; it must be from 0 to 1"),
         ({"exploration_final_eps": -0.1}, "exploration_final_eps is -0.1; it must be from 0 to 1"),
         ({"exploration_fraction": 2}, "exploration_fraction is 2.0; it must be from 0 to 1"),
-        ({"epsilon_ladder": -1}, "epsilon_ladder is -1.0; it must be from 0 to 1,000,000"),
+        ({"epsilon_alpha": -1}, "epsilon_alpha is -1.0; it must be from 0 to 1,000,000"),
         ({"temperature": 0}, "temperature is 0.0; it must be from 1e-06 to 1,000,000"),
         ({"loss": "hubert"}, "loss is 'hubert'; did you mean 'huber'?"),
         ({"exploration": "bolzmann"}, "exploration is 'bolzmann'; did you mean 'boltzmann'?"),

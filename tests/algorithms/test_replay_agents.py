@@ -20,6 +20,7 @@ from replay_blocks import (
 from torch import Tensor
 
 from whorl.agents.agent import Agent, Context
+from whorl.agents.families import OffPolicyConfig
 from whorl.algorithms.crossq import CrossQ
 from whorl.algorithms.ddpg import DDPG
 from whorl.algorithms.sac import SAC
@@ -30,7 +31,6 @@ from whorl.core.registry import Part
 from whorl.core.spec import Array, Continuous, Discrete, Spec, to_env
 from whorl.data.batch import Batch
 from whorl.ops.targets import pieces
-from whorl.settings.families import ReplayConfig
 
 EVERY = {"policy_delay": 1, "target_update_interval": 1}
 AGENTS: dict[str, tuple[type[Agent], dict[str, Any]]] = {
@@ -546,7 +546,7 @@ def test_the_values_of_a_walk_are_a_fixed_point(name: str, alpha: float) -> None
 class Bare(Agent):
     """Settings of replay, but none of the parts that `Agent` reads."""
 
-    Config = ReplayConfig
+    Config = OffPolicyConfig
 
 
 class Measured(Bare):

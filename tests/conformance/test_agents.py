@@ -9,9 +9,9 @@ import torch
 from toys import TOYS, documented_metrics
 
 from whorl import conformance
+from whorl.agents.families import OffPolicyConfig
 from whorl.conformance import ACTIONS, CHECKS, MEMORIES, OBSERVATIONS, Subject
 from whorl.core.errors import ConfigError
-from whorl.settings.families import ReplayConfig
 from whorl.settings.presets import algorithm_class, load_preset, preset_names
 
 SETTINGS = {name: {"updates_per_step": 0.1} for name in TOYS if name != "toy_policy_gradient"}
@@ -126,7 +126,7 @@ def test_truncation_is_no_termination(rule: str) -> None:
     conformance.tells_truncation_from_termination(plain(rule))
 
 
-REPLAYED = [name for name in rules() if issubclass(algorithm_class(name)[1].Config, ReplayConfig)]
+REPLAYED = [name for name in rules() if issubclass(algorithm_class(name)[1].Config, OffPolicyConfig)]
 OPTIONS: dict[str, dict[str, Any]] = {
     "prioritized": {"prioritized": True},
     "prioritized-n-step": {"prioritized": True, "n_step": 3, "priority_on_add": True},
@@ -139,7 +139,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dueling-noisy": {"dueling": True, "noisy": True, "exploration": "none"},
     "munchausen": {"munchausen": 0.9, "rescale_values": True},
     "boltzmann": {"exploration": "boltzmann", "rescale_values": True, "layer_norm": True},
-    "ladder": {"epsilon_ladder": 7.0, "exploration_initial_eps": 0.4, "exploration_final_eps": 0.4},
+    "ladder": {"epsilon_alpha": 7.0, "exploration_initial_eps": 0.4, "exploration_final_eps": 0.4},
 }
 
 

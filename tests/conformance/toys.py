@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from whorl import register
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import OnPolicyConfig
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
@@ -27,13 +28,12 @@ from whorl.nets.backbone import Backbone, BackboneSettings
 from whorl.nets.memory import MemorySettings
 from whorl.nets.policy import Policy
 from whorl.ops import blank, discounted_return, masked_mean, n_step_return, polyak_
-from whorl.settings.families import NetworkConfig
 
 FLAT = (Part("mlp"), Part("flat"))
 
 
 @dataclass(frozen=True)
-class PolicyGradientConfig(NetworkConfig):
+class PolicyGradientConfig(OnPolicyConfig):
     gamma: float = 0.9
     normalize_obs: bool = False
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from recorder import GAMMA, Recorder, image, samples, spec, tree_equal
 
+from whorl.agents.families import OffPolicyConfig
 from whorl.conformance import capture_safe
 from whorl.core import tree
 from whorl.core.errors import ConfigError
@@ -18,7 +19,6 @@ from whorl.data.ring import Ring, replay_bytes
 from whorl.data.samplers import Priorities
 from whorl.data.sum_tree import DeviceSumTree
 from whorl.data.views import Sequences, Transitions, View
-from whorl.settings.families import ReplayConfig
 
 EXTRAS = {"log_prob": Array(())}
 
@@ -316,7 +316,7 @@ def spec_of(num_envs: int) -> Spec:
 ])  # fmt: skip
 def test_a_ring_too_small_is_told_in_one_sentence(settings: dict[str, int], rows: int, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        check_replay(ReplayConfig(**settings), spec_of(4), rows)  # type: ignore[arg-type]
+        check_replay(OffPolicyConfig(**settings), spec_of(4), rows)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -325,8 +325,8 @@ def test_the_smallest_ring_that_is_allowed_never_draws_a_row_that_is_no_start(
     n: int, prioritized: bool
 ) -> None:
     with pytest.raises(ConfigError, match=f"need {n + 3}"):
-        check_replay(ReplayConfig(n_step=n, buffer_size=n + 2), spec_of(1), 1)
-    check_replay(ReplayConfig(n_step=n, buffer_size=n + 3), spec_of(1), 1)
+        check_replay(OffPolicyConfig(n_step=n, buffer_size=n + 2), spec_of(1), 1)
+    check_replay(OffPolicyConfig(n_step=n, buffer_size=n + 3), spec_of(1), 1)
     record = Recorder(1, seed=n, end=0.6)
     store = replay(1, n + 3, Transitions(n), batch_size=8, priorities=Priorities() if prioritized else None)
     for number in range(400):
@@ -338,7 +338,7 @@ def test_the_smallest_ring_that_is_allowed_never_draws_a_row_that_is_no_start(
 
 
 def test_a_ring_larger_than_memory_is_told_in_bytes_before_it_is_allocated() -> None:
-    cfg = ReplayConfig(buffer_size=10**13)
+    cfg = OffPolicyConfig(buffer_size=10**13)
     # 3 + 1 floats, reward, discount and 3 flags: 27 bytes a row; and 8 to draw it, where numbers go beyond 2^31.
     with pytest.raises(
         ConfigError, match=r"replay of 10,000,000,000,000 rows takes 350,000,000,000,008 bytes, but"
@@ -348,7 +348,7 @@ def test_a_ring_larger_than_memory_is_told_in_bytes_before_it_is_allocated() -> 
 
 def test_what_draws_is_counted_as_it_is_allocated() -> None:
     for prioritized in (False, True):
-        cfg = ReplayConfig(buffer_size=10_000, prioritized=prioritized)
+        cfg = OffPolicyConfig(buffer_size=10_000, prioritized=prioritized)
         store = replay_of(cfg, spec_of(4), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
         held = (
             [store.sampler.queue]
@@ -360,6 +360,6 @@ def test_what_draws_is_counted_as_it_is_allocated() -> None:
 
 
 def test_the_size_told_beforehand_is_the_size_it_has() -> None:
-    cfg = ReplayConfig(buffer_size=1000)
+    cfg = OffPolicyConfig(buffer_size=1000)
     store = replay_of(cfg, spec_of(4), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
     assert store.bytes == replay_bytes(spec_of(4), 1000) == 27_000

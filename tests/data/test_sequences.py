@@ -9,6 +9,7 @@ import torch
 from recorder import Recorder, spec, tree_equal
 from torch import Tensor, nn
 
+from whorl.agents.families import OffPolicyConfig
 from whorl.algorithms.dqn import DQN
 from whorl.conformance import capture_safe
 from whorl.core import tree
@@ -19,7 +20,6 @@ from whorl.data.batch import LAST, Batch
 from whorl.data.replay import Replay, check_replay, replay_of, view_of
 from whorl.data.samplers import Priorities
 from whorl.data.views import Sequences
-from whorl.settings.families import ReplayConfig
 from whorl.settings.merge import configure
 from whorl.state import segments
 from whorl.state.policy import build_agent
@@ -165,9 +165,9 @@ def test_garbage_in_a_masked_row_never_comes_out(view: Sequences) -> None:
 
 
 def test_settings_say_what_a_sequence_is() -> None:
-    cfg = ReplayConfig(memory="lstm", sequence_length=8, burn_in=4, sequence_stride=2, n_step=3, last_reward=True)
+    cfg = OffPolicyConfig(memory="lstm", sequence_length=8, burn_in=4, sequence_stride=2, n_step=3, last_reward=True)
     assert view_of(cfg) == Sequences(8, 4, 2, 3, False, True)
-    whole = ReplayConfig(memory="gru", sequence_length=50, whole_episodes=True)
+    whole = OffPolicyConfig(memory="gru", sequence_length=50, whole_episodes=True)
     assert view_of(whole) == Sequences(50, 0, 1, 1, True, False)
 
 
@@ -189,16 +189,16 @@ def test_a_ring_too_small_for_its_sequences_is_told_in_one_sentence(
     settings: dict[str, Any], rows: int, sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        check_replay(ReplayConfig(memory="lstm", **settings), spec_of(4), rows)
+        check_replay(OffPolicyConfig(memory="lstm", **settings), spec_of(4), rows)
 
 
 @pytest.mark.parametrize("stride", [2, 5, 8])
 def test_the_smallest_ring_that_is_allowed_always_has_a_start(stride: int) -> None:
-    cfg = ReplayConfig(memory="lstm", sequence_length=3, sequence_stride=stride, n_step=2, stored_memory=False)
+    cfg = OffPolicyConfig(memory="lstm", sequence_length=3, sequence_stride=stride, n_step=2, stored_memory=False)
     slots = stride
     while True:
         try:
-            check_replay(ReplayConfig(**{**vars(cfg), "buffer_size": slots}), spec_of(1), 1)
+            check_replay(OffPolicyConfig(**{**vars(cfg), "buffer_size": slots}), spec_of(1), 1)
             break
         except ConfigError:
             slots += stride
@@ -231,7 +231,7 @@ def test_an_episode_that_outgrows_the_ring_is_one_sentence() -> None:
 
 def test_a_sequence_is_drawn_by_its_largest_and_its_mean_error() -> None:
     """eta .9 of errors 1, 3, 2: .9 * 3 + .1 * 2; where the 3 is masked: .9 * 2 + .1 * 1.5."""
-    cfg = ReplayConfig(
+    cfg = OffPolicyConfig(
         memory="lstm", sequence_length=3, sequence_stride=3, buffer_size=30, prioritized=True, priority_alpha=1.0
     )
     store = replay_of(cfg, spec(1), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask, MEMORY)

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from whorl.agents.agent import Context
 from whorl.core.spec import MASK_KEY, Array, Discrete, Spec
-from whorl.explore.epsilon_greedy import Exploration
-from whorl.settings.families import ChoiceConfig
+from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
 
 VECTOR = Array((2,))
 START = torch.zeros(())
@@ -18,7 +17,7 @@ MANY = 40_000
 
 
 def explore(num_envs: int = 4, observation: Any = VECTOR, **settings: Any) -> Exploration:
-    return Exploration(Spec(observation, Discrete(4), num_envs), ChoiceConfig(**settings))
+    return Exploration(Spec(observation, Discrete(4), num_envs), ExplorationConfig(**settings))
 
 
 def context(num_envs: int, seed: int = 0, **given: Any) -> Context:
@@ -57,7 +56,7 @@ def test_without_a_share_epsilon_is_at_its_end_from_the_start() -> None:
 
 def test_the_ladder_is_that_of_ape_x() -> None:
     # epsilon^(1 + 7 i / (N - 1)) with epsilon .4 and eight environments: .4, .4^2, ..., .4^8
-    found = explore(8, exploration_initial_eps=0.4, exploration_final_eps=0.4, epsilon_ladder=7.0)
+    found = explore(8, exploration_initial_eps=0.4, exploration_final_eps=0.4, epsilon_alpha=7.0)
     ladder = found.epsilon(torch.arange(8), START)
     assert ladder.tolist() == pytest.approx([0.4**power for power in range(1, 9)])
     # a worker that has environments 2 and 5 only
@@ -71,7 +70,7 @@ def test_the_ladder_moves_with_the_schedule_and_one_env_alone_stands_on_its_foot
         "exploration_initial_eps": 1.0,
         "exploration_final_eps": 0.2,
         "exploration_fraction": 0.5,
-        "epsilon_ladder": 1.0,
+        "epsilon_alpha": 1.0,
     }
     found = explore(3, **settings)
     assert found.epsilon(torch.arange(3), START).tolist() == [1.0, 1.0, 1.0]
@@ -83,7 +82,7 @@ def test_the_ladder_moves_with_the_schedule_and_one_env_alone_stands_on_its_foot
 
 
 def test_envs_are_not_saved() -> None:
-    assert explore(8, epsilon_ladder=7.0).state_dict() == {}
+    assert explore(8, epsilon_alpha=7.0).state_dict() == {}
 
 
 # Frequencies
@@ -98,7 +97,7 @@ def test_with_epsilon_every_choice_is_tried_and_the_best_most_often() -> None:
 
 
 def test_every_env_tries_by_its_own_epsilon() -> None:
-    found = explore(2, exploration_initial_eps=0.8, exploration_final_eps=0.8, epsilon_ladder=3.0)
+    found = explore(2, exploration_initial_eps=0.8, exploration_final_eps=0.8, epsilon_alpha=3.0)
     env_index = torch.arange(2).repeat(MANY // 2)
     choice = found(values(), {}, context(MANY, env_index=env_index), START)
     for number, epsilon in ((0, 0.8), (1, 0.8**4)):
@@ -132,7 +131,7 @@ def test_greedy_is_the_best_whatever_explores(kind: Any) -> None:
 
 
 def test_evaluation_may_have_an_epsilon_of_its_own() -> None:
-    found = explore(exploration_initial_eps=1.0, eval_epsilon=0.4, epsilon_ladder=7.0)
+    found = explore(exploration_initial_eps=1.0, eval_epsilon=0.4, epsilon_alpha=7.0)
     choice = found(values(), {}, context(MANY, greedy=True), START)
     close(shares(choice), torch.tensor([0.1, 0.1, 0.7, 0.1]), MANY)
 

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from whorl.agents.agent import Context
 from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, MultiDiscrete, Spec
-from whorl.explore.noise import MEMORY, ActionNoise, random_action
-from whorl.settings.families import NoiseConfig
+from whorl.explore.noise import MEMORY, ActionNoise, NoiseConfig, random_action
 
 TWO = Continuous((2,), (-1.0, 0.0), (1.0, 5.0))
 START = torch.zeros(())

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from whorl.agents.families import ActorCriticConfig
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, register
 from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, Spec, to_env
@@ -13,7 +14,6 @@ from whorl.data.batch import Batch, Rows
 from whorl.nets.actor import Actor, DeterministicHead, SquashedHead, bounded
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.temperature import Temperature
-from whorl.settings.families import ActorCriticConfig
 
 TWO = Continuous((2,), (-1.0, -1.0), (1.0, 1.0))
 IMAGE = Array((8, 8, 1))

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whorl.agents.families import ActorCriticConfig
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
 from whorl.core.spec import Array, Continuous, Discrete, Spec
 from whorl.data.batch import Batch, Rows
 from whorl.nets.layers import Residual
 from whorl.nets.q_ensemble import EnsembleMLP, QEnsemble
-from whorl.settings.families import ActorCriticConfig
 
 SPEC = Spec(Array((3,)), Continuous((2,), (-1.0, -1.0), (1.0, 1.0)), 2)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from whorl.agents.families import ActorCriticConfig
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
@@ -17,6 +18,7 @@ from whorl.nets.actor import Actor, DeterministicHead
 from whorl.nets.backbone import Backbone, BackboneSettings
 from whorl.nets.memory import (
     LastStep,
+    MemoryConfig,
     MemorySettings,
     as_on_gpu,
     build_memory,
@@ -25,7 +27,6 @@ from whorl.nets.memory import (
 )
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.rows import LSTMRows
-from whorl.settings.families import ActorCriticConfig, MemoryConfig
 
 INPUTS, NUM_ENVS, ROWS = 3, 5, 14
 KINDS = {

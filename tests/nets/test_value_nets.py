@@ -14,8 +14,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.nets.images import SpectralConvolution
 from whorl.nets.noisy import NoisyLinear
-from whorl.nets.q_network import QNetwork, QuantileNetwork, allowed, without_features
-from whorl.settings.families import ChoiceConfig
+from whorl.nets.q_network import QNetwork, QNetworkConfig, QuantileNetwork, allowed, without_features
 
 VECTOR = Array((3,))
 IMAGE = Array((12, 12, 2), "uint8", 0.0, 255.0)
@@ -24,7 +23,7 @@ X = torch.tensor([1.0, -2.0, 0.5])
 
 def values(columns: int = 1, choices: int = 4, observation: Any = VECTOR, **settings: Any) -> QNetwork:
     torch.manual_seed(0)
-    cfg = ChoiceConfig(**{"hidden_sizes": (8,), **settings})
+    cfg = QNetworkConfig(**{"hidden_sizes": (8,), **settings})
     return QNetwork("dqn", Spec(observation, Discrete(choices), 2), cfg, columns)
 
 
@@ -32,7 +31,7 @@ def quantiles(
     cosines: int = 4, choices: int = 3, observation: Any = VECTOR, **settings: Any
 ) -> QuantileNetwork:
     torch.manual_seed(0)
-    cfg = ChoiceConfig(**{"hidden_sizes": (8,), **settings})
+    cfg = QNetworkConfig(**{"hidden_sizes": (8,), **settings})
     return QuantileNetwork("iqn", Spec(observation, Discrete(choices), 2), cfg, cosines)
 
 
@@ -329,5 +328,5 @@ def test_other_kinds_of_action_are_one_sentence(action: Any, told: str) -> None:
     with pytest.raises(
         ConfigError, match=f"rainbow needs one discrete action, but this environment {told}$"
     ) as e:
-        QNetwork("rainbow", Spec(VECTOR, action, 2), ChoiceConfig())
+        QNetwork("rainbow", Spec(VECTOR, action, 2), QNetworkConfig())
     assert "\n" not in str(e.value)

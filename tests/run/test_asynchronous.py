@@ -163,7 +163,7 @@ def test_the_rate_of_updates_after_a_resume_is_of_those_made_since(tmp_path: Pat
 
 @pytest.mark.parametrize(("algorithm", "settings", "message"), [
     ("dqn", {"ray": "local"}, "ray is 'local', but nothing would run there; set actors or learners"),
-    ("a3c", {"actors": 0}, "actor_gradients is 'apart', but there are no actors"),
+    ("a3c", {"actors": 0}, "actor_gradients is 'async', but there are no actors"),
     ("dqn", {"max_lag": 2}, "max_lag is 2, but there are no actors"),
     ("dqn", {"actors_on_gpu": True}, "actors_on_gpu is True, but there are no actors"),
     ("a3c", {"max_lag": 2}, "max_lag is 2, but actors whose gradients travel wait"),

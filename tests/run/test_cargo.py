@@ -71,7 +71,7 @@ def test_gradients_that_can_not_travel_alone_are_refused(
     tmp_path: Path, algorithm: str, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        weights(tmp_path, algorithm, actors=2, actor_gradients="apart", **settings)
+        weights(tmp_path, algorithm, actors=2, actor_gradients="async", **settings)
 
 
 NUM_ENVS, STEPS = 2, 8

@@ -232,7 +232,7 @@ def test_gpus_that_a_cluster_does_not_have_are_told(cluster: Any) -> None:
 
 
 def test_what_can_not_be_sent_is_told_before_anything_is_started() -> None:
-    more = {"actor_gradients": "apart", "ray": f"{LOOPBACK}:1"}
+    more = {"actor_gradients": "async", "ray": f"{LOOPBACK}:1"}
     with pytest.raises(ConfigError, match="DQN learns from replay"):
         whorl.load("CartPole-v1", "dqn", {**SMALL, **more}).build()
 

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from whorl.agents.families import OffPolicyConfig
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.data.batch import Batch
 from whorl.data.replay import Replay, check_replay, replay_of, view_of
 from whorl.data.ring import replay_bytes
 from whorl.data.rollouts import Rollouts
-from whorl.settings.families import ReplayConfig
 
 if TYPE_CHECKING:
     from whorl.agents.agent import Agent
@@ -46,7 +46,7 @@ class OffPolicy:
 
     off_policy = True
 
-    def __init__(self, cfg: ReplayConfig) -> None:
+    def __init__(self, cfg: OffPolicyConfig) -> None:
         self.cfg, self.stores_memory = cfg, cfg.stores_memory
 
     def check(self, agent: "Agent", rows: int) -> None:

@@ -5,9 +5,9 @@ from typing import TypeVar
 
 from torch import nn
 
+from whorl.agents.families import OffPolicyConfig
 from whorl.nets.backbone import BackboneNet
 from whorl.ops.targets import polyak_
-from whorl.settings.families import ReplayConfig
 
 Net = TypeVar("Net", bound=BackboneNet)
 
@@ -19,7 +19,7 @@ class TargetNetworks:
     recurrent parts of the targets are those of the online networks, copied after every update.
     """
 
-    def __init__(self, cfg: ReplayConfig) -> None:
+    def __init__(self, cfg: OffPolicyConfig) -> None:
         self.tau, self.interval = cfg.tau, cfg.target_update_interval
         self.own_memory = cfg.target_memory
         self.pairs: list[tuple[BackboneNet, BackboneNet]] = []

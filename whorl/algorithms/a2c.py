@@ -11,11 +11,11 @@ no relative weight and both steps run at the same time; RMSprop adds its epsilon
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import OnPolicyConfig
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
@@ -25,29 +25,27 @@ from whorl.nets.normalize import normalizers
 from whorl.nets.policy import Policy, Value
 from whorl.ops.losses import blank, explained_variance, masked_mean, masked_normalize, per_stream
 from whorl.ops.returns import gae
-from whorl.settings.families import NetworkConfig
+from whorl.settings.schema import Fraction, LearningRate, Limit, NonNegative, Optimizer
 
 
 @dataclass(frozen=True)
-class A2CConfig(NetworkConfig):
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """constant, or linear to zero over the budget"""
-    gamma: float = 0.99
-    """discount per step"""
-    gae_lambda: float = 1.0
-    """lambda of the advantage estimate; 1: the rollout's n-step return, 0: the one-step error"""
-    ent_coef: float = 0.01
-    """weight of the entropy bonus"""
+class A2CConfig(OnPolicyConfig):
+    gamma: Fraction = 0.99
+    """discount factor"""
+    gae_lambda: Fraction = 1.0
+    """lambda of generalised advantage estimation; 1: n-step return of the rollout, 0: one-step TD error"""
+    ent_coef: NonNegative = 0.01
+    """entropy coefficient"""
     normalize_advantage: bool = False
-    """centre and scale advantages over the rollout"""
-    optimizer: Part = Part("RMSprop", {"alpha": 0.99})
-    """the optimizer of both; a name out of torch.optim or an import path, with options"""
-    actor_lr: float = 7e-4
-    """the actor's learning rate"""
-    critic_lr: float = 7e-4
-    """the critic's learning rate"""
-    max_grad_norm: float = 0.5
-    """gradients of each net are scaled down to this norm; 0: never"""
+    """normalise advantages over the rollout"""
+    optimizer: Optimizer = Part("RMSprop", {"alpha": 0.99})
+    """optimizer of actor and critic: a class of torch.optim or an import path, with options"""
+    actor_lr: LearningRate = 7e-4
+    """learning rate of the actor"""
+    critic_lr: LearningRate = 7e-4
+    """learning rate of the critic"""
+    max_grad_norm: Limit = 0.5
+    """maximum norm of the gradients of each network; 0: no clipping"""
 
 
 class A2C(Agent):

@@ -8,33 +8,35 @@ Differs from the paper: with prioritized replay, priorities are Rainbow's KL(m |
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import ValueConfig
 from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.explore.acting import act_by_values
-from whorl.explore.epsilon_greedy import Exploration
+from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_network import QNetwork, allowed, draw_passes
 from whorl.ops.transforms import categorical_projection
 from whorl.ops.values import best, bootstrap, pick_columns
-from whorl.settings.families import ValueConfig
+from whorl.settings.schema import Range
 
 
 @dataclass(frozen=True)
-class C51Config(ValueConfig):
-    n_atoms: int = 51
-    """atoms of the grid"""
-    v_min: float = -10.0
-    """the lowest return on it"""
-    v_max: float = 10.0
-    """the highest"""
+class C51Config(ExplorationConfig, ValueConfig):
+    n_atoms: Annotated[int, Range(2, 100_000)] = 51
+    """atoms of the return distribution"""
+    v_min: Annotated[float, Range(-(10**9), 10**9)] = -10.0
+    """lowest atom"""
+    v_max: Annotated[float, Range(-(10**9), 10**9)] = 10.0
+    """highest atom"""
 
 
 class C51(Agent):

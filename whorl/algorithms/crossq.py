@@ -15,12 +15,13 @@ of a sequence are not independent samples from which a layer could estimate its 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import ActorCriticConfig
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
@@ -32,9 +33,9 @@ from whorl.nets.actor import bounded
 from whorl.nets.backbone import Backbone, BackboneSettings
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.renorm import Moments, RenormMLP
-from whorl.nets.temperature import Temperature
+from whorl.nets.temperature import EntropyConfig, Temperature
 from whorl.ops.distributions import TanhNormal
-from whorl.settings.families import ActorCriticConfig, EntropyConfig
+from whorl.settings.schema import Count, Fraction, HiddenSizes, LearningRate, Optimizer, PositiveCount, Range
 
 
 @dataclass(frozen=True)
@@ -45,28 +46,28 @@ class CrossQConfig(EntropyConfig, ActorCriticConfig):
         *("last_reward", "share_memory", "target_memory", "stored_memory", "refresh_memory"),
         *("sequence_length", "burn_in", "sequence_stride", "whole_episodes", "priority_eta"),
     )
-    learning_starts: int = 5_000
+    learning_starts: Count = 5_000
     """environment steps before the first update"""
-    random_steps: int = 5_000
-    """first environment steps, which are taken with uniformly random actions"""
-    critic_hidden_sizes: tuple[int, ...] = (2048, 2048)
-    """widths of each critic's hidden layers"""
-    optimizer: Part = Part("Adam", {"betas": [0.5, 0.999]})
-    """the optimizer of all nets; a name out of torch.optim or an import path, with options"""
-    actor_lr: float = 1e-3
-    """the actor's learning rate"""
-    critic_lr: float = 1e-3
-    """the critics' learning rate"""
-    alpha_lr: float = 1e-3
-    """the temperature's learning rate"""
-    ensemble_q_num: int = 2
-    """critics"""
-    policy_delay: int = 3
+    random_steps: Count = 5_000
+    """environment steps at the start with uniformly random actions"""
+    critic_hidden_sizes: HiddenSizes = (2048, 2048)
+    """hidden layer sizes of each critic"""
+    optimizer: Optimizer = Part("Adam", {"betas": [0.5, 0.999]})
+    """optimizer of all networks: a class of torch.optim or an import path, with options"""
+    actor_lr: LearningRate = 1e-3
+    """learning rate of the actor"""
+    critic_lr: LearningRate = 1e-3
+    """learning rate of the critics"""
+    alpha_lr: LearningRate = 1e-3
+    """learning rate of the entropy coefficient"""
+    ensemble_q_num: Annotated[int, Range(1, 1000)] = 2
+    """number of critics"""
+    policy_delay: PositiveCount = 3
     """critic updates per actor update"""
-    renorm_momentum: float = 0.99
-    """share of the running statistics that is kept at each update of a net"""
-    renorm_warmup: int = 100_000
-    """updates of a net with plain batch normalisation, before it is renormalised"""
+    renorm_momentum: Fraction = 0.99
+    """factor of the old running statistics at each update of a network"""
+    renorm_warmup: Count = 100_000
+    """updates of a network with plain batch normalisation, before batch renormalisation"""
 
 
 class CrossQ(Agent):

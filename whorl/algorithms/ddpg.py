@@ -16,22 +16,22 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import ActorCriticConfig
 from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.explore.acting import act_with_noise
-from whorl.explore.noise import ActionNoise
+from whorl.explore.noise import ActionNoise, NoiseConfig
 from whorl.nets.actor import bounded, deterministic_actor
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
-from whorl.settings.families import ActorCriticConfig, NoiseConfig
 
 
 @dataclass(frozen=True)
 class DDPGConfig(NoiseConfig, ActorCriticConfig):
     action_joins: Literal["first", "second"] = "first"
-    """the critic's layer that sees the action: the first (Fujimoto 2018) or only the second (Lillicrap 2015)"""
+    """layer of the critic that reads the action: first (Fujimoto et al. 2018) or second (Lillicrap et al. 2015)"""
 
 
 class DDPG(Agent):

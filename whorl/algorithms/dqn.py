@@ -17,23 +17,23 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import MunchausenConfig
 from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.explore.acting import act_by_values
-from whorl.explore.epsilon_greedy import Exploration
+from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_network import QNetwork, allowed, draw_passes
 from whorl.ops.losses import huber
 from whorl.ops.values import best, bootstrap, pick, soft_policy
-from whorl.settings.families import MunchausenConfig
 
 
 @dataclass(frozen=True)
-class DQNConfig(MunchausenConfig):
+class DQNConfig(ExplorationConfig, MunchausenConfig):
     loss: Literal["huber", "squared"] = "huber"
-    """of the error: squared up to 1 and linear beyond, or squared all through; both halved"""
+    """loss of the TD error: Huber with threshold 1, or squared; both halved"""
 
 
 class DQN(Agent):

@@ -12,11 +12,11 @@ Differs from the paper: actor and critic share no parameters; losses are means o
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import OnPolicyConfig
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
@@ -26,35 +26,33 @@ from whorl.nets.normalize import normalizers
 from whorl.nets.policy import Policy, Value
 from whorl.ops.losses import blank, explained_variance, masked_mean, per_stream
 from whorl.ops.returns import vtrace
-from whorl.settings.families import NetworkConfig
+from whorl.settings.schema import Fraction, LearningRate, Limit, NonNegative, Optimizer
 
 
 @dataclass(frozen=True)
-class IMPALAConfig(NetworkConfig):
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """constant, or linear to zero over the budget"""
-    gamma: float = 0.99
-    """discount per step"""
-    gae_lambda: float = 1.0
-    """how far later rows reach back; 1: as far as the ratios let them, 0: not at all"""
-    rho_clip: float = 1.0
-    """how much a row whose action has become more likely may count"""
-    c_clip: float = 1.0
-    """how far later rows reach back where their actions have become more likely"""
-    ent_coef: float = 0.01
-    """weight of the entropy bonus"""
+class IMPALAConfig(OnPolicyConfig):
+    gamma: Fraction = 0.99
+    """discount factor"""
+    gae_lambda: Fraction = 1.0
+    """lambda of V-trace, a factor of its coefficients c"""
+    rho_clip: NonNegative = 1.0
+    """upper bound of the importance weights rho of the TD errors"""
+    c_clip: NonNegative = 1.0
+    """upper bound of the importance weights c, which carry TD errors back in time"""
+    ent_coef: NonNegative = 0.01
+    """entropy coefficient"""
     normalize_obs: bool = False
     """normalise float observations by running statistics"""
     normalize_reward: bool = False
-    """divide rewards by the deviation of the discounted return"""
-    optimizer: Part = Part("RMSprop", {"alpha": 0.99})
-    """the optimizer of both; a name out of torch.optim or an import path, with options"""
-    actor_lr: float = 7e-4
-    """the actor's learning rate"""
-    critic_lr: float = 7e-4
-    """the critic's learning rate"""
-    max_grad_norm: float = 0.5
-    """gradients of each net are scaled down to this norm; 0: never"""
+    """divide rewards by the standard deviation of the discounted return"""
+    optimizer: Optimizer = Part("RMSprop", {"alpha": 0.99})
+    """optimizer of actor and critic: a class of torch.optim or an import path, with options"""
+    actor_lr: LearningRate = 7e-4
+    """learning rate of the actor"""
+    critic_lr: LearningRate = 7e-4
+    """learning rate of the critic"""
+    max_grad_norm: Limit = 0.5
+    """maximum norm of the gradients of each network; 0: no clipping"""
 
 
 class IMPALA(Agent):

@@ -9,36 +9,38 @@ acting; the Huber loss is not divided by kappa.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import MunchausenConfig
 from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.explore.acting import act_by_values
-from whorl.explore.epsilon_greedy import Exploration
+from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_network import QuantileNetwork, allowed, draw_passes
 from whorl.ops.losses import quantile_huber
 from whorl.ops.values import best, bootstrap, pick, pick_columns, soft_policy
-from whorl.settings.families import MunchausenConfig
+from whorl.settings.schema import Range, Size
 
 
 @dataclass(frozen=True)
-class IQNConfig(MunchausenConfig):
-    n_fractions: int = 64
-    """fractions drawn for the prediction"""
-    n_target_fractions: int = 64
-    """fractions drawn for the target"""
-    n_policy_fractions: int = 32
-    """fractions over which a value is averaged to choose an action"""
-    n_cosines: int = 64
-    """cosines of a fraction that the net reads"""
-    kappa: float = 1.0
-    """where the loss turns from squared to linear"""
+class IQNConfig(ExplorationConfig, MunchausenConfig):
+    n_fractions: Size = 64
+    """quantile fractions sampled for the prediction"""
+    n_target_fractions: Size = 64
+    """quantile fractions sampled for the target"""
+    n_policy_fractions: Size = 32
+    """quantile fractions averaged to select an action"""
+    n_cosines: Size = 64
+    """cosine features of a quantile fraction"""
+    kappa: Annotated[float, Range(1e-6, 10**6)] = 1.0
+    """threshold of the Huber loss"""
 
 
 class IQN(Agent):

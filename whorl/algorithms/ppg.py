@@ -22,12 +22,13 @@ the paper makes one pass over each rollout (n_epochs = 1).
 
 import copy
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import OnPolicyConfig
 from whorl.core import collectives, tree
 from whorl.core.spec import MASK_KEY, Spec
 from whorl.core.tree import Tree
@@ -49,41 +50,39 @@ from whorl.ops.losses import (
 )
 from whorl.ops.returns import gae
 from whorl.ops.targets import hard_update_
-from whorl.settings.families import NetworkConfig
+from whorl.settings.schema import Count, Fraction, LearningRate, NonNegative, Positive, PositiveLimit, Range
 
 
 @dataclass(frozen=True)
-class PPGConfig(NetworkConfig):
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """constant, or linear to zero over the budget"""
-    gamma: float = 0.995
-    """discount per step"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimate"""
-    n_epochs: int = 3
+class PPGConfig(OnPolicyConfig):
+    gamma: Fraction = 0.995
+    """discount factor"""
+    gae_lambda: Fraction = 0.95
+    """lambda of generalised advantage estimation"""
+    n_epochs: Annotated[int, Range(1, 10**6)] = 3
     """passes over each rollout"""
-    batch_size: int = 512
-    """rows per minibatch; must divide environments * num_steps"""
-    clip_range: float = 0.2
-    """how far the probability ratio may move before its gradient is cut"""
-    ent_coef: float = 0.0
-    """weight of the entropy bonus"""
+    batch_size: Annotated[int, Range(1, 10**7)] = 512
+    """steps per minibatch; must divide num_envs * num_steps"""
+    clip_range: PositiveLimit = 0.2
+    """clipping of the probability ratio"""
+    ent_coef: NonNegative = 0.0
+    """entropy coefficient"""
     normalize_advantage: bool = True
-    """centre and scale advantages over each minibatch"""
+    """normalise advantages over each minibatch"""
     clip_value: bool = False
-    """clip the critic's step around its old prediction (policy phase)"""
-    clip_range_vf: float = 0.2
-    """how far, if so"""
-    aux_every: int = 32
+    """clip the critic's prediction around its value before the update (policy phase)"""
+    clip_range_vf: PositiveLimit = 0.2
+    """clipping of the critic's prediction, with clip_value"""
+    aux_every: Count = 32
     """policy phases before each auxiliary phase; 0: no auxiliary phase"""
-    aux_epochs: int = 6
+    aux_epochs: Annotated[int, Range(0, 10**6)] = 6
     """passes of the auxiliary phase over all rollouts since the last one"""
-    aux_batch_factor: float = 1.2
-    """minibatch of the auxiliary phase in units of batch_size; rounded to a divisor of the history"""
-    aux_lr: float = 3e-4
-    """the actor's learning rate in the auxiliary phase"""
-    bc_coef: float = 1.0
-    """weight of the divergence from the old policy in the auxiliary phase"""
+    aux_batch_factor: Positive = 1.2
+    """minibatch size of the auxiliary phase in units of batch_size, rounded to a divisor of the rows"""
+    aux_lr: LearningRate = 3e-4
+    """learning rate of the actor in the auxiliary phase"""
+    bc_coef: NonNegative = 1.0
+    """weight of the KL divergence from the old policy in the auxiliary phase"""
 
 
 class PPG(Agent):

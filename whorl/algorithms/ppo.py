@@ -11,12 +11,13 @@ CO-GYM); log ratios are clamped at 30; values are computed when the rollout is l
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import OnPolicyConfig
 from whorl.core import collectives
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
@@ -37,41 +38,53 @@ from whorl.ops.losses import (
     row_weight,
 )
 from whorl.ops.returns import discounted_return, gae
-from whorl.settings.families import NetworkConfig
+from whorl.settings.schema import (
+    AdaptiveSchedule,
+    Fraction,
+    Limit,
+    NonNegative,
+    PositiveLimit,
+    Range,
+    Renamed,
+)
 
 
 @dataclass(frozen=True)
-class PPOConfig(NetworkConfig):
-    gamma: float = 0.995
-    """discount per step"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimate"""
-    n_epochs: int = 3
+class PPOConfig(OnPolicyConfig):
+    gamma: Fraction = 0.995
+    """discount factor"""
+    gae_lambda: Fraction = 0.95
+    """lambda of generalised advantage estimation"""
+    n_epochs: Annotated[int, Range(1, 10**6)] = 3
     """passes over each rollout"""
-    batch_size: int = 512
-    """rows per minibatch; must divide environments * num_steps"""
-    clip_range: float = 0.2
-    """how far the probability ratio may move before its gradient is cut"""
-    ent_coef: float = 0.0
-    """weight of the entropy bonus"""
-    normalize_advantage: Literal["rollout", "minibatch", "none"] = "rollout"
-    """over what advantages are centred and scaled"""
+    batch_size: Annotated[int, Range(1, 10**7)] = 512
+    """steps per minibatch; must divide num_envs * num_steps"""
+    clip_range: PositiveLimit = 0.2
+    """clipping of the probability ratio"""
+    ent_coef: NonNegative = 0.0
+    """entropy coefficient"""
+    normalize_advantage: Annotated[
+        Literal["rollout", "minibatch", "none"], Renamed({True: "minibatch", False: "none"})
+    ] = "rollout"
+    """normalise advantages over the rollout, over each minibatch, or not at all"""
     value_target: Literal["gae", "return"] = "gae"
-    """what the critic learns: advantage + value, or the bootstrapped return of the segment (as CO-GYM does)"""
+    """target of the critic: advantage + value, or the bootstrapped return of the segment (as in CO-GYM)"""
     clip_value: bool = False
-    """clip the critic's step around its old prediction"""
-    clip_range_vf: float = 0.2
-    """how far, if so"""
+    """clip the critic's prediction around its value before the update"""
+    clip_range_vf: PositiveLimit = 0.2
+    """clipping of the critic's prediction, with clip_value"""
     critic_loss: Part = Part("squared")
-    """the critic's error per element: squared, huber, or an import path of a function of (value, target)"""
-    lr_schedule: Literal["constant", "linear", "kl"] = "constant"
-    """constant, linear to zero over the budget, or the actor's rate adapted to the KL divergence per pass"""
-    target_kl: float = 0.01
-    """with lr_schedule kl: the rate is divided by 1.2 above twice this divergence, multiplied by it below half of it"""
-    final_kl: float = 1.0
-    """with lr_schedule kl: share of target_kl that is left at the end of the budget, reached linearly"""
-    kl_cut: float = 0.0
-    """the actor stands still for the rest of the epoch once the divergence passes this; 0: never"""
+    """loss of the critic per element: squared, huber, or the import path of a function of (value, target)"""
+    lr_schedule: AdaptiveSchedule = Part("constant")
+    """learning rates over the run: constant, linear (to zero), cosine, warmup, a registered function of progress, or kl
+    (the actor's rate adapts to the KL divergence of each epoch)"""
+    target_kl: PositiveLimit = 0.01
+    """with lr_schedule kl: the actor's rate is divided by 1.2 above twice this KL divergence, and multiplied by 1.2
+    below half of it"""
+    final_kl: Fraction = 1.0
+    """with lr_schedule kl: factor of target_kl at the end of the run, reached linearly"""
+    kl_cut: Limit = 0.0
+    """stop the actor's updates for the rest of the rollout once the KL divergence exceeds this; 0: never"""
 
 
 class PPO(Agent):
@@ -135,7 +148,7 @@ class PPO(Agent):
             "advantage": advantage,
             "weight": row_weight(batch.mask),
         }
-        adaptive = cfg.lr_schedule == "kl" or cfg.kl_cut > 0
+        adaptive = cfg.lr_schedule.name == "kl" or cfg.kl_cut > 0
         gate = torch.ones((), device=self.device)
         metrics: dict[str, Tensor] = {}
         for epoch in range(cfg.n_epochs):
@@ -161,7 +174,7 @@ class PPO(Agent):
                 }
                 if cfg.kl_cut > 0:
                     gate = gate * (kl < cfg.kl_cut)
-                if cfg.lr_schedule == "kl":
+                if cfg.lr_schedule.name == "kl":
                     target = cfg.target_kl * (1 - (1 - cfg.final_kl) * self.progress)
                     faster = torch.where(kl < target / 2, 1.2, 1.0)
                     self.lr_actor.mul_(torch.where(kl > target * 2, 1 / 1.2, faster)).clamp_(1e-6, 1e-2)

@@ -8,7 +8,7 @@ Differs from the paper: one layer norm after the convolutions, over all their fe
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -20,49 +20,58 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import check_batch_size, minibatches
 from whorl.explore.acting import act_by_values
-from whorl.explore.epsilon_greedy import Exploration
+from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
 from whorl.nets.normalize import normalizers
-from whorl.nets.q_network import QNetwork, allowed
+from whorl.nets.q_network import QNetwork, QNetworkConfig, allowed
 from whorl.ops.losses import blank, row_weight, squared
 from whorl.ops.returns import lambda_return
 from whorl.ops.values import best, pick
-from whorl.settings.families import ChoiceConfig
+from whorl.settings.schema import (
+    Epsilon,
+    Fraction,
+    LearningRate,
+    Limit,
+    Optimizer,
+    PositiveLimit,
+    Range,
+    Schedule,
+)
 
 
 @dataclass(frozen=True)
-class PQNConfig(ChoiceConfig):
+class PQNConfig(ExplorationConfig, QNetworkConfig):
     layer_norm: bool = True
-    """normalise features and each hidden layer before its activation"""
-    gamma: float = 0.99
-    """discount per step"""
-    gae_lambda: float = 0.65
-    """lambda of the return"""
-    n_epochs: int = 2
+    """layer normalisation of the features and of each hidden layer before its activation"""
+    gamma: Fraction = 0.99
+    """discount factor"""
+    q_lambda: Fraction = 0.65
+    """lambda of the Q(lambda) return"""
+    n_epochs: Annotated[int, Range(1, 10**6)] = 2
     """passes over each rollout"""
-    batch_size: int = 128
-    """rows per minibatch; must divide environments * num_steps"""
-    optimizer: Part = Part("RAdam")
-    """the optimizer; a name out of torch.optim or an import path, with options"""
-    adam_eps: float = 1e-8
+    batch_size: Annotated[int, Range(1, 10**7)] = 128
+    """steps per minibatch; must divide num_envs * num_steps"""
+    optimizer: Optimizer = Part("RAdam")
+    """optimizer: a class of torch.optim or an import path, with options"""
+    adam_eps: Epsilon = 1e-8
     """epsilon of the optimizer"""
-    learning_rate: float = 2.5e-4
+    learning_rate: LearningRate = 2.5e-4
     """learning rate"""
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """constant, or linear to zero over the budget"""
-    max_grad_norm: float = 10.0
-    """gradients are scaled down to this norm; 0: never"""
+    lr_schedule: Schedule = Part("constant")
+    """learning rate over the run: constant, linear (to zero), cosine, warmup, or a registered function of progress"""
+    max_grad_norm: Limit = 10.0
+    """maximum norm of the gradients; 0: no clipping"""
     normalize_obs: bool = False
     """normalise float observations by running statistics"""
     normalize_reward: bool = False
-    """divide rewards by the deviation of the discounted return"""
+    """divide rewards by the standard deviation of the discounted return"""
     clip_obs: bool = False
     """clip normalised observations to obs_clip_range"""
-    obs_clip_range: float = 10.0
-    """where observations are clipped"""
+    obs_clip_range: PositiveLimit = 10.0
+    """bound of clipped observations"""
     clip_reward: bool = False
     """clip scaled rewards to reward_clip_range"""
-    reward_clip_range: float = 1.0
-    """where rewards are clipped"""
+    reward_clip_range: PositiveLimit = 1.0
+    """bound of clipped rewards"""
 
 
 class PQN(Agent):
@@ -120,7 +129,7 @@ class PQN(Agent):
         discount, keep = batch.discount, batch.keep
         if self.spec.streams:
             discount, keep = discount[..., 0], keep[..., 0]
-        target = lambda_return(self.sum_streams(batch.reward), discount, value, keep, self.cfg.gae_lambda)
+        target = lambda_return(self.sum_streams(batch.reward), discount, value, keep, self.cfg.q_lambda)
         return blank(target, batch.mask)
 
     @pure

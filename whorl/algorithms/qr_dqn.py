@@ -7,30 +7,32 @@ munchausen:  d_ij = r + m * clip(t log pi(a|s), low, 0) + discount * sum_b pi(b|
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import MunchausenConfig
 from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.explore.acting import act_by_values
-from whorl.explore.epsilon_greedy import Exploration
+from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_network import QNetwork, allowed, draw_passes
 from whorl.ops.losses import sorted_quantile_huber
 from whorl.ops.values import best, bootstrap, pick, pick_columns, soft_policy
-from whorl.settings.families import MunchausenConfig
+from whorl.settings.schema import Range, Size
 
 
 @dataclass(frozen=True)
-class QRDQNConfig(MunchausenConfig):
-    n_quantiles: int = 200
-    """quantiles of each choice"""
-    kappa: float = 1.0
-    """where the loss turns from squared to linear"""
+class QRDQNConfig(ExplorationConfig, MunchausenConfig):
+    n_quantiles: Size = 200
+    """quantiles per action"""
+    kappa: Annotated[float, Range(1e-6, 10**6)] = 1.0
+    """threshold of the Huber loss"""
 
 
 class QRDQN(Agent):

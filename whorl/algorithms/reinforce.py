@@ -15,12 +15,13 @@ Differs from the paper: no factor gamma^t in each row's gradient, as in nearly a
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import OnPolicyConfig
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
@@ -30,27 +31,25 @@ from whorl.nets.normalize import normalizers
 from whorl.nets.policy import Policy, Value
 from whorl.ops.losses import blank, explained_variance, masked_mean, masked_normalize, per_stream
 from whorl.ops.returns import discounted_return
-from whorl.settings.families import NetworkConfig
+from whorl.settings.schema import Count, Fraction, NonNegative, Range
 
 
 @dataclass(frozen=True)
-class ReinforceConfig(NetworkConfig):
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """constant, or linear to zero over the budget"""
-    gamma: float = 0.99
-    """discount per step"""
+class ReinforceConfig(OnPolicyConfig):
+    gamma: Fraction = 0.99
+    """discount factor"""
     baseline: bool = False
     """subtract a learned state value from the return"""
-    baseline_steps: int = 10
+    baseline_steps: Annotated[int, Range(1, 10**6)] = 10
     """gradient steps of the baseline per rollout"""
-    lookahead: int = 64
-    """a row is learned from only if so many rows follow it in the rollout"""
+    lookahead: Count = 64
+    """learn only from steps that are followed by at least this many in the rollout"""
     normalize_returns: bool = True
-    """centre and scale what multiplies the log-probability, over the rollout"""
-    ent_coef: float = 0.0
-    """weight of the entropy bonus"""
+    """normalise the factors of the log-probabilities over the rollout"""
+    ent_coef: NonNegative = 0.0
+    """entropy coefficient"""
     normalize_reward: bool = False
-    """divide rewards by the deviation of the discounted return"""
+    """divide rewards by the standard deviation of the discounted return"""
 
 
 class Reinforce(Agent):

@@ -13,12 +13,13 @@ Differs from the paper: the loss of the temperature is linear in log(alpha), as 
 
 from dataclasses import dataclass
 from math import log
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import ActorCriticConfig
 from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
 from whorl.core.spec import MASK_KEY, Discrete, Spec
@@ -29,21 +30,21 @@ from whorl.nets.actor import Actor, SquashedHead, bounded
 from whorl.nets.policy import CategoricalHead
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
-from whorl.nets.temperature import Temperature, undecayed
-from whorl.settings.families import ActorCriticConfig, EntropyConfig
+from whorl.nets.temperature import EntropyConfig, Temperature, undecayed
+from whorl.settings.schema import Fraction, PositiveCount, Range
 
 
 @dataclass(frozen=True)
 class SACConfig(EntropyConfig, ActorCriticConfig):
-    entropy_ratio: float = 0.98
-    """discrete actions: the target as a share of the uniform policy's entropy"""
-    ensemble_q_num: int = 2
-    """critics"""
-    ensemble_q_sample: int = 2
-    """critics whose minimum makes a target, chosen at random for each update"""
+    entropy_ratio: Fraction = 0.98
+    """discrete actions: target entropy as a fraction of the uniform policy's entropy"""
+    ensemble_q_num: Annotated[int, Range(1, 1000)] = 2
+    """number of critics"""
+    ensemble_q_sample: Annotated[int, Range(1, 1000)] = 2
+    """critics whose minimum is the target, a random subset in each update"""
     actor_q: Literal["min", "mean", "sample"] = "min"
-    """what the actor climbs: the minimum or the mean over all critics, or the minimum over a random subset"""
-    policy_delay: int = 1
+    """Q estimate that the actor maximises: minimum or mean over all critics, or minimum over a random subset"""
+    policy_delay: PositiveCount = 1
     """critic updates per actor update"""
 
 

@@ -13,28 +13,29 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import ActorCriticConfig
 from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.explore.acting import act_with_noise
-from whorl.explore.noise import ActionNoise
+from whorl.explore.noise import ActionNoise, NoiseConfig
 from whorl.nets.actor import bounded, deterministic_actor
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
-from whorl.settings.families import ActorCriticConfig, NoiseConfig
+from whorl.settings.schema import Limit, NonNegative, PositiveCount
 
 
 @dataclass(frozen=True)
 class TD3Config(NoiseConfig, ActorCriticConfig):
-    policy_delay: int = 2
+    policy_delay: PositiveCount = 2
     """critic updates per actor update"""
-    target_update_interval: int = 2
-    """updates between moves of the targets"""
-    target_noise: float = 0.2
-    """deviation of the noise on target actions"""
-    target_noise_clip: float = 0.5
-    """bound of that noise"""
+    target_update_interval: PositiveCount = 2
+    """updates between updates of the target networks"""
+    target_noise: NonNegative = 0.2
+    """standard deviation of the noise on target actions"""
+    target_noise_clip: Limit = 0.5
+    """bound of the noise on target actions"""
 
 
 class TD3(Agent):

@@ -11,11 +11,13 @@ The defaults (5 critics, 25 quantiles, 2 dropped per critic) are those of the pa
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.families import ActorCriticConfig
 from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Spec
@@ -25,20 +27,20 @@ from whorl.explore.acting import act_by_actor
 from whorl.nets.actor import Actor, SquashedHead, bounded
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
-from whorl.nets.temperature import Temperature, undecayed
+from whorl.nets.temperature import EntropyConfig, Temperature, undecayed
 from whorl.ops.losses import sorted_quantile_huber
-from whorl.settings.families import ActorCriticConfig, EntropyConfig
+from whorl.settings.schema import Count, PositiveCount, Range, Size
 
 
 @dataclass(frozen=True)
 class TQCConfig(EntropyConfig, ActorCriticConfig):
-    n_critics: int = 5
-    """critics"""
-    n_quantiles: int = 25
-    """quantiles that each critic says"""
-    top_quantiles_to_drop: int = 2
-    """largest quantiles that are dropped from targets, for each critic"""
-    policy_delay: int = 1
+    n_critics: Annotated[int, Range(1, 1000)] = 5
+    """number of critics"""
+    n_quantiles: Size = 25
+    """quantiles per critic"""
+    top_quantiles_to_drop: Count = 2
+    """largest quantiles dropped from the target, per critic"""
+    policy_delay: PositiveCount = 1
     """critic updates per actor update"""
 
 

@@ -18,8 +18,8 @@ from whorl.core.errors import ConfigError
 from whorl.core.spec import empty_action, empty_obs
 from whorl.core.tree import Tree
 from whorl.data.batch import LAST, Batch, led_by, remember
+from whorl.data.config import ReplayConfig
 from whorl.envs.vector import Step, VectorEnv
-from whorl.settings.families import ReplayConfig
 
 
 def acting(device: torch.device) -> AbstractContextManager[None]:
@@ -241,7 +241,7 @@ class Storage:
                 empty_obs(spec.observation, (num_envs,), device), memory, Context(no_flags, probe)
             )
         if steps % agent.stride:
-            name = "stride" if isinstance(agent.cfg, ReplayConfig) else "chunk"
+            name = "sequence_stride" if isinstance(agent.cfg, ReplayConfig) else "chunk_length"
             raise ConfigError(
                 f"num_steps {steps} is no multiple of {name} {agent.stride}; change one of them"
             )

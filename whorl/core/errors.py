@@ -1,11 +1,11 @@
-"""Errors that teach: one sentence with what was given, what is allowed, and the nearest valid choice."""
+"""Errors: one sentence with what was given, what is allowed, and the nearest valid choice."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class WhorlError(Exception):
-    """A mistake that the caller can mend; the command line prints the sentence and no traceback."""
+    """A mistake that the user can correct; the command line prints its message without a traceback."""
 
 
 class ConfigError(WhorlError, ValueError):
@@ -13,7 +13,7 @@ class ConfigError(WhorlError, ValueError):
 
 
 class EnvError(WhorlError):
-    """An environment that can't be made, or that broke its contract."""
+    """An environment that can't be made, or that violates its interface."""
 
 
 class CheckpointError(WhorlError):
@@ -25,13 +25,36 @@ class DivergedError(WhorlError):
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
-    """'; did you mean X?' for the closest allowed word, else the list of them."""
+    """'did you mean X?' with the closest allowed word, or else all of them."""
     words = sorted(allowed)
     lower = {word.lower(): word for word in words}
     close = get_close_matches(given.lower(), lower, n=1, cutoff=0.5)
     if close:
         return f"did you mean {lower[close[0]]!r}?"
     return "choose one of: " + ", ".join(words)
+
+
+def misspelt(given: str, allowed: Iterable[str]) -> str | None:
+    """The allowed word of which `given` is a misspelling: a typing error or two, never another word."""
+    tolerated = 0 if len(given) < 4 else 1 if len(given) < 8 else 2
+    distances = {word: _edits(given.lower(), word.lower()) for word in allowed}
+    best = min(distances, key=lambda word: (distances[word], word), default=None)
+    return best if best is not None and distances[best] <= tolerated else None
+
+
+def _edits(a: str, b: str) -> int:
+    """Insertions, deletions, replacements and swaps of neighbouring letters that turn `a` into `b`."""
+    before: list[int] = []
+    last = list(range(len(b) + 1))
+    for i, x in enumerate(a):
+        row = [i + 1]
+        for j, y in enumerate(b):
+            cost = min(last[j] + (x != y), last[j + 1] + 1, row[j] + 1)
+            if i and j and x == b[j - 1] and y == a[i - 1]:
+                cost = min(cost, before[j - 1] + 1)
+            row.append(cost)
+        before, last = last, row
+    return last[-1]
 
 
 def missing_extra(package: str, extra: str) -> WhorlError:

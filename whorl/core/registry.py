@@ -1,8 +1,8 @@
-"""Names for parts that users may swap: algorithms, networks, encoders, layers, optimizers, losses, environments.
+"""Names of the parts that users can replace: algorithms, components, networks, optimizers, losses and others.
 
-A part is named by a word that someone registered, or by an import path such as `mypackage.nets.Residual`. Paths that
-come from a saved config are data, not code: they resolve only to a part of that kind inside `whorl`, to what the caller
-registered, or to what the caller trusts by name (`trust=`).
+A part is named by a registered name or by an import path such as `mypackage.nets.Residual`. Import paths in a saved
+config resolve only to parts of that kind inside `whorl`, to registered parts, or to paths that the caller lists in
+`trust=`.
 """
 
 import importlib
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import resources
 from typing import Any
 
 from whorl.core.errors import ConfigError, nearest
@@ -19,28 +20,30 @@ from whorl.core.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class Part:
-    """A named component with its options: `Part("AdamW", {"weight_decay": 0.01})`; in YAML `class:` plus options."""
+    """A named part with its options: `Part("AdamW", {"weight_decay": 0.01})`; in YAML `class:` plus options."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(value: "Part | str | Sequence[Any] | Mapping[str, Any]") -> "Part":
-        """Read a part from a word, a mapping with `class` (and `params`, or options beside it), or a list of layers."""
+    def of(value: "Part | str | Sequence[Any] | Mapping[str, Any] | Callable[..., Any]") -> "Part":
+        """Read a part from a name, a mapping with `class` and options, a list of layers, or a function or class."""
         if isinstance(value, Part):
             return value
+        if callable(value):
+            return Part(_name_of(value))
         if isinstance(value, str):
             return Part(value)
         if isinstance(value, (list, tuple)):
             return Part("layers", {"layers": list(value)})
         if not isinstance(value, Mapping):
             raise ConfigError(
-                f"{value!r} names no part; give a name, an import path or a mapping with 'class'"
+                f"{value!r} is not a part; give a name, an import path or a mapping with 'class'"
             )
         options = options_of(value)
         name = options.pop("class", "layers" if "layers" in options else None)
         if not isinstance(name, str):
-            raise ConfigError(f"{dict(value)!r} names no part; its 'class' must be a name or an import path")
+            raise ConfigError(f"{dict(value)!r} is not a part; its 'class' must be a name or an import path")
         return Part(name, options)
 
     def plain(self) -> dict[str, Any]:
@@ -49,11 +52,11 @@ class Part:
 
 
 def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A part's mapping with all options beside `class`, none under `params`."""
+    """A part's mapping with the options of `params` moved beside `class`."""
     params = given.get("params") or {}
     if not isinstance(params, Mapping):
         raise ConfigError(f"params is {params!r}; it must be a mapping of options to values")
-    # What stands beside `params` was put there by an override of a single option.
+    # Options beside `params` override those inside: they come from a dotted key.
     options = {**params, **{key: value for key, value in given.items() if key != "params"}}
     for key in options:
         if not isinstance(key, str):
@@ -61,14 +64,17 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-KINDS = ("algorithm", "network", "encoder", "layer", "optimizer", "loss", "environment")
+KINDS = (
+    *("algorithm", "component", "network", "encoder", "layer", "memory", "optimizer", "schedule", "loss"),
+    *("environment", "adapter", "logger"),
+)
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
-# Everything is trusted where a person writes a path now; loading a saved config narrows it.
+# None: every import path is trusted, because the user wrote it. Loading a saved config restricts it.
 _trusted: ContextVar[tuple[str, ...] | None] = ContextVar("trusted", default=None)
 
 
 def register(kind: str, name: str, thing: Any = None) -> Any:
-    """Give `thing` a name; without `thing`, a decorator. A name can be registered again, the newest wins."""
+    """Register `thing` under a name; without `thing`, a decorator. Registering a name again replaces it."""
     if kind not in KINDS:
         raise ConfigError(f"kind {kind!r} can't be registered; {nearest(kind, KINDS)}")
     if thing is None:
@@ -83,13 +89,13 @@ def register(kind: str, name: str, thing: Any = None) -> Any:
 
 
 def registered(kind: str) -> dict[str, Any]:
-    """What has been registered under `kind`, by name."""
+    """Everything registered under `kind`, by name."""
     return dict(_registered[kind])
 
 
 @contextmanager
 def only_trusted(trust: tuple[str, ...]) -> Iterator[None]:
-    """Within, import paths resolve only to parts of `whorl`, or to `trust`: whole paths, or packages and modules."""
+    """Inside the block, import paths resolve only within `whorl` or to `trust`: import paths, modules or packages."""
     token = _trusted.set(trust)
     try:
         yield
@@ -98,21 +104,21 @@ def only_trusted(trust: tuple[str, ...]) -> Iterator[None]:
 
 
 def require_trust(name: str, what: str) -> None:
-    """Raise where only trusted paths count and `name` is none of them."""
+    """Raise if only trusted import paths are allowed and `name` is not one of them."""
     trust = _trusted.get()
     if trust is None or any(name == known or name.startswith(f"{known}.") for known in trust):
         return
     raise ConfigError(
-        f"the saved config names {what} {name!r}, which is not part of whorl; if you know it, pass "
+        f"the saved config names {what} {name!r}, which is not part of whorl; if you trust it, pass "
         f"trust=[{name!r}] (on the command line --trust {name})"
     )
 
 
 def resolve(kind: str, name: str) -> Callable[..., Any]:
-    """The thing called `name`: registered first, then torch's own layers and optimizers, then an import path."""
+    """The part called `name`: registered, of torch (layers, optimizers), of `whorl.components`, or an import path."""
     if name in _registered[kind]:
         return _registered[kind][name]
-    found = _from_torch(kind, name)
+    found = _from_torch(kind, name) or _from_package(kind, name)
     if found is not None:
         return found
     if "." not in name:
@@ -122,12 +128,12 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
         return _import(kind, name)
     found = _import(kind, name)
     if _trusted.get() is not None and not _is_ours(kind, found):
-        raise ConfigError(f"the saved config names {kind} {name!r}, but whorl has no such {kind}")
+        raise ConfigError(f"the saved config names {kind} {name!r}, which whorl does not have")
     return found
 
 
 def construct(kind: str, part: Part, *args: Any, **defaults: Any) -> Any:
-    """Call what `part` names with `args` and its options over `defaults`; options must fit its signature."""
+    """Build a part from `args`, `defaults` and its own options, which must fit the signature."""
     build = resolve(kind, part.name)
     options = {**defaults, **part.options}
     given = ", ".join(f"{key}={value!r}" for key, value in part.options.items()) or "no options"
@@ -148,8 +154,8 @@ def construct(kind: str, part: Part, *args: Any, **defaults: Any) -> Any:
 
 
 def known(kind: str) -> list[str]:
-    """The names that `resolve` knows without an import path."""
-    return sorted({*_registered[kind], *_torch_parts(kind)})
+    """The names that `resolve` finds without an import path."""
+    return sorted({*_registered[kind], *_torch_parts(kind), *_package_modules(kind)})
 
 
 def _import(kind: str, name: str) -> Any:
@@ -163,7 +169,7 @@ def _import(kind: str, name: str) -> Any:
 def _is_ours(kind: str, found: Any) -> bool:
     """Whether a saved config may name `found`: defined in whorl, and of the right kind.
 
-    A module of ours also holds what it imported; a name like `whorl.api.torch` must lead nowhere.
+    Modules also contain what they import, so a name such as `whorl.api.torch` has to be refused.
     """
     from torch import Tensor, nn, optim
 
@@ -171,18 +177,20 @@ def _is_ours(kind: str, found: Any) -> bool:
         return False
     if isinstance(found, type):
         base = optim.Optimizer if kind == "optimizer" else nn.Module
-        return issubclass(found, base) and (kind != "algorithm" or hasattr(found, "Config"))
-    if not inspect.isfunction(found) or kind not in ("network", "encoder", "layer", "loss"):
+        return issubclass(found, base) and (
+            kind not in ("algorithm", "component") or hasattr(found, "Config")
+        )
+    if not inspect.isfunction(found) or kind not in ("network", "encoder", "layer", "loss", "schedule"):
         return False
     made = inspect.signature(found).return_annotation
-    return isinstance(made, type) and issubclass(made, Tensor if kind == "loss" else nn.Module)
+    return isinstance(made, type) and issubclass(made, Tensor if kind in ("loss", "schedule") else nn.Module)
 
 
 @cache
 def _torch_parts(kind: str) -> dict[str, Any]:
     if kind not in ("layer", "optimizer"):
         return {}
-    from torch import nn, optim  # here, so that listing names and reading files need no torch
+    from torch import nn, optim  # here, because `whorl list` should start without torch
 
     where, base = (nn, nn.Module) if kind == "layer" else (optim, optim.Optimizer)
     return {
@@ -193,6 +201,36 @@ def _torch_parts(kind: str) -> dict[str, Any]:
 
 
 def _from_torch(kind: str, name: str) -> Any:
-    """torch's layers and optimizers count as our own: `Linear`, `torch.nn.Linear`, `adamw`, `torch.optim.AdamW`."""
+    """torch's layers and optimizers need no import path: `Linear`, `torch.nn.Linear`, `adamw`, `torch.optim.AdamW`."""
     word = name.removeprefix("torch.nn.").removeprefix("torch.optim.")
     return {key.lower(): value for key, value in _torch_parts(kind).items()}.get(word.lower())
+
+
+def _package_modules(kind: str) -> list[str]:
+    """Parts that lie in a file of their own in the package: whorl/components/NAME.py."""
+    if kind != "component":
+        return []
+    names = (item.name for item in resources.files("whorl.components").iterdir())
+    return [name[:-3] for name in names if name.endswith(".py") and not name.startswith("_")]
+
+
+def _from_package(kind: str, name: str) -> Any:
+    """A component of the package, which registers itself when its file is imported."""
+    if name in _package_modules(kind):
+        importlib.import_module(f"whorl.components.{name}")
+    return _registered[kind].get(name)
+
+
+def _name_of(thing: Callable[..., Any]) -> str:
+    """The name under which a saved config can find a function or class again: registered, or its import path."""
+    for things in _registered.values():
+        for name, other in things.items():
+            if other is thing:
+                return name
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "<")
+    if module is None or "<" in name:
+        raise ConfigError(
+            f"{thing!r} can't be found again by name, so a run with it can't be restored; define it at the top level "
+            "of a module, or register it: whorl.register(KIND, NAME, it)"
+        )
+    return f"{module}.{name}"

@@ -9,10 +9,10 @@ from whorl.core.errors import ConfigError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
+from whorl.data.config import ReplayConfig
 from whorl.data.replay import starts, view_of, weighted
 from whorl.data.ring import Ring, history_of
 from whorl.data.samplers import sample_error
-from whorl.settings.families import ReplayConfig
 
 
 class InitialPriorities:

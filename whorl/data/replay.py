@@ -14,12 +14,12 @@ from whorl.core.errors import CheckpointError, ConfigError
 from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
+from whorl.data.config import ReplayConfig
 from whorl.data.memory_check import allocating, require_memory
 from whorl.data.ring import Ring, history_of, replay_bytes, slots_for
 from whorl.data.samplers import Priorities, Prioritized, Sampler, Uniform, sampler_bytes
 from whorl.data.views import Sequences, Transitions, View
 from whorl.ops.losses import row_weight
-from whorl.settings.families import ReplayConfig
 
 
 class Experience(Protocol):
@@ -436,7 +436,7 @@ def replay_of(
 
 def view_of(cfg: ReplayConfig) -> View:
     """What samples are: transitions, or sequences where nets have a memory."""
-    if cfg.memory == "none":
+    if not cfg.recurrent:
         return Transitions(cfg.n_step)
     return Sequences(
         cfg.sequence_length,
@@ -444,7 +444,7 @@ def view_of(cfg: ReplayConfig) -> View:
         1 if cfg.whole_episodes else cfg.sequence_stride,
         cfg.n_step,
         cfg.whole_episodes,
-        cfg.last_action or cfg.last_reward,
+        cfg.reads_last_step,
     )
 
 
@@ -455,7 +455,7 @@ def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
     three at least, since two in a row may be no transition: the final row of an episode, and the first of the next
     where environments were started anew after it.
     """
-    if cfg.memory != "none" and cfg.whole_episodes and cfg.burn_in:
+    if cfg.recurrent and cfg.whole_episodes and cfg.burn_in:
         raise ConfigError(
             f"burn_in is {cfg.burn_in}, but whole_episodes begins with an empty memory, and the first rows would never "
             "be learned; use one of them"
@@ -470,7 +470,7 @@ def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
     needed = max(steps, view.stride, 3) + view.span + history_of(spec)
     if slots < needed:
         sample = f"n_step {cfg.n_step}"
-        if cfg.memory != "none":
+        if cfg.recurrent:
             needed = -(-needed // view.stride) * view.stride
             sample = f"sequences of {view.span + 1} rows (burn_in, sequence and n_step)"
         raise ConfigError(

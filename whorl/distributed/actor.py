@@ -11,9 +11,9 @@ from whorl.agents.agent import Agent
 from whorl.collect.collector import Collector, Storage, acting
 from whorl.core.errors import ConfigError
 from whorl.core.tree import Tree
+from whorl.data.config import ReplayConfig
 from whorl.distributed.payload import Gradients, Payload, PrioritizedRowsPayload, Rows
 from whorl.envs.make import Source
-from whorl.settings.families import ReplayConfig
 from whorl.settings.run import RunConfig
 
 Kind: TypeAlias = Literal["rows", "priorities", "gradients"]

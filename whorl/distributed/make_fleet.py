@@ -1,11 +1,11 @@
 """From settings to those who collect: what actors are told, where they run, and how much lag is borne."""
 
 from whorl.agents.agent import Agent
+from whorl.data.config import ReplayConfig
 from whorl.distributed.actor import Kind, Role
 from whorl.distributed.fleet import Fleet, ProcessFleet
 from whorl.distributed.fleet_collector import FleetCollector, GradientCollector
 from whorl.envs.make import Source
-from whorl.settings.families import ReplayConfig
 from whorl.settings.run import RunConfig
 from whorl.state.streams import Streams
 

@@ -12,8 +12,8 @@ from whorl.collect.collector import Storage
 from whorl.core.errors import ConfigError
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
+from whorl.data.config import ReplayConfig
 from whorl.data.initial_priorities import InitialPriorities
-from whorl.settings.families import ReplayConfig
 
 
 class Payload(Protocol):

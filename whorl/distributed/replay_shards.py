@@ -24,13 +24,13 @@ from whorl.core.errors import CheckpointError, ConfigError, EnvError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
+from whorl.data.config import ReplayConfig
 from whorl.data.replay import Transfer, replay_of, view_of, weighted
 from whorl.data.ring import Ring, history_of
 from whorl.data.samplers import sample_error
 from whorl.distributed.buffers import array, blocks_of, buffers_of, tensor_of
 from whorl.distributed.remote import DiedError, RemoteObject
 from whorl.distributed.shared_memory import Block, Segment
-from whorl.settings.families import ReplayConfig
 from whorl.state import files
 from whorl.state.segments import Segments
 

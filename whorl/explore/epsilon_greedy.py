@@ -1,5 +1,8 @@
 """Exploration with Q values of discrete actions: epsilon-greedy or Boltzmann."""
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -7,7 +10,29 @@ from whorl.agents.agent import Context
 from whorl.core.spec import MASK_KEY, Spec
 from whorl.core.tree import Tree
 from whorl.ops.values import best
-from whorl.settings.families import ChoiceConfig
+from whorl.settings.schema import Fraction, NonNegative, Probability, Temperature
+
+
+@dataclass(frozen=True)
+class ExplorationConfig:
+    """Settings of how value-based agents explore."""
+
+    exploration: Literal["epsilon", "boltzmann", "none"] = "epsilon"
+    """epsilon-greedy, softmax over Q values, or none (noisy layers explore by themselves)"""
+    exploration_initial_eps: Probability = 1.0
+    """probability of a random action at the start"""
+    exploration_final_eps: Probability = 0.01
+    """probability of a random action after exploration_fraction of the run"""
+    exploration_fraction: Fraction = 0.1
+    """fraction of the run over which the probability changes linearly"""
+    epsilon_alpha: NonNegative = 0.0
+    """environment i of N explores with epsilon^(1 + alpha * i / (N - 1)) (Ape-X: 7); 0: all alike"""
+    eval_epsilon: Probability = 0.0
+    """probability of a random action in evaluation"""
+    temperature: Temperature = 1.0
+    """boltzmann: temperature of the softmax at the start"""
+    temperature_final: Temperature = 0.1
+    """boltzmann: temperature after exploration_fraction of the run"""
 
 
 class Exploration(nn.Module):
@@ -15,11 +40,11 @@ class Exploration(nn.Module):
 
     rung: Tensor
 
-    def __init__(self, spec: Spec, cfg: ChoiceConfig) -> None:
+    def __init__(self, spec: Spec, cfg: ExplorationConfig) -> None:
         super().__init__()
         self.cfg, self.masked = cfg, spec.masked
         # Not saved: another run may load the weights with a different number of environments.
-        rung = 1 + cfg.epsilon_ladder * torch.linspace(0, 1, spec.num_envs)
+        rung = 1 + cfg.epsilon_alpha * torch.linspace(0, 1, spec.num_envs)
         self.register_buffer("rung", rung, persistent=False)
 
     def forward(self, q: Tensor, obs: Tree, context: Context, progress: Tensor) -> Tensor:
@@ -37,7 +62,7 @@ class Exploration(nn.Module):
         """Probability of a random action: [B], or [] if the environment indices are unknown."""
         cfg = self.cfg
         now = self._annealed(cfg.exploration_initial_eps, cfg.exploration_final_eps, progress)
-        if not cfg.epsilon_ladder:
+        if not cfg.epsilon_alpha:
             return now
         return now ** (self.rung.mean() if env_index is None else self.rung[env_index])
 

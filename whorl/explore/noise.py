@@ -1,4 +1,7 @@
-"""Random actions, and noise on the actions of deterministic policies."""
+"""Exploration noise on continuous actions, and uniformly random actions."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +10,23 @@ from whorl.agents.agent import Context
 from whorl.core import tree
 from whorl.core.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec
 from whorl.core.tree import Tree
-from whorl.settings.families import NoiseConfig
+from whorl.settings.schema import Fraction, Probability, Range
+
+
+@dataclass(frozen=True)
+class NoiseConfig:
+    """Settings of the action noise of deterministic policies."""
+
+    noise: Literal["gaussian", "ou", "none"] = "gaussian"
+    """action noise: independent Gaussian, Ornstein-Uhlenbeck, or none"""
+    noise_scale: Annotated[float | tuple[float, float], Range(0, 10**6)] = 0.1
+    """its standard deviation, for actions scaled to [-1, 1]; two numbers are spread evenly over the environments"""
+    noise_theta: Fraction = 0.15
+    """rate at which Ornstein-Uhlenbeck noise returns to zero"""
+    noise_final: Fraction = 1.0
+    """factor of the noise at the end of the run, reached linearly"""
+    epsilon: Probability = 0.0
+    """probability of a uniformly random action instead"""
 
 MEMORY = "noise"
 """key of the noise process in an agent's memory"""

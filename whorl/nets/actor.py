@@ -1,6 +1,7 @@
 """Policy networks of off-policy actor-critic agents: deterministic, squashed Gaussian, or categorical."""
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,12 +12,36 @@ from whorl.core.registry import Part
 from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
+from whorl.data.config import ReplayConfig
 from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings
 from whorl.nets.layers import orthogonal_
-from whorl.nets.memory import MemorySettings, memory_settings
+from whorl.nets.memory import MemoryConfig, MemorySettings, memory_settings
 from whorl.nets.preprocessor import reward_limit
 from whorl.ops.distributions import TanhNormal
-from whorl.settings.families import ActorCriticConfig
+from whorl.settings.schema import Activation, HiddenSizes
+
+
+@dataclass(frozen=True)
+class ActorCriticNetworkConfig(MemoryConfig, ReplayConfig):
+    """Settings of the actor and critic networks of off-policy algorithms."""
+
+    actor_hidden_sizes: HiddenSizes = (256, 256)
+    """hidden layer sizes of the actor"""
+    critic_hidden_sizes: HiddenSizes = (256, 256)
+    """hidden layer sizes of each critic"""
+    activation: Activation = "relu"
+    """activation after each hidden layer"""
+    encoder: Part = Part("auto")
+    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, images, a registered name
+    or an import path, with options"""
+    actor_network: Part = Part("mlp")
+    """hidden layers of the actor: mlp, residual (SimBa), a registered name, an import path, or a list of layers"""
+    critic_network: Part = Part("mlp")
+    """hidden layers of each critic: mlp (options layer_norm, dropout), residual, or as above"""
+    noisy: bool = False
+    """explore by noisy layers in the actor (Fortunato et al. 2018): factorised, without noise in evaluation"""
+    share_memory: bool = False
+    """with memory: one memory for actor and critics, trained by the critics' loss; false: one per network"""
 
 
 class Actor(BackboneNet):
@@ -26,7 +51,7 @@ class Actor(BackboneNet):
     `share_memory` it reads the detached output of their memory.
     """
 
-    def __init__(self, name: str, spec: Spec, cfg: ActorCriticConfig, head: Any, reads: Backbone) -> None:
+    def __init__(self, name: str, spec: Spec, cfg: ActorCriticNetworkConfig, head: Any, reads: Backbone) -> None:
         super().__init__()
         remembers = cfg.share_memory and bool(reads.memories)
         sees = remembers or any(True for _ in reads.encoder.parameters())
@@ -90,7 +115,7 @@ class Actor(BackboneNet):
         return twin
 
 
-def deterministic_actor(spec: Spec, cfg: ActorCriticConfig, size: int, reads: Backbone) -> Actor:
+def deterministic_actor(spec: Spec, cfg: ActorCriticNetworkConfig, size: int, reads: Backbone) -> Actor:
     """An actor whose output is one action in [-1, 1]."""
     return Actor("actor", spec, cfg, lambda width: DeterministicHead(width, size), reads)
 

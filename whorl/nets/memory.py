@@ -8,7 +8,7 @@ GPU, where nothing may depend on the values of a batch, rows follow each other (
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,20 +16,41 @@ from torch import Tensor, nn
 
 from whorl.core import tree
 from whorl.core.errors import ConfigError
+from whorl.core.registry import registered
 from whorl.core.spec import ActionLeaf, Continuous, Discrete, MultiDiscrete, SpecTree, empty_action
 from whorl.core.tree import Tree
 from whorl.nets import rows
 from whorl.nets.attention import Attention
-from whorl.settings.families import MemoryConfig
+from whorl.settings.schema import Choice, Range, Size
 
-Kind = Literal["none", "lstm", "gru", "attention"]
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """Settings of the networks' memory over time steps."""
+
+    memory: Annotated[str, Choice("memory", ("none", "lstm", "gru", "attention"))] = "none"
+    """memory before the hidden layers of each network: lstm, gru, attention (gated, over the episode) or a registered
+    one"""
+    memory_size: Size = 64
+    """units of the memory"""
+    memory_layers: Annotated[int, Range(1, 100)] = 1
+    """layers of the memory"""
+    memory_heads: Annotated[int, Range(1, 100)] = 4
+    """attention: number of heads, which share memory_size"""
+    memory_window: Annotated[int, Range(1, 10**6)] = 64
+    """attention: steps that are attended to, the current one included"""
+    last_action: bool = False
+    """the memory also reads the previous action"""
+    last_reward: bool = False
+    """the memory also reads the previous reward (with replay: clipped if clip_reward is set)"""
+
 
 
 @dataclass(frozen=True)
 class MemorySettings:
     """How to build one memory."""
 
-    kind: Kind = "none"
+    kind: str = "none"
     size: int = 64
     layers: int = 1
     heads: int = 4
@@ -52,11 +73,16 @@ def memory_settings(cfg: MemoryConfig) -> MemorySettings:
     )
 
 
-def build_memory(settings: MemorySettings, inputs: int) -> "Recurrent | Attention":
-    """The memory that settings describe, over rows of `inputs` columns."""
+def build_memory(settings: MemorySettings, inputs: int) -> nn.Module:
+    """The memory that settings describe, over rows of `inputs` columns.
+
+    A registered one is built as `builder(inputs, settings)` and needs `Recurrent`'s `initial`, `step` and `forward`.
+    """
+    if settings.kind in (users := registered("memory")):
+        return users[settings.kind](inputs, settings)
     if settings.kind == "attention":
         return Attention(inputs, settings.size, settings.layers, settings.heads, settings.window)
-    assert settings.kind != "none"
+    assert settings.kind in ("lstm", "gru")
     return Recurrent(settings.kind, inputs, settings.size, settings.layers)
 
 
@@ -122,7 +148,7 @@ def as_on_gpu() -> Iterator[None]:
 class Recurrent(nn.Module):
     """LSTM or GRU layers. States are trees of [B, layers, H]."""
 
-    def __init__(self, kind: Literal["lstm", "gru"], inputs: int, size: int, layers: int = 1) -> None:
+    def __init__(self, kind: str, inputs: int, size: int, layers: int = 1) -> None:
         super().__init__()
         self.kind, self.size, self.layers = kind, size, layers
         self.names = ("h", "c") if kind == "lstm" else ("h",)

@@ -1,5 +1,6 @@
 """Policy and value networks: a body with a head that fits the action tree."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,9 +12,34 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Rows
 from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings
 from whorl.nets.layers import orthogonal_
-from whorl.nets.memory import memory_settings
+from whorl.nets.memory import MemoryConfig, memory_settings
 from whorl.ops.distributions import Categorical, Joint, MultiCategorical, Normal
-from whorl.settings.families import NetworkConfig
+from whorl.settings.schema import Activation, HiddenSizes, LogStd, LogStdRange, Number
+
+
+@dataclass(frozen=True)
+class NetworkConfig(MemoryConfig):
+    """Settings of the policy and value networks of policy-gradient algorithms."""
+
+    actor_hidden_sizes: HiddenSizes = (64, 64)
+    """hidden layer sizes of the policy"""
+    critic_hidden_sizes: HiddenSizes = (64, 64)
+    """hidden layer sizes of the critic"""
+    activation: Activation = "elu"
+    """activation after each hidden layer"""
+    mean_init: Number = 0.0
+    """initial mean of the policy, for actions scaled to [-1, 1] (continuous actions)"""
+    log_std_init: LogStd = 0.0
+    """initial log standard deviation of the policy (continuous actions)"""
+    log_std_range: LogStdRange = (-20.0, 2.0)
+    """bounds of the log standard deviation"""
+    encoder: Part = Part("auto")
+    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, images, a registered name
+    or an import path, with options"""
+    actor_network: Part = Part("mlp")
+    """hidden layers of the policy: mlp, a registered name, an import path, or a list of layers"""
+    critic_network: Part = Part("mlp")
+    """hidden layers of the critic, in the same form"""
 
 
 class GaussianHead(nn.Module):

@@ -1,15 +1,39 @@
 """Preprocessing of replayed batches: normalised observations, augmented images, scaled rewards."""
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.data.batch import Batch
+from whorl.data.config import ReplayConfig
 from whorl.nets.images import has_images
 from whorl.nets.normalize import Observations
 from whorl.ops.augment import LEAST_SIDE, Channels, shift_images
-from whorl.settings.families import ReplayConfig
+from whorl.settings.schema import Positive, PositiveLimit, Range
+
+
+@dataclass(frozen=True)
+class PreprocessorConfig:
+    """Settings of what happens to sampled observations and rewards before the networks read them."""
+
+    encoder: Part = Part("auto")
+    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, images, a registered name
+    or an import path, with options"""
+    augment: Annotated[int, Range(0, 1000)] = 0
+    """random shift of images in learning, in pixels (DrQ: 4); 0: none"""
+    reward_scale: Positive = 1.0
+    """factor of rewards in learning"""
+    normalize_obs: bool = False
+    """normalise float observations by running statistics"""
+    clip_obs: bool = False
+    """clip normalised observations to obs_clip_range"""
+    obs_clip_range: PositiveLimit = 10.0
+    """bound of clipped observations"""
 
 
 def reward_limit(cfg: ReplayConfig) -> float:
@@ -20,7 +44,7 @@ def reward_limit(cfg: ReplayConfig) -> float:
 class Preprocessor(Observations):
     """Normalises observations, shifts images and scales rewards."""
 
-    def __init__(self, spec: Spec, cfg: ReplayConfig) -> None:
+    def __init__(self, spec: Spec, cfg: PreprocessorConfig) -> None:
         super().__init__(spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0)
         self.observation, self.pad, self.reward_scale = spec.observation, cfg.augment, cfg.reward_scale
         # A registered encoder may use this option for something else.

@@ -13,12 +13,12 @@ from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
+from whorl.nets.actor import ActorCriticNetworkConfig
 from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings, torso
 from whorl.nets.layers import activation_of, orthogonal_
 from whorl.nets.memory import memory_settings
 from whorl.nets.preprocessor import reward_limit
-from whorl.settings.families import ActorCriticConfig
-from whorl.settings.limits import coerce
+from whorl.settings.schema import coerce
 
 
 class QEnsemble(BackboneNet):
@@ -36,7 +36,7 @@ class QEnsemble(BackboneNet):
         self,
         name: str,
         spec: Spec,
-        cfg: ActorCriticConfig,
+        cfg: ActorCriticNetworkConfig,
         members: int,
         outputs: tuple[int, ...] = (),
         actions: int = 0,
@@ -185,7 +185,7 @@ class EnsembleMLP(nn.Module):
 class Separate(nn.Module):
     """An ensemble of networks from `critic_network`, evaluated one after the other."""
 
-    def __init__(self, members: int, inputs: int, outputs: int, cfg: ActorCriticConfig) -> None:
+    def __init__(self, members: int, inputs: int, outputs: int, cfg: ActorCriticNetworkConfig) -> None:
         super().__init__()
         settings = BackboneSettings(cfg.critic_hidden_sizes, cfg.activation, cfg.critic_network, cfg.encoder)
         built = [torso(settings, inputs) for _ in range(members)]

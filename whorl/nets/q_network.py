@@ -1,5 +1,6 @@
 """Networks with outputs for every discrete action: a Q value, a distribution, or quantiles at given fractions."""
 
+from dataclasses import dataclass
 from math import pi
 from typing import Any
 
@@ -11,13 +12,35 @@ from whorl.core.registry import Part
 from whorl.core.spec import MASK_KEY, Discrete, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
+from whorl.data.config import ReplayConfig
 from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings
 from whorl.nets.images import SpectralConvolution
 from whorl.nets.layers import MLP, orthogonal_
-from whorl.nets.memory import MemorySettings, memory_settings
+from whorl.nets.memory import MemoryConfig, MemorySettings, memory_settings
 from whorl.nets.noisy import NoisyLinear, NoisyMLP
 from whorl.nets.preprocessor import reward_limit
-from whorl.settings.families import ChoiceConfig, ReplayConfig
+from whorl.settings.schema import Activation, HiddenSizes, NonNegative
+
+
+@dataclass(frozen=True)
+class QNetworkConfig:
+    """Settings of networks with one output, or several, for every action."""
+
+    hidden_sizes: HiddenSizes = (512,)
+    """hidden layer sizes after the encoder; with dueling, of each stream"""
+    activation: Activation = "relu"
+    """activation after each hidden layer"""
+    layer_norm: bool = False
+    """layer normalisation of the features and of each hidden layer before its activation"""
+    encoder: Part = Part("auto")
+    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, images, a registered name
+    or an import path, with options"""
+    dueling: bool = False
+    """separate streams for state value and advantages (Wang et al. 2016)"""
+    noisy: bool = False
+    """noisy linear layers after the encoder (Fortunato et al. 2018): factorised, without noise in evaluation"""
+    noisy_sigma: NonNegative = 0.5
+    """initial noise of noisy layers"""
 
 
 class QNetwork(BackboneNet):
@@ -27,7 +50,7 @@ class QNetwork(BackboneNet):
     """
 
     def __init__(
-        self, name: str, spec: Spec, cfg: ChoiceConfig, columns: int = 1, embeds: bool = False
+        self, name: str, spec: Spec, cfg: QNetworkConfig, columns: int = 1, embeds: bool = False
     ) -> None:
         super().__init__()
         self.choices, self.columns = choices_of(spec, name), columns
@@ -44,10 +67,12 @@ class QNetwork(BackboneNet):
         self._spectral = [part for part in self.modules() if isinstance(part, SpectralConvolution)]
 
     @staticmethod
-    def _build_backbone(name: str, spec: Spec, cfg: ChoiceConfig, hidden: tuple[int, ...]) -> Backbone:
+    def _build_backbone(name: str, spec: Spec, cfg: QNetworkConfig, hidden: tuple[int, ...]) -> Backbone:
         memory, clip = MemorySettings(), 0.0
+        if isinstance(cfg, MemoryConfig):
+            memory = memory_settings(cfg)
         if isinstance(cfg, ReplayConfig):
-            memory, clip = memory_settings(cfg), reward_limit(cfg)
+            clip = reward_limit(cfg)
         settings = BackboneSettings(
             hidden, cfg.activation, Part("mlp"), without_features(cfg.encoder), memory, reward_clip=clip
         )
@@ -96,7 +121,7 @@ class QuantileNetwork(QNetwork):
 
     frequencies: Tensor
 
-    def __init__(self, name: str, spec: Spec, cfg: ChoiceConfig, cosines: int) -> None:
+    def __init__(self, name: str, spec: Spec, cfg: QNetworkConfig, cosines: int) -> None:
         super().__init__(name, spec, cfg, embeds=True)
         self.embedding = orthogonal_(nn.Linear(cosines, self.backbone.size))
         self.register_buffer("frequencies", pi * torch.arange(cosines), persistent=False)
@@ -110,7 +135,7 @@ class QuantileNetwork(QNetwork):
 class QHead(nn.Module):
     """Hidden layers and an output layer, all noisy or none."""
 
-    def __init__(self, inputs: int, hidden: tuple[int, ...], outputs: int, cfg: ChoiceConfig) -> None:
+    def __init__(self, inputs: int, hidden: tuple[int, ...], outputs: int, cfg: QNetworkConfig) -> None:
         super().__init__()
         width = hidden[-1] if hidden else inputs
         self.noisy = cfg.noisy

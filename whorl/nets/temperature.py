@@ -1,12 +1,39 @@
 """The entropy coefficient of soft actor-critics."""
 
+from dataclasses import dataclass
 from math import log
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
+from whorl.settings.schema import LearningRate, LogStdRange, NonNegative, Number, Range
+
+
+@dataclass(frozen=True)
+class EntropyConfig:
+    """Settings of the entropy bonus of soft policies."""
+
+    alpha: NonNegative = 1.0
+    """entropy coefficient: its initial value, or its value if it is not tuned"""
+    tune_alpha: bool = True
+    """tune the entropy coefficient towards the target entropy"""
+    alpha_lr: LearningRate = 3e-4
+    """learning rate of the entropy coefficient"""
+    target_entropy: Annotated[Literal["auto"] | float, Range(-(10**6), 10**6)] = "auto"
+    """auto: entropy_per_dimension times the number of dimensions (SAC, discrete actions: entropy_ratio * log(n))"""
+    entropy_per_dimension: Number = -1.0
+    """target entropy per dimension of the action, scaled to [-1, 1]"""
+    log_std_range: LogStdRange = (-20.0, 2.0)
+    """bounds of the policy's log standard deviation"""
+
+    def target(self, size: int) -> float:
+        """The target entropy of `size` continuous dimensions."""
+        if self.target_entropy == "auto":
+            return self.entropy_per_dimension * size
+        return float(self.target_entropy)
 
 
 class Temperature(nn.Module):

@@ -33,6 +33,7 @@ from whorl.core import tree
 from whorl.core.errors import CheckpointError, ConfigError, DivergedError
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
+from whorl.data.config import ReplayConfig
 from whorl.data.gradients import GradientQueue
 from whorl.data.replay import Replay
 from whorl.distributed.actor import check_actors, envs_per_batch
@@ -50,7 +51,6 @@ from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.learner import REMEDY, Learner, keep_freed_memory
 from whorl.run.system_metrics import SystemMetrics
-from whorl.settings.families import ReplayConfig
 from whorl.settings.merge import Settings
 from whorl.state import checkpoint, files
 from whorl.state.policy import build_agent, export
@@ -201,7 +201,7 @@ class Trainer:
     def _build_shards(self, cfg: ReplayConfig) -> ShardedReplay:
         run, collector = self.settings.run, self.collector
         check_shards(cfg, run.num_envs, run.actors)
-        rows = collector.storage.batch(self.settings.gamma)
+        rows = collector.storage.batch(getattr(self.settings.algo, "gamma", 1.0))
         if isinstance(collector, FleetCollector):
             rows = collector.rollout()
 
@@ -214,7 +214,7 @@ class Trainer:
         return ShardedReplay(self.agent, rows, seed, self.device, run.actor_restarts, link)
 
     def _build_collector(self, device: torch.device) -> None:
-        run, gamma = self.settings.run, self.settings.gamma
+        run, gamma = self.settings.run, getattr(self.settings.algo, "gamma", 1.0)
         if run.actors:
             copy = build_agent(self.settings, self.agent.spec)
             self.collector = make_fleet(self.source, copy, run, gamma, self.streams)

@@ -1,104 +1,275 @@
-"""Other names of settings: those of other libraries and of earlier versions, and which algorithms they belong to."""
+"""Names of settings in other libraries and in earlier versions.
 
-ALIASES = {
-    "random_seed": "seed",
-    "n_workers": "num_envs",
-    "n_envs": "num_envs",
-    "num_actors": "actors",
-    "num_workers": "actors",
-    "max_rollout": "num_steps",
-    "n_steps": "num_steps",
-    "critic_hidden_dims": "critic_hidden_sizes",
-    "policy_hidden_dims": "actor_hidden_sizes",
-    "activation_fc": "activation",
-    "K_epochs": "n_epochs",
-    "policy_clip_eps": "clip_range",
-    "value_clip_eps": "clip_range_vf",
-    "aux_update_freq": "aux_every",
-    "aux_batch_size_coef": "aux_batch_factor",
-    "total_num_episodes": "total_episodes",
-    "wandb": "use_wandb",
-    "offline_buffer_capacity": "buffer_size",
-    "replay_buffer_size": "buffer_size",
-    "update_after": "learning_starts",
-    "max_random_rollout": "random_steps",
-    "update_to_data": "updates_per_step",
-    "utd": "updates_per_step",
-    "temperature_lr": "alpha_lr",
-    "update_starting_point": "learning_starts",
-    "use_per": "prioritized",
-    "per": "prioritized",
-    "q_reg_coeff": "q_regularization",
-    "gradient_clip": "max_grad_norm",
-    "target_noise_scale": "target_noise",
-    "num_critics": "n_critics",
-    "replay_capacity": "buffer_size",
-    "min_replay_size": "learning_starts",
-    "exploration_epsilon_begin_value": "exploration_initial_eps",
-    "exploration_epsilon_end_value": "exploration_final_eps",
-    "eval_exploration_epsilon": "eval_epsilon",
-    "priority_exponent": "priority_alpha",
-    "importance_sampling_exponent_begin_value": "priority_beta",
-    "num_quantiles": "n_quantiles",
-    "num_atoms": "n_atoms",
-    "huber_param": "kappa",
-    "tau_latent_dim": "n_cosines",
-    "target_net_update_interval": "target_update_interval",
-    "per_alpha": "priority_alpha",
-    "per_beta": "priority_beta",
-    "per_beta_total_steps": "priority_beta_steps",
-    "eps_final": "exploration_final_eps",
-    "use_noisy": "noisy",
-    "rollout_steps": "num_steps",
-    "capacity": "buffer_size",
-    "learn_after": "learning_starts",
-    "entropy_coef": "ent_coef",
-    "epsilon_share": "exploration_fraction",
-    "epsilon_start": "exploration_initial_eps",
-    "epsilon_final": "exploration_final_eps",
-    "target_every": "target_update_interval",
-    "actor_every": "policy_delay",
-    "total_steps": "total_timesteps",
-    "learner_device": "device",
-    "worker_device": "env_device",
-    "model_checkpoint_freq": "checkpoint_freq",
-    "eval_episodes": "n_eval_episodes",
-    "max_epochs": "max_iterations",
-    "actor_hidden": "actor_hidden_sizes",
-    "critic_hidden": "critic_hidden_sizes",
-    "value_clip": "clip_range_vf",
-    "n_drop_atoms": "top_quantiles_to_drop",
-    "log_std_bound": "log_std_range",
-    "lanes": "num_envs",
-    "ratio": "updates_per_step",
-    "lam": "gae_lambda",
-    "clip": "clip_range",
-    "epochs": "n_epochs",
-    "hidden": "hidden_sizes",
-    "lr": "learning_rate",
-    "sequence": "sequence_length",
-    "chunk": "chunk_length",
-    "slabs": "trajectories_per_batch",
-    "stride": "sequence_stride",
+An alias applies where the algorithm has one of the settings it can stand for. A name whose meaning differs elsewhere,
+or that would need arithmetic, is never translated silently: `NOTES` says what it is called here.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from whorl.core.errors import ConfigError
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    alias: tuple(targets.split())
+    for targets, aliases in {
+        # Training loop
+        "seed": "random_seed",
+        "num_envs": "n_envs n_workers training_num num_train_envs num_training_envs lanes",
+        "num_steps": "n_steps rollout_length rollout_fragment_length max_rollout rollout_steps",
+        "max_iterations": "max_epochs",
+        "total_timesteps": "total_steps n_timesteps max_timesteps max_steps",
+        "total_episodes": "total_num_episodes",
+        "device": "learner_device",
+        "env_device": "worker_device",
+        "actors": "num_actors num_workers num_env_runners num_rollout_workers",
+        "trajectories_per_batch": "slabs",
+        "n_eval_episodes": "eval_episodes num_eval_episodes evaluation_duration",
+        "checkpoint_freq": "model_checkpoint_freq",
+        "runs": "logdir log_dir",
+        "tag": "exp_name",
+        "use_wandb": "wandb track log_wandb",
+        "wandb_project": "wandb_project_name",
+        # Networks
+        "actor_hidden_sizes": "actor_hidden policy_hidden_dims actor_hidden_dims",
+        "critic_hidden_sizes": "critic_hidden critic_hidden_dims",
+        "activation": "activation_fc activation_fn fcnet_activation",
+        "log_std_range": "log_std_bound",
+        "memory_size": "lstm_hidden_size lstm_cell_size rnn_hidden_size",
+        "memory_layers": "n_lstm_layers rnn_num_layers",
+        "noisy": "use_noisy",
+        "noisy_sigma": "sigma0",
+        # Optimizers
+        "actor_lr": "policy_lr pi_lr",
+        "critic_lr": "q_lr vf_lr qf_lr value_lr",
+        "alpha_lr": "temperature_lr",
+        "adam_eps": "rms_prop_eps",
+        "max_grad_norm": "gradient_clip grad_clip gradient_clip_norm",
+        # Rollouts and policy gradients
+        "gamma": "discount discount_factor",
+        "gae_lambda q_lambda": "lam lambda lambda_",
+        "q_lambda": "gae_lambda",
+        "n_epochs": "epochs K_epochs update_epochs num_sgd_iter num_epochs repeat_per_collect",
+        "batch_size": "minibatch_size sgd_minibatch_size",
+        "clip_range": "clip clip_coef clip_param clip_ratio eps_clip policy_clip_eps",
+        "clip_range_vf": "value_clip_eps",
+        "clip_value": "clip_vloss",
+        "ent_coef": "entropy_coef entropy_coeff",
+        "normalize_advantage": "norm_adv advantage_normalization",
+        "normalize_reward": "reward_normalization rew_norm norm_reward",
+        "normalize_obs": "norm_obs",
+        "chunk_length sequence_length": "chunk max_seq_len",
+        "rho_clip": "vtrace_clip_rho_threshold clip_rho_threshold",
+        "c_clip": "vtrace_clip_c_threshold clip_c_threshold",
+        "aux_every": "aux_update_freq",
+        "aux_epochs": "e_auxiliary",
+        "aux_batch_factor": "aux_batch_size_coef",
+        "bc_coef": "beta_clone",
+        # Replay and targets
+        "buffer_size": "capacity offline_buffer_capacity replay_buffer_size replay_capacity replay_size",
+        "learning_starts": "learn_after update_after update_starting_point min_replay_size min_replay_history "
+        "num_steps_sampled_before_learning_starts",
+        "random_steps": "max_random_rollout start_steps",
+        "updates_per_step": "ratio update_to_data utd utd_ratio update_per_step",
+        "n_step": "estimation_step n_step_return_horizon update_horizon",
+        "prioritized": "use_per per prioritized_replay use_priority",
+        "priority_alpha": "per_alpha priority_exponent prioritized_replay_alpha",
+        "priority_beta": "per_beta importance_sampling_exponent_begin_value prioritized_replay_beta",
+        "priority_beta_steps": "per_beta_total_steps",
+        "sequence_length": "sequence",
+        "sequence_stride": "stride",
+        "burn_in": "replay_burn_in burn_in_step",
+        "target_update_interval": "target_every target_net_update_interval target_update_freq",
+        "policy_delay": "actor_every update_actor_freq",
+        # Exploration
+        "exploration_initial_eps": "epsilon_start start_e initial_epsilon exploration_epsilon_begin_value",
+        "exploration_final_eps": "epsilon_final end_e final_epsilon eps_final eps_train_final "
+        "exploration_epsilon_end_value",
+        "exploration_fraction": "epsilon_share",
+        "epsilon_alpha": "epsilon_ladder",
+        "eval_epsilon": "eval_exploration_epsilon epsilon_eval eps_test",
+        "noise_scale": "exploration_noise act_noise",
+        "target_noise": "target_noise_scale target_policy_noise policy_noise",
+        "target_noise_clip": "noise_clip",
+        # Critics
+        "alpha": "initial_alpha init_alpha",
+        "tune_alpha": "autotune auto_alpha use_auto_alpha",
+        "q_regularization": "q_reg_coeff",
+        "n_critics": "num_critics",
+        "top_quantiles_to_drop": "n_drop_atoms top_quantiles_to_drop_per_net",
+        "n_quantiles": "num_quantiles",
+        "n_atoms": "num_atoms",
+        "kappa": "huber_param",
+        "n_cosines": "tau_latent_dim num_cosines",
+        "n_fractions": "num_tau_samples sample_size",
+        "n_target_fractions": "num_tau_prime_samples target_sample_size",
+        "n_policy_fractions": "num_quantile_samples online_sample_size",
+        "double": "double_q is_double",
+    }.items()
+    for alias in aliases.split()
 }
-"""Other systems' words (CO-GYM's configuration tables first) for our fields."""
+"""alias -> the settings it can stand for; the first that an algorithm has is meant"""
 
+_SHARE_NOTHING = (
+    "actor and critic share no parameters, so their losses need no relative weight; set critic_lr instead"
+)
+_UPDATES = (
+    "set updates_per_step, the updates per environment step, to gradient_steps / (train_freq * num_envs)"
+)
+_TARGETS = "set target_update_interval, which counts updates, not environment steps"
+_ENVIRONMENT = "it is an option of the environment: set env_options"
 
-OFF_POLICY = {
-    **dict.fromkeys(("buffer_size", "learning_starts", "random_steps"), "off-policy algorithms"),
-    **dict.fromkeys(("tau", "target_update_interval"), "algorithms with target networks"),
-    "noise_scale": "DDPG and TD3",
-    **dict.fromkeys(("target_noise", "target_noise_clip"), "TD3"),
-    "alpha_lr": "SAC and TQC",
-    **dict.fromkeys(("n_critics", "top_quantiles_to_drop"), "TQC"),
-    "n_quantiles": "TQC and QR-DQN",
+NOTES: dict[str, str] = {
+    **dict.fromkeys(
+        ("vf_coef", "value_coef", "vf_loss_coeff", "value_loss_coef", "baseline_cost"), _SHARE_NOTHING
+    ),
+    **dict.fromkeys(
+        ("train_freq", "gradient_steps", "train_frequency", "update_every", "update_period"), _UPDATES
+    ),
+    **dict.fromkeys(("target_network_frequency", "target_network_update_freq"), _TARGETS),
+    **dict.fromkeys(
+        ("frame_stack", "env_config", "env_kwargs", "max_episode_steps", "max_ep_len"), _ENVIRONMENT
+    ),
+    "num_minibatches": "set batch_size to num_envs * num_steps / num_minibatches",
+    "train_batch_size": "set num_envs * num_steps, the size of a rollout, or batch_size, the size of a minibatch",
+    "step_per_collect": "set num_steps to step_per_collect / num_envs: it counts the steps of one environment",
+    "num_envs_per_worker": "set num_envs, which counts the environments of all workers",
+    "num_envs_per_env_runner": "set num_envs, which counts the environments of all actors",
+    "step_per_epoch": "set total_timesteps",
+    "steps_per_epoch": "set total_timesteps, and num_steps per environment",
+    "epoch": "set total_timesteps",
+    "target_kl": "only PPO has it: its kl_cut stops updates early, as Stable-Baselines3's target_kl does",
+    "kl_target": "set target_kl with lr_schedule kl, or kl_cut to stop updates early",
+    "kl_coeff": "there is no KL penalty; set lr_schedule kl, or kl_cut to stop updates early",
+    "vf_clip_param": "it clips the loss; set clip_value and clip_range_vf to clip the critic's prediction",
+    "use_gae": "advantages are always estimated by GAE; gae_lambda 1 gives n-step returns",
+    "use_sde": "there is no state-dependent exploration",
+    "sde_sample_freq": "there is no state-dependent exploration",
+    "polyak": "set tau to 1 - polyak",
+    "policy_frequency": "set policy_delay, the critic updates per actor update (CleanRL's SAC corresponds to 1)",
+    "epsilon_timesteps": "set exploration_fraction, the fraction of the run over which epsilon falls",
+    "epsilon_decay_steps": "set exploration_fraction, the fraction of the run over which epsilon falls",
+    "eps_train": "set exploration_initial_eps",
+    "action_noise": "set noise (gaussian, ou or none) and noise_scale",
+    "twin_q": "set the number of critics",
+    "use_lstm": "set memory to lstm",
+    "recurrent": "set memory to lstm, gru or attention",
+    "optimize_memory_usage": "the replay buffer always stores each observation once",
+    "policy_kwargs": "set net_arch, activation and the other settings of the networks directly",
+    "policy": "the networks follow from the environment's spaces; set encoder, actor_network and critic_network",
+    "optimizer_class": "set optimizer",
+    "optimizer_kwargs": "set options of optimizer, such as optimizer.weight_decay",
+    "use_rms_prop": "set optimizer to RMSprop or Adam",
+    "weight_decay": "set the option optimizer.weight_decay",
+    "tensorboard_log": "set runs, the folder of all runs, and tensorboard true or false",
+    "verbose": "set quiet to true or false",
+    "cuda": "set device to cuda or cpu",
+    "num_gpus": "set device",
+    "capture_video": "record one with whorl eval RUN --video",
+    "torch_deterministic": "runs on one machine are always repeatable",
+    "env_id": "the environment is an argument of its own",
+    "gym_id": "the environment is an argument of its own",
+    "save_freq": "set checkpoint_freq, in iterations",
+    "save_model_freq": "set checkpoint_freq, in iterations",
+    "lr_decay": "set lr_schedule to linear",
+    "replay_buffer_class": "set prioritized",
+    "replay_buffer_config": "set buffer_size, prioritized, priority_alpha and priority_beta",
 }
-"""Settings that CO-GYM gives to all its off-policy algorithms, and whose they are."""
+"""what a name of another library is called here, where it can't be translated, or why there is no such setting"""
 
 
-AUXILIARY = ("aux_every", "aux_epochs", "aux_batch_factor", "bc_coef")
-"""Settings of PPG's auxiliary phase; CO-GYM gives them to PPO too, which makes no use of them."""
+def _rates(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
+    """All learning rates of an algorithm."""
+    return {name: value for name in hints if name in ("learning_rate", "lr") or name.endswith("_lr")}
 
+
+def _hidden(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Hidden layer sizes, as a list for all networks or as Stable-Baselines3's `dict(pi=[...], vf=[...])`."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping):
+        value = value[0]
+    sizes = value if isinstance(value, Mapping) else dict.fromkeys(("pi", "vf"), value)
+    if unknown := sorted(set(map(str, sizes)) - {"pi", "vf", "qf"}):
+        raise ConfigError(
+            f"net_arch has an entry {unknown[0]!r}; it must be a list of sizes, or have pi and vf or qf"
+        )
+    if "hidden_sizes" in hints:
+        return {} if isinstance(value, Mapping) else {"hidden_sizes": value}
+    names = {"pi": "actor_hidden_sizes", "vf": "critic_hidden_sizes", "qf": "critic_hidden_sizes"}
+    return {names[key]: found for key, found in sizes.items() if names[key] in hints}
+
+
+def _entropy(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Stable-Baselines3's `ent_coef` of SAC: a fixed number, `auto`, or `auto_0.1` to start tuning from 0.1."""
+    if "tune_alpha" not in hints:
+        return {}
+    if isinstance(value, str) and value.startswith("auto"):
+        start = value.removeprefix("auto").removeprefix("_")
+        return {"tune_alpha": True, **({"alpha": start} if start else {})}
+    return {"alpha": value, "tune_alpha": False}
+
+
+def _anneal(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
+    """CleanRL's `anneal_lr`."""
+    return {"lr_schedule": "linear" if value else "constant"} if "lr_schedule" in hints else {}
+
+
+def _start(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
+    """TD3's `start_timesteps`: random actions, and no updates before their end."""
+    return {name: value for name in ("random_steps", "learning_starts") if name in hints}
+
+
+def _normalize(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
+    """`normalize` of RL Baselines3 Zoo: observations and rewards."""
+    return {name: value for name in ("normalize_obs", "normalize_reward") if name in hints}
+
+
+def _value_clip(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
+    """A number is the range (earlier versions); a boolean turns clipping on (Tianshou)."""
+    name = "clip_value" if isinstance(value, bool) else "clip_range_vf"
+    return {name: value} if name in hints else {}
+
+
+EXPANSIONS: dict[str, tuple[type, Callable[[Any, Mapping[str, Any]], dict[str, Any]]]] = {
+    **dict.fromkeys(("learning_rate", "lr"), (float, _rates)),
+    **dict.fromkeys(("net_arch", "hidden_sizes", "hidden", "fcnet_hiddens"), (list, _hidden)),
+    "ent_coef": (str, _entropy),
+    "anneal_lr": (bool, _anneal),
+    "start_timesteps": (int, _start),
+    "normalize": (bool, _normalize),
+    "value_clip": (str, _value_clip),
+}
+"""names that set several settings, or whose value has to be read first; with the type of that value"""
+
+
+def canonical(name: str, hints: Mapping[str, Any]) -> str:
+    """The setting among `hints` that a name or alias stands for; the name itself where there is none."""
+    name = name.replace("-", "_")
+    if name in hints:
+        return name
+    return next((target for target in ALIASES.get(name, ()) if target in hints), name)
+
+
+def translated(name: str, value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings among `hints`, with values, that a name or alias stands for; the name itself if there are none."""
+    name = canonical(name, hints)
+    if name not in hints and name in EXPANSIONS:
+        return EXPANSIONS[name][1](value, hints) or {name: value}
+    return {name: value}
+
+
+def is_expansion(name: str, hints: Mapping[str, Any]) -> bool:
+    """Whether a name stands for several settings of an algorithm."""
+    return name not in hints and name in EXPANSIONS and bool(EXPANSIONS[name][1](0, hints))
+
+
+SHARED_OFF_POLICY = (
+    *("buffer_size", "learning_starts", "random_steps", "tau", "target_update_interval", "noise_scale"),
+    *("target_noise", "target_noise_clip", "alpha_lr", "n_critics", "top_quantiles_to_drop", "n_quantiles"),
+    "log_std_range",
+)
+"""Settings in CO-GYM's table for all off-policy algorithms: those that lack one ignore it with a warning."""
+
+SHARED_ON_POLICY = ("aux_every", "aux_epochs", "aux_batch_factor", "bc_coef")
+"""The same for its table of on-policy algorithms."""
 
 TWINS = {"n_critics": "ensemble_q_num", "ensemble_q_num": "n_critics"}
-"""Settings that are one idea under two names, where an algorithm has one of them."""
+"""Settings with the same meaning of which an algorithm has one; not aliases, because CO-GYM's table holds TQC's."""

@@ -1,7 +1,7 @@
-"""Typed settings: preset < file < arguments, with aliases, and errors that teach.
+"""Settings of a run: tuned preset < files < arguments, merged by name or alias, checked and typed.
 
-A run's settings are two flat frozen dataclasses, the loop's (`RunConfig`) and the algorithm's (`Config` in its file).
-The string under a field is its documentation and its command-line help.
+A run has two flat frozen dataclasses, `RunConfig` of the training loop and `Config` of the algorithm, and one more for
+each component. Keys are flat; those of a component are nested under its name (`rnd: {lr: 1e-4}`, `rnd.lr`).
 """
 
 import copy
@@ -11,41 +11,59 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_type_hints
+from typing import Any
 
-from whorl.core.errors import ConfigError, nearest
-from whorl.core.registry import Part, options_of
-from whorl.settings.aliases import ALIASES, AUXILIARY, OFF_POLICY, TWINS
-from whorl.settings.families import ActorCriticConfig, EntropyConfig, NoiseConfig, ReplayConfig
-from whorl.settings.limits import check, coerce, describe, wrong
-from whorl.settings.presets import _word, algorithm_class, preset_layers, read_file
+from whorl.core.errors import ConfigError, misspelt
+from whorl.core.registry import Part, known, options_of, resolve
+from whorl.settings.aliases import (
+    ALIASES,
+    NOTES,
+    SHARED_OFF_POLICY,
+    SHARED_ON_POLICY,
+    TWINS,
+    canonical,
+    is_expansion,
+    translated,
+)
+from whorl.settings.presets import algorithm_class, owners, preset_layers, read_file, same_name
 from whorl.settings.run import RunConfig
+from whorl.settings.schema import bare, build, coerce, describe, fields_of, wrong
+
+RESERVED = ("algorithm", "env", "env_options", "components")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of one run. Fields of both configs, and their aliases, are read as attributes."""
+    """All settings of one run. Those of the loop and the algorithm, and their aliases, can be read as attributes."""
 
     algorithm: str
     env: str
     run: RunConfig
     algo: Any
     env_options: Mapping[str, Any] = field(default_factory=dict)
+    components: Mapping[str, Any] = field(default_factory=dict)
+    """the config of each component by its name"""
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("run", "algo"):  # not there yet while a copy is being made
+        if name in ("run", "algo"):  # not set yet while a copy is being made
             raise AttributeError(name)
-        name = ALIASES.get(name, name)
-        for config in (self.run, self.algo):
-            if name in {f.name for f in dataclasses.fields(config)}:
-                return getattr(config, name)
-        raise AttributeError(f"no setting is called {name!r}")
+        own = {f.name: config for config in (self.run, self.algo) for f in dataclasses.fields(config)}
+        name = canonical(name, own)
+        if name not in own:
+            raise AttributeError(f"no setting is called {name!r}")
+        return getattr(own[name], name)
 
     def plain(self) -> dict[str, Any]:
-        """Plain containers, as written to config.yaml."""
-        merged = {**_plain_fields(self.run), **_plain_fields(self.algo)}
-        options = copy.deepcopy(dict(self.env_options))
-        return {"algorithm": self.algorithm, "env": self.env, "env_options": options, **merged}
+        """Plain containers under canonical names, as written to config.yaml."""
+        return {
+            "algorithm": self.algorithm,
+            "env": self.env,
+            "env_options": copy.deepcopy(dict(self.env_options)),
+            "components": list(self.components),
+            **plain_fields(self.run),
+            **plain_fields(self.algo),
+            **{name: plain_fields(config) for name, config in self.components.items()},
+        }
 
     def replace(self, **changes: Any) -> "Settings":
         """The same settings with some values changed (names or aliases)."""
@@ -64,54 +82,135 @@ def configure(
     """Merge tuned preset < files < arguments < changes into checked, typed settings.
 
     Args:
-        options: what the environment was made with, which comes before a preset's `env_options`; None: it is what it
-            is, and takes none of a preset's.
+        options: what the environment was made with, which comes before a preset's `env_options`; None: the environment
+            is already made and takes no options from a preset.
     """
     name, cls, preset = algorithm_class(algorithm)
-    hints = settings_of(cls)
+    hints = settings_of(cls, name)
     layers: list[Mapping[str, Any]] = []
     if presets:
-        found = preset_layers(preset, env)
-        layers += found if options is not None else [_without(layer, "env_options") for layer in found]
+        tuned = preset_layers(preset, env)
+        layers += tuned if options is not None else [_without(layer, "env_options") for layer in tuned]
     layers.append({"env_options": dict(options or {})})
-    layers += [layer for path in files for layer in read_file(path)]
+    user = [*(layer for path in files for layer in read_file(path)), arguments, changes or {}]
+    chosen = component_names([*layers, *user])
     merged: dict[str, Any] = {}
-    for layer in [*layers, arguments, changes or {}]:
-        merge(merged, layer, hints)
+    for layer in [*layers, *user]:
+        merge(merged, layer, hints, chosen)
     for key, value in (("algorithm", name), ("env", env)):
         given = str(merged.pop(key, value))
-        if _word(given) != _word(value):
+        if same_name(given) != same_name(value):
             raise ConfigError(f"the settings name {key} {given!r}, but {value!r} was asked for")
     env_options = merged.pop("env_options", None)
     env_options = {} if env_options is None else env_options
     if not isinstance(env_options, Mapping) or not all(isinstance(key, str) for key in env_options):
         raise wrong("env_options", env_options, "a mapping of options to values")
-    owners = borrowed(cls)
+    merged.pop("components", None)
+    components = {component: _component(component, merged.pop(component, {}), hints) for component in chosen}
+    _check_known(name, cls, merged, hints)
+    run, algo = (build(config, merged) for config in (RunConfig, config_of(cls)))
+    if presets:
+        _check_meaning({key for layer in user for key in layer}, algo)
+    return Settings(name, env, run, algo, dict(env_options), components)
+
+
+def config_of(algorithm: type) -> Any:
+    """The config class of an algorithm."""
+    return algorithm.Config  # type: ignore[attr-defined]
+
+
+def settings_of(algorithm: type, name: str = "") -> dict[str, Any]:
+    """The settings of a run with an algorithm, by name with their types: the training loop's and the algorithm's."""
+    config = config_of(algorithm)
+    own, run = fields_of(config), fields_of(RunConfig)
+    if taken := sorted(set(own) & {*run, *RESERVED}):
+        raise ConfigError(
+            f"{name or algorithm.__name__} has a setting {taken[0]!r}, a name that the training loop uses; rename it"
+        )
+    return {key: hint for key, hint in (run | own).items() if key not in _unused(config)}
+
+
+def component_config(name: str) -> Any:
+    """The config class of a component."""
+    config = getattr(resolve("component", name), "Config", None)
+    if not dataclasses.is_dataclass(config):
+        raise ConfigError(f"component {name!r} has no Config; give its class a frozen dataclass of that name")
+    return config
+
+
+def component_names(layers: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The components that settings name; the last layer that names any decides."""
+    given = [layer["components"] for layer in layers if "components" in layer]
+    value = given[-1] if given else ()
+    value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Mapping) else value
+    return list(dict.fromkeys(coerce("components", value if value is not None else (), tuple[str, ...])))
+
+
+def _component(name: str, values: Any, hints: Mapping[str, Any]) -> Any:
+    """The config of a component from its merged options."""
+    if name in hints or name in RESERVED:
+        raise ConfigError(f"component {name!r} has the name of a setting; register it under another name")
+    config = component_config(name)
+    if not isinstance(values, Mapping):
+        raise wrong(name, values, "a mapping of the component's settings")
+    own, found = fields_of(config), {}
+    for key, value in values.items():
+        found.update(translated(str(key), value, own))
+    if unknown := sorted(set(found) - set(own)):
+        raise unknown_setting(name, unknown[0], own)
+    return build(config, found, prefix=f"{name}.")
+
+
+def _check_known(name: str, cls: type, merged: dict[str, Any], hints: Mapping[str, Any]) -> None:
+    """Raise for settings that an algorithm does not have; warn of, and drop, those that CO-GYM's tables share."""
+    shared = SHARED_OFF_POLICY if "buffer_size" in hints else SHARED_ON_POLICY
     for key in sorted(set(merged) - set(hints)):
-        if key not in owners:
-            if key in _unused(cls.Config):  # type: ignore[attr-defined]
-                raise ConfigError(f"{name} makes no use of {key}; leave it out")
+        if key in known("component"):
+            raise ConfigError(f"{key} was configured, but it is not in use; add it: components: [{key}]")
+        if key not in shared:
+            if key in _unused(config_of(cls)):
+                raise ConfigError(f"{name} does not use {key}; leave it out")
             raise unknown_setting(name, key, hints)
         own = f"; its own is {TWINS[key]}" if TWINS.get(key) in hints else ""
-        warnings.warn(f"{key} is a setting of {owners[key]}; {name} makes no use of it{own}", stacklevel=2)
+        warnings.warn(f"{key} is a setting of {owners(key)}; {name} ignores it{own}", stacklevel=3)
         del merged[key]
-    run, algo = (build(config, merged) for config in (RunConfig, cls.Config))  # type: ignore[attr-defined]
-    return Settings(name, env, run, algo, dict(env_options))
 
 
-def settings_of(algorithm: type) -> dict[str, Any]:
-    """What a run of an algorithm can be told, with types: the settings of the loop, and those it makes use of."""
-    config = algorithm.Config  # type: ignore[attr-defined]
-    found = fields_of(RunConfig, config)
-    return {name: hint for name, hint in found.items() if name not in _unused(config)}
+def unknown_setting(owner: str, key: str, hints: Mapping[str, Any]) -> ConfigError:
+    """The error for a setting that an algorithm or component does not have."""
+    start = f"{owner} has no setting {key!r}"
+    if TWINS.get(key) in hints:
+        return ConfigError(f"{start}; here it is called {TWINS[key]!r}")
+    if key in NOTES:
+        return ConfigError(f"{start}: {NOTES[key]}")
+    for name in (key, *ALIASES.get(key, ())):
+        if others := owners(name):
+            alias = "" if name == key else f" ({name})"
+            return ConfigError(f"{start}{alias}, which belongs to {others}")
+    if word := misspelt(key, spellings(hints)):
+        return ConfigError(f"{start}; did you mean {word!r}?")
+    return ConfigError(f"{start}; whorl train {owner} ENV --help lists all settings")
 
 
-def borrowed(algorithm: type) -> dict[str, str]:
-    """Settings of others that an algorithm takes, since one table serves several; and whose they are."""
-    config = algorithm.Config  # type: ignore[attr-defined]
-    if issubclass(config, ReplayConfig):
-        return {**OFF_POLICY, "log_std_range": "SAC and TQC"}
-    return dict.fromkeys(AUXILIARY, "PPG")
+def spellings(hints: Mapping[str, Any]) -> list[str]:
+    """All names and aliases that are accepted for these settings."""
+    aliases = [alias for alias, targets in ALIASES.items() if any(target in hints for target in targets)]
+    return [*hints, *aliases]
+
+
+def _check_meaning(given: set[str], algo: Any) -> None:
+    """Raise for names that do something else in Stable-Baselines3, if they would have no effect here."""
+
+    def changed(name: str) -> bool:
+        return name in given and getattr(algo, name, None) != getattr(type(algo), name, None)
+
+    if changed("clip_range_vf") and not algo.clip_value:
+        raise ConfigError("clip_range_vf is used only with clip_value; set clip_value to true")
+    if changed("target_kl") and algo.lr_schedule.name != "kl":
+        raise ConfigError(
+            "target_kl is used only with lr_schedule kl; set kl_cut to stop updates early at a KL divergence, as "
+            "target_kl of Stable-Baselines3 does"
+        )
 
 
 def _unused(config: type) -> tuple[str, ...]:
@@ -122,57 +221,43 @@ def _without(layer: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in layer.items() if name != key}
 
 
-def fields_of(*configs: type) -> dict[str, Any]:
-    """The settings of config classes by name, with their types."""
-    hints = {name: hint for config in configs for name, hint in get_type_hints(config).items()}
-    return {f.name: hints[f.name] for config in configs for f in dataclasses.fields(config)}
+def merge(
+    into: dict[str, Any], layer: Mapping[str, Any], hints: Mapping[str, Any], components: Iterable[str] = ()
+) -> None:
+    """Put `layer` over `into`, under canonical names.
 
-
-def unknown_setting(algorithm: str, key: str, known: Iterable[str]) -> ConfigError:
-    """The error for a setting that an algorithm does not have."""
-    known = set(known)
-    replay = {*OFF_POLICY, *TWINS, *fields_of(ActorCriticConfig, NoiseConfig, EntropyConfig)}
-    if "buffer_size" not in known and key in replay:
-        return ConfigError(
-            f"{key!r} belongs to off-policy algorithms (SAC, TD3 and others); {algorithm} keeps no replay buffer, so "
-            "leave it out"
-        )
-    if TWINS.get(key) in known:
-        return ConfigError(f"{algorithm} has no setting {key!r}; did you mean {TWINS[key]!r}?")
-    hint = nearest(key, [*known, *(alias for alias, ours in ALIASES.items() if ours in known)])
-    if not hint.startswith("did"):
-        hint = f"whorl train {algorithm} ENV --help lists those it has"
-    return ConfigError(f"{algorithm} has no setting {key!r}; {hint}")
-
-
-def canonical(key: str) -> str:
-    """Our name of a setting, from an alias or with hyphens."""
-    key = key.replace("-", "_")
-    return ALIASES.get(key, key)
-
-
-def merge(into: dict[str, Any], layer: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Put `layer` over `into`.
-
-    Parts and `env_options` are overridden option by option, unless another class is named. Dotted keys such as
-    `optimizer.weight_decay` change one entry, of what the same layer says where it says something.
+    Parts, components and `env_options` are merged option by option, unless another class is named. A name that sets
+    several settings comes before those named individually in the same layer; dotted keys (`optimizer.weight_decay`),
+    which change one option, come last.
     """
-    for key, value in layer.items():
-        if "." not in str(key):
-            name = canonical(str(key))
-            into[name] = _combined(into.get(name), value, name, hints.get(name) is Part)
-    for key, value in layer.items():
-        head, _, path = str(key).partition(".")
-        if path:
-            name = canonical(head)
-            if name in hints and hints[name] is not Part:
-                raise ConfigError(f"{key} names nothing: {name} is {describe(hints[name])}, without parts")
-            into[name] = _override(into.get(name), path, value, name)
+    dotted: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
+    several: dict[str, Any] = {}
+    for given, value in layer.items():
+        key = str(given)
+        if key == "components" and isinstance(value, Mapping):
+            plain.update({name: options for name, options in value.items() if options is not None})
+        elif "." in key and key not in components:
+            dotted[key] = value
+        else:
+            group = several if is_expansion(key.replace("-", "_"), hints) else plain
+            group.update(translated(key, value, hints))
+    for name, value in (several | plain).items():
+        part = bare(hints.get(name)) is Part
+        if dataclasses.is_dataclass(value) and not isinstance(value, (type, Part)):
+            value = plain_fields(value)
+        into[name] = _combined(into.get(name), value, name, part)
+    for key, value in dotted.items():
+        head = next((name for name in components if key.startswith(f"{name}.")), key.partition(".")[0])
+        path, name = key[len(head) + 1 :], canonical(head, hints)
+        if name in hints and bare(hints[name]) is not Part:
+            raise ConfigError(f"{key} does not exist: {name} is {describe(hints[name])}, without options")
+        into[name] = _override(into.get(name), path, value, name)
 
 
 def _combined(old: Any, new: Any, name: str, part: bool) -> Any:
     if part:
-        if not isinstance(new, (str, list, tuple, Mapping, Part)):
+        if not isinstance(new, (str, list, tuple, Mapping, Part)) and not callable(new):
             raise wrong(name, new, describe(Part))
         new = _options(new) if isinstance(new, Mapping) else Part.of(new).plain()
     if not isinstance(new, Mapping) or not isinstance(old, Mapping):
@@ -198,31 +283,19 @@ def _override(old: Any, path: str, new: Any, name: str) -> Any:
             if after is None:
                 node[index] = new
             elif isinstance(node, list):
-                # A layer that is just a name gets room for options.
+                # A layer that is just a name becomes a mapping that can hold options.
                 node[index] = {"class": node[index]} if isinstance(node[index], str) else node[index]
                 node = node[index]
             else:
                 node = node.setdefault(index, {})
     except (ValueError, IndexError, AttributeError, TypeError):
-        raise ConfigError(f"{name}.{path} names nothing in {old!r}") from None
+        raise ConfigError(f"{name}.{path} does not exist in {old!r}") from None
     return value
 
 
-def build(config: type, values: Mapping[str, Any]) -> Any:
-    """One checked dataclass out of merged values; keys of the other classes are left alone."""
-    hints = fields_of(config)
-    found = {}
-    for f in dataclasses.fields(config):
-        if f.name in values:
-            value, default = values[f.name], f.default
-            if isinstance(value, Mapping) and isinstance(default, Part):
-                value = {"class": default.name, **value}
-            found[f.name] = checked = coerce(f.name, value, hints[f.name])
-            check(f.name, checked, default)
-    return config(**found)
+def plain_fields(config: Any) -> dict[str, Any]:
+    """The settings of a config in plain containers."""
 
-
-def _plain_fields(config: Any) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, Part):
             return copy.deepcopy(value.plain())

@@ -1,5 +1,6 @@
 """Algorithms by name, their presets, and settings files."""
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Mapping
@@ -16,9 +17,9 @@ from whorl.core.registry import registered, resolve
 
 
 def algorithm_class(name: str) -> tuple[str, type, dict[str, Any]]:
-    """Canonical name, agent class and preset of an algorithm, by its name in any case or its import path."""
-    word = _word(name)
-    users = {_word(key): (key, cls) for key, cls in registered("algorithm").items()}
+    """Canonical name, agent class and preset of an algorithm, given its name in any case or its import path."""
+    word = same_name(name)
+    users = {same_name(key): (key, cls) for key, cls in registered("algorithm").items()}
     if word in users:
         key, cls = users[word]
         return key, cls, {}
@@ -26,7 +27,7 @@ def algorithm_class(name: str) -> tuple[str, type, dict[str, Any]]:
         found = resolve("algorithm", name)
         if not hasattr(found, "Config"):
             raise ConfigError(
-                f"{name!r} is no algorithm; derive a class with a Config from whorl.agents.agent.Agent"
+                f"{name!r} is not an algorithm; derive a class with a Config from whorl.agents.agent.Agent"
             )
         return name, found, {}  # type: ignore[return-value]
     presets = preset_names()
@@ -36,12 +37,13 @@ def algorithm_class(name: str) -> tuple[str, type, dict[str, Any]]:
     return word, resolve("algorithm", preset["rule"]), preset  # type: ignore[return-value]
 
 
-def _word(name: str) -> str:
+def same_name(name: str) -> str:
+    """A name in the form in which case and hyphens do not matter."""
     return name.lower().replace("-", "_")
 
 
 def algorithms() -> dict[str, str]:
-    """Every algorithm's name with one line about it."""
+    """The name of every algorithm with a one-line description."""
     known = {name: load_preset(name)["about"] for name in preset_names()}
     users = {
         name: (inspect.getdoc(cls) or "").split("\n")[0] for name, cls in registered("algorithm").items()
@@ -51,7 +53,7 @@ def algorithms() -> dict[str, str]:
 
 @cache
 def preset_names() -> tuple[str, ...]:
-    """The algorithm names that come with the package."""
+    """The algorithm names of the package."""
     found = (item.name for item in resources.files("whorl.presets").iterdir())
     return tuple(sorted(name[:-5] for name in found if name.endswith(".yaml")))
 
@@ -60,7 +62,7 @@ def preset_names() -> tuple[str, ...]:
 def load_preset(name: str) -> dict[str, Any]:
     """What an algorithm name stands for: `rule`, `about`, `settings`, and `environments` with tuned settings.
 
-    One that `inherits:` another starts from all of it.
+    A preset that `inherits:` another one starts from it.
     """
     found = read_yaml(
         (resources.files("whorl.presets") / f"{name}.yaml").read_text("utf-8"), f"preset {name}"
@@ -76,11 +78,11 @@ def load_preset(name: str) -> dict[str, Any]:
 
 
 WRAPPED = "-wrapped"
-"""ends the name of an environment that somebody put a wrapper around: it takes no other's tuned settings"""
+"""suffix of the name of a wrapped environment, which gets no settings tuned for the unwrapped one"""
 
 
 def preset_layers(preset: Mapping[str, Any], env: str) -> list[dict[str, Any]]:
-    """The settings of a preset for an environment: those for all, for names that it matches (`ALE/*`), for itself."""
+    """The settings of a preset for an environment: for all, for patterns that match it (`ALE/*`), for itself."""
     tuned = preset.get("environments") or {}
     named = {} if env.endswith(WRAPPED) else tuned
     families = [values for name, values in named.items() if "*" in name and fnmatchcase(env, name)]
@@ -88,7 +90,7 @@ def preset_layers(preset: Mapping[str, Any], env: str) -> list[dict[str, Any]]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's numbers: 1e-3 is one, although it has no dot."""
+    """Numbers as in YAML 1.2: 1e-3 is one, although it has no dot."""
 
 
 _Loader.add_implicit_resolver(
@@ -96,16 +98,48 @@ _Loader.add_implicit_resolver(
 )
 
 
+@cache
+def rules() -> dict[str, type]:
+    """The agent classes of the package by the names of the presets called like their files."""
+    found = {name: load_preset(name)["rule"] for name in preset_names()}
+    named = {name: path for name, path in found.items() if path.split(".")[-2] == name}
+    return {name: resolve("algorithm", path) for name, path in named.items()}  # type: ignore[misc]
+
+
+def owners(setting: str) -> str:
+    """The algorithms of the package that have a setting, at most three by name; empty where there are none."""
+    configs = {cls.__name__: cls.Config for cls in rules().values()}  # type: ignore[attr-defined]
+    found = [
+        name
+        for name, config in configs.items()
+        if setting in {f.name for f in dataclasses.fields(config)} - set(getattr(config, "unused", ()))
+    ]
+    if len(found) > 3:
+        return f"{', '.join(found[:3])} and others"
+    return " and ".join(filter(None, [", ".join(found[:-1]), *found[-1:]]))
+
+
+def algorithm_of(config: Any) -> str:
+    """The name of the algorithm that a config object belongs to."""
+    for name, cls in [*registered("algorithm").items(), *rules().items()]:
+        if cls.Config is type(config):
+            return name
+    raise ConfigError(
+        f"{type(config).__name__} is not the Config of an algorithm; choose one of "
+        f"{', '.join(cls.Config.__name__ for cls in rules().values())}, or register your algorithm first"  # type: ignore[attr-defined]
+    )
+
+
 def read_yaml(text: str, what: str) -> Any:
-    """Plain values from YAML; `what` it is goes into the error."""
+    """Plain values from YAML; `what` names the source in errors."""
     try:
         return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError) as error:  # a date or a number that can't be is a ValueError
+    except (yaml.YAMLError, ValueError) as error:  # an impossible date is a ValueError
         raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def read_file(path: str | Path, seen: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
-    """The layers of a YAML file of settings: those it `inherits:`, from files beside it or presets; then its own."""
+    """The layers of a YAML file of settings: those of files and presets that it `inherits:`, then its own."""
     path = Path(path)
     if not path.is_file():
         others = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
@@ -132,11 +166,11 @@ def _inherited(name: str, child: Path, seen: tuple[Path, ...]) -> list[dict[str,
         if candidate.is_file():
             return read_file(candidate, (*seen, child.resolve()))
     algorithm, _, env = name.partition("/")
-    if _word(algorithm) in preset_names():
-        preset = load_preset(_word(algorithm))
+    if same_name(algorithm) in preset_names():
+        preset = load_preset(same_name(algorithm))
         return preset_layers(preset, env)
     beside = [p.stem for p in child.parent.glob("*.yaml") if p != child]
     raise ConfigError(
-        f"{str(child)!r} inherits from {name!r}, which is neither a file beside it nor a preset; "
+        f"{str(child)!r} inherits from {name!r}, which is neither a file in the same folder nor a preset; "
         f"{nearest(name, [*beside, *preset_names()])}"
     )

@@ -1,102 +1,107 @@
 """Settings of the training loop, the same for every algorithm."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from whorl.settings.schema import Count, Device, PositiveCount, Range, Renamed
+
+Threads = Annotated[int, Range(1, 1000)]
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Settings of the loop, the same for every algorithm."""
+    """Settings of the training loop, the same for every algorithm."""
 
-    seed: int = 1
-    """seed of all random streams"""
-    num_envs: int = 32
-    """copies of the environment that are stepped together"""
-    num_steps: int = 512
-    """steps per environment and rollout; one rollout and its updates are one iteration"""
-    max_iterations: int = 60_000
-    """stop after so many iterations"""
-    total_timesteps: int = 0
-    """stop after so many environment steps; 0: no such limit"""
-    total_episodes: int = 0
-    """stop after so many finished episodes; 0: no such limit"""
-    device: str = "auto"
-    """where updates run: auto, cpu, cuda or cuda:N; auto takes a GPU where there is one"""
-    env_device: str = "cpu"
-    """where the policy acts; worlds of our own are stepped there too"""
-    workers: int = -1
-    """processes that step the environments; 0: none, step them here; -1: one per core for environments worth it"""
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 1
+    """seed of all random number generators"""
+    num_envs: Annotated[int, Range(1, 10**6)] = 32
+    """number of parallel environments"""
+    num_steps: Annotated[int, Range(1, 10**7)] = 512
+    """steps per environment in each rollout; a rollout and its updates are one iteration"""
+    max_iterations: PositiveCount = 60_000
+    """stop after this many iterations"""
+    total_timesteps: Count = 0
+    """stop after this many environment steps; 0: no limit"""
+    total_episodes: Count = 0
+    """stop after this many finished episodes; 0: no limit"""
+    device: Device = "auto"
+    """device of the updates: auto (a GPU if there is one), cpu, cuda or cuda:N"""
+    env_device: Device = "cpu"
+    """device on which the policy acts; native environments are stepped there too"""
+    workers: Annotated[int, Range(-1, 1000)] = -1
+    """processes that step the environments; 0: none; -1: one per core if the environments are slow enough to gain"""
     acting: Literal["auto", "central", "workers"] = "auto"
-    """who evaluates the policy: this process, or every worker on its own environments; auto: the workers, if there are any"""
-    actors: int = 0
-    """processes that collect by themselves, each with its share of the environments; 0: the loop waits for all environments"""
+    """where the policy is evaluated: in this process or in every worker; auto: in the workers, if there are any"""
+    actors: Annotated[int, Range(0, 10_000)] = 0
+    """processes that collect asynchronously, each with its share of the environments; 0: collect synchronously"""
     ray: str = ""
-    """with actors or learners: run them on a Ray cluster: local starts one, auto is the one this machine belongs to,
-    or an address; empty: as processes of this machine"""
+    """with actors or learners: run them on a Ray cluster: local starts one, auto joins this machine's, or an address;
+    empty: use processes on this machine"""
     actors_on_gpu: bool = False
-    """with actors: they act on GPUs, spread evenly over those there are"""
-    max_lag: int = -1
-    """with actors: how many versions old the weights of a rollout may be, older ones are dropped; 0: actors wait for
-    each update; -1: as the algorithm bears it, any age or 0"""
-    trajectories_per_batch: int = 0
-    """with actors, without replay: rollouts of single actors that make up a batch, by whoever is first; 0: one for each
-    actor"""
-    actor_gradients: Literal["none", "apart", "averaged"] = "none"
-    """with actors: each learns from its own rollout, and gradients travel in place of rows, to be applied as they come
-    or averaged over all actors"""
-    actor_restarts: int = 3
-    """with actors or learners: failures in a row after which one is given up, and the run ends"""
-    learners: int = 1
-    """how many share each batch and average their gradients: this process, and replicas in others"""
+    """with actors: they act on the GPUs, evenly spread"""
+    max_lag: Annotated[int, Range(-1, 10**6)] = -1
+    """with actors: maximum age of a rollout's policy in weight versions, older rollouts are dropped; 0: actors wait for
+    each update; -1: automatic (unlimited for off-policy and V-trace agents, else 0)"""
+    trajectories_per_batch: Annotated[int, Range(0, 10_000)] = 0
+    """with actors, without replay: actor rollouts per batch, first come first served; 0: one per actor"""
+    actor_gradients: Annotated[Literal["none", "async", "averaged"], Renamed({"apart": "async"})] = "none"
+    """with actors: they compute gradients of their own rollouts, which the learner applies as they arrive (async, A3C)
+    or averages over all actors; none: actors send rollouts"""
+    actor_restarts: Annotated[int, Range(0, 10**6)] = 3
+    """with actors or learners: consecutive failures of one after which the run ends"""
+    learners: Annotated[int, Range(1, 1000)] = 1
+    """data-parallel learners, which share each batch and average gradients: this process and replicas of it"""
     hold_policy: bool = False
-    """act with the same weights until all environments begin an episode (with workers: all of a worker's), so that a memory
-    fits the weights that made it (offpcc); for a environment each, or episodes of one length"""
-    threads: int = 1
-    """threads of torch's own operations in this process"""
-    learner_threads: int = 2
-    """threads for learners that run at the same time on a CPU (actor and critic), from 1024 rows a minibatch on"""
+    """keep the acting weights fixed until all environments reset together (with workers: all of a worker's), so that
+    recurrent states match the weights"""
+    threads: Threads = 1
+    """torch threads of this process"""
+    learner_threads: Threads = 2
+    """threads for actor and critic updates that run in parallel on a CPU, for minibatches of 1024 steps or more"""
     compile: bool = False
-    """compile losses and the hot tensor code of native worlds (takes a C++ compiler and some seconds at the start)"""
+    """compile losses and native environments with torch.compile (needs a C++ compiler)"""
     tf32: bool = True
-    """on a GPU: matrix products on tensor cores, which read their factors with ten bits after the point"""
+    """allow TF32 matrix multiplications on CUDA"""
     eval: bool = True
     """evaluate during training"""
-    eval_freq: int = 50
+    eval_freq: PositiveCount = 50
     """iterations between evaluations"""
-    n_eval_episodes: int = 3
-    """episodes per evaluation, with the mean action"""
+    n_eval_episodes: Annotated[int, Range(1, 10**6)] = 3
+    """episodes per evaluation, with deterministic actions"""
     save_model: bool = True
     """write checkpoints"""
-    checkpoint_freq: int = 500
-    """iterations between checkpoints; one is written at the end too"""
-    keep_checkpoints: int = 5
-    """how many of the newest checkpoints stay on disk (the best one always does); 0: all"""
-    reset_every: int = 100_000
-    """environments that can't be snapshotted start anew every so many steps, and are checkpointed only there"""
+    checkpoint_freq: PositiveCount = 500
+    """iterations between checkpoints; the last iteration is saved as well"""
+    keep_checkpoints: Count = 5
+    """newest checkpoints kept on disk, besides the best one; 0: all"""
+    reset_every: PositiveCount = 100_000
+    """environments without snapshots are reset every so many steps, and can be checkpointed only then"""
     load_model: bool = False
-    """start from the weights, optimizers and normalisers of `load_checkpoint_dir`"""
+    """start from the weights, optimizer states and normalisers of load_checkpoint_dir"""
     load_checkpoint_dir: str = ""
-    """a checkpoint or run folder to start from"""
+    """checkpoint or run folder to start from"""
     runs: str = "runs"
-    """folder in which run folders are made"""
+    """folder in which run folders are created"""
     tag: str = ""
-    """a word that is appended to the run folder's name"""
-    log_freq: int = 1
+    """suffix of the run folder's name"""
+    log_freq: PositiveCount = 1
     """iterations between rows of metrics"""
     tensorboard: bool = True
     """write TensorBoard events"""
-    screenshot_freq: int = 0
-    """episodes between pictures in TensorBoard of what one ended with, where observations are pictures; 0: none"""
+    screenshot_freq: Count = 0
+    """log the final frame of every N-th episode to TensorBoard, if observations are images; 0: off"""
     use_wandb: bool = False
     """log to Weights & Biases"""
     wandb_project: str = "whorl"
-    """its project"""
+    """Weights & Biases project"""
     wandb_entity: str = ""
-    """its entity; empty: your default one"""
+    """Weights & Biases entity; empty: your default"""
     wandb_mode: Literal["online", "offline", "disabled"] = "online"
-    """its mode"""
+    """Weights & Biases mode"""
+    loggers: tuple[str, ...] = ()
+    """registered loggers to write metrics to as well"""
     log_file: bool = False
-    """also write what the console says to log.txt"""
+    """write console messages to log.txt as well"""
     quiet: bool = False
     """no progress display"""
 
@@ -105,7 +110,7 @@ MAY_CHANGE = (
     *("max_iterations", "total_timesteps", "total_episodes", "device", "env_device"),
     *("threads", "learner_threads", "eval", "eval_freq", "n_eval_episodes", "save_model"),
     *("checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
-    *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts", "learners"),
+    *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts", "learners", "loggers"),
     *("use_wandb", "wandb_project", "wandb_entity", "wandb_mode"),
 )
-"""What a resumed run may change: how long, where and what is told, but nothing that its saved state depends on."""
+"""Settings that a resumed run may change: duration, devices and reporting, but nothing its saved state depends on."""

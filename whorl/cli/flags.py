@@ -1,0 +1,230 @@
+"""Command-line flags, generated from dataclasses: one argparse parser reads them and prints the help.
+
+Flags are settings. They are read into a mapping, which `whorl.settings.merge` checks like files and Python's dicts.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+
+from whorl.core.errors import ConfigError, misspelt
+from whorl.core.registry import Part
+from whorl.settings.aliases import EXPANSIONS, NOTES, canonical, is_expansion
+from whorl.settings.merge import spellings
+from whorl.settings.presets import read_yaml
+from whorl.settings.schema import Renamed, bare, coerce, describe, fields_of, help_of, rules_of
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_BOOLEANS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
+
+
+class FlagParser(argparse.ArgumentParser):
+    """The flags of one command.
+
+    Args:
+        command: whose flags these are, in errors.
+        elsewhere: the settings of other algorithms, whose flags are read too: they are judged where files are.
+        nested: whether the command takes settings, whose options (`--optimizer.weight_decay`) are flags as well.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        usage: str = "",
+        about: str = "",
+        elsewhere: Callable[[], Mapping[str, Any]] = dict,
+        nested: bool = False,
+    ) -> None:
+        super().__init__(usage=f"whorl {usage}", description=about, add_help=False, allow_abbrev=False)
+        self.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=32)
+        self.command, self.elsewhere, self.nested = command, elsewhere, nested
+        self.hints: dict[str, Any] = {}
+        self.registered: set[str] = set()
+
+    def add_config(self, title: str, config: Any, prefix: str = "") -> None:
+        """A flag for every field of a dataclass, with the object's values as defaults in the help."""
+        group, texts, unused = (
+            self.add_argument_group(title),
+            help_of(type(config)),
+            getattr(config, "unused", ()),
+        )
+        for name, hint in fields_of(type(config)).items():
+            if name in unused:
+                continue
+            flag = f"--{prefix}{name}".replace("_", "-")
+            text = f"{texts[name]} (default: {_shown(getattr(config, name))})".replace("%", "%%")
+            group.add_argument(
+                flag, action=_Store, dest=prefix + name, hint=hint, metavar=_metavar(hint), help=text
+            )
+            self.registered.add(flag)
+            if not prefix:
+                self.hints[name] = hint
+
+    def read(self, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """Names and settings out of words such as `RUN --num_envs 8 --optimizer.weight_decay 0.1 --no-eval`."""
+        prepared: list[str] = []
+        index = 0
+        while index < len(words):
+            word, following = words[index], _until_flag(words[index + 1 :])
+            index += 1
+            if not word.startswith("--") or word == "--":
+                # argparse takes a word like -1e-3 for a flag unless it starts with a space.
+                prepared.append(f" {word}" if word.startswith("-") else word)
+                continue
+            flag, equals, _ = word.partition("=")
+            hint, off = self._register(flag, following)
+            optional = hint is not None and bool in (bare(hint), *get_args(bare(hint))) and not off
+            if optional and not equals:
+                takes = following and _is_value(following[0], bare(hint))
+                prepared.append(f"{flag}={following[0] if takes else ''}")
+                index += bool(takes)
+            elif not equals and not off and not following:
+                _typed(flag, [], hint)  # raises: the value is missing
+            else:
+                prepared.append(word)
+        found, rest = self.parse_known_args(prepared, argparse.Namespace(values={}))
+        return [word.strip() for word in rest], found.values
+
+    def _register(self, flag: str, following: Sequence[str]) -> tuple[Any, bool]:
+        """Add a flag as it was spelt, with an alias or underscores, or for one option of a nested setting."""
+        meaning = (
+            self._meaning(flag, self.hints) or self._meaning(flag, self.elsewhere()) or self._unknown(flag)
+        )
+        name, hint, off = meaning
+        if flag not in self.registered:
+            several = hint is None and bool(following) and all(map(_is_number, following))
+            self.add_argument(
+                flag, action=_Store, dest=name, hint=hint, off=off, several=several, help=argparse.SUPPRESS
+            )
+            self.registered.add(flag)
+        return hint, off
+
+    def _meaning(self, flag: str, hints: Mapping[str, Any]) -> tuple[str, Any, bool] | None:
+        """The setting behind a flag, its type (None if it is not known), and whether it is a --no-flag."""
+        head, dot, path = flag[2:].replace("-", "_").partition(".")
+        name = canonical(head, hints)
+        if dot:
+            nested = name in hints and bare(hints[name]) in (Part, dict)
+            return (f"{name}.{path}", None, False) if path and (nested or self._passes(name)) else None
+        if name in hints:
+            return name, hints[name], False
+        if is_expansion(head, hints):
+            hint = EXPANSIONS[head][0]
+            return head, None if hint is str else hint, False
+        positive = canonical(head.removeprefix("no_"), hints)
+        return (positive, bool, True) if bare(hints.get(positive)) is bool else None
+
+    def _passes(self, name: str) -> bool:
+        """Whether options of `name` may be those of a component, which is decided where settings are merged."""
+        return self.nested and name not in self.hints
+
+    def _unknown(self, flag: str) -> NoReturn:
+        head, dot, _ = flag[2:].partition(".")
+        name = head.replace("-", "_")
+        if dot and canonical(name, self.hints) in self.hints:
+            raise ConfigError(f"{flag} does not exist: {head} has no options")
+        if self.nested and name in NOTES:
+            raise ConfigError(f"{self.command} has no flag {flag}: {NOTES[name]}")
+        word = misspelt(name, spellings(self.hints) if self.nested else self.hints)
+        hint = f"did you mean '--{word.replace('_', '-')}'?" if word else "--help lists all flags"
+        raise ConfigError(f"{self.command} has no flag {flag}; {hint}")
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+class _Store(argparse.Action):
+    """Puts the typed value of a flag into `namespace.values`; errors name the flag as it was spelt."""
+
+    def __init__(
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        hint: Any = None,
+        off: bool = False,
+        several: bool = False,
+        help: str | None = None,
+        metavar: str | None = None,
+    ) -> None:
+        kinds = (bare(hint), *get_args(bare(hint)))
+        several = several or any(kind is list or get_origin(kind) in (tuple, list) for kind in kinds)
+        nargs: Any = 0 if off else "+" if several else None
+        super().__init__(option_strings, dest, nargs, help=help, metavar=metavar)
+        self.hint, self.off = hint, off
+
+    def __call__(self, parser: Any, namespace: Any, given: Any, flag: str | None = None) -> None:
+        words = [word.strip() for word in (given if isinstance(given, list) else [given]) if word]
+        value: Any = False if self.off else _typed(str(flag), words, self.hint)
+        if get_args(bare(self.hint)) == (
+            str,
+            ...,
+        ):  # a list of words can be given in pieces: --config a --config b
+            value = [*namespace.values.get(self.dest, ()), *value]
+        namespace.values[self.dest] = value
+
+
+def _typed(flag: str, given: list[str], hint: Any) -> Any:
+    """The value of a flag, checked against its type so that the error can name the flag."""
+    kind = bare(hint)
+    if not given:
+        if kind is bool or bool in get_args(kind):
+            return True
+        raise ConfigError(f"{flag} needs a value: {describe(kind) if kind else 'what to set it to'}")
+    text = given[0]
+    if kind in (None, Part, dict, list):
+        read = [read_yaml(word, f"{flag} {word}") for word in given]
+        return (
+            read[0]
+            if len(read) == 1 and not (kind is list and not isinstance(read[0], (list, dict)))
+            else read
+        )
+    for rule in rules_of(hint):
+        if isinstance(rule, Renamed):
+            text = rule.convert(_BOOLEANS.get(text.lower(), text) if True in rule.values else text)
+    if kind is bool:
+        if text.lower() not in _BOOLEANS:
+            raise ConfigError(f"{flag} is {text!r}; it must be true or false")
+        return _BOOLEANS[text.lower()]
+    if get_origin(kind) in (Union, type(int | str)):
+        if str in get_args(kind):
+            return text
+        listed = read_yaml(text, f"{flag} {text}") if text.startswith("[") else given
+        return coerce(flag, listed[0] if len(listed) == 1 else listed, kind)
+    if get_origin(kind) in (tuple, list):
+        listed = read_yaml(text, f"{flag} {text}") if len(given) == 1 and text.startswith("[") else given
+        return list(coerce(flag, listed, kind))
+    return coerce(flag, text, kind)
+
+
+def _until_flag(words: Sequence[str]) -> list[str]:
+    count = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    return list(words[:count])
+
+
+def _is_value(word: str, hint: Any) -> bool:
+    """Whether a word is the value of a flag whose value may be left out, rather than a name."""
+    return word.lower() in _BOOLEANS if hint is bool else not Path(word).is_dir()
+
+
+def _is_number(word: str) -> bool:
+    return re.fullmatch(r"-?\d+(\.\d+)?", word) is not None
+
+
+def _metavar(hint: Any) -> str:
+    kind = bare(hint)
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return _metavar(get_args(kind)[0])
+    return {int: "N", float: "X", bool: "true|false", Part: "NAME"}.get(kind, "WORD")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Part):
+        return value.name if not value.options else json.dumps(value.plain())
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value) or "none"
