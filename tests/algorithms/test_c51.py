@@ -229,7 +229,7 @@ def test_updates_are_the_rule_written_out(double: bool) -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (2.0, -2.0)])
 def test_a_grid_without_width_is_one_sentence(low: float, high: float) -> None:
-    words = f"v_min is {low:g} and v_max {high:g}; v_min must be the smaller one"
+    words = f"v_min is {low:g} and v_max {high:g}; v_min must be less than v_max"
     with pytest.raises(ConfigError, match=words) as e:
         build(C51, v_min=low, v_max=high)
     assert "\n" not in str(e.value)

@@ -268,12 +268,12 @@ def test_defaults_are_the_papers() -> None:
     [
         (
             {"critic_network": Part("residual")},
-            "critic_network is {'class': 'residual'}, but crossq has nets of its own",
+            "critic_network is {'class': 'residual'}, but crossq always uses batch-renormalised MLPs",
         ),
         ({"actor_network": Part("layers", {"layers": []})}, "actor_network is .* set actor_hidden_sizes"),
         ({"critic_network": Part("mlp", {"layer_norm": True})}, "critic_network is"),
         ({"noisy": True}, "crossq has no noisy layers; leave it out, or use sac"),
-        ({"batch_size": 1}, "batch_size is 1, but statistics of a batch need at least 2 rows"),
+        ({"batch_size": 1}, "batch_size is 1, but batch statistics need at least 2 rows"),
     ],
 )
 def test_settings_that_do_not_fit_are_declined(settings: dict[str, Any], sentence: str) -> None:

@@ -90,7 +90,8 @@ def test_what_is_not_allowed_is_not_in_a_return() -> None:
 
 
 def test_clipped_rewards_are_learned_from() -> None:
-    found = telling(gae_lambda=0.0, clip_reward=True, reward_clip_range=2.5).target(known(), {})[:, 0]
+    agent = telling(gae_lambda=0.0, clip_reward=True, reward_clip_range=2.5)
+    found = agent.target(agent.begin_update(known()), {})[:, 0]
     torch.testing.assert_close(found[:4], torch.tensor([1.9, 3.8, 0, 2.5 + 0.9 * 4]))
 
 

@@ -143,7 +143,7 @@ def test_masked_rows_have_exactly_no_influence(kind: str) -> None:
 
 
 def test_a_lookahead_that_leaves_no_rows_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lookahead 8 leaves none of the 8 rows"):
+    with pytest.raises(ConfigError, match="lookahead is 8, which excludes all 8 rows"):
         agent_for(lookahead=8).check(16)
 
 

@@ -296,7 +296,9 @@ def test_dropout_is_drawn_apart_for_critics_and_targets_and_silent_in_values(nam
     assert noise["critic"].keys() == {"0", "1"}
     assert not noise["critic"]["0"].equal(noise["target_critic"]["0"])
     assert not noise["critic"]["0"].equal(agent.draw(batch)["critic"]["0"])
-    assert agent.value(batch.now).equal(agent.value(batch.now))
+    with torch.no_grad():
+        q = [agent.critic(batch.now, None if name == "choices" else batch.action) for _ in range(2)]
+    assert q[0].equal(q[1])
     updated = learn(agent, batch)
     assert all(torch.isfinite(value) for value in updated.metrics.values())
 
@@ -400,7 +402,7 @@ def test_images_are_shifted_with_their_channels_where_the_encoder_is_told_they_a
 
 
 def test_shifting_without_an_image_is_one_sentence() -> None:
-    with pytest.raises(ConfigError, match="augment is 4, but no observation here is an image"):
+    with pytest.raises(ConfigError, match="augment is 4, but no observation is an image"):
         make("sac", augment=4)
     make("sac", observation={"camera": IMAGE, "speed": VECTOR}, augment=4)
 
@@ -489,7 +491,7 @@ def test_warm_up_actions_cover_the_range_evenly(name: str) -> None:
 def test_an_unbounded_dimension_is_named_in_one_sentence(name: str) -> None:
     open_above = Continuous((2,), (-1.0, 0.0), (1.0, float("inf")))
     with pytest.raises(
-        ConfigError, match="needs bounded actions, but dimension 1 reaches from 0 to inf"
+        ConfigError, match="needs bounded actions, but dimension 1 ranges from 0 to inf"
     ) as e:
         make(name, action=open_above)
     assert "\n" not in str(e.value)
@@ -538,17 +540,17 @@ def test_the_values_of_a_walk_are_a_fixed_point(name: str, alpha: float) -> None
     torch.testing.assert_close(error, torch.tensor([0, 0, 0, 0, 0.9, 0.9]), atol=1e-5, rtol=0)
 
 
-# Agents of somebody else
+# Agents from outside the package
 
 
 class Bare(Agent):
-    """Settings of replay, and none of the parts that the algorithms here have by custom."""
+    """Settings of replay, but none of the parts that `Agent` reads."""
 
     Config = OffPolicyConfig
 
 
 class Measured(Bare):
-    """Knows by itself how wrong it is."""
+    """Computes its own TD errors."""
 
     def errors(self, batch: Batch) -> Tensor:
         return batch.reward.abs()
@@ -562,10 +564,10 @@ def test_settings_that_need_parts_which_an_agent_has_not_are_one_sentence() -> N
     check(Bare)
     check(Bare, prioritized=True)
     with pytest.raises(
-        ConfigError, match=r"normalize_obs is true, but Bare has no observations, .* a method observe"
+        ConfigError, match=r"normalize_obs is true, but Bare has no observations, .* override observe"
     ):
         check(Bare, normalize_obs=True)
-    needs = "priority_on_add is true, but Bare has no observations and no critic_loss and no draw, .* a method errors"
+    needs = "priority_on_add is true, but Bare has no observations and no critic_loss and no draw, .* override errors"
     with pytest.raises(ConfigError, match=needs) as e:
         check(Bare, prioritized=True, priority_on_add=True)
     assert "\n" not in str(e.value)

@@ -68,7 +68,7 @@ def test_a_squashed_head_has_means_first_and_bounded_deviations_after_them() -> 
 def test_a_temperature_is_positive_or_exactly_zero() -> None:
     assert Temperature(0.2, tuned=True)().item() == pytest.approx(0.2)
     assert Temperature(0.0, tuned=False)().item() == 0.0
-    with pytest.raises(ConfigError, match="alpha is 0, from where it can't be tuned"):
+    with pytest.raises(ConfigError, match="alpha is 0, which cannot be tuned"):
         Temperature(0.0, tuned=True)
 
 
@@ -117,7 +117,7 @@ def test_a_target_reads_another_body_and_takes_no_gradient() -> None:
 
 def test_noisy_layers_come_with_plain_torsos_only() -> None:
     with pytest.raises(
-        ConfigError, match="noisy layers come with the network 'mlp' only, not with 'residual'"
+        ConfigError, match="noisy layers need network 'mlp', but the network is 'residual'"
     ):
         pair(Array((3,)), noisy=True, actor_network=Part("residual"))
 
@@ -144,7 +144,7 @@ def test_columns_of_a_bounded_action_are_counted() -> None:
         ),
         (
             Continuous((3,), (-1.0, -1.0, float("-inf")), (1.0, 1.0, 2.0)),
-            "td3 needs bounded actions, but dimension 2 reaches from -inf to 2; ",
+            "td3 needs bounded actions, but dimension 2 ranges from -inf to 2; ",
         ),
     ],
 )

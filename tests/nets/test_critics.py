@@ -138,7 +138,7 @@ def test_no_dropout_draws_nothing() -> None:
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])
 def test_a_rate_of_dropout_outside_its_range_is_refused(rate: float) -> None:
-    with pytest.raises(ConfigError, match=f"dropout is {rate}; it must be at least 0 and below 1"):
+    with pytest.raises(ConfigError, match=f"dropout is {rate}; it must be at least 0 and less than 1"):
         critics(critic_network=Part("mlp", {"dropout": rate}))
 
 

@@ -62,14 +62,14 @@ def test_what_torch_offers_is_offered_or_declined() -> None:
 @pytest.mark.parametrize("name", [name for name in UNFIT if hasattr(torch.optim, name)])
 def test_what_can_not_serve_is_one_sentence_with_what_can(name: str) -> None:
     with pytest.raises(
-        ConfigError, match=f"optimizer {name!r} can't be used: .*choose one of: Adadelta, .*SGD"
+        ConfigError, match=f"optimizer {name!r} cannot be used: .*choose one of: Adadelta, .*SGD"
     ) as e:
         build_optimizer(parameters(), Part(name), 0.01, {"eps": 1e-8, "weight_decay": 0.0})
     assert "\n" not in str(e.value)
 
 
 def test_dampening_would_not_start_as_torch_starts_it() -> None:
-    with pytest.raises(ConfigError, match=r"can't be used with dampening 0\.5"):
+    with pytest.raises(ConfigError, match=r"cannot be used with dampening 0\.5"):
         build_optimizer(parameters(), Part("SGD", {"momentum": 0.9, "dampening": 0.5}), 0.01, {})
 
 
@@ -101,6 +101,6 @@ def test_an_optimizer_of_somebody_else_starts_from_its_own_values() -> None:
 
 def test_state_that_is_no_tensor_is_one_sentence() -> None:
     with pytest.raises(
-        ConfigError, match="optimizer Follower keeps 'count' as a int; its state must be tensors"
+        ConfigError, match="optimizer Follower stores 'count' as a int; its state must consist of tensors"
     ):
         initialise_state(Follower(parameters(), 0.01), torch.tensor(0.01))

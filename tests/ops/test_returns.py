@@ -273,7 +273,7 @@ def episodes(seed: int, rows: int = 24, num_envs: int = 16) -> dict[str, Tensor]
             row += 1
     data = {
         "reward": rand(rows, num_envs) - 0.5,
-        "updates_per_step": 2 * rand(rows, num_envs),
+        "ratio": 2 * rand(rows, num_envs),
         "q": rand(rows, num_envs) - 0.5,
     }
     poisoned = {key: torch.where(mask > 0, found, NAN) for key, found in data.items()}
@@ -354,9 +354,9 @@ def test_gradients_flow_through_a_return() -> None:
 
 def test_shapes_are_checked_on_entry() -> None:
     rows, value = torch.zeros(4, 2), torch.zeros(5, 2)
-    with pytest.raises(ValueError, match=r"value has shape \(4, 2\); it needs \[T\+1, B\] = \(5, 2\)"):
+    with pytest.raises(ValueError, match=r"value has shape \(4, 2\); it needs \[T\+1, B, \.\.\.\] = \(5, 2\)"):
         gae(rows, rows, rows, rows, 0.9)
-    with pytest.raises(ValueError, match=r"time-major \[T, B\].*\(4,\)"):
+    with pytest.raises(ValueError, match=r"time-major \[T, B, \.\.\.\].*\(4,\)"):
         gae(rows[:, 0], rows[:, 0], value[:, 0], rows[:, 0], 0.9)
     with pytest.raises(ValueError, match=r"keep has shape \(4, 1\)"):
         lambda_return(rows, rows, value, rows[:, :1], 0.9)

@@ -63,6 +63,7 @@ class OnPolicyConfig(NetworkConfig):
 class OffPolicyConfig(MemoryConfig, PreprocessorConfig, ReplayConfig):
     """Settings of the algorithms that learn from a replay buffer."""
 
+    off_policy: ClassVar[bool] = True
     unused: ClassVar[tuple[str, ...]] = ()
     """inherited settings that an algorithm does not use"""
     random_steps: Count = 10_000
