@@ -1,8 +1,13 @@
-"""Settings of the whole process that make training faster: threads, TF32, thread switching, memory allocation."""
+"""What belongs to the whole process: options that make training faster, and signals."""
 
 import ctypes
 import platform
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import torch
 
@@ -54,3 +59,28 @@ def keep_freed_memory() -> None:
     for option in (trim_threshold, mmap_threshold):
         if not library.mallopt(option, 1 << 30):
             library.mallopt(option, 1 << 25)  # the largest value that some versions accept
+
+
+@contextmanager
+def first_interrupt(handle: Callable[[], None]) -> Iterator[None]:
+    """Within, the first Ctrl-C (or SIGTERM) calls `handle`; the next one goes to the previous handler.
+
+    Signals can be handled in the main thread only; in another one nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        restore()
+        handle()
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        restore()

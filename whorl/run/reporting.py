@@ -10,7 +10,7 @@ import torch
 
 from whorl.core.registry import resolve
 from whorl.log.console import Console
-from whorl.log.writers import Log, LogFile, Logger, MetricFiles, TensorBoard, WandB
+from whorl.log.writers import Log, LogFile, Logger, MetricFiles, Row, TensorBoard, WandB
 from whorl.run.build import Parts, replay_device
 from whorl.run.loop import Counters
 from whorl.settings.merge import Settings
@@ -43,6 +43,7 @@ class Reporting:
     Args:
         loggers: names of registered loggers or factories, besides those that settings ask for.
         purge_step: on resume, the first step whose earlier TensorBoard points are hidden.
+        last_row_at: offset in metrics.jsonl of a row that only the end of training made due; a resumed run overwrites it.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class Reporting:
         settings: Settings,
         loggers: Sequence[str | LoggerFactory] = (),
         purge_step: int | None = None,
+        last_row_at: int | None = None,
     ) -> None:
-        run = settings.run
+        run, self._last_row_at = settings.run, last_row_at
         self.run_dir, self.settings = run_dir, settings
         self.metric_files = MetricFiles(run_dir)
         self.log = Log(self.metric_files)
@@ -73,6 +75,19 @@ class Reporting:
             self.log.close()
             raise
 
+    def write_last(self, row: Row) -> None:
+        """Write a row that only the end of training made due."""
+        self._last_row_at = self.metric_files.offset()
+        self.log.write(row)
+
+    def offsets(self) -> dict[str, int]:
+        """Where a run that is resumed from a checkpoint cuts metrics.jsonl: if it continues, and if it had ended."""
+        end = self.metric_files.offset()
+        return {
+            "metrics_offset": end if self._last_row_at is None else self._last_row_at,
+            "metrics_end": end,
+        }
+
     def console(self, parts: Parts, counters: Counters) -> Console:
         """The progress display."""
         settings = self.settings
@@ -89,6 +104,13 @@ class Reporting:
         """Upload the policy of checkpoint number `saved` to W&B, where it is in use."""
         if self.wandb is not None and saved:
             self.wandb.artifact(self.run_dir / f"checkpoint_{saved}" / checkpoint.POLICY, name)
+
+
+def cut_metrics(run_dir: Path, offset: int) -> None:
+    """Remove the rows of metrics after `offset`."""
+    metrics = MetricFiles(run_dir)
+    metrics.cut(offset)
+    metrics.close()
 
 
 class SystemMetrics:

@@ -10,13 +10,10 @@
 A trainer changes nothing process-wide outside of `train()`, so several can take turns in one process.
 """
 
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -26,16 +23,16 @@ from whorl.agents.agent import Agent
 from whorl.collect.collector import Collector
 from whorl.core import files
 from whorl.core.errors import CheckpointError, ConfigError, DamagedError, WhorlError
-from whorl.core.process import configure_process
+from whorl.core.process import configure_process, first_interrupt
 from whorl.data.experience import Experience
 from whorl.envs.make import Source
-from whorl.log.writers import Log, MetricFiles
+from whorl.log.writers import Log
 from whorl.run.build import Parts, build, learner_threads
 from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots
 from whorl.run.checkpointing import Checkpointing, load_weights, use_checkpoint
 from whorl.run.evaluate import Evaluation, Evaluator
 from whorl.run.loop import Counters, Loop
-from whorl.run.reporting import LoggerFactory, Reporting, Result, SystemMetrics
+from whorl.run.reporting import LoggerFactory, Reporting, Result, SystemMetrics, cut_metrics
 from whorl.settings.merge import Settings
 from whorl.state import checkpoint
 from whorl.state.policy import build_agent
@@ -80,7 +77,7 @@ class Trainer:
         """whether training continues from a checkpoint that is not the newest"""
         self._purge_step: int | None = None
         self._last_row_at: int | None = None
-        """offset in metrics.jsonl of a last row that only the end of training made due; a resumed run overwrites it"""
+        """see `Reporting`"""
         self._row: dict[str, Any] = {}
         self._inside_step = False
         self._result: Result | None = None
@@ -163,7 +160,7 @@ class Trainer:
             stack.enter_context(configure_process(run.threads, run.tf32, learner_threads(self.settings)))
             stack.callback(self._release)
             self._rebuild()
-            stack.enter_context(_interrupts(self))
+            stack.enter_context(first_interrupt(self._interrupt))
             reporting = self._open()
             console = stack.enter_context(reporting.console(self.parts, self.counters))
             for row in self:
@@ -246,6 +243,10 @@ class Trainer:
         else:
             self._release()
 
+    def _interrupt(self) -> None:
+        self.interrupted = True
+        self.stop("it was interrupted")
+
     def _spent(self) -> tuple[float, float, str]:
         return self.counters.spent(self.settings.run)
 
@@ -273,8 +274,7 @@ class Trainer:
         if self._result is not None:
             return self._result
         if self._row and not self.loop.row_is_due():
-            self._last_row_at = self._reporting.metric_files.offset()
-            self.log.write({**self._row, **self.parts.learner.means()})
+            self._reporting.write_last({**self._row, **self.parts.learner.means()})
         if self.checkpointing.last_due():
             self.checkpointing.drop_open_episodes()
             self.save()
@@ -329,7 +329,8 @@ class Trainer:
             if self.run_dir is None:
                 self.run_dir = self._new_folder()
             self.checkpointing.open(self.run_dir)
-            self._reporting = Reporting(self.run_dir, self.settings, self.loggers, self._purge_step)
+            resumed = self._purge_step, self._last_row_at
+            self._reporting = Reporting(self.run_dir, self.settings, self.loggers, *resumed)
             self._system = SystemMetrics(self.agent.updates)
             self._row, self._result, self._inside_step = {}, None, False
             if not self._restored:
@@ -392,15 +393,13 @@ class Trainer:
 
     def _metadata(self) -> dict[str, Any]:
         assert self._reporting is not None
-        end = self._reporting.metric_files.offset()
         return {
             "iterations": self.iteration,
             "steps": self.steps,
             "episodes": self.episodes,
             "mean_return": self.mean_return,
             "wall_time": self.wall_time,
-            "metrics_offset": end if self._last_row_at is None else self._last_row_at,
-            "metrics_end": end,
+            **self._reporting.offsets(),
         }
 
     def state(self) -> dict[str, Any]:
@@ -422,7 +421,7 @@ class Trainer:
     def attach_new(self, run_dir: Path) -> "Trainer":
         """Restart a run that ended before its first checkpoint, in its own folder."""
         self.run_dir = run_dir
-        _cut_metrics(run_dir, 0)
+        cut_metrics(run_dir, 0)
         self._purge_step = 0
         return self
 
@@ -443,34 +442,6 @@ class Trainer:
         self._branched = checkpoint.number(loaded.folder) != newest
         offset = int(loaded.metadata["metrics_offset"])
         self._last_row_at = offset if self.finished else None
-        _cut_metrics(run_dir, int(loaded.metadata.get("metrics_end", offset)) if self.finished else offset)
+        cut_metrics(run_dir, int(loaded.metadata.get("metrics_end", offset)) if self.finished else offset)
         self._purge_step = self.steps + 1
         return self
-
-
-def _cut_metrics(run_dir: Path, offset: int) -> None:
-    metrics = MetricFiles(run_dir)
-    metrics.cut(offset)
-    metrics.close()
-
-
-@contextmanager
-def _interrupts(trainer: Trainer) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) ends training after this iteration, with a checkpoint; the second one at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        # From now on the previous handlers are in charge: the next signal ends the process.
-        for name, handler in before.items():
-            signal.signal(name, handler)
-        trainer.interrupted = True
-        trainer.stop("it was interrupted")
-
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
