@@ -33,7 +33,7 @@ class Adapter:
     """One environment library. A subclass defines at least `owns` and `factory`."""
 
     extra: str = ""
-    """the extra of whorl that installs the library: the error for a missing package names it"""
+    """the extra of whorl that installs the library, which the error for a missing package names; "" for others"""
     packages: tuple[str, ...] = ()
     """the modules that must be importable"""
     modules: tuple[str, ...] = ()
@@ -185,5 +185,8 @@ def missing_package(id: str, error: Exception) -> WhorlError:
         for module in adapter.packages:
             # An environment may reject the installed version (Pusher-v4 does): then its own message is better.
             if module.lower() in text and find_spec(module) is None:
-                return missing_extra(module.replace("_", "-"), adapter.extra)
+                name = module.replace("_", "-")
+                if adapter.extra:
+                    return missing_extra(name, adapter.extra)
+                return WhorlError(f"{name} is not installed; install it with: pip install {name}")
     return EnvError(f"{id} can't be imported: {error}")
