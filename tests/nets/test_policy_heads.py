@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from whorl.settings.families import NetworkConfig
 
 from whorl.core.spec import (
     Continuous,
@@ -15,7 +16,6 @@ from whorl.core.spec import (
 )
 from whorl.nets.policy import JointHead, policy_head
 from whorl.ops.distributions import Joint
-from whorl.settings.families import NetworkConfig
 
 ACTION: dict[str, Any] = {
     "pick": Discrete(3),

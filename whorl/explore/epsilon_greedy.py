@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """Exploration of value-based agents: epsilon-greedy, or a softmax over Q values."""
-=======
-"""Exploration with Q values of discrete actions: epsilon-greedy or Boltzmann."""
->>>>>>> frame
 
 from dataclasses import dataclass
 from typing import Literal
