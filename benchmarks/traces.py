@@ -54,7 +54,8 @@ NOT_COMPARED = re.compile(
 )
 """columns of metrics that depend on the clock, the load, or the format of messages"""
 CASES = Path(__file__).with_name("trace_cases.py")
-TIMEOUT = 300.0
+TIMEOUT = 900.0
+"""seconds, on a machine that is busy with other things"""
 SHOWN = 4
 """names in a list before the rest is counted"""
 
@@ -313,10 +314,14 @@ def run_all(names: Sequence[str], old: Checkout, new: Checkout, args: argparse.N
     try:
         with ThreadPoolExecutor(args.jobs) as pool:
             futures = {pool.submit(both, name): name for name in names}
-            for future in as_completed(futures):
-                found, seconds = future.result()
-                failed += bool(found.differences)
-                _print(futures[future], found, seconds)
+            try:
+                for future in as_completed(futures):
+                    found, seconds = future.result()
+                    failed += bool(found.differences)
+                    _print(futures[future], found, seconds)
+            except BaseException:  # Ctrl-C: the cases that have not begun are not waited for
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     finally:
         for one in runners:
             one.close()
@@ -344,13 +349,17 @@ def main() -> int:
     )
     add_arguments(parser)
     parser.add_argument(
-        "--only", default="*", help="cases whose name has this in it, or matches this pattern"
+        "--only", nargs="+", default=["*"], help="words in the names of cases, or patterns for them"
     )
     parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--fresh", action="store_true", help="train the old checkout again, too")
     args = parser.parse_args()
-    wanted = [case for case in cases() if args.only in case.name or fnmatch.fnmatchcase(case.name, args.only)]
+    wanted = [
+        case
+        for case in cases()
+        if any(part in case.name or fnmatch.fnmatchcase(case.name, part) for part in args.only)
+    ]
     if args.list:
         print("\n".join(f"{case.name:40s} {case.algorithm}" for case in wanted))
         return 0
@@ -359,7 +368,7 @@ def main() -> int:
             print(f"{case.name:40s} skipped, {case.needs} is not installed")
     names = [case.name for case in wanted if not case.skipped]
     if not names:
-        raise SystemExit(f"no case matches {args.only!r}; --list prints their names")
+        raise SystemExit(f"no case matches {' or '.join(args.only)}; --list prints their names")
     logs = Path(tempfile.mkdtemp(prefix="whorl-traces-"))
     with two(args) as (old, new):
         print(f"old {old.name}\nnew {new.name}\nlogs {logs}")

@@ -79,7 +79,14 @@ POOL = {**MLP, "lanes": 8, "rollout_steps": 256, "batch_size": 2048, "epochs": 1
 UPDATES = {"lanes": 1, "workers": 0, "capacity": 20_000, "learn_after": 200, "random_steps": 200}
 SAC = {**UPDATES, "rollout_steps": 4, "batch_size": 256, "ratio": 16}
 DQN = {**UPDATES, "rollout_steps": 4, "hidden": [512], "batch_size": 32, "ratio": 16, "random_steps": 0}
-RSAC = {**UPDATES, "rollout_steps": 20, "batch_size": 16, "ratio": 1, "memory_size": 128, "learn_after": 400}
+RSAC = {
+    **UPDATES,
+    "rollout_steps": 20,
+    "batch_size": 16,
+    "ratio": 0.5,
+    "memory_size": 128,
+    "learn_after": 400,
+}
 CUDA = {"learner_device": "cuda"}
 MANY = {"ratio": 64, "rollout_steps": 5}
 QUADROTOR = {"lanes": 4096, "rollout_steps": 64, "batch_size": 65_536, "epochs": 4, "compile": True}
