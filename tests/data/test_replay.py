@@ -122,7 +122,9 @@ def test_every_sequence_equals_what_the_record_says(
             assert batch.reward[:, b].tolist() == pytest.approx(
                 [row.reward if row.mask else 0 for row in rows[:-1]]
             )
-            assert batch.discount[:, b].tolist() == pytest.approx([GAMMA * row.continues for row in rows[:-1]])
+            assert batch.discount[:, b].tolist() == pytest.approx(
+                [GAMMA * row.continues for row in rows[:-1]]
+            )
             if stride > 1:
                 assert batch.memory["net"]["h"][b].tolist() == [start, env_index]
         learn(store, batch)
@@ -188,7 +190,10 @@ def test_a_restart_costs_one_row_even_where_nobody_announced_it() -> None:
 
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 1.0, 2.5])
 def test_fractions_of_the_ratio_are_carried_exactly(ratio: float) -> None:
-    record, store = Recorder(1, end=0.0), replay(1, 50, Transitions(1), updates_per_step=ratio, learning_starts=10)
+    record, store = (
+        Recorder(1, end=0.0),
+        replay(1, 50, Transitions(1), updates_per_step=ratio, learning_starts=10),
+    )
     made = []
     for _ in range(110):
         store.add(record.rollout(1))

@@ -167,7 +167,9 @@ def test_garbage_in_a_masked_row_never_comes_out(view: Sequences) -> None:
 
 
 def test_settings_say_what_a_sequence_is() -> None:
-    cfg = ReplayConfig(memory="lstm", sequence_length=8, burn_in=4, sequence_stride=2, n_step=3, last_reward=True)
+    cfg = ReplayConfig(
+        memory="lstm", sequence_length=8, burn_in=4, sequence_stride=2, n_step=3, last_reward=True
+    )
     assert view_of(cfg) == Sequences(8, 4, 2, 3, False, True)
     whole = ReplayConfig(memory="gru", sequence_length=50, whole_episodes=True)
     assert view_of(whole) == Sequences(50, 0, 1, 1, True, False)
@@ -196,7 +198,9 @@ def test_a_ring_too_small_for_its_sequences_is_told_in_one_sentence(
 
 @pytest.mark.parametrize("stride", [2, 5, 8])
 def test_the_smallest_ring_that_is_allowed_always_has_a_start(stride: int) -> None:
-    cfg = ReplayConfig(memory="lstm", sequence_length=3, sequence_stride=stride, n_step=2, stored_memory=False)
+    cfg = ReplayConfig(
+        memory="lstm", sequence_length=3, sequence_stride=stride, n_step=2, stored_memory=False
+    )
     slots = stride
     while True:
         try:
@@ -210,7 +214,9 @@ def test_the_smallest_ring_that_is_allowed_always_has_a_start(stride: int) -> No
         store.add(record.rollout(1))
         if store.steps > store.learning_starts:
             assert len(starts(store))
-            assert set(numbers(store.sample())) <= set(numbers(view.gather(store.ring, starts(store), store.discounting)))
+            assert set(numbers(store.sample())) <= set(
+                numbers(view.gather(store.ring, starts(store), store.discounting))
+            )
 
 
 def test_an_episode_that_outgrows_the_ring_is_one_sentence() -> None:
@@ -234,7 +240,12 @@ def test_an_episode_that_outgrows_the_ring_is_one_sentence() -> None:
 def test_a_sequence_is_drawn_by_its_largest_and_its_mean_error() -> None:
     """eta .9 of errors 1, 3, 2: .9 * 3 + .1 * 2; where the 3 is masked: .9 * 2 + .1 * 1.5."""
     cfg = ReplayConfig(
-        memory="lstm", sequence_length=3, sequence_stride=3, buffer_size=30, prioritized=True, priority_alpha=1.0
+        memory="lstm",
+        sequence_length=3,
+        sequence_stride=3,
+        buffer_size=30,
+        prioritized=True,
+        priority_alpha=1.0,
     )
     store = replay_of(cfg, spec(1), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask, MEMORY)
     record = Recorder(1, end=0.0)
@@ -364,7 +375,9 @@ def test_the_size_counts_what_is_remembered() -> None:
 
 
 def test_the_size_without_stored_memory_is_that_of_the_ring_too() -> None:
-    agent = DQN(spec_of(3), DQN.Config(buffer_size=250, memory="lstm", stored_memory=False, hidden_sizes=(8,)))
+    agent = DQN(
+        spec_of(3), DQN.Config(buffer_size=250, memory="lstm", stored_memory=False, hidden_sizes=(8,))
+    )
     agent.prepare("cpu", lambda name: torch.Generator())
     assert agent.replay_bytes() == agent.experience(torch.Generator()).bytes == 3 * 80 * (12 + 8 + 4 + 4)
 

@@ -8,6 +8,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whorl.agents.agent import Acted, Agent, Context, Updated
+from whorl.agents.component import with_components
 from whorl.collect.collector import Collector
 from whorl.core import tree
 from whorl.core.errors import ConfigError
@@ -150,7 +152,9 @@ def copied(batch: Batch) -> Batch:
 
 def copy_of(agent: Agent) -> Agent:
     """The same networks, for acting alone."""
-    twin = type(agent)(agent.spec, agent.cfg)
+    components: dict[str, Any] = dict(agent.components)
+    configs = {name: component.cfg for name, component in components.items()}
+    twin = with_components(partial(type(agent), cfg=agent.cfg), agent.spec, configs)
     twin.load_state_dict(agent.state_dict())
     return twin
 
