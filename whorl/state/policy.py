@@ -1,6 +1,5 @@
 """A self-contained trained policy: weights, normalisers, frame stack, memory and action scaling in one file."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whorl.agents.agent import Agent, Context
+from whorl.agents.agent import COMPONENTS, Agent, Context
 from whorl.agents.component import with_components
 from whorl.core import spec as specs
 from whorl.core import tree
@@ -212,7 +211,7 @@ def export(agent: Agent, settings: Settings) -> dict[str, Any]:
         "format": FORMAT,
         "config": settings.plain(),
         "spec": pack_spec(agent.spec),
-        "module": dict(agent.state_dict()),
+        "module": {k: v for k, v in agent.state_dict().items() if not k.startswith(f"{COMPONENTS}.")},
     }
 
 
@@ -221,18 +220,19 @@ def load_policy(saved: dict[str, Any], trust: tuple[str, ...] = (), device: str 
     config = dict(saved["config"])
     with only_trusted(trust):
         settings = configure(config["algorithm"], config["env"], config, presets=False)
-        agent = build_agent(settings, unpack_spec(saved["spec"]))
-    agent.to(device).load_state_dict(saved["module"])
+        agent = build_agent(settings, unpack_spec(saved["spec"]), components=False)
+    agent.to(device).load_state_dict({name: saved["module"][name] for name in agent.state_dict()})
     return SavedPolicy(agent, settings)
 
 
-def build_agent(settings: Settings, spec: Spec, seed: int = 0) -> Agent:
-    """The agent that settings describe, with its components, initialised from `seed`; global RNGs stay untouched."""
+def build_agent(settings: Settings, spec: Spec, seed: int = 0, components: bool = True) -> Agent:
+    """The agent that settings describe, initialised from `seed`; global RNGs stay untouched."""
     _, cls, _ = algorithm_class(settings.algorithm)
-    configs: Mapping[str, Any] = getattr(settings, "components", {})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return with_components(partial(cls, cfg=settings.algo), spec, configs)
+        if not components:
+            return cls(spec, settings.algo)
+        return with_components(partial(cls, cfg=settings.algo), spec, getattr(settings, "components", {}))
 
 
 def pack_spec(spec: Spec) -> dict[str, Any]:
