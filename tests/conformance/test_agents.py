@@ -1,4 +1,4 @@
-"""Every update rule × every contract, and four toys that try the seams. Presets are at least built and stepped."""
+"""Every update rule × every check, and four toy agents; presets and components are at least built and updated."""
 
 from dataclasses import fields
 from itertools import product
@@ -15,7 +15,7 @@ from whorl.settings.families import ReplayConfig
 from whorl.settings.presets import algorithm_class, load_preset, preset_names
 
 SETTINGS = {name: {"updates_per_step": 0.1} for name in TOYS if name != "toy_policy_gradient"}
-"""Enough updates for what is checked"""
+"""So many updates that the checks see some"""
 
 
 def rules() -> list[str]:
@@ -39,17 +39,21 @@ COMMON = [
     ("dict", "none", "masked"),
 ]
 ON_POLICY = [("dict", "gru", "masked"), ("vector", "lstm", "multi-discrete")]
+TREES = {
+    rule: [("vector", "none", "tree"), ("dict", "gru", "masked-tree")]
+    for rule in ("a2c", "impala", "ppg", "ppo", "reinforce", "toy_policy_gradient")
+}
 REMEMBERED = {
     **{rule: [("vector", "lstm", "discrete")] for rule in ("c51", "iqn", "qr_dqn")},
     **{rule: [("vector", "lstm", "continuous")] for rule in ("ddpg", "td3", "tqc")},
     "dqn": [("vector", "lstm", "discrete"), ("image", "gru", "discrete")],
     "sac": [("image", "lstm", "continuous"), ("vector", "attention", "continuous")],
 }
-"""Cells in which each kind of each axis occurs, with memory by rule; the others are run by the full suite."""
+"""Cells that cover every kind of each axis, with memory by rule; the full suite runs the others."""
 
 
 def common(rule: str) -> list[tuple[str, str, str]]:
-    return [*COMMON, *REMEMBERED.get(rule, ON_POLICY)]
+    return [*COMMON, *REMEMBERED.get(rule, ON_POLICY), *TREES.get(rule, [])]
 
 
 def cells() -> list[object]:
@@ -144,7 +148,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 OWN_NETS = {"crossq": ("noisy", "dueling-noisy", "dropout", "residual")}
-"""Rules whose nets are part of them, and the options of nets that they decline"""
+"""Rules with their own networks, and the network options that they refuse"""
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -170,7 +174,7 @@ SEQUENCES: dict[str, tuple[str, dict[str, Any]]] = {
     "shared": ("sac", {"share_memory": True, "n_step": 2, "target_memory": False, "normalize_obs": True}),
     "shared-target": ("ddpg", {"share_memory": True, "noisy": True, "prioritized": True}),
 }
-"""What sequences and memories can be told, each on a rule that takes it"""
+"""Options of sequences and memories, each on a rule that has them"""
 
 
 @pytest.mark.parametrize("options", SEQUENCES)
@@ -197,6 +201,31 @@ def test_truncation_is_no_termination_with_priorities_and_n_steps(rule: str, opt
 def test_truncation_is_no_termination_to_a_memory(rule: str, memory: str, rounds: int) -> None:
     found = plain(rule, memory, **OPTIONS["prioritized-n-step"])
     conformance.tells_truncation_from_termination(found, rounds)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_policy_gradient_rules_take_trees_of_actions_and_the_others_name_them(rule: str) -> None:
+    for action in ("tree", "masked-tree"):
+        found = conformance.subject(rule, "vector", "none", action)
+        if rule in TREES:
+            found.agent()
+        elif rule not in TOYS:
+            sentence = "has Dict or Tuple actions; use ppo, ppg, a2c, impala or reinforce$"
+            with pytest.raises(ConfigError, match=sentence):
+                found.agent()
+
+
+COMPONENT_CHECKS = {**CHECKS, "gives_aligned_rewards": conformance.gives_aligned_rewards}
+
+
+@pytest.mark.parametrize("check", COMPONENT_CHECKS)
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "dqn", "sac"])
+@pytest.mark.parametrize("component", conformance.component_names())
+def test_a_component_keeps_the_contracts(component: str, algorithm: str, check: str) -> None:
+    found = conformance.component_subject(component, algorithm)
+    if found is None:
+        pytest.skip(f"{component} does not work with {algorithm}")
+    COMPONENT_CHECKS[check](found)
 
 
 @pytest.mark.parametrize("name", sorted(set(preset_names()) - set(rules())))

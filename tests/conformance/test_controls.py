@@ -11,6 +11,7 @@ from whorl.agents.agent import Acted, Context, Updated, captured
 from whorl.conformance import subject
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
+from whorl.core.spec import MASK_KEY
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.ops import masked_mean, polyak_
@@ -76,6 +77,12 @@ class DrawsFromTorch(ToyPolicyGradient):
         return Acted(torch.randint_like(acted.action, 3), acted.memory, acted.extras)
 
 
+class IgnoresMasks(ToyPolicyGradient):
+    def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        free = {**obs, MASK_KEY: torch.ones_like(obs[MASK_KEY])}
+        return super().act(free, memory, context)
+
+
 class ForgetsToReset(ToyPolicyGradient):
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return super().act(
@@ -100,14 +107,14 @@ CONTROLS = [
         BootstrapsPastTheEnd,
         "tells_truncation_from_termination",
         "none",
-        r"an end: V\(5\) is [3-9]\..*, not 1",
+        r"terminal Walk: V\(5\) is [3-9]\..*, not 1",
     ),
     (AveragesMaskedRows, "masked_rows_have_no_influence", "none", "in masked rows changed"),
     (ForgetsALayer, "moves_what_it_trains", "none", "idle.weight has an optimizer but did not move"),
     (TargetDrifts, "targets_move_by_their_rule_alone", "none", "target.* moved although"),
-    (KeepsACounterAside, "resumes_exactly", "none", "went another way"),
+    (KeepsACounterAside, "resumes_exactly", "none", "training after a restore differs"),
     (ReadsItsLoss, "can_be_captured", "none", "Tensor.item can't be captured"),
-    (DrawsFromTorch, "acts", "none", "greedy actions depend|torch's own stream"),
+    (DrawsFromTorch, "acts", "none", "greedy actions depend|global random state"),
     (ForgetsToReset, "replays_log_probs", "lstm", "not close"),
     (LeavesAGradient, "metric_names", "none", "carries a gradient"),
 ]
@@ -126,6 +133,13 @@ def test_a_planted_mistake_is_found(agent: type, check: str, memory: str, messag
         getattr(conformance, check)(cell)
 
 
+@pytest.mark.parametrize("action", ["masked", "masked-tree"])
+def test_a_masked_action_is_noticed(action: str) -> None:
+    register("algorithm", "ignores masks", IgnoresMasks)
+    with pytest.raises(AssertionError, match="a masked action was chosen"):
+        conformance.acts(subject("ignores masks", "vector", "none", action))
+
+
 def test_conform_runs_the_whole_matrix_and_says_what_an_agent_takes() -> None:
     class Tiny(ToyQ):
         """Vectors only, to be quick."""
@@ -141,5 +155,5 @@ def test_conform_runs_the_whole_matrix_and_says_what_an_agent_takes() -> None:
     register("algorithm", "tiny", Tiny)
     assert conformance.conform("tiny", updates_per_step=0.1) == ["vector none discrete"]
     register("algorithm", "tiny past the end", TinyPastTheEnd)
-    with pytest.raises(AssertionError, match="Walk with an end"):
+    with pytest.raises(AssertionError, match="terminal Walk"):
         conformance.conform("tiny past the end", updates_per_step=0.1, n_step=1)

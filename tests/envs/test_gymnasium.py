@@ -115,7 +115,7 @@ def test_actions_reach_the_environment_as_its_own():
     )
     env = GymnasiumVector(lambda: Countdown(action_space=space), 1, "x")
     assert env.spec.action == {
-        "many": {"0": MultiDiscrete((2, 3)), "1": MultiDiscrete((2, 2))},
+        "many": {"0": MultiDiscrete((2, 3)), "1": MultiDiscrete((2, 2), dtype="int8")},
         "move": Continuous((1, 2), (0.0, -2.0), (1.0, 2.0)),
         "pick": Discrete(3, 5),
     }

@@ -141,7 +141,10 @@ def test_the_variance_of_a_noisy_value_is_the_published_one() -> None:
 
 def test_dueling_streams_have_noise_of_their_own() -> None:
     # Var(V + A - mean A) = .345012 * (1 + 1 - 1/3); shared noise would make it another number
-    net, generator = values(choices=3, hidden_sizes=(), noisy=True, dueling=True), torch.Generator().manual_seed(0)
+    net, generator = (
+        values(choices=3, hidden_sizes=(), noisy=True, dueling=True),
+        torch.Generator().manual_seed(0),
+    )
     assert float(sampled(net, generator).var(0).mean()) == pytest.approx(0.345012 * 5 / 3, abs=0.06)
 
 
@@ -190,7 +193,9 @@ def test_a_noisy_net_is_quiet_without_noise(dueling: bool) -> None:
 
 def test_layer_norms_stand_before_each_activation_and_behind_an_encoder_with_weights() -> None:
     norms = [
-        tuple(m.normalized_shape) for m in values(hidden_sizes=(8, 6), layer_norm=True).modules() if is_norm(m)
+        tuple(m.normalized_shape)
+        for m in values(hidden_sizes=(8, 6), layer_norm=True).modules()
+        if is_norm(m)
     ]
     assert norms == [(8,), (6,)]
     net = values(observation=IMAGE, hidden_sizes=(8,), layer_norm=True)
@@ -256,7 +261,9 @@ def test_fractions_of_each_row_are_its_own() -> None:
 
 def test_without_an_encoder_the_first_hidden_layer_makes_the_features() -> None:
     assert quantiles(hidden_sizes=(8, 6)).backbone.size == 8
-    assert [tuple(p.shape) for p in quantiles(hidden_sizes=(8, 6)).advantage.parameters() if p.dim() == 2] == [
+    assert [
+        tuple(p.shape) for p in quantiles(hidden_sizes=(8, 6)).advantage.parameters() if p.dim() == 2
+    ] == [
         (6, 8),
         (3, 6),
     ]
@@ -321,8 +328,11 @@ def test_allowed_choices_are_read_from_the_rows_asked_for() -> None:
     ("action", "told"),
     [
         (Continuous((2,), (-1.0, -1.0), (1.0, 1.0)), "has continuous actions; use sac, td3 or ppo"),
-        (MultiDiscrete((2, 3)), "has multidiscrete actions; use ppo"),
-        ({"one": Discrete(2), "two": Discrete(3)}, "has a dict of actions; use ppo"),
+        (MultiDiscrete((2, 3)), "has multidiscrete actions; use ppo, ppg, a2c, impala or reinforce"),
+        (
+            {"one": Discrete(2), "two": Discrete(3)},
+            "has Dict or Tuple actions; use ppo, ppg, a2c, impala or reinforce",
+        ),
     ],
 )
 def test_other_kinds_of_action_are_one_sentence(action: Any, told: str) -> None:

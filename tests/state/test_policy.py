@@ -76,7 +76,7 @@ def test_integer_observations_are_understood_one_by_one_and_in_batches(tmp_path:
     found = policy.act(torch.tensor([4, 4, 5, 3]))
     assert isinstance(found, torch.Tensor) and found.tolist() == [1, 1, 2, 0]
     assert policy.act(np.eye(3, dtype=np.float32)).tolist() == [0, 1, 2]
-    with pytest.raises(WhorlError, match="the observation is 6; this policy knows 3 to 5"):
+    with pytest.raises(WhorlError, match="the observation is 6; this policy was trained on 3 to 5"):
         policy.act(6)
 
 
@@ -84,7 +84,7 @@ def test_a_wrong_width_is_one_sentence(tmp_path: Path) -> None:
     run = whorl.load("CartPole-v1", "ppo", {**TINY, "runs": str(tmp_path)}).train().run_dir
     policy = whorl.restore(run)
     for shape in ((3,), (5, 3), (2, 5, 4)):
-        told = f"the observation has shape {shape}; this policy knows (4,), one at a time or a batch of them"
+        told = f"the observation has shape {shape}; this policy takes (4,) or a batch of them"
         with pytest.raises(WhorlError, match=re.escape(told)):
             policy.act(np.zeros(shape, np.float32))
 
@@ -100,7 +100,7 @@ def test_dicts_in_any_order_and_masks_beside_them_are_understood(tmp_path: Path)
         policy.act(Senses()._look())
     with pytest.raises(WhorlError, match=r"the observation 'vector' has shape \(3,\)"):
         policy.act({**Senses()._look(), "vector": np.zeros(3)}, action_mask=mask)
-    with pytest.raises(WhorlError, match="batches of different sizes"):
+    with pytest.raises(WhorlError, match="different batch sizes"):
         policy.act(batch, action_mask=mask)
     with pytest.raises(WhorlError, match="lacks 'image'"):
         policy.act({"vector": np.zeros(4, np.float32)}, action_mask=mask)
@@ -182,7 +182,7 @@ def test_a_missing_reward_is_one_sentence() -> None:
     policy = remembering("dqn", "lstm", "discrete")
     policy.act(np.zeros(3, np.float32))
     with pytest.raises(
-        WhorlError, match=r"this policy reads the reward before; call act\(obs, reward=reward\)"
+        WhorlError, match=r"this policy reads the reward of the previous step; call act\(obs, reward=reward\)"
     ):
         policy.act(np.zeros(3, np.float32))
     policy.reset()

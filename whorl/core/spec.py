@@ -1,17 +1,20 @@
-"""What an agent may know of its environment, and nothing more.
+"""What an agent knows of its environment: shapes, dtypes and bounds of observations and actions.
 
-Agents see actions in canonical form: continuous actions live in [-1, 1] per dimension (unbounded dimensions are left
-as they are), discrete ones are integers from 0. `to_env` is the one place where they become the environment's own.
+Agents use actions in canonical form: flat float vectors for continuous actions, integers from 0 for discrete ones.
+A finite bound of a continuous dimension is at canonical -1 (low) or 1 (high): dimensions with two bounds are scaled to
+[-1, 1], those with one are shifted by it (`low + a + 1` or `high + a - 1`), those with none are left as they are.
+Values beyond a bound are clipped to it. `to_env` maps canonical actions to the environment's own.
 """
 
 from dataclasses import dataclass, replace
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from whorl.core import tree
+from whorl.core.action_masks import Choices, mask_size
 from whorl.core.arrays import MASK_KEY as MASK_KEY
 from whorl.core.arrays import Array as Array
 
@@ -23,6 +26,8 @@ class Continuous:
     shape: tuple[int, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
+    dtype: str = "float32"
+    """of the environment's actions; integers are rounded to"""
 
     @property
     def size(self) -> int:
@@ -39,18 +44,30 @@ class Discrete:
 
     n: int
     start: int = 0
+    dtype: str = "int64"
+    """of the environment's actions"""
 
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """Several independent choices; dimension i has `nvec[i]` of them."""
+    """Several independent choices; dimension i has `nvec[i]` options (flattened). MultiBinary is one of twos."""
 
     nvec: tuple[int, ...]
+    start: tuple[int, ...] = ()
+    """what the environment counts each dimension from; empty: 0"""
+    shape: tuple[int, ...] | None = None
+    """of the environment's actions; None: one axis"""
+    dtype: str = "int64"
+    """of the environment's actions"""
+
+
+class TupleSpec(dict[str, Any]):
+    """The branches of a Tuple space, keyed "0", "1", …: a tree like any dict, but the environment takes a tuple."""
 
 
 ActionLeaf: TypeAlias = Continuous | Discrete | MultiDiscrete
 SpecTree: TypeAlias = Any
-"""A leaf (`Array` for observations, an `ActionLeaf` for actions) or a dict of such trees."""
+"""A leaf (`Array` for observations, an `ActionLeaf` for actions) or a dict of such trees (`TupleSpec` for a Tuple)."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +82,9 @@ class Spec:
 
     @property
     def masked(self) -> bool:
-        """Whether observations carry an action mask."""
-        return isinstance(self.observation, dict) and MASK_KEY in self.observation
+        """Whether observations carry an action mask, and there are discrete choices that it applies to."""
+        carries = isinstance(self.observation, dict) and MASK_KEY in self.observation
+        return carries and mask_size(action_choices(self.action)) > 0
 
     def with_num_envs(self, num_envs: int) -> "Spec":
         """The same environment with another number of environments."""
@@ -94,19 +112,82 @@ def empty_action(spec: SpecTree, leading: tuple[int, ...], device: torch.device 
 
 
 def to_env(spec: SpecTree, action: tree.Tree) -> tree.Tree:
-    """Canonical actions [..., size] into the environment's own range and shape: clip to [-1, 1], then rescale."""
+    """Canonical actions [..., size] in the environment's range, shape and dtype; still a tree (see `as_nested`)."""
 
     def leaf(a: ActionLeaf, value: Tensor) -> Tensor:
+        dtype = getattr(torch, a.dtype)
         if isinstance(a, Continuous):
-            bounded = torch.tensor(a.bounded, device=value.device)
-            low = torch.tensor([x if b else -1.0 for x, b in zip(a.low, a.bounded)], device=value.device)
-            high = torch.tensor([x if b else 1.0 for x, b in zip(a.high, a.bounded)], device=value.device)
-            inside, half = value.clamp(-1, 1), 0.5 * (high - low)
-            # Measured from the nearer end, so that both ends are met exactly and none is passed by rounding.
-            scaled = torch.where(inside < 0, low + (inside + 1) * half, high + (inside - 1) * half)
-            return torch.where(bounded, scaled, value).reshape(*value.shape[:-1], *a.shape)
-        if isinstance(a, Discrete) and a.start:
-            return value + a.start
-        return value
+            return _rescaled(a, value).to(dtype).reshape(*value.shape[:-1], *a.shape)
+        if isinstance(a, Discrete):
+            return (value + a.start if a.start else value).to(dtype)
+        if any(a.start):
+            value = value + torch.tensor(a.start, device=value.device)
+        shape = (len(a.nvec),) if a.shape is None else a.shape
+        return value.to(dtype).reshape(*value.shape[:-1], *shape)
 
     return tree.map(leaf, spec, action)
+
+
+def _rescaled(a: Continuous, value: Tensor) -> Tensor:
+    def per_dimension(values: list[float], like: Tensor = value) -> Tensor:
+        return torch.tensor(values, dtype=like.dtype, device=like.device)
+
+    bounds = list(zip(a.low, a.high))
+    low, high = (per_dimension([x if isfinite(x) else 0.0 for x in side]) for side in (a.low, a.high))
+    scale = torch.where(per_dimension([float(b) for b in a.bounded]) > 0, 0.5 * (high - low), 1.0)
+    # Measured from the nearer end, so that both ends are met exactly and none is passed by rounding.
+    split = per_dimension([inf if not isfinite(y) else 0.0 if isfinite(x) else -inf for x, y in bounds])
+    inside = value.clamp(
+        per_dimension([-1.0 if isfinite(x) else -inf for x in a.low]),
+        per_dimension([1.0 if isfinite(y) else inf for y in a.high]),
+    )
+    scaled = torch.where(inside < split, low + (inside + 1) * scale, high + (inside - 1) * scale)
+    free = per_dimension([float(x == -inf and y == inf) for x, y in bounds]) > 0
+    scaled = torch.where(free, value, scaled)
+    if a.dtype == "float32":
+        return scaled
+    # Bounds that float32 can't hold are kept in float64.
+    exact = (scaled if getattr(torch, a.dtype).is_floating_point else scaled.round()).double()
+    return exact.clamp(per_dimension(list(a.low), exact), per_dimension(list(a.high), exact))
+
+
+def as_nested(spec: SpecTree, action: tree.Tree) -> Any:
+    """An action tree with tuples where the environment has Tuple spaces."""
+    if not isinstance(spec, dict):
+        return action
+    parts = {key: as_nested(branch, action[key]) for key, branch in spec.items()}
+    return tuple(parts.values()) if isinstance(spec, TupleSpec) else parts
+
+
+def action_choices(spec: SpecTree) -> Choices:
+    """The discrete choices of an action tree, as `whorl.core.action_masks` reads them."""
+    if isinstance(spec, dict):
+        parts = {key: action_choices(branch) for key, branch in spec.items()}
+        return list(parts.values()) if isinstance(spec, TupleSpec) else parts
+    if isinstance(spec, Continuous):
+        return ()
+    return spec.n if isinstance(spec, Discrete) else spec.nvec
+
+
+def flat_action_size(spec: SpecTree) -> int:
+    """Columns of `flatten_action`."""
+    return sum(
+        leaf.size if isinstance(leaf, Continuous) else mask_size(action_choices(leaf))
+        for leaf in tree.leaves(spec)
+    )
+
+
+def flatten_action(spec: SpecTree, action: tree.Tree) -> Tensor:
+    """Canonical actions as one float vector [..., columns], for networks that read actions: choices are one-hot."""
+    parts = tree.leaves(tree.map(_coded, spec, action))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _coded(leaf: ActionLeaf, action: Tensor) -> Tensor:
+    if isinstance(leaf, Continuous):
+        return action
+    columns = [action] if isinstance(leaf, Discrete) else action.unbind(-1)
+    sizes = (leaf.n,) if isinstance(leaf, Discrete) else leaf.nvec
+    # Not one_hot, which reads the values on some devices.
+    ranges = (torch.arange(n, device=action.device) for n in sizes)
+    return torch.cat([(part.unsqueeze(-1) == every).float() for part, every in zip(columns, ranges)], -1)

@@ -15,11 +15,13 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from whorl.core.action_masks import Choices, flatten_mask, mask_size
 from whorl.core.arrays import MASK_KEY, Array, channels_first
 from whorl.core.errors import EnvError
 from whorl.envs.snapshot import snapshot_env
 
 Factory: TypeAlias = Callable[[], gymnasium.Env]
+Reader: TypeAlias = Callable[[Any], Any]
 MaskSource: TypeAlias = Literal["none", "info", "method", "observation"]
 
 
@@ -92,15 +94,14 @@ def make_layout(
 ) -> Layout:
     """The layout of environments with these spaces."""
     action = tuple(_action_leaves(action_space))
-    observation = [replace(x, array=_stacked(x.array, stack)) for x in observation_leaves(observation_space)]
-    if mask != "none":
-        masked = Leaf((MASK_KEY,), Array((mask_size(action_space),), "bool", 0.0, 1.0))
-        if mask == "observation":
-            observation = [masked if leaf.path == (MASK_KEY,) else leaf for leaf in observation]
-        else:
-            if not isinstance(observation_space, spaces.Dict | spaces.Tuple):
-                observation = [replace(x, path=("obs",)) for x in observation]
-            observation.append(masked)
+    observation = [
+        leaf if leaf.path == (MASK_KEY,) else replace(leaf, array=_stacked(leaf.array, stack))
+        for leaf, _ in observation_parts(observation_space, action_space, mask)
+    ]
+    if mask in ("info", "method"):
+        if not isinstance(observation_space, spaces.Dict | spaces.Tuple):
+            observation = [replace(x, path=("obs",)) for x in observation]
+        observation.append(_mask_leaf(action_space))
     return Layout(
         observation_space, action_space, mask, snapshots, tuple(observation), action, soft_ends, measures
     )
@@ -131,15 +132,21 @@ def _stacked(array: Array, stack: int) -> Array:
     return replace(array, shape=joined, stack=stack, axis=axis, plane=plane)
 
 
-def mask_size(action_space: spaces.Space) -> int:
-    """The number of entries of an action mask; 0 where the action space has no discrete choices to mask."""
-    if isinstance(action_space, spaces.Discrete):
-        return int(action_space.n)
-    if isinstance(action_space, spaces.MultiDiscrete):
-        return int(action_space.nvec.sum())
-    if isinstance(action_space, spaces.MultiBinary):
-        return 2 * int(np.prod(action_space.shape))
-    return 0
+def choices_of(space: spaces.Space) -> Choices:
+    """The discrete choices of an action space, as `whorl.core.action_masks` reads them."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.Tuple):
+        return [choices_of(child) for child in space.spaces]
+    if isinstance(space, spaces.Dict):
+        return {key: choices_of(child) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(int(n) for n in space.nvec.reshape(-1))
+    return (2,) * int(np.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else ()
+
+
+def _mask_leaf(action_space: spaces.Space) -> Leaf:
+    return Leaf((MASK_KEY,), Array((mask_size(choices_of(action_space)),), "bool", 0.0, 1.0))
 
 
 def nest(leaves: tuple[Leaf, ...], values: list[Any]) -> Any:
@@ -169,12 +176,11 @@ def children(space: spaces.Space) -> list[tuple[str, Any, spaces.Space]]:
     return []
 
 
-def observation_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
-    """The arrays of single observations, before frames are stacked."""
+def _observation_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
     inner = children(space)
     if inner:
         for key, _, child in inner:
-            yield from observation_leaves(child, (*path, key))
+            yield from _observation_leaves(child, (*path, key))
     elif isinstance(space, spaces.Box):
         dtype = "uint8" if space.dtype == np.uint8 else "float32"
         yield Leaf(path, Array(space.shape or (1,), dtype, float(space.low.min()), float(space.high.max())))
@@ -188,12 +194,31 @@ def observation_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Itera
         raise _unsupported("observation", space)
 
 
-def observation_readers(space: spaces.Space) -> Iterator[Callable[[Any], Any]]:
-    """One function per leaf, from the environment's observation (or a batch of them) to the values that are stored."""
+def observation_parts(
+    space: spaces.Space, action_space: spaces.Space, mask: MaskSource, batch_dims: int = 0
+) -> list[tuple[Leaf, Reader]]:
+    """The leaves of an observation, without stacking, and their readers; an action mask inside it is one flat leaf.
+
+    A reader takes the environment's observation, or with `batch_dims` 1 a batch of them, to the values that are stored.
+    """
+    if mask != "observation":
+        return list(zip(_observation_leaves(space), _readers(space)))
+    found: list[tuple[Leaf, Reader]] = []
+    for key, own, child in children(space):
+        if key == MASK_KEY:
+            read_mask = partial(flatten_mask, choices_of(action_space), batch_dims=batch_dims)
+            found.append((_mask_leaf(action_space), partial(_read_inside, own, read_mask)))
+        else:
+            inside = zip(_observation_leaves(child, (key,)), _readers(child))
+            found += [(leaf, partial(_read_inside, own, read)) for leaf, read in inside]
+    return found
+
+
+def _readers(space: spaces.Space) -> Iterator[Reader]:
     inner = children(space)
     if inner:
         for _, key, child in inner:
-            for read in observation_readers(child):
+            for read in _readers(child):
                 yield partial(_read_inside, key, read)
     elif isinstance(space, spaces.Discrete):
         yield partial(_read_one_hot, np.eye(int(space.n), dtype=np.float32), int(space.start))
@@ -203,7 +228,7 @@ def observation_readers(space: spaces.Space) -> Iterator[Callable[[Any], Any]]:
         yield _read_whole
 
 
-def _read_inside(key: Any, read: Callable[[Any], Any], obs: Any) -> Any:
+def _read_inside(key: Any, read: Reader, obs: Any) -> Any:
     return read(obs[key])
 
 
@@ -248,9 +273,7 @@ def action_decoder(space: spaces.Space) -> Callable[[list[np.ndarray]], list[Any
     """The same as a list of single actions, one per row."""
     leaves = list(_leaf_spaces(space))
     parts = [_leaf_decoder(leaf) for leaf in leaves]
-    # Python integers: environments index with them, and Discrete.contains is fastest for them.
-    rows: list[Callable[[np.ndarray], list[Any]]]
-    rows = [np.ndarray.tolist if isinstance(leaf, spaces.Discrete) else list for leaf in leaves]
+    rows = [_rows(leaf) for leaf in leaves]
     if not children(space):
         part, split = parts[0], rows[0]
         return lambda action: split(part(action[0]))
@@ -260,6 +283,14 @@ def action_decoder(space: spaces.Space) -> Callable[[list[np.ndarray]], list[Any
         return [_assemble(space, iter(row)) for row in zip(*columns)]
 
     return decode
+
+
+def _rows(space: spaces.Space) -> Callable[[np.ndarray], list[Any]]:
+    """How a batch of actions becomes a list of single ones."""
+    if isinstance(space, spaces.Discrete):
+        # Python integers: environments index with them, and Discrete.contains is fastest for them.
+        return np.ndarray.tolist
+    return list if space.shape else lambda array: [np.asarray(row) for row in array]
 
 
 def _leaf_spaces(space: spaces.Space) -> Iterator[spaces.Space]:
@@ -285,28 +316,35 @@ def _rescaler(space: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
     """The arithmetic of `whorl.core.spec.to_env`, in the same float32 operations, so that both agree bit for bit."""
     flat_low = space.low.reshape(-1).astype(np.float32)
     flat_high = space.high.reshape(-1).astype(np.float32)
-    bounded = np.isfinite(flat_low) & np.isfinite(flat_high)
-    low = np.where(bounded, flat_low, np.float32(-1))
-    high = np.where(bounded, flat_high, np.float32(1))
-    half = (high - low) * np.float32(0.5)
-    one, minus_one = np.ones_like(low), -np.ones_like(low)
-    unbounded = None if bounded.all() else ~bounded
-    whole = np.issubdtype(space.dtype, np.integer)
+    has_low, has_high = space.bounded_below.reshape(-1), space.bounded_above.reshape(-1)
+    low = np.where(has_low, flat_low, np.float32(0))
+    high = np.where(has_high, flat_high, np.float32(0))
+    half = np.where(has_low & has_high, (high - low) * np.float32(0.5), np.float32(1))
+    one = np.ones_like(low)
+    lower = np.where(has_low, -one, np.float32(-np.inf))
+    upper = np.where(has_high, one, np.float32(np.inf))
+    split = np.where(has_high, np.where(has_low, 0 * one, np.float32(-np.inf)), np.float32(np.inf))
+    unbounded = ~(has_low | has_high) if not (has_low | has_high).all() else None
+    whole = not np.issubdtype(space.dtype, np.floating)
+    exact_low = np.where(has_low, space.low.reshape(-1), -np.inf)
+    exact_high = np.where(has_high, space.high.reshape(-1), np.inf)
     shape, dtype = space.shape, space.dtype
 
     def rescale(array: np.ndarray) -> np.ndarray:
-        inside = np.maximum(array, minus_one)
-        np.minimum(inside, one, out=inside)
+        inside = np.maximum(array, lower)
+        np.minimum(inside, upper, out=inside)
         scaled, from_low = inside - one, inside + one
         scaled *= half
         scaled += high
         from_low *= half
         from_low += low
-        np.copyto(scaled, from_low, where=inside < 0)
+        np.copyto(scaled, from_low, where=inside < split)
         if unbounded is not None:
             np.copyto(scaled, array, where=unbounded)
         if whole:
             np.rint(scaled, out=scaled)
+        if dtype != np.float32:  # whose bounds float32 may not hold
+            scaled = np.clip(scaled.astype(np.float64), exact_low, exact_high)
         return scaled.reshape(-1, *shape).astype(dtype, copy=False)
 
     return rescale
@@ -322,7 +360,7 @@ def _assemble(space: spaces.Space, values: Iterator[Any]) -> Any:
 
 def mask_in(observation_space: spaces.Space, action_space: spaces.Space, info: dict[str, Any]) -> MaskSource:
     """Where the action mask is, as far as spaces and `info` show it."""
-    if mask_size(action_space) == 0:
+    if mask_size(choices_of(action_space)) == 0:
         return "none"
     if isinstance(observation_space, spaces.Dict) and MASK_KEY in observation_space.spaces:
         return "observation"
@@ -331,17 +369,19 @@ def mask_in(observation_space: spaces.Space, action_space: spaces.Space, info: d
 
 def _mask_source(env: gymnasium.Env, info: dict[str, Any]) -> MaskSource:
     found = mask_in(env.observation_space, env.action_space, info)
-    asked = found == "none" and mask_size(env.action_space) and env.has_wrapper_attr("action_masks")
-    return "method" if asked else found
+    if found != "none" or mask_size(choices_of(env.action_space)) == 0:
+        return found
+    return "method" if env.has_wrapper_attr("action_masks") else "none"
 
 
-def mask_reader(source: MaskSource, env: gymnasium.Env) -> Callable[[dict[str, Any]], Any]:
+def mask_reader(layout: Layout, env: gymnasium.Env) -> Callable[[dict[str, Any]], np.ndarray]:
     """A function from a step's `info` to the action mask."""
-    if source == "method":
+    choices = choices_of(layout.action_space)
+    if layout.mask == "method":
         masks = env.get_wrapper_attr("action_masks")
-        return lambda info: np.concatenate([np.ravel(part) for part in np.atleast_1d(masks())])
+        return lambda info: flatten_mask(choices, masks())
     # The final step of an episode often has no mask, because no action follows it: then everything is allowed.
-    return lambda info: info.get(MASK_KEY, True)
+    return lambda info: flatten_mask(choices, info.get(MASK_KEY))
 
 
 def _unsupported(role: str, space: spaces.Space) -> EnvError:

@@ -17,8 +17,7 @@ from whorl.envs.spaces import (
     Layout,
     action_decoder,
     mask_reader,
-    observation_leaves,
-    observation_readers,
+    observation_parts,
 )
 
 SOFT_END = "soft_end"
@@ -83,9 +82,10 @@ class EnvStepper:
         """environments whose episode ended: the next step resets them"""
         self._steps = [env.step for env in self.envs]
         self._decode = action_decoder(layout.action_space)
-        self._masks = [mask_reader(layout.mask, env) for env in self.envs]
+        self._masks = [mask_reader(layout, env) for env in self.envs]
         self._masked = layout.mask in ("info", "method")
-        self._readers = list(observation_readers(layout.observation_space))
+        parts = observation_parts(layout.observation_space, layout.action_space, layout.mask)
+        self._shapes, self._readers = [leaf for leaf, _ in parts], [read for _, read in parts]
         self._frames = [
             Frames(x.array, len(numbers)) if x.array.stack > 1 else None for x in layout.observation
         ]
@@ -185,8 +185,7 @@ class EnvStepper:
 
     def _check(self, obs: Any) -> None:
         """Numpy would silently broadcast a wrong shape into the buffer; resets are rare enough to check."""
-        leaves = observation_leaves(self.layout.observation_space)
-        for leaf, read in zip(leaves, self._readers):
+        for leaf, read in zip(self._shapes, self._readers):
             shape = np.shape(read(obs)) or (1,)
             if shape != leaf.shape:
                 name = ".".join(leaf.path) or "observation"

@@ -121,10 +121,10 @@ def bounded(spec: Spec, algorithm: str, takes: str = "continuous") -> int:
     """Columns of a continuous action with finite bounds; one sentence for any other environment."""
     action = spec.action
     if not isinstance(action, Continuous):
-        kind = type(action).__name__.lower() if not isinstance(action, dict) else "a dict of"
+        kind = "Dict or Tuple" if isinstance(action, dict) else type(action).__name__.lower()
         raise ConfigError(
             f"{algorithm} needs {takes} actions, but this environment has {kind} actions; "
-            f"use {'sac or ppo' if isinstance(action, Discrete) else 'ppo'}"
+            f"use {'sac or ppo' if isinstance(action, Discrete) else 'ppo, ppg, a2c, impala or reinforce'}"
         )
     if not all(action.bounded):
         number = action.bounded.index(False)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from whorl.core import tree
 from whorl.core.errors import ConfigError
-from whorl.core.spec import ActionLeaf, Continuous, Discrete, MultiDiscrete, SpecTree, empty_action
+from whorl.core.spec import SpecTree, empty_action, flat_action_size, flatten_action
 from whorl.core.tree import Tree
 from whorl.nets import rows
 from whorl.nets.attention import Attention
@@ -68,11 +68,11 @@ class LastStep(nn.Module):
         self.taken: SpecTree = action
         self.action: SpecTree = action if "action" in inputs else {}
         self.reward, self.clip = "reward" in inputs, reward_clip
-        self.size = sum(_columns(leaf) for leaf in tree.leaves(self.action)) + self.reward
+        self.size = flat_action_size(self.action) + self.reward
 
     def forward(self, last: Tree, reset: Tensor) -> Tensor:
         """[..., size] of rows [...]."""
-        parts = tree.leaves(tree.map(_coded, self.action, last["action"])) if self.action else []
+        parts = [flatten_action(self.action, last["action"])] if self.action else []
         if self.reward:
             reward = last["reward"].clamp(-self.clip, self.clip) if self.clip else last["reward"]
             parts.append(reward.unsqueeze(-1))
@@ -83,23 +83,6 @@ class LastStep(nn.Module):
             "action": empty_action(self.taken, (num_envs,), device),
             "reward": torch.zeros(num_envs, device=device),
         }
-
-
-def _columns(leaf: ActionLeaf) -> int:
-    return leaf.size if isinstance(leaf, Continuous) else sum(_choices(leaf))
-
-
-def _coded(leaf: ActionLeaf, action: Tensor) -> Tensor:
-    if isinstance(leaf, Continuous):
-        return action
-    columns = [action] if isinstance(leaf, Discrete) else action.unbind(-1)
-    # Not one_hot, which looks at the values on some devices.
-    ranges = (torch.arange(n, device=action.device) for n in _choices(leaf))
-    return torch.cat([(part.unsqueeze(-1) == every).float() for part, every in zip(columns, ranges)], -1)
-
-
-def _choices(leaf: Discrete | MultiDiscrete) -> tuple[int, ...]:
-    return (leaf.n,) if isinstance(leaf, Discrete) else leaf.nvec
 
 
 SURE = 1e6

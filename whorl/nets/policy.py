@@ -1,12 +1,13 @@
-"""Policy and value networks: a body with a head that fits the action tree."""
+"""Policy and value networks: a backbone with a head for the action tree."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from whorl.core.action_masks import mask_size
 from whorl.core.registry import Part
-from whorl.core.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec, SpecTree
+from whorl.core.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec, SpecTree, action_choices
 from whorl.core.tree import Tree
 from whorl.data.batch import Rows
 from whorl.nets.backbone import Backbone, BackboneSettings
@@ -17,7 +18,7 @@ from whorl.settings.families import NetworkConfig
 
 
 class GaussianHead(nn.Module):
-    """A diagonal Gaussian with one state-independent log-deviation per dimension."""
+    """A diagonal Gaussian with one state-independent log standard deviation per dimension."""
 
     def __init__(
         self, inputs: int, action: Continuous, mean: float, log_std: float, bound: tuple[float, float]
@@ -34,7 +35,7 @@ class GaussianHead(nn.Module):
 
 
 class CategoricalHead(nn.Module):
-    """Independent choices; actions that the environment masks out have probability zero."""
+    """Independent discrete choices; masked options have probability zero."""
 
     def __init__(self, inputs: int, nvec: tuple[int, ...], single: bool) -> None:
         super().__init__()
@@ -48,20 +49,34 @@ class CategoricalHead(nn.Module):
 
 
 class JointHead(nn.Module):
-    """One head per branch of a dict of actions."""
+    """A product of independent heads, one per branch of a Dict or Tuple action; branches may be joint themselves.
 
-    def __init__(self, heads: dict[str, nn.Module]) -> None:
+    The flat action mask is split among the branches in the order of the action tree (`whorl.core.action_masks`).
+    """
+
+    def __init__(self, parts: dict[str, nn.Module], mask_sizes: tuple[int, ...]) -> None:
         super().__init__()
-        self.heads = nn.ModuleDict(heads)
+        self.names = tuple(parts)
+        # A list, because keys of an action space may be names that a ModuleDict refuses ("keys", "a.b").
+        self.heads = nn.ModuleList(parts.values())
+        self.mask_sizes = mask_sizes
+
+    @property
+    def parts(self) -> dict[str, nn.Module]:
+        """The head of each branch."""
+        return dict(zip(self.names, self.heads))
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Joint:
-        return Joint({name: head(features, None) for name, head in self.heads.items()})
+        masks = [None] * len(self.names) if mask is None else mask.split(self.mask_sizes, -1)
+        found = zip(self.names, self.heads, masks)
+        return Joint({name: head(features, part) for name, head, part in found})
 
 
 def policy_head(action: SpecTree, inputs: int, cfg: NetworkConfig) -> nn.Module:
-    """The head that fits an action tree."""
+    """The head for an action tree; called with features and the flat action mask, it gives a distribution."""
     if isinstance(action, dict):
-        return JointHead({name: policy_head(leaf, inputs, cfg) for name, leaf in action.items()})
+        parts = {name: policy_head(branch, inputs, cfg) for name, branch in action.items()}
+        return JointHead(parts, tuple(mask_size(action_choices(branch)) for branch in action.values()))
     leaf: ActionLeaf = action
     if isinstance(leaf, Continuous):
         return GaussianHead(inputs, leaf, cfg.mean_init, cfg.log_std_init, cfg.log_std_range)
@@ -84,6 +99,7 @@ class Policy(nn.Module):
         return self.head(self.backbone(rows), rows.selected[MASK_KEY] if self.masked else None)
 
     def step(self, obs: Tree, memory: Tree, reset: Tensor) -> tuple[Any, Tree]:
+        """One row of every environment: the distribution, and the memory after it."""
         features, memory = self.backbone.step(obs, memory, reset)
         return self.head(features, obs[MASK_KEY] if self.masked else None), memory
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
-from whorl.core.spec import MASK_KEY, Discrete, Spec
+from whorl.core.spec import MASK_KEY, Continuous, Discrete, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.nets.backbone import Backbone, BackboneSettings
@@ -155,9 +155,9 @@ def choices_of(spec: Spec, algorithm: str) -> int:
     """How many choices there are; one sentence for an environment that offers something else."""
     action = spec.action
     if not isinstance(action, Discrete):
-        kind = type(action).__name__.lower() if not isinstance(action, dict) else "a dict of"
+        kind = "Dict or Tuple" if isinstance(action, dict) else type(action).__name__.lower()
         raise ConfigError(
             f"{algorithm} needs one discrete action, but this environment has {kind} actions; "
-            f"use {'ppo' if kind in ('multidiscrete', 'a dict of') else 'sac, td3 or ppo'}"
+            f"use {'sac, td3 or ppo' if isinstance(action, Continuous) else 'ppo, ppg, a2c, impala or reinforce'}"
         )
     return action.n

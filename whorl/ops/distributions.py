@@ -1,7 +1,7 @@
-"""Action distributions: a few tensors and their closed forms, safe inside a captured graph.
+"""Action distributions in closed form, safe inside a captured graph.
 
-Randomness comes in from outside: `noise` draws what `sample` needs, so that a loss stays a pure function of
-tensors. Shapes are batched: continuous actions are float [..., size], discrete ones int64 [...],
+Randomness is an argument: `noise` draws what `sample` needs, so that a loss is a pure function of tensors. Shapes are
+batched: continuous actions are float [..., size], discrete ones int64 [...],
 multi-discrete int64 [..., dimensions]; log-probabilities, entropies and divergences are [...].
 """
 
@@ -15,29 +15,29 @@ from torch import Tensor
 from whorl.core.tree import Tree
 
 MASKED_LOGIT = -1e9
-"""Far enough below any real logit that the probability is exactly 0, and finite, so that 0 * log 0 is 0."""
+"""So far below any other logit that the probability is exactly 0, but finite, so that 0 * log 0 is 0"""
 
 
 class Distribution(Protocol):
-    """What every distribution over actions offers."""
+    """The methods of every distribution over actions."""
 
     def noise(self, generator: torch.Generator | None = None) -> Tree:
-        """Fresh randomness for one `sample`, on the device of the parameters."""
+        """Random numbers for one `sample`, on the device of the parameters."""
 
     def sample(self, noise: Tree) -> Tree:
-        """The action that `noise` stands for; differentiable where actions are continuous."""
+        """The action for given random numbers; differentiable if actions are continuous."""
 
     def mode(self) -> Tree:
         """The greedy action."""
 
     def log_prob(self, action: Tree) -> Tensor:
-        """Log-probability (density, where continuous) of an action."""
+        """Log-probability of an action (log-density if it is continuous)."""
 
     def entropy(self, noise: Tree = None) -> Tensor:
-        """Entropy in nats. Only where there is no closed form is `noise` read, and the result an estimate."""
+        """Entropy in nats; without a closed form, an estimate from `noise`."""
 
     def kl(self, other: "Distribution") -> Tensor:
-        """KL(self || other), for another distribution of the same kind."""
+        """KL(self || other) for two distributions of the same class."""
 
     def sample_with_log_prob(self, noise: Tree) -> tuple[Tree, Tensor]:
         """An action and its log-probability."""
@@ -107,17 +107,17 @@ class TanhNormal(Distribution):
         return self.before.sample(noise).tanh()
 
     def mode(self) -> Tensor:
-        """tanh of the mean: the median, by custom the greedy action (the peak has no closed form)."""
+        """tanh of the mean: the median, which is used as the greedy action because the mode has no closed form."""
         return self.before.mean.tanh()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Of a stored action; beyond |a| = 1 - eps it is that of 1 - eps, where tanh can't be undone."""
+        """Log-density of a stored action; |a| is limited to 1 - eps, so that atanh stays finite."""
         limit = 1 - torch.finfo(action.dtype).eps
         before = action.clamp(-limit, limit).atanh()
         return self.before.log_prob(before) - _log_tanh_slope(before)
 
     def entropy(self, noise: Tree = None) -> Tensor:
-        """-log pi(a) at the action that `noise` stands for: there is no closed form."""
+        """-log pi(a) of the action for `noise`, an estimate: there is no closed form."""
         if noise is None:
             raise ValueError(
                 "TanhNormal has no closed-form entropy; pass noise, for instance entropy(d.noise())"
@@ -125,19 +125,19 @@ class TanhNormal(Distribution):
         return -self.sample_with_log_prob(noise)[1]
 
     def kl(self, other: Distribution) -> Tensor:
-        """Exact: a divergence does not change under the tanh that both share."""
+        """Exact: an invertible map of both distributions does not change their KL divergence."""
         if not isinstance(other, TanhNormal):
             raise _unlike(self, other)
         return self.before.kl(other.before)
 
     def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Exact for any noise, since the pre-image is at hand."""
+        """Exact for any noise, because the value before the tanh is known."""
         before, log_prob = self.before.sample_with_log_prob(noise)
         return before.tanh(), log_prob - _log_tanh_slope(before)
 
 
 class Categorical(Distribution):
-    """One choice out of n. `logits` [..., n]; `mask`, of that shape or broadcast, is 0 where forbidden."""
+    """One of n actions. `logits` [..., n]; `mask`, of that shape or broadcast, is 0 for forbidden actions."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
         if logits.dim() == 0:
@@ -151,14 +151,14 @@ class Categorical(Distribution):
         return self.log_probs.exp()
 
     def noise(self, generator: torch.Generator | None = None) -> Tensor:
-        """Uniform on [0, 1), one number per choice."""
+        """Uniform on [0, 1), one number per action."""
         like = self.log_probs
         return torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
 
     def sample(self, noise: Tensor) -> Tensor:
         """argmax_i logit_i - log(-log u_i) (Gumbel 1954)"""
         _check_last("noise", noise, self.log_probs)
-        # At u = 0 or 1 the perturbation is infinite and could lift a forbidden choice over an allowed one.
+        # At u = 0 or 1 the perturbation is infinite, and a masked action could be chosen.
         info = torch.finfo(noise.dtype)
         uniform = noise.clamp(info.tiny, 1 - info.eps / 2)
         return (self.log_probs - (-uniform.log()).log()).argmax(-1)
@@ -186,9 +186,9 @@ class Categorical(Distribution):
 
 
 class MultiCategorical(Distribution):
-    """Independent choices, dimension i out of `nvec[i]`. `logits` and `mask` are [..., sum(nvec)].
+    """Independent categoricals, dimension i with `nvec[i]` actions. `logits` and `mask` are [..., sum(nvec)].
 
-    Held as one categorical over [..., dimensions, max(nvec)], in which the padding is forbidden.
+    Stored as one categorical over [..., dimensions, max(nvec)] whose padding is masked.
     """
 
     def __init__(self, logits: Tensor, nvec: tuple[int, ...], mask: Tensor | None = None) -> None:
@@ -202,7 +202,7 @@ class MultiCategorical(Distribution):
         self.each = Categorical(
             torch.stack([F.pad(part, (0, widest - part.shape[-1]), value=floor) for part in parts], -2)
         )
-        """all dimensions side by side"""
+        """all dimensions as one batch"""
 
     def noise(self, generator: torch.Generator | None = None) -> Tensor:
         return self.each.noise(generator)
@@ -226,11 +226,15 @@ class MultiCategorical(Distribution):
 
 
 class Joint(Distribution):
-    """Independent distributions over the entries of a dict of actions; a part may be a `Joint` itself."""
+    """The product of independent distributions over the branches of an action tree.
+
+    Log-probability, entropy and KL divergence are sums over `parts`; `parts[name]` gives those of one branch, which may
+    be a `Joint` itself.
+    """
 
     def __init__(self, parts: dict[str, Distribution]) -> None:
         if not parts:
-            raise ValueError("a joint distribution needs at least one part, got an empty dict")
+            raise ValueError("a joint distribution needs at least one part, but parts is empty")
         self.parts = parts
 
     def noise(self, generator: torch.Generator | None = None) -> dict[str, Tree]:
@@ -293,5 +297,5 @@ def _check_last(name: str, given: Tensor, like: Tensor) -> None:
 
 def _unlike(one: Distribution, other: Distribution) -> ValueError:
     return ValueError(
-        f"no divergence from {type(one).__name__} to {type(other).__name__}; both must be of the same kind"
+        f"no KL divergence from {type(one).__name__} to {type(other).__name__}; both must be of the same class"
     )

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from whorl.core import tree
 from whorl.core.errors import EnvError
-from whorl.core.spec import Continuous, Discrete, MultiDiscrete, Spec, SpecTree
+from whorl.core.spec import Continuous, Discrete, MultiDiscrete, Spec, SpecTree, TupleSpec
 from whorl.core.tree import Tree
 from whorl.envs.adapter import RegisteredAdapter, registry_id
-from whorl.envs.spaces import Factory, Layout, children, nest, probe
+from whorl.envs.spaces import Factory, Layout, children, choices_of, nest, probe
 from whorl.envs.stepping import Buffers, EnvStepper
 from whorl.envs.vector import Step, VectorEnv
 
@@ -138,18 +138,22 @@ def to_spec(layout: Layout, num_envs: int) -> Spec:
 
 
 def action_spec(space: spaces.Space) -> SpecTree:
-    """The action tree of a space: MultiBinary is MultiDiscrete of twos, Tuple a dict keyed "0", "1", …"""
+    """The action tree of a space: MultiBinary is MultiDiscrete of twos, a Tuple is keyed "0", "1", …"""
     inner = children(space)
     if inner:
-        return {key: action_spec(child) for key, _, child in inner}
+        kind = TupleSpec if isinstance(space, spaces.Tuple) else dict
+        return kind({key: action_spec(child) for key, _, child in inner})
+    dtype = str(space.dtype)
     if isinstance(space, spaces.Box):
-        low, high = space.low.reshape(-1).tolist(), space.high.reshape(-1).tolist()
-        return Continuous(space.shape, tuple(low), tuple(high))
+        low = np.where(space.bounded_below, space.low, -np.inf).reshape(-1).tolist()
+        high = np.where(space.bounded_above, space.high, np.inf).reshape(-1).tolist()
+        return Continuous(space.shape, tuple(low), tuple(high), dtype)
     if isinstance(space, spaces.Discrete):
-        return Discrete(int(space.n), int(space.start))
-    if isinstance(space, spaces.MultiDiscrete):
-        return MultiDiscrete(tuple(int(n) for n in space.nvec.reshape(-1)))
-    return MultiDiscrete((2,) * int(np.prod(space.shape or ())))
+        return Discrete(int(space.n), int(space.start), dtype)
+    shape = space.shape if len(space.shape or ()) != 1 else None
+    start = getattr(space, "start", np.zeros(0, np.int64))
+    start = tuple(start.reshape(-1).tolist()) if start.any() else ()
+    return MultiDiscrete(choices_of(space), start, shape, dtype)
 
 
 def to_step(layout: Layout, buffers: Buffers) -> Step:
