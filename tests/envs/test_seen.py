@@ -132,14 +132,14 @@ def test_a_wrong_choice_of_a_vector_is_told(options: dict[str, Any], sentence: s
         (
             PARTS,
             {"keep": [0]},
-            "keep has 0, which is no entry of the observation; choose one of: position, velocity",
+            "keep has 0, which the observation does not have; choose one of: position, velocity",
         ),
         (PARTS, {"keep": ["positon"]}, "keep has 'positon', .* did you mean 'position'"),
         (PARTS, {"keep": []}, r"keep is \[\]; it must list some of position, velocity, each once"),
         (
             PARTS,
             {"once": [0]},
-            "once chooses entries of a vector, but the observation is Dict.*; leave once out",
+            "once selects entries of a vector, but the observation is Dict.*; leave once out",
         ),
         (
             spaces.Discrete(4),
@@ -244,7 +244,8 @@ def test_a_wrong_choice_is_told_before_anything_is_trained(given: Any):
 
 def test_worlds_made_of_tensors_say_how_else_they_are_seen():
     with pytest.raises(
-        EnvError, match="a native environment, which does not support keep; choose what is observed with observe"
+        EnvError,
+        match="a native environment, which does not support keep; choose what is observed with observe",
     ):
         find("CartPoleContinuous-v0", {"keep": [99]})
     with pytest.raises(EnvError, match="which does not support last_action; leave it out"):
