@@ -112,7 +112,7 @@ def test_an_adapter_may_step_batches_itself():
         def batches(self, options: Any) -> bool:
             return True
 
-        def vector(self, id, options, factory, num_envs, device, compile):  # type: ignore[no-untyped-def]
+        def vector(self, source, num_envs, device, compile):  # type: ignore[no-untyped-def]
             return Quadrotor(num_envs, device)
 
     registry.register("adapter", "flock", Flock())

@@ -240,14 +240,14 @@ def test_settings_that_do_not_fit_get_one_sentence():
     ):
         whorl.load(Points(), "ppo", {"eval": True})
     with pytest.raises(
-        ConfigError, match="num_envs is 6, but Points has 6 environments for each actor; .* set it to 12"
+        ConfigError, match=r"num_envs is 6, but Points has 6 environments for each actor; .* set it to 12"
     ):
         whorl.load(Points, "impala", {"actors": 2})
     with pytest.raises(ConfigError, match="actors need their own copies of Points"):
         whorl.load(Points(), "impala", {"actors": 2, "num_envs": 12, "eval": False})
     with pytest.raises(EnvError, match="Points is a batch of environments, which keep can't change"):
         find(Points, {"keep": [0]})
-    with pytest.raises(EnvError, match="Points is a batch of environments; pass it to whorl.load"):
+    with pytest.raises(EnvError, match=r"Points is a batch of environments; pass it to whorl\.load"):
         whorl.make(Points)
 
 

@@ -272,7 +272,9 @@ def test_where_nothing_can_draw_the_error_says_what_to_install(monkeypatch: pyte
 
     monkeypatch.setattr(_render, "Renderer", broken)
     monkeypatch.setattr(dm_control, "_headless", lambda: False)
-    with pytest.raises(EnvError, match=r"can't draw here \(no device\).*libegl1.*MUJOCO_GL=egl.*libosmesa6"):
+    with pytest.raises(
+        EnvError, match=r"can't render here \(no device\).*libegl1.*MUJOCO_GL=egl.*libosmesa6"
+    ):
         make("walker-walk", pixels=True)
 
 

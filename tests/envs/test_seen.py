@@ -132,14 +132,14 @@ def test_a_wrong_choice_of_a_vector_is_told(options: dict[str, Any], sentence: s
         (
             PARTS,
             {"keep": [0]},
-            "keep has 0, which is no entry of the observation; choose one of: position, velocity",
+            "keep has 0, which the observation does not have; choose one of: position, velocity",
         ),
         (PARTS, {"keep": ["positon"]}, "keep has 'positon', .* did you mean 'position'"),
         (PARTS, {"keep": []}, r"keep is \[\]; it must list some of position, velocity, each once"),
         (
             PARTS,
             {"once": [0]},
-            "once chooses entries of a vector, but the observation is Dict.*; leave once out",
+            "once selects entries of a vector, but the observation is Dict.*; leave once out",
         ),
         (
             spaces.Discrete(4),

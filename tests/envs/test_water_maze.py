@@ -74,7 +74,7 @@ def test_if_no_draw_is_off_the_platform_the_place_opposite_is_taken(monkeypatch:
     world = placed(WaterMaze(1), (0.0, 0.0), platform=(0.0, 0.4))
     monkeypatch.setattr(world, "uniform", lambda rows, generator: torch.full((rows, 1), 0.25))
     # Distance 0.25 at 90 degrees is on the platform, every time.
-    place = world.elsewhere(world.state["platform"], world.generator)
+    place = world.random_place(world.state["platform"], world.generator)
     assert place[:, 0].tolist() == pytest.approx([0.0, -0.9], abs=1e-6)
 
 

@@ -14,7 +14,7 @@ from whorl.core.action_masks import flatten_mask, mask_size
 from whorl.core.errors import WhorlError
 from whorl.core.spec import Continuous, TupleSpec, to_env
 from whorl.envs.adapters.gymnasium import GymnasiumVector, action_spec
-from whorl.envs.stepping import choices_of
+from whorl.envs.spaces import choices_of
 from whorl.state.policy import SavedPolicy, export, load_policy, pack_spec, unpack_spec
 
 INF = float("inf")

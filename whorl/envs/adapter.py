@@ -21,8 +21,7 @@ from whorl.envs.spaces import Factory
 from whorl.envs.wrappers import observation_wrappers, split
 
 if TYPE_CHECKING:
-    import torch
-
+    from whorl.envs.make import Source
     from whorl.envs.vector import VectorEnv
 
 MODULES = ("dm_control", "minatar", "native", "atari", "minigrid", "pybullet", "bumps_bullet", "gymnasium")
@@ -65,15 +64,7 @@ class Adapter:
         """Whether the library itself steps all copies as one batch, so that there are no workers."""
         return False
 
-    def vector(
-        self,
-        id: str,
-        options: Mapping[str, Any],
-        factory: Factory,
-        num_envs: int,
-        device: "torch.device | str",
-        compile: bool,
-    ) -> "VectorEnv | None":
+    def vector(self, source: "Source", num_envs: int, device: Any, compile: bool) -> "VectorEnv | None":
         """`num_envs` copies stepped as one batch; None: they are stepped one after another."""
         return None
 

@@ -1,4 +1,4 @@
-"""Does an environment keep Gymnasium's contract, and will it train well? Findings in words, each with its remedy."""
+"""Checks that an environment follows Gymnasium's interface; each finding comes with a remedy."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,13 +14,13 @@ from whorl.envs.adapter import factory_from_id
 from whorl.envs.spaces import describe
 
 STEPS = 1500
-"""how far an episode is followed: past the usual limit of 1000"""
+"""the longest part of an episode that is checked: more than the usual limit of 1000"""
 SECONDS = 5.0
-"""the longest that one walk through the environment may take"""
+"""the longest time that one episode may take"""
 
 
 class _Stop(Exception):
-    """A finding so basic that what comes after it would only repeat it."""
+    """A finding after which further checks would be meaningless."""
 
 
 def check(env: str | gymnasium.Env | Callable[[], gymnasium.Env]) -> list[str]:
@@ -64,7 +64,7 @@ def _make(env: Any, findings: list[str]) -> Any:
         made = _guard(env, "making it")
     if not isinstance(made, gymnasium.Env):
         old = type(made).__module__.partition(".")[0] == "gym" or hasattr(made, "seed")
-        why = "it follows the old gym API" if old else "it is no gymnasium.Env"
+        why = "it follows the old gym API" if old else "it is not a gymnasium.Env"
         raise _Stop(f"{type(made).__name__} can't be used because {why}; derive it from gymnasium.Env")
     return made
 
@@ -96,7 +96,7 @@ def _check_layout(env: Any, findings: list[str]) -> None:
 
 
 def _walk(env: Any, findings: list[str]) -> list[Any]:
-    """Follow one episode with random actions and look at everything it returns; the first steps, to compare."""
+    """Run one episode with random actions and check all that it returns; returns the first steps, for comparison."""
     env.action_space.seed(0)
     obs, _ = env.reset(seed=123)
     _check_obs(env, obs, "reset()", findings)
@@ -135,7 +135,7 @@ def _follow(env: Any, obs: Any, resets: "_ResetCounter", trace: list[Any], findi
     else:
         if getattr(env.spec, "max_episode_steps", None) is None:
             findings.append(
-                f"no episode ended within {STEPS} random steps; if that is not meant, add a limit with "
+                f"no episode ended within {STEPS} random steps; if that is not intended, add a limit with "
                 f"gymnasium.wrappers.TimeLimit"
             )
 
@@ -148,7 +148,7 @@ def _check_repeats(env: Any, first: list[Any], findings: list[str]) -> None:
     obs, _ = env.reset(seed=123)
     if not _same(obs, first[0]):
         findings.append(
-            "reset(seed=123) twice gives two beginnings; draw from self.np_random and nothing else"
+            "reset(seed=123) twice gives different observations; draw random numbers from self.np_random only"
         )
         return
     for index, expected in enumerate(first[1:], 1):
@@ -157,7 +157,7 @@ def _check_repeats(env: Any, first: list[Any], findings: list[str]) -> None:
         if not all(_same(a, b) for a, b in zip(found, expected)):
             findings.append(
                 f"the same seed and actions give another episode from step {index} on; draw from self.np_random only "
-                f"and set every attribute anew in reset()"
+                f"and set every attribute in reset()"
             )
             return
 
@@ -181,7 +181,7 @@ def _check_bounds(env: Any, findings: list[str]) -> None:
 
 def _check_obs(env: Any, obs: Any, where: str, findings: list[str]) -> None:
     space = env.observation_space
-    # Box.contains lets a list pass; it is slow to convert at every step.
+    # Box.contains accepts a list, which is slow to convert at every step.
     if space.contains(obs) and (not isinstance(space, spaces.Box) or isinstance(obs, np.ndarray)):
         return
     findings.append(_mismatch(space, obs, f"the observation of {where}"))
@@ -228,7 +228,7 @@ def _five(result: Any) -> Any:
 
 
 class _ResetCounter:
-    """Counts calls of reset on an environment and all that it wraps, by shadowing the methods on the instances."""
+    """Counts calls of reset on an environment and all that it wraps, by replacing the methods of the instances."""
 
     def __init__(self, env: Any) -> None:
         self.count = 0
@@ -254,9 +254,9 @@ class _ResetCounter:
 def _guard(call: Callable[[], Any], what: str) -> Any:
     try:
         return call()
-    except Exception as error:  # an environment may raise anything; the report is the point
+    except Exception as error:  # an environment may raise anything, and it is reported
         old = "seed" in str(error) and isinstance(error, TypeError)
-        remedy = "accept reset(*, seed=None, options=None)" if old else "mend it, then check again"
+        remedy = "accept reset(*, seed=None, options=None)" if old else "fix it, then check again"
         raise _Stop(f"{what} raised {_brief(error)}; {remedy}") from error
 
 

@@ -104,9 +104,7 @@ class Source:
             if num_envs != self.num_envs:
                 raise EnvError(f"{self.id} has {self.num_envs} environments, but {num_envs} are needed")
             return self.batch.vector()
-        found = None
-        if self.adapter is not None:
-            found = self.adapter.vector(self.id, self.options, self.factory, num_envs, device, compile)
+        found = self.adapter.vector(self, num_envs, device, compile) if self.adapter else None
         return found or GymnasiumVector(self.factory, num_envs, self.id)
 
     def spec(self, num_envs: int) -> Spec:

@@ -1,8 +1,8 @@
-"""The exact state of one Gymnasium environment, wrappers and random stream included, as plain data.
+"""The exact state of one Gymnasium environment as plain data, including wrappers and the random stream.
 
-Plain means containers, numbers, strings and numpy arrays: nothing has to be unpickled, so restoring runs no foreign
-code. Known are Gymnasium's environments with their state in plain attributes (classic control, toy text), its MuJoCo
-environments, and whatever has `get_snapshot()` and `set_snapshot(snapshot)`. For the rest there is no snapshot.
+Plain data are containers, numbers, strings and numpy arrays: nothing is unpickled, so restoring runs no foreign code.
+Supported are Gymnasium's environments with their state in plain attributes (classic control, toy text), its MuJoCo
+environments, and environments and wrappers with `get_snapshot()` and `set_snapshot(snapshot)`. Others have none.
 """
 
 from collections import deque
@@ -21,20 +21,20 @@ SKIPPED = {
     *("model", "data", "mujoco_renderer", "P", "desc"),
     *("screen", "clock", "surf", "window_surface", "isopen"),
 }
-"""attributes that a new environment has already, that are captured by other means, or that serve drawing only"""
+"""attributes that a new environment already has, that are saved in another way, or that are only used to render"""
 
 
 class _Unknown(Exception):
-    """A value that plain data can't express."""
+    """A value that can't be expressed as plain data."""
 
 
 def snapshot_env(env: gymnasium.Env) -> dict[str, Any] | None:
-    """Everything from which `restore_env` continues exactly, or None where that can't be promised."""
+    """The state from which `restore_env` continues exactly, or None where that can't be guaranteed."""
     layers: list[dict[str, Any]] = []
     try:
         for layer in _stack(env):
             if hasattr(layer, "get_snapshot") and hasattr(layer, "set_snapshot"):
-                # Covers what the layer wraps, too: it alone knows what it keeps where.
+                # Includes what the layer wraps.
                 own = layer.get_snapshot()
                 layers.append({"own": encode(own)})
                 return None if own is None else {"layers": layers}
@@ -52,13 +52,13 @@ def snapshot_env(env: gymnasium.Env) -> dict[str, Any] | None:
 
 
 def restore_env(env: gymnasium.Env, snapshot: dict[str, Any]) -> None:
-    """Continue from a snapshot of an environment made the same way; `env` may be fresh, it need not have been reset."""
+    """Continue from a snapshot of an environment made in the same way; `env` need not have been reset."""
     layers = snapshot["layers"]
     stack = list(_stack(env))
     covered = bool(layers) and "own" in layers[-1]
     if len(layers) > len(stack) or (len(layers) < len(stack) and not covered):
         raise EnvError(
-            f"the snapshot has {len(layers)} layers but {env} has {len(stack)}; make it with the same wrappers"
+            f"the snapshot has {len(layers)} layers but {env} has {len(stack)}; use the same wrappers"
         )
     for layer, state in zip(stack, layers):
         if "own" in state:
@@ -91,8 +91,8 @@ def _attributes(layer: Any) -> dict[str, Any]:
 
 
 def mujoco_state(model: Any, data: Any) -> dict[str, Any]:
-    """Every array of MjData whose size the model fixes: the state, the warm start, and the derived quantities that the
-    next step's reward reads before it steps (positions, forces). Constraint arrays are rebuilt by each step.
+    """Every array of MjData whose size depends on the model alone: the state, the warm start, and derived quantities
+    that the next step reads before it simulates (positions, forces). Constraint arrays are recomputed by each step.
     """
     import mujoco
 
@@ -118,7 +118,7 @@ def restore_mujoco(data: Any, state: dict[str, Any]) -> None:
 
 def encode(value: Any) -> Any:
     if value is None or isinstance(value, bool | float | str):
-        # np.float64 is a float and np.bool_ is not a bool; both must come back as what they were.
+        # np.float64 is a float and np.bool_ is not a bool; both must be restored with their type.
         return _scalar(value) if isinstance(value, np.generic) else value
     if isinstance(value, int):
         return value if abs(value) < 2**63 else {"kind": "int", "value": str(value)}
@@ -182,7 +182,9 @@ def _stream(name: str, state: dict[str, Any]) -> np.random.Generator:
     known = {"PCG64": np.random.PCG64, "PCG64DXSM": np.random.PCG64DXSM, "MT19937": np.random.MT19937}
     known |= {"Philox": np.random.Philox, "SFC64": np.random.SFC64}
     if name not in known:
-        raise EnvError(f"the snapshot holds an unknown random stream {name!r}; known are {', '.join(known)}")
+        raise EnvError(
+            f"the snapshot has an unknown random stream {name!r}; supported are {', '.join(known)}"
+        )
     bits: Any = known[name]()
     bits.state = state
     return np.random.Generator(bits)

@@ -21,6 +21,7 @@ from whorl.core.errors import EnvError
 from whorl.envs.snapshot import snapshot_env
 
 Factory: TypeAlias = Callable[[], gymnasium.Env]
+Reader: TypeAlias = Callable[[Any], Any]
 MaskSource: TypeAlias = Literal["none", "info", "method", "observation"]
 
 
@@ -93,9 +94,9 @@ def make_layout(
 ) -> Layout:
     """The layout of environments with these spaces."""
     action = tuple(_action_leaves(action_space))
-    parts = observation_parts(observation_space, action_space, mask)
     observation = [
-        x if x.path == (MASK_KEY,) else replace(x, array=_stacked(x.array, stack)) for x, _ in parts
+        leaf if leaf.path == (MASK_KEY,) else replace(leaf, array=_stacked(leaf.array, stack))
+        for leaf, _ in observation_parts(observation_space, action_space, mask)
     ]
     if mask in ("info", "method"):
         if not isinstance(observation_space, spaces.Dict | spaces.Tuple):
@@ -175,12 +176,11 @@ def children(space: spaces.Space) -> list[tuple[str, Any, spaces.Space]]:
     return []
 
 
-def observation_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
-    """The arrays of single observations, before frames are stacked."""
+def _observation_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
     inner = children(space)
     if inner:
         for key, _, child in inner:
-            yield from observation_leaves(child, (*path, key))
+            yield from _observation_leaves(child, (*path, key))
     elif isinstance(space, spaces.Box):
         dtype = "uint8" if space.dtype == np.uint8 else "float32"
         yield Leaf(path, Array(space.shape or (1,), dtype, float(space.low.min()), float(space.high.max())))
@@ -194,12 +194,31 @@ def observation_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Itera
         raise _unsupported("observation", space)
 
 
-def observation_readers(space: spaces.Space) -> Iterator[Callable[[Any], Any]]:
-    """One function per leaf, from the environment's observation (or a batch of them) to the values that are stored."""
+def observation_parts(
+    space: spaces.Space, action_space: spaces.Space, mask: MaskSource, batch_dims: int = 0
+) -> list[tuple[Leaf, Reader]]:
+    """The leaves of an observation, without stacking, and their readers; an action mask inside it is one flat leaf.
+
+    A reader takes the environment's observation, or with `batch_dims` 1 a batch of them, to the values that are stored.
+    """
+    if mask != "observation":
+        return list(zip(_observation_leaves(space), _readers(space)))
+    found: list[tuple[Leaf, Reader]] = []
+    for key, own, child in children(space):
+        if key == MASK_KEY:
+            read_mask = partial(flatten_mask, choices_of(action_space), batch_dims=batch_dims)
+            found.append((_mask_leaf(action_space), partial(_read_inside, own, read_mask)))
+        else:
+            inside = zip(_observation_leaves(child, (key,)), _readers(child))
+            found += [(leaf, partial(_read_inside, own, read)) for leaf, read in inside]
+    return found
+
+
+def _readers(space: spaces.Space) -> Iterator[Reader]:
     inner = children(space)
     if inner:
         for _, key, child in inner:
-            for read in observation_readers(child):
+            for read in _readers(child):
                 yield partial(_read_inside, key, read)
     elif isinstance(space, spaces.Discrete):
         yield partial(_read_one_hot, np.eye(int(space.n), dtype=np.float32), int(space.start))
@@ -209,27 +228,7 @@ def observation_readers(space: spaces.Space) -> Iterator[Callable[[Any], Any]]:
         yield _read_whole
 
 
-def observation_parts(
-    space: spaces.Space, action_space: spaces.Space, mask: MaskSource, batch_dims: int = 0
-) -> list[tuple[Leaf, Callable[[Any], Any]]]:
-    """The leaves of an observation, each with its reader; an action mask inside it is one flat leaf.
-
-    With `batch_dims` 1 readers take a batch of observations.
-    """
-    if mask != "observation":
-        return list(zip(observation_leaves(space), observation_readers(space)))
-    found: list[tuple[Leaf, Callable[[Any], Any]]] = []
-    for key, own, child in children(space):
-        if key == MASK_KEY:
-            read_mask = partial(flatten_mask, choices_of(action_space), batch_dims=batch_dims)
-            found.append((_mask_leaf(action_space), partial(_read_inside, own, read_mask)))
-        else:
-            inside = zip(observation_leaves(child, (key,)), observation_readers(child))
-            found += [(leaf, partial(_read_inside, own, read)) for leaf, read in inside]
-    return found
-
-
-def _read_inside(key: Any, read: Callable[[Any], Any], obs: Any) -> Any:
+def _read_inside(key: Any, read: Reader, obs: Any) -> Any:
     return read(obs[key])
 
 
@@ -274,9 +273,7 @@ def action_decoder(space: spaces.Space) -> Callable[[list[np.ndarray]], list[Any
     """The same as a list of single actions, one per row."""
     leaves = list(_leaf_spaces(space))
     parts = [_leaf_decoder(leaf) for leaf in leaves]
-    # Python integers: environments index with them, and Discrete.contains is fastest for them.
-    rows: list[Callable[[np.ndarray], list[Any]]]
-    rows = [_integers if isinstance(leaf, spaces.Discrete) else _rows for leaf in leaves]
+    rows = [_rows(leaf) for leaf in leaves]
     if not children(space):
         part, split = parts[0], rows[0]
         return lambda action: split(part(action[0]))
@@ -288,12 +285,12 @@ def action_decoder(space: spaces.Space) -> Callable[[list[np.ndarray]], list[Any
     return decode
 
 
-def _integers(batch: np.ndarray) -> list[int]:
-    return batch.tolist()
-
-
-def _rows(batch: np.ndarray) -> list[Any]:
-    return list(batch) if batch.ndim > 1 else [np.asarray(row) for row in batch]
+def _rows(space: spaces.Space) -> Callable[[np.ndarray], list[Any]]:
+    """How a batch of actions becomes a list of single ones."""
+    if isinstance(space, spaces.Discrete):
+        # Python integers: environments index with them, and Discrete.contains is fastest for them.
+        return np.ndarray.tolist
+    return list if space.shape else lambda array: [np.asarray(row) for row in array]
 
 
 def _leaf_spaces(space: spaces.Space) -> Iterator[spaces.Space]:
@@ -316,7 +313,7 @@ def _leaf_decoder(space: spaces.Space) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _rescaler(space: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
-    """The arithmetic of `whorl.core.spec.to_env` in float32, operation by operation: both agree bit for bit."""
+    """The arithmetic of `whorl.core.spec.to_env`, in the same float32 operations, so that both agree bit for bit."""
     flat_low = space.low.reshape(-1).astype(np.float32)
     flat_high = space.high.reshape(-1).astype(np.float32)
     has_low, has_high = space.bounded_below.reshape(-1), space.bounded_above.reshape(-1)
@@ -372,17 +369,15 @@ def mask_in(observation_space: spaces.Space, action_space: spaces.Space, info: d
 
 def _mask_source(env: gymnasium.Env, info: dict[str, Any]) -> MaskSource:
     found = mask_in(env.observation_space, env.action_space, info)
-    asked = (
-        found == "none" and mask_size(choices_of(env.action_space)) and env.has_wrapper_attr("action_masks")
-    )
-    return "method" if asked else found
+    if found != "none" or mask_size(choices_of(env.action_space)) == 0:
+        return found
+    return "method" if env.has_wrapper_attr("action_masks") else "none"
 
 
-def mask_reader(
-    source: MaskSource, env: gymnasium.Env, choices: Choices
-) -> Callable[[dict[str, Any]], np.ndarray]:
+def mask_reader(layout: Layout, env: gymnasium.Env) -> Callable[[dict[str, Any]], np.ndarray]:
     """A function from a step's `info` to the action mask."""
-    if source == "method":
+    choices = choices_of(layout.action_space)
+    if layout.mask == "method":
         masks = env.get_wrapper_attr("action_masks")
         return lambda info: flatten_mask(choices, masks())
     # The final step of an episode often has no mask, because no action follows it: then everything is allowed.

@@ -16,7 +16,6 @@ from whorl.envs.spaces import (
     Factory,
     Layout,
     action_decoder,
-    choices_of,
     mask_reader,
     observation_parts,
 )
@@ -83,10 +82,10 @@ class EnvStepper:
         """environments whose episode ended: the next step resets them"""
         self._steps = [env.step for env in self.envs]
         self._decode = action_decoder(layout.action_space)
-        self._masks = [mask_reader(layout.mask, env, choices_of(layout.action_space)) for env in self.envs]
+        self._masks = [mask_reader(layout, env) for env in self.envs]
         self._masked = layout.mask in ("info", "method")
-        self._parts = observation_parts(layout.observation_space, layout.action_space, layout.mask)
-        self._readers = [read for _, read in self._parts]
+        parts = observation_parts(layout.observation_space, layout.action_space, layout.mask)
+        self._shapes, self._readers = [leaf for leaf, _ in parts], [read for _, read in parts]
         self._frames = [
             Frames(x.array, len(numbers)) if x.array.stack > 1 else None for x in layout.observation
         ]
@@ -186,7 +185,7 @@ class EnvStepper:
 
     def _check(self, obs: Any) -> None:
         """Numpy would silently broadcast a wrong shape into the buffer; resets are rare enough to check."""
-        for leaf, read in self._parts:
+        for leaf, read in zip(self._shapes, self._readers):
             shape = np.shape(read(obs)) or (1,)
             if shape != leaf.shape:
                 name = ".".join(leaf.path) or "observation"

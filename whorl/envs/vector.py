@@ -1,7 +1,7 @@
 """The protocol of everything that steps environments: `num_envs` copies at once, with next-step autoreset.
 
-An episode that ended at step t is reset by the call for step t+1. That call ignores the environment's action and returns
-the first observation of the next episode, with `reset` true, reward 0 and both end flags false. So the final
+An episode that ended at step t is reset by the call for step t+1. That call ignores the environment's action and
+returns the first observation of the next episode, with `reset` true, reward 0 and both end flags false. So the final
 observation of an episode is an ordinary one, and values bootstrap from it where the episode was truncated.
 """
 
@@ -37,7 +37,7 @@ class Step:
 
 @runtime_checkable
 class VectorEnv(Protocol):
-    """`num_envs` copies of one environment. To write your own, derive from this class: `spec`, `reset` and `step` suffice.
+    """`num_envs` copies of one environment. Your own derives from this class and needs `spec`, `reset` and `step`.
 
     Actions arrive in canonical form (see `whorl.core.spec`), on the device of the agent that acts (`env_device`).
     """
@@ -51,8 +51,8 @@ class VectorEnv(Protocol):
     """whether `step` can be recorded in a CUDA graph and replayed.
 
     If so, the environment also has `state_tensors()`, all tensors that a step changes, and `generator`, the
-    `torch.Generator` of all its random numbers. Its `step` writes state in place, never waits for the GPU (no `.item()`,
-    no `if` on the value of a tensor), and makes no tensor whose shape depends on values.
+    `torch.Generator` of all its random numbers. Its `step` writes state in place, never waits for the GPU (no
+    `.item()`, no `if` on the value of a tensor), and makes no tensor whose shape depends on values.
     """
 
     def reset(self, seed: int) -> Tree:

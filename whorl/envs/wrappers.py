@@ -1,7 +1,6 @@
-"""What an agent sees of an environment: entries left out or shown once, and what it did and got last beside them.
+"""Observation wrappers that environments accept as options: select entries, add last action and reward, stack frames.
 
-Options of every environment whose environments are stepped one by one; whoever makes one splits them off with `split`. Nothing
-here imports torch, because workers wrap their environments with it.
+Not for native and batched environments. Imports no torch, because workers wrap their environments.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +20,13 @@ OPTIONS = (*HIDING, "frame_stack")
 
 
 def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The environment's own options, and those that say what is seen of it."""
+    """The environment's own options, and those of the wrappers."""
     ours = {name: options[name] for name in OPTIONS if name in options}
     return {name: value for name, value in options.items() if name not in ours}, ours
 
 
 def observation_wrappers(factory: Factory, options: dict[str, Any]) -> Factory:
-    """A factory of what `factory` makes, seen as `options` say."""
+    """`factory` with the wrappers that `options` name."""
     return partial(_make, factory, options) if options else factory
 
 
@@ -40,7 +39,7 @@ def _make(factory: Factory, options: dict[str, Any]) -> gymnasium.Env:
 
 
 class FrameStack(gymnasium.Wrapper):
-    """Says how many frames of an environment are to be seen together; whoever steps the environments stacks them."""
+    """Declares how many frames are stacked; `EnvStepper` stacks them."""
 
     def __init__(self, env: gymnasium.Env, frame_stack: int) -> None:
         super().__init__(env)
@@ -48,13 +47,13 @@ class FrameStack(gymnasium.Wrapper):
 
 
 class SelectObservation(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
-    """An environment of which some is hidden. Its own state is plain attributes, so that snapshots find it.
+    """Observe a part of the observation. The wrapper's state is plain attributes, so that snapshots include it.
 
     Args:
-        keep: what is seen of the observation: indices of a vector, or names of a dict's entries. An action mask stays.
-        once: indices of a vector that only an episode's first observation shows; they are 0 after it.
-        last_action: the action before is seen too, 0 at an episode's start; a choice is one-hot.
-        last_reward: so is the reward before.
+        keep: the entries to keep: indices of a vector, or keys of a dict. An action mask always stays.
+        once: indices of a vector that only the first observation of an episode shows; afterwards they are 0.
+        last_action: add the previous action, 0 at the start of an episode; discrete actions are one-hot.
+        last_reward: add the previous reward, 0 at the start of an episode.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class SelectObservation(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs
             self._keep = (
                 _names(keep, space) if isinstance(space, spaces.Dict) else _indices("keep", keep, space)
             )
-            space = _kept(space, self._keep)
+            space = _selected(space, self._keep)
         self._last: dict[str, np.ndarray] = {}
         added: dict[str, spaces.Space] = {}
         if last_action:
@@ -91,14 +90,14 @@ class SelectObservation(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs
         self._last = {name: np.zeros(part.shape or (), np.float32) for name, part in added.items()}
         self._joined = bool(added) and _is_vector(space) and space.dtype != np.uint8
         self._nested = not isinstance(space, spaces.Dict)
-        self.observation_space = _beside(space, added, self._joined) if added else space
+        self.observation_space = _extended(space, added, self._joined) if added else space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
         self._last = {name: np.zeros_like(value) for name, value in self._last.items()}
-        return self._see(obs), info
+        return self._observe(obs), info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -110,9 +109,9 @@ class SelectObservation(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs
         if self._once is not None:
             obs = np.array(obs)
             obs[self._once] = 0
-        return self._see(obs), reward, terminated, truncated, info
+        return self._observe(obs), reward, terminated, truncated, info
 
-    def _see(self, obs: Any) -> Any:
+    def _observe(self, obs: Any) -> Any:
         if isinstance(self._keep, list):
             obs = {name: obs[name] for name in self._keep}
         elif self._keep is not None:
@@ -132,10 +131,10 @@ def _indices(option: str, given: Any, space: spaces.Space) -> np.ndarray:
     if not isinstance(space, spaces.Box) or not _is_vector(space):
         what = "a vector or a dict" if option == "keep" else "a vector"
         raise EnvError(
-            f"{option} chooses entries of {what}, but the observation is {space}; leave {option} out"
+            f"{option} selects entries of {what}, but the observation is {space}; leave {option} out"
         )
     listed, size = _listed(given), space.shape[0]
-    # True is an int to Python, and no index.
+    # True is an int in Python, but not an index.
     whole = all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < size for i in listed)
     if not listed or not whole or len(set(listed)) < len(listed):
         raise EnvError(
@@ -150,7 +149,7 @@ def _names(given: Any, space: spaces.Dict) -> list[str]:
     for name in listed:
         if name not in known:
             raise EnvError(
-                f"keep has {name!r}, which is no entry of the observation; {nearest(str(name), known)}"
+                f"keep has {name!r}, which the observation does not have; {nearest(str(name), known)}"
             )
     if not listed or len(set(listed)) < len(listed):
         raise EnvError(f"keep is {given!r}; it must list some of {', '.join(known)}, each once")
@@ -158,11 +157,11 @@ def _names(given: Any, space: spaces.Dict) -> list[str]:
 
 
 def _listed(given: Any) -> list[Any]:
-    """A single entry may stand for a list of one, as it does on the command line."""
+    """A single entry counts as a list of one, as on the command line."""
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
-def _kept(space: spaces.Space, keep: np.ndarray | list[str]) -> spaces.Space:
+def _selected(space: spaces.Space, keep: np.ndarray | list[str]) -> spaces.Space:
     if isinstance(space, spaces.Dict):
         return spaces.Dict({name: space[name] for name in keep})
     assert isinstance(space, spaces.Box)
@@ -177,14 +176,14 @@ def _with_zero(space: spaces.Space, entries: np.ndarray) -> spaces.Box:
 
 
 def _flat_action(space: spaces.Space) -> spaces.Box:
-    """Actions as one vector, with the zeros of an episode's start among them."""
+    """Actions as one vector; bounds include 0, the value at the start of an episode."""
     flat = spaces.flatten_space(space)
     assert isinstance(flat, spaces.Box)
     return spaces.Box(np.minimum(flat.low, 0), np.maximum(flat.high, 0), dtype=np.float32)
 
 
-def _beside(space: spaces.Space, added: dict[str, spaces.Space], joined: bool) -> spaces.Space:
-    """The space with more beside it: at the end of a vector, else as entries of a dict."""
+def _extended(space: spaces.Space, added: dict[str, spaces.Space], joined: bool) -> spaces.Space:
+    """The space with `added` entries: at the end of a vector, else as entries of a dict."""
     if joined:
         parts: list[Any] = [space, *added.values()]
         dtype = space.dtype if np.issubdtype(space.dtype, np.floating) else np.float32

@@ -1,11 +1,11 @@
 """Atari games through the Arcade Learning Environment (Bellemare et al. 2013; Machado et al. 2018, arXiv:1709.06009).
 
-A step repeats an action for `frame_skip` frames and shows the brighter of the last two, pixel by pixel, because the
-console draws some things only in every other frame. Rewards are the game's own, summed; a game that runs past its limit
-of frames is truncated. Frames come one by one, and whoever steps the environments stacks them.
+A step repeats an action for `frame_skip` frames and returns the pixelwise maximum of the last two, because the console
+draws some objects only in every other frame. Rewards are the game's own, summed over frames; an episode longer than
+`max_frames` is truncated. Observations are single frames: `EnvStepper` stacks them.
 
-Differs from ALE: sticky actions are drawn here, from the environment's own stream, since ALE's saved states lack the
-action that would be repeated. Pictures are averaged over areas as OpenCV does it, in whole numbers.
+Differs from ALE: sticky actions are drawn here, from the environment's random stream, because saved states of ALE lack
+the action to repeat. Images are resized by area averaging as in OpenCV, in integers.
 """
 
 import re
@@ -24,15 +24,15 @@ from gymnasium.envs.registration import EnvSpec
 
 from whorl.core.errors import EnvError, missing_extra, nearest
 from whorl.envs.adapter import RegisteredAdapter
-from whorl.envs.spaces import Factory
 from whorl.envs.wrappers import HIDING
 
 if TYPE_CHECKING:
+    from whorl.envs.make import Source
     from whorl.envs.vector import VectorEnv
 
 ID = re.compile(r"(?P<prefix>ALE/)?(?P<game>\w+?)(?P<plain>NoFrameskip)?(-v(?P<version>\d+))?")
 STICKY = {"ALE/5": 0.25, "NoFrameskip0": 0.25, "NoFrameskip4": 0.0}
-"""how ids are registered: the probability that a frame repeats the action before"""
+"""probability of a sticky action by version of the id"""
 NOT_ATARI = {"Blackjack"}
 """games whose name alone means an environment of Gymnasium"""
 BACKENDS = ("ale", "envpool")
@@ -40,9 +40,9 @@ BACKENDS = ("ale", "envpool")
 NOOP, FIRE = 0, 1
 TWO_PLAYERS = {"combat", "joust", "maze_craze", "warlords"}
 ROOM_BYTE = {"montezuma_revenge": 3, "pitfall": 1}
-"""where in memory the number of the room lies"""
+"""address of the room number in RAM"""
 UNSAVED = {"miniature_golf"}
-"""games whose score is not in ALE's states, so that going on from one would give a wrong reward"""
+"""games whose score is missing from saved states of ALE: the first reward after a restore would be wrong"""
 
 
 class AtariAdapter(RegisteredAdapter):
@@ -102,14 +102,12 @@ class AtariAdapter(RegisteredAdapter):
         # EnvPool does not render, so what is shown or recorded is stepped by ALE.
         return options.get("backend") == "envpool" and "render_mode" not in options
 
-    def vector(
-        self, id: str, options: Mapping[str, Any], factory: Factory, num_envs: int, device: Any, compile: bool
-    ) -> "VectorEnv | None":
-        if not self.batches(options):
+    def vector(self, source: "Source", num_envs: int, device: Any, compile: bool) -> "VectorEnv | None":
+        if not self.batches(source.options):
             return None
         from whorl.envs.adapters.envpool import EnvPoolVector  # here, so that workers need no torch
 
-        return EnvPoolVector(factory, num_envs, id)
+        return EnvPoolVector(source.factory, num_envs, source.id)
 
 
 ADAPTERS = (AtariAdapter(),)
@@ -124,7 +122,7 @@ def _registered_by_others(name: str) -> bool:
 
 @cache
 def games() -> dict[str, str]:
-    """The name and the ROM of every game that one can play alone; none where ale-py is not installed."""
+    """Name and ROM of every single-player game; empty where ale-py is not installed."""
     found = find_spec("ale_py")
     if found is None or not found.submodule_search_locations:
         return {}
@@ -137,18 +135,18 @@ class Atari(gymnasium.Env):
     """One game.
 
     Args:
-        game: the ROM, as `games` names it.
-        frame_skip: frames that repeat an action.
-        noop_max: an episode starts after a random number of frames without an action, from 1 to this.
-        screen: height and width of what is seen; 0: as the console draws it.
-        gray: brightness [height, width]; without it, colours [height, width, 3].
-        stack: how many frames an agent sees together.
-        sticky: the probability that a frame repeats the action before.
-        life_loss: say where a life was lost (`info["soft_end"]`); the game goes on.
-        fire_reset: the last of these frames presses FIRE, in games that know it.
-        full_actions: all 18 actions of the console in place of those that the game knows.
+        game: the ROM, a value of `games()`.
+        frame_skip: frames per action.
+        noop_max: an episode starts with 1 to `noop_max` no-op frames.
+        screen: height and width of observations; 0: the console's own.
+        gray: grayscale [height, width]; else RGB [height, width, 3].
+        stack: number of stacked frames.
+        sticky: probability that a frame repeats the previous action.
+        life_loss: report lost lives in `info["soft_end"]`; the game continues.
+        fire_reset: the last no-op frame presses FIRE instead, in games that use it.
+        full_actions: all 18 actions of the console instead of the game's minimal set.
         max_frames: frames after which an episode is truncated; 0: never.
-        obscure: the probability that a frame is shown black.
+        obscure: probability that an observation is black.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012 - Gymnasium's own declaration
@@ -178,10 +176,10 @@ class Atari(gymnasium.Env):
         }
         for name, (count, least, most) in counts.items():
             if isinstance(count, bool) or not isinstance(count, int) or not least <= count <= most:
-                raise EnvError(f"{name} is {count!r}; it must be a whole number from {least} to {most:,}")
+                raise EnvError(f"{name} is {count!r}; it must be an integer from {least} to {most:,}")
         for name, chance in {"sticky": sticky, "obscure": obscure}.items():
             if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance <= 1:
-                raise EnvError(f"{name} is {chance!r}; a probability is between 0 and 1")
+                raise EnvError(f"{name} is {chance!r}; it must be between 0 and 1")
         switches = {
             "gray": gray,
             "life_loss": life_loss,
@@ -206,7 +204,7 @@ class Atari(gymnasium.Env):
         self._actions = [action.value for action in allowed]
         self._fires = fire_reset and FIRE in self._actions
         self._repeated = NOOP
-        """the action that the emulator saw last, which a sticky frame repeats"""
+        """the emulator's last action, which a sticky frame repeats"""
         self._lives = 0
         self._room = ROOM_BYTE.get(game)
         self._rooms: set[int] = set()
@@ -224,7 +222,7 @@ class Atari(gymnasium.Env):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None or not self._seeded:
-            self._restore(self._loaded)  # a reset of the console alone leaves traces of what came before
+            self._restore(self._loaded)  # resetting the console alone keeps part of its memory
             self._seeded = True
         ale = self._ale
         ale.reset_game()
@@ -240,7 +238,7 @@ class Atari(gymnasium.Env):
         self._lives = ale.lives()
         self._rooms = set()
         self._draw(self._latest)
-        return self._see(), self._info()
+        return self._observe(), self._info()
 
     def step(self, action: int) -> tuple[np.ndarray, SupportsFloat, bool, bool, dict[str, Any]]:
         reward, whole = self._advance(action)
@@ -255,13 +253,13 @@ class Atari(gymnasium.Env):
         if self.soft_ends and lives < self._lives and not (terminated or truncated):
             info["soft_end"] = True
         self._lives = lives
-        return self._see(), float(reward), terminated, truncated, info
+        return self._observe(), float(reward), terminated, truncated, info
 
     def render(self) -> Any:
         return self._ale.getScreenRGB() if self.render_mode else None
 
     def get_snapshot(self) -> dict[str, Any] | None:
-        """The emulator's state and all that is decided here."""
+        """The emulator's state and that of this class."""
         if self.game in UNSAVED:
             return None
         state = self._ale.cloneState(include_rng=True).serialize()
@@ -272,8 +270,8 @@ class Atari(gymnasium.Env):
             "lives": self._lives,
             "rooms": sorted(self._rooms),
         }
-        # ALE's states lack old pictures, which show through where a game draws nothing, and now and then a bit more.
-        # Going on from the state here, too, makes this run and one that is resumed from it lose the same.
+        # Saved states of ALE lack old screen contents, which show where a game draws nothing, and in rare cases more.
+        # Continuing from the saved state here, too, makes this run and one that is resumed from it equal.
         self.set_snapshot(snapshot)
         return snapshot
 
@@ -297,13 +295,13 @@ class Atari(gymnasium.Env):
         return ale
 
     def _restore(self, state: Any) -> None:
-        """Go on from a state; only after a reset and a frame does nothing else have an influence."""
+        """Restore a state; without a reset and a frame before it, earlier states would have an influence."""
         self._ale.reset_game()
         self._ale.act(NOOP)
         self._ale.restoreState(state)
 
     def _advance(self, action: int) -> tuple[float, bool]:
-        """Play an action; the sum of rewards, and whether no frame is missing at the end of the game."""
+        """Run the frames of one action; the sum of rewards, and whether all frames were run before the game ended."""
         ale, chosen, last = self._ale, self._actions[action], self.frame_skip - 1
         sticks = (self.np_random.random(last + 1) < self.sticky).tolist() if self.sticky else None
         reward = 0.0
@@ -317,7 +315,7 @@ class Atari(gymnasium.Env):
                 return reward, frame == last
         return reward, True
 
-    def _see(self) -> np.ndarray:
+    def _observe(self) -> np.ndarray:
         if self.obscure and self.np_random.random() < self.obscure:
             return np.zeros(self.shape, np.uint8)
         return self._latest.copy() if self._shrink is None else self._shrink(self._latest)
@@ -330,9 +328,9 @@ class Atari(gymnasium.Env):
 
 
 class _Shrink:
-    """Pictures of `shape` averaged over areas to `size` by `size`.
+    """Resizes images of `shape` to `size` by `size` by area averaging.
 
-    All sums are whole numbers below 2^24, exact in float32: every machine and every BLAS gives the same pictures.
+    All sums are integers below 2^24, which are exact in float32: every machine and every BLAS gives the same images.
     """
 
     def __init__(self, shape: tuple[int, int], size: int) -> None:
@@ -348,10 +346,10 @@ class _Shrink:
         self._float = np.zeros((size, width), np.float32)
         self._mean = np.zeros((size, size), np.float32)
 
-    def __call__(self, picture: np.ndarray) -> np.ndarray:
-        if picture.ndim == 2:
-            return self._plane(picture)
-        return np.stack([self._plane(plane) for plane in np.moveaxis(picture, 2, 0)], axis=2)
+    def __call__(self, image: np.ndarray) -> np.ndarray:
+        if image.ndim == 2:
+            return self._plane(image)
+        return np.stack([self._plane(plane) for plane in np.moveaxis(image, 2, 0)], axis=2)
 
     def _plane(self, plane: np.ndarray) -> np.ndarray:
         low, part = self._low, self._part
@@ -366,7 +364,7 @@ class _Shrink:
 
 
 def _shares(old: int, new: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Which of `old` pixels lie under each of `new` ones [k, new], how much of them [k, new], and how much in all."""
+    """Indices of the old pixels under each new one [k, new], their integer weights [k, new], and the sum of weights."""
     unit = gcd(old, new)
     start = np.arange(new) * old
     pixel = start // new + np.arange(-(-old // new) + 1)[:, None]
@@ -385,7 +383,7 @@ def _ale() -> Any:
         raise missing_extra("ale-py", "atari") from error
     if tuple(int(part) for part in version("ale-py").split(".")[:2]) < (0, 12):
         raise EnvError(
-            f"ale-py {version('ale-py')} can't hand out its states; get one that can: pip install 'whorl[atari]'"
+            f"ale-py {version('ale-py')} can't save its state; install a newer one with: pip install 'whorl[atari]'"
         )
     ALEInterface.setLoggerMode(LoggerMode.Error)
     return ALEInterface

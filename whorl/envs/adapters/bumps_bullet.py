@@ -1,11 +1,11 @@
-"""BumpsBullet-v0: a gripper with a compliant finger feels for two bumps and pushes the right one to the right.
+"""BumpsBullet-v0: a gripper with a compliant finger finds two bumps by touch and pushes the right one to the right.
 
-Only the gripper's place and the finger's angle are seen: a soft finger that gives way tells of a bump and leaves it
-where it is, a stiff one moves it. So an agent must sweep softly, remember what it felt, and push at the right moment.
+Only the gripper's position and the finger's angle are observed: a soft finger bends at a bump and leaves it in place, a
+stiff one moves it. So an agent must sweep softly, remember where it felt the bumps, and push at the right moment.
 
-Everything moves along y. The gripper is a kinematic body, which goes exactly where it is told: there is no arm, and no
-model of one. The finger hangs from it on a hinge with a torsion spring and slides over the bumps, which are domes held
-by dry friction; gravity is left out. Each environment has a physics engine of its own.
+Everything moves along y. The gripper is a kinematic body, which follows its commanded position exactly: there is no
+arm. The finger hangs from it on a hinge with a torsion spring and slides over the bumps, which are domes held by dry
+friction; there is no gravity. Each environment has its own physics engine.
 """
 
 from typing import Any, SupportsFloat
@@ -21,40 +21,40 @@ from whorl.envs.adapters.pybullet import Replayable
 
 ID = "BumpsBullet-v0"
 REACH = 0.4
-"""m, how far the gripper may go to either side"""
+"""m, limit of the gripper's position to either side"""
 MOVE = 0.05
-"""m, the longest step"""
+"""m, the largest move per step"""
 STIFFNESS = (0.007, 0.047)
 """N m/rad, of the finger's spring"""
 SUBSTEPS, TIME_STEP = 60, 1 / 240
 RADIUS = 0.02
 """m, of a bump"""
 FINGER, FINGER_RADIUS, HINGE = 0.1, 0.004, 0.105
-"""m, the finger's length and thickness, and how high it hangs above the table"""
+"""m, length and radius of the finger, and height of the hinge above the table"""
 FINGER_MASS, DAMPING = 0.005, 1e-3
 BUMP_MASS, FRICTION = 0.05, 0.08
-"""kg, and the N it takes to move a bump"""
+"""kg, and the force in N that moves a bump"""
 TOUCHED, PUSHED = 0.001, 0.01
-"""m by which a bump has moved: at all, and far enough"""
+"""m by which a bump must move to count as touched, and as pushed"""
 CLEAR = 0.05
-"""m between the gripper's start and the bumps, at least"""
+"""m, the smallest distance between the gripper's start and the bumps"""
 SPACING = (0.12, 0.32)
 """m between the two bumps"""
 WIDTH = {"normal": 0.28, "uniform": 0.35}
-"""m to either side within which bumps lie"""
+"""m, the largest distance of bumps from the middle"""
 FIXED = ((-0.25, -0.05), (-0.1, 0.1), (0.05, 0.25))
 LAYOUTS = ("normal", "uniform", "fixed")
 VIEW = (240, 480)
-"""height and width of what `render` draws"""
+"""height and width of rendered frames"""
 
 
 class Bumps(gymnasium.Env, gymnasium.utils.EzPickle):
-    """One table. Copies of it are made anew, because engines can't be copied.
+    """One table. A copy gets a new physics engine, because engines can't be copied.
 
     Args:
-        layout: how the bumps lie: `normal` (0.12 to 0.32 m apart, within 0.28 m), `uniform` (anywhere within 0.35 m, at
-            least 0.12 m apart), `fixed` (one of three).
-        failure: the reward of an episode that ends otherwise than with the right bump pushed.
+        layout: positions of the bumps: `normal` (0.12 to 0.32 m apart, within 0.28 m), `uniform` (anywhere within
+            0.35 m, at least 0.12 m apart), `fixed` (one of three).
+        failure: reward of an episode that ends without the right bump being pushed.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012 - Gymnasium's own declaration
@@ -73,7 +73,7 @@ class Bumps(gymnasium.Env, gymnasium.utils.EzPickle):
         self.action_space = spaces.Box(-1, 1, (2,), np.float32)
         self.gripper = 0.0
         self.places = FIXED[0]
-        """of the two bumps, from left to right, as the episode started"""
+        """initial positions of the two bumps, from left to right"""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -82,7 +82,7 @@ class Bumps(gymnasium.Env, gymnasium.utils.EzPickle):
         self.places = self._lay()
         self.gripper = self._start()
         self._build()
-        return self._see(), {}
+        return self._observe(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, SupportsFloat, bool, bool, dict[str, Any]]:
         move, firmness = np.clip(np.asarray(action, np.float64), -1, 1).tolist()
@@ -93,10 +93,10 @@ class Bumps(gymnasium.Env, gymnasium.utils.EzPickle):
         success = right > PUSHED and abs(left) <= TOUCHED and self.fingertip() < self.places[1] + right
         failed = abs(left) > TOUCHED or right < -TOUCHED or abs(wanted) > REACH
         reward = 1.0 if success else self.failure if failed else 0.0
-        return self._see(), reward, success or failed, False, {"success": success}
+        return self._observe(), reward, success or failed, False, {"success": success}
 
     def moved(self) -> tuple[float, float]:
-        """How far to the right each bump is from where it lay."""
+        """How far each bump has moved to the right."""
         left, right = (self._p.getJointState(bump, 0)[0] for bump in self._bumps)
         return left, right
 
@@ -126,7 +126,7 @@ class Bumps(gymnasium.Env, gymnasium.utils.EzPickle):
             spacing = random.uniform(*SPACING)
             left = random.uniform(-width, width - spacing)
             return left, left + spacing
-        # Two places of a shorter line, parted by what must lie between them, are uniform among those far enough apart.
+        # Uniform among the allowed pairs: two points of a shorter line, and the minimal distance added.
         left, right = sorted(random.uniform(-width, width - least, 2).tolist())
         return left, right + least
 
@@ -137,7 +137,7 @@ class Bumps(gymnasium.Env, gymnasium.utils.EzPickle):
                 return place
 
     def _build(self) -> None:
-        """A scene of new backbones: in old ones the engine remembers contacts of the episode before."""
+        """A scene of new bodies: for old ones the engine keeps contacts of the previous episode."""
         p = self._p
         p.resetSimulation()
         p.setPhysicsEngineParameter(deterministicOverlappingPairs=1, fixedTimeStep=TIME_STEP)
@@ -197,13 +197,13 @@ class Bumps(gymnasium.Env, gymnasium.utils.EzPickle):
             linkJointTypes=[p.JOINT_PRISMATIC],
             linkJointAxis=[[0, 1, 0]],
         )
-        # A motor that wants to stand still and is this weak holds like dry friction.
+        # A weak motor with target velocity 0 acts like dry friction.
         p.setJointMotorControl2(bump, 0, p.VELOCITY_CONTROL, targetVelocity=0, force=FRICTION)
         p.changeDynamics(bump, 0, linearDamping=0, angularDamping=0, jointDamping=0, lateralFriction=0)
         return bump
 
     def _move_to(self, place: float, stiffness: float) -> None:
-        """Go there at constant speed, while the spring holds the finger."""
+        """Move the gripper at constant speed, with the spring's torque on the finger."""
         p, hand, start = self._p, self._hand, self.gripper
         speed = (place - start) / (SUBSTEPS * TIME_STEP)
         for substep in range(SUBSTEPS):
@@ -216,11 +216,11 @@ class Bumps(gymnasium.Env, gymnasium.utils.EzPickle):
         p.resetJointState(hand, 0, place)
 
     def _angle(self) -> tuple[float, float]:
-        """Of the finger, and its rate: positive where its tip is right of the gripper."""
+        """Angle and angular velocity of the finger: positive where its tip is right of the gripper."""
         angle, rate = self._p.getJointState(self._hand, 1)[:2]
         return angle, rate
 
-    def _see(self) -> np.ndarray:
+    def _observe(self) -> np.ndarray:
         return np.array([self.gripper, self._angle()[0]], np.float32)
 
 

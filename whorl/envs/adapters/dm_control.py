@@ -1,10 +1,10 @@
 """The dm_control suite as Gymnasium environments, from states or pixels (Tassa et al. 2018, arXiv:1801.00690).
 
 An episode that dm_control ends with discount 0 is terminated; one that ends with discount 1, at its time limit, is
-truncated. Rewards lie in [0, 1] a step, except those of lqr; a frame skip sums them.
+truncated. Rewards are in [0, 1] per step, except in lqr; a frame skip sums them.
 
-Differs from dm_control: observations are float32 and joined in its own order, unlimited actuators have infinite bounds,
-and the system of the lqr tasks is always the one that seed 0 draws.
+Differs from dm_control: observations are float32, concatenated in dm_control's order; unlimited actuators have infinite
+bounds; and the lqr tasks always have the system of seed 0.
 """
 
 import os
@@ -25,14 +25,14 @@ from whorl.envs.adapter import RegisteredAdapter
 from whorl.envs.snapshot import mujoco_state, restore_mujoco
 
 UNLIMITED = 1e10
-"""what MuJoCo writes for a bound that there is not"""
+"""MuJoCo's value for a missing bound"""
 ALWAYS_DRAWN = {("quadruped", "escape")}
-"""tasks that upload their terrain to the renderer, even where nobody looks at it"""
+"""tasks that upload their terrain to the renderer even if nothing is rendered"""
 LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 VIEW = (480, 640)
-"""height and width of what `render` draws"""
+"""height and width of rendered frames"""
 REMEDY = (
-    "to draw without a display, install libegl1, libopengl0 and libgl1-mesa-dri (or a GPU's driver) and set "
+    "to render without a display, install libegl1, libopengl0 and libgl1-mesa-dri (or a GPU's driver) and set "
     "MUJOCO_GL=egl, or install libosmesa6 and set MUJOCO_GL=osmesa"
 )
 
@@ -66,10 +66,10 @@ class DmControl(gymnasium.Env):
     """One task of the suite.
 
     Args:
-        frame_skip: steps of dm_control that repeat one action.
-        flatten: all observations as one vector; without it, a dict of them by dm_control's names.
-        pixels: what a camera sees, uint8 [height, width, 3] or with `gray` [height, width, 1], and nothing else.
-        camera: a number or a name; -1 is MuJoCo's free camera.
+        frame_skip: steps of dm_control per action.
+        flatten: concatenate all observations to one vector; else a dict with dm_control's names.
+        pixels: observe only camera images, uint8 [height, width, 3], or [height, width, 1] with `gray`.
+        camera: index or name; -1 is MuJoCo's free camera.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012 - Gymnasium's own declaration
@@ -126,7 +126,7 @@ class DmControl(gymnasium.Env):
         if seed is not None:
             self._env.task.random.seed(seed)
             self._seeded = True
-        return self._see(self._env.reset()), {}
+        return self._observe(self._env.reset()), {}
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         reward = 0.0
@@ -134,8 +134,8 @@ class DmControl(gymnasium.Env):
             now = self._env.step(action)
             reward += now.reward
             if now.last():
-                return self._see(now), float(reward), now.discount == 0, now.discount != 0, {}
-        return self._see(now), float(reward), False, False, {}
+                return self._observe(now), float(reward), now.discount == 0, now.discount != 0, {}
+        return self._observe(now), float(reward), False, False, {}
 
     def render(self) -> Any:
         return None if self._view is None else np.array(self._view.render())
@@ -144,7 +144,7 @@ class DmControl(gymnasium.Env):
         self._physics.free()
 
     def get_snapshot(self) -> dict[str, Any]:
-        """Physics, what the task wrote into the model, and the task's own attributes and random stream."""
+        """Physics, the task's changes to the model, and the task's attributes and random stream."""
         model, task = self._physics.model.ptr, self._env.task
         loaded = _model_as_loaded(self.domain, self.task)
         changed = {
@@ -167,8 +167,8 @@ class DmControl(gymnasium.Env):
         for name, value in _arrays(model).items():
             value[...] = snapshot["model"].get(name, getattr(loaded, name))
         restore_mujoco(data, snapshot["data"])
-        # dm_control stops between the two halves of a physics step. The contacts that the first half found lie in an
-        # arena that only the engine can fill again; all else comes out as it was.
+        # dm_control stops between the two halves of a physics step. The contacts of the first half are in an arena that
+        # only the engine can fill; everything else is recomputed to the same values.
         mujoco.mj_step1(model, data)
         for name, value in snapshot["task"].items():
             setattr(task, name, value)
@@ -177,9 +177,9 @@ class DmControl(gymnasium.Env):
         self._env._step_count, self._env._reset_next_step = snapshot["steps"], snapshot["ended"]
         self._upload_terrain()
 
-    def _see(self, now: Any) -> Any:
+    def _observe(self, now: Any) -> Any:
         if self.pixels:
-            # A copy, because dm_control draws into the same array again.
+            # A copy, because dm_control renders into the same array again.
             frame = np.array(self._lens.render())  # [height, width, 3]
             return np.rint(frame @ LUMINANCE)[..., None].astype(np.uint8) if self.gray else frame
         leaves = now.observation
@@ -194,10 +194,10 @@ class DmControl(gymnasium.Env):
         names = [model.id2name(number, "camera") for number in range(model.ncam)]
         if camera not in [*names, *range(-1, model.ncam)]:
             raise EnvError(
-                f"camera is {camera!r}, which {self.domain} has not; "
+                f"camera is {camera!r}, which {self.domain} does not have; "
                 f"choose one of: {', '.join(filter(None, names))}, or a number from -1 to {model.ncam - 1}"
             )
-        # No larger than needed: a frame buffer of 84 by 84 takes two thirds of the time of the usual one.
+        # No larger than needed: a frame buffer of 84 by 84 takes two thirds of the time of the default one.
         sizes = [(height, width)] * self.pixels + [VIEW] * bool(self.render_mode)
         model.vis.global_.offheight = max((size[0] for size in sizes), default=1)
         model.vis.global_.offwidth = max((size[1] for size in sizes), default=1)
@@ -208,7 +208,7 @@ class DmControl(gymnasium.Env):
             self._view = Camera(self._physics, *VIEW, camera)
 
     def _upload_terrain(self) -> None:
-        """A height field that the snapshot brought is no news to the simulation, but it is to the renderer."""
+        """Send the height field of a snapshot to the renderer, which keeps its own copy."""
         import mujoco
 
         model = self._physics.model
@@ -221,10 +221,10 @@ class DmControl(gymnasium.Env):
 
 @cache
 def _suite() -> Any:
-    """The package, imported on first use; where there is no display, it is kept from looking for one."""
+    """The package, imported on first use; without a display it must not search for one."""
     quiet = _headless()
     try:
-        import mujoco  # noqa: F401 - it reads MUJOCO_GL too, and should see what the user set
+        import mujoco  # noqa: F401 - it reads MUJOCO_GL too, and should read the user's value
 
         if quiet:
             os.environ["MUJOCO_GL"] = "disable"
@@ -248,13 +248,13 @@ def _load(domain: str, task: str) -> Any:
     except AttributeError as error:
         raise EnvError(
             f"dm_control {version('dm_control')} does not work with mujoco {version('mujoco')} ({error}); "
-            "get versions that do with: pip install 'whorl[dm-control]'"
+            "install versions that do with: pip install 'whorl[dm-control]'"
         ) from error
 
 
 @cache
 def _model_as_loaded(domain: str, task: str) -> Any:
-    """What a task's model is before an episode changed it."""
+    """A task's model before an episode changes it."""
     return _load(domain, task).physics.model.ptr
 
 
@@ -264,7 +264,7 @@ def _headless() -> bool:
 
 
 def _open_renderer(physics: Any) -> None:
-    """Make the GL contexts that drawing needs: as MUJOCO_GL says, in a hidden window, or without any display."""
+    """Make the GL contexts for rendering: as MUJOCO_GL says, in a hidden window, or without a display."""
     from dm_control import _render
 
     backend = _windowless() if _headless() else _render.BACKEND
@@ -272,8 +272,8 @@ def _open_renderer(physics: Any) -> None:
         if _headless():
             _render.Renderer = getattr(_render, f"_import_{backend}")()
         _ = physics.contexts
-    except Exception as error:  # of any type: a driver that is not there can even show as an AttributeError
-        raise EnvError(f"{backend} can't draw here ({error}); {REMEDY}") from error
+    except Exception as error:  # of any type: a missing driver can even raise an AttributeError
+        raise EnvError(f"{backend} can't render here ({error}); {REMEDY}") from error
 
 
 @cache

@@ -1,8 +1,8 @@
-"""Atari games stepped by EnvPool's threads (Weng et al. 2022, arXiv:2206.10558), in place of worker processes.
+"""Atari games stepped by EnvPool's threads (Weng et al. 2022, arXiv:2206.10558) instead of worker processes.
 
-Frames, rewards and ends are those of `whorl.envs.adapters.atari` under the same options, with three exceptions: pictures may
-differ by one shade of 255; the last one of a game that ends in the midst of a step shows an earlier moment; and the
-limit of frames is counted from the first step, not from the no-ops before it. There are no snapshots.
+Observations, rewards and ends are those of `whorl.envs.adapters.atari` under the same options, with three exceptions:
+pixels may differ by 1 of 255; the last observation of a game that ends within a frame skip is of an earlier frame; and
+`max_frames` counts from the first step, not from the no-ops before it. There are no snapshots.
 """
 
 from dataclasses import replace
@@ -53,7 +53,7 @@ class EnvPoolVector(VectorEnv):
         obs, info = self._pool.reset()
         self._lives = info["lives"]
         self._ended = np.zeros(num_envs, bool)
-        return self._see(obs)
+        return self._observe(obs)
 
     def step(self, action: Tree) -> Step:
         choice = action.cpu().numpy().astype(np.int32)
@@ -65,14 +65,14 @@ class EnvPoolVector(VectorEnv):
         soft = (lives < self._lives) & ~self._ended & ~reset & self._soft_ends
         self._lives = lives
         arrays = reward, terminated, truncated, reset, soft
-        return Step(self._see(obs), *(torch.from_numpy(array) for array in arrays))
+        return Step(self._observe(obs), *(torch.from_numpy(array) for array in arrays))
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
 
-    def _see(self, obs: np.ndarray) -> torch.Tensor:
+    def _observe(self, obs: np.ndarray) -> torch.Tensor:
         if self._colours:
             obs = np.ascontiguousarray(np.moveaxis(obs, 1, 3))
         return torch.from_numpy(obs.reshape(-1, *self._shape))

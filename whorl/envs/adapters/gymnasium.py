@@ -1,8 +1,8 @@
 """Gymnasium: its environments by id, single environments stepped in this process, and spaces as a `Spec`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -19,6 +19,9 @@ from whorl.envs.adapter import RegisteredAdapter, registry_id
 from whorl.envs.spaces import Factory, Layout, children, choices_of, nest, probe
 from whorl.envs.stepping import Buffers, EnvStepper
 from whorl.envs.vector import Step, VectorEnv
+
+if TYPE_CHECKING:
+    from whorl.envs.make import Source
 
 GOAL = (4, 5, 8, 9)
 """entries of Reacher-v5's observation that depend on the goal: its position, and the vector from fingertip to goal"""
@@ -46,18 +49,11 @@ class GymnasiumAdapter(RegisteredAdapter):
         entry_point = "" if found is None else str(gymnasium.registry[found].entry_point)
         return entry_point.startswith(self.modules)
 
-    def vector(
-        self,
-        id: str,
-        options: Mapping[str, Any],
-        factory: Factory,
-        num_envs: int,
-        device: torch.device | str,
-        compile: bool,
-    ) -> VectorEnv | None:
+    def vector(self, source: "Source", num_envs: int, device: Any, compile: bool) -> VectorEnv | None:
         from whorl.envs.adapters.vectorized import STATE, BatchedVector
 
-        if id not in STATE or options or not self.cheap:
+        id = source.id
+        if id not in STATE or source.options or not self.cheap:
             return None
         env = gymnasium.make_vec(id, num_envs, vectorization_mode="vector_entry_point").unwrapped
         return BatchedVector(env, id, STATE[id])

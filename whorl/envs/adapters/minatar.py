@@ -1,9 +1,9 @@
 """MinAtar: five Atari games on a grid of 10 by 10 (Young & Tian 2019, arXiv:1903.03176), as Gymnasium environments.
 
-Seeds give the same episodes as in the package. What is seen is uint8 [10, 10, planes], 255 where something is, because
-pictures are divided by 255 before a net sees them. `-v0` has all six actions, `-v1` those that the game knows.
+A seed gives the same episodes as in the package. Observations are uint8 [10, 10, channels], 255 where an object is,
+because networks divide images by 255. `-v0` has all six actions, `-v1` the game's minimal set.
 
-Differs from the package: the end of Freeway after 2500 frames, its only one, is truncated, since it is a time limit.
+Differs from the package: Freeway ends after 2500 frames, which is a time limit, so the episode is truncated.
 """
 
 import colorsys
@@ -31,9 +31,9 @@ GAMES = {
     "SpaceInvaders": "space_invaders",
 }
 CONSTANT = {"channels", "action_map", "ramping", "random"}
-"""attributes of a game that no episode changes, and its stream, which is ours"""
+"""attributes of a game that do not change within an episode, and the random stream, which is saved separately"""
 CELL = 16
-"""pixels that `render` gives a cell, in height and width"""
+"""height and width of a cell in pixels, in `render`"""
 
 
 class MinAtarAdapter(RegisteredAdapter):
@@ -67,9 +67,9 @@ class MinAtar(gymnasium.Env):
 
     Args:
         game: the name of its module in the package.
-        full_actions: all six actions in place of those that the game knows.
-        sticky: the probability that the action before is repeated; after a reset, too.
-        ramping: the game gets harder, as far as it knows how to.
+        full_actions: all six actions instead of the game's minimal set.
+        sticky: probability that the previous action is repeated, also right after a reset.
+        ramping: difficulty increases, in games that support it.
         max_steps: steps after which an episode is truncated; 0: never.
     """
 
@@ -85,7 +85,7 @@ class MinAtar(gymnasium.Env):
         render_mode: str | None = None,
     ) -> None:
         if not 0 <= sticky <= 1:
-            raise EnvError(f"sticky is {sticky}; a probability is between 0 and 1")
+            raise EnvError(f"sticky is {sticky}; it must be between 0 and 1")
         if max_steps < 0:
             raise EnvError(f"max_steps is {max_steps}; it must be 0 (no limit) or more")
         self.sticky, self.max_steps, self.render_mode = sticky, max_steps, render_mode
@@ -109,7 +109,7 @@ class MinAtar(gymnasium.Env):
             self._seeded, self._last = True, 0
         self._game.reset()
         self._steps = 0
-        return self._see(), {}
+        return self._observe(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, SupportsFloat, bool, bool, dict[str, Any]]:
         if self._random.rand() >= self.sticky:
@@ -118,15 +118,15 @@ class MinAtar(gymnasium.Env):
         self._steps += 1
         terminated = bool(ended) and not self._timed
         truncated = not terminated and (bool(ended) or self._steps == self.max_steps)
-        return self._see(), float(reward), terminated, truncated, {}
+        return self._observe(), float(reward), terminated, truncated, {}
 
     def render(self) -> Any:
         if self.render_mode is None:
             return None
         state = self._game.state()
         planes = state.shape[2]
-        uppermost = (state * np.arange(1, planes + 1)).max(2)  # [10, 10], 0: nothing
-        return _palette(planes)[uppermost].repeat(CELL, 0).repeat(CELL, 1)
+        topmost = (state * np.arange(1, planes + 1)).max(2)  # [10, 10], 0: nothing
+        return _palette(planes)[topmost].repeat(CELL, 0).repeat(CELL, 1)
 
     def get_snapshot(self) -> dict[str, Any]:
         return {
@@ -142,20 +142,20 @@ class MinAtar(gymnasium.Env):
         self._seeded = True
         self._last, self._steps = snapshot["last"], snapshot["steps"]
 
-    def _see(self) -> np.ndarray:
+    def _observe(self) -> np.ndarray:
         return self._game.state().view(np.uint8) * np.uint8(255)
 
 
 @cache
 def _palette(planes: int) -> np.ndarray:
-    """Black, and a colour for each plane: uint8 [planes + 1, 3]."""
+    """Black, and a colour for each channel: uint8 [channels + 1, 3]."""
     colours = [colorsys.hsv_to_rgb(plane / planes, 0.7, 0.95) for plane in range(planes)]
     return (255 * np.array([(0.0, 0.0, 0.0), *colours])).round().astype(np.uint8)
 
 
 @cache
 def _module(game: str) -> Any:
-    """A game's module by its file: importing the package would import its plotting, which takes seconds."""
+    """A game's module, loaded from its file: importing the package imports its plotting code, which takes seconds."""
     package = find_spec("minatar")
     if package is None or not package.submodule_search_locations:
         raise missing_extra("minatar", "minatar")

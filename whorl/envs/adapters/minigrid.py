@@ -1,11 +1,11 @@
-"""MiniGrid and BabyAI (Chevalier-Boisvert et al. 2023, arXiv:2306.13831): grid worlds that are seen in part.
+"""MiniGrid and BabyAI (Chevalier-Boisvert et al. 2023, arXiv:2306.13831): partially observed grid worlds.
 
-An observation is a dict: `image` uint8 [7, 7, 3], what lies in each cell ahead, its colour and its state, and
-`direction`. The numbers are spread over 0 to 255, because pictures are divided by 255 before a net sees them. The
-mission, a sentence, is left out. A time limit truncates.
+An observation is a dict: `image` uint8 [7, 7, 3], the type, colour and state of the object in each visible cell, and
+`direction`. The numbers are scaled to 0 to 255, because networks divide images by 255. The mission, a sentence, is left
+out. A time limit truncates.
 
-A snapshot is the random stream at the episode's start and the actions since: tasks keep state in objects of many kinds,
-but they repeat themselves exactly.
+A snapshot is the random stream at the start of the episode and the actions since: tasks keep their state in many kinds
+of objects, but replaying the actions gives exactly the same state.
 """
 
 import copy
@@ -18,8 +18,8 @@ from gymnasium.envs.registration import EnvSpec
 
 from whorl.envs.adapter import RegisteredAdapter, make_registered, registry_entry
 
-SPREAD = np.array([25, 51, 127], np.uint8)
-"""steps between the numbers of objects (0 to 10), colours (0 to 5) and states (0 to 2)"""
+SCALE = np.array([25, 51, 127], np.uint8)
+"""factors of object types (0 to 10), colours (0 to 5) and states (0 to 2)"""
 
 
 class MiniGridAdapter(RegisteredAdapter):
@@ -44,7 +44,7 @@ ADAPTERS = (MiniGridAdapter(),)
 
 
 class MiniGrid(gymnasium.Wrapper):
-    """An environment of the package as agents see it."""
+    """An environment of the package without mission, with scaled images and snapshots."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -63,12 +63,12 @@ class MiniGrid(gymnasium.Wrapper):
         self._start = copy.deepcopy(self._base.np_random)
         self._actions = []
         obs, info = self.env.reset(options=options)
-        return _see(obs), info
+        return _observe(obs), info
 
     def step(self, action: Any) -> tuple[dict[str, Any], SupportsFloat, bool, bool, dict[str, Any]]:
         self._actions.append(int(action))
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return _see(obs), float(reward), bool(terminated), bool(truncated and not terminated), info
+        return _observe(obs), float(reward), bool(terminated), bool(truncated and not terminated), info
 
     def get_snapshot(self) -> dict[str, Any]:
         return {"random": self._start, "actions": np.array(self._actions, np.int64)}
@@ -80,5 +80,5 @@ class MiniGrid(gymnasium.Wrapper):
             self.step(action)
 
 
-def _see(obs: dict[str, Any]) -> dict[str, Any]:
-    return {"image": obs["image"] * SPREAD, "direction": obs["direction"]}
+def _observe(obs: dict[str, Any]) -> dict[str, Any]:
+    return {"image": obs["image"] * SCALE, "direction": obs["direction"]}

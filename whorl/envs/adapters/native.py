@@ -2,16 +2,16 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from whorl.core.errors import EnvError
 from whorl.envs.adapter import RegisteredAdapter, registry_id
 from whorl.envs.native import WORLDS
-from whorl.envs.spaces import Factory
 from whorl.envs.vector import VectorEnv
 from whorl.envs.wrappers import split
+
+if TYPE_CHECKING:
+    from whorl.envs.make import Source
 
 
 class NativeAdapter(RegisteredAdapter):
@@ -34,17 +34,9 @@ class NativeAdapter(RegisteredAdapter):
     def batches(self, options: Mapping[str, Any]) -> bool:
         return True
 
-    def vector(
-        self,
-        id: str,
-        options: Mapping[str, Any],
-        factory: Factory,
-        num_envs: int,
-        device: torch.device | str,
-        compile: bool,
-    ) -> VectorEnv:
-        world = WORLDS[_name(id)]
-        given = {name: value for name, value in options.items() if name != "render_mode"}
+    def vector(self, source: "Source", num_envs: int, device: Any, compile: bool) -> VectorEnv:
+        world = WORLDS[_name(source.id)]
+        given = {name: value for name, value in source.options.items() if name != "render_mode"}
         if compile and "compile" in inspect.signature(world).parameters:
             given["compile"] = True
         return world(num_envs=num_envs, device=device, **given)

@@ -1,10 +1,10 @@
 """PyBullet's locomotion, Reacher and pendulum environments (pybullet-envs-gymnasium), with snapshots.
 
-HalfCheetahBulletP-v0 and AntBulletP-v0 are those robots without the speeds of their joints.
+HalfCheetahBulletP-v0 and AntBulletP-v0 are those robots without the velocities of their joints.
 
-PyBullet's saved states do not leave the process, and its files lose some of the contacts. So a snapshot is the random
-stream at the episode's start and the actions since: the engine repeats itself, and playing them again in a fresh
-environment gives the same state to the last bit. It takes as long as the episode did, a second at most.
+PyBullet's saved states stay in the process, and its files lose some contacts. So a snapshot is the random stream at the
+start of the episode and the actions since: the engine is deterministic, so replaying them in a new environment gives
+bit for bit the same state. That takes as long as the episode did, at most a second.
 """
 
 import copy
@@ -21,9 +21,9 @@ POSITIONS = {
     "HalfCheetah": ((*range(8), *range(8, 20, 2), *range(20, 26)), 3000.0),
     "Ant": ((*range(8), *range(8, 24, 2), *range(24, 28)), 2500.0),
 }
-"""robots whose joint speeds a P id hides: the entries that stay (body, joint positions, feet), and a good return"""
+"""robots whose joint velocities a P id hides: the entries that stay (body, joint positions, feet), reward threshold"""
 UNREPEATABLE = {"HumanoidFlagrunHarderBulletEnv-v0", "ThrowerBulletEnv-v0"}
-"""environments that played a recorded episode differently in some of the trials; they get no snapshot"""
+"""environments whose replayed episodes differed in some trials, so they have no snapshots"""
 
 
 class PyBulletAdapter(RegisteredAdapter):
@@ -51,9 +51,9 @@ ADAPTERS = (PyBulletAdapter(),)
 
 
 def _connect(base: Any) -> None:
-    """Give the environment an engine of its own, as it would itself, but never one that it finds in shared memory.
+    """Give the environment its own physics engine.
 
-    Left to itself it first tries to join any physics server on this machine, which all environments would then share.
+    By default it would first connect to any physics server on this machine, which all environments would then share.
     """
     import pybullet
     from pybullet_utils.bullet_client import BulletClient
@@ -65,12 +65,12 @@ def _connect(base: Any) -> None:
 
 
 class Replayable(gymnasium.Wrapper):
-    """An environment whose snapshot is how it got where it is."""
+    """An environment whose snapshot is the start of the episode and the actions since."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         self._base: Any = env.unwrapped
-        # The package's robots draw from their environment's stream by themselves.
+        # Robots of the package hold their own reference to the environment's random stream.
         robot = getattr(self._base, "robot", None)
         self._drawing = [self._base] if robot is None else [self._base, robot]
         self._loaded = False
@@ -102,7 +102,7 @@ class Replayable(gymnasium.Wrapper):
             self.step(action)
 
     def _load(self) -> None:
-        """Reset once in advance: a first reset loads the robot, and its rewards differ from those of all others."""
+        """Reset once in advance: the first reset loads the robot, and its rewards differ from those of later ones."""
         if self._loaded:
             return
         random = self._base.np_random

@@ -6,12 +6,21 @@ import numpy as np
 import torch
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 
+from whorl.core.action_masks import flatten_mask
 from whorl.core.arrays import MASK_KEY
 from whorl.core.errors import EnvError
 from whorl.core.tree import Tree
 from whorl.envs.adapters.gymnasium import to_arrays, to_spec, to_tensors
 from whorl.envs.snapshot import decode, encode
-from whorl.envs.spaces import batch_decoder, leaf_at, make_layout, mask_in, nest, observation_parts
+from whorl.envs.spaces import (
+    batch_decoder,
+    choices_of,
+    leaf_at,
+    make_layout,
+    mask_in,
+    nest,
+    observation_parts,
+)
 from whorl.envs.stepping import SOFT_END
 from whorl.envs.vector import Step, VectorEnv
 
@@ -48,11 +57,10 @@ class BatchedVector(VectorEnv):
         observation = getattr(env, "single_observation_space", env.observation_space)
         action = getattr(env, "single_action_space", env.action_space)
         _, info = self._reset(0)
-        mask = mask_in(observation, action, info)
-        self.layout = make_layout(observation, action, mask)
+        self.layout = make_layout(observation, action, mask_in(observation, action, info))
         self.spec = to_spec(self.layout, self._num_envs)
-        self._readers = [read for _, read in observation_parts(observation, action, mask, batch_dims=1)]
-        self._decode = batch_decoder(action)
+        parts = observation_parts(observation, action, self.layout.mask, batch_dims=1)
+        self._readers, self._decode = [read for _, read in parts], batch_decoder(action)
 
     def reset(self, seed: int) -> Tree:
         self._ended = np.zeros(self._num_envs, bool)
@@ -108,5 +116,5 @@ class BatchedVector(VectorEnv):
         mask = np.ones((self._num_envs, *self.layout.observation[-1].shape), bool)
         if MASK_KEY in info:
             given = np.asarray(info.get(f"_{MASK_KEY}", np.ones(self._num_envs)), bool)
-            mask[given] = np.asarray(info[MASK_KEY])[given]
+            mask[given] = flatten_mask(choices_of(self.layout.action_space), info[MASK_KEY], 1)[given]
         return mask

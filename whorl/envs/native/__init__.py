@@ -1,4 +1,4 @@
-"""Our own worlds as batched tensor code, known to `whorl.make` and to `gymnasium.make` by the same id."""
+"""Native environments: batched tensor code, registered under the same id with `whorl.make` and `gymnasium.make`."""
 
 from functools import partialmethod
 from typing import Any
@@ -19,7 +19,7 @@ from whorl.envs.native.water_maze import WaterMaze, WaterMazeSimple
 from whorl.envs.native.world import World
 
 WORLDS: dict[str, type[World]] = {}
-"""every known world by its id"""
+"""the class of every registered native environment by id"""
 
 TASKS: dict[str, tuple[type[World], dict[str, Any], str]] = {
     "Quadrotor": (Quadrotor, {}, "-"),
@@ -43,37 +43,37 @@ TASKS: dict[str, tuple[type[World], dict[str, Any], str]] = {
     "RepeatFirst": (RepeatFirst, {}, "-"),
     "Bumps": (Bumps, {}, "-"),
 }
-"""by the name that ids start with: class, options, and the endings, which name what is seen (- is no ending)"""
+"""by the prefix of the ids: class, options, and suffixes, which select what is observed (- for none)"""
 
 
 def register_world(id: str, cls: type[World], **options: Any) -> None:
-    """Make `cls(num_envs, device, **options)` known under `id`, here and in Gymnasium; who makes it may add options."""
+    """Register `cls(num_envs, device, **options)` under `id`, here and with Gymnasium; users may add options."""
     if id in WORLDS or id in gymnasium.registry:
         raise EnvError(
-            f"the environment id {id!r} is taken; register {cls.__name__} under another name or version"
+            f"the environment id {id!r} is already taken; register {cls.__name__} under another name or version"
         )
     WORLDS[id] = _variant(id, cls, options) if options else cls
     gymnasium.register(id, entry_point="whorl.envs.native.gym:WorldEnv", kwargs={"world_id": id})
 
 
 def _variant(id: str, cls: type[World], options: dict[str, Any]) -> type[World]:
-    """`cls` with other defaults, as a class that carries `id`."""
+    """A subclass of `cls` with other defaults and its own `id`."""
     members = {"id": id, "__init__": partialmethod(cls.__init__, **options)}
     return type(cls.__name__, (cls,), {**members, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
-def _seen(ending: str) -> dict[str, Any]:
-    """PConcat5: observe p, five of them at once."""
-    observe, _, concat = ending.partition("Concat")
+def _observed(suffix: str) -> dict[str, Any]:
+    """PConcat5: observe p, five observations concatenated."""
+    observe, _, concat = suffix.partition("Concat")
     return {"observe": observe.lower()} | ({"concat": int(concat)} if concat else {})
 
 
-for _name, (_cls, _options, _endings) in TASKS.items():
-    for _ending in _endings.split():
-        if _ending == "-":
+for _name, (_cls, _options, _suffixes) in TASKS.items():
+    for _suffix in _suffixes.split():
+        if _suffix == "-":
             register_world(f"{_name}-v0", _cls, **_options)
         else:
-            register_world(f"{_name}{_ending}-v0", _cls, **_options, **_seen(_ending))
+            register_world(f"{_name}{_suffix}-v0", _cls, **_options, **_observed(_suffix))
 
 __all__ = [
     "WORLDS",

@@ -1,21 +1,22 @@
-"""Two bumps on a line, felt with a finger that is soft or stiff: push the right one to the right.
+"""Two hidden bumps on a line, felt with a finger of variable stiffness: push the right one to the right.
 
-A gripper moves along y, within 0.4 m. From it hangs a finger of 80 mm that turns in a spring of stiffness k. The
-action, two numbers in [-1, 1], is a step in units of 0.05 m and a stiffness, from 0.007 to 0.047 N·m/rad. Sensed: the
-gripper's place and the finger's angle (positive where it leans on a bump to its right), and where the bumps are.
+A gripper moves along y, within 0.4 m. A finger of 80 mm hangs from it on a spring of stiffness k. The action, two
+numbers in [-1, 1], is a move in units of 0.05 m and a stiffness, from 0.007 to 0.047 N·m/rad. Sensed: the gripper's
+position, the finger's angle (positive where it touches a bump to its right), and the positions of the bumps.
 
 Contact is quasi-static. The finger's tip is on one side of each bump, which is 40 mm wide. While the gripper moves over
-the bump the tip stays behind at the near edge, so with an overlap o of gripper and bump the finger bends by o / 80 mm
-and presses with the torque k o / 80 mm. What comes first decides:
+the bump the tip stays at the near edge, so with an overlap o of gripper and bump the finger bends by o / 80 mm and
+presses with the torque k o / 80 mm. There are two outcomes:
 
-    the overlap is the whole width:             the tip slips over, and the finger is straight on the other side
-    the torque reaches 0.027 · 40 mm / 80 mm:   the bump gives way, and moves so that the torque grows no further
+    the overlap reaches the whole width:        the tip slips over, and the finger is straight on the other side
+    the torque reaches 0.027 · 40 mm / 80 mm:   the bump moves so that the torque stays constant
 
 So a finger softer than 0.027 N·m/rad always slips over and moves nothing, and a stiffer one always pushes.
 
-The right bump moved right by more than 0.01 m, which takes a finger on its left, earns 1 and ends the episode. What
-ends it without a reward: the left bump moved by more than 0.001 m, the right one moved left by that much, a gripper at
-0.4 m. Bumps are 0.12 to 0.32 m apart and within 0.28 m; the gripper starts anywhere off them within 0.35 m.
+Moving the right bump by more than 0.01 m to the right gives reward 1 and terminates. The episode also terminates,
+without a reward, when the left bump has moved by more than 0.001 m, when the right one has moved left by that much,
+or when the gripper reaches 0.4 m. Bumps are 0.12 to 0.32 m apart and within 0.28 m; the gripper starts off them
+within 0.35 m.
 """
 
 import math
@@ -32,26 +33,26 @@ from whorl.envs.native.world import State, compiled
 from whorl.envs.rendering.scenes import bumps_scene
 
 STEP, SOFT, GIVES, STIFF = 0.05, 0.007, 0.027, 0.047
-"""m, and N·m/rad: the softest, the one above which a bump gives way before the finger slips, the stiffest"""
+"""m, and N·m/rad: the smallest stiffness, the one above which bumps move, the largest"""
 WIDTH, FINGER = 0.04, 0.08
 LIMIT, WITHIN, START = 0.4, 0.28, 0.35
-"""of the gripper, of the bumps, and of where the gripper starts"""
+"""m, largest distance from 0 of the gripper, the bumps, and the start of the gripper"""
 NEAR, FAR = 0.12, 0.32
-"""from one bump to the other"""
+"""m, distance between the bumps"""
 PUSHED, MOVED = 0.01, 0.001
-"""how far the right bump is to go, and how far none may move otherwise"""
+"""m, the move of the right bump that is rewarded, and the largest one of any bump otherwise"""
 
 
 class Bumps(Sensed):
-    """State: `place` [B] (the gripper's), `bumps` [2, B] (left, right), `put` [2, B] (where they were at first),
-    `side` [2, B] (on which side of each the tip is: -1 left, 1 right).
+    """State: `place` [B] (of the gripper), `bumps` [2, B] (left, right), `put` [2, B] (their initial positions),
+    `side` [2, B] (side of each bump on which the tip is: -1 left, 1 right).
 
     Args:
-        observe: touch (gripper and finger) or full (and the bumps' places).
-        concat: how many of the last observations are seen at once.
-        max_steps: an episode is truncated after so many steps.
+        observe: touch (gripper and finger) or full (and the bumps).
+        concat: number of observations that are concatenated, newest last.
+        max_steps: steps after which an episode is truncated.
         compile: fuse the contact with torch.compile.
-        dtype: of physics and observations.
+        dtype: float32 or float64, for physics and observations.
     """
 
     id = "Bumps-v0"
@@ -76,7 +77,7 @@ class Bumps(Sensed):
         apart = NEAR + (FAR - NEAR) * apart
         left = (2 * WITHIN - apart) * left - WITHIN
         bumps = torch.stack([left, left + apart])
-        # Uniform over what the bumps leave free: drawn on a line without them, which are then put in.
+        # Uniform over the free positions: drawn on a line without the bumps, which are then inserted.
         place = 2 * (START - WIDTH) * place - START
         for bump in bumps:
             place = place + WIDTH * (place > bump - WIDTH / 2)
@@ -110,17 +111,17 @@ class Bumps(Sensed):
 
 
 def overlap(place: Tensor, bumps: Tensor, side: Tensor) -> Tensor:
-    """How far [2, B] the gripper is beyond the edge at which the tip stays; negative before it."""
+    """Distance [2, B] of the gripper beyond the edge at which the tip stays; negative before it."""
     return WIDTH / 2 - side * (place - bumps)
 
 
 def angle(place: Tensor, bumps: Tensor, side: Tensor) -> Tensor:
-    """The finger's [B]."""
+    """The finger's angle [B]."""
     return (-side * overlap(place, bumps, side).clamp(min=0)).sum(0) / FINGER
 
 
 def touch(place: Tensor, bumps: Tensor, side: Tensor, stiffness: Tensor) -> tuple[Tensor, Tensor]:
-    """Bumps and sides [2, B] once the gripper is at `place`: the tip slips over a bump, or the bump gives way."""
+    """Bumps and sides [2, B] after the gripper moved to `place`: the tip slips over a bump, or the bump moves."""
     bent, pushes = overlap(place, bumps, side), stiffness > GIVES
     shift = (bent - WIDTH * GIVES / stiffness).clamp(min=0) * pushes
     slipped = (bent >= WIDTH) & ~pushes

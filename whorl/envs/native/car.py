@@ -1,8 +1,8 @@
-"""A car between heaven and hell, whose sides change: it is pushed, each step may cost, or its move is simply named.
+"""A car between heaven and hell, whose sides are random in each episode; a priest tells which is where.
 
-Heaven is at 1 or at -1 and hell opposite; reaching either ends the episode. A priest stands at 0.5: tasks that hide
-heaven's side show it near him alone, as 1 or -1, and 0 elsewhere. The action, in [-1, 1], pushes: the speed grows by
-0.0015 of it, up to 0.2, and then moves the car. Sensed: place, speed, and heaven's side.
+Heaven is at 1 or at -1 and hell opposite; reaching either terminates. A priest stands at 0.5: tasks that hide
+heaven's side show it only near him, as 1 or -1, and 0 otherwise. The action, in [-1, 1], accelerates: it adds up to
+0.0015 to the velocity, which is at most 0.2 and then moves the car. Sensed: position, velocity, and heaven's side.
 """
 
 from collections.abc import Sequence
@@ -19,27 +19,27 @@ from whorl.envs.rendering.scenes import car_scene
 
 POWER, TOP_SPEED, START, PRIEST = 0.0015, 0.2, 0.2, 0.5
 END, PATH = 1.1, 20
-"""how far a car goes whose move is named, and the points at which it looks around on the way"""
+"""largest position of the Top variants, and number of observed points on the path of a move"""
 
 
 class CarHeavenHell(Sensed):
-    """State: `body` [2, B] (place, speed), `side` [B] (heaven's). Heaven earns 1 and all else 0: that tells success.
+    """State: `body` [2, B] (position, velocity), `side` [B] (of heaven). The reward is 1 in heaven and else 0.
 
     Args:
         observe: full, or priest (the side is shown only near the priest).
-        concat: how many of the last observations are seen at once.
-        episodic: a step earns -1 instead, hell also takes the rest of the episode's steps at once, and running out of
-            time is an end as well. An episode returns -max_steps unless heaven was reached before its last step.
-        hearing: how near to the priest the side is shown.
-        max_steps: an episode is cut after so many steps.
+        concat: number of observations that are concatenated, newest last.
+        episodic: the reward is -1 per step, hell adds -1 for all remaining steps, and the time limit terminates. An
+            episode returns -max_steps unless heaven is reached before its last step.
+        hearing: distance from the priest within which the side is shown.
+        max_steps: steps after which an episode is truncated.
         compile: fuse the move with torch.compile.
-        dtype: of physics and observations.
+        dtype: float32 or float64, for physics and observations.
     """
 
     id = "CarHeavenHell-v0"
     choices: ClassVar[Choices] = {"full": (0, 1, 3), "priest": (0, 1, 2)}
     bound: ClassVar[float] = 1.0
-    """of the action"""
+    """bound of the action"""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class CarHeavenHell(Sensed):
         return self._drive(body, control)
 
     def pay(self, gone: Tensor) -> Tensor:
-        """The reward, by how far the car has gone towards heaven."""
+        """The reward, given the position in the direction of heaven."""
         return (gone >= 1).to(self.dtype)
 
     def sense(self, state: State) -> Sequence[Tensor]:
@@ -86,7 +86,7 @@ class CarHeavenHell(Sensed):
         return [place, speed, self.heard(place, side), side]
 
     def heard(self, place: Tensor, side: Tensor) -> Tensor:
-        """The side, where the priest is near, and 0 elsewhere."""
+        """The side where the priest is near, else 0."""
         return side * ((place - PRIEST).abs() <= self.hearing)
 
     def render(self, env_index: int = 0) -> np.ndarray:
@@ -96,7 +96,7 @@ class CarHeavenHell(Sensed):
 
 
 class CarHeavenHellTop(CarHeavenHell):
-    """The action is the place itself, within 1.1, and no speed is sensed; heaven earns 1 and hell -1."""
+    """The action is the new position, within 1.1; no velocity is sensed; the reward is 1 in heaven and -1 in hell."""
 
     id = "CarHeavenHellTop-v0"
     fps = 2
@@ -124,9 +124,9 @@ class CarHeavenHellTop(CarHeavenHell):
 
 
 class CarHeavenHellTopRelative(CarHeavenHell):
-    """The action is a move, within 1, that ends at 1.1; each step costs as in the episodic task.
+    """The action is a move, within 1, clipped at 1.1; rewards are those of the episodic task.
 
-    State: `path` [20, B] too, the places on the last move, 0 before the first. Seen at each: place, 0, and the side.
+    State: also `path` [20, B], points on the last move, 0 before the first. Observed at each: position, 0, the side.
     """
 
     id = "CarHeavenHellTopRelative-v0"
@@ -170,7 +170,7 @@ class CarHeavenHellTopRelative(CarHeavenHell):
 
 
 def drive(body: Tensor, action: Tensor) -> Tensor:
-    """Place and speed [2, B] one step later, under pushes [1, B]."""
+    """Position and velocity [2, B] one step later, under actions [1, B]."""
     place, speed = body.split(1)
     speed = torch.add(speed, action, alpha=POWER).clamp(-TOP_SPEED, TOP_SPEED)
     return torch.cat([place + speed, speed])

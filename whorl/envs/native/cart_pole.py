@@ -1,8 +1,9 @@
 """A pole balanced on a cart by a continuous force: Sutton's cart-pole, for 200 steps or, as a long task, for 1000.
 
-The action, in [-1, 1], is a force in units of 30 N. Sensed: the cart's place and speed, the pole's angle (0 upright)
-and angular speed. Explicit Euler steps of 0.02 s: places move by the speeds before the step. Every step earns 1, the
-last one too; the episode ends when the cart is beyond 2.4 m or the pole beyond 12 degrees.
+The action, in [-1, 1], is a force in units of 30 N. Sensed: position and velocity of the cart, angle (0 upright) and
+angular velocity of the pole. Explicit Euler steps of 0.02 s: positions move by the velocities before the step. Every
+step gives reward 1, the last one too; the episode terminates when the cart is beyond 2.4 m or the pole beyond 12
+degrees.
 """
 
 import math
@@ -24,14 +25,14 @@ RAIL, LEAN = 2.4, math.radians(12)
 
 
 class CartPoleContinuous(Sensed):
-    """State: `body` [4, B] (place, speed, angle, angular speed).
+    """State: `body` [4, B] (position, velocity, angle, angular velocity).
 
     Args:
-        observe: full, p (place and angle) or v (their speeds).
-        concat: how many of the last observations are seen at once.
-        max_steps: an episode is truncated after so many steps.
+        observe: full, p (position and angle) or v (their velocities).
+        concat: number of observations that are concatenated, newest last.
+        max_steps: steps after which an episode is truncated.
         compile: fuse the equations of motion with torch.compile.
-        dtype: of physics and observations.
+        dtype: float32 or float64, for physics and observations.
     """
 
     id = "CartPoleContinuous-v0"

@@ -1,13 +1,13 @@
-"""A chain of four links on a cart: one set of equations, run in the way that is fastest for the environments at hand.
+"""A chain of four links on a cart: the same equations in three forms, of which the fastest is chosen.
 
-Angles q are absolute, 0 upright and pi hanging, with speeds w. With h_i = a_i m_i + l_i sum_{k>i} m_k,
+Angles q are absolute, 0 upright and pi hanging, with velocities w. With h_i = a_i m_i + l_i sum_{k>i} m_k,
 
     M_ii = J_i + a_i² m_i + l_i² sum_{k>i} m_k         M_ij = l_min(i,j) h_max(i,j) cos(q_i - q_j)
     C_ij = l_min(i,j) h_max(i,j) sin(q_i - q_j) w_j    M w' = -(C + D) w + g h sin q + h cos q x''
 
-`accelerations` says so number by number: torch.compile makes one loop of it, and a few environments run it on floats. `Wide`
-says so in a few wide operations, which is what uncompiled tensors want. Both solve M w' = r by elimination: M is
-positive definite, so no pivot has to be looked for, and nothing depends on values.
+`accelerations` computes them entry by entry: torch.compile fuses it to one loop, and for few environments it runs on
+floats. `Wide` uses few wide operations, which is fastest for uncompiled tensors. Both solve M w' = r by Gaussian
+elimination: M is positive definite, so no pivoting is needed, and control flow does not depend on values.
 """
 
 import math
@@ -32,22 +32,22 @@ INERTIA = [4 / 3 * a * a * m + long**2 * above for a, m, long, above in zip(CENT
 """M_ii, with the links' own J = a² m / 3"""
 SUBSTEPS, DT = 10, 0.002
 TOGETHER = 2
-"""substeps in one compiled call: more take longer to compile, fewer make more calls"""
+"""substeps per compiled call: more take longer to compile, fewer need more calls"""
 FEW = 8
-"""up to so many environments, floats are faster than tensors on a CPU"""
+"""largest number of environments for which floats are faster than tensors on a CPU"""
 
 Number: TypeAlias = Any
 """a float, or a tensor with one number per environment"""
 Swing: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""angles [4, B] and speeds [4, B] after ten substeps under the cart's acceleration [B]"""
+"""angles [4, B] and velocities [4, B] after ten substeps under the cart's acceleration [B]"""
 
 
 def swing(num_envs: int, device: torch.device, dtype: torch.dtype, friction: bool, compile: bool) -> Swing:
-    """The fastest way to move so many environments there."""
+    """The fastest implementation for this number of environments and device."""
     damping = FRICTION if friction else (0.0,) * 4
     rows = partial(_substeps, damping=damping)
     fused = compiled(rows) if compile else rows
-    if fused is not rows:  # as it is without a compiler
+    if fused is not rows:  # equal without a compiler
         return partial(_by_rows, substeps=fused)
     if num_envs <= FEW and device.type == "cpu":
         return partial(_by_envs, damping=damping)
@@ -60,7 +60,7 @@ def integrate(
     slope: Callable[[Sequence[Number], Sequence[Number]], Sequence[Number]],
     substeps: int,
 ) -> tuple[Sequence[Number], Sequence[Number]]:
-    """Classical RK4, in the form that it takes where an angle's slope is its speed."""
+    """Classical RK4 for second-order equations: the slope of an angle is its velocity."""
     h = DT
     for _ in range(substeps):
         first = slope(angles, speeds)
@@ -93,12 +93,12 @@ def accelerations(
     squares = [w * w for w in speeds]
     rubbed = [d * (w - below) for d, w, below in zip(damping, speeds, (0, *speeds))]
     right = [above - here for here, above in zip(rubbed, (*rubbed[1:], 0))]
-    # With sin(q_i - q_j) = s_i c_j - c_i s_j the sums over j split: what whirls below a link adds to gravity and push,
+    # With sin(q_i - q_j) = s_i c_j - c_i s_j the sums over j split: the links below add to gravity and push,
     fall, shove = GRAVITY, push
     for i in range(4):
         right[i] = right[i] + hs[i] * fall + hc[i] * shove
         fall, shove = fall - lc[i] * squares[i], shove + ls[i] * squares[i]
-    # and what whirls above pulls at its end.
+    # and the links above pull at the end.
     pull_s, pull_c = hs[3] * squares[3], hc[3] * squares[3]
     for i in (2, 1, 0):
         right[i] = right[i] + lc[i] * pull_s - ls[i] * pull_c
@@ -108,7 +108,7 @@ def accelerations(
 
 
 def solve(rows: list[list[Number]], right: list[Number]) -> list[Number]:
-    """x of M x = r for a symmetric M, given by its rows from the diagonal on; both lists are used up."""
+    """x of M x = r for a symmetric M, given by its rows from the diagonal on; both lists are overwritten."""
     shares = []
     for k, (pivot, *row) in enumerate(rows):
         inverse = 1 / pivot

@@ -1,4 +1,4 @@
-"""Native worlds as Gymnasium environments: one environment, numpy in and out, for libraries that know nothing of environments."""
+"""Native environments as single Gymnasium environments with numpy arrays, for use with other libraries."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from whorl.envs.native import WORLDS
 
 
 class WorldEnv(gymnasium.Env):
-    """One environment of a registered world; `options` go to the world's constructor. It keeps its own time limit."""
+    """One copy of a registered native environment, with its own time limit; `options` go to its constructor."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012 - Gymnasium's own declaration
 
@@ -59,7 +59,7 @@ def _space(spec: Any) -> spaces.Space[Any]:
 
 
 def _canonical(spec: Any, action: Any) -> tree.Tree:
-    """The inverse of `whorl.core.spec.to_env`, with a environment axis of one."""
+    """The inverse of `whorl.core.spec.to_env`, with an environment axis of length 1."""
 
     def leaf(a: ActionLeaf, value: Any) -> torch.Tensor:
         if isinstance(a, Discrete):

@@ -1,10 +1,10 @@
-"""A pendulum to swing up and hold: Gymnasium's, or a short or a long one in each episode.
+"""A pendulum to swing up and hold: Gymnasium's, or one with a random length per episode.
 
-The action is a torque u within 2 N·m. Sensed: cosine and sine of the angle (0 upright), the angular speed, the
-length, and the last torque. In a step of 0.05 s the speed grows by 3 g / (2 l) sin(angle) + 3 u / (m l²) and is
-clipped to 8 rad/s. Gymnasium's pendulum moves by the clipped speed, the one of variable length by the speed before
-that. The reward is -(angle² + 0.1 speed² + 0.001 u²), with the angle within [-pi, pi) and both as they were before
-the step. Episodes start at any angle with a speed within 1 rad/s, and are only truncated.
+The action is a torque u within 2 N·m. Sensed: cosine and sine of the angle (0 upright), the angular velocity, the
+length, and the last torque. The angular acceleration is 3 g / (2 l) sin(angle) + 3 u / (m l²), a step 0.05 s, and the
+velocity is clipped to 8 rad/s. Gymnasium's pendulum moves by the clipped velocity, the one of variable length by the
+velocity before clipping. The reward is -(angle² + 0.1 velocity² + 0.001 u²) with the values before the step and the
+angle within [-pi, pi). Episodes start at any angle with a velocity within 1 rad/s, and are only truncated.
 """
 
 import math
@@ -25,16 +25,15 @@ GRAVITY, MASS, TORQUE, TOP_SPEED, DT = 10.0, 1.0, 2.0, 8.0, 0.05
 
 
 class PendulumVariableLength(Sensed):
-    """State: `body` [2, B] (angle, angular speed), `length`, `torque` [B].
+    """State: `body` [2, B] (angle, angular velocity), `length`, `torque` [B].
 
     Args:
-        observe: full, pvl (without the last torque), pv (nor the length), pl (angle and length) or pa (angle and last
-            torque).
-        concat: how many of the last observations are seen at once.
-        lengths: of the pendulum in m; one is drawn for each episode.
-        max_steps: an episode is truncated after so many steps.
+        observe: full, pvl (without last torque), pv (also without length), pl (angle, length), pa (angle, torque).
+        concat: number of observations that are concatenated, newest last.
+        lengths: of the pendulum in m; one is drawn per episode.
+        max_steps: steps after which an episode is truncated.
         compile: fuse the equations of motion with torch.compile.
-        dtype: of physics and observations.
+        dtype: float32 or float64, for physics and observations.
     """
 
     id = "PendulumVariableLength-v0"
@@ -47,7 +46,7 @@ class PendulumVariableLength(Sensed):
         "pa": (0, 1, 4),
     }
     held: ClassVar[bool] = False
-    """whether the angle moves by the speed as clipped"""
+    """whether the angle moves by the clipped velocity"""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class PendulumVariableLength(Sensed):
 
 
 class Pendulum(PendulumVariableLength):
-    """Gymnasium's Pendulum-v1: one length, 1 m. Seen: full (cos, sin, speed), p (cos, sin), v, or va (and torque)."""
+    """Gymnasium's Pendulum-v1, of 1 m. Observed: full (cos, sin, velocity), p (cos, sin), v, or va (and torque)."""
 
     id = "PendulumFull-v0"
     choices: ClassVar[Choices] = {"full": range(3), "p": (0, 1), "v": (2,), "va": (2, 4)}
@@ -111,7 +110,7 @@ class Pendulum(PendulumVariableLength):
 
 
 def move(body: Tensor, length: Tensor, torque: Tensor, held: bool) -> Tensor:
-    """The body [2, B] one step later; `held`: the angle moves by the speed as clipped."""
+    """The body [2, B] one step later; `held`: the angle moves by the clipped velocity."""
     angle, speed = body
     turn = 1.5 * GRAVITY / length * angle.sin() + 3 / MASS * torque / length.square()
     speed = torch.add(speed, turn, alpha=DT)

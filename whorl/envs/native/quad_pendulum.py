@@ -1,9 +1,9 @@
 """QuadInvPendulum-v0: swing a chain of four links up from hanging and hold it upright, by moving the cart below it.
 
-The action, in [-1, 1], is the cart's acceleration in units of 40 m/s²: the cart has no mass of its own. The chain's
-equations are in `chain`. Sensed: the cart's place and speed, then per link sine and cosine of its angle to the one
-below it, and its angular speed. Differs from the original: the pull of the cart on the first link has the coefficient
-h_1 = 0.364, not 0.376, and a state that is no longer finite earns 0.
+The action, in [-1, 1], is the cart's acceleration in units of 40 m/s²: the cart has no mass. The equations of the chain
+are in `chain`. Sensed: position and velocity of the cart, then per link sine and cosine of its angle to the link below,
+and its angular velocity. Differs from the original: the coupling of the cart and the first link has the coefficient
+h_1 = 0.364, not 0.376, and a state that is not finite gives reward 0.
 """
 
 import math
@@ -25,13 +25,13 @@ RAIL, TOP_SPEED = 0.75, 35.0
 
 
 class QuadInvPendulum(Sensed):
-    """State: `body` [10, B] (place of the cart and four absolute angles, then the speeds of these five).
+    """State: `body` [10, B] (position of the cart and four absolute angles, then the velocities of these five).
 
     Args:
-        concat: how many of the last observations are seen at once.
-        friction: in the joints; without it, and with the cart at rest, the chain keeps its energy.
+        concat: number of observations that are concatenated, newest last.
+        friction: in the joints; without it the chain keeps its energy while the cart is at rest.
         compile: fuse the integrator with torch.compile (a slow first call of up to a minute, then ten times faster).
-        dtype: of physics and observations.
+        dtype: float32 or float64, for physics and observations.
     """
 
     id = "QuadInvPendulum-v0"
@@ -60,7 +60,7 @@ class QuadInvPendulum(Sensed):
         angles, speeds = self._swing(angles, speeds, push[0])
         place = place + PERIOD * speed + (PERIOD**2 / 2) * push
         body = torch.cat([place, angles, speed + PERIOD * push, speeds])
-        # Inside only if provably so: a comparison with NaN is False, and a broken state ends the episode too.
+        # Comparisons with NaN are false, so a state that is not finite terminates, too.
         inside = (place[0].abs() <= RAIL) & (speeds.abs().amax(0) < TOP_SPEED)
         return {"body": body}, reward(body, control[0]).nan_to_num(0.0), ~inside
 
@@ -78,12 +78,12 @@ class QuadInvPendulum(Sensed):
 
 
 def relative(body: Tensor) -> Tensor:
-    """The first link's angle, then each other's to the link below it [4, B]."""
+    """The angle of the first link, then of each other one to the link below it [4, B]."""
     return torch.cat([body[1:2], body[2:5] - body[1:4]])
 
 
 def reward(body: Tensor, action: Tensor) -> Tensor:
-    """At most 1: the cart central, little action, every joint straight, no link fast."""
+    """At most 1: cart in the middle, small action, straight joints, slow links."""
     central = 0.5 + 0.5 * (-0.7 * body[0].square()).exp()
     lazy = 0.8 + 0.2 * (1 - action.square()).clamp(min=0)
     straight = (0.5 + 0.5 * relative(body).cos()).prod(0)

@@ -1,8 +1,8 @@
-"""Quadrotor-v0: fly to a goal from a tumbling start, with rotor lag, noisy thrust and another vehicle each episode.
+"""Quadrotor-v0: fly to a goal from a tumbling start, with rotor lag, noisy thrust and a random vehicle per episode.
 
-z points down, so gravity is +z and the ceiling is the lowest z allowed. Sensed: goal - position, velocity, sine and
-cosine of roll, pitch and yaw, body rates; three such frames, newest first. Commanded: thrust per rotor, [-1, 1] from
-none to full. Differs from the original: rotors and noise start anew each episode, a failed rotor gives no thrust.
+z points down, so gravity is +z and the ceiling is the smallest z. Sensed: goal - position, velocity, sine and cosine of
+roll, pitch and yaw, body rates; three such frames, newest first. The action is the thrust per rotor, from none (-1) to
+full (1). Differs from the original: rotors and noise are reset in each episode, and a failed rotor has no thrust.
 """
 
 import math
@@ -25,7 +25,7 @@ IX, IZ = 0.00728, 0.00993
 MAX_RPM, GRAVITY = 14945.4, 9.8066
 SUBSTEPS, DT = 10, 0.001
 TOGETHER = 5
-"""substeps per call of the integrator: more make fewer operations, fewer keep them in cache and compile sooner"""
+"""substeps per call of the integrator: more take fewer operations, fewer fit the cache and compile faster"""
 GOAL = (0.0, 0.0, 2.0)
 START_ROTOR = 0.1
 NOISE_THETA, NOISE_SIGMA = 0.15, 0.05
@@ -36,11 +36,11 @@ class Quadrotor(World):
     """State: `body` [12, B] (position, Euler angles, velocity, rates), `rotor`, `noise` [4, B], `params`, `frames`.
 
     Args:
-        faults: 0 for a rotor that gives no thrust; the reward then leaves yaw out, as it can't be held.
+        faults: 0 for a rotor without thrust; the reward then ignores yaw, which can't be controlled.
         randomize: draw mass, arm, kt, inertia, kq within 5 % and the rotor lag within [0.05, 0.2] s per episode.
         noise: add Ornstein-Uhlenbeck noise to the rotors.
         compile: fuse the integrator with torch.compile (a slow first call of up to a minute, then 2 to 5 times faster).
-        dtype: of physics and observations.
+        dtype: float32 or float64, for physics and observations.
     """
 
     id = "Quadrotor-v0"
@@ -60,7 +60,7 @@ class Quadrotor(World):
         super().__init__(num_envs, device)
         if len(faults) != 4 or not set(faults) <= {0, 1}:
             raise ConfigError(
-                f"faults is {faults!r}; give four numbers, 1 for a sound rotor and 0 for a failed one"
+                f"faults is {faults!r}; it must hold four numbers, 1 for a working rotor and 0 for a failed one"
             )
         if dtype not in ("float32", "float64"):
             raise ConfigError(f"dtype is {dtype!r}; choose float32 or float64")
@@ -103,14 +103,14 @@ class Quadrotor(World):
     def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
         normal = torch.randn(4, self.num_envs, generator=self.generator, dtype=self.dtype, device=self.device)
         noise = torch.add((1 - NOISE_THETA) * state["noise"], normal, alpha=self.sigma)
-        # Normalised thrust [4, B]; made contiguous, as a transposed operand slows every operation after it.
+        # Normalised thrust [4, B]; contiguous, because a transposed operand slows down all that follows.
         command = (action.to(self.dtype).T.contiguous().clamp(-1, 1) + 1) * self._half
         body, rotor = fly(
             state["body"], state["rotor"], noise, state["params"], command, self._sound, self._integrate
         )
         frames = torch.cat([self._frame(body), state["frames"][:-1]])
         new = {"body": body, "rotor": rotor, "noise": noise, "params": state["params"], "frames": frames}
-        # Inside only if provably so: a comparison with NaN is False, and a broken state ends the episode too.
+        # Comparisons with NaN are false, so a state that is not finite terminates, too.
         near = body[:3].abs().amax(0) <= 5
         upright = body[3:5].abs().amax(0) <= math.pi / 2
         inside = near & upright & (body[2] > state["params"][1] - 4)
@@ -120,7 +120,7 @@ class Quadrotor(World):
         return state["frames"].flatten(0, 1).T.clone(memory_format=torch.contiguous_format)
 
     def render(self, env_index: int = 0) -> np.ndarray:
-        """One RGB frame; call it after each step, as the view remembers the path it has been shown."""
+        """One RGB frame; call it after each step, because the view draws the path of earlier calls."""
         view = self._views.setdefault(env_index, QuadrotorView(GOAL, self.faults))
         rotor, noise, body = (self.state[key][:, env_index].tolist() for key in ("rotor", "noise", "body"))
         thrust = [s * min((u + n) ** 2, 1) for s, u, n in zip(self.faults, rotor, noise)]
@@ -129,14 +129,14 @@ class Quadrotor(World):
         )
 
     def _frame(self, body: Tensor) -> Tensor:
-        """What is sensed of one moment [1, 15, B]."""
+        """One frame of the observation [1, 15, B]."""
         angles = body[3:6]
         turned = torch.stack([angles.sin(), angles.cos()], 1).flatten(0, 1)
         return torch.cat([self._goal - body[:3], body[6:9], turned, body[9:]])[None]
 
 
 def reward(body: Tensor, goal: Tensor, command: Tensor, yaw: bool) -> Tensor:
-    """Product of closeness, calm and level flight, in (0, 1.03]; the last factor favours a large maximum command."""
+    """Product of terms for distance, velocities and attitude, in (0, 1.03]; the last grows with the largest command."""
     offset = torch.stack([body[:3] - goal, body[6:9], body[9:]])  # [3, 3, B] position error, velocity, rates
     error, speed, spin = offset.square().sum(1).sqrt()
     roll, pitch, turn = body[3:6].cos()
@@ -181,8 +181,8 @@ def integrate(
 ) -> Tensor:
     """S RK4 substeps of the rigid body [12, B] under the rotors' specific force and angular accelerations [S, B].
 
-    Exactly classical RK4, ordered by who depends on whom: yaw rate -> roll and pitch rate -> roll and pitch -> yaw ->
-    velocity -> position. Only roll, pitch and their rates must go stage by stage; the rest are wide tensors.
+    Classical RK4 in the order of dependence: yaw rate -> roll and pitch rate -> roll and pitch -> yaw -> velocity ->
+    position. Only roll, pitch and their rates are computed stage by stage; the rest are wide tensors.
     """
     roll, pitch, yaw = body[3:6]
     p, q, r = body[9:]
@@ -218,7 +218,7 @@ def integrate(
     turn = swing / cos_pitch
     gain = _rk4(turn)  # [S, B]
     ends = yaw + gain.cumsum(0)
-    yaw = (ends - gain)[:, None]  # where each substep starts
+    yaw = (ends - gain)[:, None]  # at the start of each substep
     yaws = torch.cat(
         [yaw, torch.add(yaw, turn[:, :2], alpha=DT / 2), torch.add(yaw, turn[:, 2:3], alpha=DT)], 1
     )
@@ -241,13 +241,13 @@ def integrate(
 
 
 def _rk4(slope: Tensor) -> Tensor:
-    """What each substep adds, of the slopes [S, 4, ...] at its four stages."""
+    """The increment of each substep from the slopes [S, 4, ...] at its four stages."""
     first, second, third, fourth = slope.unbind(1)
     return (first + 2 * (second + third) + fourth) * (DT / 6)
 
 
 def _start_ranges(randomize: bool) -> list[tuple[float, float]]:
-    """Lowest and highest start of the 12 body states, then of the 6 parameters."""
+    """Lowest and highest initial values of the 12 body states, then of the 6 parameters."""
     half = (3.0, 3.0, 1.5, math.pi / 4, math.pi / 4, math.pi, 1.0, 1.0, 1.0) + (2 * math.pi,) * 3
     centre = GOAL + (0.0,) * 9
     body = [(c - h, c + h) for c, h in zip(centre, half)]

@@ -1,8 +1,8 @@
-"""Symbols to be named from memory: the one of some steps ago, or the first one of the episode.
+"""Symbols to repeat from memory: the one of some steps ago, or the first one of the episode.
 
-Each step shows one of 4 symbols, each as likely, as one-hot. The action names the symbol asked for. Right earns 1/n and
-wrong -1/n, where n is the number of steps that ask for one: all right returns 1, guessing -0.5. Nothing that is done
-changes what is shown. Episodes are only truncated, after 64 steps.
+Each step shows one of 4 symbols, uniformly random, as one-hot. The action repeats an earlier symbol: the reward is
+1/n where it is correct and else -1/n, with n steps that are scored, so the best return is 1 and guessing gives -0.5.
+Actions do not change what is shown. Episodes are only truncated, after 64 steps.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ SYMBOLS = 4
 
 
 class RepeatPrevious(Sensed):
-    """State: `symbols` [delay + 1, B], from the one asked for to the one shown; -1 where there was none yet.
+    """State: `symbols` [delay + 1, B], from the one to repeat to the one shown; -1 where there is none yet.
 
     Args:
-        observe: symbol (the one shown) or full (and the one asked for).
-        concat: how many of the last observations are seen at once.
-        delay: the symbol of so many steps ago is asked for; the first so many steps ask for none.
-        max_steps: an episode is truncated after so many steps.
+        observe: symbol (the one shown) or full (and the one to repeat).
+        concat: number of observations that are concatenated, newest last.
+        delay: the symbol of `delay` steps ago is to be repeated; the first `delay` steps are not scored.
+        max_steps: steps after which an episode is truncated.
     """
 
     id = "RepeatPrevious-v0"
@@ -49,7 +49,7 @@ class RepeatPrevious(Sensed):
         if not 1 <= delay < max_steps:
             raise ConfigError(f"delay is {delay}; choose 1 to {max_steps - 1}, so that some steps are scored")
         self.scored = max_steps - delay
-        """steps of an episode that ask for a symbol"""
+        """scored steps of an episode"""
         self._none = torch.full((delay, num_envs), -1, device=self.device)
 
     def initial(self, generator: torch.Generator) -> State:
@@ -63,7 +63,7 @@ class RepeatPrevious(Sensed):
         return {"symbols": new}, points.to(self.dtype) / self.scored, torch.zeros_like(self.ended)
 
     def kept(self, symbols: Tensor) -> Tensor:
-        """What stays in mind when the next symbol is shown."""
+        """The symbols that stay in the state when the next one is shown."""
         return symbols[1:]
 
     def sense(self, state: State) -> Sequence[Tensor]:
@@ -75,7 +75,7 @@ class RepeatPrevious(Sensed):
 
 
 class RepeatFirst(RepeatPrevious):
-    """State: `symbols` [2, B], the first, which is asked for from the first step on, and the one shown."""
+    """State: `symbols` [2, B], the first, which is to be repeated at every step, and the one shown."""
 
     id = "RepeatFirst-v0"
 

@@ -1,4 +1,4 @@
-"""Worlds that see a list of numbers: all of them, or a named choice for the tasks that hide some, now or lately."""
+"""Native environments with vector observations, of which `observe` selects entries and `concat` joins several."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,18 +16,18 @@ Choices: TypeAlias = Mapping[str, Sequence[int]]
 
 
 class Sensed(World):
-    """A subclass sets `choices` and writes `sense` in place of `observe`.
+    """A subclass sets `choices` and defines `sense` instead of `observe`.
 
     Args:
-        action: the world's own bounds, or its choices; `advance` gets canonical actions all the same.
-        observe: which entries are seen, one of `choices`.
-        concat: so many of the last observations are seen at once, oldest first, zeros before the episode's first.
-        max_steps: an episode is truncated after so many steps.
+        action: the action space; `advance` gets canonical actions.
+        observe: which entries are observed, a key of `choices`.
+        concat: number of observations that are concatenated, newest last, zeros before the first of an episode.
+        max_steps: steps after which an episode is truncated.
         dtype: of physics, rewards and observations.
     """
 
     choices: ClassVar[Choices]
-    """the entries of `sense` that are seen, by the name to give for `observe`"""
+    """the entries of `sense` that each value of `observe` selects"""
 
     def __init__(
         self,
@@ -43,26 +43,30 @@ class Sensed(World):
         if observe not in self.choices:
             raise ConfigError(f"observe is {observe!r}; {self.id} offers {', '.join(self.choices)}")
         if concat < 1:
-            raise ConfigError(f"concat is {concat}; give 1 for the newest observation alone, or more to join")
+            raise ConfigError(
+                f"concat is {concat}; use 1 for the newest observation alone, or more to concatenate several"
+            )
         if max_steps < 1:
-            raise ConfigError(f"max_steps is {max_steps}; an episode needs at least 1")
+            raise ConfigError(f"max_steps is {max_steps}; it must be at least 1")
         if dtype not in ("float32", "float64"):
             raise ConfigError(f"dtype is {dtype!r}; choose float32 or float64")
-        self.seen = tuple(self.choices[observe])
+        self.selected = tuple(self.choices[observe])
         self.concat = concat
         self.max_steps = max_steps
         self.dtype = torch.float64 if dtype == "float64" else torch.float32
         self.returns = self.returns.to(self.dtype)
-        self.spec = Spec(Array((concat * len(self.seen),), dtype), action, num_envs)
-        self._blank = torch.zeros(concat - 1, len(self.seen), num_envs, dtype=self.dtype, device=self.device)
+        self.spec = Spec(Array((concat * len(self.selected),), dtype), action, num_envs)
+        self._blank = torch.zeros(
+            concat - 1, len(self.selected), num_envs, dtype=self.dtype, device=self.device
+        )
 
     @abstractmethod
     def sense(self, state: State) -> Sequence[Tensor]:
-        """All that there is to see, a row [B] each."""
+        """All entries of an observation, a row [B] each."""
 
     def observe(self, state: State) -> Tensor:
         if self.concat == 1:
-            return torch.stack(self._shown(state), 1)
+            return torch.stack(self._selection(state), 1)
         return state["window"].flatten(0, 1).T.clone(memory_format=torch.contiguous_format)
 
     def remember(self, state: State, before: State | None) -> State:
@@ -70,18 +74,18 @@ class Sensed(World):
         if self.concat == 1:
             return state
         older = self._blank if before is None else before["window"][1:]
-        return {**state, "window": torch.cat([older, torch.stack(self._shown(state))[None]])}
+        return {**state, "window": torch.cat([older, torch.stack(self._selection(state))[None]])}
 
-    def _shown(self, state: State) -> list[Tensor]:
+    def _selection(self, state: State) -> list[Tensor]:
         rows = self.sense(state)
-        return [rows[i] for i in self.seen]
+        return [rows[i] for i in self.selected]
 
     def control(self, action: tree.Tree) -> Tensor:
-        """Actions within [-1, 1], a row [B] per dimension: a transposed operand slows every operation after it."""
+        """Actions clipped to [-1, 1], a contiguous row [B] per dimension, because transposed operands are slow."""
         return action.to(self.dtype).T.contiguous().clamp(-1, 1)
 
     def constant(self, *values: float) -> Tensor:
-        """Values [n, 1] that spread over the environments."""
+        """Values [n, 1] that broadcast over the environments."""
         return torch.tensor(values, dtype=self.dtype, device=self.device)[:, None]
 
     def uniform(self, rows: int, generator: torch.Generator) -> Tensor:
@@ -95,19 +99,19 @@ class Sensed(World):
     def lengths(self, values: Sequence[float]) -> Tensor:
         """The lengths [n] to draw from."""
         if not values or min(values) <= 0:
-            raise ConfigError(f"lengths is {values!r}; give at least one length in metres, above 0")
+            raise ConfigError(f"lengths is {values!r}; it must hold at least one length in metres, above 0")
         return self.constant(*values)[:, 0]
 
     def chosen(self, values: Tensor, generator: torch.Generator) -> Tensor:
-        """One of `values` [n] per environment [B], each as likely."""
+        """One of `values` [n] per environment [B], with equal probability."""
         return values[self.drawn(len(values), generator)]
 
     def drawn(self, n: int, generator: torch.Generator) -> Tensor:
-        """A number from 0 to n - 1 per environment [B], each as likely."""
+        """An integer from 0 to n - 1 per environment [B], with equal probability."""
         return torch.randint(n, (self.num_envs,), generator=generator, device=self.device)
 
     def clock(self, env_index: int) -> dict[str, str]:
-        """The first lines of a picture's panel."""
+        """The first lines of text in a rendered frame."""
         steps, total = int(self.steps[env_index]), float(self.returns[env_index])
         return {"step": f"{steps} of {self.max_steps}", "return": f"{total:.1f}"}
 

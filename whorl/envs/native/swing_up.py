@@ -1,9 +1,9 @@
 """A pole to swing up on a cart and hold, a short or a long one in each episode.
 
-The action, in [-1, 1], is a force in units of 10 N. Sensed: the cart's place and speed, cosine and sine of the pole's
-angle (0 upright), its angular speed, its length, and the last action. Explicit Euler steps of 0.01 s. A cart that
-would pass 2.4 m stays where it was and turns back: its new speed is reversed. The reward is
--0.1 (angle² + 0.01 spin² + place²) after the step, with the angle within [-pi, pi); episodes are only truncated.
+The action, in [-1, 1], is a force in units of 10 N. Sensed: position and velocity of the cart, cosine and sine of the
+pole's angle (0 upright), its angular velocity, its length, and the last action. Explicit Euler steps of 0.01 s. A cart
+that would pass 2.4 m keeps its position, and its new velocity is reversed. The reward is
+-0.1 (angle² + 0.01 spin² + position²) after the step, with the angle within [-pi, pi); episodes are only truncated.
 """
 
 import math
@@ -24,15 +24,15 @@ RAIL = 2.4
 
 
 class CartPoleSwingUpVariableLength(Sensed):
-    """State: `body` [4, B] (place, speed, angle, angular speed), `length`, `action` [B].
+    """State: `body` [4, B] (position, velocity, angle, angular velocity), `length`, `action` [B].
 
     Args:
-        observe: full, pvl (without the last action), pv (nor the length) or pa (place, angle and last action).
-        concat: how many of the last observations are seen at once.
-        lengths: of the pole in m; one is drawn for each episode.
-        max_steps: an episode is truncated after so many steps.
+        observe: full, pvl (without last action), pv (also without length) or pa (position, angle, last action).
+        concat: number of observations that are concatenated, newest last.
+        lengths: of the pole in m; one is drawn per episode.
+        max_steps: steps after which an episode is truncated.
         compile: fuse the equations of motion with torch.compile.
-        dtype: of physics and observations.
+        dtype: float32 or float64, for physics and observations.
     """
 
     id = "CartPoleSwingUpVariableLength-v0"

@@ -1,11 +1,11 @@
-"""A T-maze: the first look tells which way to turn at the end of a corridor, and nothing tells it again.
+"""A T-maze: only the first observation shows which way to turn at the end of a corridor.
 
-The junction is `length` steps ahead. Actions: 0 turn up, 1 go forward, 2 turn down; where there is a wall nothing
-happens. Seen, as 0 and 1: the cue to turn up, the cue to turn down, the corridor, the junction. The first observation
-is the cue alone, all later ones are corridor or junction alone. Turning at the junction ends the episode, and the way
-of the cue earns 1; nothing else earns anything, so an episode returns at most 1, and without memory at most 0.5 on
-average: whichever way a policy turns at the junction, the cue was the other one as often. An episode is truncated
-after 4 (length + 1) steps: nobody walks back, so random play mostly comes to the junction, and lacks memory alone.
+The junction is `length` steps ahead. Actions: 0 turn up, 1 go forward, 2 turn down; a move into a wall has no effect.
+Observed, as 0 and 1: the cue to turn up, the cue to turn down, the corridor, the junction. The first observation is
+the cue alone, all later ones are corridor or junction alone. Turning at the junction terminates; turning in the
+direction of the cue gives reward 1, everything else 0. So the best return is 1, and without memory at most 0.5 on
+average. An episode is truncated after 4 (length + 1) steps: there is no way back, so a random policy usually reaches
+the junction, and the task tests memory rather than exploration.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ class TMaze(Sensed):
     """State: `place` [B], `cue` [B] (1 up, -1 down), `told` [B] (whether the cue has been shown).
 
     Args:
-        observe: once (the cue is in the first observation alone) or full (in every one).
-        concat: how many of the last observations are seen at once.
+        observe: once (only the first observation has the cue) or full (all have).
+        concat: number of observations that are concatenated, newest last.
         length: steps from the start to the junction.
     """
 
@@ -47,7 +47,7 @@ class TMaze(Sensed):
         length: int = 10,
     ) -> None:
         if length < 1:
-            raise ConfigError(f"length is {length}; the junction is at least 1 step from the start")
+            raise ConfigError(f"length is {length}; it must be at least 1 step from the start")
         super().__init__(num_envs, device, Discrete(3), observe, concat, 4 * (length + 1), "float32")
         self.length = length
         self._cues = torch.tensor([-1, 1], device=self.device)

@@ -1,10 +1,10 @@
-"""Find a platform in a round pool again and again: by steps, with a distance to follow, or with a body that coasts.
+"""Find a hidden platform in a round pool repeatedly: the platform stays in place for the whole episode.
 
 The pool is the disc of radius 1. The action, two numbers in [-1, 1], moves the swimmer by up to 0.04 per axis; a move
-out of the pool does not happen. Sensed: place, whether it is on the platform, and the platform's place. A step that
-ends on the platform earns 1; with the fifth, in a row or not, the swimmer is put elsewhere. Wherever it or the platform
-is put, angle and distance from the middle are uniform, the platform within the pool and the swimmer off the platform.
-Episodes are only truncated. The original's action box is 0.2 and is multiplied by 0.2 again: the same largest move.
+out of the pool has no effect. Sensed: position, whether it is on the platform, and the platform's position. A step that
+ends on the platform gives reward 1; after the fifth, consecutive or not, the swimmer is moved to a random position.
+Angle and distance from the middle are uniform for both, the platform within the pool and the swimmer off the platform.
+Episodes are only truncated. The original's actions are within 0.2 and multiplied by 0.2: the same largest move.
 """
 
 import math
@@ -22,29 +22,29 @@ from whorl.envs.native.world import State, compiled
 from whorl.envs.rendering.scenes import maze_scene
 
 STAY = 5
-"""steps on the platform until the swimmer is put elsewhere"""
+"""steps on the platform until the swimmer is moved to a random position"""
 DRAWS = 8
-"""places drawn at once, of which the first off the platform is taken"""
+"""positions drawn at once, of which the first one off the platform is used"""
 
 
 class WaterMaze(Sensed):
-    """State: `place`, `drift`, `platform` [2, B], `stayed` [B] (steps on the platform since it was put somewhere).
+    """State: `place`, `drift`, `platform` [2, B], `stayed` [B] (steps on the platform since the last random position).
 
     Args:
-        observe: full or hidden (without the platform's place).
-        concat: how many of the last observations are seen at once.
+        observe: full or hidden (without the platform's position).
+        concat: number of observations that are concatenated, newest last.
         dense: the reward is minus the distance to the platform's middle.
         radius: of the platform.
-        max_steps: an episode is truncated after so many steps.
+        max_steps: steps after which an episode is truncated.
         compile: fuse the move with torch.compile.
-        dtype: of physics and observations.
+        dtype: float32 or float64, for physics and observations.
     """
 
     id = "WaterMaze-v0"
     fps = 20
     choices: ClassVar[Choices] = {"full": range(5), "hidden": range(3)}
     coasts, gain, top = 0.0, 0.04, 0.04
-    """share of the speed that stays, what the action adds to it, and the highest speed per axis"""
+    """share of the velocity that is kept, factor of the action, and largest velocity per axis"""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class WaterMaze(Sensed):
         super().__init__(num_envs, device, box(-1.0, 1.0, 2), observe, concat, max_steps, dtype)
         if not 0 < radius <= 0.5:
             raise ConfigError(
-                f"radius is {radius}; choose one above 0 and up to 0.5, or nothing is left to search"
+                f"radius is {radius}; it must be above 0 and at most 0.5, so that there is something to search"
             )
         self.dense, self.radius = dense, radius
         self._swim = compiled(swim) if compile else swim
@@ -70,11 +70,11 @@ class WaterMaze(Sensed):
     def initial(self, generator: torch.Generator) -> State:
         angle, share = self.uniform(2, generator)
         platform = polar((1 - self.radius) * share, 2 * math.pi * angle)
-        place = self.elsewhere(platform, generator)
+        place = self.random_place(platform, generator)
         return {"place": place, "drift": self._still, "platform": platform, "stayed": self._still[0]}
 
-    def elsewhere(self, platform: Tensor, generator: torch.Generator) -> Tensor:
-        """A place off the platform: the first such of some draws, or else, very rarely, opposite to it."""
+    def random_place(self, platform: Tensor, generator: torch.Generator) -> Tensor:
+        """A random position off the platform; in the rare case that all draws are on it, the opposite one."""
         distance, angle = self.uniform(2 * DRAWS, generator).view(2, DRAWS, -1)
         drawn = polar(distance, 2 * math.pi * angle)  # [2, DRAWS, B]
         free = off(drawn, platform[:, None]) > self.radius
@@ -92,7 +92,7 @@ class WaterMaze(Sensed):
         stayed = state["stayed"] + inside
         moved = stayed >= STAY
         new = {
-            "place": torch.where(moved, self.elsewhere(platform, self.generator), place),
+            "place": torch.where(moved, self.random_place(platform, self.generator), place),
             "drift": drift.masked_fill(moved, 0),
             "platform": platform,
             "stayed": stayed.masked_fill(moved, 0),
@@ -113,9 +113,9 @@ class WaterMaze(Sensed):
 
 
 class WaterMazeSimple(WaterMaze):
-    """The platform is 0.7 from the middle, at any angle; the swimmer starts in the middle, at rest, and coasts.
+    """The platform is 0.7 from the middle, at a random angle; the swimmer starts in the middle, at rest.
 
-    The action adds up to 0.03 to its speed, which stays within 0.1 per axis and is sensed too. The wall stops it.
+    The action adds up to 0.03 to its velocity, which is at most 0.1 per axis and is sensed too. The wall stops it.
     """
 
     id = "WaterMazeSimple-v0"
@@ -138,12 +138,12 @@ class WaterMazeSimple(WaterMaze):
         platform = polar(0.7, 2 * math.pi * self.uniform(1, generator)[0])
         return {"place": self._still, "drift": self._still, "platform": platform, "stayed": self._still[0]}
 
-    def elsewhere(self, platform: Tensor, generator: torch.Generator) -> Tensor:
+    def random_place(self, platform: Tensor, generator: torch.Generator) -> Tensor:
         return self._still
 
 
 def swim(place: Tensor, drift: Tensor, push: Tensor, coasts: float, top: float) -> tuple[Tensor, Tensor]:
-    """Place and speed [2, B] one step later: a move out of the pool does not happen, and stops the swimmer."""
+    """Position and velocity [2, B] one step later: a move out of the pool has no effect and stops the swimmer."""
     drift = (coasts * drift + push).clamp(-top, top)
     there = place + drift
     inside = there.square().sum(0) <= 1

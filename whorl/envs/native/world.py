@@ -1,8 +1,8 @@
-"""Batched tensor worlds: one implementation for CPU and CUDA, for one environment or a hundred thousand.
+"""Base class of native environments: one implementation for CPU and CUDA, for one environment or a hundred thousand.
 
-A world says how an episode starts, how it advances and what is seen; `World` adds the time limit, next-step
-autoreset, snapshots and seeding. Nothing in `step` waits for the device or rebinds a tensor, so a rollout can be
-captured in a CUDA graph: register `world.generator` with it, and every replay moves the same buffers on.
+A subclass defines how an episode starts, how it advances and what is observed; `World` adds the time limit, next-step
+autoreset, snapshots and seeding. `step` never waits for the device and writes its state in place, so a rollout can be
+captured in a CUDA graph, with `generator` registered with the graph.
 """
 
 import os
@@ -20,22 +20,22 @@ from whorl.core.errors import ConfigError, EnvError
 from whorl.envs.vector import Step, VectorEnv
 
 State: TypeAlias = dict[str, Tensor]
-"""Tensors of any shape whose LAST axis is the environments: wide contiguous rows per component, and flags [B] broadcast."""
+"""Tensors whose LAST axis is the environments, so that components are contiguous rows and flags [B] broadcast."""
 
 
 class World(VectorEnv, ABC):
-    """`num_envs` copies of one world. A subclass sets `id`, `max_steps` and `spec`, and writes the three methods below."""
+    """`num_envs` copies. A subclass sets `id`, `max_steps` and `spec`, and defines the three abstract methods."""
 
     max_steps: int
-    """an episode is truncated after so many steps"""
+    """steps after which an episode is truncated"""
     fps: ClassVar[int] = 50
-    """steps per second of the world's own time"""
+    """steps per second of simulated time"""
     snapshots = True
     capturable = True
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         if num_envs < 1:
-            raise ConfigError(f"num_envs is {num_envs}; a world needs at least 1")
+            raise ConfigError(f"num_envs is {num_envs}; it must be at least 1")
         self.num_envs = num_envs
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device)
@@ -44,22 +44,22 @@ class World(VectorEnv, ABC):
         self.returns = torch.zeros(num_envs, device=self.device)
         """[B] undiscounted return of the episode so far"""
         self.ended = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-        """[B] the environment's episode is over: the next step resets it"""
+        """[B] the episode ended: the next step resets the environment"""
 
     @abstractmethod
     def initial(self, generator: torch.Generator) -> State:
-        """A fresh first state for every environment."""
+        """A new first state for every environment."""
 
     @abstractmethod
     def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
-        """The next state, reward [B], terminated [B]. Writes to no tensor of `state`; draws from `generator` only."""
+        """The next state, reward [B], terminated [B]. Does not write to `state`; draws from `self.generator` only."""
 
     @abstractmethod
     def observe(self, state: State) -> tree.Tree:
         """Observations [B, ...] that share no memory with `state`."""
 
     def remember(self, state: State, before: State | None) -> State:
-        """`state` with what it keeps of the one `before` it, which is None where an episode starts: as it is."""
+        """`state` with entries that depend on the state `before`, which is None at the start of an episode."""
         return state
 
     @torch.no_grad()
@@ -79,7 +79,7 @@ class World(VectorEnv, ABC):
         fresh = self.remember(self.initial(self.generator), None)
         stepped, reward, terminated = self.advance(self.state, action)
         stepped = self.remember(stepped, self.state)
-        # Choose for all keys before writing any: a new tensor may be a view of another key's old one.
+        # Select for all keys before writing any: a new tensor may be a view of another key's old one.
         self._write({key: torch.where(reset, fresh[key], stepped[key]) for key in self.state})
         reward = reward.masked_fill(reset, 0)
         terminated = terminated & ~reset
@@ -98,7 +98,7 @@ class World(VectorEnv, ABC):
         num_envs = snapshot["steps"].shape[0]
         if num_envs != self.num_envs:
             raise EnvError(
-                f"the snapshot holds {num_envs} environments of {self.id}, this world {self.num_envs}; make it alike"
+                f"the snapshot has {num_envs} environments of {self.id}, but this has {self.num_envs}; use {num_envs}"
             )
         self._write(snapshot["state"])
         self.steps.copy_(snapshot["steps"])
@@ -108,11 +108,11 @@ class World(VectorEnv, ABC):
         return self.observe(self.state)
 
     def state_tensors(self) -> list[Tensor]:
-        """Every tensor that a step writes."""
+        """Every tensor that a step changes."""
         return [*self.state.values(), self.steps, self.returns, self.ended]
 
     def _write(self, state: State) -> None:
-        """Move `state` into the buffers, which are made by the first call and keep their addresses ever after."""
+        """Copy `state` into the buffers, which are allocated by the first call and never move."""
         if not self.state:
             self.state = {
                 key: torch.empty(x.shape, dtype=x.dtype, device=self.device) for key, x in state.items()
@@ -121,7 +121,7 @@ class World(VectorEnv, ABC):
 
 
 def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` fused by torch.compile, which needs a C++ compiler on CPU and CUDA alike."""
+    """`fn` fused by torch.compile, which needs a C++ compiler for CPU and CUDA."""
     names = [os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl"]
     if not any(shutil.which(name) for name in names if name):
         warnings.warn("compile=True needs a C++ compiler and none was found; running eagerly", stacklevel=3)

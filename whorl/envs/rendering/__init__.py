@@ -1,1 +1,1 @@
-"""Pictures of environments."""
+"""Rendered frames of the native environments."""

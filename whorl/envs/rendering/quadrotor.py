@@ -1,4 +1,4 @@
-"""Pictures of the native worlds, drawn with Pillow alone."""
+"""Frames of the quadrotor, drawn with Pillow, and the colours, panel and helpers that `scenes` shares."""
 
 import math
 from collections import deque
@@ -13,18 +13,18 @@ Colour = tuple[int, int, int]
 Point = tuple[float, float]
 
 WIDTH, HEIGHT, SCALE = 480, 360, 2
-"""the frame, and how many times finer it is drawn before it is shrunk (antialiasing)"""
+"""size of the frame, and the factor by which it is drawn larger for antialiasing"""
 SKY_TOP, SKY_LOW, GROUND_FAR, GROUND_NEAR = (174, 205, 232), (236, 243, 248), (226, 232, 230), (188, 200, 196)
 GRID, INK, FAINT, FRAME = (160, 174, 172), (38, 50, 56), (96, 112, 120), (55, 64, 72)
 NOSE, GOAL, TRAIL, FAILED = (245, 124, 0), (46, 160, 90), (33, 118, 202), (214, 40, 40)
 CALM, FULL = (128, 186, 232), (10, 62, 150)
 FLOOR = 5.0
-"""z of the ground drawn; the physics ends an episode there"""
+"""z of the ground; an episode terminates there"""
 TRAIL_LENGTH = 100
 
 
 class QuadrotorView:
-    """Follows one environment: a camera that moves but never turns, the vehicle, its goal, its path, a panel of figures."""
+    """Follows one environment: the vehicle, its goal and path, and a panel of numbers; the camera never turns."""
 
     def __init__(self, goal: Sequence[float], faults: Sequence[int]) -> None:
         self.goal = np.asarray(goal, dtype=np.float64)
@@ -81,7 +81,7 @@ class QuadrotorView:
         turn: np.ndarray,
         thrust: Sequence[float],
     ) -> None:
-        # Drawn at three times its true size, or it would be a dot among metres.
+        # Drawn at three times its true size, else it would be a dot.
         rotors = [at + turn @ (3 * arm) for arm in ARMS]
         centre = camera.project(at)
         nose = camera.project(at + turn @ np.array([0.36, 0.0, 0.0]))
@@ -154,13 +154,13 @@ CIRCLE = [np.array([math.cos(a), math.sin(a), 0.0]) for a in np.linspace(0, 2 * 
 FORWARD = np.array([0.86, 0.36, 0.36]) / np.linalg.norm([0.86, 0.36, 0.36])
 RIGHT = np.cross([0.0, 0.0, 1.0], FORWARD) / np.linalg.norm(np.cross([0.0, 0.0, 1.0], FORWARD))
 DOWN = np.cross(FORWARD, RIGHT)
-"""the camera's axes in the world, where z points down; they never change, so neither does the horizon"""
+"""the camera's axes in world coordinates, where z points down; they are constant, and so is the horizon"""
 FOCAL = 1.15 * HEIGHT * SCALE
 HORIZON = round((HEIGHT / 2) * SCALE - FOCAL * FORWARD[2] / math.hypot(FORWARD[0], FORWARD[1]))
 
 
 class _Camera:
-    """Looks at the middle between goal and vehicle, from further off the further they are apart."""
+    """Looks at the middle between goal and vehicle, from a distance that grows with theirs."""
 
     def __init__(self, goal: np.ndarray, at: np.ndarray) -> None:
         middle = 0.5 * (goal + at)
@@ -170,7 +170,7 @@ class _Camera:
         return float((point - self.eye) @ FORWARD)
 
     def project(self, point: np.ndarray) -> tuple[float, float, float]:
-        """Pixel column and row of a point, and how many pixels one metre there spans."""
+        """Pixel column and row of a point, and pixels per metre there."""
         size = FOCAL / max(self.depth(point), 0.1)
         x = WIDTH * SCALE / 2 + size * float((point - self.eye) @ RIGHT)
         y = HEIGHT * SCALE / 2 + size * float((point - self.eye) @ DOWN)
@@ -178,7 +178,7 @@ class _Camera:
 
 
 def _ground(pen: ImageDraw.ImageDraw, camera: _Camera, goal: np.ndarray, at: np.ndarray) -> None:
-    """A metre grid on the floor, and the vehicle's and the goal's shadows, which tell their place in depth."""
+    """A metre grid on the floor, and the shadows of vehicle and goal, which show their depth."""
     reach = 10
     for i in range(-reach, reach + 1):
         for a, b in (((i, -reach), (i, reach)), ((-reach, i), (reach, i))):
@@ -215,7 +215,7 @@ def _clip(camera: _Camera, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np
 
 
 def panel(pen: ImageDraw.ImageDraw, shown: Mapping[str, str]) -> None:
-    """Figures by their names, in the upper left corner of a frame at its final size."""
+    """Names and values in the upper left corner of a frame at its final size."""
     pen.rounded_rectangle([8, 8, 150, 16 + 14 * len(shown)], 6, fill=(255, 255, 255, 185))
     for i, (name, value) in enumerate(shown.items()):
         pen.text((16, 12 + 14 * i), name, fill=FAINT, font=font())
@@ -235,7 +235,7 @@ def blend(low: Colour, high: Colour, share: float) -> Colour:
 
 @cache
 def _backdrop() -> Image.Image:
-    """Sky and ground, as fixed as the horizon."""
+    """Sky and ground."""
     rows = np.empty((HEIGHT * SCALE, 1, 3))
     sky = np.linspace(0, 1, HORIZON)[:, None, None]
     ground = np.linspace(0, 1, HEIGHT * SCALE - HORIZON)[:, None, None]

@@ -1,4 +1,4 @@
-"""Pictures of the flat worlds: each is drawn from the numbers given, and remembers nothing."""
+"""Frames of the two-dimensional environments, each drawn from the numbers given."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def cart_scene(
 
 
 def pendulum_scene(angle: float, length: float, torque: float, shown: Mapping[str, str]) -> np.ndarray:
-    """A pendulum by its anticlockwise angle from upright, and the share of the torque allowed, as an arc."""
+    """A pendulum by its anticlockwise angle from upright, and the torque relative to its limit, as an arc."""
     scene = Scene(150, 0.62, 0.5)
     tip = (-length * math.sin(angle), length * math.cos(angle))
     for radius in (length, 1.0):
@@ -67,7 +67,7 @@ def maze_scene(
     radius: float,
     shown: Mapping[str, str],
 ) -> np.ndarray:
-    """The pool from above: the platform, the swimmer, and where it is heading."""
+    """The pool from above: the platform, the swimmer, and its velocity."""
     scene = Scene(162, 0.6, 0.5)
     for share in np.linspace(1, 0, 40):
         scene.disc((0, 0), scene.unit * (0.35 + 0.65 * share), render.blend(WATER, DEEP, share))
@@ -83,7 +83,7 @@ def maze_scene(
 
 
 def car_scene(x: float, side: float, priest: float, hearing: float, shown: Mapping[str, str]) -> np.ndarray:
-    """A road between heaven and hell, with the priest, the stretch where he is heard, and the car."""
+    """A road between heaven and hell, with the priest, the range where he is heard, and the car."""
     scene = Scene(180, 0.5, 0.62)
     scene.box((-1.4, 0), (1.4, -0.12), render.FRAME)
     for dash in np.linspace(-1.25, 1.25, 21):
@@ -105,7 +105,7 @@ def car_scene(x: float, side: float, priest: float, hearing: float, shown: Mappi
 
 
 def t_maze_scene(place: int, length: int, cue: int, lit: bool, shown: Mapping[str, str]) -> np.ndarray:
-    """The corridor and its two arms, the way to turn, lit while it is told, and who walks there."""
+    """The corridor and its two arms, the cue, highlighted while it is shown, and the agent."""
     scene = Scene(min(0.88 * render.WIDTH / (length + 1), 60), 0.5, 0.6)
     left, end, arm = -length / 2, length / 2, scene.pixels(70)
     half = max(0.5, scene.pixels(9))
@@ -127,7 +127,7 @@ def t_maze_scene(place: int, length: int, cue: int, lit: bool, shown: Mapping[st
 
 
 def symbol_scene(symbols: Sequence[int], shown: Mapping[str, str]) -> np.ndarray:
-    """Tiles from the symbol asked for, ringed, to the one shown now, large; -1 is an empty tile."""
+    """Tiles from the symbol to repeat, with a ring, to the one shown now, large; -1 is an empty tile."""
     scene = Scene(min(0.8 * render.WIDTH / len(symbols), 70), 0.5, 0.58)
     for i, symbol in enumerate(symbols):
         x, last = i - (len(symbols) - 1) / 2, i == len(symbols) - 1
@@ -154,7 +154,7 @@ def bumps_scene(
     finger: float,
     shown: Mapping[str, str],
 ) -> np.ndarray:
-    """The line from the side: both bumps and where they were put, the gripper, and its finger, whose tip trails."""
+    """The line from the side: both bumps and their initial positions, the gripper, and its finger."""
     scene = Scene(0.45 * render.WIDTH / limit, 0.5, 0.72)
     scene.line([(-limit, 0), (limit, 0)], render.FRAME, 4)
     for end in (-limit, limit):
@@ -171,10 +171,10 @@ def bumps_scene(
 
 
 class Scene:
-    """A drawing in the world's own units, `unit` pixels each, y upwards; widths and radii of marks are pixels."""
+    """A drawing in the environment's units, `unit` pixels each, y upwards; widths and radii of marks are pixels."""
 
     def __init__(self, unit: float, left: float, top: float) -> None:
-        """The origin lies at these shares of the frame's width and height."""
+        """The origin is at these fractions of the frame's width and height."""
         self.unit = unit
         self.origin = (left * render.WIDTH, top * render.HEIGHT)
         self.image = _backdrop().copy()
@@ -182,11 +182,11 @@ class Scene:
         self.labels: list[tuple[Point, str, Colour]] = []
 
     def pixels(self, count: float) -> float:
-        """So many pixels, in the world's units."""
+        """A number of pixels in the environment's units."""
         return count / self.unit
 
     def at(self, point: Point) -> Point:
-        """Where a point of the world lies on the enlarged drawing."""
+        """The pixel of a point on the enlarged drawing."""
         x, y = self.origin[0] + self.unit * point[0], self.origin[1] - self.unit * point[1]
         return render.SCALE * x, render.SCALE * y
 
@@ -218,12 +218,12 @@ class Scene:
         self.pen.rounded_rectangle([min(a, c), b, max(a, c), d], 3 * render.SCALE, fill=colour)
 
     def text(self, point: Point, words: str, colour: Colour) -> None:
-        """Words centred on a point, written once the drawing has its final size."""
+        """Text centred on a point, written when the drawing has its final size."""
         x, y = self.at(point)
         self.labels.append(((x / render.SCALE, y / render.SCALE), words, colour))
 
     def finished(self, shown: Mapping[str, str]) -> np.ndarray:
-        """The frame [360, 480, 3], with a panel of figures."""
+        """The frame [360, 480, 3], with a panel of names and values."""
         image = self.image.resize((render.WIDTH, render.HEIGHT), Image.Resampling.LANCZOS)
         pen = ImageDraw.Draw(image, "RGBA")
         for point, words, colour in self.labels:
