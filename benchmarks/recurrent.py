@@ -33,7 +33,7 @@ from rounds import serve, turns
 from torch import Tensor, nn
 from updates import ROWS, ours
 
-from whorl.run.learner import keep_freed_memory
+from whorl.core.allocator import keep_freed_memory
 
 LINES = {"cpu": (("lstm", 50, 10), ("lstm", 80, 32)), "cuda": (("lstm", 80, 32), ("attention", 80, 32))}
 

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from rounds import serve, turns
 
+from whorl.core.allocator import keep_freed_memory
 from whorl.core.spec import Array, Continuous, Discrete, Spec
 from whorl.data.batch import Batch
-from whorl.run.learner import Learner, keep_freed_memory
+from whorl.run.learner import Learner
 from whorl.settings.families import ValueConfig
 from whorl.settings.merge import configure
 from whorl.settings.presets import algorithm_class

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import whorl
+from whorl.core import allocator
 from whorl.core.errors import CheckpointError, ConfigError, DivergedError
-from whorl.run import learner
 from whorl.state import checkpoint
 
 SMALL = {
@@ -319,9 +319,9 @@ def test_freed_memory_is_kept_as_far_as_the_c_library_goes(
         taken[knob] = value
         return 1
 
-    monkeypatch.setattr(learner.platform, "libc_ver", lambda: ("glibc", "2.31"))
-    monkeypatch.setattr(learner.ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
-    learner.keep_freed_memory()
+    monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("glibc", "2.31"))
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
+    allocator.keep_freed_memory()
     assert taken == {-1: most, -3: most}
 
 

@@ -3,9 +3,7 @@
 Nothing here waits for the device, except `drain`, which reads all metrics in one transfer.
 """
 
-import ctypes
 import math
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -96,20 +94,6 @@ class Learner:
         device = self.agent.device
         self.count = dict(state["count"])
         self._sums = tree.to(state["sums"], device)
-
-
-def keep_freed_memory() -> None:
-    """Tell the C library to keep what tensors give back, for the next ones: an update on a CPU gains a tenth or more.
-
-    By default every tensor above some size goes back to the system at once, and each page of the next costs a fault.
-    Only glibc knows these two knobs; elsewhere nothing happens.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    library, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3
-    for knob in (trim_threshold, mmap_threshold):
-        if not library.mallopt(knob, 1 << 30):
-            library.mallopt(knob, 1 << 25)  # the most that some versions take
 
 
 def compile_pure(agent: Agent) -> None:

@@ -30,17 +30,17 @@ from torch import Tensor
 from whorl.agents.agent import Agent
 from whorl.collect.collector import Collector
 from whorl.core import tree
+from whorl.core.allocator import keep_freed_memory
 from whorl.core.errors import CheckpointError, ConfigError, DivergedError
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.gradients import GradientQueue
 from whorl.data.replay import Replay
 from whorl.distributed.actor import check_actors, envs_per_batch
-from whorl.distributed.fleet_collector import FleetCollector, RemoteEnvs
-from whorl.distributed.learners import Learners, ProcessReplicas, Replicas, check_learners
-from whorl.distributed.make_fleet import make_fleet
+from whorl.distributed.fleet import FleetCollector, RemoteEnvs, make_fleet
+from whorl.distributed.learners import Learners, check_learners
 from whorl.distributed.pool import make_vector
-from whorl.distributed.replay_shards import Link, ShardedReplay, check_shards
+from whorl.distributed.replay_shards import ShardedReplay, make_shards
 from whorl.distributed.worker_collector import WorkerCollector
 from whorl.envs.make import Source
 from whorl.envs.vector import VectorEnv
@@ -48,7 +48,7 @@ from whorl.log.console import Console
 from whorl.log.writers import Log, LogFile, MetricFiles, Sink, TensorBoard, WandB
 from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots
 from whorl.run.evaluate import Evaluation, run_episodes
-from whorl.run.learner import REMEDY, Learner, keep_freed_memory
+from whorl.run.learner import REMEDY, Learner
 from whorl.run.system_metrics import SystemMetrics
 from whorl.settings.families import ReplayConfig
 from whorl.settings.merge import Settings
@@ -168,7 +168,7 @@ class Trainer:
         if run.learners > 1:
             check_learners(self.agent, run, self.experience)
             copy = build_agent(self.settings, self.agent.spec)
-            self._learners = Learners(self.agent, copy, run, self._replicas())
+            self._learners = Learners(self.agent, copy, run, getattr(self.experience, "batches", []))
         shared = None if self._learners is None else self._learners.update
         capture = self.device.type == "cuda" and shared is None
         self.learner = Learner(self.agent, capture, run.compile, shared)
@@ -182,42 +182,21 @@ class Trainer:
                 f"have a successor to learn from; use more than {run.num_envs}"
             )
 
-    def _replicas(self) -> Replicas:
-        """Where learners other than this process run."""
-        if not self.settings.run.ray:
-            return ProcessReplicas()
-        from whorl.distributed.learners_ray import RayReplicas  # an extra
-
-        return RayReplicas(self.settings.run.ray)
-
     def _build_experience(self) -> Any:
         gradients = self.settings.run.actor_gradients
         if self.settings.run.actors and gradients != "none":
             return GradientQueue(gradients == "averaged")
         if isinstance(self.agent.cfg, ReplayConfig) and self.agent.cfg.shards:
-            return self._build_shards(self.agent.cfg)
+            run, gamma = self.settings.run, self.settings.gamma
+            return make_shards(self.agent, self.collector, run, gamma, self.streams, self.device)
         return self.agent.experience(self.streams.generator("replay", self._replay_device()))
-
-    def _build_shards(self, cfg: ReplayConfig) -> ShardedReplay:
-        run, collector = self.settings.run, self.collector
-        check_shards(cfg, run.num_envs, run.actors)
-        rows = collector.storage.batch(self.settings.gamma)
-        if isinstance(collector, FleetCollector):
-            rows = collector.rollout()
-
-        def seed(shard: int, life: int) -> int:
-            return self.streams.seed("replay", f"shard {shard} life {life}")
-
-        link: Any = Link
-        if run.ray and run.actors:
-            from whorl.distributed.replay_shards_ray import RayLink as link  # an extra
-        return ShardedReplay(self.agent, rows, seed, self.device, run.actor_restarts, link)
 
     def _build_collector(self, device: torch.device) -> None:
         run, gamma = self.settings.run, self.settings.gamma
         if run.actors:
             copy = build_agent(self.settings, self.agent.spec)
-            self.collector = make_fleet(self.source, copy, run, gamma, self.streams)
+            reads = any(type(one).on_rollout is not Callback.on_rollout for one in self.callbacks)
+            self.collector = make_fleet(self.source, copy, run, gamma, self.streams, needs_rows=reads)
             self.actor, self.actor_copies, self._copied = copy, True, self.collector.role.weights
             self.watch = SystemMetrics(0)
             self.env = RemoteEnvs(self.source.id)
