@@ -22,7 +22,7 @@ from whorl.core import tree
 from whorl.core.process import keep_freed_memory
 from whorl.core.tree import Tree
 from whorl.data.replay import Experience
-from whorl.distributed.fleet import Weights
+from whorl.distributed.tensors import SharedWeights
 from whorl.envs.vector import VectorEnv
 from whorl.run.learner import Learner
 from whorl.state.policy import build_agent
@@ -51,7 +51,7 @@ def roll_costs(env: str, seconds: float) -> Costs:
     for num_envs in NUM_ENVS:
         vector, agent = actor(env, num_envs)
         acting = agent.acting_tensors()
-        weights = Weights(acting)
+        weights = SharedWeights(acting)
         weights.write(acting, 1)
         for rows in ROWS:
             collector = LocalCollector(vector, agent, rows, torch.Generator().manual_seed(0))
@@ -114,7 +114,7 @@ def learner_costs(env: str, device: str, seconds: float) -> dict[str, float]:
         storage = filled(copy, rows // steps, steps)
         times.append(median(partial(update, learner, experience, storage), seconds, clock))
     update_fixed, update_row = fit([(1.0, rows) for rows in UPDATES[device]], times)
-    weights = Weights(copy.acting_tensors())
+    weights = SharedWeights(copy.acting_tensors())
     published = median(partial(publish, copy, agent, weights, count(1)), seconds, clock)
     weights.segment.release()
     taken, sizes = [], []
@@ -154,7 +154,7 @@ def update(learner: Learner, experience: Experience, storage: Storage) -> None:
 
 
 @torch.no_grad()
-def publish(copy: Agent, agent: Agent, weights: Weights, version: Iterator[int]) -> None:
+def publish(copy: Agent, agent: Agent, weights: SharedWeights, version: Iterator[int]) -> None:
     """To the copy that acts, and from there to where actors read."""
     acting = copy.acting_tensors()
     for into, tensor in zip(acting, agent.acting_tensors()):

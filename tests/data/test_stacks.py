@@ -291,7 +291,9 @@ def test_a_stack_that_is_no_number_of_frames_is_told_in_a_sentence(stack: Any) -
 
 
 def test_worlds_made_of_tensors_and_registered_ones_answer_to_frame_stack() -> None:
-    with pytest.raises(EnvError, match="a native environment, which does not support frame_stack; leave it out"):
+    with pytest.raises(
+        EnvError, match="a native environment, which does not support frame_stack; leave it out"
+    ):
         find("Quadrotor-v0", {"frame_stack": 2})
     register("environment", "Filmed", lambda: Film("vector"))
     assert find("Filmed", {"frame_stack": 2}).spec(1).observation.shape == (6,)

@@ -116,9 +116,7 @@ def test_a_target_reads_another_body_and_takes_no_gradient() -> None:
 
 
 def test_noisy_layers_come_with_plain_torsos_only() -> None:
-    with pytest.raises(
-        ConfigError, match="noisy layers need network 'mlp', but the network is 'residual'"
-    ):
+    with pytest.raises(ConfigError, match="noisy layers need network 'mlp', but the network is 'residual'"):
         pair(Array((3,)), noisy=True, actor_network=Part("residual"))
 
 

@@ -181,10 +181,9 @@ class Run:
         """Make the updates that are due after each rollout."""
         found = []
         for rollout in rollouts:
-            self.agent.observe(rollout)
-            self.experience.add(copied(rollout))
+            self.experience.add(copied(self.agent.receive(rollout)))
             for phase, batch in self.experience.due():
-                updated = getattr(self.agent, phase)(batch)
+                updated = self.agent.learn(phase, batch)
                 self.agent.updates += phase == "update"
                 self.experience.settle(batch, updated)
                 found.append(updated)

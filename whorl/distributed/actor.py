@@ -1,9 +1,16 @@
-"""What an actor is, wherever it runs: environments, a copy of the policy, and rollouts that are handed over as trajectories."""
+"""The actor: environments, a copy of the policy, and trajectories for the learner or for replay shards.
+
+What a trajectory holds is its payload: the rows of a rollout, rows with initial priorities (Ape-X), or gradients (A3C).
+"""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from functools import cached_property
+from itertools import count
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
+import cloudpickle
 import torch
 from torch import Tensor
 
@@ -11,40 +18,42 @@ from whorl.agents.agent import Agent
 from whorl.collect.collector import LocalCollector, Storage, acting
 from whorl.core.errors import ConfigError
 from whorl.core.tree import Tree
-from whorl.data.config import ReplayConfig
-from whorl.distributed.payload import Gradients, Payload, PrioritizedRowsPayload, Rows
+from whorl.data.batch import Batch
+from whorl.data.initial_priorities import InitialPriorities
+from whorl.data.replay import FIRST
+from whorl.distributed.remote import Slots, Weights
+from whorl.distributed.tensors import Layout, layout_of
 from whorl.envs.make import Source
 from whorl.settings.run import RunConfig
 
-Kind: TypeAlias = Literal["rows", "priorities", "gradients"]
-CARGOES: dict[Kind, type[Rows | PrioritizedRowsPayload | Gradients]] = {
-    "rows": Rows,
-    "priorities": PrioritizedRowsPayload,
-    "gradients": Gradients,
-}
+PayloadKind: TypeAlias = Literal["rows", "priorities", "gradients"]
 
 
 @dataclass
 class Trajectory:
-    """One rollout of one actor."""
+    """One rollout of one actor, as the learner receives it."""
 
-    tensors: dict[str, Any]
-    """as the actor's `Payload` has them; its next rollouts may overwrite them, so copy them before releasing the trajectory"""
+    tensors: dict[str, Tree]
+    """the payload, valid until the trajectory is released; empty if replay shards read it directly"""
     actor: int
     life: int
     """how often this actor was replaced before"""
     number: int
-    """of this life's rollouts, from 0"""
+    """counts the rollouts of this life, from 0"""
     version: int
     """of the weights that acted"""
     seen: dict[str, float]
-    """steps and episodes, as a `EpisodeStatistics` counts them"""
+    """steps and episodes, as `EpisodeStatistics` counts them"""
     seconds: float
-    """it took to collect"""
+    """time to collect it"""
+    slot: int = 0
+    """where the actor wrote it"""
+    token: Any = None
+    """what `Slots.read` takes to read it"""
 
     @property
-    def follows(self) -> tuple[int, int, int]:
-        """The trajectory that this one goes on from."""
+    def previous(self) -> tuple[int, int, int]:
+        """The name of the trajectory that this one continues."""
         return self.actor, self.life, self.number - 1
 
     @property
@@ -52,30 +61,137 @@ class Trajectory:
         return self.actor, self.life, self.number
 
 
+class Payload(Protocol):
+    """Makes what is sent out of a rollout."""
+
+    example: dict[str, Tree]
+    """tensors with the shapes and dtypes of every payload"""
+
+    def make(self, rollout: Batch) -> dict[str, Tree]:
+        """The tensors to send."""
+
+
+class RowsPayload:
+    """The rows of the rollout."""
+
+    def __init__(self, agent: Agent, rollout: Batch, seed: int) -> None:
+        self.example = rollout.tensors()
+
+    def make(self, rollout: Batch) -> dict[str, Tree]:
+        return rollout.tensors()
+
+
+class PrioritizedRowsPayload:
+    """The rows, and the TD errors of the samples that they complete, by the actor's copy of the agent (Ape-X)."""
+
+    def __init__(self, agent: Agent, rollout: Batch, seed: int) -> None:
+        _prepare(agent, seed)
+        steps, num_envs = rollout.shape
+        spec = agent.spec.with_num_envs(num_envs)
+        self._priorities = InitialPriorities(
+            agent.cfg, spec, agent.device, agent.errors, agent.stored(), steps
+        )
+        self.example = _with_priorities(rollout, self._priorities.empty())
+
+    def make(self, rollout: Batch) -> dict[str, Tree]:
+        return _with_priorities(rollout, self._priorities.add(rollout))
+
+
+class GradientsPayload:
+    """The update that the rollout would give: each optimizer's clipped gradients and learning rate (A3C).
+
+    The actor's own weights do not change: new ones come from the learner.
+    """
+
+    _remedy: ClassVar[str] = "leave actor_gradients out"
+
+    def __init__(self, agent: Agent, rollout: Batch, seed: int) -> None:
+        self.agent = agent
+        _prepare(agent, seed)
+        self._found: dict[str, dict[str, Tree]] = {}
+        agent.export_gradients(self._keep)
+        if agent.off_policy:
+            raise ConfigError(
+                "actor_gradients is for algorithms that learn from each rollout once, but "
+                f"{type(agent).__name__} learns from replay; {self._remedy}"
+            )
+        for setting in ("normalize_obs", "normalize_reward"):
+            if getattr(agent.cfg, setting, False):
+                raise ConfigError(
+                    f"{setting} needs the rows of all actors, but with actor_gradients each actor sees only its own; "
+                    f"leave {setting} out, or {self._remedy}"
+                )
+        if agent.components:
+            raise ConfigError(
+                f"actor_gradients computes updates in the actors, but components ({', '.join(agent.components)}) learn at "
+                f"the learner; leave components out, or {self._remedy}"
+            )
+        made = self.make(rollout)
+        metrics = {name: torch.zeros_like(value) for name, value in made["metrics"].items()}
+        self.example = {**made, "metrics": metrics}
+
+    def make(self, rollout: Batch) -> dict[str, Tree]:
+        self._found = {}
+        updated = self.agent.update(self.agent.discounting().apply(rollout))
+        return {"steps": self._found, "metrics": updated.metrics}
+
+    def _keep(self, name: str, gradients: Sequence[Tensor], rate: Tensor) -> None:
+        if name in self._found:
+            raise ConfigError(
+                f"an update of {type(self.agent).__name__} takes several steps of its {name} optimizer, each from the "
+                f"weights that the last one gave, but actors can send the gradients of one step only; {self._remedy}"
+            )
+        numbered = {str(number): gradient for number, gradient in enumerate(gradients)}
+        self._found[name] = {"gradient": numbered, "rate": rate.clone()}
+
+
+def _with_priorities(rollout: Batch, first: Tensor) -> dict[str, Tree]:
+    return rollout.replace(extras={**rollout.extras, FIRST: first}).tensors()
+
+
+def _prepare(agent: Agent, seed: int) -> None:
+    """Give the updates of an actor their own random streams."""
+    numbers = count(seed)
+    agent.prepare(agent.device, lambda name: torch.Generator(agent.device).manual_seed(next(numbers)))
+
+
+PAYLOADS: dict[PayloadKind, type[RowsPayload | PrioritizedRowsPayload | GradientsPayload]] = {
+    "rows": RowsPayload,
+    "priorities": PrioritizedRowsPayload,
+    "gradients": GradientsPayload,
+}
+
+
 @dataclass(frozen=True)
 class Role:
-    """What every actor of a run is told; pickled by whoever starts it."""
+    """What all actors of a run have in common."""
 
     agent: Agent
     source: Source
     num_envs: int
-    """of each actor"""
+    """environments of each actor"""
     steps: int
-    carries: Kind = "rows"
+    sends: PayloadKind = "rows"
     on_gpu: bool = False
 
     def weights(self, agent: Agent) -> list[Tensor]:
-        """What an actor must know of the learner's agent: what acting reads, or all where it learns or appraises."""
-        return agent.acting_tensors() if self.carries == "rows" else [*agent.parameters(), *agent.buffers()]
+        """The tensors that actors need: what acting reads, or all of them if actors compute updates or TD errors."""
+        return agent.acting_tensors() if self.sends == "rows" else [*agent.parameters(), *agent.buffers()]
 
-    def payload(self, storage: Storage | None = None, seed: int = 0) -> Payload:
-        """What travels; without a storage one is made, to see what it looks like. `seed` is for what it draws."""
-        storage = storage or Storage.allocate(self.agent, self.num_envs, self.steps)
-        return CARGOES[self.carries](self.agent, storage, seed)
+    @cached_property
+    def layout(self) -> Layout:
+        """Shapes and dtypes of a payload."""
+        return layout_of(self.payload().example)
+
+    def payload(self, rollout: Batch | None = None, seed: int = 0) -> Payload:
+        """Makes payloads for rollouts shaped like `rollout`; `seed` is for what an update draws."""
+        if rollout is None:
+            rollout = Storage.allocate(self.agent, self.num_envs, self.steps).batch()
+        return PAYLOADS[self.sends](self.agent, rollout, seed)
 
 
 class ActorProcess:
-    """Collects rollout after rollout with the newest weights it has been given.
+    """Collects one rollout after another.
 
     Args:
         number: of this actor, from 0.
@@ -92,90 +208,110 @@ class ActorProcess:
         self.weights = role.weights(self.agent)
         generator = torch.Generator(device).manual_seed(act)
         numbers = range(number * role.num_envs, (number + 1) * role.num_envs)
-        num_envs = role.source.vector(role.num_envs, device)
-        self.collector = LocalCollector(num_envs, self.agent, role.steps, generator, numbers=numbers)
+        vector = role.source.vector(role.num_envs, device)
+        self.collector = LocalCollector(vector, self.agent, role.steps, generator, numbers=numbers)
         self.collector.reset(env)
-        self.payload = role.payload(self.collector.storage, act)
+        self.payload = role.payload(self.collector.storage.batch(), act)
         self.number = 0
 
-    @property
-    def tensors(self) -> dict[str, Tree]:
-        """What travels of the last rollout."""
-        return self.payload.tensors
-
-    def roll(self, random: bool) -> dict[str, Any]:
-        """One rollout, and all that is made of it here; what a trajectory says of it."""
+    def roll(self, random: bool) -> tuple[dict[str, Any], dict[str, Tree]]:
+        """One rollout: the fields of its `Trajectory`, and the payload."""
         began = time.perf_counter()
         with acting(self.agent.device):
             rollout = self.collector.collect(random=random)
             seen = self.collector.episode_statistics.drain()
-        self.payload.load(rollout)
+        tensors = self.payload.make(rollout)
         self.number += 1
-        return {"number": self.number - 1, "seen": seen, "seconds": time.perf_counter() - began}
+        return {"number": self.number - 1, "seen": seen, "seconds": time.perf_counter() - began}, tensors
 
     def close(self) -> None:
         self.collector.env.close()
 
 
+class RemoteActor:
+    """An actor as a remote object: it reads published weights and writes its trajectories to slots."""
+
+    def __init__(
+        self, role: bytes, number: int, seeds: tuple[int, int], slots: Slots, weights: Weights
+    ) -> None:
+        self.actor = ActorProcess(cloudpickle.loads(role), number, seeds)
+        self.slots, self.weights = slots, weights
+
+    def roll(self, slot: int, weights: Any, random: bool) -> tuple[dict[str, Any], Any]:
+        """One rollout with the newest weights; returns the fields of its `Trajectory` and the token of its payload."""
+        with torch.no_grad():
+            version = self.weights.read(self.actor.weights, weights)
+        fields, tensors = self.actor.roll(random)
+        with torch.no_grad():
+            token = self.slots.write(slot, tensors)
+        return {**fields, "version": version, "slot": slot}, token
+
+    def close(self) -> None:
+        self.actor.close()
+
+
 def envs_per_batch(run: RunConfig) -> int:
-    """Environments of a batch: all, or those of as many rollouts of actors as make one up."""
-    return (
-        run.trajectories_per_batch * (run.num_envs // run.actors)
-        if run.trajectories_per_batch and run.actors
-        else run.num_envs
-    )
+    """Environments of a batch: all of them, or those of `trajectories_per_batch` actors."""
+    if run.trajectories_per_batch and run.actors:
+        return run.trajectories_per_batch * (run.num_envs // run.actors)
+    return run.num_envs
 
 
 def check_actors(run: RunConfig, agent: Agent) -> None:
-    """Raise where settings of actors do not fit, or would have no effect: theirs without any, others' beside them."""
+    """Raise if the settings for actors contradict each other or would have no effect."""
     if not run.actors:
         if run.ray and run.learners == 1:
-            raise ConfigError(f"ray is {run.ray!r}, but nothing would run there; set actors or learners")
+            raise ConfigError(
+                f"ray is {run.ray!r}, but there are no actors or learners to run there; set actors or learners"
+            )
         for name in ("actor_gradients", "actors_on_gpu", "max_lag", "trajectories_per_batch"):
             if getattr(run, name) != getattr(RunConfig, name):
                 raise ConfigError(
-                    f"{name} is {getattr(run, name)!r}, but there are no actors; set actors, or leave it out"
+                    f"{name} is {getattr(run, name)!r}, but there are no actors; set actors, or leave {name} out"
                 )
         return
+    share = run.num_envs // run.actors
     if run.num_envs % run.actors:
         raise ConfigError(
-            f"{run.actors} actors can't share {run.num_envs} environments evenly; use {run.num_envs // run.actors * run.actors} "
-            f"or {(run.num_envs // run.actors + 1) * run.actors} environments, or other actors"
+            f"{run.actors} actors can't share {run.num_envs} environments evenly; use {share * run.actors} or "
+            f"{(share + 1) * run.actors} environments, or another number of actors"
         )
     if run.hold_policy:
-        raise ConfigError("hold_policy is for environments that the loop waits for; leave it or actors out")
+        raise ConfigError("hold_policy does not work with actors; leave one of them out")
     if run.actor_gradients != "none" and run.max_lag >= 0:
         raise ConfigError(
-            f"max_lag is {run.max_lag}, but actors whose gradients travel wait until theirs are applied; leave it out"
+            f"max_lag is {run.max_lag}, but actors that send gradients wait until these are applied; leave max_lag out"
         )
     if run.workers > 0:
         raise ConfigError(
-            f"workers is {run.workers}, but actors step their environments themselves; leave it out"
+            f"workers is {run.workers}, but actors step their environments themselves; leave workers out"
         )
     if run.env_device.startswith("cuda"):
-        raise ConfigError(f"env_device is {run.env_device!r}, but actors act; use actors_on_gpu")
+        raise ConfigError(
+            f"env_device is {run.env_device!r}, but actors collect on their own devices; use actors_on_gpu"
+        )
     if run.actors_on_gpu and not run.ray and not torch.cuda.is_available():
         raise ConfigError("actors_on_gpu is true, but torch sees no GPU here; leave it out")
     if run.actors_on_gpu and run.ray and run.learners > 1:
         raise ConfigError(
-            "actors_on_gpu shares all GPUs of a Ray cluster out, and none is left for several learners; leave one of "
-            "them out"
+            "actors_on_gpu gives all GPUs of a Ray cluster to actors, and none is left for learners; use one of them"
         )
     if run.trajectories_per_batch:
-        _check_slabs(run, agent)
+        _check_trajectories(run, agent)
 
 
-def _check_slabs(run: RunConfig, agent: Agent) -> None:
+def _check_trajectories(run: RunConfig, agent: Agent) -> None:
     waits = run.max_lag == 0 or (run.max_lag < 0 and not agent.tolerates_stale_data)
     for reason, met in {
-        f"{run.trajectories_per_batch} are more than the {run.actors} actors": run.trajectories_per_batch
-        > run.actors,
-        "replay takes rows of all environments in": isinstance(agent.cfg, ReplayConfig),
-        "gradients travel by themselves": run.actor_gradients != "none",
+        f"there are only {run.actors} actors": run.trajectories_per_batch > run.actors,
+        "a replay buffer adds rows of all environments together": agent.off_policy,
+        "actors send gradients, not trajectories": run.actor_gradients != "none",
         "these actors wait for each update": waits,
-        "normalize_reward follows each environment": getattr(agent.cfg, "normalize_reward", False),
+        "normalize_reward needs every environment in each batch": getattr(
+            agent.cfg, "normalize_reward", False
+        ),
     }.items():
         if met:
             raise ConfigError(
-                f"trajectories make up a batch of some of the actors, but {reason}; leave trajectories out"
+                f"trajectories_per_batch is {run.trajectories_per_batch}, but {reason}; leave it out"
             )

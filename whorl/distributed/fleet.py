@@ -1,261 +1,546 @@
-"""Actors as processes of this machine.
+"""Many actors, in processes or on Ray, and the collector that reads their trajectories.
 
-Weights go out through one block of shared memory, written once for all actors; rollouts come in as whole trajectories, through
-`ahead` buffers of each actor: with two, one is read while the other is filled, and an actor whose buffers are full
-waits, alone. One that dies, or whose environment raises, is replaced, a bounded number of times in a row.
+Weights are published once for all actors. Each actor writes whole trajectories to its `ahead` slots: with two, one is
+read while the other is filled, and only an actor whose slots are all full waits. An actor that dies, or whose
+environment raises, is replaced.
+
+A rollout of the collector consists of one trajectory for every actor's share of the environments, first come first
+served: nobody waits for a slow actor, and a fast one may have two trajectories in a batch. Each trajectory carries the
+version of the weights that acted, and one that is too old is dropped. With `max_lag` 0 actors wait for every version.
+
+With replay shards the rows do not pass through the learner: it receives counters and episode statistics, and tells the
+shards which slots to read. `finish` then returns a `StoredRollout` in place of a batch. Rows still go through the
+learner if something there needs them: observation normalisation, components, or a callback with `on_rollout`.
 """
 
+import time
+import warnings
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import cloudpickle
 import torch
 from torch import Tensor
 
+from whorl.agents.agent import Agent
+from whorl.collect.collector import Collector
 from whorl.core import tree
-from whorl.core.errors import EnvError
+from whorl.core.errors import ConfigError, EnvError
 from whorl.core.tree import Tree
-from whorl.distributed.actor import ActorProcess, Role, Trajectory
-from whorl.distributed.buffers import blocks_of, buffers_of, padded, views
-from whorl.distributed.remote import RemoteObject, readable
-from whorl.distributed.shared_memory import Block, Segment
+from whorl.data.batch import Batch
+from whorl.data.gradients import Gradients
+from whorl.data.initial_priorities import completed
+from whorl.data.replay import FIRST, view_of
+from whorl.distributed.actor import PayloadKind, RemoteActor, Role, Trajectory
+from whorl.distributed.remote import Remote, RemoteDied, RemoteError, RestartPolicy, make_backend
+from whorl.distributed.tensors import empty, env_slice
+from whorl.envs.make import Source
+from whorl.settings.run import RunConfig
+from whorl.state.streams import Streams
 
 Seed: TypeAlias = Callable[[int, int], tuple[int, int]]
 """seeds of an actor's random stream and of its environments, by its number and by how often it was replaced"""
-
-
-class Fleet(Protocol):
-    """Actors elsewhere."""
-
-    lives: list[int]
-    """how often each actor was replaced"""
-    sent: int
-    """bytes of weights that went out so far; on each node they are counted once"""
-    dashboard: str
-    """the address of a page about the actors, where there is one"""
-
-    def poll(self, seconds: float) -> list[Trajectory]:
-        """The rollouts that are there, at the latest after so many seconds; raises where no actor is left."""
-
-    def publish(self, weights: list[Tensor], version: int, random: bool) -> None:
-        """Let actors go on with these weights, or for now with random actions."""
-
-    def release(self, trajectory: Trajectory) -> None:
-        """A trajectory was copied, and its actor may overwrite it."""
-
-    def alive(self) -> int:
-        """How many actors are at work."""
-
-    def stop(self) -> None:
-        """End all actors; safe to call twice."""
-
-
-class Weights:
-    """One block of shared memory that a writer renews and any number of readers take whole, without a lock.
-
-    Two copies take turns. `begun` is set before a copy is written and `done` after it: a reader whose copy may have
-    been written meanwhile reads again.
-    """
-
-    def __init__(self, tensors: list[Tensor], handle: int | str | None = None) -> None:
-        sizes = [padded(tensor) for tensor in tensors]
-        blocks = [
-            Block("begun", (1,), "int64"),
-            Block("done", (1,), "int64"),
-            Block("copies", (2, sum(sizes)), "uint8"),
-        ]
-        self.bytes = sum(sizes)
-        self.segment = Segment(blocks, handle)
-        arrays = self.segment.arrays
-        self._begun, self._done = arrays["begun"], arrays["done"]
-        self._views = [views(torch.from_numpy(copy), tensors) for copy in arrays["copies"]]
-
-    def write(self, tensors: list[Tensor], version: int) -> None:
-        """Renew; versions count up by one, from 1."""
-        self._begun[0] = version
-        for into, tensor in zip(self._views[version % 2], tensors):
-            into.copy_(tensor)
-        self._done[0] = version
-
-    def read(self, into: list[Tensor]) -> int:
-        """Take the newest; its version, or 0 where there is none yet."""
-        while True:
-            version = int(self._done[0])
-            if version == 0:
-                return 0
-            for tensor, value in zip(into, self._views[version % 2]):
-                tensor.copy_(value)
-            if int(self._begun[0]) - version < 2:
-                return version
+START_WARNING = 30.0
+"""seconds after which a warning names the actors that have not started"""
+START_LIMIT = 600.0
+"""seconds without a single actor after which the run ends; nodes of a cluster that start on demand take minutes"""
+MEET_TIMEOUT = 30.0
+"""seconds that actors with `max_lag` 0 wait, at first, until all have started"""
+SHOWN = 8
+"""actors whose own speed and return are logged"""
 
 
 @dataclass
 class Member:
-    """An actor's process."""
+    """One actor of a fleet."""
 
-    number: int
-    remote_object: RemoteObject
-    buffers: list[dict[str, Tree]]
-    turn: int = 0
-    """the buffer whose rollout comes next"""
-
-
-@dataclass
-class _Place:
-    """Where an actor belongs: at work, or being started."""
-
-    member: Member | None = None
-    starting: "Future[Member] | None" = None
-    failures: int = 0
-    """in a row"""
+    remote: Remote | None = None
+    started: bool = False
+    since: float = 0.0
+    """when it was launched"""
+    free: list[int] = field(default_factory=list)
+    """slots to be filled"""
+    lent: set[int] = field(default_factory=set)
+    """slots whose trajectories were handed out and not released"""
 
 
-class ProcessFleet:
-    """`actors` processes.
+class Fleet:
+    """`actors` actors on one backend.
 
     Args:
-        ahead: rollouts that an actor may begin before the first of them was released.
-        restarts: failures in a row after which an actor is given up, and the run ends with what it said.
+        ahead: slots of each actor: rollouts that it may collect before the first of them was released.
+        restarts: failures in a row after which the run ends with the last error.
+        ray: address of a Ray cluster; empty: processes of this machine.
+        direct: whether replay shards read the trajectories.
     """
-
-    dashboard = ""
-
-    def __init__(self, role: Role, actors: int, seed: Seed, ahead: int = 2, restarts: int = 3) -> None:
-        self.seed, self.ahead, self.restarts = seed, ahead, restarts
-        self.lives, self.sent = [0] * actors, 0
-        self._random = False
-        self._packed = cloudpickle.dumps(role)
-        self._layout = role.payload().tensors
-        self._weights = Weights(role.weights(role.agent))
-        self._threads = ThreadPoolExecutor(actors, thread_name_prefix="fleet")
-        self._places: list[_Place] = []
-
-    def publish(self, weights: list[Tensor], version: int, random: bool) -> None:
-        self._weights.write(weights, version)
-        self.sent += self._weights.bytes
-        self._random = random
-        if not self._places:
-            self._places = [_Place(starting=self._start(number)) for number in range(len(self.lives))]
-
-    def alive(self) -> int:
-        return sum(place.member is not None for place in self._places)
-
-    def poll(self, seconds: float) -> list[Trajectory]:
-        starting = [place.starting for place in self._places if place.starting is not None]
-        if starting and not self.alive():
-            wait(starting, seconds, FIRST_COMPLETED)
-        for number, place in enumerate(self._places):
-            if place.starting is not None and place.starting.done():
-                self._arrived(number, place)
-        members = {place.member.remote_object: place.member for place in self._places if place.member}
-        found = []
-        for member in map(members.__getitem__, readable(list(members), seconds)):
-            try:
-                said = member.remote_object.take()
-            except EnvError as error:
-                self._lost(member, error)
-                continue
-            self._places[member.number].failures = 0
-            life = self.lives[member.number]
-            found.append(Trajectory(member.buffers[member.turn], member.number, life, **said))
-            member.turn = (member.turn + 1) % self.ahead
-        return found
-
-    def release(self, trajectory: Trajectory) -> None:
-        member = self._places[trajectory.actor].member
-        if member is None or self.lives[trajectory.actor] != trajectory.life:
-            return
-        with suppress(EnvError):  # polling will tell
-            member.remote_object.post("roll", trajectory.number % self.ahead, self._random)
-
-    def stop(self) -> None:
-        for place in self._places:
-            if place.starting is not None:
-                with suppress(EnvError):
-                    place.member = place.starting.result()
-            if place.member is not None:
-                place.member.remote_object.close()
-            place.member = place.starting = None
-        self._threads.shutdown()
-        self._weights.segment.release()
-
-    def _start(self, number: int) -> "Future[Member]":
-        return self._threads.submit(self._open, number, self.lives[number])
-
-    def _open(self, number: int, life: int) -> Member:
-        """Runs in a thread: a process takes seconds to start, and nobody waits for it."""
-        blocks = blocks_of(self._layout, self.ahead)
-        segment = Segment(blocks)
-        handles = (self._weights.segment.handle, segment.handle)
-        told = (self._packed, number, self.seed(number, life), self.ahead, blocks, *handles)
-        try:
-            remote_object = RemoteObject(f"actor {number}", ProcessActor, told, handles)
-        finally:
-            segment.release()
-        try:
-            remote_object.take()
-            for buffer in range(self.ahead):
-                remote_object.post("roll", buffer, self._random)
-        except BaseException:
-            remote_object.close()
-            raise
-        return Member(number, remote_object, buffers_of(self._layout, segment, self.ahead))
-
-    def _arrived(self, number: int, place: _Place) -> None:
-        assert place.starting is not None
-        try:
-            place.member = place.starting.result()
-            place.starting = None
-        except EnvError as error:
-            self._replace(number, place, error)
-
-    def _lost(self, member: Member, error: EnvError) -> None:
-        place = self._places[member.number]
-        place.member = None
-        member.remote_object.close()
-        self._replace(member.number, place, error)
-
-    def _replace(self, number: int, place: _Place, error: EnvError) -> None:
-        place.failures += 1
-        if place.failures > self.restarts:
-            raise given_up(number, place.failures, error)
-        self.lives[number] += 1
-        place.starting = self._start(number)
-
-
-def given_up(actor: int, failures: int, error: Exception) -> EnvError:
-    """What a run ends with whose actor fails again and again."""
-    return EnvError(f"actor {actor} failed {failures} times in a row, the last time thus: {error}")
-
-
-class ProcessActor:
-    """An actor that runs in a remote object."""
 
     def __init__(
         self,
-        packed: bytes,
-        number: int,
-        seeds: tuple[int, int],
-        ahead: int,
-        blocks: list[Block],
-        weights: int | str,
-        trajectories: int | str,
+        role: Role,
+        actors: int,
+        seed: Seed,
+        ahead: int = 2,
+        restarts: int = 3,
+        ray: str = "",
+        direct: bool = False,
     ) -> None:
-        self.body = ActorProcess(cloudpickle.loads(packed), number, seeds)
-        self.weights = Weights(self.body.weights, weights)
-        self.buffers = buffers_of(self.body.tensors, Segment(blocks, trajectories), ahead)
+        self.seed, self.ahead, self.direct = seed, ahead, direct
+        layout = role.layout  # raises, if it must, before anything is started
+        self._role = cloudpickle.dumps(role)
+        self._backend = make_backend(ray, actors)
+        self._gpus = 0.0
+        if role.on_gpu and self._backend.gpus is not None:
+            self._gpus = gpu_share(int(self._backend.gpus), actors)
+            if not self._gpus:
+                self._backend.close()
+                raise ConfigError("actors_on_gpu is true, but the Ray cluster has no GPU; leave it out")
+        self._policy = RestartPolicy(restarts)
+        self.lives = [0] * actors
+        """how often each actor was replaced"""
+        self.sent = 0
+        """bytes of weights that were sent; on each node a version counts once"""
+        self._read: dict[str, int] = {}
+        """newest version that was read on each node"""
+        self._weights = self._backend.weights(role.weights(role.agent))
+        self._token: Any = None
+        self._random = False
+        self.slots = [self._backend.slots(layout, ahead, direct) for _ in range(actors)]
+        self.members = [Member(free=list(range(ahead))) for _ in range(actors)]
+        self._warned = False
 
-    def roll(self, buffer: int, random: bool) -> dict[str, Any]:
-        """One rollout with the newest weights, written into a buffer."""
+    @property
+    def dashboard(self) -> str:
+        """Address of Ray's web page, if there is one."""
+        return self._backend.dashboard
+
+    def publish(self, weights: list[Tensor], version: int, random: bool) -> None:
+        """Give actors these weights for their next rollouts, or let them act at random for now."""
         with torch.no_grad():
-            version = self.weights.read(self.body.weights)
-        said = self.body.roll(random or version == 0)
-        with torch.no_grad():
-            tree.copy_(self.buffers[buffer], self.body.tensors)
-        return {**said, "version": version}
+            self._token = self._weights.write(weights, version)
+        self._random = random
+        for number, member in enumerate(self.members):
+            if member.remote is None:
+                self._start(number)
+
+    def alive(self) -> int:
+        """How many actors have started."""
+        return sum(member.started for member in self.members)
+
+    def poll(self, seconds: float) -> list[Trajectory]:
+        """The trajectories that are there; waits up to so many seconds for the first one."""
+        numbers = {member.remote: number for number, member in enumerate(self.members) if member.remote}
+        if not numbers:
+            raise EnvError("no actor was started; publish weights before polling")
+        found = []
+        for remote in self._backend.wait(list(numbers), seconds):
+            number = numbers[remote]
+            try:
+                answer = remote.take()
+            except RemoteError as error:
+                self._replace(number, error)
+                continue
+            if self.members[number].started:
+                found.append(self._trajectory(number, remote, *answer))
+            else:
+                self.members[number].started = True
+                self._fill(number)
+        self._check_started()
+        return found
+
+    def release(self, trajectory: Trajectory) -> None:
+        """A trajectory was read, and its slot may be filled again."""
+        member = self.members[trajectory.actor]
+        member.lent.discard(trajectory.slot)
+        member.free.append(trajectory.slot)
+        self._fill(trajectory.actor)
+
+    def stop(self) -> None:
+        """End all actors; safe to call twice."""
+        self.members = [Member() for _ in self.members]
+        self._token = None
+        self._backend.close()
+
+    def _start(self, number: int) -> None:
+        member, seeds = self.members[number], self.seed(number, self.lives[number])
+        arguments = (self._role, number, seeds, self.slots[number], self._weights)
+        member.remote = self._backend.start(
+            f"actor {number}", RemoteActor, *arguments, cpus=1, gpus=self._gpus
+        )
+        member.started, member.since = False, time.monotonic()
+
+    def _fill(self, number: int) -> None:
+        """Let an actor that has started collect into its free slots."""
+        member = self.members[number]
+        if member.remote is None or not member.started:
+            return
+        for slot in member.free:
+            with suppress(RemoteDied):  # the next poll finds that it is gone
+                member.remote.post("roll", slot, self._token, self._random)
+        member.free = []
+
+    def _trajectory(self, number: int, remote: Remote, fields: dict[str, Any], token: Any) -> Trajectory:
+        self._policy.succeeded(remote.name)
+        if fields["version"] > self._read.get(remote.node, 0):
+            self._read[remote.node] = fields["version"]
+            self.sent += self._weights.bytes
+        self.members[number].lent.add(fields["slot"])
+        tensors = {} if self.direct else self.slots[number].read(token)
+        return Trajectory(tensors, number, self.lives[number], token=token, **fields)
+
+    def _replace(self, number: int, error: RemoteError) -> None:
+        member = self.members[number]
+        assert member.remote is not None
+        member.remote.close()
+        self._policy.failed(f"actor {number}", error)
+        self.lives[number] += 1
+        # Trajectories of the one before may still be unread.
+        member.free = [slot for slot in range(self.ahead) if slot not in member.lent]
+        self._start(number)
+
+    def _check_started(self) -> None:
+        """Warn once of actors that do not start, until all have; raise if none starts for long."""
+        waits = [time.monotonic() - member.since for member in self.members if not member.started]
+        if not waits:
+            self._warned = False
+            return
+        hopeless = len(waits) == len(self.members) and min(waits) > START_LIMIT
+        if not hopeless and (self._warned or max(waits) < START_WARNING):
+            return
+        text = (
+            f"{len(waits)} of {len(self.members)} actors have not started in {max(waits):.0f} s; each takes a CPU, and "
+            f"{self._backend.resources()}; add CPUs or use fewer actors"
+        )
+        if hopeless:
+            raise EnvError(text)
+        self._warned = True
+        warnings.warn(text, stacklevel=2)
+
+
+def gpu_share(gpus: int, actors: int) -> float:
+    """The fraction of a GPU for each actor, such that all fit; Ray counts in ten-thousandths."""
+    return 10_000 // -(-actors // gpus) / 10_000 if gpus else 0.0
+
+
+@dataclass(frozen=True)
+class StoredRollout:
+    """A rollout whose rows went to replay shards directly."""
+
+    steps: int
+
+
+class TrajectoryReader(Protocol):
+    """Replay shards, as the collector sees them."""
+
+    def stage(self, place: int, trajectory: Trajectory, lost: int) -> None:
+        """Let the shards copy a trajectory to a share of the environments; the first `lost` priorities are unknown."""
+
+    def staged(self) -> set[int]:
+        """Wait until all those copies are made; returns the places whose trajectories were lost on the way."""
+
+
+class FleetCollector(Collector):
+    """Makes rollouts of all environments out of trajectories.
+
+    Args:
+        agent: the copy of the agent whose weights are published.
+        max_lag: how many versions old the weights of a trajectory may be; None: any age; 0: actors wait for each
+            version, and each is in every rollout once.
+        trajectories: how many make up a rollout; 0: as many as there are actors.
+    """
+
+    episode_statistics: "SummedStatistics"
+    gaps: Tensor
+
+    def __init__(
+        self, fleet: Fleet, role: Role, agent: Agent, actors: int, max_lag: int | None, trajectories: int = 0
+    ) -> None:
+        self.fleet, self.role, self.agent, self.max_lag = fleet, role, agent, max_lag
+        self.num_envs, self.steps = role.num_envs, role.steps
+        self.episode_statistics = SummedStatistics()
+        self.version, self._actors = 0, actors
+        places = trajectories or actors
+        self.gaps = torch.zeros(places * role.num_envs, dtype=torch.bool)
+        """[B] environments whose rows do not continue those of the rollout before"""
+        self.shards: TrajectoryReader | None = None
+        """set if replay shards read the trajectories"""
+        self._held: list[tuple[int, int, int]] = [(-1, 0, 0)] * places
+        """the last trajectory of each share of the environments"""
+        self._unbroken = [0] * places
+        """how many trajectories before that one it continues without a gap"""
+        self._ready: deque[Trajectory] = deque()
+        self._staged: list[tuple[int, Trajectory]] = []
+        """trajectories that replay shards are reading, with their places"""
+        self._waiting: list[Trajectory] = []
+        """trajectories whose actors wait for the next version"""
+        self._met, self._standing_in = False, 0
+        self._replaced = self._lives_before = 0
+        """replacements before this run was resumed, and the sum of `lives` at that point"""
+        self._values: dict[str, list[float]] = {}
+        self._sent = 0
+        self._allocate(places)
+
+    def _allocate(self, places: int) -> None:
+        layout = self.role.layout
+        rows = [empty(layout) for _ in range(places)]
+        self._rows: dict[str, Tree] = {
+            name: tree.cat([one[name] for one in rows], 0 if name == "memory" else 1) for name in layout
+        }
+        if self.role.sends == "priorities":
+            # Samples that a trajectory completes and that began in trajectories before it.
+            view = view_of(self.agent.cfg)
+            self._earlier, self._completed = view.span // view.stride, completed(self.agent.cfg, self.steps)
+
+    def reset(self, seed: int) -> None:
+        """Actors reset their environments themselves."""
+
+    def start(self, random: bool = False) -> None:
+        """Publish the weights; actors use them from their next rollout on."""
+        self.version += 1
+        self.fleet.publish(self.role.weights(self.agent), self.version, random)
+        for trajectory in self._waiting:
+            self.fleet.release(trajectory)
+        self._waiting.clear()
+        self._standing_in = 0
+
+    def finish(self, cut: bool = False) -> Any:
+        """A rollout of all environments, as soon as there are enough trajectories."""
+        began = time.perf_counter()
+        free, steps = set(range(len(self._held))), 0.0
+        while free:
+            trajectory = self._next(free)
+            steps += trajectory.seen["steps"]
+            self._put(trajectory, free)
+            if not free:
+                self._confirm(free)
+        self._log("waited", time.perf_counter() - began)
+        return self.rollout() if self.shards is None else StoredRollout(int(steps))
+
+    def rollout(self) -> Batch:
+        """The rows of the last rollout; only their shapes count if replay shards read the trajectories."""
+        return Batch(**self._rows)
+
+    def _next(self, free: set[int]) -> Trajectory:
+        """A trajectory that is new enough."""
+        began = time.perf_counter()
+        while True:
+            while not self._ready:
+                self._confirm(free)
+                self._ready.extend(self.fleet.poll(1.0))
+                self._stand_in(time.perf_counter() - began)
+            self._log("queue", len(self._ready) - 1)
+            trajectory = self._ready.popleft()
+            lag = self.version - trajectory.version
+            if self.max_lag is None or lag <= self.max_lag:
+                self._log("lag", lag)
+                self._count(trajectory)
+                return trajectory
+            self._log("dropped", trajectory.seen["steps"])
+            self.fleet.release(trajectory)
+
+    def _stand_in(self, waited: float) -> None:
+        """With `max_lag` 0: if some actors could not be started, let others collect their shares too."""
+        missing = self._actors - self.fleet.alive()
+        self._met = self._met or not missing or waited > MEET_TIMEOUT
+        if self._met and not self._ready and self._waiting and self._standing_in < missing:
+            self._standing_in += 1
+            self.fleet.release(self._waiting.pop(0))
+
+    def _count(self, trajectory: Trajectory) -> None:
+        seen = trajectory.seen
+        self.episode_statistics.add(seen)
+        size = sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(trajectory.tensors))
+        self._log("bytes", size)
+        if trajectory.actor < SHOWN:
+            name = f"actor_{trajectory.actor}"
+            self._log(f"{name}/steps_per_second", seen["steps"] / trajectory.seconds)
+            if seen.get("episodes"):
+                self._log(f"{name}/return", seen["return"] / seen["episodes"])
+
+    def _put(self, trajectory: Trajectory, free: set[int]) -> None:
+        """Into the place whose rows it continues, if that is free, else into the actor's own, else into any."""
+        own = trajectory.actor if trajectory.actor in free else min(free)
+        place = next((at for at in free if self._held[at] == trajectory.previous), own)
+        free.remove(place)
+        envs = slice(place * self.num_envs, (place + 1) * self.num_envs)
+        gap = self._held[place] != trajectory.previous
+        self.gaps[envs] = gap
+        self._unbroken[place] = 0 if gap else self._unbroken[place] + 1
+        self._held[place] = trajectory.name
+        lost = 0
+        if self.role.sends == "priorities":
+            # The actor computed priorities of samples that began before the gap from other rows.
+            lost = max(0, self._earlier - self._unbroken[place] * self._completed)
+        if self.shards is not None:
+            self.shards.stage(place, trajectory, lost)
+            self._staged.append((place, trajectory))
+            return
+        rows = env_slice(self._rows, envs)
+        tree.copy_(rows, trajectory.tensors)
+        if lost:
+            rows["extras"][FIRST][:lost] = torch.nan
+        self._done_with(trajectory)
+
+    def _confirm(self, free: set[int]) -> None:
+        """Release the trajectories that replay shards have read; places whose trajectories were lost are free again."""
+        if self.shards is None or not self._staged:
+            return
+        for place in self.shards.staged():
+            self._held[place] = (-1, 0, 0)
+            free.add(place)
+        for _, trajectory in self._staged:
+            self._done_with(trajectory)
+        self._staged.clear()
+
+    def _done_with(self, trajectory: Trajectory) -> None:
+        if self.max_lag == 0:
+            self._waiting.append(trajectory)
+        else:
+            self.fleet.release(trajectory)
+
+    def _log(self, name: str, value: float) -> None:
+        self._values.setdefault(name, []).append(value)
+
+    def metrics(self) -> dict[str, float]:
+        """What the actors did since the last call."""
+        values, self._values = self._values, {}
+        lags, queue = values.pop("lag", [0.0]), values.pop("queue", [0.0])
+        sent, self._sent = self.fleet.sent - self._sent, self.fleet.sent
+        found = {
+            "actors/alive": float(self.fleet.alive()),
+            "actors/replaced": float(self.replaced),
+            "actors/lag": sum(lags) / len(lags),
+            "actors/lag_max": max(lags),
+            "actors/dropped_steps": sum(values.pop("dropped", [])),
+            "actors/queue": sum(queue) / len(queue),
+            "actors/bytes_in": float(sum(values.pop("bytes", []))),
+            "actors/bytes_out": float(sent),
+            "time/waited_for_actors": sum(values.pop("waited", [])),
+        }
+        return found | {name: sum(each) / len(each) for name, each in values.items()}
+
+    @property
+    def replaced(self) -> int:
+        """How many actors were replaced, before a resume too."""
+        return self._replaced + sum(self.fleet.lives) - self._lives_before
 
     def close(self) -> None:
-        self.body.close()
+        self.fleet.stop()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "lives": [life + 1 for life in self.fleet.lives],
+            "replaced": self.replaced,
+            "episode_statistics": self.episode_statistics.sums,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Actors begin new episodes with other seeds: the rollouts that were under way are not repeated."""
+        self.version, self.fleet.lives = int(state["version"]), [int(life) for life in state["lives"]]
+        self._replaced, self._lives_before = int(state["replaced"]), sum(self.fleet.lives)
+        self.episode_statistics.sums = dict(state["episode_statistics"])
+
+
+class GradientCollector(FleetCollector):
+    """Takes gradients: those of the first actor, or of each actor once. Actors wait until theirs are applied."""
+
+    def __init__(self, fleet: Fleet, role: Role, agent: Agent, actors: int, averaged: bool) -> None:
+        self._wanted = actors if averaged else 1
+        super().__init__(fleet, role, agent, actors, 0 if averaged else None)
+
+    def _allocate(self, places: int) -> None:
+        """There are no rows."""
+
+    def finish(self, cut: bool = False) -> list[Gradients]:
+        began = time.perf_counter()
+        found = []
+        for _ in range(self._wanted):
+            trajectory = self._next(set())
+            tensors = tree.clone(trajectory.tensors)
+            found.append(Gradients(tensors["steps"], tensors["metrics"]))
+            self._waiting.append(trajectory)
+        self._log("waited", time.perf_counter() - began)
+        return found
+
+
+class SummedStatistics:
+    """Episode statistics of all actors, added up."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+
+    def add(self, seen: dict[str, float]) -> None:
+        for name, value in seen.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def forget(self) -> None:
+        """Open episodes are counted by the actors."""
+
+    def drain(self) -> dict[str, float]:
+        """Sums since the last call."""
+        found, self.sums = self.sums, {}
+        return found
+
+
+class RemoteEnvs:
+    """Stands for environments that this process does not step: there is nothing to save or to close."""
+
+    snapshots = True
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+
+    def snapshot(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Actors begin new episodes."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+def make_fleet(
+    source: Source, agent: Agent, run: RunConfig, streams: Streams, needs_rows: bool = False
+) -> FleetCollector:
+    """The collector over `run.actors` actors.
+
+    Args:
+        agent: the copy whose weights are published.
+        needs_rows: whether the learner must see the rows even if there are replay shards.
+    """
+    gradients = run.actor_gradients != "none"
+    num_envs = run.num_envs // run.actors
+    role = Role(agent, source, num_envs, run.num_steps, _payload_kind(agent, run), run.actors_on_gpu)
+    lag = None if run.max_lag < 0 and agent.tolerates_stale_data else max(run.max_lag, 0)
+
+    def seed(actor: int, life: int) -> tuple[int, int]:
+        """The first actor begins like the loop without actors."""
+        if (actor, life) == (0, 0):
+            return streams.generator("act", "cpu").initial_seed(), streams.seed("env", "0")
+        part = f"actor {actor} life {life}"
+        return streams.seed("act", part), streams.seed("env", part)
+
+    ahead = 1 if gradients or lag == 0 else 2  # an actor that waits for the learner needs no second slot
+    direct = not needs_rows and not gradients and _only_shards_need_rows(agent)
+    fleet = Fleet(role, run.actors, seed, ahead, run.actor_restarts, run.ray, direct)
+    if gradients:
+        return GradientCollector(fleet, role, agent, run.actors, run.actor_gradients == "averaged")
+    return FleetCollector(fleet, role, agent, run.actors, lag, run.trajectories_per_batch)
+
+
+def _payload_kind(agent: Agent, run: RunConfig) -> PayloadKind:
+    if run.actor_gradients != "none":
+        return "gradients"
+    cfg = agent.cfg
+    first = agent.off_policy and cfg.prioritized and cfg.priority_on_add
+    return "priorities" if first else "rows"
+
+
+def _only_shards_need_rows(agent: Agent) -> bool:
+    """Whether replay is in shards and the agent never looks at rollouts itself."""
+    sharded = agent.off_policy and agent.cfg.shards > 0 and not agent.cfg.normalize_obs
+    return sharded and type(agent).observe is Agent.observe and not agent.components

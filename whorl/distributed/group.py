@@ -1,11 +1,16 @@
-"""How learners reach each other, by torch.distributed: sums over all of them, and blocks from and to the first.
+"""Communication between learners with torch.distributed: sums over all, and tensors from and to the first.
 
-Only tensors travel, whose shapes both sides know: nothing that comes in is unpickled.
+Only tensors travel whose shapes both sides know: nothing that is received is unpickled. The groups are made from their
+classes and not with `init_process_group`, because that has one default group per process, which may be the user's, and
+several trainers in one process each need a group.
 """
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+import struct
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias
@@ -15,34 +20,32 @@ import torch.distributed as dist
 from torch import Tensor
 
 from whorl.core.errors import WhorlError
-from whorl.distributed.buffers import padded, views
+from whorl.distributed.tensors import padded, views
 
-Backend: TypeAlias = Literal["gloo", "nccl"]
+Transport: TypeAlias = Literal["gloo", "nccl"]
 
 TIMEOUT = timedelta(seconds=60)
-"""how long a learner waits for another before it gives it up"""
+"""how long a learner waits for another"""
 
 
-class Lost(WhorlError):
-    """Another learner is gone, or does not answer."""
+class LearnerLost(WhorlError):
+    """Another learner has gone, or does not answer."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one of several learners stands."""
+class GroupMember:
+    """What one of several learners needs to join the others."""
 
     rank: int
     size: int
     device: str
     meeting: tuple[str, int]
-    """address and port of the first one, where they find each other"""
-    host: str
-    """the address under which others reach this one"""
-    backend: Backend
+    """address and port of the first one's `Meeting`"""
+    transport: Transport
 
 
 class Meeting:
-    """A listener at which learners find each other; at 127.0.0.1 nobody outside this machine can reach it."""
+    """A listener at which learners find each other; at 127.0.0.1 it can't be reached from other machines."""
 
     def __init__(self, host: str, size: int) -> None:
         with socket.socket() as listener:
@@ -62,16 +65,16 @@ class Meeting:
 
 
 class Group:
-    """Learners that found each other. What fails here fails because of another one, and raises `Lost`."""
+    """Learners that have joined. What fails here fails because of another one, and raises `LearnerLost`."""
 
-    def __init__(self, place: Place, meeting: Meeting | None = None) -> None:
-        self.rank, self.size = place.rank, place.size
+    def __init__(self, member: GroupMember, meeting: Meeting | None = None) -> None:
+        self.rank, self.size = member.rank, member.size
         # gloo moves host memory: learners that share a GPU exchange through it.
-        self._device = torch.device(place.device if place.backend == "nccl" else "cpu")
-        self._group: Any = self._try(lambda: _joined(place, meeting))
+        self._device = torch.device(member.device if member.transport == "nccl" else "cpu")
+        self._group: Any = self._try(lambda: _joined(member, meeting))
 
     def close(self) -> None:
-        """Leave: others who wait for this one hear of it."""
+        """Leave; learners that wait for this one get an error."""
         self._group = None
 
     def add_(self, value: Tensor) -> None:
@@ -91,7 +94,7 @@ class Group:
             value.copy_(mean.view_as(value))
 
     def scatter(self, like: list[Tensor], parts: Sequence[list[Tensor]] = ()) -> list[Tensor]:
-        """From the first learner's `parts`, one for each, this one's: tensors `like` these."""
+        """This learner's of the first one's `parts`: tensors shaped `like` these."""
         own = torch.empty(sum(map(padded, like)), dtype=torch.uint8, device=self._device)
         options = dist.ScatterOptions()
         options.rootRank = 0
@@ -100,7 +103,7 @@ class Group:
         return views(own, like)
 
     def gather(self, values: list[Tensor]) -> list[list[Tensor]]:
-        """To the first learner, from each the values, which are alike; the others get nothing."""
+        """To the first learner: the values of each, which have equal shapes; the others get nothing."""
         own = self._packed(values)
         options = dist.GatherOptions()
         options.rootRank = 0
@@ -123,22 +126,53 @@ class Group:
         try:
             return what()
         except RuntimeError as error:
-            raise Lost(f"another learner is gone or does not answer: {str(error).splitlines()[0]}") from None
+            raise LearnerLost(
+                f"another learner has gone or does not answer: {str(error).splitlines()[0]}"
+            ) from None
 
 
-def _joined(place: Place, meeting: Meeting | None) -> Any:
-    """torch's own groups are used directly: its default one may be the user's."""
+def _joined(member: GroupMember, meeting: Meeting | None) -> Any:
     if meeting is None:
-        store = dist.TCPStore(*place.meeting, place.size, is_master=False, timeout=TIMEOUT)
+        store = dist.TCPStore(*member.meeting, member.size, is_master=False, timeout=TIMEOUT)
     else:
         store = meeting.store
-    if place.backend == "nccl":
+    if member.transport == "nccl":
         # A failure is to be raised here; by default it ends the process.
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = TIMEOUT
-        return dist.ProcessGroupNCCL(store, place.rank, place.size, nccl)
-    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stubs leave it out
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=place.host)]
-    gloo._timeout = TIMEOUT
-    return dist.ProcessGroupGloo(store, place.rank, place.size, gloo)
+        return dist.ProcessGroupNCCL(store, member.rank, member.size, TIMEOUT)  # type: ignore[arg-type]  # not in the stubs
+    with _gloo_interface(member.meeting):
+        return dist.ProcessGroupGloo(store, member.rank, member.size, TIMEOUT)
+
+
+@contextmanager
+def _gloo_interface(meeting: tuple[str, int]) -> Iterator[None]:
+    """Let gloo listen on the network interface that leads to the first learner; loopback on one machine."""
+    name, before = "GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME")
+    found = before or _interface(meeting)
+    if found:
+        os.environ[name] = found
+    try:
+        yield
+    finally:
+        if found and before is None:
+            del os.environ[name]
+
+
+def _interface(meeting: tuple[str, int]) -> str:
+    """The name of the interface whose address connections to `meeting` come from; empty if it can't be found."""
+    if sys.platform != "linux":
+        return "lo0" if sys.platform == "darwin" and meeting[0] == "127.0.0.1" else ""
+    import fcntl  # POSIX alone has it
+
+    get_address = 0x8915  # SIOCGIFADDR
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(meeting)  # sends nothing
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, get_address, struct.pack("256s", name.encode()))
+            except OSError:
+                continue  # it has no address
+            if answer[20:24] == own:
+                return name
+    return ""

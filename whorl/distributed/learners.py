@@ -1,39 +1,47 @@
-"""Several learners of one batch: this process, the first, and replicas of its agent elsewhere.
+"""Several learners of one batch: this process, the first, and replicas of its agent in other processes or on Ray.
 
-For every update the batch is split along its environments. Each learner runs the same `update` on its part, gradients are
-averaged before every optimizer step, and all step alike, so their weights stay equal to the last bit. A replica has
-nothing that the first learner has not: one that dies is replaced, and the update is made again from where it began.
+For every update the batch is split along its environments. Each learner runs the same `update` on its part, gradients
+are averaged before every optimizer step, and all step alike, so their weights stay equal to the last bit. A replica has
+no state that the first learner does not have: after a failure replicas are replaced and the update is repeated. With
+replay shards each learner reads its part from the shard, else the first learner sends the parts.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whorl.agents.agent import Agent, Updated
 from whorl.core import collectives, tree
-from whorl.core.errors import ConfigError, EnvError, WhorlError
+from whorl.core.errors import ConfigError
 from whorl.core.process import configure_process
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.gradients import GradientQueue
 from whorl.data.rollouts import Rollouts
 from whorl.distributed.actor import envs_per_batch
-from whorl.distributed.group import Backend, Group, Lost, Meeting, Place
-from whorl.distributed.process import PATIENCE
-from whorl.distributed.remote import RemoteObject, readable
+from whorl.distributed.group import Group, GroupMember, LearnerLost, Meeting, Transport
+from whorl.distributed.remote import Remote, RemoteError, RestartPolicy, Slots, make_backend
+from whorl.distributed.replay_shards import ShardBatch
+from whorl.distributed.tensors import Layout, empty, env_slice, layout_of
 from whorl.nets.renorm import BatchRenorm
 from whorl.settings.run import RunConfig
 from whorl.state.streams import Streams
 
-ANSWER = 300.0
+ANSWER_TIMEOUT = 300.0
 """seconds that a replica has to start, or to answer after a round; those that die are noticed at once"""
+REASON_TIMEOUT = 10.0
+"""seconds to find out which replica failed; Ray notices the death of a node after some time"""
 
 
 def check_learners(agent: Agent, run: RunConfig, experience: Any) -> None:
-    """Raise where batches can't be shared by several learners."""
+    """Raise if several learners can't share the batches."""
+    if run.ray.startswith("ray://"):
+        raise ConfigError(
+            f"ray is {run.ray!r}, but learner replicas must reach this process; run it on a node of the cluster and "
+            "set ray to auto"
+        )
     name, batch_norms = type(agent).__name__, (BatchRenorm, nn.modules.batchnorm._BatchNorm)
     if isinstance(experience, GradientQueue):
         raise ConfigError(
@@ -46,7 +54,7 @@ def check_learners(agent: Agent, run: RunConfig, experience: Any) -> None:
     if any(isinstance(module, batch_norms) for module in agent.modules()):
         raise ConfigError(
             f"learners is {run.learners}, but {name} normalises by the statistics of a whole batch, and each learner "
-            "would see a part; leave learners out, or use layers without them (sac in place of crossq)"
+            "would see only a part; leave learners out, or use an agent without batch normalisation (sac, not crossq)"
         )
     rollouts = isinstance(experience, Rollouts)
     if rollouts:
@@ -68,113 +76,18 @@ def _check_even(learners: int, setting: str, given: int, chunk: int = 1) -> None
 
 
 @dataclass(frozen=True)
-class Post:
-    """What a replica is made of."""
-
-    agent: Agent
-    """weights do not matter: the first learner's come with the first order"""
-    run: RunConfig
-    place: Place
-
-
-@dataclass(frozen=True)
-class Order:
-    """One round of learning, as replicas are told of it; tensors come apart."""
+class Round:
+    """One round of learning, as replicas are told of it; tensors are sent separately."""
 
     phase: str
     updates: int
     burn_in: int
     changed: list[int]
-    """which tensors of the state are sent, since the first learner's have changed outside of a round"""
-    batch: Tree
-    """shape and dtype of each tensor of a part"""
-
-    def like(self) -> Tree:
-        """Tensors of these shapes, without memory."""
-        return tree.map(lambda leaf: torch.empty(leaf[0], dtype=leaf[1], device="meta"), self.batch)
-
-
-class Replicas(Protocol):
-    """The other learners, wherever they run. Each call is made on all of them; a failure raises `Lost`."""
-
-    host: str
-    """the address under which they reach this process"""
-
-    def start(self, posts: list[Post]) -> None:
-        """Start them; nobody waits until they have."""
-
-    def backend(self, first: torch.device, size: int) -> Backend:
-        """How tensors travel, where the first learner is on this device."""
-
-    def post(self, method: str, *arguments: Any) -> None:
-        """Ask for a call of a `Replica`'s method."""
-
-    def take(self) -> None:
-        """Wait for the oldest answer; the first says that the replicas were made."""
-
-    def why(self) -> str:
-        """What one of them said last, or how it ended, where that is known."""
-
-    def stop(self) -> None:
-        """End them; others can be started."""
-
-    def close(self) -> None:
-        """End them for good; safe to call twice."""
-
-
-class ProcessReplicas:
-    """Replicas in processes of this machine."""
-
-    host = "127.0.0.1"
-
-    def __init__(self) -> None:
-        self.servants: list[RemoteObject] = []
-
-    def backend(self, first: torch.device, size: int) -> Backend:
-        return "nccl" if first.type == "cuda" and size <= torch.cuda.device_count() else "gloo"
-
-    def start(self, posts: list[Post]) -> None:
-        self.servants = []
-        try:
-            for post in posts:
-                self.servants.append(RemoteObject(f"learner {post.place.rank}", Replica, (post,)))
-        except EnvError as error:
-            raise Lost(str(error)) from None
-
-    def post(self, method: str, *arguments: Any) -> None:
-        self._each(lambda remote_object: remote_object.post(method, *arguments))
-
-    def take(self) -> None:
-        self._each(_answer)
-
-    def _each(self, what: Callable[[RemoteObject], Any]) -> None:
-        try:
-            for remote_object in self.servants:
-                what(remote_object)
-        except EnvError as error:
-            raise Lost(str(error)) from None
-
-    def why(self) -> str:
-        found = []
-        for remote_object in readable(self.servants, PATIENCE):
-            try:
-                remote_object.take()
-            except EnvError as error:
-                found.append(str(error))
-        # Where one dies the others only lose it.
-        return min(found, key=lambda said: Lost.__name__ in said, default="")
-
-    def stop(self) -> None:
-        for remote_object in self.servants:
-            remote_object.close()
-
-    close = stop
-
-
-def _answer(remote_object: RemoteObject) -> None:
-    if not readable([remote_object], ANSWER):
-        raise Lost(f"{remote_object.name} has not answered for {ANSWER:.0f} seconds")
-    remote_object.take()
+    """tensors of the state that are sent, because the first learner's were written outside of a round"""
+    part: Layout
+    """shapes of a part of the batch, if the first learner sends it"""
+    source: tuple[int, Any] | None
+    """else the shard to read the batch from, and its token"""
 
 
 class Learners:
@@ -182,14 +95,17 @@ class Learners:
 
     Args:
         copy: an agent like `agent`, not prepared yet, of which replicas are made.
+        batches: the slots of replay shards from which replicas read their parts.
     """
 
-    def __init__(self, agent: Agent, copy: Agent, run: RunConfig, replicas: Replicas) -> None:
-        self.agent, self.run, self.replicas = agent, run, replicas
-        self._copy = copy
+    def __init__(self, agent: Agent, copy: Agent, run: RunConfig, batches: list[Slots]) -> None:
+        self.agent, self.run = agent, run
+        self._copy, self._batches = copy, batches
+        self._backend = make_backend(run.ray)
+        self._policy = RestartPolicy(run.actor_restarts)
+        self.replicas: list[Remote] = []
         self.replaced = 0
-        """how often replicas were"""
-        self._failures = 0
+        """how often replicas were replaced"""
         self._state = agent.state_tensors()
         self._before = [tensor.detach().clone() for tensor in self._state]
         self._streams: dict[str, Tensor] = {}
@@ -198,153 +114,204 @@ class Learners:
         self._start()
 
     def update(self, phase: str, batch: Batch) -> Updated:
-        """What the agent's method `phase` makes of a batch, by all learners."""
+        """The agent's method `phase` on a batch, by all learners."""
         self._remember()
         while True:
             try:
                 updated = self._round(phase, batch)
-            except Lost as error:
+            except (LearnerLost, RemoteError) as error:
                 self._replace(error)
             else:
-                self._failures = 0
+                self._policy.succeeded("learners")
                 return updated
 
     def metrics(self) -> dict[str, float]:
-        """What became of the others."""
         return {"learners/replaced": float(self.replaced)}
 
     def close(self) -> None:
         """End the replicas; safe to call twice."""
         self._leave()
-        self.replicas.close()
+        self._backend.close()
 
     def _leave(self) -> None:
-        """A replica that waits for this process in the middle of a round hears of it."""
+        """Leave the group: a replica that waits for this process gets an error."""
         if self._group is not None:
             self._group.close()
         self._meeting = self._group = None
         self.agent.exchange = None
 
     def _start(self) -> None:
-        size, own = self.run.learners, self.agent.device
-        host, backend = self.replicas.host, self.replicas.backend(own, size)
-        meeting = self._meeting = Meeting(host, size)
-        self._places = [
-            Place(rank, size, _device_of(rank, own), meeting.address, host, backend) for rank in range(size)
+        """Start the replicas, without waiting for them."""
+        size = self.run.learners
+        devices, transport = self._devices()
+        self._meeting = Meeting(self._backend.host, size)
+        self._members = [
+            GroupMember(rank, size, device, self._meeting.address, transport)
+            for rank, device in enumerate(devices)
         ]
         self._sent = [-1] * len(self._state)
-        self.replicas.start([Post(self._copy, self.run, place) for place in self._places[1:]])
+        gpus = 1 if self._backend.gpus is not None and self.agent.device.type == "cuda" else 0
+        # No CPU is reserved: those of a small cluster may all be the actors'.
+        self.replicas = [
+            self._backend.start(
+                f"learner {member.rank}", Replica, self._copy, self.run, member, self._batches, gpus=gpus
+            )
+            for member in self._members[1:]
+        ]
 
-    def _met(self) -> Group:
-        """All learners; replicas take seconds to start, and nobody waits for them before they are needed."""
+    def _devices(self) -> tuple[list[str], Transport]:
+        """The device of each learner, and how tensors travel between them."""
+        size, own, gpus = self.run.learners, self.agent.device, self._backend.gpus
+        if own.type != "cuda":
+            return [str(own)] * size, "gloo"
+        if gpus is not None:
+            if size - 1 > gpus:
+                raise ConfigError(
+                    f"{size - 1} more learners take a GPU each, but the cluster has {gpus:g}; use fewer learners, or "
+                    "device cpu"
+                )
+            return [str(own), *["cuda"] * (size - 1)], "gloo"
+        here = torch.cuda.device_count()
+        devices = [f"cuda:{((own.index or 0) + rank) % here}" for rank in range(size)]
+        return devices, "nccl" if size <= here else "gloo"
+
+    def _joined(self) -> Group:
+        """All learners; replicas take seconds to start, and are waited for only when they are needed."""
         if self._meeting is None:
             self._start()
         if self._group is None:
-            self.replicas.take()
-            self.replicas.post("join")
-            self._group = Group(self._places[0], self._meeting)
-            self.replicas.take()
+            self._take()
+            self._post("join")
+            self._group = Group(self._members[0], self._meeting)
+            self._take()
             self.agent.exchange = self._group.average_
         return self._group
 
+    def _post(self, method: str, *arguments: Any) -> None:
+        for replica in self.replicas:
+            replica.post(method, *arguments)
+
+    def _take(self) -> None:
+        for replica in self.replicas:
+            replica.take(ANSWER_TIMEOUT)
+
     def _round(self, phase: str, batch: Batch) -> Updated:
-        group = self._met()
-        # Versions count writes: what was written since the last round, others do not know.
+        group = self._joined()
+        # Versions count writes: replicas do not know what was written since the last round.
         changed = [n for n, tensor in enumerate(self._state) if tensor._version != self._sent[n]]
         fresh = [self._state[n] for n in changed]
         _check_even(group.size, "num_envs", batch.shape[1])
         parts = split(batch.tensors(), group.size)
-        shapes = tree.map(lambda leaf: (tuple(leaf.shape), leaf.dtype), parts[0])
-        self.replicas.post("round", Order(phase, self.agent.updates, batch.burn_in, changed, shapes))
-        everything = [[*fresh, *tree.leaves(part)] for part in parts]
-        own = group.scatter(everything[0], everything)[len(fresh) :]
-        part = batch.replace(**filled(parts[0], own), static=False).to(self.agent.device)
+        source = (
+            (batch.shard, batch.token) if isinstance(batch, ShardBatch) and batch.token is not None else None
+        )
+        layout = {} if source is not None else layout_of(parts[0])
+        self._post("learn", Round(phase, self.agent.updates, batch.burn_in, changed, layout, source))
+        own = parts[0]
+        if source is None:
+            sent = [[*fresh, *tree.leaves(part)] for part in parts]
+            own = filled(own, group.scatter(sent[0], sent)[len(fresh) :])
+        elif fresh:
+            group.scatter(fresh, [fresh] * group.size)
+        part = batch.replace(**own, static=False).to(self.agent.device)
         updated, found = learned(self.agent, group, phase, part)
         results = [filled(found, values) for values in group.gather(tree.leaves(found))]
-        self.replicas.take()
+        self._take()
         self._sent = [tensor._version for tensor in self._state]
         return joined(updated, results, self.agent.device)
 
     @torch.no_grad()
     def _remember(self) -> None:
+        """A failed round is repeated from the exact state before it, which may be half updated by then."""
         torch._foreach_copy_(self._before, self._state)
         self._streams = {name: stream.get_state() for name, stream in self.agent.generators.items()}
 
     @torch.no_grad()
-    def _replace(self, error: Lost) -> None:
-        """New replicas, and everything as it was before the round that failed."""
+    def _replace(self, error: Exception) -> None:
+        """End the replicas, and restore the state before the round that failed."""
         self._leave()
-        reason = self.replicas.why() or str(error)
-        self.replicas.stop()
+        reason = self._reason(error)
+        for replica in self.replicas:
+            replica.close()
         torch._foreach_copy_(self._state, self._before)
         for name, stream in self.agent.generators.items():
             stream.set_state(self._streams[name])
-        self._failures += 1
-        if self._failures > self.run.actor_restarts:
-            raise WhorlError(
-                f"learners failed {self._failures} times in a row, the last time thus: {reason}"
-            ) from error
+        self._policy.failed("learners", reason)
         self.replaced += 1
+
+    def _reason(self, error: Exception) -> str:
+        """Why a round failed: if one learner dies, the others only report that they lost it."""
+        if isinstance(error, RemoteError):
+            return str(error)
+        found = []
+        for replica in self._backend.wait(self.replicas, REASON_TIMEOUT):
+            try:
+                replica.take()
+            except RemoteError as failure:
+                found.append(str(failure))
+        return min(found, key=lambda text: LearnerLost.__name__ in text, default=str(error))
 
 
 class Replica:
-    """A learner other than the first."""
+    """A learner other than the first, as a remote object."""
 
-    def __init__(self, post: Post) -> None:
-        configure_process(post.run.threads, post.run.tf32)
-        self.place, self._device = post.place, torch.device(post.place.device)
+    def __init__(self, agent: Agent, run: RunConfig, member: GroupMember, batches: list[Slots]) -> None:
+        configure_process(run.threads, run.tf32)
+        self.member, self._device, self._batches = member, torch.device(member.device), batches
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        self._random = Streams(post.run.seed)
-        self.agent = post.agent.prepare(self._device, lambda name: torch.Generator(self._device))
+        self._random = Streams(run.seed)
+        self.agent = agent.prepare(self._device, lambda name: torch.Generator(self._device))
         self._state = self.agent.state_tensors()
 
     def join(self) -> None:
-        """Find the other learners."""
-        self._group = Group(self.place)
+        """Join the other learners."""
+        self._group = Group(self.member)
         self.agent.exchange = self._group.average_
 
-    def round(self, order: Order) -> None:
+    def learn(self, round: Round) -> None:
         """Learn from a part of a batch."""
-        like, fresh = order.like(), [self._state[n] for n in order.changed]
-        found = self._group.scatter([*fresh, *tree.leaves(like)])
+        fresh, like = [self._state[n] for n in round.changed], empty(round.part, "meta")
+        wanted = [*fresh, *tree.leaves(like)]
+        found = self._group.scatter(wanted) if wanted else []
         with torch.no_grad():
             for tensor, value in zip(fresh, found):
                 tensor.copy_(value)
-        part = Batch(**filled(like, found[len(fresh) :]), burn_in=order.burn_in)
-        self.agent.updates = order.updates
-        self._seed(order)
-        _, results = learned(self.agent, self._group, order.phase, part.to(self._device))
+        if round.source is None:
+            tensors = filled(like, found[len(fresh) :])
+        else:
+            shard, token = round.source
+            tensors = split(self._batches[shard].read(token), self.member.size)[self.member.rank]
+        part = Batch(**tensors, burn_in=round.burn_in)
+        self.agent.updates = round.updates
+        self._seed(round)
+        _, results = learned(self.agent, self._group, round.phase, part.to(self._device))
         self._group.gather(tree.leaves(results))
 
-    def _seed(self, order: Order) -> None:
-        """What is drawn depends on the round alone: a round made again, or a resumed run, draws the same."""
+    def _seed(self, round: Round) -> None:
+        """What is drawn depends on the round alone: one that is repeated, or a resumed run, draws the same."""
         for name, stream in self.agent.generators.items():
-            part = f"{name} of learner {self.place.rank}, {order.phase} {order.updates}"
+            part = f"{name} of learner {self.member.rank}, {round.phase} {round.updates}"
             stream.manual_seed(self._random.seed("learner", part))
 
     def close(self) -> None:
-        """Nothing is open but what ends with the process."""
+        """Everything that is open ends with the process."""
 
 
 def split(tensors: dict[str, Tree], parts: int) -> list[dict[str, Tree]]:
-    """A batch's tensors, cut evenly along the axis of environments."""
-    found: list[dict[str, Tree]] = [{} for _ in range(parts)]
-    for name, value in tensors.items():
-        cut = tree.map(lambda leaf: leaf.chunk(parts, 0 if name == "memory" else _envs(leaf)), value)  # noqa: B023
-        for number, part in enumerate(found):
-            part[name] = tree.map(lambda pieces: pieces[number], cut)  # noqa: B023
-    return found
+    """A batch's tensors, split evenly along the axis of environments."""
+    size = tensors["mask"].shape[1] // parts
+    return [env_slice(tensors, slice(part * size, (part + 1) * size)) for part in range(parts)]
 
 
 def filled(like: Tree, values: list[Tensor]) -> Tree:
-    """The tree `like` this one with these leaves."""
+    """A tree with the structure of `like` and these leaves."""
     left = iter(values)
     return tree.map(lambda _: next(left), like)
 
 
 def learned(agent: Agent, group: Group, phase: str, part: Batch) -> tuple[Updated, dict[str, Tree]]:
-    """A learner's own part of a round; and of what came of it the tensors that the first one needs."""
+    """Learn from one learner's part of a batch; returns also the tensors that the first learner needs of it."""
     with collectives.shared(group):
         updated = agent.learn(phase, part)
     found: dict[str, Tree] = {"kept": updated.kept}
@@ -356,10 +323,10 @@ def learned(agent: Agent, group: Group, phase: str, part: Batch) -> tuple[Update
 
 
 def joined(updated: Updated, parts: list[dict[str, Tree]], device: torch.device) -> Updated:
-    """Metrics are means over learners, the rest lies side by side as in the batch."""
+    """The results of all learners: metrics are averaged, values per environment are concatenated."""
 
     def along_envs(*pieces: Tensor) -> Tensor:
-        return torch.cat(pieces, _envs(pieces[0])).to(device)
+        return torch.cat(pieces, min(pieces[0].dim() - 1, 1)).to(device)
 
     metrics: dict[str, Tensor] = {}
     if updated.metrics:
@@ -368,15 +335,3 @@ def joined(updated: Updated, parts: list[dict[str, Tree]], device: torch.device)
     kept = tree.map(along_envs, *(part["kept"] for part in parts))
     priority = None if updated.priority is None else along_envs(*(part["priority"] for part in parts))
     return Updated(metrics, priority, kept)
-
-
-def _envs(leaf: Tensor) -> int:
-    """The axis of environments: [B] or [T, B, ...]."""
-    return min(leaf.dim() - 1, 1)
-
-
-def _device_of(rank: int, first: torch.device) -> str:
-    """GPUs in turn, from the first learner's on."""
-    if first.type != "cuda":
-        return str(first)
-    return f"cuda:{((first.index or 0) + rank) % torch.cuda.device_count()}"

@@ -1,17 +1,11 @@
 """Environments in worker processes: shared memory, one byte per command, two groups of environments in flight at once.
 
-Workers are plain subprocesses, so a user's script needs no `__main__` guard and all systems behave alike. A worker that
-dies or raises ends the pool with an error that says so; a parent that dies takes its workers with it, however it dies.
+A worker that dies or raises ends the pool with an error that names it; a parent that dies takes its workers with it.
 """
 
 import os
-import pickle
-import select
-import subprocess
-import sys
-import weakref
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -21,21 +15,10 @@ import torch
 from whorl.core import tree
 from whorl.core.errors import EnvError
 from whorl.core.tree import Tree
-from whorl.distributed.process import framed, how_it_ended, launch, pipe_of, shut_down
-from whorl.distributed.shared_memory import Block, Segment
-from whorl.distributed.worker import (
-    ARRAY_PREFIX,
-    BUFFERS,
-    FAILURE,
-    LENGTH,
-    MESSAGE,
-    RESULT,
-    Assignment,
-    Slice,
-    asked_for,
-    read_exactly,
-    write_all,
-)
+from whorl.distributed.process import FAILURE, ProcessRemote, close_all, wait
+from whorl.distributed.remote import RemoteError
+from whorl.distributed.shared_memory import ArraySpec, SharedSegment
+from whorl.distributed.worker import ARRAY_PREFIX, BUFFERS, EnvWorker, Slice, user_arrays
 from whorl.envs.adapters.gymnasium import check_num_envs, to_arrays, to_spec, to_step, to_tensors
 from whorl.envs.make import Source
 from whorl.envs.spaces import Factory, Layout, nest, probe
@@ -47,8 +30,9 @@ class WorkerPool:
     """A `VectorEnv` over processes. A group's environments are contiguous: every worker's first half, then the second.
 
     Besides `step`, `send(group, action)` and `receive(group)` let one group step while the caller acts for the
-    other; what `receive` returns stays valid until the same group's next `receive`. `install`, `start` and `collect`
-    run a function inside the workers, next to the environments, with the shared `arrays` (name -> shape and dtype).
+    other; what `receive` returns stays valid until the same group's next `receive`. `attach` makes an object inside
+    each worker, next to the environments and the shared `arrays` (name -> shape and dtype), and `start` and `collect`
+    call its methods.
     """
 
     capturable = False
@@ -73,40 +57,29 @@ class WorkerPool:
         self.groups = 2 if num_envs >= 2 * workers else 1
         self._slices = _split(num_envs, workers, self.groups)
         self._failed = ""
-        """why the pool is of no more use"""
+        """why the pool can no longer be used"""
         self._running = ""
-        """the task that was started and not collected"""
-
-        segment = Segment(_blocks(self.layout, num_envs, arrays or {}))
-        shared = segment.arrays
-        self.arrays = asked_for(shared)
-        """the shared arrays that were asked for, by name"""
-        self._wire_buffers(shared)
-
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._finalizer = weakref.finalize(self, shut_down, self._processes, os.getpid())
+        """the method that was started and not collected"""
+        segment = SharedSegment(_array_specs(self.layout, num_envs, arrays or {}))
+        self.arrays = user_arrays(segment.arrays)
+        """the shared arrays that were requested, by name"""
+        self._wire_buffers(segment.arrays)
         environment = cloudpickle.dumps((factory, self.layout))
+        self._remotes: list[ProcessRemote] = []
         try:
-            for _ in range(workers):
-                self._processes.append(launch("whorl.distributed.worker", [segment.handle]))
-            self._commands = [pipe_of(process.stdin) for process in self._processes]
-            self._answers = [pipe_of(process.stdout) for process in self._processes]
-            path = [entry or str(Path.cwd()) for entry in sys.path]
             for worker, slices in enumerate(self._slices):
-                self._write(worker, framed(path))
-                told = Assignment(environment, slices, segment.blocks, segment.handle)
-                self._write(worker, framed(told))
-            self._results(range(workers))
+                name = f"worker {worker} (environments {', '.join(map(str, _numbers(slices)))})"
+                self._remotes.append(ProcessRemote(name, EnvWorker, (environment, slices, segment)))
+            self._take_all()
         finally:
             segment.release()
 
     def env_slice(self, group: int) -> slice:
-        """The environments of a group on the global environment axis."""
+        """The environments of a group on the axis of all environments."""
         return slice(self._slices[0][group].start, self._slices[-1][group].stop)
 
     def reset(self, seed: int) -> Tree:
-        self._settle()
-        self._ask_all("reset", [seed] * self.workers)
+        self._call("reset", [(seed,)] * self.workers)
         self._buffer = [0] * self.groups
         return self._whole[0].obs
 
@@ -130,11 +103,11 @@ class WorkerPool:
         buffer = (self._buffer[group] + 1) % BUFFERS
         command = bytes([group * BUFFERS + buffer])
         self._flying[group] = True
-        for worker, commands in enumerate(self._commands):
+        for remote in self._remotes:
             try:
-                os.write(commands, command)
+                os.write(remote.commands, command)
             except OSError:
-                self._died(worker)
+                self._fail(remote.raise_died)
 
     def receive(self, group: int) -> Step:
         """The results of a group's step, once all its environments are done."""
@@ -145,44 +118,38 @@ class WorkerPool:
         self._await(group)
         return _copy(self._parts[group][self._buffer[group]])
 
-    def install(self, name: str, task: Callable[..., Any]) -> None:
-        """Give every worker a function `task(num_envs, arrays, state, argument)` under a name; see `worker.Task`."""
-        self._settle()
-        self._ask_all("install", [(name, cloudpickle.dumps(task))] * self.workers)
+    def attach(self, make: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> None:
+        """Make an object `make(stepper, arrays, *arguments[worker])` in every worker; see `EnvWorker`."""
+        self._call("attach", [(cloudpickle.dumps((make, given)),) for given in arguments])
 
-    def start(self, name: str, arguments: list[Any]) -> None:
-        """Run an installed task in every worker with its own (small) argument; `collect` waits for the results."""
+    def start(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> None:
+        """Call a method of the attached object in every worker; `collect` waits for the results."""
         self._settle()
         if len(arguments) != self.workers:
             raise EnvError(f"{len(arguments)} arguments for {self.workers} workers; give one for each")
         if self._running:
-            raise EnvError(f"task {self._running!r} is running; collect it before starting {name!r}")
-        self._running = name
-        for worker, argument in enumerate(arguments):
-            self._write(worker, MESSAGE + framed(("run", (name, argument))))
+            raise EnvError(f"{self._running!r} is running; collect it before starting {method!r}")
+        self._running = method
+        self._post("call", [(method, *given) for given in arguments])
 
-    def collect(self, name: str) -> list[Any]:
-        """What the task returned in each worker."""
-        if self._running != name:
-            raise EnvError(f"task {name!r} is not running; start it before collecting")
+    def collect(self, method: str) -> list[Any]:
+        """What the method returned in each worker."""
+        if self._running != method:
+            raise EnvError(f"{method!r} is not running; start it before collecting")
         self._running = ""
-        return self._results(range(self.workers))
+        return self._take_all()
 
     def snapshot(self) -> dict[str, Any]:
-        self._settle()
         found: list[Any] = [None] * self.spec.num_envs
-        for slices, states in zip(self._slices, self._ask_all("snapshot", [None] * self.workers)):
+        for slices, states in zip(self._slices, self._call("snapshot", [()] * self.workers)):
             for env_index, state in zip(_numbers(slices), states):
                 found[env_index] = to_tensors(state)
         return {"obs": self._current_obs(), "num_envs": found}
 
     def restore(self, snapshot: dict[str, Any]) -> Tree:
         check_num_envs(snapshot, self.spec.num_envs)
-        self._settle()
-        per_worker = [
-            [to_arrays(snapshot["num_envs"][env_index]) for env_index in _numbers(s)] for s in self._slices
-        ]
-        self._ask_all("restore", per_worker)
+        states = [to_arrays(state) for state in snapshot["num_envs"]]
+        self._call("restore", [([states[number] for number in _numbers(part)],) for part in self._slices])
         self._buffer = [0] * self.groups
         tree.copy_(self._whole[0].obs, snapshot["obs"])
         return self._whole[0].obs
@@ -190,13 +157,13 @@ class WorkerPool:
     def render(self, env_index: int = 0) -> np.ndarray | None:
         self._settle()
         owner = next(w for w, slices in enumerate(self._slices) if env_index in _numbers(slices))
-        self._write(owner, MESSAGE + framed(("render", env_index)))
-        return self._results([owner])[0]
+        self._post("render", [(env_index,)], [self._remotes[owner]])
+        return self._take_all([self._remotes[owner]])[0]
 
     def close(self) -> None:
         """End the workers; safe to call twice, and called by itself at exit."""
         self._failed = self._failed or "the pool is closed; make a new one"
-        self._finalizer()
+        close_all(self._remotes)
 
     def _wire_buffers(self, shared: dict[str, np.ndarray]) -> None:
         """Views of the shared memory as tensors: whole and per group, for each copy of the buffers."""
@@ -217,105 +184,87 @@ class WorkerPool:
         """which copy holds each group's latest results"""
         self._flying = [False] * self.groups
         self._arrived: list[set[int]] = [set() for _ in range(self.workers)]
-        """answers that nobody has taken yet"""
+        """commands that are done and were not received yet"""
 
     def _current_obs(self) -> Tree:
-        parts = [self._parts[group][self._buffer[group]].obs for group in range(self.groups)]
-        return tree.cat(parts)
+        return tree.cat([self._parts[group][self._buffer[group]].obs for group in range(self.groups)])
 
     def _await(self, group: int) -> None:
         buffer = (self._buffer[group] + 1) % BUFFERS
         expected = group * BUFFERS + buffer
-        for worker, answers in enumerate(self._answers):
-            arrived = self._arrived[worker]
+        for remote, arrived in zip(self._remotes, self._arrived):
             while expected not in arrived:
-                arrived.add(self._answer(worker, answers))
+                answer = os.read(remote.answers, 1)
+                if not answer or answer == FAILURE:
+                    self._fail(remote.raise_died if not answer else partial(remote.result, answer))
+                arrived.add(answer[0])
         # Only now, so that an interrupted wait can be taken up again.
         for arrived in self._arrived:
             arrived.discard(expected)
         self._flying[group] = False
         self._buffer[group] = buffer
 
-    def _answer(self, worker: int, answers: int) -> int:
-        answer = os.read(answers, 1)
-        if not answer:
-            self._died(worker)
-        if answer == FAILURE:
-            self._raise(worker)
-        return answer[0]
-
     def _settle(self) -> None:
-        """Messages travel only when no group is stepping: its answers would come in between."""
+        """Wait for all groups: the results of calls must not mix with those of steps."""
         if self._failed:
             raise EnvError(self._failed)
         for group, flying in enumerate(self._flying):
             if flying:
                 self._await(group)
 
-    def _ask_all(self, name: str, arguments: list[Any]) -> list[Any]:
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        self._settle()
         if self._running:
-            raise EnvError(f"task {self._running!r} is running in the workers; collect it first")
-        for worker, argument in enumerate(arguments):
-            self._write(worker, MESSAGE + framed((name, argument)))
-        return self._results(range(self.workers))
+            raise EnvError(f"{self._running!r} is running in the workers; collect it first")
+        self._post(method, arguments)
+        return self._take_all()
 
-    def _results(self, workers: Any) -> list[Any]:
-        """The framed answers of several workers, taken as they come, so that a dead one is noticed at once."""
-        found: dict[int, Any] = {}
-        waiting = {self._answers[worker]: worker for worker in workers}
+    def _post(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        remotes: Sequence[ProcessRemote] | None = None,
+    ) -> None:
+        for remote, given in zip(remotes or self._remotes, arguments):
+            try:
+                remote.post(method, *given)
+            except RemoteError as error:
+                self._end(error)
+
+    def _take_all(self, remotes: Sequence[ProcessRemote] | None = None) -> list[Any]:
+        """Results of several workers, taken as they come, so that a dead one is noticed at once."""
+        remotes = remotes or self._remotes
+        found: dict[str, Any] = {}
         try:
-            while waiting:
-                for answers in _ready(list(waiting)):
-                    worker = waiting.pop(answers)
-                    kind = os.read(answers, 1)
-                    if kind == FAILURE:
-                        self._raise(worker)
-                    found[worker] = self._payload(worker) if kind == RESULT else self._died(worker)
+            while len(found) < len(remotes):
+                for remote in wait([remote for remote in remotes if remote.name not in found]):
+                    found[remote.name] = remote.take()
+        except RemoteError as error:
+            self._end(error)
         except KeyboardInterrupt:
-            # Answers may be half read: nothing that comes after them could be trusted.
+            # Answers may be half read: those that follow could not be trusted.
             self._failed = "the pool was interrupted while its workers answered; make a new one"
             self.close()
             raise
-        return [found[worker] for worker in workers]
+        return [found[remote.name] for remote in remotes]
 
-    def _payload(self, worker: int) -> Any:
-        head = read_exactly(self._answers[worker], LENGTH.size)
-        body = None if head is None else read_exactly(self._answers[worker], LENGTH.unpack(head)[0])
-        if body is None:
-            self._died(worker)
-        return pickle.loads(body)
-
-    def _write(self, worker: int, body: bytes) -> None:
-        try:
-            write_all(self._commands[worker], body)
-        except OSError:
-            self._died(worker)
-
-    def _raise(self, worker: int) -> NoReturn:
-        trace = str(self._payload(worker)).strip()
-        last = trace.rpartition("\n")[2]
-        self._fail(f"the environment failed in {self._place(worker)} with {last}\n{trace}")
-
-    def _died(self, worker: int) -> NoReturn:
+    def _fail(self, failure: Callable[[], Any]) -> NoReturn:
         if self._failed:
             raise EnvError(self._failed)
-        how = how_it_ended(self._processes[worker])
-        self._fail(
-            f"{self._place(worker)} {how}; see its messages above, or step fewer environments if memory ran out"
-        )
+        try:
+            failure()
+        except RemoteError as error:
+            self._end(error)
+        raise AssertionError("a failed worker raises")
 
-    def _fail(self, message: str) -> NoReturn:
-        self._failed = message
+    def _end(self, error: RemoteError) -> NoReturn:
+        self._failed = self._failed or str(error)
         self.close()
-        raise EnvError(message)
-
-    def _place(self, worker: int) -> str:
-        num_envs = ", ".join(str(env_index) for env_index in _numbers(self._slices[worker]))
-        return f"worker {worker} (environments {num_envs})"
+        raise EnvError(self._failed) from None
 
 
 def _split(num_envs: int, workers: int, groups: int) -> list[list[Slice]]:
-    """For each worker its slice of each group; the global environment axis lists group 0 of all workers, then group 1."""
+    """Each worker's slice of each group; the axis of all environments lists group 0 of all workers, then group 1."""
     counts = [num_envs // workers + (worker < num_envs % workers) for worker in range(workers)]
     parts = [[count // groups + (group < count % groups) for group in range(groups)] for count in counts]
     slices: list[list[Slice]] = [[] for _ in range(workers)]
@@ -332,28 +281,23 @@ def _numbers(slices: list[Slice]) -> list[int]:
     return [env_index for part in slices for env_index in range(part.start, part.stop)]
 
 
-def _blocks(layout: Layout, num_envs: int, arrays: dict[str, tuple[tuple[int, ...], str]]) -> list[Block]:
+def _array_specs(
+    layout: Layout, num_envs: int, arrays: dict[str, tuple[tuple[int, ...], str]]
+) -> list[ArraySpec]:
     obs = [
-        Block(f"obs/{i}", (BUFFERS, num_envs, *x.shape), x.dtype) for i, x in enumerate(layout.observation)
+        ArraySpec(f"obs/{i}", (BUFFERS, num_envs, *x.shape), x.dtype)
+        for i, x in enumerate(layout.observation)
     ]
-    action = [Block(f"action/{i}", (num_envs, *x.shape), x.dtype) for i, x in enumerate(layout.action)]
+    action = [ArraySpec(f"action/{i}", (num_envs, *x.shape), x.dtype) for i, x in enumerate(layout.action)]
     flags = [
-        Block(name, (BUFFERS, num_envs), "bool") for name in ("terminated", "truncated", "reset", "soft")
+        ArraySpec(name, (BUFFERS, num_envs), "bool") for name in ("terminated", "truncated", "reset", "soft")
     ]
-    reward = Block("reward", (BUFFERS, num_envs), "float32")
-    measures = Block("measures", (BUFFERS, num_envs, len(layout.measures)), "float32")
-    asked = [Block(ARRAY_PREFIX + name, shape, str(np.dtype(kind))) for name, (shape, kind) in arrays.items()]
+    reward = ArraySpec("reward", (BUFFERS, num_envs), "float32")
+    measures = ArraySpec("measures", (BUFFERS, num_envs, len(layout.measures)), "float32")
+    asked = [
+        ArraySpec(ARRAY_PREFIX + name, shape, str(np.dtype(kind))) for name, (shape, kind) in arrays.items()
+    ]
     return [*obs, *action, reward, *flags, measures, *asked]
-
-
-def _ready(pipes: list[int]) -> list[int]:
-    """Those that can be read without waiting; where pipes can't be polled, just the first."""
-    if not hasattr(select, "poll"):
-        return pipes[:1]
-    poll = select.poll()
-    for pipe in pipes:
-        poll.register(pipe, select.POLLIN)
-    return [pipe for pipe, _ in poll.poll()]
 
 
 def _copy(step: Step) -> Step:

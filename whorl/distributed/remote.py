@@ -1,148 +1,143 @@
-"""A process that holds one object and runs its methods in the order it is asked: an actor, a shard of replay.
+"""Objects in other processes: what actors, replay shards, learner replicas and environment workers have in common.
 
-Started as `python -m whorl.distributed.remote`. It dies with its parent, however that dies; a parent hears of its death, or of
-what it raised, where it waits for an answer.
+A `Backend` starts an object in a process of this machine (`process.py`) or on a Ray cluster (`ray.py`) and returns a
+`Remote`. Calls are posted, and their results are taken in the same order. Large tensors do not travel inside calls: the
+sender writes them to `Slots` that both sides hold, and the call carries a small token. The learner can pass a token
+on without reading the tensors, so that rows go from an actor to a replay shard directly.
 """
 
-import gc
-import os
-import pickle
-import select
-import sys
-import traceback
-import weakref
+import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
-
-import cloudpickle
+from typing import TYPE_CHECKING, Any, Protocol
 
 from whorl.core.errors import EnvError
-from whorl.distributed.process import framed, how_it_ended, launch, pipe_of, shut_down
-from whorl.distributed.worker import (
-    FAILURE,
-    LENGTH,
-    MESSAGE,
-    QUIT,
-    RESULT,
-    begin,
-    leave,
-    read_exactly,
-    write_all,
-)
+
+if TYPE_CHECKING:  # environment workers import this module, and start without torch
+    from torch import Tensor
+
+    from whorl.core.tree import Tree
 
 
-class DiedError(EnvError):
-    """A process is gone."""
+class RemoteError(EnvError):
+    """A remote object raised an error or does not answer."""
 
 
-class RemoteObject:
-    """The parent's side.
+class RemoteDied(RemoteError):
+    """The process of a remote object has ended."""
 
-    Args:
-        name: what errors call it.
-        make: makes the object, with `arguments`, over there.
-        handles: of the shared segments that it will open.
-    """
 
-    def __init__(
-        self, name: str, make: Callable[..., Any], arguments: Sequence[Any], handles: Sequence[int | str] = ()
-    ) -> None:
-        self.name = name
-        self._process = launch(__name__, handles)
-        self._finalizer = weakref.finalize(self, shut_down, [self._process], os.getpid())
-        self._commands, self._answers = pipe_of(self._process.stdin), pipe_of(self._process.stdout)
-        body = cloudpickle.dumps((make, tuple(arguments)))
-        self._write(framed([entry or str(Path.cwd()) for entry in sys.path]) + LENGTH.pack(len(body)) + body)
+class SlotLost(RemoteError):
+    """Tensors that were written to a slot no longer exist, because their node has gone."""
+
+
+class Remote(Protocol):
+    """An object in another process. The first result to take is None: the object was made."""
+
+    name: str
+    """used in messages"""
+    node: str
+    """the node it runs on; empty on this machine"""
 
     @property
     def pid(self) -> int:
-        return self._process.pid
-
-    def fileno(self) -> int:
-        """Can be read from when `take` need not wait."""
-        return self._answers
+        """Its process; 0 as long as that is unknown."""
 
     def post(self, method: str, *arguments: Any) -> None:
-        """Ask for a call; many may be under way. The first answer says that the object was made."""
-        self._write(MESSAGE + framed((method, arguments)))
+        """Request a call; several may be under way."""
 
-    def take(self) -> Any:
-        """The oldest answer that was not taken yet."""
-        kind = os.read(self._answers, 1)
-        head = read_exactly(self._answers, LENGTH.size) if kind else None
-        body = None if head is None else read_exactly(self._answers, LENGTH.unpack(head)[0])
-        if body is None:
-            self._died()
-        answer = pickle.loads(body)
-        if kind == FAILURE:
-            trace = str(answer).strip()
-            raise EnvError(f"{self.name} failed with {trace.rpartition(chr(10))[2]}\n{trace}")
-        return answer
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """A call, and its answer."""
-        self.post(method, *arguments)
-        return self.take()
+    def take(self, timeout: float | None = None) -> Any:
+        """Wait for the result of the oldest call; raises `RemoteError`, after `timeout` seconds at the latest."""
 
     def close(self) -> None:
-        """End it; safe to call twice, and called by itself at exit."""
-        self._finalizer()
-
-    def _write(self, body: bytes) -> None:
-        try:
-            write_all(self._commands, body)
-        except OSError:
-            self._died()
-
-    def _died(self) -> NoReturn:
-        if not self._finalizer.alive:
-            raise DiedError(f"{self.name} is closed; start another")
-        raise DiedError(
-            f"{self.name} {how_it_ended(self._process)}; see its messages above, or use fewer of them"
-        )
+        """End the process; safe to call twice."""
 
 
-def readable(servants: Sequence[RemoteObject], seconds: float) -> list[RemoteObject]:
-    """Those whose answer is there, at the latest after so many seconds."""
-    if not servants:
-        return []
-    if not hasattr(select, "poll"):
-        return list(servants[:1])
-    poll = select.poll()
-    found = {remote_object.fileno(): remote_object for remote_object in servants}
-    for descriptor in found:
-        poll.register(descriptor, select.POLLIN)
-    return [found[descriptor] for descriptor, _ in poll.poll(seconds * 1000)]
+class Slots(Protocol):
+    """A number of equally shaped trees of tensors that one side writes and the other reads."""
+
+    layout: Any
+
+    def write(self, slot: int, tensors: "Tree") -> Any:
+        """Copy tensors into a slot; returns the token that `read` takes."""
+
+    def read(self, token: Any) -> "Tree":
+        """The tensors; valid until the same slot is written again. Raises `SlotLost` if they are gone."""
 
 
-def main() -> None:
-    """The child's side."""
-    channel = begin()
-    try:
-        make, arguments = channel.receive()
-        held = make(*arguments)
-    except BaseException:
-        channel.send(FAILURE, traceback.format_exc())
-        return
-    gc.freeze()  # what exists now lives as long as the process: the collector need not look at it again
-    channel.send(RESULT, None)
-    while True:
-        command = os.read(channel.commands, 1)
-        if not command:
-            leave()
-        if command == QUIT:
-            held.close()
-            return
-        try:
-            name, arguments = channel.receive()
-            channel.send(RESULT, getattr(held, name)(*arguments))
-        except BrokenPipeError:
-            leave()
-        # Whatever it raises, the parent has to hear of it: it is the one who can tell the user.
-        except BaseException:
-            channel.send(FAILURE, traceback.format_exc())
+class Weights(Protocol):
+    """Weights that the learner publishes and actors read."""
+
+    bytes: int
+
+    def write(self, tensors: "list[Tensor]", version: int) -> Any:
+        """Publish new weights; returns a token to send along with calls that read them."""
+
+    def read(self, into: "list[Tensor]", token: Any) -> int:
+        """Copy the weights into these tensors; returns their version."""
 
 
-if __name__ == "__main__":
-    main()
+class Backend(Protocol):
+    """Where remote objects run."""
+
+    dashboard: str
+    """address of a web page about the processes, if there is one"""
+    host: str
+    """the address at which remote objects reach this process"""
+
+    @property
+    def gpus(self) -> float | None:
+        """GPUs that can be assigned to remote objects; None: objects share those of this machine."""
+
+    def start(
+        self, name: str, make: Callable[..., Any], *arguments: Any, cpus: float = 0, gpus: float = 0
+    ) -> Any:
+        """Run `make(*arguments)` elsewhere and return its `Remote`, without waiting for it to start."""
+
+    def wait(self, remotes: Sequence[Any], timeout: float) -> list[Any]:
+        """Those whose next result is there; waits for at least one, up to `timeout` seconds."""
+
+    def slots(self, layout: Any, count: int, direct: bool = False) -> Slots:
+        """Slots to give to remote objects; `direct`: this process passes tokens on and rarely reads them."""
+
+    def weights(self, tensors: "list[Tensor]") -> Weights:
+        """A place to publish weights shaped like `tensors`."""
+
+    def resources(self) -> str:
+        """What there is to run on, for the message about objects that do not start."""
+
+    def close(self) -> None:
+        """End all remote objects; safe to call twice."""
+
+
+def make_backend(ray: str, cpus: int = 1) -> Backend:
+    """Processes of this machine, or the Ray cluster at the address `ray` (see the setting of that name)."""
+    if ray:
+        from whorl.distributed.ray import RayBackend  # an extra
+
+        return RayBackend(ray, cpus)
+    from whorl.distributed.process import ProcessBackend
+
+    return ProcessBackend()
+
+
+class RestartPolicy:
+    """Failed remote objects are replaced with a warning, up to `limit` times in a row for each name."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._failures: Counter[str] = Counter()
+
+    def failed(self, name: str, error: object) -> None:
+        """Count a failure; raises if it was one too many."""
+        self._failures[name] += 1
+        count = self._failures[name]
+        if count > self.limit:
+            times = "once" if count == 1 else f"{count} times in a row"
+            raise RemoteError(f"{name} failed {times}; last error: {error}")
+        reason = str(error).partition("\n")[0]
+        warnings.warn(f"{name} failed and is replaced ({count} of {self.limit}): {reason}", stacklevel=3)
+
+    def succeeded(self, name: str) -> None:
+        """Failures before this one no longer count."""
+        del self._failures[name]

@@ -1,16 +1,18 @@
-"""Replay in several processes: each shard holds the rows of its share of the environments, and draws while the learner learns.
+"""Replay in several processes: each shard holds the rows of some environments, and samples while the learner learns.
 
-Batches come from the shards in turn, so that a priority counts among those of its shard. A shard is asked for up to two
-batches before the errors of the first are back; nothing is under way between two epochs, so checkpoints are exact. One
-that dies is replaced by an empty one: its rows are lost, and the others serve until it has some again.
+Batches come from the shards in turn, so a priority is relative to those of its shard. A shard is asked for up to two
+batches before the TD errors of the first come back; nothing is under way between two iterations, so checkpoints are
+exact. A shard that dies is replaced by an empty one: its rows are lost, and the others serve until it has some again.
+
+Rows come from actors directly where possible (see `fleet.py`), else from the learner. With several learners each
+reads its part of a batch from the shard.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,56 +22,89 @@ from torch import Tensor
 
 from whorl.agents.agent import Agent
 from whorl.core import files, tree
-from whorl.core.errors import CheckpointError, ConfigError, EnvError
+from whorl.core.errors import CheckpointError, ConfigError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.config import ReplayConfig
-from whorl.data.discounting import Discounting
+from whorl.data.discounting import Discounting, with_streams
 from whorl.data.experience import Experience
-from whorl.data.replay import Transfer, replay_of, view_of, weighted
+from whorl.data.replay import FIRST, Transfer, replay_of, view_of, weighted
 from whorl.data.ring import Ring, history_of
 from whorl.data.samplers import sample_error
 from whorl.data.segments import Segments
-from whorl.distributed.buffers import array, blocks_of, buffers_of, tensor_of
-from whorl.distributed.remote import DiedError, RemoteObject
-from whorl.distributed.shared_memory import Block, Segment
+from whorl.distributed.actor import Trajectory
+from whorl.distributed.fleet import FleetCollector, StoredRollout
+from whorl.distributed.remote import Remote, RemoteDied, RestartPolicy, SlotLost, Slots, make_backend
+from whorl.distributed.tensors import array, empty, env_slice, layout_of, tensor_of
+from whorl.settings.run import RunConfig
+from whorl.state.streams import Streams
 
 AHEAD = 2
 """batches that a shard may be asked for, and rollouts it may be sent, before the first is done with"""
-CUT = "cut"
 
 
 class Shard:
-    """Some environments' part of replay; runs in a remote object or wherever it was put."""
+    """The replay buffer of some environments, as a remote object.
 
-    def __init__(self, cfg: ReplayConfig, spec: Spec, memory: Tree, seed: int) -> None:
+    Args:
+        rows: slots for rollouts that the learner sends.
+        batches: slots for sampled batches.
+        sources: slots of each actor that writes trajectories for this shard.
+    """
+
+    def __init__(
+        self,
+        cfg: ReplayConfig,
+        spec: Spec,
+        memory: Tree,
+        seed: int,
+        rows: Slots,
+        batches: Slots,
+        sources: Sequence[Slots] = (),
+    ) -> None:
         torch.set_num_threads(1)
         self.generator = torch.Generator().manual_seed(seed)
-        self.replay = replay_of(cfg, spec, torch.device("cpu"), self.generator, _nobody, memory)
+        self.replay = replay_of(cfg, spec, torch.device("cpu"), self.generator, _not_here, memory)
+        self.rows, self.batches, self.sources = rows, batches, sources
+        self._staged: dict[str, Tree] = empty(rows.layout) if sources else {}
 
     @torch.no_grad()
-    def add(self, rows: dict[str, Tree]) -> bool:
-        """Take in a rollout's rows; whether there is something to draw now."""
-        given = dict(rows)
-        self.replay.cut(given.pop(CUT))
-        self.replay.add(Batch(**given))
+    def stage(self, source: int, token: Any, columns: tuple[slice, slice], lost: int) -> bool:
+        """Copy environments of an actor's trajectory to those of this shard's next rollout; False if it is gone."""
+        there, here = columns
+        try:
+            rows = env_slice(self.sources[source].read(token), there)
+        except SlotLost:
+            return False
+        into = env_slice(self._staged, here)
+        tree.copy_(into, rows)
+        if lost:
+            into["extras"][FIRST][:lost] = torch.nan
+        return True
+
+    @torch.no_grad()
+    def add(self, token: Any, cut: np.ndarray) -> bool:
+        """Add a rollout, or what was staged without a token; returns whether there is something to sample now."""
+        self.replay.cut(tensor_of(cut))
+        self.replay.add(Batch(**(self._staged if token is None else self.rows.read(token))))
         self.replay.require_start()
         ring = self.replay.ring
         return ring.rows > self.replay.view.span + ring.history + 1
 
     @torch.no_grad()
-    def draw(self) -> dict[str, Tree]:
-        return self.replay.sample().tensors()
+    def sample(self, slot: int) -> Any:
+        """Write a batch to a slot; returns its token."""
+        return self.batches.write(slot, self.replay.sample().tensors())
 
     @torch.no_grad()
     def settle(self, index: np.ndarray, error: np.ndarray) -> None:
-        """Errors of the samples that start at `index`."""
+        """TD errors of the samples that start at `index`."""
         found = tensor_of(error)
         self.replay.sampler.settle(tensor_of(index), torch.ones_like(found), found)
 
     def open_store(self, folder: str, ahead: bool) -> None:
-        """Keep rows in files from now on."""
+        """Keep the rows in files from now on."""
         try:
             Path(folder).parent.mkdir(exist_ok=True)
         except OSError as error:
@@ -77,7 +112,7 @@ class Shard:
                 f"a replay shard can't write {folder}: {files.reason(error)}; where shards run on other machines the "
                 "run folder must be on a disk that all of them share"
             ) from None
-        self.replay.open_store(Path(folder), ahead)
+        self.replay.store = Segments(Path(folder), self.replay.ring, ahead=ahead)
 
     def names(self) -> list[str]:
         return self._store.names()
@@ -98,106 +133,112 @@ class Shard:
 
     @property
     def _store(self) -> Segments:
-        assert self.replay.store is not None
+        assert isinstance(self.replay.store, Segments)
         return self.replay.store
 
 
-class ProcessShard(Shard):
-    """A shard whose rollouts and batches lie in shared memory."""
+class ShardLink:
+    """The learner's side of one shard."""
 
-    def __init__(self, layout: dict[str, Tree], blocks: list[Block], handle: int | str, *told: Any) -> None:
-        super().__init__(*told)
-        self.shared = buffers_of(layout, Segment(blocks, handle), AHEAD)
-
-    def add_from(self, buffer: int) -> bool:
-        return self.add(self.shared[buffer]["rows"])
-
-    def draw_into(self, buffer: int) -> None:
-        tree.copy_(self.shared[buffer]["batch"], self.draw())
-
-
-class Link:
-    """The learner's side of a shard in a process of this machine."""
-
-    def __init__(self, number: int, layout: dict[str, Tree], told: tuple[Any, ...]) -> None:
-        blocks = blocks_of(layout, AHEAD)
-        segment = Segment(blocks)
-        try:
-            self.remote_object = RemoteObject(
-                f"replay shard {number}",
-                ProcessShard,
-                (layout, blocks, segment.handle, *told),
-                [segment.handle],
-            )
-        finally:
-            segment.release()
-        self._shared = buffers_of(layout, segment, AHEAD)
-        self._pending: deque[str] = deque(["make"])
-        """answers that are to come"""
-        self._added = self._drawn = self._taken = 0
+    def __init__(self, remote: Remote, rows: Slots, batches: Slots) -> None:
+        self.remote, self._rows, self._batches = remote, rows, batches
+        self._pending: deque[tuple[str, int]] = deque([("start", 0)])
+        """calls whose results were not taken, each with a number"""
+        self._added = self._asked = self._taken = 0
         self.ready = False
+        self.staged: set[int] = set()
+        """places of the next rollout whose trajectories the shard has"""
+        self._lost: set[int] = set()
 
     @property
     def free(self) -> bool:
         """Whether a batch may be asked for."""
-        return self.ready and self._drawn - self._taken < AHEAD
+        return self.ready and self._asked - self._taken < AHEAD
 
-    def add(self, rows: dict[str, Tree]) -> None:
-        """Send rows; they are copied."""
-        while self._pending.count("add_from") >= AHEAD:
+    def stage(self, place: int, source: int, token: Any, columns: tuple[slice, slice], lost: int) -> None:
+        """Let the shard copy a trajectory to a place of its next rollout."""
+        self.staged.add(place)
+        self._post("stage", source, token, columns, lost, number=place)
+
+    def confirm(self) -> set[int]:
+        """Wait until what was staged is copied; returns the places that were lost."""
+        while any(method == "stage" for method, _ in self._pending):
             self._take()
-        buffer, self._added = self._added % AHEAD, self._added + 1
-        tree.copy_(self._shared[buffer]["rows"], rows)
-        self._post("add_from", buffer)
+        lost, self._lost = self._lost, set()
+        return lost
+
+    def add(self, rows: dict[str, Tree] | None, cut: Tensor) -> None:
+        """Send rows, which are copied; None: add what was staged."""
+        token = None
+        if rows is not None:
+            while sum(method == "add" for method, _ in self._pending) >= AHEAD:
+                self._take()
+            token, self._added = self._rows.write(self._added % AHEAD, rows), self._added + 1
+        self.staged.clear()
+        self._post("add", token, array(cut))
 
     def ask(self) -> None:
-        """Have a batch drawn."""
-        buffer, self._drawn = self._drawn % AHEAD, self._drawn + 1
-        self._post("draw_into", buffer)
+        """Ask for a batch."""
+        slot, self._asked = self._asked % AHEAD, self._asked + 1
+        self._post("sample", slot)
 
-    def take(self) -> dict[str, Tree]:
-        """The oldest batch that was asked for; good until as many more are asked for as there are buffers."""
-        while self._take() != "draw_into":
-            pass
+    def take(self) -> tuple[Any, dict[str, Tree]]:
+        """Token and tensors of the oldest batch that was asked for, valid until `AHEAD` more are asked for."""
+        method, token = self._take()
+        while method != "sample":
+            method, token = self._take()
         self._taken += 1
-        return self._shared[(self._taken - 1) % AHEAD]["batch"]
+        return token, self._batches.read(token)
 
     def settle(self, index: Tensor, error: Tensor) -> None:
-        """Errors [B] of the samples that start at `index`."""
+        """Send the TD errors [B] of the samples that start at `index`."""
         self._post("settle", array(index), array(error))
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """One of the shard's rarer methods, with its answer."""
+        """One of the shard's other methods, with its result."""
         self.wait()
-        return self.remote_object.ask(method, *arguments)
+        self._post(method, *arguments)
+        return self._take()[1]
 
     def wait(self) -> None:
-        """Until all that was sent is done."""
+        """Until all calls are done."""
         while self._pending:
             self._take()
 
-    def close(self) -> None:
-        self.remote_object.close()
+    def _post(self, method: str, *arguments: Any, number: int = 0) -> None:
+        self.remote.post(method, *arguments)
+        self._pending.append((method, number))
 
-    def _post(self, method: str, *arguments: Any) -> None:
-        self.remote_object.post(method, *arguments)
-        self._pending.append(method)
-
-    def _take(self) -> str:
-        answer, kind = self.remote_object.take(), self._pending.popleft()
-        if kind == "add_from":
+    def _take(self) -> tuple[str, Any]:
+        answer = self.remote.take()
+        method, number = self._pending.popleft()
+        if method == "add":
             self.ready = bool(answer)
-        return kind
+        elif method == "stage" and not answer:
+            self.staged.discard(number)
+            self._lost.add(number)
+        return method, answer
+
+
+@dataclass
+class ShardBatch(Batch):
+    """A batch that other learners can read from the shard, too."""
+
+    shard: int = 0
+    token: Any = None
 
 
 class ShardedReplay(Experience):
-    """The experience of a learner whose replay is in `cfg.shards` shards.
+    """The experience of a learner whose replay buffer is in `cfg.shards` shards.
 
     Args:
-        rows: a rollout of all environments, to see what it looks like.
-        seed: of a shard's draws, by its number and by how often it was replaced.
-        restarts: failures in a row after which a shard is given up, and the run ends.
-        link: how a shard is started and spoken to.
+        rows: a rollout of all environments, for its shapes.
+        seed: of a shard's sampling, by its number and by how often it was replaced.
+        device: where batches are wanted.
+        restarts: failures of a shard in a row after which the run ends.
+        ray: address of a Ray cluster; empty: processes of this machine.
+        actors: the collector whose actors write to the shards directly.
+        learners: how many share a batch.
     """
 
     overlaps = True
@@ -209,10 +250,12 @@ class ShardedReplay(Experience):
         seed: Callable[[int, int], int],
         device: torch.device,
         restarts: int,
-        link: Callable[[int, dict[str, Tree], tuple[Any, ...]], Any] = Link,
+        ray: str = "",
+        actors: FleetCollector | None = None,
+        learners: int = 1,
     ) -> None:
         cfg: ReplayConfig = agent.cfg
-        self.cfg, self.seed, self.restarts, self._link = cfg, seed, restarts, link
+        self.cfg, self.seed, self._learners = cfg, seed, learners
         self.num_envs = agent.spec.num_envs // cfg.shards
         spec = agent.spec.with_num_envs(self.num_envs)
         part = replace(
@@ -221,41 +264,69 @@ class ShardedReplay(Experience):
             priority_beta_steps=cfg.priority_beta_steps // cfg.shards,
             replay_device="cpu",
         )
-        self._told = (part, spec, agent.stored())
-        self._template = _sample(part, spec, agent.stored())
-        sent = {**rows.tensors(), CUT: torch.zeros(agent.spec.num_envs, dtype=torch.bool)}
-        self._layout = {
-            "rows": _share(sent, slice(0, self.num_envs)),
-            "batch": self._template.tensors(),
-        }
+        template = _example_batch(part, spec, agent.stored())
+        self._template = ShardBatch(**{each.name: getattr(template, each.name) for each in fields(Batch)})
+        self._policy, self._backend = RestartPolicy(restarts), make_backend(ray)
+        self._sources = [] if actors is None else actors.fleet.slots
+        self._actor_envs = 0 if actors is None else actors.num_envs
+        if actors is not None:
+            actors.shards = self
+        self._setup = (part, spec, agent.stored())
+        row_layout = layout_of(env_slice(rows.tensors(), slice(0, self.num_envs)))
+        batch_layout = layout_of(template.tensors())
+        self._rows = [self._backend.slots(row_layout, AHEAD) for _ in range(cfg.shards)]
+        self.batches = [self._backend.slots(batch_layout, AHEAD, learners > 1) for _ in range(cfg.shards)]
+        """slots of each shard's batches"""
         self._ratio, view = Fraction(str(cfg.updates_per_step)), view_of(cfg)
-        # As beside the learner: at least one start of some environment is whole by then.
+        # As without shards: at least one sample of some environment is complete by then.
         self._learn_after = max(cfg.learning_starts, agent.spec.num_envs * (view.span + view.stride - 1))
         self.steps = self.drawn = self._turn = 0
-        self.lives, self._failures = [0] * cfg.shards, [0] * cfg.shards
+        self.lives = [0] * cfg.shards
+        """how often each shard was replaced"""
         self._cut = torch.zeros(agent.spec.num_envs, dtype=torch.bool)
         self._transfer = Transfer(device) if device.type == "cuda" else None
-        self._from: tuple[Link, Tensor] | None = None
-        """of the newest batch, where errors matter: the shard, and the rows at which samples start"""
-        self._late: tuple[Link, Tensor, Tensor] | None = None
+        self._from: tuple[ShardLink, Tensor] | None = None
+        """with priorities: the shard of the newest batch, and the rows at which its samples start"""
+        self._late: tuple[ShardLink, Tensor, Tensor] | None = None
         self._stored: tuple[Path, bool] | None = None
         self.links = [self._open(number) for number in range(cfg.shards)]
 
     def cut(self, where: Tensor | None = None) -> None:
-        """Announce that the next rollout does not go on from the newest row, in the environments `where` [B] says so."""
+        """The next rollout does not continue the newest row, in the environments `where` [B], by default in all."""
         self._cut.logical_or_(torch.ones_like(self._cut) if where is None else where)
 
-    def add(self, rollout: Batch) -> None:
-        sent = {**rollout.tensors(), CUT: self._cut}
-        for number in range(len(self.links)):
-            share = _share(sent, slice(number * self.num_envs, (number + 1) * self.num_envs))
-            self._try(number, partial(_add, share))
+    def add(self, rollout: Batch | StoredRollout) -> None:
+        """Add a rollout, whose rows the shards may have already."""
+        for number, link in enumerate(self.links):
+            envs, rows = self._envs(number), None
+            if isinstance(rollout, Batch):
+                rows = env_slice(rollout.tensors(), envs)
+            elif link.staged != self._places(number):
+                continue  # it was replaced, and the rows that it had are lost
+            self._try(number, lambda link: link.add(rows, self._cut[envs]))  # noqa: B023 - called at once
         self._cut.zero_()
-        self.steps += int(rollout.mask.sum())
+        self.steps += int(rollout.mask.sum()) if isinstance(rollout, Batch) else rollout.steps
+
+    def stage(self, place: int, trajectory: Trajectory, lost: int) -> None:
+        """Let the shards of a place's environments copy an actor's trajectory."""
+        first = place * self._actor_envs
+        for number in range(len(self.links)):
+            if place not in self._places(number):
+                continue
+            envs = self._envs(number)
+            start, stop = max(first, envs.start), min(first + self._actor_envs, envs.stop)
+            columns = slice(start - first, stop - first), slice(start - envs.start, stop - envs.start)
+            sent = (place, trajectory.actor, trajectory.token, columns, lost)
+            self._try(number, lambda link: link.stage(*sent))  # noqa: B023 - called at once
+
+    def staged(self) -> set[int]:
+        """Wait until all trajectories are copied; returns the places whose trajectories were lost."""
+        found = [self._try(number, lambda link: link.confirm() or set()) for number in range(len(self.links))]
+        return set().union(*(lost for lost in found if isinstance(lost, set)))
 
     def due(self) -> Iterator[tuple[str, Batch]]:
         total = int(self._ratio * max(0, self.steps - self._learn_after))
-        asked: deque[Link] = deque()
+        asked: deque[ShardLink] = deque()
         while self.drawn < total:
             while len(asked) < total - self.drawn and (number := self._next()) is not None:
                 if self._try(number, lambda link: link.ask()):
@@ -263,21 +334,24 @@ class ShardedReplay(Experience):
             # What a dead one was asked for never comes.
             asked = deque(link for link in asked if link in self.links)
             if not asked:
-                self._look()
+                self._wait()
                 if not any(link.free for link in self.links):
-                    return  # the rows of all shards are too few yet
+                    return  # no shard has enough rows yet
                 continue
             link = asked.popleft()
             number = self.links.index(link)
-            tensors = self._try(number, lambda link: link.take())
-            if not tensors:
+            taken = self._try(number, lambda link: link.take())
+            if not taken:
                 continue
-            self._failures[number] = 0
+            self._policy.succeeded(link.remote.name)
+            token, tensors = taken
             if self.cfg.prioritized:
                 self._from = link, tensors["extras"]["index"].clone()
             self.drawn += 1
             batch = self._template.replace(**tensors)
-            yield "update", batch if self._transfer is None else self._transfer.send(batch)
+            if self._transfer is not None:
+                batch = self._transfer.send(batch)
+            yield "update", batch if self._learners == 1 else batch.replace(shard=number, token=token)
 
     @torch.no_grad()
     def settle(self, batch: Batch, updated: Any) -> None:
@@ -289,11 +363,10 @@ class ShardedReplay(Experience):
         if self._transfer is None:
             self._settle(*self._from, error)
             return
-        self._flush()  # of the update before this one, which is over by now
+        self._flush()  # the TD errors of the update before this one, which is over by now
         self._late = *self._from, self._transfer.fetch({"error": error})["error"]
 
     def metrics(self) -> dict[str, float]:
-        """What became of the shards."""
         return {
             "shards/ready": float(sum(link.ready for link in self.links)),
             "shards/replaced": float(sum(self.lives)),
@@ -302,11 +375,11 @@ class ShardedReplay(Experience):
     # Files and state
 
     def open_store(self, folder: Path, ahead: bool) -> "ShardedReplay":
-        """Have every shard keep its rows in a folder of its own; what else a store can do is asked for here."""
+        """Let every shard keep its rows in a folder of its own; returns the store, which is this object."""
         folder.mkdir(exist_ok=True)
         self._stored = folder, ahead
         for number in range(len(self.links)):
-            self.links[number].call("open_store", *self._files(number))
+            self._open_store(number, self.links[number])
         return self
 
     def names(self) -> list[str]:
@@ -314,12 +387,11 @@ class ShardedReplay(Experience):
 
     def sweep(self, needed: Collection[str]) -> None:
         for link in self.links:
-            with suppress(DiedError):  # one that died has nothing to sweep
+            with suppress(RemoteDied):  # a dead shard has nothing to sweep
                 link.call("sweep", needed)
 
     def close(self) -> None:
-        for link in self.links:
-            link.close()
+        self._backend.close()
 
     def state_dict(self) -> dict[str, Any]:
         self._flush()
@@ -347,35 +419,42 @@ class ShardedReplay(Experience):
 
     # Shards
 
-    def _open(self, number: int) -> Link:
-        told = (*self._told, self.seed(number, self.lives[number]))
-        return self._link(number, self._layout, told)
+    def _open(self, number: int) -> ShardLink:
+        seed = self.seed(number, self.lives[number])
+        slots = self._rows[number], self.batches[number], self._sources
+        remote = self._backend.start(f"replay shard {number}", Shard, *self._setup, seed, *slots)
+        return ShardLink(remote, self._rows[number], self.batches[number])
 
-    def _files(self, number: int) -> tuple[str, bool]:
-        assert self._stored is not None
-        folder, ahead = self._stored
-        return str(folder / f"shard-{number}"), ahead
+    def _open_store(self, number: int, link: ShardLink) -> None:
+        if self._stored is not None:
+            folder, ahead = self._stored
+            link.call("open_store", str(folder / f"shard-{number}"), ahead)
 
-    def _try(self, number: int, step: Callable[[Link], Any]) -> Any:
-        """What a shard answers; None, and a new one in its place, where it died."""
+    def _envs(self, number: int) -> slice:
+        """The environments of a shard."""
+        return slice(number * self.num_envs, (number + 1) * self.num_envs)
+
+    def _places(self, number: int) -> set[int]:
+        """The actors' shares of the environments that a shard has a part of."""
+        envs = self._envs(number)
+        return set(range(envs.start // self._actor_envs, (envs.stop - 1) // self._actor_envs + 1))
+
+    def _try(self, number: int, step: Callable[[ShardLink], Any]) -> Any:
+        """The result of `step`, True if it has none; None if the shard died, which is replaced then."""
         link = self.links[number]
         try:
-            return step(link) or True
-        except DiedError as error:
-            link.close()
-            self._failures[number] += 1
-            if self._failures[number] > self.restarts:
-                raise EnvError(
-                    f"replay shard {number} failed {self._failures[number]} times in a row, the last time thus: {error}"
-                ) from error
+            found = step(link)
+            return True if found is None else found
+        except RemoteDied as error:
+            link.remote.close()
+            self._policy.failed(link.remote.name, error)
             self.lives[number] += 1
             self.links[number] = self._open(number)
-            if self._stored is not None:
-                self.links[number].call("open_store", *self._files(number))
+            self._open_store(number, self.links[number])
             return None
 
     def _next(self) -> int | None:
-        """Whose turn it is, among those that have rows and are not asked for as much as they may be."""
+        """The shard to sample from next: in turn, among those that have rows and a free slot."""
         count = len(self.links)
         for number in (*range(self._turn, count), *range(self._turn)):
             if self.links[number].free:
@@ -383,12 +462,12 @@ class ShardedReplay(Experience):
                 return number
         return None
 
-    def _look(self) -> None:
-        """Hear what became of the rows that were sent."""
+    def _wait(self) -> None:
+        """Until the shards have added what was sent."""
         for number in range(len(self.links)):
             self._try(number, lambda link: link.wait())
 
-    def _settle(self, link: Link, index: Tensor, error: Tensor) -> None:
+    def _settle(self, link: ShardLink, index: Tensor, error: Tensor) -> None:
         if link in self.links:
             self._try(self.links.index(link), lambda link: link.settle(index, error))
 
@@ -399,39 +478,43 @@ class ShardedReplay(Experience):
             self._settle(*late)
 
 
+def make_shards(
+    agent: Agent, collector: Any, run: RunConfig, streams: Streams, device: torch.device
+) -> ShardedReplay:
+    """The shards of an agent's replay buffer, fed by `collector`."""
+    check_shards(agent.cfg, run.num_envs, run.actors)
+
+    def seed(shard: int, life: int) -> int:
+        return streams.seed("replay", f"shard {shard} life {life}")
+
+    fleet = isinstance(collector, FleetCollector)
+    rows = with_streams(collector.rollout(), agent.spec.streams, {})
+    actors = collector if fleet and collector.fleet.direct else None
+    return ShardedReplay(agent, rows, seed, device, run.actor_restarts, run.ray, actors, run.learners)
+
+
 def check_shards(cfg: ReplayConfig, num_envs: int, actors: int) -> None:
-    """Raise where shards and the other settings do not fit."""
+    """Raise if shards and the other settings do not fit."""
     if num_envs % cfg.shards:
         raise ConfigError(
             f"{cfg.shards} shards can't share {num_envs} environments evenly; use a number that divides {num_envs}"
         )
     if cfg.replay_device == "cuda":
-        raise ConfigError("replay_device is 'cuda', but shards lie in host memory; leave it or shards out")
+        raise ConfigError("replay_device is 'cuda', but shards are in host memory; leave it or shards out")
     if cfg.refresh_memory:
-        raise ConfigError("refresh_memory is for replay beside the learner; leave it or shards out")
+        raise ConfigError("refresh_memory needs a replay buffer without shards; leave one of them out")
     if cfg.prioritized and cfg.priority_on_add and not actors:
         raise ConfigError(
-            "priority_on_add with shards takes actors, who find the priorities; set actors, or leave one of them out"
+            "priority_on_add with shards needs actors, which compute the priorities; set actors, or leave one out"
         )
 
 
-def _add(rows: dict[str, Tree], link: Link) -> None:
-    link.add(rows)
+def _not_here(batch: Batch) -> Tensor:
+    raise AssertionError("actors compute initial priorities")
 
 
-def _nobody(batch: Batch) -> Tensor:
-    raise AssertionError("actors find first priorities")
-
-
-def _share(rows: dict[str, Tree], num_envs: slice) -> dict[str, Tree]:
-    """The environments' part of a rollout: the second axis of most, the first of what has no time."""
-    whole = {name: value for name, value in rows.items() if name not in ("memory", CUT)}
-    timed = tree.map(lambda leaf: leaf[:, num_envs], whole)
-    return {**timed, "memory": tree.index(rows["memory"], num_envs), CUT: rows[CUT][num_envs]}
-
-
-def _sample(cfg: ReplayConfig, spec: Spec, memory: Tree) -> Batch:
-    """A batch as a shard draws it, with nothing in it."""
+def _example_batch(cfg: ReplayConfig, spec: Spec, memory: Tree) -> Batch:
+    """A batch with the shapes of those that a shard samples."""
     view = view_of(cfg)
     slots = -(-(view.span + history_of(spec) + 2) // view.stride) * view.stride
     ring = Ring(spec, slots * spec.num_envs, memory=memory, stride=view.stride)

@@ -1,7 +1,8 @@
-"""Memory that two processes see, with no name left behind whatever kills them.
+"""Named numpy arrays in memory that several processes share.
 
-On POSIX the memory belongs to a file descriptor that children inherit, so the kernel frees it with the last process; on
-Windows a tagged mapping behaves the same way. Numpy only: pool workers import this.
+On POSIX the memory belongs to a file descriptor that child processes inherit, so the kernel frees it with the last
+process and nothing is left behind after a crash; on Windows a tagged mapping behaves the same way. This module does not
+import torch, because environment workers start without it.
 """
 
 import mmap
@@ -11,16 +12,17 @@ import tempfile
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 ALIGNMENT = 64
-"""bytes: arrays start on a cache line, so that neighbours written by two processes never share one"""
+"""bytes; arrays start on a cache line, so that arrays written by different processes never share one"""
 
 
 @dataclass(frozen=True)
-class Block:
-    """One named array of a segment."""
+class ArraySpec:
+    """Name, shape and dtype of one array of a segment."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,12 +34,12 @@ class Block:
         return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class Segment:
-    """One mapping that holds all of `blocks`; made by the parent, opened again in a child by its `handle`."""
+class SharedSegment:
+    """One memory mapping that holds all of `specs`; sent to a child process, it opens the same memory there."""
 
-    def __init__(self, blocks: list[Block], handle: int | str | None = None) -> None:
-        self.blocks = blocks
-        size = max(sum(block.bytes for block in blocks), ALIGNMENT)
+    def __init__(self, specs: list[ArraySpec], handle: int | str | None = None) -> None:
+        self.specs = specs
+        size = max(sum(spec.bytes for spec in specs), ALIGNMENT)
         if sys.platform == "win32":
             self.handle: int | str = handle or f"whorl-{os.getpid()}-{os.urandom(8).hex()}"
             self._map = mmap.mmap(-1, size, tagname=str(self.handle))
@@ -46,20 +48,28 @@ class Segment:
             self._map = mmap.mmap(int(self.handle), size)
         self.arrays: dict[str, np.ndarray] = {}
         offset = 0
-        for block in blocks:
-            view = np.frombuffer(self._map, block.dtype, prod(block.shape), offset)
-            self.arrays[block.name] = view.reshape(block.shape)
-            offset += block.bytes
+        for spec in specs:
+            view = np.frombuffer(self._map, spec.dtype, prod(spec.shape), offset)
+            self.arrays[spec.name] = view.reshape(spec.shape)
+            offset += spec.bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedSegment, (self.specs, self.handle)
+
+    @property
+    def handles(self) -> tuple[int | str, ...]:
+        """What a child process must inherit to open this segment."""
+        return (self.handle,)
 
     def release(self) -> None:
-        """Give the descriptor up; the arrays stay valid for as long as someone holds them."""
+        """Close the descriptor; the arrays stay valid as long as they are referenced."""
         if isinstance(self.handle, int) and self.handle >= 0:
             os.close(self.handle)
             self.handle = -1
 
 
 def _descriptor(size: int) -> int:
-    """A file without a name; memfd first, since /dev/shm is often tiny in containers."""
+    """A file without a name; memfd first, because /dev/shm is often tiny in containers."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("whorl")
     else:

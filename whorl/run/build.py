@@ -4,7 +4,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,15 +11,13 @@ from torch import Tensor
 from whorl.agents.agent import Agent
 from whorl.collect.collector import Collector, LocalCollector
 from whorl.core.errors import ConfigError
-from whorl.data.discounting import with_streams
 from whorl.data.experience import Experience
 from whorl.data.gradients import GradientQueue
 from whorl.distributed.actor import check_actors, envs_per_batch
-from whorl.distributed.fleet_collector import RemoteEnvs
-from whorl.distributed.learners import Learners, ProcessReplicas, Replicas, check_learners
-from whorl.distributed.make_fleet import make_fleet
+from whorl.distributed.fleet import RemoteEnvs, make_fleet
+from whorl.distributed.learners import Learners, check_learners
 from whorl.distributed.pool import make_vector
-from whorl.distributed.replay_shards import Link, ShardedReplay, check_shards
+from whorl.distributed.replay_shards import make_shards
 from whorl.distributed.worker_collector import WorkerCollector
 from whorl.envs.make import Source
 from whorl.envs.vector import VectorEnv
@@ -41,8 +38,6 @@ class Acting:
     env: VectorEnv | RemoteEnvs
     policy: Agent
     """the copy of the agent that acts; the agent itself where it acts on the same device in this process"""
-    sample: Callable[[], Any]
-    """a rollout as the collector will return it, to see its shapes"""
     weights: Callable[[Agent], list[Tensor]] = Agent.acting_tensors
     """the tensors of the agent that the copy is updated with"""
     dashboard: str = ""
@@ -91,8 +86,12 @@ class Parts:
         self.acting.close()
 
 
-def build(source: Source, settings: Settings) -> Parts:
-    """Create everything that training needs; nothing process-wide is changed."""
+def build(source: Source, settings: Settings, needs_rows: bool = False) -> Parts:
+    """Create everything that training needs; nothing process-wide is changed.
+
+    Args:
+        needs_rows: whether a callback reads rollouts, which then pass through the learner even with replay shards.
+    """
     run = settings.run
     device = choose_device(run.device)
     streams = Streams(run.seed)
@@ -102,7 +101,7 @@ def build(source: Source, settings: Settings) -> Parts:
     agent.prepare(device, lambda name: streams.generator("learner", device, name))
     agent.use_threads(learner_threads(settings))
     with ExitStack() as stack:
-        acting = _acting(source, settings, agent, device, streams)
+        acting = _acting(source, settings, agent, device, streams, needs_rows)
         stack.callback(acting.close)
         if acting.workers is not None:
             # Saved in config.yaml: a resumed run must distribute its environments in the same way.
@@ -118,7 +117,8 @@ def build(source: Source, settings: Settings) -> Parts:
         learners = None
         if run.learners > 1:
             check_learners(agent, run, experience)
-            learners = Learners(agent, build_agent(settings, agent.spec), run, _replicas(settings))
+            copy = build_agent(settings, agent.spec)
+            learners = Learners(agent, copy, run, getattr(experience, "batches", []))
         shared = None if learners is None else learners.update
         learner = Learner(agent, device.type == "cuda" and shared is None, run.compile, shared)
         stack.pop_all()
@@ -145,20 +145,25 @@ def replay_device(settings: Settings, learner: torch.device) -> torch.device:
 
 
 def _acting(
-    source: Source, settings: Settings, agent: Agent, learner: torch.device, streams: Streams
+    source: Source,
+    settings: Settings,
+    agent: Agent,
+    learner: torch.device,
+    streams: Streams,
+    needs_rows: bool,
 ) -> Acting:
     """Actors, workers that act, or this process with or without workers that step."""
     run, device = settings.run, choose_device(settings.run.env_device)
     if run.actors:
         copy = build_agent(settings, agent.spec)
-        fleet = make_fleet(source, copy, run, streams)
+        fleet = make_fleet(source, copy, run, streams, needs_rows)
         remote = RemoteEnvs(source.id)
-        return Acting(fleet, remote, copy, fleet.rollout, fleet.role.weights, fleet.fleet.dashboard)
+        return Acting(fleet, remote, copy, fleet.role.weights, fleet.fleet.dashboard)
     workers = source.workers(run.workers, run.num_envs)
     if workers and run.acting != "central":
         copy = build_agent(settings, agent.spec)
         acting = WorkerCollector(source, copy, run.num_envs, run.num_steps, workers, streams, run.hold_policy)
-        return Acting(acting, acting.env, copy, acting.rollout, workers=workers)
+        return Acting(acting, acting.env, copy, workers=workers)
     if workers and run.hold_policy:
         raise ConfigError(
             "hold_policy must know when all environments start an episode, but acting is central with "
@@ -174,7 +179,7 @@ def _acting(
     capture = device.type == "cuda" and env.capturable and not run.hold_policy
     generator = streams.generator("act", device)
     local = LocalCollector(env, acts, run.num_steps, generator, capture, renew=renew)
-    return Acting(local, env, policy, local.rollout, workers=workers)
+    return Acting(local, env, policy, workers=workers)
 
 
 def _experience(settings: Settings, agent: Agent, acting: Acting, streams: Streams) -> Experience:
@@ -182,35 +187,12 @@ def _experience(settings: Settings, agent: Agent, acting: Acting, streams: Strea
     if run.actors and run.actor_gradients != "none":
         return GradientQueue(run.actor_gradients == "averaged")
     if agent.off_policy and cfg.shards:
-        return _shards(settings, agent, acting, streams)
+        return make_shards(agent, acting.collector, run, streams, agent.device)
     generator = streams.generator("replay", replay_device(settings, agent.device))
     experience: Experience = agent.experience(generator)
     if run.compile:
         experience.compile()
     return experience
-
-
-def _shards(settings: Settings, agent: Agent, acting: Acting, streams: Streams) -> ShardedReplay:
-    run = settings.run
-    check_shards(agent.cfg, run.num_envs, run.actors)
-
-    def seed(shard: int, life: int) -> int:
-        return streams.seed("replay", f"shard {shard} life {life}")
-
-    link: Any = Link
-    if run.ray and run.actors:
-        from whorl.distributed.replay_shards_ray import RayLink as link  # an extra
-    rows = with_streams(acting.sample(), agent.spec.streams, {})
-    return ShardedReplay(agent, rows, seed, agent.device, run.actor_restarts, link)
-
-
-def _replicas(settings: Settings) -> Replicas:
-    """Where the other learners run."""
-    if not settings.run.ray:
-        return ProcessReplicas()
-    from whorl.distributed.learners_ray import RayReplicas  # an extra
-
-    return RayReplicas(settings.run.ray)
 
 
 def _reset_period(settings: Settings) -> int:

@@ -301,7 +301,8 @@ class Trainer:
         """Create environment, agent, collector and learner; the first step does it by itself."""
         if not self._built:
             self._stop_reason, self.interrupted = "", False
-            self._parts = build(self.source, self.settings)
+            reads = any(type(one).on_rollout is not Callback.on_rollout for one in self.callbacks)
+            self._parts = build(self.source, self.settings, needs_rows=reads)
             self.settings = self._parts.settings
             self.checkpointing = Checkpointing(self._parts, self.counters)
             self._evaluator = Evaluator(self.source, self._parts)

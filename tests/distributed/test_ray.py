@@ -16,13 +16,13 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from whorl.distributed.fleet_collector import FleetCollector
+from whorl.distributed.fleet_ray import LOOPBACK, RayFleet, share
 
 import whorl
 from whorl.core.errors import ConfigError, EnvError, WhorlError
 from whorl.distributed import fleet_ray
 from whorl.distributed.actor import Role
-from whorl.distributed.fleet_collector import FleetCollector
-from whorl.distributed.fleet_ray import LOOPBACK, RayFleet, share
 from whorl.envs.make import find
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent

@@ -1,4 +1,4 @@
-"""What actors make of rollouts: gradients that are A2C's to the last bit, priorities that are the learner's own."""
+"""What actors send: gradients that equal A2C's to the last bit, and the priorities that the learner would compute."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from whorl.core.spec import Array, Discrete, Spec
 from whorl.data.gradients import GradientQueue, Gradients
 from whorl.data.initial_priorities import InitialPriorities
 from whorl.distributed.actor import ActorProcess, Role
-from whorl.distributed.buffers import array, tensor_of
+from whorl.distributed.tensors import array, tensor_of
 from whorl.envs.make import find
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
@@ -65,7 +65,7 @@ def test_averaged_gradients_are_one_step_along_their_mean() -> None:
 @pytest.mark.parametrize(("algorithm", "settings", "message"), [
     ("dqn", {}, "DQN learns from replay"),
     ("ppo", {"batch_size": 16}, "takes several steps of its actor"),
-    ("a3c", {"normalize_obs": True}, "normalize_obs follows all rows"),
+    ("a3c", {"normalize_obs": True}, "normalize_obs needs the rows of all actors"),
 ])  # fmt: skip
 def test_gradients_that_can_not_travel_alone_are_refused(
     tmp_path: Path, algorithm: str, settings: dict[str, Any], message: str

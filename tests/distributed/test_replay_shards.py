@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from whorl.core.errors import ConfigError
 from whorl.data.batch import Batch
 from whorl.data.replay import replay_of
 from whorl.distributed.replay_shards import Shard, ShardedReplay
+from whorl.distributed.tensors import SharedSlots, layout_of
 from whorl.envs.make import find
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
@@ -130,10 +132,11 @@ def test_a_shard_that_dies_while_it_draws_is_not_waited_for(fed: Fed) -> None:
         fed.replay.add(fed.collector.collect())
     due = fed.replay.due()
     drawn = [next(due)]  # both shards were asked for two batches
-    victim = fed.replay.links[0].remote_object
+    victim: Any = fed.replay.links[0].remote
     os.kill(victim.pid, signal.SIGKILL)
-    victim._process.wait()
-    drawn += due
+    victim.process.wait()
+    with pytest.warns(UserWarning, match=r"replay shard 0 failed and is replaced .* was killed by SIGKILL"):
+        drawn += due
     assert fed.replay.lives == [1, 0]
     assert len(drawn) == fed.replay.drawn == int(0.5 * (fed.replay.steps - 40))
 
@@ -161,12 +164,13 @@ def test_a_shard_that_has_lost_the_beginning_of_its_only_episode_says_so() -> No
     agent = build_agent(configure("dqn", source.id, given), source.spec(1), 0)
     collector = LocalCollector(source.vector(1), agent, STEPS, torch.Generator().manual_seed(1))
     collector.reset(3)
-    shard = Shard(agent.cfg, agent.spec, agent.stored(), 0)
+    rows = SharedSlots(layout_of(collector.storage.batch(0.99).tensors()), 1)
+    shard = Shard(agent.cfg, agent.spec, agent.stored(), 0, rows, rows)
     with pytest.raises(
         ConfigError, match="no episode begins in the 40 rows that replay holds of each environment"
     ):
         for _ in range(8):
-            shard.add({**collector.collect().tensors(), "cut": torch.zeros(1, dtype=torch.bool)})
+            shard.add(rows.write(0, collector.collect().tensors()), np.zeros(1, dtype=bool))
 
 
 def settings(folder: Path, **more: Any) -> dict[str, Any]:
@@ -186,12 +190,13 @@ class Kill(whorl.Callback):
 
     def on_update(self, trainer: Any, row: dict[str, Any]) -> None:
         if trainer.iteration == 10:
-            os.kill(trainer.experience.links[1].remote_object.pid, signal.SIGKILL)
+            os.kill(trainer.experience.links[1].remote.pid, signal.SIGKILL)
 
 
 def test_a_run_goes_on_with_the_shards_that_are_left(tmp_path: Path) -> None:
     trainer = whorl.load("CartPole-v1", "dqn", settings(tmp_path), callbacks=[Kill()])
-    result = trainer.train()
+    with pytest.warns(UserWarning, match="replay shard 1 failed and is replaced"):
+        result = trainer.train()
     # The last epoch's updates are those of the rows before it.
     assert (
         int(0.25 * (result.steps - NUM_ENVS * STEPS - 40))
@@ -222,8 +227,8 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("given", "message"), [
     ({"shards": 3}, "3 shards can't share 4 environments evenly"),
-    ({"priority_on_add": True}, "priority_on_add with shards takes actors"),
-    ({"replay_device": "cuda"}, "shards lie in host memory"),
+    ({"priority_on_add": True}, "priority_on_add with shards needs actors"),
+    ({"replay_device": "cuda"}, "shards are in host memory"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_shards_are_told(
     tmp_path: Path, given: dict[str, Any], message: str

@@ -162,20 +162,30 @@ def test_a_snapshot_of_a_pool_continues_exactly_in_process(pool: WorkerPool):
 
 
 def test_workers_do_not_import_torch(pool: WorkerPool):
-    pool.install("modules", lambda num_envs, arrays, state, argument: "torch" in sys.modules)
-    pool.start("modules", [None, None])
-    assert pool.collect("modules") == [False, False]
+    class Loaded:
+        def __init__(self, stepper: Any, arrays: Any) -> None: ...
+
+        def has(self, module: str) -> bool:
+            return module in sys.modules
+
+    pool.attach(Loaded, [(), ()])
+    pool.start("has", [("torch",)] * 2)
+    assert pool.collect("has") == [False, False]
 
 
-def test_a_task_runs_next_to_the_envs_and_writes_shared_arrays(pool: WorkerPool):
-    def task(num_envs: Any, arrays: dict[str, np.ndarray], state: dict[str, Any], argument: int) -> list[int]:
-        state["calls"] = state.get("calls", 0) + 1
-        arrays["scratch"][argument] = len(num_envs)
-        return [*num_envs.numbers, state["calls"]]
+def test_an_attached_object_lives_next_to_the_envs_and_writes_shared_arrays(pool: WorkerPool):
+    class Counter:
+        def __init__(self, stepper: Any, arrays: dict[str, np.ndarray], row: int) -> None:
+            self.stepper, self.arrays, self.row, self.calls = stepper, arrays, row, 0
 
-    pool.install("count", task)
+        def count(self) -> list[int]:
+            self.calls += 1
+            self.arrays["scratch"][self.row] = len(self.stepper)
+            return [*self.stepper.numbers, self.calls]
+
+    pool.attach(Counter, [(0,), (1,)])
     for calls in (1, 2):
-        pool.start("count", [0, 1])
+        pool.start("count", [(), ()])
         assert pool.collect("count") == [[0, 1, 4, calls], [2, 3, 5, calls]]
     assert pool.arrays["scratch"].tolist() == [[3.0] * 3, [3.0] * 3]
 
@@ -194,13 +204,13 @@ def test_an_exception_arrives_with_the_environments_own_traceback():
     pool = WorkerPool(Moody, 2, "Moody", 2)
     pool.reset(0)
     with pytest.raises(
-        EnvError, match=r"worker 1 \(environments 1\) with RuntimeError: the wheels came off"
+        EnvError, match=r"worker 1 \(environments 1\) failed with RuntimeError: the wheels came off"
     ) as caught:
         pool.step(torch.tensor([0, 1]))
     assert "test_pool.py" in str(caught.value)
     with pytest.raises(EnvError, match="wheels"):
         pool.step(torch.tensor([0, 0]))
-    assert all(process.poll() is not None for process in pool._processes)
+    assert all(remote.process.poll() is not None for remote in pool._remotes)
 
 
 def test_a_worker_that_leaves_is_named_with_its_exit_code():
@@ -213,10 +223,10 @@ def test_a_worker_that_leaves_is_named_with_its_exit_code():
 def test_a_killed_worker_is_noticed_at_once():
     pool = WorkerPool(Moody, 2, "Moody", 2)
     pool.reset(0)
-    pool.install("sleep", lambda num_envs, arrays, state, seconds: time.sleep(seconds))
-    pool.start("sleep", [60, 60])
+    pool.attach(lambda stepper, arrays: time, [(), ()])
+    pool.start("sleep", [(60,), (60,)])
     began = time.monotonic()
-    pool._processes[1].kill()
+    pool._remotes[1].process.kill()
     with pytest.raises(EnvError, match=r"environments 1\) was killed by SIGKILL"):
         pool.collect("sleep")
     assert time.monotonic() - began < 10
@@ -232,7 +242,7 @@ def test_closing_twice_is_fine_and_a_closed_pool_says_so():
 
 def test_a_forgotten_pool_ends_its_workers():
     pool = WorkerPool(Moody, 1, "Moody", 1)
-    pid = pool._processes[0].pid
+    pid = pool._remotes[0].pid
     del pool
     gc.collect()
     assert gone(pid, 5)
@@ -263,7 +273,7 @@ SCRIPT = """
 
     pool = WorkerPool(Slow, 4, "Slow", 2)
     pool.reset(0)
-    print(*(process.pid for process in pool._processes), flush=True)
+    print(*(remote.pid for remote in pool._remotes), flush=True)
     while True:
         pool.step(torch.full((4,), int(sys.argv[1])))
 """

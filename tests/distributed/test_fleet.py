@@ -16,8 +16,8 @@ from whorl.agents.agent import Agent
 from whorl.collect.collector import Storage
 from whorl.core.errors import ConfigError, EnvError
 from whorl.distributed.actor import Role, Trajectory
-from whorl.distributed.fleet import ProcessFleet, Weights
-from whorl.distributed.fleet_collector import FleetCollector
+from whorl.distributed.fleet import Fleet, FleetCollector
+from whorl.distributed.tensors import SharedWeights
 from whorl.envs.make import find
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
@@ -39,9 +39,7 @@ def collector() -> Iterator[FleetCollector]:
         configure("impala", "CartPole-v1", {"num_envs": ACTORS * NUM_ENVS}), source.spec(ACTORS * NUM_ENVS), 0
     )
     role = Role(agent, source, NUM_ENVS, STEPS, 0.99)
-    fleet = ProcessFleet(
-        role, ACTORS, lambda actor, life: (100 * actor + life, 100 * actor + life), restarts=2
-    )
+    fleet = Fleet(role, ACTORS, lambda actor, life: (100 * actor + life, 100 * actor + life), restarts=2)
     found = FleetCollector(fleet, role, agent, ACTORS, max_lag=None)
     yield found
     found.close()
@@ -66,13 +64,14 @@ def test_a_killed_actor_is_replaced_and_the_others_go_on(collector: FleetCollect
     while fleet.alive() < ACTORS:
         collector.start()
         collector.finish()
-    os.kill(fleet._places[0].member.remote_object.pid, signal.SIGKILL)
+    os.kill(fleet.members[0].remote.pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
-    while fleet.lives != [1, 0] or fleet.alive() < ACTORS:
-        assert time.monotonic() < deadline, "the actor never came back"
-        collector.start()
-        batch = collector.finish()
-        assert torch.isfinite(batch.reward).all()
+    with pytest.warns(UserWarning, match=r"actor 0 failed and is replaced .* was killed by SIGKILL"):
+        while fleet.lives != [1, 0] or fleet.alive() < ACTORS:
+            assert time.monotonic() < deadline, "the actor never came back"
+            collector.start()
+            batch = collector.finish()
+            assert torch.isfinite(batch.reward).all()
 
 
 def test_rows_that_do_not_go_on_from_those_before_are_told(collector: FleetCollector) -> None:
@@ -101,7 +100,10 @@ class Broken(gymnasium.Env):
 
 def test_an_environment_that_raises_is_tried_a_few_times_and_then_named(tmp_path: Path) -> None:
     settings = {**SMALL, "runs": str(tmp_path), "num_steps": 4, "total_timesteps": 100, "actor_restarts": 1}
-    with pytest.raises(EnvError, match=r"failed 2 times in a row, .*the joint is jammed"):
+    with (
+        pytest.warns(UserWarning, match="actor . failed and is replaced"),
+        pytest.raises(EnvError, match=r"failed 2 times in a row; last error: .*the joint is jammed"),
+    ):
         whorl.load(Broken, "impala", settings).train()
 
 
@@ -138,7 +140,7 @@ def test_a_reader_takes_the_newest_weights_whole() -> None:
         [torch.arange(5.0), torch.ones(2, dtype=torch.int64)],
         [torch.zeros(5), torch.zeros(2).long()],
     )
-    weights = Weights(one)
+    weights = SharedWeights(one)
     assert weights.read(other) == 0 and not other[0].any()
     for version in (1, 2, 3):
         weights.write([one[0] + version, one[1] * version], version)
@@ -147,7 +149,7 @@ def test_a_reader_takes_the_newest_weights_whole() -> None:
 
 
 def test_a_reader_that_was_overtaken_reads_again() -> None:
-    weights = Weights([torch.zeros(3)])
+    weights = SharedWeights([torch.zeros(3)])
     weights.write([torch.ones(3)], 1)
     found: list[list[float]] = []
 
@@ -173,7 +175,7 @@ class Late:
     dashboard = ""
 
     def __init__(self, agent: Agent, *versions: int) -> None:
-        tensors = Storage.allocate(agent, NUM_ENVS, STEPS).tensors
+        tensors = Storage.allocate(agent, NUM_ENVS, STEPS).batch(0.99).tensors()
         self.trajectories = [
             Trajectory(tensors, 0, 0, n, v, {"steps": 10.0}, 1.0) for n, v in enumerate(versions)
         ]
@@ -224,10 +226,10 @@ def test_a_batch_may_be_made_of_fewer_slabs_than_there_are_actors() -> None:
 
 
 @pytest.mark.parametrize(("algorithm", "given", "message"), [
-    ("impala", {"trajectories": 3}, "3 are more than the 2 actors"),
-    ("dqn", {"trajectories": 1}, "replay takes rows of all environments in"),
-    ("a2c", {"trajectories": 1}, "these actors wait for each update"),
-    ("impala", {"trajectories": 1, "normalize_reward": True}, "normalize_reward follows each environment"),
+    ("impala", {"trajectories_per_batch": 3}, "there are only 2 actors"),
+    ("dqn", {"trajectories_per_batch": 1}, "a replay buffer adds rows of all environments together"),
+    ("a2c", {"trajectories_per_batch": 1}, "these actors wait for each update"),
+    ("impala", {"trajectories_per_batch": 1, "normalize_reward": True}, "normalize_reward needs every environment in each batch"),
 ])  # fmt: skip
 def test_slabs_that_can_not_make_up_a_batch_are_told(
     algorithm: str, given: dict[str, Any], message: str

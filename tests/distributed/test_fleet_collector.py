@@ -1,7 +1,7 @@
-"""What the learner makes of trajectories, and settings that would change nothing."""
+"""What the learner makes of trajectories, and settings that would have no effect."""
 
 import gc
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,12 @@ import torch
 
 import whorl
 from whorl.api import load_run
-from whorl.core.errors import ConfigError, EnvError
+from whorl.core import tree
+from whorl.core.errors import ConfigError
 from whorl.distributed import fleet as fleets
-from whorl.distributed import fleet_collector as asynchronous
-from whorl.distributed.actor import Role, Trajectory
-from whorl.distributed.fleet import ProcessFleet
-from whorl.distributed.fleet_collector import FleetCollector
+from whorl.distributed import process
+from whorl.distributed.actor import RemoteActor, Role, Trajectory
+from whorl.distributed.fleet import Fleet, FleetCollector
 from whorl.envs.make import find
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
@@ -48,14 +48,14 @@ class Scripted:
 def role_of(algorithm: str, num_envs: int, steps: int, **settings: Any) -> Role:
     source = find("CartPole-v1")
     cfg = configure(algorithm, "CartPole-v1", {"num_envs": num_envs, **settings})
-    carries: Any = "priorities" if settings.get("priority_on_add") else "rows"
-    return Role(build_agent(cfg, source.spec(num_envs), 0), source, 1, steps, 0.99, carries)
+    sends: Any = "priorities" if settings.get("priority_on_add") else "rows"
+    return Role(build_agent(cfg, source.spec(num_envs), 0), source, 1, steps, 0.99, sends)
 
 
 def trajectory(role: Role, actor: int, number: int, version: int = 1) -> Trajectory:
-    tensors = dict(role.payload().tensors)
-    if "first" in tensors:
-        tensors["first"] = torch.full_like(tensors["first"], number)
+    tensors = role.payload().example
+    if "first" in tensors["extras"]:
+        tensors["extras"]["first"].fill_(number)
     return Trajectory(tensors, actor, 0, number, version, {"steps": 1.0}, 1.0)
 
 
@@ -92,28 +92,53 @@ def test_actors_that_never_start_are_not_waited_for_for_ever(monkeypatch: pytest
     collector = FleetCollector(fleet, role, role.agent, 2, max_lag=0)
     collector.start()
     times = iter(range(0, 1000, 20))
-    monkeypatch.setattr(asynchronous.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(fleets.time, "perf_counter", lambda: next(times))
     collector.finish()
     assert fleet.released == [(0, 0)]
 
 
 def test_an_actor_that_hangs_at_its_start_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = threading.Event()
+    class Hanging(RemoteActor):
+        def __init__(self, role: bytes, number: int, *rest: Any) -> None:
+            if number == 0:
+                time.sleep(1000)
+            super().__init__(role, number, *rest)
 
-    def start(self: ProcessFleet, number: int, life: int) -> Any:
-        if number == 0:
-            free.wait(5)
-        raise EnvError("it never worked")
-
-    monkeypatch.setattr(ProcessFleet, "_open", start)
+    monkeypatch.setattr(fleets, "RemoteActor", Hanging)
     role = role_of("a2c", 2, 2)
-    fleet = ProcessFleet(role, 2, lambda actor, life: (actor, life))
-    fleet.publish(role.weights(role.agent), 1, False)
-    fleet.poll(1.0)
-    heard = fleet.lives[1]
-    free.set()
-    fleet.stop()
-    assert heard == 1 and fleet.lives[0] == 0
+    fleet = Fleet(role, 2, lambda actor, life: (actor, life))
+    try:
+        fleet.publish(role.weights(role.agent), 1, False)
+        found: list[Trajectory] = []
+        while not found:
+            found = fleet.poll(1.0)
+        assert found[0].actor == 1 and fleet.alive() == 1
+    finally:
+        fleet.stop()
+
+
+def test_a_replaced_actor_does_not_overwrite_unread_trajectories(monkeypatch: pytest.MonkeyPatch) -> None:
+    role = role_of("a2c", 1, 2)
+    fleet = Fleet(role, 1, lambda actor, life: (actor, life))
+    try:
+        fleet.publish(role.weights(role.agent), 1, False)
+        found: list[Trajectory] = []
+        while not found:
+            found = fleet.poll(1.0)
+        kept = tree.clone(found[0].tensors)
+        remote: Any = fleet.members[0].remote
+        remote.process.kill()
+        with pytest.warns(UserWarning, match="actor 0 failed and is replaced"):
+            later: list[Trajectory] = []
+            while not later:
+                later = [one for one in fleet.poll(1.0) if one.life]
+        assert later[0].slot != found[0].slot
+        assert all(map(torch.equal, tree.leaves(kept), tree.leaves(found[0].tensors)))
+        fleet.release(found[0])
+        while not any(one.slot == found[0].slot for one in fleet.poll(1.0)):
+            pass
+    finally:
+        fleet.stop()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors in /proc")
@@ -125,13 +150,13 @@ def test_an_actor_that_can_not_be_started_leaves_no_memory_open(monkeypatch: pyt
         gc.collect()
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    monkeypatch.setattr(fleets, "RemoteObject", refuse)
+    monkeypatch.setattr(process, "_launch", refuse)
     role = role_of("a2c", 2, 2)
-    fleet = ProcessFleet(role, 2, lambda actor, life: (actor, life))
+    fleet = Fleet(role, 2, lambda actor, life: (actor, life))
     before = descriptors()
     for _ in range(3):
         with pytest.raises(OSError, match="no more processes"):
-            fleet._open(0, 0)
+            fleet.publish(role.weights(role.agent), 1, False)
     assert descriptors() == before
     fleet.stop()
 
@@ -159,11 +184,11 @@ def test_the_rate_of_updates_after_a_resume_is_of_those_made_since(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("algorithm", "settings", "message"), [
-    ("dqn", {"ray": "local"}, "ray is 'local', but nothing would run there; set actors or learners"),
+    ("dqn", {"ray": "local"}, "ray is 'local', but there are no actors or learners to run there"),
     ("a3c", {"actors": 0}, "actor_gradients is 'async', but there are no actors"),
     ("dqn", {"max_lag": 2}, "max_lag is 2, but there are no actors"),
     ("dqn", {"actors_on_gpu": True}, "actors_on_gpu is True, but there are no actors"),
-    ("a3c", {"max_lag": 2}, "max_lag is 2, but actors whose gradients travel wait"),
+    ("a3c", {"max_lag": 2}, "max_lag is 2, but actors that send gradients wait"),
     ("impala", {"workers": 2}, "workers is 2, but actors step their environments themselves"),
 ])  # fmt: skip
 def test_settings_without_effect_are_told(algorithm: str, settings: dict[str, Any], message: str) -> None:

@@ -19,7 +19,7 @@ from whorl.conformance import Run, Subject, copied, same, subject
 from whorl.core.errors import ConfigError, WhorlError
 from whorl.data.batch import Batch
 from whorl.data.replay import Replay
-from whorl.distributed.learners import Learners, ProcessReplicas, check_learners, joined, learned, split
+from whorl.distributed.learners import Learners, check_learners, joined, learned, split
 from whorl.run.callbacks import Callback
 from whorl.settings.merge import configure
 
@@ -153,7 +153,7 @@ def test_learners_that_draw_apart_stay_equal_to_the_last_bit(name: str, action: 
 
 
 def telling(agent: type[Agent]) -> type[Agent]:
-    """An agent whose updates also tell the bits of all that it had before, environment by environment: those of two learners."""
+    """An agent whose updates also return a checksum of its state before, for the environments of each learner."""
 
     class Telling(agent):  # type: ignore[valid-type, misc]
         def update(self, batch: Batch) -> Updated:
@@ -181,7 +181,7 @@ class Pair:
         agent = self.two.agent
         agent.__class__ = telling(type(agent))
         copy = type(agent)(agent.spec, agent.cfg)
-        self.learners = Learners(agent, copy, self.case.configured().run, ProcessReplicas())
+        self.learners = Learners(agent, copy, self.case.configured().run, [])
 
 
 @pytest.fixture(scope="module")
@@ -225,10 +225,12 @@ def test_what_is_written_outside_of_an_update_reaches_the_replica(pairs: dict[st
 
 def test_learners_that_fail_too_often_end_the_run_and_are_named() -> None:
     case = subject("a2c", "vector", "none", "discrete", learners=2, actor_restarts=0)
-    agent, run, replicas = case.agent(), case.configured().run, ProcessReplicas()
-    learners = Learners(agent, type(agent)(case.spec, agent.cfg), run, replicas)
-    os.kill(replicas.servants[0].pid, signal.SIGKILL)
-    with pytest.raises(WhorlError, match=r"failed 1 times in a row, .* learner 1 was killed by SIGKILL"):
+    agent, run = case.agent(), case.configured().run
+    learners = Learners(agent, type(agent)(case.spec, agent.cfg), run, [])
+    os.kill(learners.replicas[0].pid, signal.SIGKILL)
+    with pytest.raises(
+        WhorlError, match=r"learners failed once; last error: learner 1 was killed by SIGKILL"
+    ):
         learners.update("update", case.rollouts(agent, 1)[0])
 
 
@@ -265,10 +267,10 @@ class Fate(Callback):
         self.pids: set[int] = set()
 
     def on_rollout(self, trainer: Any, rollout: Any) -> None:
-        (remote_object,) = trainer.parts.learners.replicas.servants
-        self.pids.add(remote_object.pid)
+        (replica,) = trainer.parts.learners.replicas
+        self.pids.add(replica.pid)
         if trainer.iteration == 5:
-            os.kill(remote_object.pid, signal.SIGKILL)
+            os.kill(replica.pid, signal.SIGKILL)
         if trainer.iteration == 7:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -282,7 +284,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fate]:
     folder, fate = tmp_path_factory.mktemp("half"), Fate()
-    result = whorl.load("Pendulum-v1", "sac", {**RUN, "runs": str(folder)}, callbacks=[fate]).train()
+    with pytest.warns(UserWarning, match=r"learners failed and is replaced .*SIGKILL"):
+        result = whorl.load("Pendulum-v1", "sac", {**RUN, "runs": str(folder)}, callbacks=[fate]).train()
     assert result.interrupted and result.iterations == 8
     return result.run_dir, fate
 
@@ -336,7 +339,7 @@ def test_a_resumed_run_with_two_learners_equals_the_uninterrupted_one(
 @pytest.mark.parametrize(
     ("algorithm", "settings", "words"),
     [
-        ("a2c", {"num_envs": 4, "learners": 3}, "3 learners can't share environments 4 evenly; use 3 or 6"),
+        ("a2c", {"num_envs": 4, "learners": 3}, "3 learners can't share num_envs 4 evenly; use 3 or 6"),
         (
             "dqn",
             {"batch_size": 32, "learners": 5},
