@@ -73,15 +73,15 @@ class ToyPolicyGradient(Agent):
 
 @dataclass(frozen=True)
 class QConfig:
-    hidden: tuple[int, ...] = (32,)
+    hidden_sizes: tuple[int, ...] = (32,)
     gamma: float = 0.9
     n_step: int = 3
-    lr: float = 1e-3
+    learning_rate: float = 1e-3
     tau: float = 0.05
     epsilon: float = 0.3
     buffer_size: int = 2000
     batch_size: int = 32
-    ratio: float = 0.03
+    updates_per_step: float = 0.03
     learning_starts: int = 40
 
 
@@ -251,7 +251,7 @@ class ToyRecurrentQ(Agent):
 
 @dataclass(frozen=True)
 class ActorCriticConfig:
-    hidden: tuple[int, ...] = (32,)
+    hidden_sizes: tuple[int, ...] = (32,)
     gamma: float = 0.9
     n_step: int = 2
     actor_lr: float = 1e-3
@@ -261,7 +261,7 @@ class ActorCriticConfig:
     policy_delay: int = 2
     buffer_size: int = 2000
     batch_size: int = 32
-    ratio: float = 0.03
+    updates_per_step: float = 0.03
     learning_starts: int = 40
 
 
