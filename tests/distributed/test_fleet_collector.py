@@ -178,7 +178,9 @@ def test_the_rate_of_updates_after_a_resume_is_of_those_made_since(tmp_path: Pat
     run = whorl.load("CartPole-v1", "a2c", given).train().run_dir
     again = load_run(run, {"max_iterations": 3})
     try:
-        assert again.watch.metrics(again.agent.updates, 0.0)["learner/updates_per_second"] == 0
+        again._open()
+        found = again._system.metrics(again.agent.updates, 0.0)
+        assert found["learner/updates"] > 0 and found["learner/updates_per_second"] == 0
     finally:
         again.close()
 

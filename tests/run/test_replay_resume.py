@@ -190,7 +190,7 @@ def test_where_every_checkpoint_needs_a_missing_segment_the_sentence_names_it(tm
     with (
         pytest.warns(UserWarning, match="skipped a damaged checkpoint"),
         pytest.raises(
-            CheckpointError, match=rf"no whole checkpoint in .*checkpoint_2: replay/{missing} is missing"
+            CheckpointError, match=rf"no undamaged checkpoint in .*checkpoint_2: replay/{missing} is missing"
         ),
     ):
         whorl.resume(run)
@@ -230,7 +230,7 @@ def test_going_on_from_an_older_checkpoint_keeps_both_lines_whole(tmp_path: Path
 
 def test_another_capacity_is_one_sentence_and_nothing_is_lost(tmp_path: Path) -> None:
     run = start("transitions", tmp_path, max_iterations=9).run_dir
-    with pytest.raises(ConfigError, match="a resumed run can't change 'capacity'"):
+    with pytest.raises(ConfigError, match="a resumed run can't change 'buffer_size'"):
         whorl.resume(run, buffer_size=800)
     loaded = checkpoint.use_newest(run, pytest.fail, lambda loaded: loaded)
     trainer = load_run(run, {})

@@ -64,7 +64,7 @@ def test_every_third_episode_leaves_its_last_picture(tmp_path: Path):
 
 def test_an_environment_without_pictures_says_so(tmp_path: Path):
     settings = {**SMALL, "runs": str(tmp_path), "screenshot_freq": 3}
-    with pytest.raises(ConfigError, match="CartPole-v1 shows no pictures; leave it at 0"):
+    with pytest.raises(ConfigError, match="CartPole-v1 has no image observations; leave it at 0"):
         whorl.load("CartPole-v1", "ppo", settings).train()
 
 
