@@ -14,16 +14,6 @@ import pytest
 import torch
 import yaml
 from torch import Tensor, nn
-from whorl.settings.families import (
-    ActorCriticConfig,
-    EntropyConfig,
-    MemoryConfig,
-    MunchausenConfig,
-    NetworkConfig,
-    NoiseConfig,
-    ReplayConfig,
-    ValueConfig,
-)
 
 import whorl
 from whorl.agents.families import (
@@ -369,11 +359,11 @@ def test_a_nonsensical_value_is_taken_or_told_in_a_sentence(algorithm: str) -> N
 @pytest.mark.parametrize("algorithm", preset_names())
 def test_a_nonsensical_flag_is_taken_or_told_in_a_sentence(algorithm: str) -> None:
     cls = algorithm_class(algorithm)[1]
+    parser = FlagParser(algorithm, nested=True)
+    parser.add_config("loop", RunConfig())
+    parser.add_config("algorithm", config_of(cls)())
     for key in settings_of(cls):
         for word in WORDS:
-            parser = FlagParser(algorithm, nested=True)
-            parser.add_config("loop", RunConfig())
-            parser.add_config("algorithm", config_of(cls)())
             try:
                 settings(parser.read([f"--{key}", word])[1], algorithm)
             except ConfigError as error:

@@ -167,12 +167,13 @@ def _check_known(name: str, cls: type, merged: dict[str, Any], hints: Mapping[st
     for key in sorted(set(merged) - set(hints)):
         if key in known("component"):
             raise ConfigError(f"{key} was configured, but it is not in use; add it: components: [{key}]")
-        if key not in shared:
+        meant = next((word for word in (key, *ALIASES.get(key, ())) if word in shared), None)
+        if meant is None:
             if key in _unused(config_of(cls)):
                 raise ConfigError(f"{name} does not use {key}; leave it out")
             raise unknown_setting(name, key, hints)
-        own = f"; its own is {TWINS[key]}" if TWINS.get(key) in hints else ""
-        warnings.warn(f"{key} is a setting of {owners(key)}; {name} ignores it{own}", stacklevel=3)
+        own = f"; its own is {TWINS[meant]}" if TWINS.get(meant) in hints else ""
+        warnings.warn(f"{meant} is a setting of {owners(meant)}; {name} ignores it{own}", stacklevel=3)
         del merged[key]
 
 

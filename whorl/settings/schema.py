@@ -14,6 +14,7 @@ import textwrap
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -133,6 +134,7 @@ Activation = Annotated[
 ]
 
 
+@cache
 def fields_of(*configs: type) -> dict[str, Any]:
     """The settings of config classes by name, with their annotated types."""
     found = {}
@@ -152,6 +154,7 @@ def rules_of(hint: Any) -> tuple[Any, ...]:
     return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
 
 
+@cache
 def help_of(config: type) -> dict[str, str]:
     """The string under each field of a dataclass; an inherited field keeps its parent's."""
     found: dict[str, str] = {}
