@@ -378,10 +378,10 @@ def test_a_missing_package_names_the_extra(id: str):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"frame_skip": 1.5}, "frame_skip is 1.5; it must be a whole number from 1 to 1,000"),
-        ({"stack": True}, "stack is True; it must be a whole number from 1 to 1,000"),
+        ({"frame_skip": 1.5}, "frame_skip is 1.5; it must be an integer from 1 to 1,000"),
+        ({"stack": True}, "stack is True; it must be an integer from 1 to 1,000"),
         ({"life_loss": "yes"}, "life_loss is 'yes'; it must be true or false"),
-        ({"sticky": "often"}, "sticky is 'often'; a probability is between 0 and 1"),
+        ({"sticky": "often"}, "sticky is 'often'; it must be between 0 and 1"),
     ],
 )
 def test_an_option_of_the_wrong_kind_is_told_in_a_sentence(options: dict[str, Any], sentence: str) -> None:

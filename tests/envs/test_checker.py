@@ -170,7 +170,7 @@ def test_state_that_leaks_from_episode_to_episode():
             obs, _, *rest = super().step(action)
             return obs, float(self.steps), *rest
 
-    assert "set every attribute anew" in only(Broken)
+    assert "set every attribute in reset()" in only(Broken)
 
 
 def test_an_environment_that_resets_itself():

@@ -144,7 +144,7 @@ def test_a_wrong_choice_of_a_vector_is_told(options: dict[str, Any], sentence: s
         (
             spaces.Discrete(4),
             {"keep": [0]},
-            r"keep chooses .* a vector or a dict, but the observation is Discrete\(4\)",
+            r"keep selects .* a vector or a dict, but the observation is Discrete\(4\)",
         ),
         (
             spaces.Dict(last_action=PARTS),
@@ -168,7 +168,7 @@ def test_a_fresh_environment_continues_with_the_last_action_and_reward():
     snapshot = snapshot_env(env)
     assert snapshot is not None and before[0][2:].tolist() == [1.5, np.float32(before[1])]
     restore_env(fresh, snapshot)
-    assert fresh._see(np.zeros(3)).tolist() == [0, 0, 1.5, np.float32(before[1])]
+    assert fresh._observe(np.zeros(3)).tolist() == [0, 0, 1.5, np.float32(before[1])]
     action = np.array([-0.5], np.float32)
     assert np.array_equal(env.step(action)[0], fresh.step(action)[0])
 

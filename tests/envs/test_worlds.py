@@ -248,7 +248,7 @@ def test_an_id_with_options_of_its_own_can_be_given_others():
 def test_wrong_options_are_named():
     with pytest.raises(ConfigError, match="CartPoleContinuous-v0 offers full, p, v"):
         WORLDS["CartPoleContinuous-v0"](1, observe="q")
-    with pytest.raises(ConfigError, match="concat is 0; give 1 for the newest observation alone"):
+    with pytest.raises(ConfigError, match="concat is 0; use 1 for the newest observation alone"):
         WORLDS["CartPoleContinuousP-v0"](1, concat=0)
     with pytest.raises(ConfigError, match="max_steps is 0"):
         WORLDS["CartPoleContinuous-v0"](1, max_steps=0)
@@ -256,7 +256,7 @@ def test_wrong_options_are_named():
         WORLDS["CarHeavenHell-v0"](1, dtype="half")
     with pytest.raises(ConfigError, match="above 0"):
         WORLDS["PendulumVariableLength-v0"](1, lengths=(0.5, 0.0))
-    with pytest.raises(ConfigError, match="nothing is left to search"):
+    with pytest.raises(ConfigError, match="at most 0.5, so that there is something to search"):
         WORLDS["WaterMaze-v0"](1, radius=0.9)
     with pytest.raises(ConfigError, match="at least 1 step from the start"):
         WORLDS["TMaze-v0"](1, length=0)
