@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PYTHONUNBUFFERED = 1
 
-.PHONY: help setup demo test lint test-full test-gpu benchmarks clean
+.PHONY: help setup demo test lint test-full test-gpu benchmarks traces versus clean
 
 help:
 	@echo "make demo        set up, train PPO on Quadrotor-v0 for two minutes, evaluate, draw"
@@ -12,6 +12,8 @@ help:
 	@echo "make test-full   the long tests too"
 	@echo "make test-gpu    captured against eager, on a machine with a GPU"
 	@echo "make benchmarks  side by side with other libraries"
+	@echo "make traces BASE=COMMIT   train every update rule here and at COMMIT, compare bit for bit"
+	@echo "make versus BASE=COMMIT   speed here and at COMMIT, side by side"
 
 setup: $(VENV)/.done
 
@@ -53,6 +55,12 @@ benchmarks: setup
 	$(BIN)/python benchmarks/pool.py CartPole-v1
 	$(BIN)/python benchmarks/pool.py HalfCheetah-v5
 	$(BIN)/python benchmarks/wall_clock.py Quadrotor-v0 --seconds 420 --every 20 --stop 682
+
+traces: setup
+	$(BIN)/python benchmarks/traces.py $(BASE) $(ARGS)
+
+versus: setup
+	$(BIN)/python benchmarks/versus.py $(BASE) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

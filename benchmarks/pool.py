@@ -1,6 +1,6 @@
 """Steps per second of the worker pool with pre-drawn actions, beside raw processes and other libraries' vector envs.
 
-`python benchmarks/pool.py HalfCheetah-v5 --num_envs 8 --workers 2 --seconds 4 --rounds 3`: contestants alternate, the
+`python benchmarks/pool.py HalfCheetah-v5 --num-envs 8 --workers 2 --seconds 4 --rounds 3`: contestants alternate, the
 median of the rounds is printed as a rate and as a ratio. Every contestant steps the same number of environments with
 next-step autoreset and float actions drawn beforehand.
 """

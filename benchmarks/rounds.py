@@ -6,7 +6,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 
 def medians(names: Iterable[str], rounds: int) -> dict[str, float]:
@@ -27,27 +28,53 @@ def show(rates: dict[str, float], peers: Iterable[str], what: str) -> None:
         print(f"  {name:20s} {rate:10,.0f} env-steps/s   {rate / best:5.2f}x {what}")
 
 
-def turns(commands: dict[str, list[str]], threads: int, rounds: int) -> dict[str, list[float]]:
-    """Round by round the rates of contestants that stay alive between turns; those with nothing to `serve` drop out."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+def turns(
+    commands: Mapping[str, list[str]],
+    threads: int,
+    rounds: int,
+    environments: Mapping[str, Mapping[str, str]] | None = None,
+) -> dict[str, list[float]]:
+    """Round by round the rates of contestants that stay alive between turns; those that answer nan drop out.
+
+    Every second round goes through them in reverse, so that a drift of the machine's speed favours none. `environments`
+    gives a contestant its own environment variables.
+    """
+    common = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     processes = {
         name: subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=common if environments is None else dict(environments[name]),
         )
         for name, command in commands.items()
     }
     found: dict[str, list[float]] = {name: [] for name in commands}
     for number in range(rounds + 1):
-        for name, process in processes.items():
-            assert process.stdin and process.stdout
-            process.stdin.write("go\n")
-            process.stdin.flush()
-            answer = float(process.stdout.readline())
+        for name in list(processes)[:: 1 if number % 2 else -1]:
+            answer = _ask(processes[name])
             if number and answer == answer:  # the first one waits for all to be ready
                 found[name].append(answer)
     for process in processes.values():
-        process.terminate()
+        assert process.stdin
+        with suppress(BrokenPipeError):
+            process.stdin.close()  # one with children of its own ends them when its input ends
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
     return {name: rates for name, rates in found.items() if rates}
+
+
+def _ask(process: "subprocess.Popen[str]") -> float:
+    """The rate of one turn; nan from a process that has ended."""
+    assert process.stdin and process.stdout
+    with suppress(BrokenPipeError):
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    return float(process.stdout.readline() or "nan")
 
 
 def serve(run: Callable[[int], None] | None, count: int, warm_up: int = 0) -> None:

@@ -330,7 +330,7 @@ def read_flags(
     command: str,
     elsewhere: Callable[[], Mapping[str, Any]] = dict,
 ) -> tuple[list[str], dict[str, Any]]:
-    """Names and settings out of words such as `RUN --num_envs 8 --optimizer.weight_decay 0.1 --no-eval`.
+    """Names and settings out of words such as `RUN --num-envs 8 --optimizer.weight_decay 0.1 --no-eval`.
 
     Settings known only `elsewhere` are read as well: what comes of them is decided where files and dicts are checked.
     """

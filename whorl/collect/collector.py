@@ -241,7 +241,7 @@ class Storage:
                 empty_obs(spec.observation, (num_envs,), device), memory, Context(no_flags, probe)
             )
         if steps % agent.stride:
-            name = "stride" if isinstance(agent.cfg, ReplayConfig) else "chunk"
+            name = "sequence_stride" if isinstance(agent.cfg, ReplayConfig) else "chunk_length"
             raise ConfigError(
                 f"num_steps {steps} is no multiple of {name} {agent.stride}; change one of them"
             )
