@@ -1,7 +1,7 @@
 """Sums and means over learners that share a batch, each with its part of the environments.
 
-A loss is a mean over the joint batch: each learner divides its own sum by an equal share of the joint count, so that the
-mean of all gradients is the gradient of the joint loss. With a single learner all values stay as they are.
+A loss is a mean over the joint batch: each learner divides its own sum by an equal share of the joint count, so that
+the mean of all gradients is the gradient of the joint loss. With a single learner all values stay as they are.
 """
 
 import threading
