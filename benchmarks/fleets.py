@@ -22,7 +22,7 @@ from rounds import medians, show
 NUM_ENVS = 8
 SYNCHRONOUS = {
     "A2C, one process": {"workers": 0},
-    "A2C, workers by custom": {},
+    "A2C, default workers": {},
     "A2C, a worker each": {"workers": NUM_ENVS},
 }
 
@@ -78,7 +78,7 @@ WARM_UP = 2_000
 
 
 def roles(env: str, actors: int) -> Any:
-    """What the actors of IMPALA's preset are told."""
+    """The role of the actors of IMPALA's preset."""
     from whorl.distributed.actor import Role
     from whorl.envs.make import find
     from whorl.settings.merge import configure
@@ -92,10 +92,10 @@ def roles(env: str, actors: int) -> Any:
 
 def discarded(env: str, actors: int, seconds: float) -> float:
     """A fleet whose trajectories are taken and thrown away; weights go out once for each batch of trajectories."""
-    from whorl.distributed.fleet import ProcessFleet
+    from whorl.distributed.fleet import Fleet
 
     role = roles(env, actors)
-    fleet = ProcessFleet(role, actors, lambda actor, life: (actor, actor))
+    fleet = Fleet(role, actors, lambda actor, life: (actor, actor))
     steps, began, taken, version = 0.0, 0.0, 0, 1
     try:
         fleet.publish(role.weights(role.agent), version, False)
@@ -130,7 +130,7 @@ def one_alone(env: str, actors: int, number: int, seconds: float) -> float:
     body = ActorProcess(roles(env, actors), number, (number, number))
     steps, began = 0.0, 0.0
     while not began or time.perf_counter() - began < seconds:
-        steps += body.roll(False)["seen"]["steps"]
+        steps += body.roll(False)[0]["seen"]["steps"]
         if not began and steps > WARM_UP / actors:
             began, steps = time.perf_counter(), 0.0
     return steps / (time.perf_counter() - began)

@@ -1,8 +1,8 @@
 """Steps per second of the worker pool with pre-drawn actions, beside raw processes and other libraries' vector envs.
 
 `python benchmarks/pool.py HalfCheetah-v5 --num-envs 8 --workers 2 --seconds 4 --rounds 3`: contestants alternate, the
-median of the rounds is printed as a rate and as a ratio. Every contestant steps the same number of environments with next-step
-autoreset and float actions drawn beforehand.
+median of the rounds is printed as a rate and as a ratio. Every contestant steps the same number of environments with
+next-step autoreset and float actions drawn beforehand.
 """
 
 import argparse
@@ -105,11 +105,11 @@ def rollouts(id: str, num_envs: int, workers: int, seconds: float) -> float:
     pool = WorkerPool(factory_from_id(id), num_envs, id, workers, arrays=arrays)
     pool.arrays["action"][:] = actions
     pool.reset(0)
-    pool.install("play", play)
+    pool.attach(Player, [()] * workers)
 
     def rounds(count: int) -> None:
         for _ in range(max(count // BLOCK, 1)):
-            pool.start("play", [None] * workers)
+            pool.start("play", [()] * workers)
             pool.collect("play")
 
     try:
@@ -118,17 +118,20 @@ def rollouts(id: str, num_envs: int, workers: int, seconds: float) -> float:
         pool.close()
 
 
-def play(num_envs: EnvStepper, arrays: dict[str, np.ndarray], state: dict, argument: None) -> None:
-    """Runs in a worker: step its environments through the block."""
-    mine = num_envs.numbers
-    if "buffers" not in state:
-        state["buffers"] = Buffers.empty(num_envs.layout, len(num_envs))
-        state["actions"] = [np.ascontiguousarray(row[mine]) for row in arrays["action"]]
-    out = state["buffers"]
-    for t, action in enumerate(state["actions"]):
-        num_envs.step([action], out)
-        arrays["obs"][t, mine] = out.obs[0]
-        arrays["reward"][t, mine] = out.reward
+class Player:
+    """Lives in a worker: steps its environments through the block."""
+
+    def __init__(self, stepper: EnvStepper, arrays: dict[str, np.ndarray]) -> None:
+        self.stepper, self.arrays = stepper, arrays
+        self.buffers = Buffers.empty(stepper.layout, len(stepper))
+        self.actions = [np.ascontiguousarray(row[stepper.numbers]) for row in arrays["action"]]
+
+    def play(self) -> None:
+        mine, out = self.stepper.numbers, self.buffers
+        for t, action in enumerate(self.actions):
+            self.stepper.step([action], out)
+            self.arrays["obs"][t, mine] = out.obs[0]
+            self.arrays["reward"][t, mine] = out.reward
 
 
 def timed(rounds: Callable[[int], None], num_envs: int, seconds: float, block: int = 32) -> float:

@@ -229,7 +229,7 @@ def test_learners_that_fail_too_often_end_the_run_and_are_named() -> None:
     learners = Learners(agent, type(agent)(case.spec, agent.cfg), run, [])
     os.kill(learners.replicas[0].pid, signal.SIGKILL)
     with pytest.raises(
-        WhorlError, match=r"learners failed once; last error: learner 1 was killed by SIGKILL"
+        WhorlError, match=r"a learner replica failed once; last error: learner 1 was killed by SIGKILL"
     ):
         learners.update("update", case.rollouts(agent, 1)[0])
 
@@ -284,7 +284,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fate]:
     folder, fate = tmp_path_factory.mktemp("half"), Fate()
-    with pytest.warns(UserWarning, match=r"learners failed and is replaced .*SIGKILL"):
+    with pytest.warns(UserWarning, match=r"a learner replica failed and is replaced .*SIGKILL"):
         result = whorl.load("Pendulum-v1", "sac", {**RUN, "runs": str(folder)}, callbacks=[fate]).train()
     assert result.interrupted and result.iterations == 8
     return result.run_dir, fate

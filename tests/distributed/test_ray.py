@@ -16,13 +16,13 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-from whorl.distributed.fleet_collector import FleetCollector
-from whorl.distributed.fleet_ray import LOOPBACK, RayFleet, share
 
 import whorl
 from whorl.core.errors import ConfigError, EnvError, WhorlError
-from whorl.distributed import fleet_ray
+from whorl.distributed import fleet as fleets
 from whorl.distributed.actor import Role
+from whorl.distributed.fleet import Fleet, FleetCollector, gpu_share
+from whorl.distributed.ray import LOOPBACK
 from whorl.envs.make import find
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
@@ -71,8 +71,8 @@ def collector_of(address: str, env: Any = "CartPole-v1", restarts: int = 2) -> F
     num_envs = ACTORS * NUM_ENVS
     agent = build_agent(configure("impala", source.id, {"num_envs": num_envs}), source.spec(num_envs), 0)
     role = Role(agent, source, NUM_ENVS, STEPS, 0.99)
-    fleet = RayFleet(
-        role, ACTORS, lambda actor, life: (100 * actor + life, life), restarts=restarts, address=address
+    fleet = Fleet(
+        role, ACTORS, lambda actor, life: (100 * actor + life, life), restarts=restarts, ray=address
     )
     return FleetCollector(fleet, role, agent, ACTORS, max_lag=None)
 
@@ -86,7 +86,7 @@ def collect_until(collector: FleetCollector, reached: Callable[[], bool], second
 
 
 def nodes(fleet: Any) -> set[str]:
-    return {place.where[0] for place in fleet._places if place.where}
+    return {member.remote.node for member in fleet.members if member.started}
 
 
 def of_run(mark: str) -> set[int]:
@@ -142,7 +142,7 @@ def test_where_no_cluster_answers_one_hears_of_it_at_once() -> None:
 
 
 def test_what_is_no_address_is_told() -> None:
-    with pytest.raises(ConfigError, match="ray 'locl' is no address; use local, auto, host:port"):
+    with pytest.raises(ConfigError, match="ray 'locl' is not an address; use local, auto, host:port"):
         collector_of("locl")
 
 
@@ -151,7 +151,7 @@ def test_what_is_no_address_is_told() -> None:
     [(1, 3, 0.3333), (2, 3, 0.5), (4, 2, 1.0), (0, 2, 0.0)],  # of two GPUs one has two of three actors
 )
 def test_actors_share_gpus_such_that_all_find_room(gpus: int, actors: int, expected: float) -> None:
-    assert share(gpus, actors) == expected
+    assert gpu_share(gpus, actors) == expected
 
 
 class Broken(gymnasium.Env):
@@ -175,7 +175,10 @@ def test_an_environment_that_raises_is_tried_a_few_times_and_then_named(cluster:
         "actor_restarts": 1,
         "ray": cluster.address,
     }
-    with pytest.raises(EnvError, match=r"actor 0 failed 2 times in a row, .*the joint is jammed"):
+    with (
+        pytest.warns(UserWarning, match="actor 0 failed and is replaced .*the joint is jammed"),
+        pytest.raises(EnvError, match=r"actor 0 failed 2 times in a row; last error: .*the joint is jammed"),
+    ):
         whorl.load(Broken, "impala", settings).train()
     assert not ray.is_initialized()
 
@@ -199,7 +202,7 @@ class Kill(whorl.Callback):
 
     def on_update(self, trainer: Any, row: dict[str, Any]) -> None:
         if trainer.iteration == 8:
-            ray.kill(trainer.experience.links[1].actor)
+            os.kill(trainer.experience.links[1].remote.pid, signal.SIGKILL)
 
 
 def test_shards_on_a_cluster_serve_and_one_that_dies_is_replaced(cluster: Any, tmp_path: Path) -> None:
@@ -219,10 +222,12 @@ def test_shards_on_a_cluster_serve_and_one_that_dies_is_replaced(cluster: Any, t
         "random_steps": 0,
     }
     trainer = whorl.load("CartPole-v1", "apex_dqn", {**SMALL, **more, **replay}, callbacks=[Kill()])
-    result = trainer.train()
+    with pytest.warns(UserWarning, match="replay shard 1 failed and is replaced"):
+        result = trainer.train()
     assert int(0.1 * (result.steps - ACTORS * NUM_ENVS * 4 - 64)) <= trainer.agent.updates
     rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text("utf-8").splitlines()]
     assert (rows[-1]["shards/replaced"], rows[-1]["shards/ready"]) == (1, 2)
+    assert all(row["actors/bytes_in"] == 0 for row in rows)  # actors write to the shards directly
 
 
 def test_gpus_that_a_cluster_does_not_have_are_told(cluster: Any) -> None:
@@ -250,15 +255,16 @@ def test_actors_on_two_nodes_bring_rollouts_and_every_step_is_counted_once(colle
     told = collector.metrics()
     assert told["actors/lag"] <= told["actors/lag_max"] <= 8
     # A version goes to a node once, however many rollouts are made with it there.
-    assert 0 < told["actors/bytes_out"] <= 2 * 8 * fleet._block.numel()
+    assert 0 < told["actors/bytes_out"] <= 2 * 8 * fleet._weights.bytes
 
 
 def test_a_killed_actor_is_replaced_and_the_others_go_on(collector: FleetCollector) -> None:
     fleet: Any = collector.fleet
     collect_until(collector, lambda: fleet.alive() == ACTORS)
     before = list(fleet.lives)
-    os.kill(fleet._places[0].where[1], signal.SIGKILL)
-    collect_until(collector, lambda: fleet.lives[0] > before[0] and fleet.alive() == ACTORS)
+    os.kill(fleet.members[0].remote.pid, signal.SIGKILL)
+    with pytest.warns(UserWarning, match="actor 0 failed and is replaced"):
+        collect_until(collector, lambda: fleet.lives[0] > before[0] and fleet.alive() == ACTORS)
     assert fleet.lives[1] == before[1]
 
 
@@ -268,11 +274,11 @@ def test_a_run_outlives_a_node_and_uses_one_that_comes(
     fleet: Any = collector.fleet
     collect_until(collector, lambda: fleet.alive() == ACTORS)
     before = nodes(fleet)
-    monkeypatch.setattr(fleet_ray, "PATIENCE", 2.0)
+    monkeypatch.setattr(fleets, "START_WARNING", 2.0)
     (other,) = cluster.worker_nodes
     cluster.remove_node(other, allow_graceful=False)
     with pytest.warns(UserWarning, match="1 of 2 actors have not started in 2 s; each takes a CPU"):
-        collect_until(collector, lambda: fleet.alive() == 1 and fleet._complained)
+        collect_until(collector, lambda: fleet.alive() == 1 and fleet._warned)
     cluster.add_node(**NODE)
     collect_until(collector, lambda: fleet.alive() == ACTORS)
     assert len(nodes(fleet)) == 2 and nodes(fleet) != before
@@ -283,7 +289,7 @@ def test_a_run_none_of_whose_actors_finds_room_ends_and_says_what_there_is(
 ) -> None:
     fleet: Any = collector.fleet
     collect_until(collector, lambda: fleet.alive() == ACTORS)  # they hold both CPUs
-    monkeypatch.setattr(fleet_ray, "GIVE_UP", 1.0)
+    monkeypatch.setattr(fleets, "START_LIMIT", 1.0)
     other = collector_of(cluster.address)
     other.start()
     with pytest.raises(EnvError, match="2 of 2 actors have not started"):
@@ -295,7 +301,7 @@ def test_a_run_none_of_whose_actors_finds_room_ends_and_says_what_there_is(
 def test_stopping_ends_the_actors_and_leaves_the_cluster(collector: FleetCollector) -> None:
     fleet: Any = collector.fleet
     collect_until(collector, lambda: fleet.alive() == ACTORS)
-    pids = [place.where[1] for place in fleet._places]
+    pids = [member.remote.pid for member in fleet.members]
     collector.close()
     assert not ray.is_initialized()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)

@@ -235,3 +235,56 @@ def test_settings_that_do_not_fit_shards_are_told(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         whorl.load("CartPole-v1", "dqn", settings(tmp_path, **given)).train()
+
+
+# Actors that write to shards directly.
+
+
+class Reads(whorl.Callback):
+    """Wants the rows, so they pass through the learner."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def on_rollout(self, trainer: Any, rollout: Batch) -> None:
+        self.rows += int(rollout.mask.sum())
+
+
+def with_actors(folder: Path, **more: Any) -> dict[str, Any]:
+    given = {"actors": 2, "max_lag": 0, "priority_on_add": True, "learning_starts": 32}
+    return settings(folder, **given, **more)
+
+
+@pytest.mark.parametrize("num_envs", [4, 6])  # three environments of an actor are in two of three shards
+def test_rows_that_do_not_pass_through_the_learner_train_the_same(tmp_path: Path, num_envs: int) -> None:
+    more = {"num_envs": num_envs, "shards": num_envs // 2}
+    direct = whorl.load("CartPole-v1", "dqn", with_actors(tmp_path / "direct", **more))
+    result = direct.train()
+    reads = Reads()
+    relayed = whorl.load("CartPole-v1", "dqn", with_actors(tmp_path / "relayed", **more), callbacks=[reads])
+    assert relayed.train().steps == result.steps == reads.rows
+    rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["actors/bytes_in"] == 0 for row in rows)
+    assert direct.agent.updates == relayed.agent.updates > 20
+    state, expected = direct.agent.state_dict(), relayed.agent.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in expected.items())
+
+
+def test_a_shard_that_dies_while_actors_write_to_it_is_replaced(tmp_path: Path) -> None:
+    trainer = whorl.load("CartPole-v1", "dqn", with_actors(tmp_path), callbacks=[Kill()])
+    with pytest.warns(UserWarning, match="replay shard 1 failed and is replaced"):
+        result = trainer.train()
+    rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert (rows[-1]["shards/replaced"], rows[-1]["shards/ready"]) == (1, 2)
+    assert trainer.agent.updates >= int(0.25 * (result.steps - NUM_ENVS * STEPS - 40))
+
+
+def test_learners_read_their_parts_of_a_batch_from_the_shards(tmp_path: Path) -> None:
+    more = {"learners": 2, "total_timesteps": 320}
+    shared = whorl.load("CartPole-v1", "dqn", settings(tmp_path / "two", **more))
+    shared.train()
+    alone = whorl.load("CartPole-v1", "dqn", settings(tmp_path / "one", **{**more, "learners": 1}))
+    alone.train()
+    assert shared.agent.updates == alone.agent.updates > 20
+    for mine, theirs in zip(alone.agent.state_tensors(), shared.agent.state_tensors()):
+        torch.testing.assert_close(theirs, mine, atol=1e-4, rtol=1e-4)

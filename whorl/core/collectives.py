@@ -1,7 +1,7 @@
-"""Learners that share a batch, each with its part of the environments: counts and statistics of all of them together.
+"""Sums and means over learners that share a batch, each with its part of the environments.
 
-A loss is a mean over the joint batch: each learner divides its own sum by an equal share of the joint count, and the
-mean of all their gradients is then the gradient of the joint loss. A learner that is alone finds everything as it was.
+A loss is a mean over the joint batch: each learner divides its own sum by an equal share of the joint count, so that
+the mean of all gradients is the gradient of the joint loss. With a single learner all values stay as they are.
 """
 
 import threading
@@ -13,15 +13,15 @@ from torch import Tensor
 
 
 class Ranks(Protocol):
-    """How learners reach each other."""
+    """Communication between learners."""
 
     rank: int
-    """the number of this one, from 0"""
+    """the number of this learner, from 0"""
     size: int
     """how many there are"""
 
     def add_(self, value: Tensor) -> None:
-        """Replace `value` by the sum over all learners, who must call this in the same order."""
+        """Replace `value` by the sum over all learners, which must call this in the same order."""
 
 
 class _Here(threading.local):
@@ -33,7 +33,7 @@ _here = _Here()
 
 @contextmanager
 def shared(ranks: Ranks) -> Iterator[None]:
-    """What this thread computes meanwhile belongs to one batch with what the other learners do."""
+    """What this thread computes in the block belongs to one batch with what the other learners compute."""
     _here.ranks = ranks
     try:
         yield
@@ -42,7 +42,7 @@ def shared(ranks: Ranks) -> Iterator[None]:
 
 
 def learners() -> int:
-    """How many share the batch that is being learned from."""
+    """How many learners share the batch."""
     return 1 if _here.ranks is None else _here.ranks.size
 
 
@@ -51,9 +51,7 @@ def total(value: Tensor) -> Tensor:
     if _here.ranks is None:
         return value
     if value.requires_grad:
-        raise ValueError(
-            "a sum over learners carries no gradient, but one was asked for; detach the value first"
-        )
+        raise ValueError("a sum over learners can't carry a gradient; detach the value first")
     found = value.clone()
     _here.ranks.add_(found)
     return found
@@ -65,12 +63,12 @@ def mean(value: Tensor) -> Tensor:
 
 
 def part(value: Tensor) -> Tensor:
-    """Of a value per environment [B, ...] that of this learner's environments."""
+    """The part of a value per environment [B, ...] that belongs to this learner's environments."""
     return value if _here.ranks is None else value.chunk(_here.ranks.size)[_here.ranks.rank]
 
 
 def whole(value: Tensor) -> Tensor:
-    """A value per environment [B, ...] out of the parts that learners have."""
+    """A value per environment [B, ...] of all learners, from their parts."""
     ranks = _here.ranks
     if ranks is None:
         return value

@@ -122,7 +122,7 @@ class Learners:
             except (LearnerLost, RemoteError) as error:
                 self._replace(error)
             else:
-                self._policy.succeeded("learners")
+                self._policy.succeeded("a learner replica")
                 return updated
 
     def metrics(self) -> dict[str, float]:
@@ -236,7 +236,7 @@ class Learners:
         torch._foreach_copy_(self._state, self._before)
         for name, stream in self.agent.generators.items():
             stream.set_state(self._streams[name])
-        self._policy.failed("learners", reason)
+        self._policy.failed("a learner replica", reason)
         self.replaced += 1
 
     def _reason(self, error: Exception) -> str:
