@@ -10,6 +10,7 @@ from torch import Tensor
 from whorl.agents.agent import Agent
 from whorl.collect.collector import LocalCollector
 from whorl.core import tree
+from whorl.core.registry import Part
 from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, MultiDiscrete, Spec, SpecTree
 from whorl.data.batch import Batch
 from whorl.envs.adapters.gymnasium import GymnasiumVector
@@ -158,7 +159,7 @@ def learned_values(
     base = {
         "gamma": 0.9,
         "critic_lr": 2e-2,
-        "lr_schedule": "linear",
+        "lr_schedule": Part("linear"),
         "max_grad_norm": 0.0,
         "activation": "tanh",
     }

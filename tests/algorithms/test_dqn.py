@@ -216,7 +216,7 @@ def test_munchausen_without_temperature_is_plain_where_the_best_was_done() -> No
 
 
 def test_munchausen_with_double_is_one_sentence() -> None:
-    with pytest.raises(ConfigError, match="so there is none for double to make; use one of them") as e:
+    with pytest.raises(ConfigError, match="munchausen and double are both set") as e:
         configure("dqn", "CartPole-v1", {"munchausen": 0.9, "double": True})
     assert "\n" not in str(e.value)
 

@@ -46,13 +46,10 @@ class FlagParser(argparse.ArgumentParser):
 
     def add_config(self, title: str, config: Any, prefix: str = "") -> None:
         """A flag for every field of a dataclass, with the object's values as defaults in the help."""
-        group, texts, unused = (
-            self.add_argument_group(title),
-            help_of(type(config)),
-            getattr(config, "unused", ()),
-        )
-        for name, hint in fields_of(type(config)).items():
-            if name in unused:
+        kind: Any = type(config)
+        group, texts = self.add_argument_group(title), help_of(kind)
+        for name, hint in fields_of(kind).items():
+            if name in getattr(kind, "unused", ()):
                 continue
             flag = f"--{prefix}{name}".replace("_", "-")
             text = f"{texts[name]} (default: {_shown(getattr(config, name))})".replace("%", "%%")

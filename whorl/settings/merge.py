@@ -110,7 +110,8 @@ def configure(
     _check_known(name, cls, merged, hints)
     run, algo = (build(config, merged) for config in (RunConfig, config_of(cls)))
     if presets:
-        _check_meaning({key for layer in user for key in layer}, algo)
+        # A saved config.yaml, which names its algorithm, holds all settings: none of them was chosen by name.
+        _check_meaning({key for layer in user for key in layer if "algorithm" not in layer}, algo)
     return Settings(name, env, run, algo, dict(env_options), components)
 
 
