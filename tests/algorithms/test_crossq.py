@@ -290,5 +290,5 @@ def test_discrete_actions_are_declined() -> None:
     "given", [{"memory": "lstm"}, {"sequence_length": 8}, {"last_action": True}, {"share_memory": True}]
 )
 def test_memory_is_none_of_its_settings(given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"crossq makes no use of {next(iter(given))}; leave it out"):
+    with pytest.raises(ConfigError, match=f"crossq does not use {next(iter(given))}; leave it out"):
         configure("crossq", "Pendulum-v1", given)

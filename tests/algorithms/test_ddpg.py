@@ -101,7 +101,9 @@ def test_lillicraps_critic_sees_the_action_in_its_second_layer_only() -> None:
 
 
 def test_lillicraps_critic_needs_a_hidden_layer_for_the_action_to_join_after() -> None:
-    with pytest.raises(ConfigError, match="the action is concatenated after hidden layer 1, but critic_hidden_sizes has 0"):
+    with pytest.raises(
+        ConfigError, match="the action is concatenated after hidden layer 1, but critic_hidden_sizes has 0"
+    ):
         build(DDPG, action_joins="second", critic_hidden_sizes=())
 
 

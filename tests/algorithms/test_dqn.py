@@ -133,7 +133,13 @@ def test_losses_by_hand(kind: Any, losses: list[float]) -> None:
 @pytest.mark.parametrize("double", [False, True])
 def test_updates_are_the_rule_written_out(double: bool, loss: Any) -> None:
     agent = build(
-        DQN, optimizer=SGD, learning_rate=0.1, max_grad_norm=0.0, target_update_interval=2, double=double, loss=loss
+        DQN,
+        optimizer=SGD,
+        learning_rate=0.1,
+        max_grad_norm=0.0,
+        target_update_interval=2,
+        double=double,
+        loss=loss,
     )
     net = plain_values(agent.critic)
     follower = net.copy()
@@ -210,7 +216,9 @@ def test_munchausen_without_temperature_is_plain_where_the_best_was_done() -> No
 
 
 def test_munchausen_with_double_is_one_sentence() -> None:
-    with pytest.raises(ConfigError, match="so there is none for double to make; use one of them") as e:
+    with pytest.raises(
+        ConfigError, match="munchausen averages over all actions and selects none; set one"
+    ) as e:
         configure("dqn", "CartPole-v1", {"munchausen": 0.9, "double": True})
     assert "\n" not in str(e.value)
 
@@ -435,7 +443,15 @@ def priorities(alpha: float, beta: float) -> tuple[Any, Any, dict[int, Tensor], 
         "priority_beta_steps": 10**9,
     }
     agent = build(
-        DQN, 2, Array((1,)), num_envs=1, gamma=0.9, batch_size=64, buffer_size=16, learning_rate=0.0, **settings
+        DQN,
+        2,
+        Array((1,)),
+        num_envs=1,
+        gamma=0.9,
+        batch_size=64,
+        buffer_size=16,
+        learning_rate=0.0,
+        **settings,
     )
     says(agent.target_critic, lambda obs: torch.zeros(*obs.shape[:-1], 2, 1))
     # With a learning rate of 0 errors stay what they are.

@@ -72,12 +72,14 @@ def known() -> Batch:
 def test_returns_bootstrap_through_truncation_and_stop_at_termination(
     lam: float, wanted: list[float]
 ) -> None:
-    found = telling(gae_lambda=lam).target(known(), {})[:, 0]
+    found = telling(q_lambda=lam).target(known(), {})[:, 0]
     torch.testing.assert_close(found, torch.tensor(wanted))
 
 
 def test_what_is_not_allowed_is_not_in_a_return() -> None:
-    agent = build(PQN, 2, {"said": Array((2,)), MASK_KEY: Array((2,), "int8", 0, 1)}, num_envs=1, gae_lambda=0.5)
+    agent = build(
+        PQN, 2, {"said": Array((2,)), MASK_KEY: Array((2,), "int8", 0, 1)}, num_envs=1, q_lambda=0.5
+    )
     says(agent.critic, lambda obs: obs["said"].unsqueeze(-1))
     batch = known()
     mask = torch.tensor([1, 0], dtype=torch.int8).expand(9, 1, 2)
@@ -88,7 +90,7 @@ def test_what_is_not_allowed_is_not_in_a_return() -> None:
 
 
 def test_clipped_rewards_are_learned_from() -> None:
-    agent = telling(gae_lambda=0.0, clip_reward=True, reward_clip_range=2.5)
+    agent = telling(q_lambda=0.0, clip_reward=True, reward_clip_range=2.5)
     found = agent.target(agent.begin_update(known()), {})[:, 0]
     torch.testing.assert_close(found[:4], torch.tensor([1.9, 3.8, 0, 2.5 + 0.9 * 4]))
 
@@ -150,7 +152,7 @@ def test_updates_are_the_rule_written_out() -> None:
         "optimizer": SGD,
         "learning_rate": 0.1,
         "max_grad_norm": 0.0,
-        "gae_lambda": 0.7,
+        "q_lambda": 0.7,
         "layer_norm": False,
     }
     agent = build(PQN, n_epochs=2, batch_size=16, **settings)
@@ -228,10 +230,10 @@ def test_minibatches_that_do_not_divide_a_rollout_are_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("settings", "told_so"),
     [
-        ({"gae_lambda": 1.5}, "gae_lambda is 1.5; it must be from 0 to 1"),
+        ({"q_lambda": 1.5}, "q_lambda is 1.5; it must be from 0 to 1"),
         ({"n_epochs": 0}, "n_epochs is 0; it must be from 1 to 1,000,000"),
         ({"double": True}, "pqn has no setting 'double'"),
-        ({"target_update_interval": 100}, "'target_update_interval' belongs to off-policy algorithms"),
+        ({"target_update_interval": 100}, "pqn has no setting 'target_update_interval'"),
     ],
 )
 def test_wrong_settings_are_one_sentence(settings: dict[str, Any], told_so: str) -> None:

@@ -194,7 +194,7 @@ def test_updates_are_the_rule_written_out(double: bool) -> None:
     [
         ({"n_quantiles": 0}, "n_quantiles is 0; it must be from 1 to 100,000"),
         ({"kappa": 0}, "kappa is 0.0; it must be from 1e-06 to 1,000,000"),
-        ({"munchausen": 0.9, "double": True}, "munchausen averages over all choices"),
+        ({"munchausen": 0.9, "double": True}, "munchausen and double are both set"),
     ],
 )
 def test_wrong_settings_are_one_sentence(settings: dict[str, Any], told_so: str) -> None:

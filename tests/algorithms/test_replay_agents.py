@@ -490,9 +490,7 @@ def test_warm_up_actions_cover_the_range_evenly(name: str) -> None:
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_an_unbounded_dimension_is_named_in_one_sentence(name: str) -> None:
     open_above = Continuous((2,), (-1.0, 0.0), (1.0, float("inf")))
-    with pytest.raises(
-        ConfigError, match="needs bounded actions, but dimension 1 ranges from 0 to inf"
-    ) as e:
+    with pytest.raises(ConfigError, match="needs bounded actions, but dimension 1 ranges from 0 to inf") as e:
         make(name, action=open_above)
     assert "\n" not in str(e.value)
 

@@ -249,7 +249,9 @@ def test_subsets_are_drawn_anew_for_each_update_evenly_over_all_pairs() -> None:
     both = dict.fromkeys([True, False], 0)
     for _ in range(draws):
         noise = agent.draw(batch)
-        found = [tuple((agent.min_over_subset(values, noise, who) == 0).nonzero()[:, 0].tolist()) for who in count]
+        found = [
+            tuple((agent.min_over_subset(values, noise, who) == 0).nonzero()[:, 0].tolist()) for who in count
+        ]
         for who, pair in zip(count, found):
             count[who][pair] += 1
         both[found[0] == found[1]] += 1

@@ -28,6 +28,7 @@ class NoiseConfig:
     epsilon: Probability = 0.0
     """probability of a uniformly random action instead"""
 
+
 MEMORY = "noise"
 """key of the noise process in an agent's memory"""
 

@@ -51,7 +51,9 @@ class Actor(BackboneNet):
     `share_memory` it reads the detached output of their memory.
     """
 
-    def __init__(self, name: str, spec: Spec, cfg: ActorCriticNetworkConfig, head: Any, reads: Backbone) -> None:
+    def __init__(
+        self, name: str, spec: Spec, cfg: ActorCriticNetworkConfig, head: Any, reads: Backbone
+    ) -> None:
         super().__init__()
         remembers = cfg.share_memory and bool(reads.memories)
         sees = remembers or any(True for _ in reads.encoder.parameters())

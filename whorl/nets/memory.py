@@ -45,7 +45,6 @@ class MemoryConfig:
     """the memory also reads the previous reward (with replay: clipped if clip_reward is set)"""
 
 
-
 @dataclass(frozen=True)
 class MemorySettings:
     """How to build one memory."""
