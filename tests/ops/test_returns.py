@@ -354,7 +354,9 @@ def test_gradients_flow_through_a_return() -> None:
 
 def test_shapes_are_checked_on_entry() -> None:
     rows, value = torch.zeros(4, 2), torch.zeros(5, 2)
-    with pytest.raises(ValueError, match=r"value has shape \(4, 2\); it needs \[T\+1, B, \.\.\.\] = \(5, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"value has shape \(4, 2\); it needs \[T\+1, B, \.\.\.\] = \(5, 2\)"
+    ):
         gae(rows, rows, rows, rows, 0.9)
     with pytest.raises(ValueError, match=r"time-major \[T, B, \.\.\.\].*\(4,\)"):
         gae(rows[:, 0], rows[:, 0], value[:, 0], rows[:, 0], 0.9)
