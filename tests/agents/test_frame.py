@@ -133,7 +133,7 @@ def test_a_component_joins_an_optimizer_and_learns_after_the_agent() -> None:
     component = Pull()
     agent = halver(component)
     updated = agent.learn("update", batch())
-    assert float(agent.net.weight) == 4
+    assert float(agent.net.weight.detach()) == 4
     assert float(component.weight.detach()) == 1  # 3 - .5 * 4, the mean reward
     assert updated.metrics.keys() == {"loss/net", "pull/steps"}
     assert float(updated.metrics["pull/steps"]) == 1
