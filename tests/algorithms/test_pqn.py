@@ -20,7 +20,7 @@ ENDS = {1: "truncated", 4: "terminated"}
 
 
 def block(obs: Any, action: Tensor, reward: Tensor) -> Batch:
-    """Eight rows of as many environments as there are: two rows and a cut, two rows and a terminal state, two that go on."""
+    """Eight rows per environment: two and a truncation, two and a terminal state, two that continue."""
     num_envs = action.shape[1]
     reset = torch.zeros(9, num_envs, dtype=torch.bool)
     reset[[0, 3, 6]] = True

@@ -65,8 +65,6 @@ def everything(device: str) -> Callable[[], list[torch.Tensor]]:
             ops.quantile_huber(prob, tau, prob),
             ops.explained_variance(rows, rows, mask),
             ops.value_rescale_inverse(ops.value_rescale(rows)),
-            ops.symexp(ops.symlog(rows)),
-            ops.two_hot(rows, atoms),
             ops.categorical_projection(prob, rows.unsqueeze(-1) + atoms, atoms),
             log_prob,
             *tree.leaves(action),

@@ -6,9 +6,6 @@ from torch import Tensor
 
 from whorl.ops import (
     categorical_projection,
-    symexp,
-    symlog,
-    two_hot,
     value_rescale,
     value_rescale_inverse,
 )
@@ -43,30 +40,6 @@ def test_value_rescale_inverse_has_its_true_slope_at_zero() -> None:
     zero = torch.zeros(1, requires_grad=True)
     value_rescale_inverse(zero).backward()
     assert zero.grad is not None and float(zero.grad) == pytest.approx(1 / 0.501, rel=1e-5)
-
-
-def test_symlog_and_symexp() -> None:
-    # symlog(e - 1) = 1, symexp(-1) = -(e - 1)
-    e = torch.tensor(1.0).exp()
-    torch.testing.assert_close(symlog(torch.stack((e - 1, 1 - e))), torch.tensor([1.0, -1.0]))
-    value = torch.tensor([-1000.0, -1e-4, 0.0, 0.5, 1e6])
-    torch.testing.assert_close(symexp(symlog(value)), value, rtol=1e-5, atol=0)
-
-
-def test_two_hot_splits_between_the_neighbours() -> None:
-    atoms = torch.tensor([-2.0, 0.0, 1.0, 5.0])  # not evenly spaced
-    got = two_hot(torch.tensor([-0.5, 1.0, 2.0, 9.0, -9.0]), atoms)
-    expected = [[0.25, 0.75, 0, 0], [0, 0, 1, 0], [0, 0, 0.75, 0.25], [0, 0, 0, 1], [1, 0, 0, 0]]
-    torch.testing.assert_close(got, torch.tensor(expected))
-
-
-def test_two_hot_has_the_value_as_its_mean() -> None:
-    atoms = symexp(torch.linspace(-5, 5, 41))
-    value = torch.linspace(-140, 140, 1000)
-    weight = two_hot(value, atoms)
-    torch.testing.assert_close((weight * atoms).sum(-1), value, rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(weight.sum(-1), torch.ones(1000))
-    assert (weight >= 0).all() and ((weight > 0).sum(-1) <= 2).all()
 
 
 ATOMS = torch.arange(-2.0, 3.0)
@@ -137,6 +110,6 @@ def test_projected_cross_entropy_matches_the_published_case() -> None:
 
 def test_shapes_are_checked_on_entry() -> None:
     with pytest.raises(ValueError, match=r"atoms has shape \(1, 5\)"):
-        two_hot(torch.zeros(3), ATOMS.unsqueeze(0))
+        categorical_projection(PROB, ATOMS, ATOMS.unsqueeze(0))
     with pytest.raises(ValueError, match=r"prob has shape \(5,\) and location \(2, 5\)"):
         categorical_projection(PROB, ATOMS.expand(2, 5), ATOMS)

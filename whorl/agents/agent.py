@@ -76,10 +76,15 @@ def captured(method: F) -> F:
     """
 
     @wraps(method)
+    def run(self: "Agent", batch: Batch, **static: Any) -> Updated:
+        self._batch = batch if self._joined else None
+        return method(self, batch, **static)
+
+    @wraps(method)
     def call(self: "Agent", batch: Batch, **static: Any) -> Updated:
         if self.runner is None:
-            return method(self, batch, **static)
-        return self.runner(method, self, batch, static)
+            return run(self, batch, **static)
+        return self.runner(run, self, batch, static)
 
     return call  # type: ignore[return-value]
 
@@ -90,10 +95,12 @@ class Agent(Optimized):
     Config: ClassVar[type]
     acts_with: ClassVar[tuple[str, ...]] = ()
     """names of the modules that `act` reads, if not all: only their tensors are sent to actors"""
+    shares_unroll: ClassVar[tuple[str, ...]] = ()
+    """off-policy: names of the networks whose memory is unrolled once per update, for all passes"""
     corrects_off_policy: ClassVar[bool] = False
     """whether an on-policy agent may learn from rollouts of an older policy"""
     separate_streams: ClassVar[bool] = False
-    """whether updates from replay receive every reward stream separately, [T, B, 1 + S], instead of their weighted sum"""
+    """whether updates receive every reward stream separately, [T, B, 1 + S], instead of their weighted sum [T, B]"""
     runner: Callable[..., Updated] | None = None
 
     def __init__(self, spec: Spec, cfg: Any) -> None:
@@ -105,10 +112,7 @@ class Agent(Optimized):
         self._experience = experience_of(cfg)
         self._parallel = Parallel()
         lr_schedule = Part.of(getattr(cfg, "lr_schedule", "constant"))
-        if lr_schedule.name not in (
-            "constant",
-            "kl",
-        ):  # ppo adapts its learning rate to the KL divergence by itself
+        if lr_schedule.name not in ("constant", "kl"):  # kl is PPO's own
             self._schedule = schedule(lr_schedule)
 
     # Acting
@@ -193,15 +197,15 @@ class Agent(Optimized):
         component: Any = self.components[name]
         return Updated(component.update(self, batch))
 
-    def prepare_batch(self, batch: Batch, *nets: Any) -> Batch:
+    def prepare_batch(self, batch: Batch) -> Batch:
         """A replayed batch ready for the losses: learning rates are annealed, observations normalised and augmented,
-        rewards scaled, and the memories of `nets` unrolled once for all passes of the update."""
+        rewards scaled, and memories unrolled once for all passes of the update (`shares_unroll`)."""
         self.anneal()
         agent: Any = self
         batch = agent.observations.learn(batch, self.random("critic"))
-        for net in nets:
-            batch = net.prepare(batch)
-        return self._learned_by_components(batch)
+        for name in self.shares_unroll:
+            batch = getattr(self, name).prepare(batch)
+        return batch
 
     def begin_update(self, rollout: Batch) -> Batch:
         """A rollout ready for the losses: learning rates are annealed, observations normalised, rewards scaled.
@@ -213,10 +217,9 @@ class Agent(Optimized):
         agent.rewards.merge_(rollout.reward, rollout.keep, rollout.mask, self.cfg.gamma)
         self.anneal()
         action = tree.where(rollout.mask > 0, rollout.action, tree.map(torch.zeros_like, rollout.action))
-        batch = rollout.replace(
+        return rollout.replace(
             obs=agent.observations(rollout.obs), action=action, reward=agent.rewards(rollout.reward)
         )
-        return self._learned_by_components(batch)
 
     def end_update(self, rollout: Batch) -> None:
         """Merge the observations of a rollout that was learned from into their statistics."""
@@ -231,11 +234,6 @@ class Agent(Optimized):
         for stream, other in zip(self.spec.streams, others):
             total = total + stream.weight * other
         return total
-
-    def _learned_by_components(self, batch: Batch) -> Batch:
-        """Note the batch for components that add a loss to an optimizer of this agent."""
-        self._batch = batch if self._joined else None
-        return batch
 
     def add_optimizers(self, **rates: float) -> None:
         """Give each named network of this agent an optimizer with the settings of the config."""

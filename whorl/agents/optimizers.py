@@ -45,6 +45,7 @@ class Optimized(nn.Module):
         self._steppers: dict[str, Stepper] = {}
         self._joined: dict[str, list[Callable[[Batch], Tensor]]] = {}
         self._batch: Batch | None = None
+        """what a captured step learns from, for joined losses"""
         # Fraction of the training budget that is used up; the training loop writes it in place before each update.
         self.register_buffer("progress", torch.zeros(()))
 
@@ -60,7 +61,7 @@ class Optimized(nn.Module):
     def join_optimizer(
         self, name: str, modules: nn.Module | Iterable[nn.Module], loss: Callable[[Batch], Tensor]
     ) -> None:
-        """Let optimizer `name` train `modules` too, with `loss` (of the prepared batch) added to what it minimises."""
+        """Let optimizer `name` train `modules` too, with `loss` (of the batch with normalised observations) added."""
         self._parameters_of[name] += _parameters(modules)
         self._optimizers[name].param_groups[0]["params"] = list(self._parameters_of[name])
         self._joined.setdefault(name, []).append(loss)
@@ -117,7 +118,8 @@ class Optimized(nn.Module):
         """
         for joined in self._joined.get(name, ()):
             assert self._batch is not None
-            loss = loss + joined(self._batch)
+            module: Any = self
+            loss = loss + joined(self._batch.replace(obs=module.observations(self._batch.obs)))
         gradients = self._gradients(name, loss)
         norm: Tensor | None = None
         if measure or max_norm > 0:

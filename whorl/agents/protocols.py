@@ -38,6 +38,19 @@ class HasCriticLoss(Protocol):
         """The loss, the absolute TD errors [T, B], and the mean of Q."""
 
 
+class ReplayAgent(HasCriticLoss, Protocol):
+    """An agent that `replay_step` updates; with an actor, it also has `improve_actor(batch, noise) -> metrics`."""
+
+    cfg: Any
+    targets: Any
+    """its `TargetNetworks`"""
+
+    @property
+    def minimize(self) -> Any: ...
+
+    def prepare_batch(self, batch: Batch) -> Batch: ...
+
+
 class Acting(Protocol):
     """An agent that acts on preprocessed observations."""
 

@@ -54,6 +54,7 @@ class A2C(Agent):
     Config = A2CConfig
     acts_with = ("observations", "actor")
     cfg: A2CConfig
+    separate_streams = True
     lr_actor: Tensor
     stride = 1  # the whole rollout is unrolled at once
 
@@ -66,11 +67,8 @@ class A2C(Agent):
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=False)
 
-    def update(self, batch: Batch) -> Updated:
-        return self.step(batch)
-
     @captured
-    def step(self, rollout: Batch) -> Updated:
+    def update(self, rollout: Batch) -> Updated:
         batch = self.begin_update(rollout)
         value = self.critic(batch.all)  # [T+1, B]
         advantage, target = self.estimate(batch, value.detach())

@@ -13,8 +13,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import ValueConfig
+from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Spec
@@ -45,6 +46,7 @@ class C51(Agent):
     Config = C51Config
     cfg: C51Config
     acts_with = ("observations", "critic", "explore")
+    shares_unroll = ("critic",)
     atoms: Tensor
 
     def __init__(self, spec: Spec, cfg: C51Config) -> None:
@@ -67,15 +69,7 @@ class C51(Agent):
         return self.mean(self.critic.outputs(features, noise))
 
     def update(self, batch: Batch) -> Updated:
-        return self.step(batch, move_targets=self.targets.due(self.updates))
-
-    @captured
-    def step(self, batch: Batch, *, move_targets: bool) -> Updated:
-        batch = self.prepare_batch(batch, self.critic)
-        loss, divergence, q = self.critic_loss(batch, self.draw(batch))
-        self.minimize("critic", loss, self.cfg.max_grad_norm)
-        self.targets.update_(move_targets)
-        return Updated({"loss/critic": loss.detach(), "q/mean": q}, priority=divergence)
+        return replay_step(self, batch, move_targets=self.targets.due(self.updates))
 
     def draw(self, batch: Batch) -> Tree:
         return draw_passes(self.critic, self.target_critic, self.random("critic"))

@@ -15,8 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import ActorCriticConfig
+from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
@@ -59,19 +60,13 @@ class DDPG(Agent):
         return act_with_noise(self, obs, memory, context)
 
     def update(self, batch: Batch) -> Updated:
-        return self.step(batch, move_targets=self.targets.due(self.updates))
+        move_targets = self.targets.due(self.updates)
+        return replay_step(self, batch, train_actor=True, move_targets=move_targets)
 
-    @captured
-    def step(self, batch: Batch, *, move_targets: bool) -> Updated:
-        batch = self.prepare_batch(batch)
-        noise = self.draw(batch)
-        critic_loss, error, q = self.critic_loss(batch, noise)
-        self.minimize("critic", critic_loss, self.cfg.max_grad_norm)
-        actor_loss = self.actor_loss(batch, noise)
-        self.minimize("actor", actor_loss, self.cfg.max_grad_norm)
-        self.targets.update_(move_targets)
-        metrics = {"loss/critic": critic_loss.detach(), "loss/actor": actor_loss.detach(), "q/mean": q}
-        return Updated(metrics, priority=error)
+    def improve_actor(self, batch: Batch, noise: Tree) -> dict[str, Tensor]:
+        loss = self.actor_loss(batch, noise)
+        self.minimize("actor", loss, self.cfg.max_grad_norm)
+        return {"loss/actor": loss.detach()}
 
     def draw(self, batch: Batch) -> Tree:
         """Noise of noisy layers and dropout."""

@@ -62,6 +62,7 @@ class IMPALA(Agent):
     acts_with = ("observations", "actor")
     corrects_off_policy = True
     cfg: IMPALAConfig
+    separate_streams = True
     lr_actor: Tensor
     stride = 1  # the whole rollout is unrolled at once
 
@@ -74,11 +75,8 @@ class IMPALA(Agent):
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=True)
 
-    def update(self, batch: Batch) -> Updated:
-        return self.step(batch)
-
     @captured
-    def step(self, rollout: Batch) -> Updated:
+    def update(self, rollout: Batch) -> Updated:
         batch, cfg = self.begin_update(rollout), self.cfg
         v = self.critic(batch.all)  # [T+1, B]
         log_prob, entropy = self.evaluate(batch)

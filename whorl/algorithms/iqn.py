@@ -14,8 +14,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import MunchausenConfig
+from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
@@ -49,6 +50,7 @@ class IQN(Agent):
     Config = IQNConfig
     cfg: IQNConfig
     acts_with = ("observations", "critic", "explore")
+    shares_unroll = ("critic",)
     midpoints: Tensor
 
     def __init__(self, spec: Spec, cfg: IQNConfig) -> None:
@@ -68,15 +70,7 @@ class IQN(Agent):
         return self.mean(self.critic, features, noise)
 
     def update(self, batch: Batch) -> Updated:
-        return self.step(batch, move_targets=self.targets.due(self.updates))
-
-    @captured
-    def step(self, batch: Batch, *, move_targets: bool) -> Updated:
-        batch = self.prepare_batch(batch, self.critic)
-        loss, error, q = self.critic_loss(batch, self.draw(batch))
-        self.minimize("critic", loss, self.cfg.max_grad_norm)
-        self.targets.update_(move_targets)
-        return Updated({"loss/critic": loss.detach(), "q/mean": q}, priority=error)
+        return replay_step(self, batch, move_targets=self.targets.due(self.updates))
 
     def draw(self, batch: Batch) -> Tree:
         """Noise of the passes, and the fractions tau [T, B, N] and tau' [T, B, N']."""

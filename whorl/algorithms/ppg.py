@@ -90,6 +90,7 @@ class PPG(Agent):
 
     Config = PPGConfig
     cfg: PPGConfig
+    separate_streams = True
     lr_actor: Tensor
 
     def __init__(self, spec: Spec, cfg: PPGConfig) -> None:
@@ -112,12 +113,9 @@ class PPG(Agent):
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=True)
 
-    def update(self, batch: Batch) -> Updated:
-        """The policy phase."""
-        return self.step(batch)
-
     @captured
-    def step(self, rollout: Batch) -> Updated:
+    def update(self, rollout: Batch) -> Updated:
+        """The policy phase."""
         batch = self.begin_update(rollout)
         advantage, target, value = self.estimate(batch)
         actor, critic = self.run_parallel(
@@ -209,7 +207,6 @@ class PPG(Agent):
         A history can have thousands of minibatches, so one minibatch is captured as a graph, not the whole phase.
         """
         hard_update_(self.old_actor, self.actor)
-        batch = batch.replace(obs=self.observations(batch.obs))
         columns = {"target": batch.extras["target"] / self.reward_unit(), "mask": batch.mask}
         size = self.auxiliary_batch_size(batch)
         passes = []
@@ -234,6 +231,7 @@ class PPG(Agent):
     @captured
     def distil(self, batch: Batch) -> Updated:
         """One minibatch of the auxiliary phase."""
+        batch = batch.replace(obs=self.observations(batch.obs))
         actor, critic = self.run_parallel(
             lambda: self.distil_into_actor(batch), lambda: self.refit_value(batch)
         )

@@ -93,6 +93,7 @@ class PPO(Agent):
     Config = PPOConfig
     acts_with = ("observations", "actor")
     cfg: PPOConfig
+    separate_streams = True
     lr_actor: Tensor
 
     def __init__(self, spec: Spec, cfg: PPOConfig) -> None:
@@ -100,6 +101,7 @@ class PPO(Agent):
         self.observations, self.rewards = normalizers(spec, cfg)
         self.actor, self.critic = Policy("actor", spec, cfg), Value("critic", spec, cfg)
         self.value_loss = value_loss(cfg.critic_loss)
+        self.adapts_to_kl = Part.of(cfg.lr_schedule).name == "kl"
         self.add_optimizers(actor=cfg.actor_lr, critic=cfg.critic_lr)
 
     def check(self, rows: int) -> None:
@@ -108,11 +110,8 @@ class PPO(Agent):
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=True)
 
-    def update(self, batch: Batch) -> Updated:
-        return self.step(batch)
-
     @captured
-    def step(self, rollout: Batch) -> Updated:
+    def update(self, rollout: Batch) -> Updated:
         batch = self.begin_update(rollout)
         advantage, target, value = self.estimate(batch)
         actor, critic = self.run_parallel(
@@ -148,7 +147,7 @@ class PPO(Agent):
             "advantage": advantage,
             "weight": row_weight(batch.mask),
         }
-        adaptive = cfg.lr_schedule.name == "kl" or cfg.kl_cut > 0
+        adaptive = self.adapts_to_kl or cfg.kl_cut > 0
         gate = torch.ones((), device=self.device)
         metrics: dict[str, Tensor] = {}
         for epoch in range(cfg.n_epochs):
@@ -174,7 +173,7 @@ class PPO(Agent):
                 }
                 if cfg.kl_cut > 0:
                     gate = gate * (kl < cfg.kl_cut)
-                if cfg.lr_schedule.name == "kl":
+                if self.adapts_to_kl:
                     target = cfg.target_kl * (1 - (1 - cfg.final_kl) * self.progress)
                     faster = torch.where(kl < target / 2, 1.2, 1.0)
                     self.lr_actor.mul_(torch.where(kl > target * 2, 1 / 1.2, faster)).clamp_(1e-6, 1e-2)

@@ -1,8 +1,7 @@
 """Parallelised Q-network (Gallici et al. 2024, arXiv:2407.04811): Q-learning without replay and target networks.
 
 minimise E[(Q(s_t, a_t) - G_t)^2] / 2,  G_t = r_t + discount_t * ((1 - lambda) max_a Q(s_{t+1}, a) + lambda G_{t+1})
-Layer normalisation replaces the target network. G stops at the end of an episode; a truncated one bootstraps. Reward streams
-are learned as one: their weighted sum, with the discount of the environment's.
+Layer normalisation replaces the target network. G stops at the end of an episode; a truncated one bootstraps.
 
 Differs from the paper: one layer norm after the convolutions, over all their features.
 """
@@ -97,11 +96,8 @@ class PQN(Agent):
     def q_values(self, features: Tensor, noise: Tree) -> Tensor:
         return self.critic.outputs(features, noise)[..., 0]
 
-    def update(self, batch: Batch) -> Updated:
-        return self.step(batch)
-
     @captured
-    def step(self, rollout: Batch) -> Updated:
+    def update(self, rollout: Batch) -> Updated:
         cfg, random = self.cfg, self.random("critic")
         batch = self.begin_update(rollout)
         columns = {
@@ -126,10 +122,7 @@ class PQN(Agent):
         """G [T, B]"""
         q = self.critic(batch.all, noise).squeeze(-1)  # [T+1, B, choices]
         value = pick(q, best(q, allowed(batch.all, self.spec)))
-        discount, keep = batch.discount, batch.keep
-        if self.spec.streams:
-            discount, keep = discount[..., 0], keep[..., 0]
-        target = lambda_return(self.sum_streams(batch.reward), discount, value, keep, self.cfg.q_lambda)
+        target = lambda_return(batch.reward, batch.discount, value, batch.keep, self.cfg.q_lambda)
         return blank(target, batch.mask)
 
     @pure

@@ -12,8 +12,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import MunchausenConfig
+from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
@@ -41,6 +42,7 @@ class QRDQN(Agent):
     Config = QRDQNConfig
     cfg: QRDQNConfig
     acts_with = ("observations", "critic", "explore")
+    shares_unroll = ("critic",)
     tau: Tensor
 
     def __init__(self, spec: Spec, cfg: QRDQNConfig) -> None:
@@ -59,15 +61,7 @@ class QRDQN(Agent):
         return self.critic.outputs(features, noise).mean(-1)
 
     def update(self, batch: Batch) -> Updated:
-        return self.step(batch, move_targets=self.targets.due(self.updates))
-
-    @captured
-    def step(self, batch: Batch, *, move_targets: bool) -> Updated:
-        batch = self.prepare_batch(batch, self.critic)
-        loss, error, q = self.critic_loss(batch, self.draw(batch))
-        self.minimize("critic", loss, self.cfg.max_grad_norm)
-        self.targets.update_(move_targets)
-        return Updated({"loss/critic": loss.detach(), "q/mean": q}, priority=error)
+        return replay_step(self, batch, move_targets=self.targets.due(self.updates))
 
     def draw(self, batch: Batch) -> Tree:
         return draw_passes(self.critic, self.target_critic, self.random("critic"))

@@ -57,6 +57,7 @@ class Reinforce(Agent):
 
     Config = ReinforceConfig
     cfg: ReinforceConfig
+    separate_streams = True
     lr_actor: Tensor
     stride = 1  # the whole rollout is unrolled at once
 
@@ -80,11 +81,8 @@ class Reinforce(Agent):
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=False)
 
-    def update(self, batch: Batch) -> Updated:
-        return self.step(batch)
-
     @captured
-    def step(self, rollout: Batch) -> Updated:
+    def update(self, rollout: Batch) -> Updated:
         batch = self.begin_update(rollout)
         learned = self.learned_rows(batch.mask)
         returns, value = self.estimate(batch)

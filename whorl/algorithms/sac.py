@@ -18,8 +18,9 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import ActorCriticConfig
+from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
 from whorl.core.spec import MASK_KEY, Discrete, Spec
@@ -54,6 +55,7 @@ class SAC(Agent):
     Config = SACConfig
     cfg: SACConfig
     acts_with = ("observations", "actor")
+    shares_unroll = ("actor", "critic")
 
     def __init__(self, spec: Spec, cfg: SACConfig) -> None:
         super().__init__(spec, cfg)
@@ -98,24 +100,16 @@ class SAC(Agent):
 
     def update(self, batch: Batch) -> Updated:
         train_actor = (self.updates + 1) % self.cfg.policy_delay == 0
-        return self.step(batch, train_actor=train_actor, move_targets=self.targets.due(self.updates))
+        return replay_step(self, batch, train_actor=train_actor, move_targets=self.targets.due(self.updates))
 
-    @captured
-    def step(self, batch: Batch, *, train_actor: bool, move_targets: bool) -> Updated:
-        batch = self.prepare_batch(batch, self.actor, self.critic)
-        noise = self.draw(batch)
-        loss, error, q = self.critic_loss(batch, noise)
-        self.minimize("critic", loss, self.cfg.max_grad_norm)
-        metrics = {"loss/critic": loss.detach(), "q/mean": q}
-        if train_actor:
-            loss, log_prob = self.actor_loss(batch, noise)
-            self.minimize("actor", loss, self.cfg.max_grad_norm)
-            metrics |= {"loss/actor": loss.detach(), "policy/entropy": -log_prob}
-            if self.cfg.tune_alpha:
-                self.minimize("alpha", -self.temperature.log_alpha * (log_prob + self.entropy_target(batch)))
-            metrics["policy/alpha"] = self.temperature().detach()
-        self.targets.update_(move_targets)
-        return Updated(metrics, priority=error)
+    def improve_actor(self, batch: Batch, noise: Tree) -> dict[str, Tensor]:
+        """Steps of the actor and of the temperature."""
+        loss, log_prob = self.actor_loss(batch, noise)
+        self.minimize("actor", loss, self.cfg.max_grad_norm)
+        if self.cfg.tune_alpha:
+            self.minimize("alpha", -self.temperature.log_alpha * (log_prob + self.entropy_target(batch)))
+        alpha = self.temperature().detach()
+        return {"loss/actor": loss.detach(), "policy/entropy": -log_prob, "policy/alpha": alpha}
 
     def entropy_target(self, batch: Batch) -> Tensor | float:
         """The target entropy; with action masks, the mean over rows of a fraction of each row's maximum entropy."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import ActorCriticConfig
+from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
@@ -64,21 +65,12 @@ class TD3(Agent):
 
     def update(self, batch: Batch) -> Updated:
         train_actor = (self.updates + 1) % self.cfg.policy_delay == 0
-        return self.step(batch, train_actor=train_actor, move_targets=self.targets.due(self.updates))
+        return replay_step(self, batch, train_actor=train_actor, move_targets=self.targets.due(self.updates))
 
-    @captured
-    def step(self, batch: Batch, *, train_actor: bool, move_targets: bool) -> Updated:
-        batch = self.prepare_batch(batch)
-        noise = self.draw(batch)
-        loss, error, q = self.critic_loss(batch, noise)
-        self.minimize("critic", loss, self.cfg.max_grad_norm)
-        metrics = {"loss/critic": loss.detach(), "q/mean": q}
-        if train_actor:
-            loss = self.actor_loss(batch, noise)
-            self.minimize("actor", loss, self.cfg.max_grad_norm)
-            metrics["loss/actor"] = loss.detach()
-        self.targets.update_(move_targets)
-        return Updated(metrics, priority=error)
+    def improve_actor(self, batch: Batch, noise: Tree) -> dict[str, Tensor]:
+        loss = self.actor_loss(batch, noise)
+        self.minimize("actor", loss, self.cfg.max_grad_norm)
+        return {"loss/actor": loss.detach()}
 
     def draw(self, batch: Batch) -> Tree:
         """Noise of target actions, noisy layers and dropout."""

@@ -16,8 +16,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import ActorCriticConfig
+from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Spec
@@ -50,6 +51,7 @@ class TQC(Agent):
     Config = TQCConfig
     cfg: TQCConfig
     acts_with = ("observations", "actor")
+    shares_unroll = ("actor", "critic")
     tau: Tensor
 
     def __init__(self, spec: Spec, cfg: TQCConfig) -> None:
@@ -87,24 +89,16 @@ class TQC(Agent):
 
     def update(self, batch: Batch) -> Updated:
         train_actor = (self.updates + 1) % self.cfg.policy_delay == 0
-        return self.step(batch, train_actor=train_actor, move_targets=self.targets.due(self.updates))
+        return replay_step(self, batch, train_actor=train_actor, move_targets=self.targets.due(self.updates))
 
-    @captured
-    def step(self, batch: Batch, *, train_actor: bool, move_targets: bool) -> Updated:
-        batch = self.prepare_batch(batch, self.actor, self.critic)
-        noise = self.draw(batch)
-        loss, error, q = self.critic_loss(batch, noise)
-        self.minimize("critic", loss, self.cfg.max_grad_norm)
-        metrics = {"loss/critic": loss.detach(), "q/mean": q}
-        if train_actor:
-            loss, log_prob = self.actor_loss(batch, noise)
-            self.minimize("actor", loss, self.cfg.max_grad_norm)
-            metrics |= {"loss/actor": loss.detach(), "policy/entropy": -log_prob}
-            if self.cfg.tune_alpha:
-                self.minimize("alpha", -self.temperature.log_alpha * (log_prob + self.target_entropy))
-            metrics["policy/alpha"] = self.temperature().detach()
-        self.targets.update_(move_targets)
-        return Updated(metrics, priority=error)
+    def improve_actor(self, batch: Batch, noise: Tree) -> dict[str, Tensor]:
+        """Steps of the actor and of the temperature."""
+        loss, log_prob = self.actor_loss(batch, noise)
+        self.minimize("actor", loss, self.cfg.max_grad_norm)
+        if self.cfg.tune_alpha:
+            self.minimize("alpha", -self.temperature.log_alpha * (log_prob + self.target_entropy))
+        alpha = self.temperature().detach()
+        return {"loss/actor": loss.detach(), "policy/entropy": -log_prob, "policy/alpha": alpha}
 
     def draw(self, batch: Batch) -> Tree:
         """Noise of actions, noisy layers and dropout."""

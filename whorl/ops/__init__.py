@@ -1,4 +1,4 @@
-"""Pure tensor maths: no state, no value read back to the host, no shape that depends on values."""
+"""Pure tensor functions: no state, no host sync, no shapes that depend on values."""
 
 from whorl.ops.distributions import (
     Categorical,
@@ -33,9 +33,6 @@ from whorl.ops.returns import (
 from whorl.ops.targets import hard_update_, polyak_
 from whorl.ops.transforms import (
     categorical_projection,
-    symexp,
-    symlog,
-    two_hot,
     value_rescale,
     value_rescale_inverse,
 )
@@ -67,9 +64,6 @@ __all__ = [
     "row_weight",
     "sorted_quantile_huber",
     "squared",
-    "symexp",
-    "symlog",
-    "two_hot",
     "value_rescale",
     "value_rescale_inverse",
     "vtrace",

@@ -1,23 +1,21 @@
-"""Squashing of values, and distributions over a fixed grid of them."""
+"""Rescaling of values, and projection of distributions onto a fixed grid of atoms."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
 def value_rescale(value: Tensor, epsilon: float = 1e-3) -> Tensor:
     """h(x) = sign(x) * (sqrt(|x| + 1) - 1) + epsilon * x (Pohlen et al. 2018, arXiv:1805.11593)."""
     size = value.abs()
-    # sqrt(|x| + 1) - 1, written so that nothing cancels near 0.
+    # sqrt(|x| + 1) - 1 in a form without cancellation near 0.
     return value / ((size + 1).sqrt() + 1) + epsilon * value
 
 
 def value_rescale_inverse(value: Tensor, epsilon: float = 1e-3) -> Tensor:
     """The inverse of `value_rescale`.
 
-    With m = sqrt(|y| + 1) - 1, h(y) = x reads epsilon * m^2 + (1 + 2 * epsilon) * m = |x|, and |y| is
-    m * (m + 2). The root is taken in the form that does not cancel: the paper's loses several digits in
-    single precision.
+    With m = sqrt(|y| + 1) - 1, h(y) = x is epsilon * m^2 + (1 + 2 * epsilon) * m = |x|, and |y| = m * (m + 2). The root is
+    computed in a form without cancellation; the paper's form loses several digits in single precision.
     """
     size = value.abs()
     linear = 1 + 2 * epsilon
@@ -27,35 +25,14 @@ def value_rescale_inverse(value: Tensor, epsilon: float = 1e-3) -> Tensor:
     return m * (m.abs() + 2)
 
 
-def symlog(value: Tensor) -> Tensor:
-    """sign(x) * log(1 + |x|) (Hafner et al. 2023, arXiv:2301.04104, eq. 9)."""
-    return value.sign() * value.abs().log1p()
-
-
-def symexp(value: Tensor) -> Tensor:
-    """sign(x) * (exp(|x|) - 1): the inverse of `symlog`."""
-    return value.sign() * value.abs().expm1()
-
-
-def two_hot(value: Tensor, atoms: Tensor) -> Tensor:
-    """[..., K] weights on the two atoms around each value [...], with the value as their mean.
-
-    `atoms` [K] ascend, not necessarily evenly. A value beyond them lands on the end atom.
-    """
-    _check_atoms(atoms)
-    passed = _passed(value, atoms)
-    # Atom k gets what passes gap k-1 but not gap k.
-    return F.pad(passed, (1, 0), value=1.0) - F.pad(passed, (0, 1), value=0.0)
-
-
 def categorical_projection(prob: Tensor, location: Tensor, atoms: Tensor) -> Tensor:
     """Move the mass `prob` [..., J] at `location` [..., J] onto `atoms` [K]; returns [..., K].
 
     (Phi p)_k = sum_j p_j * hat_k(location_j), where hat_k is 1 at atom k and falls to 0 at its neighbours
     (Bellemare et al. 2017, arXiv:1707.06887, eq. 7). A C51 target has location = r + discount * atoms.
 
-    The sum runs over all pairs instead of scattering into two neighbours: a scatter on a GPU adds in a
-    different order on each run, and easily loses the mass that falls exactly on an atom.
+    The sum runs over all pairs instead of scattering into two neighbours: on a GPU a scatter adds in a different order in
+    each run, and it easily loses the mass that falls exactly on an atom.
     """
     _check_atoms(atoms)
     if prob.shape != location.shape or prob.dim() == 0:

@@ -1,0 +1,26 @@
+"""The order of an off-policy update, shared by all algorithms with target networks."""
+
+from typing import Any
+
+from torch import Tensor
+
+from whorl.agents.agent import Updated, captured
+from whorl.agents.protocols import ReplayAgent
+from whorl.data.batch import Batch
+
+
+@captured
+def replay_step(
+    agent: ReplayAgent, batch: Batch, *, move_targets: bool, train_actor: bool = False
+) -> Updated:
+    """One step along `critic_loss`, one of the actor if `train_actor` (`improve_actor`), and of the target networks."""
+    batch = agent.prepare_batch(batch)
+    noise = agent.draw(batch)
+    loss, error, q = agent.critic_loss(batch, noise)
+    agent.minimize("critic", loss, agent.cfg.max_grad_norm)
+    metrics: dict[str, Tensor] = {"loss/critic": loss.detach(), "q/mean": q}
+    if train_actor:
+        actor: Any = agent
+        metrics |= actor.improve_actor(batch, noise)
+    agent.targets.update_(move_targets)
+    return Updated(metrics, priority=error)
