@@ -209,7 +209,7 @@ class Agent(nn.Module):
         """How often memory is stored along a rollout, in rows."""
         if isinstance(self.cfg, ReplayConfig):
             return self.cfg.sequence_stride if self.stores_memory else 1
-        return getattr(self.cfg, "chunk", 1) if self.initial_memory(1) else 1
+        return getattr(self.cfg, "chunk_length", 1) if self.initial_memory(1) else 1
 
     @property
     def stores_memory(self) -> bool:
