@@ -87,7 +87,7 @@ def roles(env: str, actors: int) -> Any:
     settings = configure("impala", env, {"num_envs": NUM_ENVS, "actors": actors})
     source = find(env)
     agent = build_agent(settings, source.spec(NUM_ENVS), 0)
-    return Role(agent, source, NUM_ENVS // actors, settings.run.num_steps, settings.gamma)
+    return Role(agent, source, NUM_ENVS // actors, settings.run.num_steps)
 
 
 def discarded(env: str, actors: int, seconds: float) -> float:

@@ -461,7 +461,7 @@ def priorities(alpha: float, beta: float) -> tuple[Any, Any, dict[int, Tensor], 
         store.settle(batch, learn(agent, batch))
     batch = store.sample()
     error = agent.critic_loss(batch, NONE)[1][0]
-    mass = store.sampler.state_dict()["mass"]
+    mass = store.sampler.state_dict()["leaves"]
     return agent, store, dict(zip(batch.extras["index"].tolist(), error)), mass / mass.sum()
 
 

@@ -40,12 +40,8 @@ def build(algorithm: str, observation: Any = VECTOR, seed: int = 0, **components
 
 def rollouts(agent: Agent, count: int = 1) -> list[Batch]:
     """Random episodes."""
-    collector: Any = Collector(
-        RandomWorld(agent.spec),
-        agent,
-        STEPS,
-        torch.Generator().manual_seed(1),  # type: ignore[arg-type]
-    )
+    world: Any = RandomWorld(agent.spec)
+    collector = Collector(world, agent, STEPS, torch.Generator().manual_seed(1))
     collector.reset(0)
     return [copied(collector.collect()) for _ in range(count)]
 

@@ -81,8 +81,8 @@ def test_joined_gradients_are_added_to_the_critics() -> None:
     given = rollouts(alone, 2)
     for agent in (alone, joined):
         feed(agent, agent.experience(torch.Generator().manual_seed(0)), given)
-    own = dict(joined.critic.named_parameters())  # type: ignore[union-attr, operator]
-    moved = [name for name, value in alone.critic.named_parameters() if not torch.equal(value, own[name])]  # type: ignore[union-attr, operator]
+    own = dict(joined.critic.named_parameters())  # type: ignore[union-attr]
+    moved = [name for name, value in alone.critic.named_parameters() if not torch.equal(value, own[name])]  # type: ignore[union-attr]
     assert any("encoder" in name for name in moved)
 
 

@@ -1,9 +1,9 @@
-"""What every component gets: streams, a place in checkpoints and acting copies, memory per environment, its own step."""
+"""What every component gets: reward streams, checkpoints, memory per environment while acting, a step of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ class Clock(Component):
     """Counts the steps of an episode while acting, stores them, and learns to predict them with a step of its own."""
 
     Config = ClockConfig
-    columns = {"clock": Array(())}
+    columns: ClassVar[Mapping[str, Array]] = {"clock": Array(())}
 
     def __init__(self, name: str, spec: Spec, cfg: ClockConfig, agent: Agent) -> None:
         super().__init__(name, spec, cfg, agent)

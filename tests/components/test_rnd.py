@@ -108,7 +108,7 @@ def test_only_a_proportion_of_the_rows_is_learned_from() -> None:
         steps.append(name == "rnd")
         return minimize(name, loss, *rest)
 
-    agent.minimize = counted  # type: ignore[method-assign]
+    agent.minimize = counted  # type: ignore[method-assign, assignment]
     feed(agent, agent.experience(torch.Generator()), rollouts(agent))
     assert sum(steps) == STEPS * NUM_ENVS // 4 // 8
 
@@ -173,3 +173,33 @@ def test_a_run_that_is_resumed_equals_one_that_was_not(
     one, two = (checkpoint.load_newest(path, pytest.fail).state for path in (whole.run_dir, run))
     assert any(name.startswith("components.rnd.scale") for name in one["agent"]["module"])
     assert same(one["agent"], two["agent"]) and same(one["streams"], two["streams"])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("ppo", {"actors": 2, "max_lag": 0}),
+        ("dqn", {"actors": 2, "prioritized": True, "priority_on_add": True}),
+        ("dqn", {"shards": 2}),
+        ("ppo", {"learners": 2}),
+    ],
+    ids=["actors", "actors with priorities", "shards", "learners"],
+)
+def test_it_trains_where_others_collect_store_or_learn(
+    algorithm: str, settings: dict[str, Any], use: Callable[..., None], tmp_path: Path
+) -> None:
+    use(rnd=SMALL)
+    given: dict[str, Any] = {
+        "num_envs": 4,
+        "num_steps": 16,
+        "batch_size": 32,
+        "max_iterations": 6,
+        "eval": False,
+    }
+    given |= {"quiet": True, "tensorboard": False, "runs": str(tmp_path)}
+    given |= {"learning_starts": 50, "random_steps": 0, "buffer_size": 1000} if algorithm == "dqn" else {}
+    trainer = whorl.load("CartPole-v1", algorithm, {**given, **settings})
+    trainer.train()
+    rnd: Any = trainer.agent.components["rnd"]
+    assert rnd.scale.statistics.count == trainer.steps
+    assert trainer.agent.updates > 0 and rnd.mean_reward > 0

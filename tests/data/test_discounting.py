@@ -212,8 +212,10 @@ def test_gae_of_all_streams_is_one_scan() -> None:
     value = torch.randn(6, 1, 2, generator=torch.Generator().manual_seed(0))
     both = gae(batch.reward, batch.discount, value, batch.keep, 0.95)
     for number in range(2):
-        parts = (batch.reward, batch.discount, value, batch.keep)
-        alone = gae(*(part[..., number] for part in parts), 0.95)
+        reward, discount, v, keep = (
+            part[..., number] for part in (batch.reward, batch.discount, value, batch.keep)
+        )
+        alone = gae(reward, discount, v, keep, 0.95)
         assert torch.equal(both[..., number], alone)
 
 

@@ -359,7 +359,7 @@ def test_what_draws_is_counted_as_it_is_allocated() -> None:
         held = (
             [store.sampler.queue]
             if isinstance(store.sampler, samplers.Uniform)
-            else store.sampler.masses.levels
+            else store.sampler.sum_tree.levels
         )
         told = samplers.sampler_bytes(10_000, torch.device("cpu"), prioritized)
         assert sum(tensor.nbytes for tensor in held) == told

@@ -31,7 +31,7 @@ def settle(sampler: Prioritized, index: list[int], error: list[float]) -> None:
 
 
 def mass(sampler: Prioritized) -> list[float]:
-    return sampler.state_dict()["mass"].tolist()
+    return sampler.state_dict()["leaves"].tolist()
 
 
 @pytest.mark.parametrize(("alpha", "beta", "probability", "weight"), [
@@ -42,7 +42,7 @@ def test_probabilities_and_weights_of_four_rows(
     alpha: float, beta: float, probability: tuple[float, ...], weight: tuple[float, ...]
 ) -> None:
     sampler = settled(alpha, beta)
-    found = sampler.state_dict()["mass"]
+    found = sampler.state_dict()["leaves"]
     assert (found / found.sum()).tolist() == pytest.approx(probability, abs=1e-5)
     index, extras = sampler.draw(100_000, torch.Generator().manual_seed(1))
     for row in range(4):
@@ -79,7 +79,7 @@ def test_of_a_row_drawn_twice_the_larger_priority_counts() -> None:
     sampler = settled(1.0, 1.0)
     settle(sampler, [2, 1, 2, 2], [0.5, 0.25, 9.0, 2.0])
     assert mass(sampler) == [1, 0.25, 9, 4]
-    assert sampler.masses.levels[-1].sum() == 14.25
+    assert sampler.sum_tree.levels[-1].sum() == 14.25
 
 
 def test_a_row_that_was_overwritten_since_stays_out() -> None:
@@ -99,7 +99,7 @@ def test_appraisal_gives_new_rows_priorities_of_their_own_where_they_are_allowed
 def test_errors_are_clipped_before_they_become_priorities() -> None:
     sampler = settled(1.0, 1.0, clip=(1.5, 3.0))
     assert mass(sampler) == [1.5, 2, 3, 3]
-    assert Prioritized(4, CPU, Priorities(alpha=0.5, clip=(0.0, 0.25))).masses.largest == 0.5
+    assert Prioritized(4, CPU, Priorities(alpha=0.5, clip=(0.0, 0.25))).sum_tree.largest == 0.5
 
 
 def test_a_masked_single_row_has_no_say() -> None:
@@ -130,7 +130,7 @@ def test_a_state_goes_from_a_host_to_a_device_which_sums_other_blocks(
     device.load_state_dict(tree.clone(host.state_dict()))
     there, here = device.state_dict(), host.state_dict()
     assert there["sums"]["1"].shape != here["sums"]["1"].shape
-    assert all(torch.equal(there[name], here[name]) for name in ("beta", "largest", "mass"))
+    assert all(torch.equal(there[name], here[name]) for name in ("beta", "largest", "leaves"))
     drawn = [sampler.draw(64, torch.Generator().manual_seed(1))[0] for sampler in (host, device)]
     assert torch.equal(*drawn)
 
@@ -171,7 +171,7 @@ def test_prioritized_sampling_never_returns_a_masked_row(
     # After many wraps the total still is the sum of what can be drawn.
     state = store.sampler.state_dict()
     assert store.ring.rows > 3 * store.ring.slots
-    assert state["sums"]["1"].sum().item() == pytest.approx(math.fsum(state["mass"].tolist()), rel=1e-12)
+    assert state["sums"]["1"].sum().item() == pytest.approx(math.fsum(state["leaves"].tolist()), rel=1e-12)
 
 
 def test_a_uniform_draw_takes_what_was_admitted_and_is_not_yet_released() -> None:

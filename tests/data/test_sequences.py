@@ -255,7 +255,7 @@ def test_a_sequence_is_drawn_by_its_largest_and_its_mean_error() -> None:
     mask = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
     batch = batch.replace(mask=mask, extras={"index": torch.tensor([0, 1])})
     store.settle(batch, SimpleNamespace(priority=torch.tensor([[1.0, 1.0], [3.0, 3.0], [2.0, 2.0]])))
-    mass = store.sampler.state_dict()["mass"]
+    mass = store.sampler.state_dict()["leaves"]
     assert mass[:2].tolist() == pytest.approx([0.9 * 3 + 0.1 * 2, 0.9 * 2 + 0.1 * 1.5], abs=1e-5)
 
 
@@ -273,7 +273,7 @@ def test_new_sequences_get_priorities_of_their_own() -> None:
         added(store, record, 4)
     every = starts(store)
     batch = view.gather(store.ring, every, store.discounting)
-    mass = store.sampler.state_dict()["mass"]
+    mass = store.sampler.state_dict()["leaves"]
     for b, (row, env_index) in enumerate(numbers(batch)):
         real = [r.number for r in record.rows[env_index][row + 2 : row + 6] if r.mask]
         expected = 0.9 * max(real) + 0.1 * sum(real) / len(real)

@@ -38,7 +38,7 @@ def collector() -> Iterator[FleetCollector]:
     agent = build_agent(
         configure("impala", "CartPole-v1", {"num_envs": ACTORS * NUM_ENVS}), source.spec(ACTORS * NUM_ENVS), 0
     )
-    role = Role(agent, source, NUM_ENVS, STEPS, 0.99)
+    role = Role(agent, source, NUM_ENVS, STEPS)
     fleet = Fleet(role, ACTORS, lambda actor, life: (100 * actor + life, 100 * actor + life), restarts=2)
     found = FleetCollector(fleet, role, agent, ACTORS, max_lag=None)
     yield found
@@ -204,7 +204,7 @@ def agent_of(num_envs: int) -> Agent:
 def test_slabs_that_are_too_old_are_dropped_and_not_counted() -> None:
     agent = agent_of(NUM_ENVS)
     fleet = Late(agent, 1, 2, 4)
-    role = Role(agent, find("CartPole-v1"), NUM_ENVS, STEPS, 0.99)
+    role = Role(agent, find("CartPole-v1"), NUM_ENVS, STEPS)
     collector = FleetCollector(fleet, role, agent, 1, max_lag=1)
     collector.version = 4
     collector.start()  # the fifth version
@@ -218,7 +218,7 @@ def test_slabs_that_are_too_old_are_dropped_and_not_counted() -> None:
 def test_a_batch_may_be_made_of_fewer_slabs_than_there_are_actors() -> None:
     agent = agent_of(4 * NUM_ENVS)
     fleet = Late(agent, 1, 1, 1)
-    role = Role(agent, find("CartPole-v1"), NUM_ENVS, STEPS, 0.99)
+    role = Role(agent, find("CartPole-v1"), NUM_ENVS, STEPS)
     collector = FleetCollector(fleet, role, agent, 4, max_lag=None, trajectories=2)
     collector.start()
     assert collector.finish().shape == (STEPS, 2 * NUM_ENVS)

@@ -49,7 +49,7 @@ def role_of(algorithm: str, num_envs: int, steps: int, **settings: Any) -> Role:
     source = find("CartPole-v1")
     cfg = configure(algorithm, "CartPole-v1", {"num_envs": num_envs, **settings})
     sends: Any = "priorities" if settings.get("priority_on_add") else "rows"
-    return Role(build_agent(cfg, source.spec(num_envs), 0), source, 1, steps, 0.99, sends)
+    return Role(build_agent(cfg, source.spec(num_envs), 0), source, 1, steps, sends)
 
 
 def trajectory(role: Role, actor: int, number: int, version: int = 1) -> Trajectory:

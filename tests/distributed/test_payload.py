@@ -103,9 +103,9 @@ def test_an_actor_finds_the_priorities_that_replay_would(settings: dict[str, Any
         learner.add(rollout)
         first = appraisal.add(rollout)
         actor.add(rollout.replace(extras={**rollout.extras, "first": first}))
-    expected = learner.sampler.state_dict()["mass"]
+    expected = learner.sampler.state_dict()["leaves"]
     assert (expected > 0).sum() > 10 and expected[expected > 0].std() > 0
-    assert torch.allclose(actor.sampler.state_dict()["mass"], expected, rtol=1e-6)
+    assert torch.allclose(actor.sampler.state_dict()["leaves"], expected, rtol=1e-6)
 
 
 def test_rollouts_whose_samples_nobody_could_match_are_told() -> None:
@@ -119,8 +119,8 @@ def test_rollouts_whose_samples_nobody_could_match_are_told() -> None:
     agent = build_agent(
         configure("dqn", "CartPole-v1", {"num_envs": NUM_ENVS, **more}), find("CartPole-v1").spec(NUM_ENVS), 0
     )
-    with pytest.raises(ConfigError, match="num_steps 8 is no multiple of stride 5"):
-        Role(agent, find("CartPole-v1"), NUM_ENVS, STEPS, 0.99, "priorities").payload()
+    with pytest.raises(ConfigError, match="num_steps 8 is not a multiple of sequence_stride 5"):
+        Role(agent, find("CartPole-v1"), NUM_ENVS, STEPS, "priorities").payload()
 
 
 def test_numbers_travel_as_numbers() -> None:
@@ -141,7 +141,7 @@ def test_priorities_of_samples_that_began_in_lost_rows_are_left_to_replay() -> N
     rollout = collector.collect()
     first = torch.tensor([[torch.nan], [0.5], [0.25], [0.125]])
     replay.add(rollout.replace(extras={"first": first}))
-    mass = replay.sampler.state_dict()["mass"][:8]
+    mass = replay.sampler.state_dict()["leaves"][:8]
     alpha = agent.cfg.priority_alpha
     assert mass[3].item() == pytest.approx(1.0)  # the largest so far
     assert mass[4:7].tolist() == pytest.approx([(e + 1e-6) ** alpha for e in (0.5, 0.25, 0.125)], rel=1e-4)
@@ -150,7 +150,7 @@ def test_priorities_of_samples_that_began_in_lost_rows_are_left_to_replay() -> N
 def test_the_first_actor_begins_as_a_loop_without_actors_would() -> None:
     source = find("CartPole-v1")
     agent = build_agent(configure("a2c", "CartPole-v1", {"num_envs": NUM_ENVS}), source.spec(NUM_ENVS), 0)
-    body = ActorProcess(Role(agent, source, NUM_ENVS, STEPS, 0.99), 0, (5, 7))
+    body = ActorProcess(Role(agent, source, NUM_ENVS, STEPS), 0, (5, 7))
     body.roll(random=False)
     alone = LocalCollector(source.vector(NUM_ENVS), agent, STEPS, torch.Generator().manual_seed(5))
     alone.reset(7)

@@ -70,7 +70,7 @@ def collector_of(address: str, env: Any = "CartPole-v1", restarts: int = 2) -> F
     source = find(env)
     num_envs = ACTORS * NUM_ENVS
     agent = build_agent(configure("impala", source.id, {"num_envs": num_envs}), source.spec(num_envs), 0)
-    role = Role(agent, source, NUM_ENVS, STEPS, 0.99)
+    role = Role(agent, source, NUM_ENVS, STEPS)
     fleet = Fleet(
         role, ACTORS, lambda actor, life: (100 * actor + life, life), restarts=restarts, ray=address
     )

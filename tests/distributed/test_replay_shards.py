@@ -92,7 +92,7 @@ def test_errors_find_the_rows_of_the_shard_that_they_were_drawn_from(fed: Fed) -
             fed.replay.settle(batch, SimpleNamespace(priority=(1.0 + index + 100 * number).unsqueeze(0)))
     assert {number for number, _ in taken} == {0, 1}
     for number, link in enumerate(fed.replay.links):
-        mass = link.call("state")["sampler"]["mass"]
+        mass = link.call("state")["sampler"]["leaves"]
         seen = torch.cat([index for of, index in taken if of == number]).unique()
         expected = (1.0 + seen + 100 * number + 1e-6) ** fed.agent.cfg.priority_alpha
         assert torch.allclose(mass[seen].double(), expected.double(), rtol=1e-4)
@@ -120,7 +120,7 @@ def test_errors_that_come_late_find_their_own_rows(fed: Fed) -> None:
             taken.append(batch.extras["index"])
             fed.replay.settle(batch, SimpleNamespace(priority=(1.0 + taken[-1]).unsqueeze(0)))
     assert len(taken) > 10
-    mass = fed.replay.state_dict()["shards"][0]["sampler"]["mass"]
+    mass = fed.replay.state_dict()["shards"][0]["sampler"]["leaves"]
     seen = torch.cat(taken).unique()
     expected = (1.0 + seen + 1e-6) ** fed.agent.cfg.priority_alpha
     assert torch.allclose(mass[seen].double(), expected.double(), rtol=1e-4)

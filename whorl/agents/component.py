@@ -38,7 +38,7 @@ class Component(nn.Module):
 
     Config: ClassVar[type]
     """a frozen dataclass with the component's settings"""
-    columns: Mapping[str, Array] = {}
+    columns: ClassVar[Mapping[str, Array]] = {}
     """columns that `track` returns and that are stored with every row, in `Batch.extras`"""
 
     def __init__(self, name: str, spec: Spec, cfg: Any, agent: "Agent") -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from whorl.agents.agent import Agent
 from whorl.agents.component import Component
 from whorl.core import tree
+from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, construct, register
 from whorl.core.spec import Spec, SpecTree, Stream
 from whorl.core.tree import Tree
@@ -97,6 +98,11 @@ class RND(Component):
         self.observations.merge_(obs, rollout.mask)
 
     def rewards(self, rollout: Batch) -> dict[str, Tensor]:
+        if rollout.shape[1] != self.spec.num_envs:
+            raise ConfigError(
+                f"{self.name} follows the return of each of {self.spec.num_envs} environments, but rollouts have "
+                f"{rollout.shape[1]}; leave trajectories_per_batch out"
+            )
         steps = max(1, ROWS_AT_ONCE // rollout.shape[1])
         following = tree.index(rollout.obs, slice(1, None))
         parts = [tree.index(following, slice(t, t + steps)) for t in range(0, rollout.shape[0], steps)]

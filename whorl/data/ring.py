@@ -173,8 +173,8 @@ class Ring:
         if (slots, num_envs) != (self.slots, self.num_envs):
             raise ConfigError(
                 f"the checkpoint's replay buffer holds {slots} rows for each of {num_envs} environments, but the "
-                f"settings ask for {self.slots} for each of {self.num_envs}; resume with buffer_size {slots * num_envs} and "
-                f"num_envs {num_envs}"
+                f"settings ask for {self.slots} for each of {self.num_envs}; resume with buffer_size "
+                f"{slots * num_envs} and num_envs {num_envs}"
             )
         self.rows = int(state["rows"])
         if "columns" in state:

@@ -102,9 +102,9 @@ class Priorities:
 
 
 class Prioritized:
-    """Stratified sampling with P(i) = p_i^alpha / sum p^alpha, p = |error| + epsilon: one draw from each of B strata.
+    """Stratified sampling: P(i) = p_i^alpha / sum p^alpha, p = |error| + epsilon, one draw from each of B strata.
 
-    `extras["weight"]` [B] is the importance weight (P(i) / min_batch P)^-beta; `extras["index"]` [B] are the starts, for
+    `extras["weight"]` [B] is the importance weight (P(i) / min_batch P)^-beta; `extras["index"]` [B] are the starts for
     `settle`. New rows get the largest priority seen so far.
     """
 
@@ -113,32 +113,32 @@ class Prioritized:
     def __init__(self, size: int, device: torch.device, cfg: Priorities) -> None:
         self.size, self.cfg = size, cfg
         make = HostSumTree if device.type == "cpu" else DeviceSumTree
-        self.masses: SumTree = make(size, device, cfg.alpha, cfg.epsilon, cfg.clip)
+        self.sum_tree: SumTree = make(size, device, cfg.alpha, cfg.epsilon, cfg.clip)
         self.beta = torch.full((), cfg.beta, device=device)
 
     def admit(self, start: Tensor, allowed: Tensor) -> None:
-        self.masses.admit(start, allowed)
+        self.sum_tree.admit(start, allowed)
 
     def release(self, start: Tensor, allowed: Tensor) -> None:
-        self.masses.release(start)
+        self.sum_tree.release(start)
 
     def anneal(self, steps: int) -> None:
         share = min(1.0, steps / self.cfg.beta_steps) if self.cfg.beta_steps else 0.0
         self.beta.fill_(self.cfg.beta + (1 - self.cfg.beta) * share)
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        index, weight = self.masses.draw(count, generator, self.beta)
+        index, weight = self.sum_tree.draw(count, generator, self.beta)
         return index, {"index": index, "weight": weight}
 
     def settle(self, index: Tensor, mask: Tensor, priority: Tensor) -> None:
-        self.masses.renew(index, sample_error(priority.detach(), mask, self.cfg.eta))
+        self.sum_tree.renew(index, sample_error(priority.detach(), mask, self.cfg.eta))
 
     def state_dict(self) -> dict[str, Any]:
-        leaves, *sums = self.masses.levels
+        leaves, *sums = self.sum_tree.levels
         return {
             "beta": self.beta,
-            "largest": self.masses.largest,
-            "mass": leaves[: self.size],
+            "largest": self.sum_tree.largest,
+            "leaves": leaves[: self.size],
             "sums": {str(depth): level for depth, level in enumerate(sums, 1)},
         }
 
@@ -147,7 +147,7 @@ class Prioritized:
         # Restore sums bit for bit instead of recomputing them; only another device has blocks of another size.
         if {k: v.shape for k, v in own["sums"].items()} != {k: v.shape for k, v in state["sums"].items()}:
             tree.copy_({**own, "sums": {}}, state)
-            self.masses.recompute()
+            self.sum_tree.recompute()
         else:
             tree.copy_(own, state)
 
