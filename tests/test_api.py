@@ -15,6 +15,7 @@ import yaml
 import whorl
 from whorl.core import registry
 from whorl.core.errors import CheckpointError, ConfigError, EnvError
+from whorl.settings.presets import rules
 from whorl.state import checkpoint
 
 SMALL = {
@@ -93,7 +94,7 @@ def test_the_example_with_a_configuration() -> None:
     assert trainer.config.policy_hidden_dims == (128, 128)
     trainer = whorl.load(env, algorithm="PPO", config={**my_config, **SMALL})
     trainer.train()
-    assert trainer.agent.actor.body.size == 128
+    assert trainer.agent.actor.backbone.size == 128
 
 
 def test_the_example_that_loads_a_model() -> None:
@@ -164,11 +165,11 @@ def test_algorithms_are_listed_with_a_line_each() -> None:
 
 
 def test_resume_refuses_what_the_state_depends_on(run: Path) -> None:
-    with pytest.raises(ConfigError, match="can't change 'num_envs', resume keeps the saved 2"):
+    with pytest.raises(ConfigError, match="can't change 'num_envs', which is 2 in the saved run"):
         whorl.resume(run, n_workers=4)
     with pytest.raises(ConfigError, match="can't change 'gamma'"):
         whorl.resume(run, gamma=0.5)
-    with pytest.raises(CheckpointError, match="without the state to go on"):
+    with pytest.raises(CheckpointError, match="holds only a policy"):
         whorl.resume(run / "best")
 
 
@@ -180,6 +181,41 @@ def test_evaluating_with_a_seed_that_no_generator_takes_is_told(run: Path) -> No
 def test_evaluating_no_episodes_is_told(run: Path) -> None:
     with pytest.raises(ConfigError, match="episodes is 0; it must be at least 1"):
         whorl.evaluate(run, episodes=0)
+
+
+# Settings as config objects and keywords
+
+
+def test_settings_are_given_as_keywords_or_config_objects() -> None:
+    keywords = whorl.load("CartPole-v1", "ppo", gamma=0.5, num_envs=3).settings
+    assert (keywords.gamma, keywords.num_envs, keywords.num_steps) == (0.5, 3, 32)  # tuned: 32 steps
+    typed = whorl.load("CartPole-v1", whorl.PPOConfig(gamma=0.5), num_envs=3).settings
+    assert (typed.algorithm, typed.gamma, typed.num_envs, typed.num_steps) == ("ppo", 0.5, 3, 32)
+    assert typed.algo == whorl.PPOConfig(gamma=0.5), "a config object is complete"
+    both = whorl.load("CartPole-v1", whorl.PPOConfig(), whorl.RunConfig(num_envs=3), tag="x").settings
+    assert (both.run, both.tag) == (whorl.RunConfig(num_envs=3, tag="x"), "x")
+
+
+def test_config_objects_and_keywords_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"gamma is 2\.0; it must be from 0 to 1"):
+        whorl.load("CartPole-v1", whorl.PPOConfig(gamma=2.0))
+    with pytest.raises(ConfigError, match="ppo has no setting 'gama'; did you mean 'gamma'"):
+        whorl.load("CartPole-v1", "ppo", gama=0.5)
+    with pytest.raises(
+        ConfigError, match="ppo has no setting 'vf_coef': actor and critic share no parameters"
+    ):
+        whorl.train("CartPole-v1", vf_coef=0.5)
+    with pytest.raises(ConfigError, match="RunConfig is not the Config of an algorithm"):
+        whorl.load("CartPole-v1", whorl.RunConfig())
+
+
+@pytest.mark.parametrize("name", [name for name in whorl.__all__ if name.endswith("Config")])
+def test_every_config_class_is_public(name: str) -> None:
+    assert getattr(whorl, name).__name__ == name
+
+
+def test_every_update_rule_has_a_public_config_class() -> None:
+    assert {cls.Config.__name__ for cls in rules().values()} <= set(whorl.__all__)  # type: ignore[attr-defined]
 
 
 # Policies

@@ -189,7 +189,7 @@ def test_a_saved_config_reaches_nothing_but_parts(kind: str, name: str) -> None:
     ],
 )
 def test_a_saved_config_must_name_a_part_of_the_right_kind(kind: str, name: str) -> None:
-    with only_trusted(()), pytest.raises(ConfigError, match=f"whorl has no such {kind}"):
+    with only_trusted(()), pytest.raises(ConfigError, match="which whorl does not have"):
         resolve(kind, name)
 
 

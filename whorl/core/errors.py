@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from math import inf
 
 
 class WhorlError(Exception):
@@ -39,11 +40,19 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
 
 
 def misspelt(given: str, allowed: Iterable[str]) -> str | None:
-    """The allowed word of which `given` is a misspelling: a typing error or two, never another word."""
-    tolerated = 0 if len(given) < 4 else 1 if len(given) < 8 else 2
-    distances = {word: _edits(given.lower(), word.lower()) for word in allowed}
-    best = min(distances, key=lambda word: (distances[word], word), default=None)
-    return best if best is not None and distances[best] <= tolerated else None
+    """The allowed name of which `given` is a misspelling: a typing error in a word or two, never another word."""
+    distances = {name: _distance(given.lower(), name.lower()) for name in allowed}
+    best = min(distances, key=lambda name: (distances[name], name), default=None)
+    return best if best is not None and distances[best] <= 2 else None
+
+
+def _distance(given: str, name: str) -> float:
+    """Typing errors between two names; infinite if a word is too different, for its length, to be the same."""
+    pairs = list(zip(given.split("_"), name.split("_")))
+    if given.count("_") != name.count("_"):
+        pairs = [(given.replace("_", ""), name.replace("_", ""))]
+    edits = [(_edits(a, b), len(b)) for a, b in pairs]
+    return sum(n for n, _ in edits) if all(n <= length // 4 for n, length in edits) else inf
 
 
 def _edits(a: str, b: str) -> int:
