@@ -1,17 +1,20 @@
 """The suite itself: agents with one planted mistake each must fail the check that names it."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from toys import ToyActorCritic, ToyPolicyGradient, ToyQ
 
 from whorl import conformance, register
 from whorl.agents.agent import Acted, Context, Updated, captured
+from whorl.agents.component import Component
 from whorl.conformance import subject
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
-from whorl.core.spec import MASK_KEY
+from whorl.core.spec import MASK_KEY, Stream
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.ops import masked_mean, polyak_
@@ -157,3 +160,34 @@ def test_conform_runs_the_whole_matrix_and_says_what_an_agent_takes() -> None:
     register("algorithm", "tiny past the end", TinyPastTheEnd)
     with pytest.raises(AssertionError, match="terminal Walk"):
         conformance.conform("tiny past the end", updates_per_step=0.1, n_step=1)
+
+
+@dataclass(frozen=True)
+class CrossedConfig:
+    shift: int = 1
+
+
+class Crossed(Component):
+    """Rewards every environment for what its neighbour observes."""
+
+    Config = CrossedConfig
+
+    @classmethod
+    def streams(cls, name: str, cfg: CrossedConfig) -> tuple[Stream, ...]:
+        return (Stream(name),)
+
+    def rewards(self, rollout: Batch) -> dict[str, Tensor]:
+        return {self.name: rollout.obs[1:].sum(-1).roll(self.cfg.shift, 1)}
+
+
+def test_conform_component_says_what_it_works_with_and_finds_rewards_in_wrong_columns() -> None:
+    register("component", "crossed", Crossed)
+    with pytest.raises(AssertionError, match="not close"):
+        conformance.conform_component("crossed", ["a2c"])
+    assert conformance.conform_component("crossed", ["a2c"], crossed={"shift": 0}) == ["a2c"]
+
+
+@pytest.mark.parametrize("component", conformance.component_names())
+def test_every_component_of_the_package_works_with_each_family_of_algorithms(component: str) -> None:
+    for algorithm in ("ppo", "a2c", "dqn", "sac"):
+        assert conformance.component_subject(component, algorithm) is not None

@@ -67,7 +67,7 @@ class ToyPolicyGradient(Agent):
         action = tree.map(lambda leaf: torch.where(tree.expand(batch.mask > 0, leaf), leaf, 0), batch.action)
         log_prob = self.actor(batch.now).log_prob(action)
         loss = -masked_mean(log_prob * blank(returns, batch.mask), batch.mask)
-        norm = self.minimize("actor", loss)
+        norm = self.minimize("actor", loss, measure=True)
         return Updated({"loss/actor": loss.detach(), "gradient/actor": norm})
 
 
@@ -164,7 +164,7 @@ class ToyQ(Agent):
     @captured
     def step(self, batch: Batch) -> Updated:
         loss = self.loss(batch)
-        norm = self.minimize("q", loss)
+        norm = self.minimize("q", loss, measure=True)
         polyak_(self.target, self.q, self.cfg.tau)
         return Updated({"loss/critic": loss.detach(), "gradient/critic": norm})
 
@@ -233,7 +233,7 @@ class ToyRecurrentQ(Agent):
     @captured
     def step(self, batch: Batch) -> Updated:
         loss, error = self.loss(batch)
-        norm = self.minimize("q", loss)
+        norm = self.minimize("q", loss, measure=True)
         polyak_(self.target, self.q, self.cfg.tau)
         return Updated({"loss/critic": loss.detach(), "gradient/critic": norm}, priority=error)
 
@@ -339,7 +339,10 @@ class ToyActorCritic(Agent):
     @captured
     def step(self, batch: Batch, *, train_actor: bool) -> Updated:
         loss, error = self.critic_loss(batch)
-        metrics = {"loss/critic": loss.detach(), "gradient/critic": self.minimize("critic", loss)}
+        metrics = {
+            "loss/critic": loss.detach(),
+            "gradient/critic": self.minimize("critic", loss, measure=True),
+        }
         if train_actor:
             self.minimize("actor", -masked_mean(self.value(batch.now), batch.mask))
             polyak_(self.target_actor, self.actor, self.cfg.tau)

@@ -3,8 +3,8 @@
 from typing import Any
 
 import torch
-from whorl.settings.families import NetworkConfig
 
+from whorl.agents.families import OnPolicyConfig
 from whorl.core.spec import (
     Continuous,
     Discrete,
@@ -25,7 +25,7 @@ ACTION: dict[str, Any] = {
 
 
 def test_each_part_gets_its_columns_of_the_mask() -> None:
-    head = policy_head(ACTION, 4, NetworkConfig())
+    head = policy_head(ACTION, 4, OnPolicyConfig())
     assert isinstance(head, JointHead)
     features = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     # pick: only 1; arm: 0 of two, 1 or 2 of three; keys: only 0
@@ -40,7 +40,7 @@ def test_each_part_gets_its_columns_of_the_mask() -> None:
 
 
 def test_the_log_probability_of_a_tree_is_the_sum_over_its_parts() -> None:
-    head = policy_head(ACTION, 4, NetworkConfig())
+    head = policy_head(ACTION, 4, OnPolicyConfig())
     features = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     policy = head(features, None)
     action = policy.sample(policy.noise(torch.Generator().manual_seed(1)))

@@ -264,7 +264,7 @@ def unpack_spec(packed: dict[str, Any]) -> Spec:
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "leaf"}
         return getattr(specs, value["leaf"])(**fields)
 
-    streams = tuple(Stream(**stream) for stream in packed["streams"])
+    streams = tuple(Stream(**stream) for stream in packed.get("streams", ()))
     return Spec(
         unpack(packed["observation"]), unpack(packed["action"]), int(packed["num_envs"]), streams=streams
     )
