@@ -311,7 +311,7 @@ print(digest(envs))
 """
 
 
-def num_envs(game: str) -> GymnasiumVector:
+def environments(game: str) -> GymnasiumVector:
     return GymnasiumVector(factory_from_id(f"ALE/{game}-v5", life_loss=True), 1, game)
 
 
@@ -330,7 +330,7 @@ def digest(envs: list[GymnasiumVector]) -> str:
 @installed
 def test_a_fresh_process_continues_exactly(tmp_path: Path):
     """Sticky actions, lost lives and the no-ops of later episodes included; Breakout ends twice."""
-    envs = {game: num_envs(game) for game in ("Breakout", "Seaquest")}
+    envs = {game: environments(game) for game in ("Breakout", "Seaquest")}
     for env in envs.values():
         env.reset(3)
         for number in range(150):

@@ -34,15 +34,16 @@ FAST: dict[str, Any] = {
 class Points(VectorEnv):
     """Points on a line that are pushed left and right and should stay near 0; a simulator of 30 lines."""
 
-    def __init__(self, num_envs: int = 6, limit: int = 10) -> None:
+    def __init__(self, num_envs: int = 6, limit: int = 10, device: str = "cpu") -> None:
         self.spec = Spec(Array((1,)), Continuous((1,), (-1.0,), (1.0,)), num_envs)
         self.limit = limit
-        self.generator = torch.Generator()
-        self.place, self.steps = torch.zeros(num_envs, 1), torch.zeros(num_envs, dtype=torch.int64)
-        self.ended = torch.zeros(num_envs, dtype=torch.bool)
+        self.generator = torch.Generator(device)
+        self.place = torch.zeros(num_envs, 1, device=device)
+        self.steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self.ended = torch.zeros(num_envs, dtype=torch.bool, device=device)
 
     def _start(self) -> Tensor:
-        return 2 * torch.rand(self.place.shape, generator=self.generator) - 1
+        return 2 * torch.rand(self.place.shape, generator=self.generator, device=self.place.device) - 1
 
     def reset(self, seed: int) -> Tensor:
         self.generator.manual_seed(seed)
@@ -268,6 +269,24 @@ def test_a_batch_says_whether_its_step_can_be_captured():
     with pytest.raises(EnvError, match=r"Wrong.capturable is true, but it has no state_tensors\(\)"):
         find(Wrong)
     assert find(Quadrotor(num_envs=4)).vector(4).capturable
+
+
+class CapturablePoints(Points):
+    capturable = True
+
+    def __init__(self) -> None:
+        super().__init__(num_envs=64, device="cuda")
+
+    def state_tensors(self) -> list[Tensor]:
+        return [self.place, self.steps, self.ended]
+
+
+@pytest.mark.gpu
+def test_rollouts_of_a_capturable_simulator_are_captured(tmp_path: Path):
+    config = {**FAST, "device": "cuda", "env_device": "cuda", "total_timesteps": 4096, "runs": str(tmp_path)}
+    trainer = whorl.load(CapturablePoints, "ppo", config).build()
+    assert trainer.env.capturable and trainer.collector.capture
+    assert trainer.train().steps >= 4096
 
 
 def test_a_native_instance_can_be_given_too():

@@ -256,7 +256,7 @@ def test_wrong_options_are_named():
         WORLDS["CarHeavenHell-v0"](1, dtype="half")
     with pytest.raises(ConfigError, match="above 0"):
         WORLDS["PendulumVariableLength-v0"](1, lengths=(0.5, 0.0))
-    with pytest.raises(ConfigError, match="at most 0.5, so that there is something to search"):
+    with pytest.raises(ConfigError, match=r"at most 0\.5, so that there is something to search"):
         WORLDS["WaterMaze-v0"](1, radius=0.9)
     with pytest.raises(ConfigError, match="at least 1 step from the start"):
         WORLDS["TMaze-v0"](1, length=0)
