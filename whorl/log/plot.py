@@ -1,4 +1,4 @@
-"""Learning curves as a picture, from metrics.jsonl alone; seeds of one setting become a mean and a spread."""
+"""Learning curves from metrics.jsonl; seeds of one setting become an interquartile mean with a confidence interval."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from whorl.core.errors import WhorlError, nearest
 from whorl.log.console import compact
-from whorl.log.statistics import Curve, Floats, align, smooth
+from whorl.log.statistics import Curve, Floats, align, bootstrap_interval, interquartile_mean, smooth
 from whorl.log.writers import ELAPSED, read_rows
 
 RETURN = "episode/return"
 EVALUATION = "evaluation/return"
 COLOURS = ("#2a6fbb", "#e07b39", "#3a9a6b", "#b5446e", "#7a5fb0", "#8a8d3b", "#3aa6b9", "#a0522d")
 SPAN = 0.012
-"""smoothing, as a share of the x-axis"""
+"""width of the smoothing kernel, as a share of the x-axis"""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class _Run:
 
 @dataclass
 class _Group:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     label: str
     colour: str
@@ -67,14 +67,14 @@ def plot_runs(
     """Draw learning curves into a PNG: one row of panels per metric, one panel in it per environment.
 
     Args:
-        metric: what to draw; where no run has episode/return, evaluation/return takes its place.
+        metric: what to draw; if no run has episode/return, evaluation/return is drawn instead.
         metrics: several metrics instead of `metric`.
-        group_by: settings in config.yaml (dotted paths) that tell one line from another; runs that agree in
-            them and in `env` are taken for seeds of one setting.
+        group_by: settings in config.yaml (dotted paths) that distinguish lines; runs that agree in them and in `env` are
+            treated as seeds of one setting.
     """
     runs = [_read(Path(folder)) for folder in run_folders]
     if not runs:
-        raise WhorlError("there are no runs to plot; name at least one run folder")
+        raise WhorlError("there are no runs to plot; give at least one run folder")
     wanted = [_available(name, runs) for name in (metrics or [metric])]
     axis = {"steps": "steps", "time": ELAPSED}[x]
     if not any(run.has(axis) for run in runs):
@@ -129,7 +129,7 @@ def _numbers(metric: str, rows: Sequence[dict[str, float | int | str]]) -> Float
     except ValueError:
         words = {row[metric] for row in rows if isinstance(row[metric], str)}
         raise WhorlError(
-            f"{metric!r} is no number but words such as {words.pop()!r}; plot another metric"
+            f"{metric!r} is not a number but text such as {words.pop()!r}; plot another metric"
         ) from None
 
 
@@ -175,19 +175,14 @@ def _draw_curves(panel: Axes, curves: Sequence[Curve], group: _Group) -> None:
             panel.plot(steps, _smoothed(steps, values), color=group.colour, linewidth=2.0, label=label)
         return
     grid, values = align([(steps, _smoothed(steps, values)) for steps, values in curves])
-    mean, deviation = values.mean(axis=0), values.std(axis=0)
-    panel.fill_between(grid, mean - deviation, mean + deviation, color=group.colour, alpha=0.18, linewidth=0)
-    panel.plot(
-        grid,
-        mean,
-        color=group.colour,
-        linewidth=2.0,
-        label=f"{group.label}, mean ± sd of {len(curves)} seeds",
-    )
+    low, high = bootstrap_interval(values, interquartile_mean)
+    label = f"{group.label}, IQM and 95% CI of {len(curves)} seeds"
+    panel.fill_between(grid, low, high, color=group.colour, alpha=0.18, linewidth=0)
+    panel.plot(grid, interquartile_mean(values), color=group.colour, linewidth=2.0, label=label)
 
 
 def _draw_evaluations(panel: Axes, group: _Group, x: str) -> None:
-    """Evaluations as points: the mean over seeds where all evaluated at the same moment, else each one."""
+    """Evaluations as points: the mean over seeds if all were evaluated at the same steps, else each one."""
     curves = [run.curve(EVALUATION, x) for run in group.runs if run.has(EVALUATION)]
     if not curves:
         return
@@ -212,7 +207,7 @@ def _points(steps: Sequence[float] | Floats, values: Sequence[float] | Floats, c
 
 
 def _overlap(curves: Sequence[Curve]) -> bool:
-    """Whether there are steps that all the curves cover, as `align` needs."""
+    """Whether some steps are covered by all curves, as `align` requires."""
     finite = [steps[np.isfinite(values)] for steps, values in curves]
     return max(steps[0] for steps in finite) <= min(steps[-1] for steps in finite)
 

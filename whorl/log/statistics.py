@@ -1,4 +1,4 @@
-"""Numbers over several runs: robust means, intervals, smooth curves, curves on a common grid."""
+"""Statistics over several runs: robust means, confidence intervals, smoothing, curves on a common grid."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,11 +7,11 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Curve = tuple[Floats, Floats]
-"""Positions (steps or seconds, never falling) and the value at each."""
+"""Positions (steps or seconds, non-decreasing) and the value at each."""
 
 
 def interquartile_mean(values: ArrayLike) -> Floats:
-    """Mean over the first axis without the lowest and the highest quarter (rounded down to whole runs).
+    """Mean over the first axis (runs) without the lowest and the highest quarter, each rounded down.
 
     Agarwal et al. 2021, arXiv:2108.13264: nearly as robust as the median, nearly as efficient as the mean.
     """
@@ -32,7 +32,7 @@ def bootstrap_interval(
     if not len(data):
         raise ValueError("an interval needs at least one value")
     if not 0 < level < 1:
-        raise ValueError(f"level {level} is no share; use for instance 0.95")
+        raise ValueError(f"level {level} is not between 0 and 1; use for instance 0.95")
     drawn = np.random.default_rng(seed).integers(len(data), size=(samples, len(data)))
     found = np.stack([np.asarray(statistic(data[rows]), dtype=np.float64) for rows in drawn])
     low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2], axis=0)
@@ -40,10 +40,10 @@ def bootstrap_interval(
 
 
 def smooth(steps: ArrayLike, values: ArrayLike, span: float) -> Floats:
-    """Mean around each point in which a neighbour `span` steps away, on either side, counts 1/e as much.
+    """Weighted mean around each point; a neighbour `span` steps away, on either side, has weight 1/e.
 
-    Looking both ways, the curve does not lag behind what it smooths; weighting by distance in steps, uneven
-    logging does not bend it. Values that are not finite are skipped; with no others near, the result is NaN.
+    The kernel is symmetric, so the curve does not lag, and weights depend on the distance in steps, so uneven logging
+    does not distort it. Values that are not finite are skipped; with no others near, the result is NaN.
     """
     positions = np.asarray(steps, dtype=np.float64)
     data = np.asarray(values, dtype=np.float64)
@@ -60,7 +60,7 @@ def smooth(steps: ArrayLike, values: ArrayLike, span: float) -> Floats:
 def align(curves: Sequence[Curve], points: int = 400) -> tuple[Floats, Floats]:
     """A common grid [points] and every curve interpolated on it [curves, points].
 
-    The grid covers only what all curves cover: beyond that a mean would jump where a run drops out.
+    The grid covers only steps that all curves cover: beyond them a mean would jump where a run ends.
     """
     finite = [_finite(curve) for curve in curves]
     if not all(len(steps) for steps, _ in finite):
@@ -80,7 +80,7 @@ def _finite(curve: Curve) -> Curve:
 
 
 def _decayed(values: ArrayLike, distance: Floats, span: float) -> Floats:
-    """Running sum that fades by exp(-distance / span) before each value is added."""
+    """Running sum that decays by exp(-distance / span) before each value is added."""
     data = np.asarray(values, dtype=np.float64)
     result = np.empty(len(data))
     total = 0.0

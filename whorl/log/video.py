@@ -1,4 +1,4 @@
-"""Episodes as files: GIF, MP4, or one PNG with frames side by side."""
+"""Episodes as GIF or MP4 files."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from whorl.core.errors import WhorlError, missing_extra
 
@@ -17,7 +17,7 @@ Frame: TypeAlias = NDArray[np.uint8]
 
 
 def save_video(frames: Sequence[Frame], path: Path, fps: float) -> None:
-    """Write frames in the format that the ending of `path` names: .gif or .mp4."""
+    """Write frames as .gif or .mp4, by the suffix of `path`."""
     savers = {".gif": save_gif, ".mp4": _save_mp4}
     if path.suffix.lower() not in savers:
         raise WhorlError(f"can't write video as {path.suffix or path.name!r}; end the name in .gif or .mp4")
@@ -28,12 +28,12 @@ def save_gif(frames: Sequence[Frame], path: Path, fps: float) -> None:
     """Write a looping GIF that plays at the right speed."""
     _check(frames, fps)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Browsers slow frames shorter than 20 ms down to 100 ms, so a faster episode is thinned out instead.
+    # Browsers show frames shorter than 20 ms for 100 ms, so frames of faster episodes are dropped instead.
     stride = ceil(fps / 50)
-    # GIF counts in hundredths of a second: round the moments, not the durations, so that errors can't add up.
+    # GIF counts in hundredths of a second: round the times, not the durations, so that errors do not add up.
     moments = [round(i * 100 / fps) for i in (*range(0, len(frames), stride), len(frames))]
     durations = [10 * (after - before) for before, after in pairwise(moments)]
-    # One palette for all and no dithering: still pixels stay identical, and only what moves costs bytes.
+    # One palette and no dithering: pixels that do not change stay identical and cost no bytes.
     frames = frames[::stride]
     palette = _palette(frames)
     images = [Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
@@ -44,31 +44,8 @@ def save_gif(frames: Sequence[Frame], path: Path, fps: float) -> None:
         duration=durations,
         loop=0,
         optimize=True,
-        palette=bytes(palette.getpalette() or []),  # said once for the file; otherwise every frame repeats it
+        palette=bytes(palette.getpalette() or []),  # once per file; otherwise every frame repeats it
     )
-
-
-def save_sheet(
-    frames: Sequence[Frame], path: Path, columns: int = 6, rows: int = 4, tile_width: int = 240
-) -> None:
-    """Write one PNG with up to `columns` × `rows` evenly spaced frames, numbered: an episode at a glance."""
-    _check(frames)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    chosen = np.unique(np.linspace(0, len(frames) - 1, min(columns * rows, len(frames))).round().astype(int))
-    height, width = frames[0].shape[:2]
-    size = (tile_width, max(1, round(height * tile_width / width)))
-    # Small frames (Atari, grids) are pixel art: enlarge them without blur.
-    filter = Image.Resampling.NEAREST if width < tile_width else Image.Resampling.LANCZOS
-    gap = 4
-    across, down = min(columns, len(chosen)), ceil(len(chosen) / columns)
-    sheet = Image.new("RGB", (across * (size[0] + gap) + gap, down * (size[1] + gap) + gap), "white")
-    draw = ImageDraw.Draw(sheet)
-    for place, index in enumerate(chosen):
-        corner = (gap + place % columns * (size[0] + gap), gap + place // columns * (size[1] + gap))
-        sheet.paste(Image.fromarray(frames[index]).resize(size, filter), corner)
-        label = (corner[0] + 5, corner[1] + 4)
-        draw.text(label, str(index), fill="white", stroke_width=2, stroke_fill="black")
-    sheet.save(path, optimize=True)
 
 
 def _save_mp4(frames: Sequence[Frame], path: Path, fps: float) -> None:
@@ -93,7 +70,7 @@ def _save_mp4(frames: Sequence[Frame], path: Path, fps: float) -> None:
 
 
 def _palette(frames: Sequence[Frame]) -> Image.Image:
-    """The colours that serve a sample of the frames best: 255, as GIF spends one to say "unchanged"."""
+    """The 255 best colours for a sample of the frames; GIF needs one more for unchanged pixels."""
     chosen = np.linspace(0, len(frames) - 1, min(12, len(frames))).round().astype(int)
     sample = np.concatenate([frames[index][::2, ::2] for index in chosen])
     return Image.fromarray(sample).quantize(255, method=Image.Quantize.MEDIANCUT)
