@@ -104,7 +104,12 @@ def test_every_parameter_moves_for_every_kind_of_action_and_memory(kind: str, me
 @pytest.mark.parametrize(("lr", "factor"), [(1e-4, 1.2**3), (9e-3, 1 / 1.2)])
 def test_the_rate_follows_the_divergence_pass_by_pass(lr: float, factor: float) -> None:
     agent = build(
-        PPO, lr_schedule=Part("kl"), target_kl=1e-2 if lr < 1e-3 else 1e-7, n_epochs=3, batch_size=16, actor_lr=lr
+        PPO,
+        lr_schedule=Part("kl"),
+        target_kl=1e-2 if lr < 1e-3 else 1e-7,
+        n_epochs=3,
+        batch_size=16,
+        actor_lr=lr,
     )
     agent.update(rollout(agent))
     # Small steps: it grows after each of three passes. Large ones: the first pass sees ratio 1 and lets it grow (up to

@@ -77,7 +77,9 @@ def test_returns_bootstrap_through_truncation_and_stop_at_termination(
 
 
 def test_what_is_not_allowed_is_not_in_a_return() -> None:
-    agent = build(PQN, 2, {"said": Array((2,)), MASK_KEY: Array((2,), "int8", 0, 1)}, num_envs=1, q_lambda=0.5)
+    agent = build(
+        PQN, 2, {"said": Array((2,)), MASK_KEY: Array((2,), "int8", 0, 1)}, num_envs=1, q_lambda=0.5
+    )
     says(agent.critic, lambda obs: obs["said"].unsqueeze(-1))
     batch = known()
     mask = torch.tensor([1, 0], dtype=torch.int8).expand(9, 1, 2)

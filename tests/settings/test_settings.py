@@ -19,6 +19,8 @@ import whorl
 from whorl.agents.families import (
     ActorCriticConfig,
     MunchausenConfig,
+    OffPolicyConfig,
+    OnPolicyConfig,
     ValueConfig,
 )
 from whorl.cli.flags import FlagParser
@@ -26,16 +28,20 @@ from whorl.core.errors import ConfigError, WhorlError
 from whorl.core.registry import Part
 from whorl.core.spec import Array, Discrete, Spec
 from whorl.data.config import ReplayConfig
+from whorl.explore.epsilon_greedy import ExplorationConfig
 from whorl.explore.noise import NoiseConfig
+from whorl.nets.actor import ActorCriticNetworkConfig
 from whorl.nets.layers import ACTIVATIONS
 from whorl.nets.memory import MemoryConfig
 from whorl.nets.policy import NetworkConfig
+from whorl.nets.preprocessor import PreprocessorConfig
+from whorl.nets.q_network import QNetworkConfig
 from whorl.nets.temperature import EntropyConfig
 from whorl.settings.aliases import SHARED_OFF_POLICY
 from whorl.settings.merge import Settings, config_of, configure, settings_of
 from whorl.settings.presets import algorithm_class, preset_names
 from whorl.settings.run import MAY_CHANGE, RunConfig
-from whorl.settings.schema import bare, fields_of
+from whorl.settings.schema import bare, fields_of, help_of
 from whorl.state.policy import build_agent
 
 SPEC = Spec(Array((4,)), Discrete(2), num_envs=2)
