@@ -1,9 +1,9 @@
 """DQN env-steps per second beside Stable-Baselines3, one run, alternating: `python benchmarks/dqn_sb3.py CartPole-v1`.
 
 Same environment, net, batch, one update for every four steps; no evaluation or logging on either. SB3 is shown with one
-environment, its custom, and with as many as we have environments; `--threads` are torch's, for both. Each contestant trains in
-a process of its own; steps before learning starts are left out, the median of the rounds counts.
-`Pong` is PongNoFrameskip-v4 from pixels: Nature's net on 4 frames of 84x84, no-op starts, skip 4, clipped rewards.
+environment, its custom, and with as many as we have environments; `--threads` are torch's, for both. Each contestant
+trains in a process of its own; steps before learning starts are left out, the median of the rounds counts. `Pong` is
+PongNoFrameskip-v4 from pixels: Nature's net on 4 frames of 84x84, no-op starts, skip 4, clipped rewards.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """PPO env-steps per second beside Stable-Baselines3, one run, alternating: `python benchmarks/ppo_sb3.py CartPole-v1`.
 
-Same environment, environments, rollout, epochs, minibatch and nets (64x64 tanh, apart), no evaluation or logging on either.
-Each contestant trains in a process of its own; the first rollouts are left out, the median of the rounds counts.
+Same environment, environments, rollout, epochs, minibatch and nets (64x64 tanh, apart), no evaluation or logging on
+either. Each contestant trains in a process of its own; the first rollouts are left out, the median of the rounds
+counts.
 """
 
 import argparse
@@ -103,7 +104,8 @@ def main() -> None:
         print(json.dumps(rate))
         return
     print(
-        f"PPO on {args.env}: {args.num_envs} environments, rollout {args.rollout}, batch {args.batch}, {args.epochs} epochs"
+        f"PPO on {args.env}: {args.num_envs} environments, rollout {args.rollout}, batch {args.batch}, "
+        f"{args.epochs} epochs"
     )
     show(medians((*OURS, *THEIRS), args.rounds), THEIRS, "the faster SB3 vector env")
 

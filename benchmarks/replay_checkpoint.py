@@ -1,9 +1,9 @@
 """Seconds that a checkpoint of replay takes after 50,000 new Atari-sized rows, and what training loses in between.
 
-`python benchmarks/replay_checkpoint.py --num-envs 8 --rate 5000 --folder .` adds rows of 84x84 bytes (353 MB between two
-checkpoints) at that many rows a second (0: as fast as memory takes them) and saves as a run does: segments, state, the
-oldest checkpoint deleted with the segments that it alone needed. The rate of the disk is measured beside it. The last
-checkpoint is loaded into a second ring and compared bit for bit.
+`python benchmarks/replay_checkpoint.py --num-envs 8 --rate 5000 --folder .` adds rows of 84x84 bytes (353 MB between
+two checkpoints) at that many rows a second (0: as fast as memory takes them) and saves as a run does: segments, state,
+the oldest checkpoint deleted with the segments that it alone needed. The rate of the disk is measured beside it. The
+last checkpoint is loaded into a second ring and compared bit for bit.
 """
 
 import argparse

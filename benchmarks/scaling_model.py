@@ -1,9 +1,10 @@
 """Actors, queues and a learner as a discrete-event model: the throughput of so many actors, and what limits it.
 
-It follows the loop of `whorl.run`: an actor rolls T rows of its environments while a buffer is free, and takes the newest
-weights that its node has before each rollout. Its trajectory crosses the node's link and the learner's, and waits. The
-learner publishes, takes one trajectory for each actor in the order in which they come, and updates; from replay, it updates
-first. Several learners average gradients; they are alike, so one of them is simulated, with its share of the actors.
+It follows the loop of `whorl.run`: an actor rolls T rows of its environments while a buffer is free, and takes the
+newest weights that its node has before each rollout. Its trajectory crosses the node's link and the learner's, and
+waits. The learner publishes, takes one trajectory for each actor in the order in which they come, and updates; from
+replay, it updates first. Several learners average gradients; they are alike, so one of them is simulated, with its
+share of the actors.
 """
 
 import heapq
@@ -68,7 +69,8 @@ class Cluster:
     """trajectories of an actor that the learner has not taken yet"""
     env_times: Literal["constant", "exponential"] = "constant"
     ratio: float = 0.0
-    """updates per environment step, from replay that lies beside the learners; 0: one update per batch of trajectories"""
+    """updates per environment step, from replay that lies beside the learners; 0: one update per batch of
+    trajectories"""
     batch_size: int = 0
     """rows of an update from replay, over all learners"""
 
@@ -405,7 +407,8 @@ def simulate(
     """What so many actors would do.
 
     Args:
-        epochs: how many are looked at after `warm_up` others; 0: as many as about 40,000 trajectories make, and at least 6.
+        epochs: how many are looked at after `warm_up` others; 0: as many as about 40,000 trajectories make, and at
+            least 6.
     """
     epochs = epochs or max(6, min(400, 40_000 // actors))
     model = Model(costs, cluster, actors, seed)

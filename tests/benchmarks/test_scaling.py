@@ -13,7 +13,8 @@ from scaling import CARTPOLE, HEADER, core_seconds, row, stretches
 from scaling_costs import calibrate, fit
 from scaling_model import Cluster, Costs, bounds, simulate
 
-# A trajectory is 10 rows of 2 environments: 5 ms + 10 * (2 ms + 2 * 0.5 ms + 2 * 1 ms) = 55 ms to roll, 11 * 2 * 100 = 2,200 bytes.
+# A trajectory is 10 rows of 2 environments: 5 ms + 10 * (2 ms + 2 * 0.5 ms + 2 * 1 ms) = 55 ms to roll, 11 * 2 * 100 =
+# 2,200 bytes.
 COSTS = Costs(
     env=0.001,
     act=0.002,

@@ -1,4 +1,5 @@
-"""Stacks of frames: what environments show, what the ring stores of it, and what comes out again, against a plain recorder."""
+"""Stacks of frames: what environments show, what the ring stores of it, and what comes out again, against a plain
+recorder."""
 
 from collections import deque
 from typing import Any

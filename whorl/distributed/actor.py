@@ -123,8 +123,8 @@ class GradientsPayload:
                 )
         if agent.components:
             raise ConfigError(
-                f"actor_gradients computes updates in the actors, but components ({', '.join(agent.components)}) learn at "
-                f"the learner; leave components out, or {self._remedy}"
+                f"actor_gradients computes updates in the actors, but components ({', '.join(agent.components)}) learn "
+                f"at the learner; leave components out, or {self._remedy}"
             )
         made = self.make(rollout)
         metrics = {name: torch.zeros_like(value) for name, value in made["metrics"].items()}
