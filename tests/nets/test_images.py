@@ -245,8 +245,8 @@ def test_a_wide_impala_has_more_channels_and_a_pool_fixes_its_pixels() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"kind": "nature", "width": 2}, "options of kind impala alone; leave them out"),
-        ({"kind": "drq", "spectral_norm": True}, "options of kind impala alone; leave them out"),
+        ({"kind": "nature", "width": 2}, "options of kind impala only; leave them out"),
+        ({"kind": "drq", "spectral_norm": True}, "options of kind impala only; leave them out"),
         ({"kind": "impala", "width": 0}, "width is 0 and pool 0; give at least 1 and at least 0"),
         ({"kind": "impala", "pool": -1}, "width is 1 and pool -1; give at least 1 and at least 0"),
         ({"features": "wide"}, "features is 'wide'; give a width, 0 for 512, or flat"),

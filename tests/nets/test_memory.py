@@ -273,7 +273,7 @@ def test_attention_reads_its_window_and_nothing_before() -> None:
 
 
 def test_units_that_heads_can_not_share_are_one_sentence() -> None:
-    with pytest.raises(ConfigError, match="memory_size is 6, which 4 heads can't share evenly"):
+    with pytest.raises(ConfigError, match="memory_size is 6, which is not a multiple of memory_heads 4"):
         build_memory(MemorySettings("attention", 6, heads=4), INPUTS)
 
 

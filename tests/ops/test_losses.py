@@ -243,7 +243,7 @@ def test_shapes_are_checked_on_entry() -> None:
         clipped_surrogate(torch.zeros(2, 2), torch.zeros(2), 0.2)
     with pytest.raises(ValueError, match=r"need the shapes"):
         quantile_huber(torch.zeros(2, 3), torch.zeros(4), torch.zeros(2, 5))
-    with pytest.raises(ValueError, match="does not line up"):
+    with pytest.raises(ValueError, match="does not match"):
         quantile_huber(torch.zeros(2, 3), torch.zeros(3), torch.zeros(4, 5))
     with pytest.raises(
         ValueError, match=r"quantile \(2, 3\), tau \(4,\) and target \(2, 5\) need the shapes"

@@ -51,5 +51,5 @@ def test_hard_update_makes_the_nets_equal() -> None:
 
 
 def test_nets_of_different_structure_are_refused() -> None:
-    with pytest.raises(ValueError, match="differ in structure"):
+    with pytest.raises(ValueError, match="have different shapes"):
         polyak_(nn.Linear(2, 3), nn.Linear(3, 2), 0.5)

@@ -1,7 +1,7 @@
 """The base class of every algorithm: acting, learning and state.
 
-An agent's state is its parameters, buffers, optimizer state and the counter `updates`. All of it is updated in place and
-no tensor is ever replaced, so an update can be captured as a CUDA graph and a checkpoint restores bit for bit.
+An agent's state is its parameters, buffers, optimizer state and the counter `updates`. All of it is updated in place
+and no tensor is ever replaced, so an update can be captured as a CUDA graph and a checkpoint restores bit for bit.
 """
 
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def pure(method: F) -> F:
 
 
 def captured(method: F) -> F:
-    """Mark a step that changes only tensors of the agent, with static shapes and no host sync: it may become a CUDA graph.
+    """Mark a step that changes only the agent's tensors, with static shapes and no host sync: it may be a CUDA graph.
 
     Keyword arguments are static: each combination of their values is captured separately. Without a `runner`, which the
     learner sets, the method simply runs.

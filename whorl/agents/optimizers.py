@@ -199,8 +199,8 @@ def build_optimizer(
     options = {**{key: value for key, value in defaults.items() if key in taken}, **part.options}
     if build is torch.optim.SGD and options.get("momentum") and options.get("dampening"):
         raise ConfigError(
-            f"optimizer {part.name!r} cannot be used with dampening {options['dampening']}, because its first step would "
-            "not be damped; use a lower learning rate"
+            f"optimizer {part.name!r} cannot be used with dampening {options['dampening']}, because its first step "
+            "would not be damped; use a lower learning rate"
         )
     if build in (torch.optim.Adam, torch.optim.AdamW):
         # One kernel for all tensors, on CPU and GPU, and the step counter stays on the device.
@@ -296,7 +296,7 @@ def _put_back(state: _FirstValues, name: str) -> dict[str, Any]:
             state[key].copy_(first)
         elif first is not None:
             raise ConfigError(
-                f"optimizer {name} stores {key!r} as a {type(first).__name__}; its state must consist of tensors, so that "
-                "CUDA graphs can update it and checkpoints contain it"
+                f"optimizer {name} stores {key!r} as a {type(first).__name__}; its state must consist of tensors, so "
+                "that CUDA graphs can update it and checkpoints contain it"
             )
     return dict(state)

@@ -2,12 +2,12 @@
 
 actor:   maximise E[log pi(a|s) * A] + ent_coef * H
 critic:  minimise E[(V(s) - (A + V(s)))^2] / 2, the bracket held fixed
-A = generalised advantage estimate (Schulman et al. 2015, arXiv:1506.02438). gae_lambda = 1 is the paper's n-step return up
-to the end of the rollout; gae_lambda = 0 is the one-step TD error of the classic actor-critic. With reward streams V has
-an output per stream, A is the weighted sum of their advantages, and the critic's loss is their mean.
+A = generalised advantage estimate (Schulman et al. 2015, arXiv:1506.02438). gae_lambda = 1 is the paper's n-step return
+up to the end of the rollout; gae_lambda = 0 is the one-step TD error of the classic actor-critic. With reward streams V
+has an output per stream, A is the weighted sum of their advantages, and the critic's loss is their mean.
 
-Differs from the paper: environments step synchronously (A2C); actor and critic share no parameters, so their losses need
-no relative weight and both steps run at the same time; RMSprop adds its epsilon outside the root, as torch does.
+Differs from the paper: environments step synchronously (A2C); actor and critic share no parameters, so their losses
+need no relative weight and both steps run at the same time; RMSprop adds its epsilon outside the root, as torch does.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,8 @@
 
 minimise -E[sum_k m_k log p_k(s, a)],  m = projection onto the atoms z of (r + discount * z with p'(s', a*))   (alg. 1)
 a* = argmax_a sum_k z_k p'_k(s', a); double: chosen by the online network.
-With double, dueling and noisy networks, priorities and n-step returns it is Rainbow (Hessel et al. 2018, arXiv:1710.02298).
+With double, dueling and noisy networks, priorities and n-step returns it is Rainbow (Hessel et al. 2018,
+arXiv:1710.02298).
 
 Differs from the paper: with prioritized replay, priorities are Rainbow's KL(m || p).
 """

@@ -5,13 +5,14 @@ actor:        minimise E[alpha log pi(a|s) - min_i Q_i(s, a)]
 temperature:  minimise -log(alpha) * E[log pi(a|s) + target_entropy]
 (s, a) and (s', a') go through the critics as one batch: each layer is normalised by the statistics of their mixture. In
 the gradient y is a constant, but the statistics are not. Actor and critics are batch-renormalised at their input and
-after each hidden layer. The actor's loss uses batch statistics; a', acting and the Q in the actor's loss use running ones.
+after each hidden layer. The actor's loss uses batch statistics; a', acting and the Q in the actor's loss use running
+ones.
 
-Differs from the paper: an encoder of images precedes all layers and is trained by the critics. Differs from its code: the
-loss of the temperature is linear in log(alpha), as in most implementations, and values are renormalised by Ioffe's
-equation, without the code's second epsilon.
-There are no target networks: `tau` and `target_update_interval` are ignored with a warning. There is no memory: the rows
-of a sequence are not independent samples from which a layer could estimate its statistics.
+Differs from the paper: an encoder of images precedes all layers and is trained by the critics. Differs from its code:
+the loss of the temperature is linear in log(alpha), as in most implementations, and values are renormalised by Ioffe's
+equation, without the code's second epsilon. There are no target networks: `tau` and `target_update_interval` are
+ignored with a warning. There is no memory: the rows of a sequence are not independent samples from which a layer could
+estimate its statistics.
 """
 
 from dataclasses import dataclass

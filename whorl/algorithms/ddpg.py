@@ -5,8 +5,9 @@ actor:    maximise E[Q(s, mu(s))]
 targets:  theta' <- tau * theta + (1 - tau) * theta' for both
 
 Two versions: Lillicrap's concatenates the action in the critic's second layer and explores with an Ornstein-Uhlenbeck
-process; Fujimoto's ("our DDPG" of arXiv:1802.09477) concatenates it in the first layer and explores with Gaussian noise.
-Differs from Lillicrap: no batch normalisation (`normalize_obs` has running statistics), orthogonal initialisation.
+process; Fujimoto's ("our DDPG" of arXiv:1802.09477) concatenates it in the first layer and explores with Gaussian
+noise. Differs from Lillicrap: no batch normalisation (`normalize_obs` has running statistics), orthogonal
+initialisation.
 """
 
 from dataclasses import dataclass

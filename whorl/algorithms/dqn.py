@@ -1,7 +1,7 @@
 """Deep Q-learning (Mnih et al. 2015) with optional extensions of later papers.
 
 minimise E[loss(Q(s, a) - y)],  y = r + discount * Q'(s', a*),  a* = argmax_a Q'(s', a)
-double:      a* = argmax_a Q(s', a), chosen by the online network              (van Hasselt et al. 2016, arXiv:1509.06461)
+double:      a* = argmax_a Q(s', a), chosen by the online network            (van Hasselt et al. 2016, arXiv:1509.06461)
 munchausen:  y = r + m * clip(t log pi(a|s), low, 0) + discount * sum_b pi(b|s') (Q'(s', b) - t log pi(b|s')),
              pi = softmax(Q' / t)                                            (Vieillard et al. 2020, arXiv:2007.14430)
 rescaled:    y = h(r + discount * h^-1(Q'(s', a*)))                          (Pohlen et al. 2018, arXiv:1805.11593)

@@ -1,4 +1,4 @@
-"""Phasic policy gradient (Cobbe et al. 2021, arXiv:2009.04416): PPO with a periodic auxiliary phase that distils values.
+"""Phasic policy gradient (Cobbe et al. 2021, arXiv:2009.04416): PPO and periodic auxiliary phases that distil values.
 
 policy phase, once per rollout:
     actor:   maximise E[min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)] + ent_coef * H
@@ -6,10 +6,10 @@ policy phase, once per rollout:
 auxiliary phase, after every `aux_every` policy phases and over all of their rollouts:
     actor:   minimise E[(V_aux(s) - target)^2] / 2 + bc_coef * E[KL(pi_old || pi)]
     critic:  minimise E[(V(s) - target)^2] / 2
-V_aux is a second head on the actor's backbone: it trains the policy's features to predict values while the KL term keeps
-the policy unchanged. pi_old is the policy at the start of the phase, a frozen copy of its weights, so the divergence
-starts at exactly 0 for every action space and every memory. With reward streams V and V_aux have an output per stream, A is
-the weighted sum of their advantages, and value losses are their mean.
+V_aux is a second head on the actor's backbone: it trains the policy's features to predict values while the KL term
+keeps the policy unchanged. pi_old is the policy at the start of the phase, a frozen copy of its weights, so the
+divergence starts at exactly 0 for every action space and every memory. With reward streams V and V_aux have an output
+per stream, A is the weighted sum of their advantages, and value losses are their mean.
 
 Normalisers change between rollouts. The history keeps raw observations, which the auxiliary phase normalises with the
 statistics at its start, for pi_old and pi alike; targets are kept unscaled and scaled in the same way. Recurrent states

@@ -3,11 +3,11 @@
 actor:   maximise E[min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)] + ent_coef * H, ratio = pi(a|s) / pi_old(a|s)
 critic:  minimise E[(V(s) - target)^2] / 2
 A = generalised advantage estimate (Schulman et al. 2015, arXiv:1506.02438); target = A + V, or the bootstrapped
-discounted return (lambda = 1). With reward streams V has an output per stream, A is the weighted sum of their advantages,
-and the critic's loss is their mean.
+discounted return (lambda = 1). With reward streams V has an output per stream, A is the weighted sum of their
+advantages, and the critic's loss is their mean.
 
-Differs from the paper: actor and critic share no parameters, so their passes over the rollout run at the same time (D2AC,
-CO-GYM); log ratios are clamped at 30; values are computed when the rollout is learned from, not while acting.
+Differs from the paper: actor and critic share no parameters, so their passes over the rollout run at the same time
+(D2AC, CO-GYM); log ratios are clamped at 30; values are computed when the rollout is learned from, not while acting.
 """
 
 from dataclasses import dataclass

@@ -5,8 +5,8 @@ baseline:  b = V fitted to G by least squares; without it b = 0, and returns are
 
 G never crosses the end of an episode. Two cases are not determined by the paper:
 - An episode may be unfinished when the rollout ends. Dropping its rows would select by outcome: near the end of the
-  rollout only short episodes would remain. Rows are therefore excluded by position alone: the last `lookahead` rows of a
-  rollout contribute their rewards to earlier rows but are not learned from.
+  rollout only short episodes would remain. Rows are therefore excluded by position alone: the last `lookahead` rows of
+  a rollout contribute their rewards to earlier rows but are not learned from.
 - Without a baseline, G stops at a truncation and at the end of the rollout; the objective is then the return within the
   time limit. With a baseline, V is added at these two places only.
 With reward streams V has an output per stream, and G - b is the weighted sum over streams.

@@ -1,11 +1,11 @@
-"""Memory by attention over the episode so far, gated as in GTrXL (Parisotto et al. 2020, arXiv:1910.06764).
+"""Memory by gated attention over the episode so far, as in GTrXL (Parisotto et al. 2020, arXiv:1910.06764).
 
 Each layer:  x <- gate(x, relu(attention(norm(x)))),  x <- gate(x, relu(mlp(norm(x))))
 gate:        r = sigmoid(W_r y + U_r x),  z = sigmoid(W_z y + U_z x - 2),  (1 - z) x + z tanh(W y + U (r x))
-A row reads itself and the `window` - 1 rows of its episode before it; how far away they are enters as a learned bias
-of each head, so that keys and values can be kept as they are: the state while acting is this cache.
+A row attends to itself and to the previous `window` - 1 rows of its episode. Distance is a learned bias per head, so
+keys and values do not change as they age: the state while acting is a cache of them.
 
-Differs from the paper: that bias in place of a sinusoidal encoding of distance.
+Differs from the paper: a learned distance bias instead of a sinusoidal encoding.
 """
 
 import torch
@@ -27,7 +27,7 @@ class Attention(nn.Module):
         super().__init__()
         if size % heads:
             raise ConfigError(
-                f"memory_size is {size}, which {heads} heads can't share evenly; change memory_size or memory_heads"
+                f"memory_size is {size}, which is not a multiple of memory_heads {heads}; change one of them"
             )
         self.size, self.layers, self.window = size, layers, window
         self.input = orthogonal_(nn.Linear(inputs, size), 1.0)
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         held, device = self.window - 1, value.device
         place = torch.arange(held + rows, device=device)
         away = held + torch.arange(rows, device=device).unsqueeze(1) - place  # [R, held + R]
-        episode = reset.cumsum(0).T  # [B, R] of each row; what is held belongs to number 0
+        episode = reset.cumsum(0).T  # [B, R] number of each row's episode; cached rows belong to number 0
         before = torch.where(place[:held] >= held - state["count"].unsqueeze(1), 0, -1)  # [B, held]
         same = episode.unsqueeze(2) == torch.cat((before, episode), 1).unsqueeze(1)  # [B, R, held + R]
         seen = same & (away >= 0) & (away < self.window)
@@ -72,7 +72,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: rows x [B, R, H] read what is held of earlier ones and each other, as far as `seen` allows."""
+    """One layer: rows x [B, R, H] attend to cached rows and to each other, where `seen` allows it."""
 
     def __init__(self, size: int, heads: int, window: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, keys: Tensor, values: Tensor, away: Tensor, seen: Tensor, burn_in: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Also all keys and values [B, held + R, H]; `away` [R, held + R] is how many rows lie between."""
+        """Outputs, and all keys and values [B, held + R, H]; `away` [R, held + R] is the distance in rows."""
         query, key, value = self.read(self.norm(x)).chunk(3, -1)
         if burn_in:
             key, value = (
@@ -105,7 +105,7 @@ class Block(nn.Module):
 
 
 class Gate(nn.Module):
-    """How much of what a layer found enters the stream: little at the start, so that the rest can be learned first."""
+    """GRU-like gate of a residual connection, nearly closed at the start of training."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """The part of a network before its head: encoder, optional memory, hidden layers.
 
-A backbone reads `Rows` for learning and one row per environment for acting. Without memory it evaluates only the selected
-rows; with memory it unrolls all rows once from the stored state and then selects. Algorithm files need not distinguish.
+A backbone reads `Rows` for learning and one row per environment for acting. Without memory it evaluates only the
+selected rows; with memory it unrolls all rows once from the stored state and then selects. Algorithm files need not
+distinguish.
 """
 
 from collections.abc import Callable
@@ -245,8 +246,8 @@ def torso(settings: BackboneSettings, inputs: int) -> tuple[nn.Module, int]:
     if network.name == "mlp":
         if network.options:
             raise ConfigError(
-                f"network 'mlp' takes no options, but {', '.join(network.options)} was given; set widths and activation by "
-                "their own settings, or describe single layers in a list"
+                f"network 'mlp' takes no options, but {', '.join(network.options)} was given; set widths and "
+                "activation by their own settings, or describe single layers in a list"
             )
         kind = NoisyMLP if settings.noisy else MLP
         return kind(inputs, hidden, settings.activation), hidden[-1] if hidden else inputs

@@ -1,12 +1,12 @@
-"""The encoder of observations that hold images, alone or in a dict with others and with vectors.
+"""The encoder of observations with images, alone or in a dict with other images and vectors.
 
     nature  8x8/4 32, 4x4/2 64, 3x3/1 64, linear 512             (Mnih et al. 2015)
     impala  three stages of two residual blocks, linear 256      (Espeholt et al. 2018, arXiv:1802.01561, fig. 3)
     small   3x3/1 16, linear 128, for grids of a few cells       (Young and Tian 2019, arXiv:1903.03176)
     drq     3x3/2 32, 3 times 3x3/1 32, linear 50, LayerNorm, tanh (Yarats et al. 2019, arXiv:1910.01741)
 
-Weights start orthogonal, those of drq's convolutions in the middle of the kernel only (delta-orthogonal). What closes
-an impala block starts smaller than in the paper, or six blocks would make features of size 15.
+Initialisation is orthogonal, for drq's convolutions only at the centre of the kernel (delta-orthogonal). The last layer
+of an impala block starts with smaller weights than in the paper, because six blocks would make features of size 15.
 """
 
 from collections.abc import Callable
@@ -42,15 +42,15 @@ PLAIN = Wide()
 
 
 class Images(nn.Module):
-    """Image leaves through a convolutional net each, all others flattened, joined into one vector per row.
+    """Encodes each image leaf by a convolutional network, flattens all others, and concatenates them per row.
 
     Args:
         kind: nature, impala, small, drq; auto takes nature for images that are large enough, else small.
-        features: columns per image; 0: as many as the kind has by custom; flat: no layer behind the convolutions.
-        channels: where they stand: first, last, or auto to see it from the shape.
-        width, spectral_norm, pool: of impala, as Beyond the Rainbow has them (Clark et al. 2024, arXiv:2411.03820):
-            times as many channels, residual convolutions divided by their spectral norm, a last pooling to so many
-            pixels a side (0: none).
+        features: outputs per image; 0: the default of the kind; flat: no linear layer after the convolutions.
+        channels: position of the channel axis: first, last, or auto (from the shape).
+        width, spectral_norm, pool: options of impala from Beyond the Rainbow (Clark et al. 2024, arXiv:2411.03820):
+        factor of the number of channels, spectral normalisation of residual convolutions, side of the final max pooling
+        (0: none).
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Images(nn.Module):
         super().__init__()
         self.nets = nn.ModuleList()
         self.images: dict[str, int] = {}
-        """the number of the net that reads an image, by path"""
+        """index of the network of each image, by path"""
         self.ranks: dict[str, int] = {}
-        """how many axes of a leaf are flattened, by path"""
+        """number of flattened axes of each other leaf, by path"""
         self.size = 0
         for path, leaf in tree.items(observation):
             if path.rpartition(".")[2] == MASK_KEY:
@@ -96,8 +96,8 @@ class Images(nn.Module):
 class Convolutions(nn.Module):
     """One image [..., H, W, C] or [..., C, H, W] -> features [..., size].
 
-    All runs with channels last in memory: against contiguous images that takes about 0.8 (nature) and 0.6 (drq) of the
-    time on a CPU, 0.75 and 0.9 on an H200 with TF32, and [H, W, C] needs no conversion at all.
+    The memory format is channels last: compared with contiguous images it takes about 0.8 (nature) and 0.6 (drq) of the
+    time on a CPU, 0.75 and 0.9 on an H200 with TF32, and [H, W, C] needs no conversion.
     """
 
     def __init__(
@@ -106,9 +106,7 @@ class Convolutions(nn.Module):
         super().__init__()
         chosen = _choose(found, kind)
         if wide != PLAIN and chosen.trunk is not _impala:
-            raise ConfigError(
-                "width, spectral_norm and pool are options of kind impala alone; leave them out"
-            )
+            raise ConfigError("width, spectral_norm and pool are options of kind impala only; leave them out")
         if wide.width < 1 or wide.pool < 0:
             raise ConfigError(f"width is {wide.width} and pool {wide.pool}; give at least 1 and at least 0")
         if features != "flat" and (not isinstance(features, int) or features < 0):
@@ -126,21 +124,21 @@ class Convolutions(nn.Module):
         if not self.first:
             image = image.permute(0, 3, 1, 2)
         image = image.contiguous(memory_format=torch.channels_last).float()
-        if value.dtype == torch.uint8:  # an agent that scales its observations leaves none
+        if value.dtype == torch.uint8:  # agents with a preprocessor have scaled it already
             image = image / 255
         found = self.trunk(image).permute(0, 2, 3, 1)  # [N, h, w, c], as it lies in memory
         return self.head(found.flatten(1)).reshape(*value.shape[:-3], self.size)
 
 
 def has_images(observation: SpecTree, side: int = LEAST_SIDE, channels: Channels = "auto") -> bool:
-    """Whether some leaf is an image of at least `side` pixels a side."""
+    """Whether some leaf is an image with sides of at least `side` pixels."""
     found = (picture(leaf, channels) for leaf in tree.leaves(observation))
     return any(image is not None and min(image.height, image.width) >= side for image in found)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A convolutional net by name."""
+    """A named convolutional architecture."""
 
     trunk: Callable[[int, "Wide"], nn.Module]
     """channels, options of impala -> [N, C, H, W] to [N, c, h, w]"""
@@ -148,7 +146,7 @@ class Kind:
     """flattened inputs, features -> the last layers"""
     features: int
     least: int
-    """the smallest side that leaves the trunk something to give"""
+    """smallest image side that the trunk accepts"""
 
 
 def _choose(found: Picture, kind: str) -> Kind:
@@ -160,7 +158,7 @@ def _choose(found: Picture, kind: str) -> Kind:
     if side < KINDS[kind].least:
         raise ConfigError(
             f"image {found.height}x{found.width} is too small for {kind}; use kind=small "
-            f"({kind} takes {KINDS[kind].least} pixels a side or more)"
+            f"({kind} needs sides of at least {KINDS[kind].least} pixels)"
         )
     return KINDS[kind]
 
@@ -206,7 +204,7 @@ class ResidualBlock(nn.Module):
     def __init__(self, channels: int, spectral_norm: bool) -> None:
         super().__init__()
         self.opening: nn.Module = _convolution(channels, channels, 3, padding=1)
-        # The six blocks of a net together then add about as much variance as comes in.
+        # All six blocks together then add about as much variance as the input has.
         self.closing: nn.Module = _convolution(channels, channels, 3, padding=1, gain=6**-0.5)
         if spectral_norm:
             self.opening, self.closing = SpectralConvolution(self.opening), SpectralConvolution(self.closing)
@@ -216,8 +214,8 @@ class ResidualBlock(nn.Module):
 
 
 class SpectralConvolution(nn.Module):
-    """A convolution whose weight is divided by its spectral norm, which power iteration follows (Miyato et al. 2018,
-    arXiv:1802.05957). The iteration is asked for once per update: acting and evaluating leave no trace.
+    """A convolution whose weight is divided by its spectral norm, estimated by power iteration (Miyato et al. 2018,
+    arXiv:1802.05957). `iterate_` is called once per update: acting and evaluation change nothing.
     """
 
     left: Tensor

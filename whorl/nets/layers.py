@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation_of(name: str) -> Callable[[Tensor], Tensor]:
-    """The activation called `name`; it may overwrite what it is given, so give it what a layer just made."""
+    """The activation called `name`; it may work in place, so pass it only fresh outputs of a layer."""
     if name.lower() not in ACTIVATIONS:
         raise ConfigError(f"activation is {name!r}; {nearest(name, ACTIVATIONS)}")
     return ACTIVATIONS[name.lower()]
@@ -40,9 +40,9 @@ def orthogonal_(module: nn.Module, gain: float = 2**0.5) -> nn.Module:
 
 
 class MLP(nn.Module):
-    """Linear layers of the given widths, an activation (by option a layer norm, too) behind each, made orthogonal.
+    """Linear layers of the given widths with activations, optionally with layer norms, and orthogonal initialisation.
 
-    On a CPU a small net costs more in module calls than in arithmetic, so the layers are applied as functions.
+    On a CPU, module calls of a small network cost more than its arithmetic, so layers are applied as functions.
     """
 
     def __init__(self, inputs: int, hidden: Sequence[int], activation: str, layer_norm: bool = False) -> None:
@@ -57,7 +57,7 @@ class MLP(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         activation, lead = self.activation, value.shape[:-1]
-        # Rows as a matrix: of more axes a layer returns a view, and an activation in place on a view is copied about.
+        # As a matrix: with more axes a layer returns a view, and in-place activations on views are copied.
         value = value.reshape(-1, value.shape[-1])
         for number, (weight, bias) in enumerate(self._parts):
             value = F.linear(value, weight, bias)
@@ -66,10 +66,10 @@ class MLP(nn.Module):
 
 
 class Residual(nn.Module):
-    """SimBa's torso (Lee et al. 2024, arXiv:2410.09754): residual blocks around layer norms, a linear path all through.
+    """SimBa's torso (Lee et al. 2024, arXiv:2410.09754): residual blocks with layer norms and a linear skip path.
 
     x <- W x;  x <- x + W2 relu(W1 norm(x)) for each block;  norm(x)
-    Running normalisation of observations belongs to it: set `normalize_obs`.
+    The paper also normalises observations: set `normalize_obs`.
     """
 
     def __init__(self, inputs: int, width: int = 128, blocks: int = 1, expand: int = 4) -> None:
@@ -100,11 +100,11 @@ def _check_size(name: str, size: int, least: int) -> None:
 
 OPEN_SIZES = ("in_features", "input_size", "num_features", "normalized_shape", "in_channels", "inputs")
 OPEN = "undefined"
-"""what a YAML file may write for a size that is left open"""
+"""placeholder in YAML files for an input size that is inferred"""
 
 
 def layered(inputs: int, layers: Iterable[Mapping[str, Any] | str]) -> nn.Sequential:
-    """A net described layer by layer; input sizes left out (or 'undefined') follow from the layer before."""
+    """A network described layer by layer; missing or 'undefined' input sizes are inferred from the previous layer."""
     built: list[nn.Module] = []
     for layer in layers:
         part = Part.of(layer)
@@ -126,7 +126,7 @@ def layered(inputs: int, layers: Iterable[Mapping[str, Any] | str]) -> nn.Sequen
 
 
 def width_of(module: nn.Module, inputs: int) -> int:
-    """The number of output columns of `module` for `inputs` input columns, found by trying."""
+    """The number of outputs of `module` for `inputs` inputs, from a trial run."""
     training, what = module.training, type(module).__name__
     module.eval()
     try:
@@ -136,6 +136,8 @@ def width_of(module: nn.Module, inputs: int) -> int:
         raise ConfigError(f"{what} can't read rows of {inputs} columns: {error}") from error
     if not isinstance(found, Tensor) or found.dim() != 2 or not found.shape[-1]:
         shape = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise ConfigError(f"{what} makes {shape} of 2 rows of {inputs} columns; it must make [2, columns]")
+        raise ConfigError(
+            f"{what} returns {shape} for 2 rows of {inputs} columns; it must return [2, columns]"
+        )
     module.train(training)
     return found.shape[-1]

@@ -1,4 +1,4 @@
-"""Losses that settings can name: functions of (value, target), per element."""
+"""Losses that settings can name: elementwise functions of (value, target)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ from whorl.ops import losses
 
 
 def huber(value: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
-    """Squared up to an error of `delta`, then linear (Huber 1964)."""
+    """Quadratic up to an error of `delta`, then linear (Huber 1964)."""
     if not delta > 0:
         raise ConfigError(f"delta of the loss 'huber' is {delta!r}; it must be above 0")
     return losses.huber(value - target, delta)
@@ -30,9 +30,9 @@ def value_loss(part: Part) -> Callable[[Tensor, Tensor], Tensor]:
     try:
         error = loss(example, example)
     except TypeError as problem:
-        raise ConfigError(f"loss {part.name!r} can't be called with (value, target): {problem}") from None
+        raise ConfigError(f"loss {part.name!r} cannot be called with (value, target): {problem}") from None
     if not isinstance(error, Tensor) or error.shape != example.shape:
         raise ConfigError(
-            f"loss {part.name!r} must give one number per element; pass reduction: none to torch's own"
+            f"loss {part.name!r} must return one value per element; torch's losses need reduction: none"
         )
     return loss

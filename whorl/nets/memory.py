@@ -1,8 +1,8 @@
-"""Memory between rows: LSTM and GRU, unrolled over windows in which episodes may begin anywhere.
+"""Recurrent memory: LSTM and GRU, unrolled over sequences in which episodes may start at any row.
 
-Kernels for whole sequences (cuDNN, oneDNN) can't clear the state of one environment in the middle. So on a CPU a environment gets one
-more row where an episode begins, which shuts the gates that the state would pass, and such a kernel reads it all. On a
-GPU, where nothing may depend on the values of a batch, rows follow each other (`rows`).
+Kernels for whole sequences (cuDNN, oneDNN) cannot reset the state of one environment in the middle. On a CPU, an extra
+row is therefore inserted where an episode starts: it closes the gates that the state would pass, so that one kernel
+processes the whole sequence. On a GPU, where nothing may depend on values, the rows are processed one by one (`rows`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,13 +55,13 @@ class MemorySettings:
     heads: int = 4
     window: int = 64
     inputs: tuple[Literal["action", "reward"], ...] = ()
-    """what it reads beside the observation, of the row before"""
+    """what it reads of the previous step, besides the observation"""
 
 
 def memory_settings(cfg: MemoryConfig) -> MemorySettings:
-    """What settings say of memory."""
+    """The memory that a config describes."""
     inputs: tuple[Any, ...] = tuple(
-        name for name, wanted in (("action", cfg.last_action), ("reward", cfg.last_reward)) if wanted
+        name for name, read in (("action", cfg.last_action), ("reward", cfg.last_reward)) if read
     )
     if inputs and cfg.memory == "none":
         raise ConfigError(
@@ -86,7 +86,7 @@ def build_memory(settings: MemorySettings, inputs: int) -> nn.Module:
 
 
 class LastStep(nn.Module):
-    """The action and the reward before a row as columns: choices one-hot, all zero where an episode begins."""
+    """The previous action and reward as columns: discrete actions one-hot, all zero where an episode starts."""
 
     def __init__(self, action: SpecTree, inputs: Sequence[str], reward_clip: float) -> None:
         super().__init__()
@@ -111,14 +111,14 @@ class LastStep(nn.Module):
 
 
 SURE = 1e6
-"""what opens or shuts a gate, whatever else it reads"""
+"""input that opens or closes a gate regardless of its other inputs"""
 
 _as_on_gpu = False
 
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """Within, windows are unrolled as on a GPU, wherever they are: for tests of that way."""
+    """Inside this context, sequences are unrolled as on a GPU on any device; for tests."""
     global _as_on_gpu
     _as_on_gpu = True
     try:
@@ -142,11 +142,11 @@ class Recurrent(nn.Module):
                 for block in value.data.split(size):
                     nn.init.orthogonal_(block)
             if kind == "lstm" and "bias_ih" in name:
-                # Remember by default: a forget gate that opens at one half loses a cue within a few rows.
+                # Remember by default: with a forget gate of one half, a cue is lost within a few rows.
                 value.data[size : 2 * size] = 1.0
 
     def initial(self, num_envs: int, device: torch.device) -> Tree:
-        """The state before an episode's first row."""
+        """The state before the first row of an episode."""
         return {name: torch.zeros(num_envs, self.layers, self.size, device=device) for name in self.names}
 
     def step(self, value: Tensor, reset: Tensor, memory: Tree) -> tuple[Tensor, Tree]:
@@ -166,9 +166,9 @@ class Recurrent(nn.Module):
         return value, {name: torch.stack(parts, 1) for name, parts in after.items()}
 
     def forward(self, value: Tensor, reset: Tensor, memory: Tree | None, burn_in: int) -> Tensor:
-        """`value` [R, B, I] from `memory` (as before an episode where None) -> outputs [R, B, H].
+        """`value` [R, B, I], starting from `memory` (None: the initial state) -> outputs [R, B, H].
 
-        Rows of the burn-in pass no gradient on, neither to what they read nor by what they left behind.
+        Burn-in rows receive no gradient, neither through their outputs nor through the state after them.
         """
         state = memory if memory is not None else self.initial(value.shape[1], value.device)
         if value.is_cuda or _as_on_gpu:
@@ -180,7 +180,7 @@ class Recurrent(nn.Module):
         return torch.cat((before, self._with_gaps(value[burn_in:], reset[burn_in:], state)[0]))
 
     def _weights(self) -> list[list[Tensor]]:
-        """Of each layer: what multiplies inputs and state, and the two biases."""
+        """Per layer: input weights, recurrent weights and the two biases."""
         return [[*weights] for weights in self.net.all_weights]
 
     # On a CPU
@@ -188,8 +188,8 @@ class Recurrent(nn.Module):
     def _with_gaps(self, value: Tensor, reset: Tensor, state: Tree) -> tuple[Tensor, Tree]:
         """Outputs [R, B, H] and the state after the last row, by a kernel for whole sequences.
 
-        Before each reset a environment gets one more row, whose gates leave an empty state behind; environments with fewer of them
-        end in rows that keep what there is.
+        Each environment gets an extra row before each reset, whose gates leave an empty state; environments with fewer
+        resets are padded at the end with rows that keep the state.
         """
         first = _cleared(state, reset[0])
         opens = reset.clone()
@@ -197,7 +197,7 @@ class Recurrent(nn.Module):
         if not bool(opens.any()):
             return self._sequences(value, first)
         count, num_envs = reset.shape
-        before = opens.cumsum(0)  # [R, B] rows that were put in
+        before = opens.cumsum(0)  # [R, B] rows inserted so far
         places = torch.arange(count).unsqueeze(1) + before
         cells = (places * num_envs + torch.arange(num_envs)).reshape(-1)
         flags = value.new_tensor((0.0, 1.0)).repeat(
@@ -225,12 +225,12 @@ class Recurrent(nn.Module):
         return value, {name: torch.stack(parts, 1) for name, parts in after.items()}
 
     def _switches(self, bias: Tensor) -> Tensor:
-        """Weights of two inputs, 0 or 1, that open or shut gates for good: to empty the state, and to keep it."""
+        """Weights of two 0/1 inputs that saturate the gates: one empties the state, the other keeps it."""
         shut, opened = bias.new_full((self.size,), -SURE), bias.new_full((self.size,), SURE)
         free = torch.zeros_like(shut)
         if self.kind == "lstm":  # i, f, g, o
             empty, keep = [shut, shut, free, shut], [shut, opened, free, free]
-        else:  # r, z, n: what is new is tanh of the bias alone, which is taken back
+        else:  # r, z, n: the candidate would be tanh of the bias, which is subtracted
             empty, keep = [shut, shut, -bias[2 * self.size :]], [shut, opened, free]
         return torch.stack((torch.cat(empty), torch.cat(keep)), 1)
 
@@ -248,7 +248,7 @@ def unroll_all(
     states: Sequence[Tree | None],
     burn_in: int,
 ) -> list[Tensor]:
-    """What memories of one shape say to the same rows [R, B, I]: [R, B, H] each."""
+    """Outputs [R, B, H] of several memories of the same shape for the same rows [R, B, I]."""
     if len(memories) > 1 and isinstance(memories[0], Recurrent) and (value.is_cuda or _as_on_gpu):
         return _by_rows(memories, value, reset, states, burn_in)
     return [memory(value, reset, state, burn_in) for memory, state in zip(memories, states)]
@@ -269,6 +269,6 @@ def _by_rows(
 
 
 def _cleared(memory: Tree, reset: Tensor) -> Tree:
-    """The state with the environments [B] that begin an episode set to zero."""
+    """The state, set to zero in environments [B] that start an episode."""
     keep = ~reset[:, None, None]
     return tree.map(lambda leaf: leaf * keep, memory)

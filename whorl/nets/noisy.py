@@ -24,7 +24,7 @@ class NoisyLinear(nn.Module):
         self.bias_scale = nn.Parameter(torch.full((outputs,), sigma * bound))
 
     def draw(self, generator: torch.Generator | None) -> Tensor:
-        """Fresh noise for one forward pass: f(e_in) and f(e_out) in one vector."""
+        """Fresh noise for one forward pass: f(e_in) and f(e_out), concatenated."""
         raw = torch.randn(sum(self.weight.shape), generator=generator, device=self.weight.device)
         return raw.sign() * raw.abs().sqrt()
 
@@ -37,7 +37,7 @@ class NoisyLinear(nn.Module):
 
 
 class NoisyMLP(nn.Module):
-    """Noisy layers of the given widths, an activation after each (and a layer norm before it)."""
+    """Noisy layers of the given widths with activations, optionally with layer norms before them."""
 
     def __init__(
         self,

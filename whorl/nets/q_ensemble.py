@@ -24,7 +24,8 @@ from whorl.settings.schema import coerce
 class QEnsemble(BackboneNet):
     """Rows, and continuous actions -> [members, T, B, *outputs].
 
-    All members share one encoder, which their loss trains. Each has its own memory, or with `share_memory` all share one.
+    All members share one encoder, which their loss trains. Each has its own memory, or with `share_memory` all share
+    one.
 
     Args:
         outputs: shape of one member's output per row: () for a value, (n,) for one per discrete action or quantile.
@@ -102,7 +103,7 @@ class QEnsemble(BackboneNet):
 
 
 class EnsembleMLP(nn.Module):
-    """`members` multi-layer perceptrons of the same shape, one batched product per layer, with orthogonal initialisation.
+    """`members` MLPs of the same shape, one batched product per layer, with orthogonal initialisation.
 
     A hidden layer is linear -> dropout -> layer norm -> activation (Hiraoka et al. 2022, arXiv:2110.02034); dropout and
     layer norm are optional.
@@ -124,7 +125,7 @@ class EnsembleMLP(nn.Module):
         super().__init__()
         if join > len(hidden):
             raise ConfigError(
-                f"the action is concatenated after hidden layer {join}, but critic_hidden_sizes has {len(hidden)} layers"
+                f"the action is concatenated after hidden layer {join}, but critic_hidden_sizes has {len(hidden)}"
             )
         if not 0 <= dropout < 1:
             raise ConfigError(f"dropout is {dropout}; it must be at least 0 and less than 1")
@@ -162,7 +163,7 @@ class EnsembleMLP(nn.Module):
         }
 
     def forward(self, value: Tensor, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
-        """Outputs [members, rows, outputs] of the first `members` for rows [rows, inputs] or [members, rows, inputs]."""
+        """Outputs [members, rows, outputs] of the first `members`, for rows [rows, inputs] or one set per member."""
         value = value.expand(members, *value.shape[-2:])
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):

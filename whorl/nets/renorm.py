@@ -1,7 +1,7 @@
-"""Ensembles of perceptrons with batch renormalisation (Ioffe 2017, arXiv:1702.03275) before every linear layer.
+"""Ensembles of MLPs with batch renormalisation (Ioffe 2017, arXiv:1702.03275) before every linear layer.
 
-Learning normalises by the statistics of the batch and acting by running ones. A pass writes nothing: `learn` hands the
-statistics out and `merge_` takes them in, so that a loss stays a pure function of tensors.
+Learning normalises with batch statistics, acting with running ones. A forward pass changes nothing: `learn` returns the
+statistics and `merge_` updates the running ones, so that a loss stays a pure function of tensors.
 """
 
 from itertools import pairwise
@@ -20,18 +20,18 @@ Moments: TypeAlias = tuple[Tensor, Tensor]
 
 
 class BatchRenorm(nn.Module):
-    """Normalised columns of [members, rows, columns], for each member apart, then scaled and shifted.
+    """Normalises the columns of [members, rows, columns], separately for each member, then scales and shifts them.
 
     forward:  (x - mu) / sigma
     learn:    (x - mu_B) / sigma_B * r + d
               r = clip(sigma_B / sigma, 1/3, 3),  d = clip((mu_B - mu) / sigma, -5, 5)
     mu_B and sigma_B are the batch's, mu and sigma come from running means of its mean and variance; every sigma is
-    sqrt(variance + 1e-3). Gradients flow through mu_B and sigma_B, while r and d are constants. Unless something is
-    clipped, both lines say the same.
+    sqrt(variance + 1e-3). Gradients flow through mu_B and sigma_B, while r and d are constants. Without clipping, both
+    are equal.
 
     Args:
-        momentum: share of the running statistics that is kept when a batch is merged.
-        warmup: merged batches before which r = 1 and d = 0: plain batch normalisation (Ioffe & Szegedy 2015).
+        momentum: fraction of the running statistics that is kept when a batch is merged.
+        warmup: number of first batches with r = 1 and d = 0: plain batch normalisation (Ioffe & Szegedy 2015).
     """
 
     mean: Tensor
@@ -52,8 +52,8 @@ class BatchRenorm(nn.Module):
         return torch.addcmul(self.shift - self.mean * factor, value, factor)
 
     def learn(self, value: Tensor) -> tuple[Tensor, Moments]:
-        """Normalised by the batch's statistics, and these."""
-        flat = value.transpose(0, 1).flatten(1)  # [rows, members * columns], which kernels of batch norm read
+        """Values normalised with batch statistics, and these statistics."""
+        flat = value.transpose(0, 1).flatten(1)  # [rows, members * columns], the layout of batch norm kernels
         with torch.no_grad():
             mean = flat.mean(0)
             var = (flat - mean).square().mean(0)
@@ -68,16 +68,16 @@ class BatchRenorm(nn.Module):
 
     @torch.no_grad()
     def merge_(self, moments: Moments) -> None:
-        """Follow the statistics of a batch."""
+        """Update the running statistics with those of a batch."""
         self.mean.lerp_(moments[0], 1 - self.momentum)
         self.var.lerp_(moments[1], 1 - self.momentum)
         self.count.add_(1)
 
 
 class RenormMLP(nn.Module):
-    """`members` perceptrons of one shape: norm, then linear -> activation -> norm for each hidden layer, then linear.
+    """`members` MLPs of the same shape: norm, then linear -> activation -> norm for each hidden layer, then linear.
 
-    Values [..., inputs] -> [members, ..., outputs]. Weights start as normal numbers of variance 1 / columns they read.
+    Values [..., inputs] -> [members, ..., outputs]. Weights are initialised with normal noise of variance 1 / inputs.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class RenormMLP(nn.Module):
         self._layers = list(zip(norms, self.weights, self.biases))
 
     def forward(self, value: Tensor) -> Tensor:
-        """By running statistics: a row's outputs depend on no other row."""
+        """Outputs with running statistics: no row depends on another."""
         return self._through(value, learn=False)[0]
 
     def learn(self, value: Tensor) -> tuple[Tensor, list[Moments]]:
-        """By the statistics of all rows of `value` together; also these, layer by layer."""
+        """Outputs with the statistics of all rows of `value`, and these statistics per layer."""
         return self._through(value, learn=True)
 
     def _through(self, value: Tensor, *, learn: bool) -> tuple[Tensor, list[Moments]]:
@@ -125,6 +125,6 @@ class RenormMLP(nn.Module):
         return value.unflatten(1, lead), found
 
     def merge_(self, moments: list[Moments]) -> None:
-        """Follow the statistics that `learn` found."""
+        """Update the running statistics with those that `learn` returned."""
         for (norm, _, _), found in zip(self._layers, moments, strict=True):
             norm.merge_(found)

@@ -1,7 +1,7 @@
-"""Recurrent layers unrolled row by row, several of one shape at once: how a GPU runs them, in a CUDA graph.
+"""Recurrent layers unrolled row by row, several of the same shape at once, as a CUDA graph on a GPU needs it.
 
-Nothing depends on the values of a batch, so that episodes may begin in any row of any environment. The derivative of the LSTM
-is written out: in the way back a row costs a few small kernels, and the weights one product for all rows.
+Nothing depends on the values of a batch, so episodes may start in any row of any environment. The backward pass of the
+LSTM is written out: it costs a few small kernels per row, and one product over all rows for the weights.
 """
 
 from typing import Any
@@ -13,13 +13,13 @@ from torch import Tensor
 def unroll(
     kind: str, value: Tensor, keep: Tensor, state: list[Tensor], weights: list[Tensor], burn_in: int
 ) -> Tensor:
-    """What M layers say [R, M, B, H] to rows, one layer's outputs [R, M, B, I] or the same rows for all [R, 1, B, I].
+    """Outputs [R, M, B, H] of M layers for rows [R, M, B, I], or for the same rows [R, 1, B, I].
 
     Args:
-        keep: [R, 1, B, 1] 0 where an episode begins.
-        state: before the first row, h and for an LSTM c [M, B, H]; gets no gradient.
-        weights: as torch orders them, [M, G, I], [M, G, H], [M, G], [M, G].
-        burn_in: so many rows get no gradient either.
+        keep: [R, 1, B, 1] 0 where an episode starts.
+        state: h, and for an LSTM c, [M, B, H] before the first row; receives no gradient.
+        weights: in torch's order, [M, G, I], [M, G, H], [M, G], [M, G].
+        burn_in: the number of first rows that receive no gradient either.
     """
     weight, recurrent, bias, recurrent_bias = weights
     if kind == "gru":
@@ -30,9 +30,9 @@ def unroll(
 
 
 class LSTMRows(torch.autograd.Function):
-    """What LSTM layers say to projected rows [R, M, B, 4H], gates in the order i, f, g, o: [R, M, B, H].
+    """Outputs [R, M, B, H] of LSTM layers for projected rows [R, M, B, 4H], gates in the order i, f, g, o.
 
-    c_t = f * c_{t-1} + i * g,  h_t = o * tanh(c_t),  both cleared before a row where `keep` is 0
+    c_t = f * c_{t-1} + i * g,  h_t = o * tanh(c_t),  both set to 0 before a row where `keep` is 0
     """
 
     @staticmethod
@@ -55,12 +55,12 @@ class LSTMRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gates, cells, outputs, h, c, keep, recurrent = ctx.saved_tensors
-        (wanted,) = gradients
+        (gradient,) = gradients
         i, f, g, o = gates.chunk(4, -1)
         before = torch.cat((h.unsqueeze(0), outputs[:-1])) * keep
         kept = torch.cat((c.unsqueeze(0), cells[:-1])) * keep
         squashed = cells.tanh()
-        # What the derivatives of a row are multiplied with, for all rows at once.
+        # Factors of each row's derivatives, computed for all rows at once.
         slope = torch.stack((g * i * (1 - i), kept * f * (1 - f), i * (1 - g * g)), -2)  # [R, M, B, 3, H]
         slope_o = squashed * o * (1 - o)
         into_c = o * (1 - squashed.square())
@@ -70,21 +70,18 @@ class LSTMRows(torch.autograd.Function):
         dh = torch.zeros_like(h)
         dc = torch.zeros_like(dh)
         for row in reversed(range(ctx.burn_in, len(gates))):
-            dh = dh + wanted[row]
+            dh = dh + gradient[row]
             dc = torch.addcmul(dc, dh, into_c[row])
             torch.mul(slope[row], dc.unsqueeze(-2), out=parts[row, ..., :3, :])
             torch.mul(slope_o[row], dh, out=parts[row, ..., 3, :])
             dc = dc * passed[row]
             dh = torch.bmm(found[row], recurrent) * keep[row]
-        run_parallel = (
-            found.transpose(0, 1).flatten(1, 2),
-            before.transpose(0, 1).flatten(1, 2),
-        )  # [M, R * B, ...]
-        return found, None, None, None, torch.bmm(run_parallel[0].mT, run_parallel[1]), None
+        flat, states = (part.transpose(0, 1).flatten(1, 2) for part in (found, before))  # [M, R * B, ...]
+        return found, None, None, None, torch.bmm(flat.mT, states), None
 
 
 def _cell(projected: Tensor, recurrent: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One row [M, B, ...]: h and c after it, and the squashed gates."""
+    """One row [M, B, ...]: h and c after it, and the gate activations."""
     if projected.is_cuda:
         flat = (part.flatten(0, 1) for part in (projected, recurrent, c))
         found = torch.ops.aten._thnn_fused_lstm_cell(*flat)
@@ -97,7 +94,7 @@ def _cell(projected: Tensor, recurrent: Tensor, c: Tensor) -> tuple[Tensor, Tens
 
 
 def _gru(projected: Tensor, keep: Tensor, h: Tensor, recurrent: Tensor, bias: Tensor, burn_in: int) -> Tensor:
-    """What GRU layers say to projected rows [R, M, B, 3H]."""
+    """Outputs [R, M, B, H] of GRU layers for projected rows [R, M, B, 3H]."""
     outputs = []
     for row in range(len(projected)):
         with torch.set_grad_enabled(torch.is_grad_enabled() and row >= burn_in):

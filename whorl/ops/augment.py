@@ -1,7 +1,7 @@
-"""Random shifts of images, and what counts as an image.
+"""Random shifts of images, and which observations are images.
 
-Environments give pictures as [H, W, C], stacks of frames come as [C, H, W]. `picture` is the one place that tells them
-apart; encoders and augmentation both ask it.
+Environments return images as [H, W, C], frame stacks are [C, H, W]. Encoders and augmentation both use `picture` to
+tell them apart.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from whorl.core.tree import Tree
 
 Channels: TypeAlias = Literal["auto", "first", "last"]
 LEAST_SIDE = 4
-"""pixels; what is smaller holds numbers, not a picture"""
+"""pixels; smaller arrays are treated as vectors"""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Picture:
 
 
 def picture(leaf: Array, channels: Channels = "auto") -> Picture | None:
-    """How to read `leaf` as an image, or None where it has not three axes and sides of at least 4 pixels.
+    """The layout of `leaf` as an image, or None if it does not have three axes and sides of at least 4 pixels.
 
-    With `auto`, the shape tells where the channels are (`whorl.core.arrays`).
+    With `auto`, the channel axis is inferred from the shape (`whorl.core.arrays`).
     """
     if channels not in ("auto", "first", "last"):
         raise ValueError(f"channels is {channels!r}; choose one of: auto, first, last")
@@ -48,14 +48,14 @@ def picture(leaf: Array, channels: Channels = "auto") -> Picture | None:
 def random_shift(
     images: Tensor, pad: int, noise: Tensor, channels: Literal["first", "last"] = "first"
 ) -> Tensor:
-    """Pad images by `pad` pixels of their border, then crop each at its own place (Kostrikov et al. 2020, DrQ).
+    """Pad images by repeating their border `pad` times, then crop each at random (Kostrikov et al. 2020, DrQ).
 
     out[y, x] = in[clamp(y + dy), clamp(x + dx)] with (dy, dx) = floor(noise * (2 * pad + 1)) - pad
 
     Args:
-        images: [..., C, H, W], or [..., H, W, C] with channels last; any dtype, values are only moved.
-        noise: [..., 2] uniform in [0, 1). Leading axes that it lacks share a shift: [B, 2] moves all rows of a environment
-            of [T, B, C, H, W] alike.
+        images: [..., C, H, W], or [..., H, W, C] with channels last; any dtype.
+        noise: [..., 2] uniform in [0, 1). Missing leading axes share a shift: [B, 2] shifts all rows of an environment
+        in [T, B, C, H, W] equally.
     """
     if pad < 0 or noise.dim() == 0 or noise.shape[-1] != 2 or images.dim() < 3:
         raise ValueError(
@@ -64,7 +64,7 @@ def random_shift(
         )
     leading = images.shape[:-3]
     height, width = images.shape[-2:] if channels == "first" else images.shape[-3:-1]
-    # In single precision a noise just below 1 can round up to the end of the range.
+    # In single precision, noise just below 1 can round up to the end of the range.
     offset = (noise * (2 * pad + 1)).long().clamp(max=2 * pad) - pad
     y = (torch.arange(height, device=images.device) + offset[..., :1]).clamp(0, height - 1)
     x = (torch.arange(width, device=images.device) + offset[..., 1:]).clamp(0, width - 1)
@@ -72,7 +72,7 @@ def random_shift(
     if channels == "first":
         flat = images.flatten(-2)  # [..., C, H * W]
         return flat.gather(-1, pixel.unsqueeze(-2).expand(flat.shape)).reshape(images.shape)
-    # The channels of a pixel lie together: copying whole pixels takes a third of the time of a gather.
+    # The channels of a pixel are adjacent in memory: copying whole pixels takes a third of the time of a gather.
     start = torch.arange(leading.numel(), device=images.device).reshape(*leading, 1) * (height * width)
     flat = images.reshape(-1, images.shape[-1])  # [... * H * W, C]
     return flat.index_select(0, (pixel + start).flatten()).reshape(images.shape)
@@ -81,7 +81,7 @@ def random_shift(
 def shift_images(
     obs: Tree, observation: SpecTree, pad: int, noise: Tensor, channels: Channels = "auto"
 ) -> Tree:
-    """`random_shift` of the image leaves of an observation tree, all of a row alike; the other leaves stay."""
+    """`random_shift` of the image leaves of an observation tree, the same for all images of a row."""
 
     def leaf(spec: Array, value: Tensor) -> Tensor:
         found = picture(spec, channels)

@@ -1,7 +1,7 @@
-"""Losses and statistics, per element where the caller averages, and over unmasked rows where it does not.
+"""Losses and statistics, per element or over unmasked rows.
 
-A mask is 0 on rows that are no transition and covers the last axes of what it masks; axes in front of it (an
-ensemble of critics) all share it. Where several learners share a batch, counts and statistics are those of all its rows
+A mask is 0 on rows that are not transitions and covers the last axes of what it masks; axes before them (an ensemble of
+critics) share it. If several learners share a batch, counts and statistics include all of its rows
 (`whorl.core.collectives`).
 """
 
@@ -15,14 +15,14 @@ from torch import Tensor
 from whorl.core import collectives
 
 MAX_LOG_RATIO = 30.0
-"""exp(30) is 1e13: no ratio of two policies means anything beyond, and exp(89) overflows single precision"""
+"""exp(30) is 1e13, beyond any meaningful ratio of two policies; exp(89) overflows single precision"""
 
 
 def blank(value: Tensor, mask: Tensor) -> Tensor:
-    """`value` with 0 where `mask` is 0, whatever stood there; no gradient flows back from these entries.
+    """`value` with 0 where `mask` is 0, even for nan; these entries receive no gradient.
 
-    `masked_mean` does this to what it averages. Do it also to the *inputs* of a formula whose slope is not
-    finite on masked rows (the square of a nan, the log of 0): that slope times a zero gradient is nan.
+    `masked_mean` does this to what it averages. Do it also to the *inputs* of a formula whose derivative is not finite
+    on masked rows (the square of nan, the log of 0): that derivative times a zero gradient is nan.
     """
     _check_mask(value, mask)
     return torch.where(mask > 0, value, 0.0)
@@ -34,25 +34,25 @@ def per_stream(mask: Tensor, value: Tensor) -> Tensor:
 
 
 def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Mean of `value` [..., T, B] over the entries where `mask` [T, B] is above 0; 0 where there are none.
+    """Mean of `value` [..., T, B] over the entries where `mask` [T, B] is above 0; 0 if there are none.
 
-    Masked entries have no influence on the mean or its gradient, even if they are nan or infinite. Of several learners
-    each gets its part: the mean of their parts is the mean over all rows.
+    Masked entries do not affect the mean or its gradient, even if they are nan or infinite. With several learners, the
+    mean of their results is the mean over all rows.
     """
     return blank(value, mask).sum() / _count(value, mask)
 
 
 def row_weight(mask: Tensor) -> Tensor:
-    """Weights [T, B] with which a plain mean over all rows, or over any minibatch of them, counts only unmasked rows.
+    """Weights [T, B] that turn a plain mean over all rows, or over a minibatch of them, into one over unmasked rows.
 
-    weight = mask / mean(mask). Made once per rollout it saves each minibatch a masked mean; the columns it is used with
+    weight = mask / mean(mask). Computed once per rollout, it replaces a masked mean per minibatch; the weighted columns
     must be finite on masked rows (`blank` them first).
     """
     return mask / collectives.mean(mask.mean()).clamp(min=torch.finfo(mask.dtype).tiny)
 
 
 def masked_normalize(value: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
-    """(x - mean) / (std + eps) with mean and (population) std of the unmasked entries; 0 where masked."""
+    """(x - mean) / (std + eps) with mean and population std of the unmasked entries; 0 where masked."""
     centred = blank(value - _joint_mean(value, mask), mask)
     std = _joint_mean(centred.square(), mask).sqrt()
     return centred / (std + eps)
@@ -66,7 +66,7 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float | Tensor
     _check_same(log_ratio=log_ratio, advantage=advantage)
     # Clamp before exp: an overflow would make inf - inf of the gradient.
     ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
-    # The right-hand form needs no second look at the ratio: its bound is one constant per row.
+    # The right-hand form reads the ratio only once: its bound is a constant per row.
     return torch.minimum(ratio * advantage, advantage + clip * advantage.abs())
 
 
@@ -114,8 +114,8 @@ def quantile_huber(quantile: Tensor, tau: Tensor, target: Tensor, kappa: float =
         or target.shape[:-1] != quantile.shape[quantile.dim() - target.dim() : -1]
     ):
         raise ValueError(
-            f"target {tuple(target.shape)} does not line up with quantile {tuple(quantile.shape)}; "
-            "all axes but the last must agree, counted from the end"
+            f"target {tuple(target.shape)} does not match quantile {tuple(quantile.shape)}; "
+            "all axes except the last must agree, counted from the end"
         )
     error = target.unsqueeze(-2) - quantile.unsqueeze(-1)  # [..., N, M]
     size = error.abs() if kappa == 0 else huber(error, kappa)
@@ -126,7 +126,7 @@ def quantile_huber(quantile: Tensor, tau: Tensor, target: Tensor, kappa: float =
 def sorted_quantile_huber(quantile: Tensor, tau: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
     """`quantile_huber` for targets that are sorted along their last axis, without the tensor of all pairs.
 
-    What a quantile owes to the targets below, near and above it follows from prefix sums: O((N + M) log M) a row
+    The contributions of targets below, near and above a quantile follow from prefix sums: O((N + M) log M) per row
     instead of O(N M). `quantile` [..., N], `tau` [N], `target` [..., M] ascending; no gradient flows into `target`.
     """
     if quantile.shape[:-1] != target.shape[:-1] or tau.shape != quantile.shape[-1:] or kappa <= 0:
@@ -138,12 +138,12 @@ def sorted_quantile_huber(quantile: Tensor, tau: Tensor, target: Tensor, kappa: 
 
 
 class _SortedQuantileHuber(torch.autograd.Function):
-    """Per quantile [..., N]; its slope is worked out on the way, so that going back is one product."""
+    """Loss per quantile [..., N]; the forward pass also computes its derivative, so that backward is one product."""
 
     @staticmethod
     def forward(ctx: Any, quantile: Tensor, tau: Tensor, target: Tensor, kappa: float) -> Tensor:
         count, places = target.shape[-1], quantile.shape[-1]
-        # Distances from one of the targets: sums of squares of large values would lose what matters.
+        # Relative to one of the targets: sums of squares of large values would lose precision.
         middle = target[..., count // 2 : count // 2 + 1]
         z, x = (target - middle).double(), (quantile - middle).double()
         edges = torch.cat((x - kappa, x, x + kappa), -1)
@@ -182,7 +182,7 @@ class _SortedQuantileHuber(torch.autograd.Function):
 def explained_variance(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
     """1 - Var(target - value) / Var(target) over unmasked entries: 1 is perfect, 0 no better than a constant.
 
-    0 where the target does not vary.
+    0 if the target is constant.
     """
     _check_same(value=value, target=target)
     spread = _masked_variance(target, mask)
@@ -192,7 +192,7 @@ def explained_variance(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
 
 
 def _within(value: Tensor, limit: float | Tensor) -> Tensor:
-    return value.clamp(-limit, limit)  # type: ignore[arg-type]  # the stubs want both numbers or both tensors
+    return value.clamp(-limit, limit)  # type: ignore[arg-type]  # the stubs require both numbers or both tensors
 
 
 def _masked_variance(value: Tensor, mask: Tensor) -> Tensor:
@@ -204,9 +204,9 @@ def _joint_mean(value: Tensor, mask: Tensor) -> Tensor:
 
 
 def _count(value: Tensor, mask: Tensor) -> Tensor:
-    """How many entries of `value` are unmasked, at least 1, as a 0-dim tensor: the host never learns it.
+    """Number of unmasked entries of `value`, at least 1, as a 0-dim tensor without host sync.
 
-    Of several learners, the share of one in what they count together.
+    With several learners, their total divided by their number.
     """
     shared = value.numel() // max(mask.numel(), 1)
     count = collectives.total((mask > 0).sum()).clamp(min=1) * shared

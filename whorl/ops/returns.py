@@ -1,9 +1,10 @@
 """Returns and advantages over time-major blocks, all on one reverse scan.
 
 Everywhere `reward`, `discount` and `keep` are [T, B]; `value` is [T+1, B] and its row t+1 is the value of the true
-successor of row t. All may have further axes, such as [T, B, S] for reward streams. At the end of an episode the successor
-is the final observation, whose own row is masked. Termination is `discount` 0, truncation bootstraps, and `keep` 0 stops
-the trace in both cases. Results on masked rows are meaningless, and rewards, actions and ratios there affect no other row.
+successor of row t. All may have further axes, such as [T, B, S] for reward streams. At the end of an episode the
+successor is the final observation, whose own row is masked. Termination is `discount` 0, truncation bootstraps, and
+`keep` 0 stops the trace in both cases. Results on masked rows are meaningless, and rewards, actions and ratios there
+affect no other row.
 """
 
 import torch
@@ -152,7 +153,7 @@ def _check_values(rows: Tensor, **values: Tensor) -> None:
     for name, tensor in values.items():
         if tensor.shape != needed:
             raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}; it needs [T+1, B, ...] = {needed}, with one row more than the "
+                f"{name} has shape {tuple(tensor.shape)}; it needs [T+1, B, ...] = {needed}, one row more than the "
                 "rewards for the successor of the last row"
             )
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 def polyak_(target: nn.Module, online: nn.Module, tau: float) -> None:
     """target <- (1 - tau) * target + tau * online for parameters (Lillicrap et al. 2016, arXiv:1509.02971).
 
-    Buffers (running statistics, counters) are copied: an average of them means nothing.
+    Buffers (running statistics, counters) are copied, not averaged.
     """
     into, source = _pairs(list(target.parameters()), list(online.parameters()))
     if into and into[0].device.type == "cuda":
@@ -38,15 +38,15 @@ def _copy_buffers_(target: nn.Module, online: nn.Module) -> None:
 def _pairs(into: list[Tensor], source: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     have, want = [tuple(t.shape) for t in into], [tuple(t.shape) for t in source]
     if have != want:
-        raise ValueError(f"target and online differ in structure: shapes {have} against {want}")
+        raise ValueError(f"target and online network have different shapes: {have} and {want}")
     return into, source
 
 
 def pieces(tensors: Sequence[Tensor], count: int = 32, most: int = 16_384) -> list[Tensor]:
-    """The same memory as about `count` flat views of like size, or as many as it takes with `most` entries each.
+    """The same memory as about `count` flat views of similar size, of at most `most` entries each.
 
-    A GPU's kernels over lists of tensors give each tensor few of its processors: one large weight would keep all others
-    waiting. Tensors are cut as they lie in memory, which for convolutions is not the order of their axes.
+    GPU kernels over lists of tensors assign few processors to each tensor, so one large weight would delay all others.
+    Tensors are split in memory order, which for convolutions is not the order of their axes.
     """
     size = min(most, max(1024, -(-sum(tensor.numel() for tensor in tensors) // count)))
     return [piece for tensor in tensors for piece in _flat(tensor).split(size)]

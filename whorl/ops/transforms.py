@@ -14,8 +14,8 @@ def value_rescale(value: Tensor, epsilon: float = 1e-3) -> Tensor:
 def value_rescale_inverse(value: Tensor, epsilon: float = 1e-3) -> Tensor:
     """The inverse of `value_rescale`.
 
-    With m = sqrt(|y| + 1) - 1, h(y) = x is epsilon * m^2 + (1 + 2 * epsilon) * m = |x|, and |y| = m * (m + 2). The root is
-    computed in a form without cancellation; the paper's form loses several digits in single precision.
+    With m = sqrt(|y| + 1) - 1, h(y) = x is epsilon * m^2 + (1 + 2 * epsilon) * m = |x|, and |y| = m * (m + 2). The root
+    is computed in a form without cancellation; the paper's form loses several digits in single precision.
     """
     size = value.abs()
     linear = 1 + 2 * epsilon
@@ -31,8 +31,8 @@ def categorical_projection(prob: Tensor, location: Tensor, atoms: Tensor) -> Ten
     (Phi p)_k = sum_j p_j * hat_k(location_j), where hat_k is 1 at atom k and falls to 0 at its neighbours
     (Bellemare et al. 2017, arXiv:1707.06887, eq. 7). A C51 target has location = r + discount * atoms.
 
-    The sum runs over all pairs instead of scattering into two neighbours: on a GPU a scatter adds in a different order in
-    each run, and it easily loses the mass that falls exactly on an atom.
+    The sum runs over all pairs instead of scattering into two neighbours: on a GPU a scatter adds in a different order
+    in each run, and it easily loses the mass that falls exactly on an atom.
     """
     _check_atoms(atoms)
     if prob.shape != location.shape or prob.dim() == 0:

@@ -1,6 +1,6 @@
-"""Values of choices: the best of them, soft ones, and what follows from them for the row before.
+"""Q values of discrete actions: greedy actions, softmax policies and Bellman targets.
 
-`q` is [..., choices]; `allowed` a mask of that shape, or None where every choice is.
+`q` is [..., choices]; `allowed` is an action mask of that shape, or None.
 """
 
 import torch
@@ -10,17 +10,17 @@ from whorl.ops.transforms import value_rescale, value_rescale_inverse
 
 
 def best(q: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """The allowed choice of highest value [...]."""
+    """The allowed action with the highest value [...]."""
     return (q if allowed is None else q.masked_fill(~allowed, -torch.inf)).argmax(-1)
 
 
 def pick(q: Tensor, choice: Tensor) -> Tensor:
-    """Of `q` [..., choices] the value of `choice` [...]."""
+    """The value of `choice` [...] in `q` [..., choices]."""
     return q.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
 
 
 def pick_columns(values: Tensor, choice: Tensor) -> Tensor:
-    """Of `values` [..., choices, columns] the columns of `choice` [...]."""
+    """The columns of `choice` [...] in `values` [..., choices, columns]."""
     index = choice[..., None, None].expand(*choice.shape, 1, values.shape[-1])
     return values.gather(-2, index).squeeze(-2)
 
@@ -28,21 +28,21 @@ def pick_columns(values: Tensor, choice: Tensor) -> Tensor:
 def soft_policy(q: Tensor, temperature: float, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """pi = softmax(q / temperature), and temperature * log pi.
 
-    Choices that are not allowed have pi 0 and the lowest finite log; where none is allowed all are alike.
+    Actions that are not allowed have pi 0 and the lowest finite log; if none is allowed, all are equal.
     """
     lowest = torch.finfo(q.dtype).min
     logits = q / temperature
     if allowed is not None:
-        # Not -inf: a final observation may allow nothing, and 0 times what came of that would be nan.
+        # Not -inf: a final observation may allow no action, and 0 * inf would be nan.
         logits = logits.masked_fill(~allowed, lowest)
     log_pi = torch.log_softmax(logits, -1)
     return log_pi.exp(), (temperature * log_pi).clamp(min=lowest)
 
 
 def bootstrap(reward: Tensor, discount: Tensor, value: Tensor, rescale: bool) -> Tensor:
-    """r + discount * V; with `rescale`, for values that are learned as h(return): h(r + discount * h^-1(V)).
+    """r + discount * V; with `rescale`, where values are h(return): h(r + discount * h^-1(V)).
 
-    `value` may have one axis more than the rewards: quantiles or atoms.
+    `value` may have one axis more than the rewards, for quantiles or atoms.
     """
     if value.dim() > reward.dim():
         reward, discount = reward.unsqueeze(-1), discount.unsqueeze(-1)
