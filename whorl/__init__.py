@@ -9,17 +9,27 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from whorl.api import algorithms, check, evaluate, load, make, register, restore, resume, train
+    from whorl.core.process import configure_process
+    from whorl.log.writers import Logger
     from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots, StopAtReturn, WarmStart
 
-_CALLBACKS = ("BestCheckpoint", "Callback", "Screenshots", "StopAtReturn", "WarmStart")
+_MODULES = {
+    "configure_process": "whorl.core.process",
+    "Logger": "whorl.log.writers",
+    **dict.fromkeys(
+        ("BestCheckpoint", "Callback", "Screenshots", "StopAtReturn", "WarmStart"), "whorl.run.callbacks"
+    ),
+}
 __all__ = [
     "BestCheckpoint",
     "Callback",
+    "Logger",
     "Screenshots",
     "StopAtReturn",
     "WarmStart",
     "algorithms",
     "check",
+    "configure_process",
     "evaluate",
     "load",
     "make",
@@ -35,7 +45,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'whorl' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module("whorl.run.callbacks" if name in _CALLBACKS else "whorl.api"), name)
+    return getattr(import_module(_MODULES.get(name, "whorl.api")), name)
 
 
 def __dir__() -> list[str]:

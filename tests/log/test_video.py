@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from whorl.core.errors import WhorlError
-from whorl.log.video import Frame, save_gif, save_sheet, save_video
+from whorl.log.video import Frame, save_gif, save_video
 
 
 def ball(count: int, height: int = 60, width: int = 81) -> list[Frame]:
@@ -73,17 +73,6 @@ def test_mp4_without_ffmpeg_names_the_extra(tmp_path: Path, monkeypatch: pytest.
 def test_an_unknown_ending_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(WhorlError, match=r"\.avi.*\.gif or \.mp4"):
         save_video(ball(2), tmp_path / "episode.avi", 30)
-
-
-def test_a_sheet_has_as_many_tiles_as_asked_for(tmp_path: Path) -> None:
-    save_sheet(ball(100), tmp_path / "sheet.png", columns=3, rows=2, tile_width=81)
-    # Three tiles of 81 and two of 60, with gaps of 4 around each.
-    assert Image.open(tmp_path / "sheet.png").size == (3 * 85 + 4, 2 * 64 + 4)
-
-
-def test_a_sheet_of_a_short_episode_has_no_empty_tiles(tmp_path: Path) -> None:
-    save_sheet(ball(2), tmp_path / "sheet.png", columns=3, rows=2, tile_width=81)
-    assert Image.open(tmp_path / "sheet.png").size == (2 * 85 + 4, 64 + 4)
 
 
 def test_no_frames_is_an_error_that_says_where_to_look(tmp_path: Path) -> None:

@@ -23,8 +23,13 @@ QUIET = {"quiet": True, "tensorboard": False, "eval": False, "workers": 0, "devi
 ROLLOUTS = {**QUIET, "num_steps": 16, "batch_size": 32, "n_epochs": 1, "max_iterations": 4}
 REPLAY = {
     **QUIET,
-    **{"num_steps": 8, "batch_size": 16, "buffer_size": 500, "learning_starts": 32, "max_iterations": 12},
-    **{"updates_per_step": 0.25, "total_timesteps": 0},
+    "num_steps": 8,
+    "batch_size": 16,
+    "buffer_size": 500,
+    "learning_starts": 32,
+    "updates_per_step": 0.25,
+    "max_iterations": 12,
+    "total_timesteps": 0,
 }
 SMALL = {"actor_hidden_sizes": [16], "critic_hidden_sizes": [16]}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -170,7 +175,9 @@ def test_a_step_that_fails_is_not_saved(tmp_path: Path) -> None:
 
 def test_what_is_not_built_yet_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     trainer = load("ppo", tmp_path)
-    with pytest.raises(WhorlError, match=r"nothing is built yet; call build\(\), step\(\) or train\(\) first"):
+    with pytest.raises(
+        WhorlError, match=r"nothing is built yet; call build\(\), step\(\) or train\(\) first"
+    ):
         trainer.agent  # noqa: B018
     trainer.close()
 
