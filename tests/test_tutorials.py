@@ -39,5 +39,5 @@ def test_a_tutorial_runs_as_it_is_written(
 
 
 def test_every_tutorial_is_there() -> None:
-    expected = {"callbacks", "config_files", "own_algorithm", "own_environment", "own_network"}
+    expected = {"callbacks", "config_files", "own_algorithm", "own_environment", "own_network", "stepping"}
     assert expected <= {page.stem for page in PAGES}

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from whorl.algorithms.td3 import TD3Config
     from whorl.algorithms.tqc import TQCConfig
     from whorl.api import algorithms, check, evaluate, load, make, register, restore, resume, train
+    from whorl.core.process import configure_process
+    from whorl.log.writers import Logger
     from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots, StopAtReturn, WarmStart
     from whorl.settings.run import RunConfig
 
@@ -38,6 +40,7 @@ __all__ = [
     "DQNConfig",
     "IMPALAConfig",
     "IQNConfig",
+    "Logger",
     "PPGConfig",
     "PPOConfig",
     "PQNConfig",
@@ -52,6 +55,7 @@ __all__ = [
     "WarmStart",
     "algorithms",
     "check",
+    "configure_process",
     "evaluate",
     "load",
     "make",
@@ -61,6 +65,15 @@ __all__ = [
     "train",
 ]
 
+_MODULES = {
+    "Logger": "whorl.log.writers",
+    "RunConfig": "whorl.settings.run",
+    "configure_process": "whorl.core.process",
+    **dict.fromkeys(
+        ("BestCheckpoint", "Callback", "Screenshots", "StopAtReturn", "WarmStart"), "whorl.run.callbacks"
+    ),
+}
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
@@ -69,10 +82,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _module_of(name: str) -> str:
-    if name in ("BestCheckpoint", "Callback", "Screenshots", "StopAtReturn", "WarmStart"):
-        return "whorl.run.callbacks"
-    if name == "RunConfig":
-        return "whorl.settings.run"
+    """Where a public name is defined."""
+    if name in _MODULES:
+        return _MODULES[name]
     if not name.endswith("Config"):
         return "whorl.api"
     stem = name.removesuffix("Config").lower()

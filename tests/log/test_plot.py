@@ -59,7 +59,11 @@ def test_seeds_of_one_setting_share_a_line_and_settings_do_not(tmp_path: Path, f
         run(tmp_path / f"{name}{seed}", name, seed=seed) for name in ("ppo", "sac") for seed in (0, 1, 2)
     ]
     output = plot_runs(folders, tmp_path / "plots" / "curve.png")
-    assert labels(figures[0]) == ["ppo, mean ± sd of 3 seeds", "sac, mean ± sd of 3 seeds", "evaluation"]
+    assert labels(figures[0]) == [
+        "ppo, IQM and 95% CI of 3 seeds",
+        "sac, IQM and 95% CI of 3 seeds",
+        "evaluation",
+    ]
     assert Image.open(output).size == (1140, 690)
 
 
@@ -148,5 +152,5 @@ def test_a_misspelt_metric_is_answered_with_the_nearest(tmp_path: Path) -> None:
 
 def test_a_metric_of_words_can_not_be_plotted(tmp_path: Path) -> None:
     MetricFiles(tmp_path).write({"steps": 1, "phase/name": "policy"})
-    with pytest.raises(WhorlError, match=r"'phase/name' is no number.*'policy'"):
+    with pytest.raises(WhorlError, match=r"'phase/name' is not a number.*'policy'"):
         curve(tmp_path, "phase/name")

@@ -237,8 +237,8 @@ def test_another_capacity_is_one_sentence_and_nothing_is_lost(tmp_path: Path) ->
     other = Trainer(trainer.source, trainer.settings.replace(buffer_size=800))
     with pytest.raises(
         ConfigError,
-        match="the checkpoint's replay buffer holds 300 rows for each of 4 environments, but the settings ask for 200 for each of 4; "
-        "resume with buffer_size 1200 and num_envs 4",
+        match="the checkpoint's replay buffer holds 300 rows for each of 4 environments, but the settings ask for 200 "
+        "for each of 4; resume with buffer_size 1200 and num_envs 4",
     ):
         other.attach(run, loaded)
     trainer.close()

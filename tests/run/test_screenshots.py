@@ -50,8 +50,8 @@ class Brighter(gymnasium.Env):
 
 
 def test_every_third_episode_leaves_its_last_picture(tmp_path: Path):
-    """An episode takes six rows, so a rollout of 12 rows and 2 environments ends four: the third, the sixth and the twelfth
-    are the last that are due in each of the three. A rollout counts 20 steps."""
+    """An episode takes six rows, so four end in a rollout of 12 rows and 2 environments: the third, the sixth and the
+    twelfth are the last that are due in each of the three rollouts. A rollout counts 20 steps."""
     settings = {**SMALL, "runs": str(tmp_path), "screenshot_freq": 3}
     run = whorl.load(Brighter, "ppo", settings).train().run_dir
     events = EventAccumulator(str(run), size_guidance={"images": 0})

@@ -455,7 +455,7 @@ def test_a_read_only_run_folder_is_one_sentence(tmp_path: Path, monkeypatch: pyt
 
 def test_a_file_in_place_of_the_run_folder_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    with pytest.raises(CheckpointError, match="a file stands where a folder should be"):
+    with pytest.raises(CheckpointError, match="a file with the name of the folder exists"):
         write(tmp_path / "run", 1)
 
 

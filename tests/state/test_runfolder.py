@@ -72,7 +72,7 @@ def test_an_absent_folder_of_runs_is_made(tmp_path: Path) -> None:
 
 def test_a_file_as_root_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(WhorlError, match="a file stands where a folder should be"):
+    with pytest.raises(WhorlError, match="a file with the name of the folder exists"):
         new_run_folder(tmp_path / "file", "ppo", "CartPole-v1")
 
 

@@ -314,7 +314,7 @@ def test_a_manifest_can_name_no_file_elsewhere(tmp_path: Path) -> None:
     state = saved(store)
     state["manifest"]["whole"][0]["file"] = "../secret"
     (tmp_path / "secret").write_bytes(b"x" * state["manifest"]["whole"][0]["size"])
-    with pytest.raises(DamagedError, match=r"'\.\./secret', which is no segment of replay"):
+    with pytest.raises(DamagedError, match=r"'\.\./secret', which is not a segment file"):
         loaded(tmp_path / "replay", state)
 
 
@@ -335,7 +335,7 @@ def test_a_full_disk_is_told_at_the_next_save_and_mended_by_the_one_after(
         patch.setattr(os, "fsync", full)
         add(store, *[8] * 10)  # training goes on
         with pytest.raises(
-            CheckpointError, match=r"can't save replay in .*: the disk is full; free some space"
+            CheckpointError, match=r"can't save the replay buffer in .*: the disk is full; free some space"
         ):
             store.save()
         assert on_disk(folder) == before, "no half files"
@@ -372,7 +372,7 @@ def test_a_full_disk_while_writing_is_the_same(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
     try:
         add(store, 10)
-        with pytest.raises(CheckpointError, match=r"can't save replay in .*: file too large"):
+        with pytest.raises(CheckpointError, match=r"can't save the replay buffer in .*: file too large"):
             store.save()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -385,8 +385,8 @@ def test_another_ring_size_is_one_sentence_and_nothing_is_lost(tmp_path: Path) -
     state = saved(store)
     with pytest.raises(
         ConfigError,
-        match="the checkpoint's replay buffer holds 64 rows for each of 3 environments, but the settings ask for 32 for each of 3; "
-        "resume with buffer_size 192 and num_envs 3",
+        match="the checkpoint's replay buffer holds 64 rows for each of 3 environments, but the settings ask for 32 "
+        "for each of 3; resume with buffer_size 192 and num_envs 3",
     ):
         loaded(tmp_path / "replay", state, ring(slots=32))
     with pytest.raises(
@@ -402,7 +402,7 @@ def test_other_columns_are_one_sentence(tmp_path: Path) -> None:
     state = saved(store)
     plain = Ring(Spec(Array((2,)), Discrete(5), NUM_ENVS), SLOTS * NUM_ENVS)
     with pytest.raises(
-        ConfigError, match=r"the checkpoint's replay has .* columns.* but the settings ask for none"
+        ConfigError, match=r"the checkpoint's replay buffer has .* columns.* but the settings require none"
     ):
         loaded(tmp_path / "replay", state, plain)
 

@@ -103,7 +103,7 @@ def test_the_state_is_a_snapshot_made_of_tensors() -> None:
 
 def test_an_unknown_stream_lists_the_known_ones() -> None:
     with pytest.raises(
-        ValueError, match="no random stream 'actor'; choose one of: env, act, replay, learner, eval"
+        ValueError, match="random stream 'actor' is unknown; choose one of: env, act, replay, learner, eval"
     ):
         Streams(0).generator("actor", "cpu")
 
@@ -123,7 +123,7 @@ def test_a_checkpoint_with_an_unknown_stream_changes_nothing() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")
 def test_a_checkpoint_with_a_stream_on_an_absent_device_says_so() -> None:
-    with pytest.raises(CheckpointError, match="cuda:0, which is not here"):
+    with pytest.raises(CheckpointError, match="cuda:0, but torch finds no GPU"):
         Streams(3).load_state_dict(
             {**Streams(3).state_dict(), "act.@cuda:0": torch.zeros(16, dtype=torch.uint8)}
         )

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: atomic writes, hidden scratch names, checksums."""
+"""Files that are either complete or absent: atomic writes, hidden temporary names, checksums."""
 
 import errno
 import hashlib
@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 
 _SCRATCH = re.compile(r"\..+\.tmp-([0-9]{1,10})-([0-9a-f]{8})")
-_mine: set[str] = set()  # tokens of the scratch names in use in this process
+_mine: set[str] = set()  # tokens of the temporary names in use in this process
 
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space",
@@ -22,13 +22,13 @@ _REASONS = {
     errno.EACCES: "permission denied; make the folder writable or choose another one",
     errno.EPERM: "permission denied; make the folder writable or choose another one",
     errno.ENOENT: "the folder does not exist; create it or choose another one",
-    errno.EEXIST: "a file stands where a folder should be; choose another folder",
-    errno.ENOTDIR: "a file stands where a folder should be; choose another folder",
+    errno.EEXIST: "a file with the name of the folder exists; choose another folder",
+    errno.ENOTDIR: "a file with the name of the folder exists; choose another folder",
 }
 
 
 def reason(error: OSError) -> str:
-    """What went wrong and what to do about it, as the second half of a sentence."""
+    """The cause of an error and its remedy, as the second half of a sentence."""
     return _REASONS.get(error.errno or 0, str(error.strerror or error).lower())
 
 
@@ -44,7 +44,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def fsync_dir(folder: Path) -> None:
-    """Make renames inside `folder` survive a power cut (Windows offers no such call and needs none)."""
+    """Make renames inside `folder` durable (not available and not needed on Windows)."""
     if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -64,7 +64,7 @@ def sha256(path: Path) -> str:
 
 
 def free_names(path: Path) -> Iterator[Path]:
-    """`path`, `path_2`, `path_3`, ... as far as not taken; create exclusively, as others may be as quick."""
+    """`path`, `path_2`, `path_3`, ... that do not exist; create them exclusively, other processes may do the same."""
     for n in count(1):
         candidate = path if n == 1 else path.with_name(f"{path.name}_{n}")
         if not os.path.lexists(candidate):
@@ -73,7 +73,7 @@ def free_names(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch(path: Path) -> Iterator[Path]:
-    """A hidden name beside `path` for a file or folder on its way in or out; what is left is removed."""
+    """A hidden temporary name next to `path`, for a file or folder; whatever has that name at the end is removed."""
     token = secrets.token_hex(4)
     temp = path.with_name(f".{path.name}.tmp-{os.getpid()}-{token}")
     _mine.add(token)
@@ -85,20 +85,20 @@ def scratch(path: Path) -> Iterator[Path]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what processes that died left behind under scratch names; never what a live one is writing."""
+    """Remove temporary files of dead processes; never those that a live one is writing."""
     for entry in list(folder.iterdir()):
         match = _SCRATCH.fullmatch(entry.name)
         if match is None:
             continue
         pid, token = int(match[1]), match[2]
-        # A restarted container hands out the same process ids: our own id proves nothing, the token does.
+        # A restarted container reuses process ids, so our own id alone does not show that the file is ours.
         in_use = token in _mine if pid == os.getpid() else _alive(pid)
         if not in_use:
             _remove(entry)
 
 
 def _remove(path: Path) -> None:
-    # Whatever resists stays hidden under its scratch name, and the next sweep tries again.
+    # Whatever can't be removed stays hidden, and the next sweep tries again.
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,14 +1,14 @@
-"""Replay on disk: files of rows that never change once they are there, and a manifest that names them.
+"""The replay buffer on disk: files of rows that are written once, and a manifest that lists them.
 
-    RUN/replay/000000012000-000000016000-5f0c6a1b93d2e874.rows    rows 12000 to 15999 of all environments, column after column
+    RUN/replay/000000012000-000000016000-5f0c6a1b93d2e874.rows    rows 12000 to 15999 of all environments, by column
 
-Rows that have settled are written in whole segments by one thread while training goes on. A checkpoint adds the rows
-since then as a short segment, a *tail*, and holds the manifest: each file with its rows, size and CRC-32, and the
-newest rows, which may still change. Later a whole segment takes the place of tails, so files stay few.
+Rows that can't change any more (settled rows) are written in whole segments by a thread during training. A checkpoint
+adds the rows since then as a short segment, a *tail*, and contains the manifest: rows, size and CRC-32 of each file,
+and the newest rows, which may still change. Later a whole segment replaces the tails, so that there are few files.
 
-A file is written under a hidden name, fsynced and renamed. Its name is never used again, so a run that branches off
-from an older checkpoint shares files and overwrites none. It is deleted when no checkpoint names it. Rows are written
-once: a change in place after they have settled would not be saved.
+A file is written under a hidden name, fsynced and renamed. Its name is never used again, so a run that continues from
+an older checkpoint shares files and overwrites none. It is deleted when no checkpoint names it. Rows are written once:
+a change in place after they have settled is not saved.
 """
 
 import os
@@ -35,16 +35,16 @@ FOLDER = "replay"
 SEGMENT_BYTES = 32 << 20
 """size of a whole segment"""
 MOST_TAILS = 16
-"""so many checkpoints between two whole segments write their new rows alone; the next one gathers them in one file"""
+"""checkpoints between two whole segments that write only their new rows; the next one writes them all into one file"""
 MOST_COPIES = 4
-"""segments copied from a device that may wait for the disk"""
+"""segments copied from a GPU that may wait for the disk"""
 
-_CHUNK = 1 << 20  # bytes that are written and summed up at a time, while they are in the cache
+_CHUNK = 1 << 20  # bytes that are written and checksummed at a time, while they are in the cache
 _NAME = re.compile(r"[0-9]{12,}-[0-9]{12,}-[0-9a-f]{16}\.rows")
 
 
 class Rows(Protocol):
-    """A ring of rows, as far as storing it goes (`whorl.data.ring.Ring`)."""
+    """The part of `whorl.data.ring.Ring` that storing it needs."""
 
     slots: int
     stride: int
@@ -78,7 +78,7 @@ class Segments(Store):
 
     Args:
         ahead: write whole segments as they fill, and not only when asked to save.
-        memories: stored memory too; not where it changes after its rows have settled.
+        memories: also store memory states; false if they change after their rows have settled.
     """
 
     def __init__(self, folder: Path, ring: Rows, *, ahead: bool = True, memories: bool = True) -> None:
@@ -87,23 +87,23 @@ class Segments(Store):
         if memories:
             leaves += [(f"memories.{name}", leaf, ring.stride) for name, leaf in tree.items(ring.memories)]
         self._leaves: list[tuple[str, Tensor, int]] = sorted(leaves, key=lambda leaf: leaf[0])
-        # A small ring has tails alone: all of it is written in no time, and a thread would write it over and over.
+        # A small ring has tails only: it is written quickly, and a thread would write it again and again.
         small = ring.bytes < 4 * SEGMENT_BYTES
         self.size = ring.slots if small else max(1, SEGMENT_BYTES * ring.slots // ring.bytes)
         """rows of a whole segment"""
         self._whole: list[Segment] = []
         self._tails: list[Segment] = []
         self._pending: deque[tuple[Segment, Future[int]]] = deque()
-        self._next = 0  # the first row that is in no whole segment, written or on its way
-        self._named: set[str] = set()  # files that a manifest names, so that only `sweep` may delete them
+        self._next = 0  # the first row that is not in a whole segment, written or pending
+        self._named: set[str] = set()  # files that a manifest names: only `sweep` may delete them
         self._failed = False
         self._thread = ThreadPoolExecutor(1, "replay")
 
     def advance(self, steps: int) -> None:
-        """Called before `steps` rows are added: have what has settled written, and keep unwritten rows from harm.
+        """Called before `steps` rows are added: write settled rows, wait for pending ones that would be overwritten.
 
-        It waits only where the ring has gone all the way round before the disk was done with one segment. A failure
-        is no reason to stop training: the next `save` tries again, and says so if that fails too.
+        It waits only if the ring is filled again before the disk has finished one segment. An error does not stop
+        training: the next `save` tries again, and raises if that fails too.
         """
         if not self.ahead or self._failed:
             return
@@ -118,8 +118,8 @@ class Segments(Store):
         self._prune()
 
     def save(self) -> dict[str, Any]:
-        """Bring all rows to the disk; the manifest."""
-        # What failed before, or was deleted by somebody, is written anew: its rows are still here.
+        """Write all rows to disk; returns the manifest."""
+        # Files that failed before or were deleted are written again: their rows are still in the ring.
         with suppress(OSError):
             self._collect(finish=True)
         self._prune()
@@ -135,7 +135,7 @@ class Segments(Store):
         except OSError as error:
             self._failed = True
             raise CheckpointError(
-                f"can't save replay in {self.folder}: {files.reason(error)}; what was there is untouched"
+                f"can't save the replay buffer in {self.folder}: {files.reason(error)}; existing files are unchanged"
             ) from error
         self._failed = False
         self._named.update(self.names())
@@ -148,12 +148,12 @@ class Segments(Store):
         }
 
     def load(self, manifest: dict[str, Any]) -> None:
-        """Fill the ring, whose row count is set already, and go on from there."""
+        """Fill the ring, whose row count is already set, and continue from there."""
         self._check_layout(manifest["layout"])
         whole, tails = ([Segment(**entry) for entry in manifest[kind]] for kind in ("whole", "tails"))
-        for segment in (*whole, *tails):  # what is missing shows at once, and not after gigabytes
+        for segment in (*whole, *tails):  # report missing files at once, not after reading gigabytes
             self._check_size(segment)
-        for segment in (*whole, *tails):  # older rows first: where they are overwritten, newer ones follow
+        for segment in (*whole, *tails):  # oldest rows first: newer ones may overwrite them
             self._read(segment)
         for name, leaf, slots in self._newest():
             leaf[slots] = manifest["newest"][name].to(leaf.device)
@@ -165,33 +165,33 @@ class Segments(Store):
         return [segment.file for segment in self._segments()]
 
     def sweep(self, needed: Collection[str]) -> None:
-        """Delete the files that neither a checkpoint needs nor this ring, and what died half-written."""
+        """Delete files that neither a checkpoint nor this ring needs, and incomplete ones."""
         if not self.folder.is_dir():
             return
         keep = {*needed, *self.names(), *(segment.file for segment, _ in self._pending)}
-        with suppress(OSError):  # what resists is tried again next time
+        with suppress(OSError):  # tried again next time
             files.sweep(self.folder)
             for entry in list(self.folder.iterdir()):
                 if _NAME.fullmatch(entry.name) and entry.name not in keep:
                     entry.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the thread; rows since the last checkpoint are of no use to anybody any more."""
+        """End the thread, and delete rows written since the last checkpoint."""
         for _, future in self._pending:
             future.cancel()
         self._thread.shutdown()
         for segment in (*self._segments(), *(segment for segment, _ in self._pending)):
-            self._let_go(segment)
+            self._release(segment)
 
     # Writing
 
     def _enqueue(self) -> None:
-        """Hand whole segments to the thread."""
+        """Submit whole segments to the thread."""
         self._next = max(self._next, self.ring.oldest)
         while self.ring.settled - self._next >= self.size:
             self._submit(self._next, self._next + self.size)
             self._next += self.size
-            self._tails = []  # they hold some of its rows
+            self._tails = []  # their rows are in the segment
 
     def _submit(self, first: int, last: int) -> None:
         parts = list(self._parts(first, last))
@@ -203,7 +203,7 @@ class Segments(Store):
         self._pending.append((segment, self._thread.submit(self._write, self.folder / name, raw)))
 
     def _write(self, path: Path, raw: list[memoryview]) -> int:
-        """Runs in the thread; the CRC-32 of the new file."""
+        """Runs in the thread; returns the CRC-32 of the new file."""
         crc = 0
         path.parent.mkdir(exist_ok=True)
         with files.scratch(path) as temp:
@@ -219,7 +219,7 @@ class Segments(Store):
         return crc
 
     def _collect(self, finish: bool) -> None:
-        """Take over what the thread has written."""
+        """Register the segments that the thread has written."""
         while self._pending and (finish or self._pending[0][1].done()):
             segment, future = self._pending[0]
             try:
@@ -231,21 +231,21 @@ class Segments(Store):
             self._whole.append(replace(segment, crc32=crc))
 
     def _go_back(self, row: int) -> None:
-        """Forget what was written of the rows from `row` on."""
+        """Discard files with rows from `row` on."""
         while self._pending:
             segment, future = self._pending.pop()
             if not future.cancel():
                 wait([future])
-            self._let_go(segment)
+            self._release(segment)
         self._next = min(self._next, row)
         for segment in self._segments():
             if segment.last > self._next:
-                self._let_go(segment)
+                self._release(segment)
         self._whole = [segment for segment in self._whole if segment.last <= self._next]
         self._tails = []
 
     def _add_tail(self) -> None:
-        """Write the settled rows that are in no file yet."""
+        """Write the settled rows that are not in a file yet."""
         first = self._tails[-1].last if 0 < len(self._tails) < MOST_TAILS else self._next
         if first >= self.ring.settled:
             return
@@ -255,12 +255,12 @@ class Segments(Store):
         self._tails = [*(tail for tail in self._tails if tail.last <= first), written]
 
     def _prune(self) -> None:
-        """Let go of files whose rows are all overwritten."""
+        """Release files whose rows have all been overwritten."""
         for kept in (self._whole, self._tails):
             while kept and kept[0].last <= self.ring.oldest:
-                self._let_go(kept.pop(0))
+                self._release(kept.pop(0))
 
-    def _let_go(self, segment: Segment) -> None:
+    def _release(self, segment: Segment) -> None:
         if segment.file not in self._named:
             with suppress(OSError):
                 (self.folder / segment.file).unlink(missing_ok=True)
@@ -270,7 +270,7 @@ class Segments(Store):
     def _check_size(self, segment: Segment) -> None:
         where = f"{self.folder.name}/{segment.file}"
         if not _NAME.fullmatch(segment.file):
-            raise DamagedError(f"its manifest names {segment.file!r}, which is no segment of replay")
+            raise DamagedError(f"its manifest names {segment.file!r}, which is not a segment file")
         try:
             size = (self.folder / segment.file).stat().st_size
         except FileNotFoundError:
@@ -281,7 +281,7 @@ class Segments(Store):
             raise DamagedError(f"{where} has {size} bytes instead of {segment.size}")
 
     def _read(self, segment: Segment) -> None:
-        """Straight into the ring, summed up on the way."""
+        """Read directly into the ring, and check the CRC-32."""
         crc = 0
         try:
             with open(self.folder / segment.file, "rb") as file:
@@ -299,13 +299,13 @@ class Segments(Store):
                 f"{self.folder.name}/{segment.file} does not match its CRC-32; it was damaged or altered"
             )
 
-    # Where rows lie
+    # Layout
 
     def _segments(self) -> list[Segment]:
         return [*self._whole, *self._tails]
 
     def _parts(self, first: int, last: int) -> Iterator[Tensor]:
-        """The ring's own memory of rows `first` to `last` - 1, column after column, in two parts at its end."""
+        """Views of the ring's rows `first` to `last` - 1 by column, in two parts where they wrap around."""
         for _, leaf, stride in self._leaves:
             begin, end = _blocks(first, last, stride)
             at, count = begin % len(leaf), end - begin
@@ -320,7 +320,7 @@ class Segments(Store):
             yield name, leaf, torch.arange(begin, end, device=leaf.device) % len(leaf)
 
     def _layout(self) -> dict[str, str]:
-        """What a row is made of."""
+        """Name, type and shape of each column."""
         return {
             name: f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape[1:])} every {stride}"
             for name, leaf, stride in self._leaves
@@ -331,16 +331,16 @@ class Segments(Store):
         for name in {**saved, **own}:
             if saved.get(name) != own.get(name):
                 raise ConfigError(
-                    f"the checkpoint's replay has {saved.get(name, 'no')} {name}, but the settings ask for "
+                    f"the checkpoint's replay buffer has {saved.get(name, 'no')} {name}, but the settings require "
                     f"{own.get(name, 'none')}; resume with the settings it was saved with"
                 )
 
 
 def _blocks(first: int, last: int, stride: int) -> tuple[int, int]:
-    """What is stored before every `stride` rows, as far as it belongs to rows `first` to `last` - 1."""
+    """Range of the entries, one per `stride` rows, that belong to rows `first` to `last` - 1."""
     return -(-first // stride), -(-last // stride)
 
 
 def _raw(part: Tensor) -> memoryview:
-    """The bytes of contiguous memory, not copied."""
+    """The bytes of a contiguous tensor, without a copy."""
     return part.reshape(-1).view(torch.uint8).numpy().data

@@ -1,4 +1,4 @@
-"""Live progress in a terminal, plain lines in a file or pipe, nothing when quiet."""
+"""Progress: a live display in a terminal, plain lines in a file or pipe, nothing with `quiet`."""
 
 import time
 from collections import deque
@@ -18,19 +18,19 @@ from rich.text import Text
 LIVE_SECONDS = 0.2
 PLAIN_SECONDS = 10.0
 RATE_SAMPLES = 100
-"""The rate is taken over this many samples, about 20 s of a live display."""
+"""samples over which the rate is averaged, about 20 s of a live display"""
 
 
 class Console:
     """Progress of one run: `with Console(total) as console`, then `update` once per rollout.
 
-    Drawing happens inside `update`, at most five times a second; there is no thread, so forking stays safe. A
-    terminal that goes away (closed pipe, lost connection) silences the display and never the training.
+    `update` draws at most five times a second; there is no thread, so forking stays safe. If the terminal is lost
+    (closed pipe, lost connection), the display stops and training continues.
 
     Args:
-        done: where a resumed run starts; the rate and the time left count from there.
-        file: where to write instead of standard output.
-        clock: seconds from any origin, for tests.
+        done: progress at the start of a resumed run; the rate and the remaining time are measured from there.
+        file: written to instead of standard output.
+        clock: seconds, for tests.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Console:
     def __enter__(self) -> "Console":
         self._began = self._drawn = self._clock()
         self._samples[0] = (self._began, self._done)
-        # A dumb terminal (an editor's shell, some CI) can't move its cursor: it gets plain lines.
+        # A dumb terminal (in an editor or some CI) can't move its cursor and gets plain lines.
         if self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._terminal.quiet:
             self._live = Live(console=self._terminal, auto_refresh=False, get_renderable=self._picture)
             with self._surviving():
@@ -80,7 +80,7 @@ class Console:
             self._live = None
 
     def update(self, done: float, row: Mapping[str, float | int | str] | None = None) -> None:
-        """Report progress, and the metrics of a row as far as the display shows them."""
+        """Report progress and the metrics of a row that the display shows."""
         if self._terminal.quiet:
             return
         self._done = done
@@ -93,11 +93,11 @@ class Console:
             self._draw()
 
     def message(self, text: str) -> None:
-        """Print a sentence above the bar."""
+        """Print a message above the bar."""
         self._print(text)
 
     def summary(self, values: Mapping[str, float | int | str], title: str = "") -> None:
-        """Print the closing table."""
+        """Print a table of results."""
         table = Table(title=title or None, box=box.ROUNDED, show_header=False, title_justify="left")
         table.add_column(style="bold", overflow="fold")
         table.add_column(justify="right", overflow="fold")
@@ -117,7 +117,7 @@ class Console:
             self._print(self._joined(parts))
 
     def _picture(self) -> Group:
-        """The live display: bar and time left, then as many numbers as the width has room for."""
+        """The live display: bar and remaining time, then as many numbers as fit the width."""
         width = self._terminal.width
         share, left = f" {self._share():>4.0%}", self._left()
         ending = f"{share}  {left}" if left and width >= 30 else share
@@ -141,7 +141,7 @@ class Console:
         return f"{compact(self._done)}/{compact(self.total)} {self.unit}"
 
     def _rate(self) -> float:
-        """Units per second of late, 0 while unknown."""
+        """Recent units per second, 0 if unknown."""
         (before, from_), (now, to) = self._samples[0], self._samples[-1]
         return (to - from_) / (now - before) if now > before else 0.0
 
@@ -167,7 +167,7 @@ class Console:
             self._terminal.print(self._legible(text), markup=False, soft_wrap=self._live is None)
 
     def _legible(self, text: str) -> str:
-        """The text with what the terminal's encoding can't show replaced."""
+        """The text with characters replaced that the terminal's encoding lacks."""
         return text.encode(self._terminal.encoding, "replace").decode(self._terminal.encoding)
 
     @contextmanager
@@ -202,7 +202,7 @@ def _digits(number: float) -> str:
 
 
 def _amount(value: float | int | str) -> str:
-    """A metric for people: about four digits, no exponent where it can be helped."""
+    """A readable number: about four digits, without an exponent if possible."""
     if isinstance(value, int):
         return f"{value:,}"
     if not isinstance(value, float):

@@ -69,8 +69,8 @@ def plot_runs(
     Args:
         metric: what to draw; if no run has episode/return, evaluation/return is drawn instead.
         metrics: several metrics instead of `metric`.
-        group_by: settings in config.yaml (dotted paths) that distinguish lines; runs that agree in them and in `env` are
-            treated as seeds of one setting.
+        group_by: settings in config.yaml (dotted paths) that distinguish lines; runs that agree in them and in `env`
+            are treated as seeds of one setting.
     """
     runs = [_read(Path(folder)) for folder in run_folders]
     if not runs:

@@ -43,7 +43,7 @@ class Reporting:
     Args:
         loggers: names of registered loggers or factories, besides those that settings ask for.
         purge_step: on resume, the first step whose earlier TensorBoard points are hidden.
-        last_row_at: offset in metrics.jsonl of a row that only the end of training made due; a resumed run overwrites it.
+        last_row_at: offset in metrics.jsonl of a row that only the end of training made due; resuming overwrites it.
     """
 
     def __init__(

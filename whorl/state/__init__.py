@@ -1,1 +1,1 @@
-"""Durable state: run folders, checkpoints that survive a kill at any moment, named random streams."""
+"""State of runs: run folders, checkpoints that are complete even if the process is killed, random streams."""

@@ -8,8 +8,8 @@ from whorl.core import files
 from whorl.core.errors import CheckpointError, nearest
 
 RUNS = Path("runs")
-"""where run folders are made and looked for by default"""
-_LONGEST = 80  # characters of an environment id or tag that go into the name; file systems stop at 255 in all
+"""where run folders are created and searched by default"""
+_LONGEST = 80  # characters of an environment id or tag in the name; file systems allow 255 in all
 
 
 def new_run_folder(runs: Path, algorithm: str, env_id: str, tag: str = "") -> Path:
@@ -24,7 +24,7 @@ def new_run_folder(runs: Path, algorithm: str, env_id: str, tag: str = "") -> Pa
 
 
 def resolve_run(path_or_name: Path | str, runs: Path = RUNS) -> Path:
-    """The run or checkpoint folder meant by its path, or by its name in `runs`."""
+    """The run or checkpoint folder with this path, or with this name in `runs`."""
     for candidate in (Path(path_or_name), runs / path_or_name):
         if candidate.is_dir():
             return candidate.resolve()
@@ -38,12 +38,12 @@ def _create(path: Path) -> Path:
         try:
             candidate.mkdir()
         except FileExistsError:
-            continue  # another process took the name between the look and the call
+            continue  # another process was faster
         files.fsync_dir(candidate.parent)
         return candidate
-    raise AssertionError("free names never run out")
+    raise AssertionError("unreachable: free_names is infinite")
 
 
 def _safe(text: str) -> str:
-    """Letters, digits, '.', '_', '-' only; no dot at either end, which Windows drops or Unix hides."""
+    """Letters, digits, '.', '_', '-' only; no dot at the end (Windows drops it) or start (Unix hides the folder)."""
     return re.sub(r"[^\w.-]+", "-", text)[:_LONGEST].strip(".-")

@@ -1,6 +1,7 @@
-"""Five named random streams, so that drawing from one never shifts another.
+"""Five named random streams: draws from one never change another.
 
-env: resets and worlds · act: exploration · replay: sampling · learner: weights, noise in losses · eval.
+env: resets and native environments · act: exploration · replay: sampling · learner: initial weights, noise in losses ·
+eval: evaluation.
 """
 
 import hashlib
@@ -18,8 +19,8 @@ NAMES = ("env", "act", "replay", "learner", "eval")
 class Streams:
     """The random generators of a run, all derived from one seed.
 
-    Those for `devices` exist from construction, others from their first use. Where a generator starts depends
-    only on (seed, name, part), so neither the order of first uses nor the number of streams matters.
+    Those for `devices` are created at once, others at their first use. The initial state of a generator depends only on
+    (seed, name, part), not on the order of first uses or the number of streams.
     """
 
     def __init__(self, seed: int, devices: Iterable[torch.device | str] = ("cpu",)) -> None:
@@ -41,21 +42,21 @@ class Streams:
         return self._generators[key]
 
     def seed(self, name: str, part: str = "") -> int:
-        """A seed below 2**31, which every outside package accepts, for what draws its own numbers."""
+        """A seed below 2**31, which every other package accepts."""
         return self._derive(name, part) & (2**31 - 1)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The seed and the position of every generator made so far, as tensors."""
+        """The seed and the state of every generator created so far, as tensors."""
         positions = {key: generator.get_state() for key, generator in self._generators.items()}
         return {"seed": torch.tensor(self._seed), **positions}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state`, in place: generators already handed out stay the ones in use."""
+        """Restore `state` in place: generators that are in use stay valid."""
         keys = [key for key in state if key != "seed"]
         for key in keys:
             self._check(key)
         self._seed = int(state["seed"])
-        # A generator that the saved run had not made yet starts where it would have started there.
+        # A generator that the saved run had not created yet starts as it would have started there.
         for key, generator in self._generators.items():
             if key not in state:
                 generator.manual_seed(self._derive(*_split(key)[:2]))
@@ -65,7 +66,7 @@ class Streams:
 
     def _derive(self, name: str, part: str) -> int:
         if name not in NAMES:
-            raise ValueError(f"no random stream {name!r}; choose one of: {', '.join(NAMES)}")
+            raise ValueError(f"random stream {name!r} is unknown; choose one of: {', '.join(NAMES)}")
         entropy = [self._seed, NAMES.index(name)]
         if part:
             entropy.append(int.from_bytes(hashlib.sha256(part.encode()).digest()[:8], "little"))
@@ -75,11 +76,11 @@ class Streams:
         name, _, device = _split(key)
         if name not in NAMES:
             raise CheckpointError(
-                f"the checkpoint has a random stream {name!r} that this version does not know"
+                f"the checkpoint has a random stream {name!r} that is unknown to this version of Whorl"
             )
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise CheckpointError(
-                f"the checkpoint has a random stream on {device}, which is not here; resume where it is"
+                f"the checkpoint has a random stream on {device}, but torch finds no GPU; resume on a machine with one"
             )
 
 
@@ -90,7 +91,7 @@ def _split(key: str) -> tuple[str, str, str]:
 
 
 def _canonical(device: torch.device) -> torch.device:
-    """'cuda' and 'cuda:0', 'cpu' and 'cpu:0' are one device each."""
+    """'cuda' and 'cuda:0' are the same device, as are 'cpu' and 'cpu:0'."""
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type == "cuda" and device.index is None:
