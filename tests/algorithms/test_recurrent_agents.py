@@ -69,7 +69,7 @@ class Watched:
         count = view.burn_in + view.length  # type: ignore[attr-defined]
         start = starts(ring, view, 0, ring.rows - view.span)
         start = start[view.allowed(ring, start)]
-        batch = view.gather(ring, start)
+        batch = view.gather(ring, start, self.agent.discounting())
         assert batch.reset[1:].any() and batch.mask.any() and (batch.mask[view.burn_in :] == 0).any()  # type: ignore[attr-defined]
         row = start // ring.num_envs * view.stride + torch.arange(count).unsqueeze(1)  # [T, B]
         said = tree.stack(self.said)
@@ -157,7 +157,7 @@ def test_refreshed_memory_is_what_the_nets_remember_by_now(name: str, action: st
     ring, agent = watched.replay.ring, watched.agent
     start = torch.arange(2 * ring.num_envs)
     stored = tree.clone(ring.memories)
-    batch = watched.replay.view.gather(ring, start)
+    batch = watched.replay.view.gather(ring, start, agent.discounting())
     ring.renew(start, agent.refreshed(batch))
     assert_same_memory(ring.memories, stored)
     watched.draw_weights(1)

@@ -7,7 +7,7 @@ import torch
 
 from whorl.agents.agent import Agent
 from whorl.agents.component import with_components
-from whorl.collect.collector import Collector
+from whorl.collect.collector import LocalCollector
 from whorl.conformance import RandomWorld, copied
 from whorl.core.spec import Array, Discrete, Spec
 from whorl.data.batch import Batch
@@ -41,7 +41,7 @@ def build(algorithm: str, observation: Any = VECTOR, seed: int = 0, **components
 def rollouts(agent: Agent, count: int = 1) -> list[Batch]:
     """Random episodes."""
     world: Any = RandomWorld(agent.spec)
-    collector = Collector(world, agent, STEPS, torch.Generator().manual_seed(1))
+    collector = LocalCollector(world, agent, STEPS, torch.Generator().manual_seed(1))
     collector.reset(0)
     return [copied(collector.collect()) for _ in range(count)]
 

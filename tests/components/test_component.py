@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import whorl
 from whorl.agents.agent import COMPONENTS, Agent
 from whorl.agents.component import Component
-from whorl.collect.collector import Collector
+from whorl.collect.collector import LocalCollector
 from whorl.conformance import CHECKS, RandomWorld, subject
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, register
@@ -167,7 +167,7 @@ def test_the_acting_memory_is_checkpointed() -> None:
     agent = build("ppo", clock=ClockConfig())
 
     def collector() -> Collector:
-        made: Any = Collector(RandomWorld(agent.spec), agent, 5, torch.Generator())  # type: ignore[arg-type]
+        made: Any = LocalCollector(RandomWorld(agent.spec), agent, 5, torch.Generator())  # type: ignore[arg-type]
         return made
 
     one, two = collector(), collector()

@@ -170,7 +170,9 @@ def test_a_run_that_is_resumed_equals_one_that_was_not(
     run = half.train().run_dir
     rest = whorl.resume(run)
     assert (rest.iterations, rest.steps) == (whole.iterations, whole.steps)
-    one, two = (checkpoint.load_newest(path, pytest.fail).state for path in (whole.run_dir, run))
+    one, two = (
+        checkpoint.use_newest(path, pytest.fail, lambda found: found.state) for path in (whole.run_dir, run)
+    )
     assert any(name.startswith("components.rnd.scale") for name in one["agent"]["module"])
     assert same(one["agent"], two["agent"]) and same(one["streams"], two["streams"])
 

@@ -72,8 +72,9 @@ class Discounting:
         return torch.stack([keep if episodic else torch.ones_like(keep) for episodic in self._episodic()], -1)
 
     def apply(self, rollout: Batch) -> Batch:
-        """A rollout as a batch to learn from."""
-        assert rollout.continues is not None
+        """A rollout as a batch to learn from; one that has discounts already is returned as it is."""
+        if rollout.continues is None:
+            return rollout
         return rollout.replace(
             reward=self.reward(rollout.reward),
             discount=self.discount(rollout.continues, rollout.mask > 0),
