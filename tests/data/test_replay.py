@@ -314,7 +314,7 @@ def spec_of(num_envs: int) -> Spec:
 
 
 @pytest.mark.parametrize(("settings", "rows", "sentence"), [
-    ({"n_step": 30, "buffer_size": 100}, 32, "buffer_size is 100, 25 rows for each of 4 environments, .* n_step 30 need 38"),
+    ({"n_step": 30, "buffer_size": 100}, 32, "buffer_size is 100, 25 rows for each of 4 .* n_step 30 need 38"),
     ({"buffer_size": 100}, 128, "num_steps 32 and n_step 1 need 33; use a buffer_size of at least 132"),
     # one rollout's row and its successor would be 2, but a final row and one that lost its successor may stand there
     ({"buffer_size": 15}, 4, "num_steps 1 and n_step 1 need 4; use a buffer_size of at least 16"),

@@ -181,8 +181,8 @@ def spec_of(num_envs: int) -> Spec:
 
 @pytest.mark.parametrize(("settings", "rows", "sentence"), [
     ({"buffer_size": 300, "sequence_length": 40, "burn_in": 20}, 80,
-     r"buffer_size is 300, 60 rows for each of 4 environments, but num_steps 20 and sequences of 61 rows \(burn_in, sequence_length "
-     r"and n_step\) need 80; use a buffer_size of at least 320"),
+     r"buffer_size is 300, 60 rows for each of 4 environments, but num_steps 20 and sequences of 61 rows "
+     r"\(burn_in, sequence_length and n_step\) need 80; use a buffer_size of at least 320"),
     ({"buffer_size": 400, "sequence_length": 40, "burn_in": 20, "n_step": 30}, 80, "sequences of 90 rows .* need 120"),
     # A start every 20 rows, of which the ring must hold one at any moment with the 5 rows behind it.
     ({"buffer_size": 80, "sequence_length": 5, "stored_memory": False}, 4,
@@ -365,7 +365,7 @@ def test_memory_that_changes_is_in_no_file(tmp_path: Path) -> None:
 
 
 def test_the_size_counts_what_is_remembered() -> None:
-    """3 environments of 80 rows of 3 floats, an int64, 2 floats, 3 flags; every 20 rows 2 * 8 floats, an int64, a float."""
+    """3 environments, 80 rows: 3 floats, an int64, a float, 4 flags; every 20 rows 2 * 8 floats, an int64, a float."""
     cfg = DQN.Config(buffer_size=250, memory="lstm", memory_size=8, last_action=True, hidden_sizes=(8,))
     agent = DQN(spec_of(3), cfg)
     expected = 3 * 80 * (12 + 8 + 4 + 4) + 3 * 4 * (64 + 8 + 4)
