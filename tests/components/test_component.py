@@ -166,7 +166,7 @@ def test_a_memory_per_environment_restarts_with_the_episode_and_is_stored() -> N
 def test_the_acting_memory_is_checkpointed() -> None:
     agent = build("ppo", clock=ClockConfig())
 
-    def collector() -> Collector:
+    def collector() -> LocalCollector:
         made: Any = LocalCollector(RandomWorld(agent.spec), agent, 5, torch.Generator())  # type: ignore[arg-type]
         return made
 

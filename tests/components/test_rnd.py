@@ -104,9 +104,9 @@ def test_only_a_proportion_of_the_rows_is_learned_from() -> None:
     steps: list[int] = []
     minimize = agent.minimize
 
-    def counted(name: str, loss: Tensor, *rest: Any) -> Tensor:
+    def counted(name: str, loss: Tensor, *rest: Any, **options: Any) -> Any:
         steps.append(name == "rnd")
-        return minimize(name, loss, *rest)
+        return minimize(name, loss, *rest, **options)
 
     agent.minimize = counted  # type: ignore[method-assign, assignment]
     feed(agent, agent.experience(torch.Generator()), rollouts(agent))

@@ -365,8 +365,7 @@ def test_memory_that_changes_is_in_no_file(tmp_path: Path) -> None:
 
 
 def test_the_size_counts_what_is_remembered() -> None:
-    """3 environments of 80 rows of 3 floats, an int64, 2 floats, 3 flags; every 20 rows 2 * 8 floats, an int64, a
-    float."""
+    """3 environments, 80 rows: 3 floats, an int64, a float, 4 flags; every 20 rows 2 * 8 floats, an int64, a float."""
     cfg = DQN.Config(buffer_size=250, memory="lstm", memory_size=8, last_action=True, hidden_sizes=(8,))
     agent = DQN(spec_of(3), cfg)
     expected = 3 * 80 * (12 + 8 + 4 + 4) + 3 * 4 * (64 + 8 + 4)

@@ -1,5 +1,4 @@
-"""Stacks of frames: what environments show, what the ring stores of it, and what comes out again, against a plain
-recorder."""
+"""Frame stacks: what environments show, what the ring stores and what is sampled, against a plain recorder."""
 
 from collections import deque
 from typing import Any
