@@ -51,5 +51,7 @@ def schedule(part: Part) -> Callable[[Tensor], Tensor]:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{problem} can't be used: {error}") from None
     if not isinstance(found, Tensor) or found.shape != ():
-        raise ConfigError(f"{problem} returns {found!r}; it must return a tensor of one number, made from progress")
+        raise ConfigError(
+            f"{problem} returns {found!r}; it must return a tensor of one number, made from progress"
+        )
     return partial(function, **part.options)
