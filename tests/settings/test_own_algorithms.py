@@ -8,15 +8,19 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import pytest
+import torch
 import yaml
 from torch import nn
 
 import whorl
+from whorl.agents.agent import Acted, Agent, Context, Updated
 from whorl.algorithms.ppo import PPO, PPOConfig
 from whorl.cli import main
 from whorl.core import registry
 from whorl.core.errors import ConfigError
 from whorl.core.registry import only_trusted
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch
 from whorl.settings.merge import configure
 from whorl.settings.schema import LearningRate, Range
 
@@ -66,6 +70,30 @@ def test_a_range_of_another_algorithm_does_not_bind_a_setting_of_the_same_name(t
     run = whorl.train("CartPole-v1", "own", **SMALL, runs=str(tmp_path)).run_dir
     assert whorl.restore(run).settings.alpha == -0.5
     assert whorl.resume(run, max_iterations=2).iterations == 2
+
+
+@dataclass(frozen=True)
+class StillConfig:
+    steps: int = 1
+
+
+class Still(Agent):
+    """Always the first action; learns nothing, and has no discount."""
+
+    Config = StillConfig
+
+    def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        return Acted(torch.zeros(len(obs), dtype=torch.int64), {})
+
+    def update(self, batch: Batch) -> Updated:
+        return Updated({"loss/none": batch.reward.mean()})
+
+
+def test_an_algorithm_without_a_discount_trains_and_is_restored(tmp_path: Path) -> None:
+    whorl.register("algorithm", "still", Still)
+    settings = {name: value for name, value in SMALL.items() if name != "batch_size"}
+    run = whorl.train("CartPole-v1", "still", **settings, runs=str(tmp_path)).run_dir
+    assert whorl.restore(run).settings.steps == 1
 
 
 def test_a_range_of_an_own_setting_is_checked() -> None:
