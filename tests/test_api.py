@@ -129,7 +129,7 @@ def test_weights_that_do_not_fit_are_told() -> None:
 
 
 def test_load_model_without_a_checkpoint_is_told() -> None:
-    with pytest.raises(ConfigError, match="load_checkpoint_dir names no checkpoint"):
+    with pytest.raises(ConfigError, match="load_checkpoint_dir is empty"):
         whorl.load("CartPole-v1", "PPO", {**SMALL, "load_model": True}).train()
 
 

@@ -137,9 +137,9 @@ def test_several_seeds_give_a_folder_each_and_a_closing_table(
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--total-timesteps", "1e2"], "steps are spent"),
-        (["--total-episodes", "2"], "episodes are spent"),
-        (["--max-iterations", "1"], "iterations are spent"),
+        (["--total-timesteps", "1e2"], "the budget of steps is spent"),
+        (["--total-episodes", "2"], "the budget of episodes is spent"),
+        (["--max-iterations", "1"], "the budget of iterations is spent"),
     ],
 )
 def test_a_budget_is_steps_epochs_or_episodes(
@@ -331,7 +331,7 @@ def test_resume_goes_on_to_the_new_budget(
 ) -> None:
     copy = shutil.copytree(run, tmp_path / run.name)
     assert main(["resume", str(copy), "--max-iterations", "3"]) == 0
-    assert "iterations are spent" in capsys.readouterr().out
+    assert "the budget of iterations is spent" in capsys.readouterr().out
     rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == [1, 2, 3]
 

@@ -299,7 +299,7 @@ def test_a_batch_that_does_not_divide_names_one_that_does(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no GPU here; use auto or cpu"):
+    with pytest.raises(ConfigError, match="torch finds no GPU; use auto or cpu"):
         whorl.load("CartPole-v1", "ppo", {"device": "cuda", "runs": str(tmp_path)}).train()
 
 
@@ -600,7 +600,7 @@ def test_an_option_that_a_network_does_not_have_is_told(tmp_path: Path, mypkg: M
             "layer 'Linear' can't be built with {'out_features': -1,",
         ),
         ([{"class": "Linear", "out_features": 0}], r"Linear makes \[2, 0\] of 2 rows of 4 columns"),
-        ([{"class": "LSTM", "input_size": 4, "hidden_size": 8}], "LSTM makes a tuple of 2 rows of 4 columns"),
+        ([{"class": "LSTM", "input_size": 4, "hidden_size": 8}], "LSTM returns a tuple for 2 rows of 4 columns"),
         ([{"class": "Linear", "in_features": 3, "out_features": 8}], "Linear can't read rows of 4 columns"),
         ({"layers": 3}, "network 'layers' can't be built with layers=3: .* it takes layers: "),
     ],
@@ -614,7 +614,7 @@ def test_a_network_that_can_not_be_built_is_one_sentence(network: Any, sentence:
     ("key", "value", "sentence"),
     [
         ("critic_network.dropout", "abc", "critic_network.dropout is 'abc'; it must be a number"),
-        ("critic_network.dropout", 1, "dropout is 1.0; it must be at least 0 and below 1"),
+        ("critic_network.dropout", 1, "dropout is 1.0; it must be at least 0 and less than 1"),
         ("critic_network.layer_norm", 3, "critic_network.layer_norm is 3; it must be true or false"),
         ("optimizer.betas", 0.5, r"'Adam' can't be built with .*betas=0\.5.* it takes .*\(0\.9, 0\.999\)"),
     ],

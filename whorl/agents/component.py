@@ -89,7 +89,7 @@ def with_components(build: Callable[[Spec], "Agent"], spec: Spec, configs: Mappi
     """
     classes: dict[str, Any] = {name: resolve("component", name) for name in configs}
     if configs:
-        found = [stream for name, cfg in configs.items() for stream in classes[name].streams(name, cfg)]
+        found = [stream for name, cfg in configs.items() for stream in classes[name].streams(name.replace(".", "_"), cfg)]
         names = [stream.name for stream in found]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -97,5 +97,6 @@ def with_components(build: Callable[[Spec], "Agent"], spec: Spec, configs: Mappi
         spec = replace(spec, streams=tuple(found))
     agent = build(spec)
     for name, cfg in configs.items():
-        agent.components[name] = classes[name](name, spec, cfg, agent)
+        key = name.replace(".", "_")  # of an import path: names of submodules have no dots
+        agent.components[key] = classes[name](key, spec, cfg, agent)
     return agent

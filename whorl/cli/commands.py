@@ -397,7 +397,7 @@ def _more(result: Any) -> str:
         "episodes": f" --total-episodes {2 * result.episodes}",
         "iterations": f" --max-iterations {2 * result.iterations}",
     }
-    return spent.get(result.reason.partition(" ")[0], "")
+    return spent.get(result.reason.removeprefix("the budget of ").partition(" ")[0], "")
 
 
 def _show_seeds(results: list[tuple[int | None, Any]]) -> None:

@@ -121,7 +121,7 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     found = _from_torch(kind, name) or _from_package(kind, name)
     if found is not None:
         return found
-    if kind == "component" and importlib.util.find_spec(f"whorl.components.{name}"):
+    if kind == "component" and "." not in name and importlib.util.find_spec(f"whorl.components.{name}"):
         importlib.import_module(f"whorl.components.{name}")  # which registers it
         return _registered[kind][name]
     if "." not in name:
