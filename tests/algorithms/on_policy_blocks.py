@@ -166,7 +166,9 @@ def learned_values(
     agent = build(cls, spec.action, spec.observation, num_envs=1, **{**base, **settings})
     collector = LocalCollector(env, agent, 27, torch.Generator().manual_seed(0))
     collector.reset(0)
-    batch = agent.discounting().apply(collector.collect())  # there is one action, so a rollout of any policy is a rollout of all
+    batch = agent.discounting().apply(
+        collector.collect()
+    )  # there is one action, so a rollout of any policy is a rollout of all
     for update in range(updates):
         agent.progress.fill_(update / updates)
         agent.update(batch)

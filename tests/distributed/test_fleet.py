@@ -175,7 +175,7 @@ class Late:
     dashboard = ""
 
     def __init__(self, agent: Agent, *versions: int) -> None:
-        tensors = Storage.allocate(agent, NUM_ENVS, STEPS).batch(0.99).tensors()
+        tensors = Storage.allocate(agent, NUM_ENVS, STEPS).batch().tensors()
         self.trajectories = [
             Trajectory(tensors, 0, 0, n, v, {"steps": 10.0}, 1.0) for n, v in enumerate(versions)
         ]

@@ -215,7 +215,8 @@ def test_a_replica_in_a_process_makes_two_of_one(name: str, pairs: dict[str, Pai
 
 def test_what_is_written_outside_of_an_update_reaches_the_replica(pairs: dict[str, Pair]) -> None:
     pair = pairs["a2c"]
-    rollout = pair.case.rollouts(pair.one.agent, 1)[0]
+    agent = pair.one.agent
+    rollout = agent.discounting().apply(pair.case.rollouts(agent, 1)[0])
     with torch.no_grad():
         pair.two.agent.progress.fill_(0.5)
         pair.two.agent.load_state(pair.one.agent.state())
@@ -231,7 +232,7 @@ def test_learners_that_fail_too_often_end_the_run_and_are_named() -> None:
     with pytest.raises(
         WhorlError, match=r"a learner replica failed once; last error: learner 1 was killed by SIGKILL"
     ):
-        learners.update("update", case.rollouts(agent, 1)[0])
+        learners.update("update", agent.discounting().apply(case.rollouts(agent, 1)[0]))
 
 
 # Whole runs.

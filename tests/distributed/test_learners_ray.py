@@ -28,7 +28,8 @@ def learners() -> Iterator[Any]:
 
 def test_a_replica_on_ray_makes_two_of_one_and_is_replaced_where_it_dies(learners: Any) -> None:
     one, two = CASE.agent(), learners.agent
-    for number, rollout in enumerate(CASE.rollouts(one, 4)):
+    for number, collected in enumerate(CASE.rollouts(one, 4)):
+        rollout = one.discounting().apply(collected)
         if number == 2:
             os.kill(learners.replicas[0].pid, signal.SIGKILL)
         one.update(rollout)

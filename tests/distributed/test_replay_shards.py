@@ -164,7 +164,7 @@ def test_a_shard_that_has_lost_the_beginning_of_its_only_episode_says_so() -> No
     agent = build_agent(configure("dqn", source.id, given), source.spec(1), 0)
     collector = LocalCollector(source.vector(1), agent, STEPS, torch.Generator().manual_seed(1))
     collector.reset(3)
-    rows = SharedSlots(layout_of(collector.storage.batch(0.99).tensors()), 1)
+    rows = SharedSlots(layout_of(collector.storage.batch().tensors()), 1)
     shard = Shard(agent.cfg, agent.spec, agent.stored(), 0, rows, rows)
     with pytest.raises(
         ConfigError, match="no episode begins in the 40 rows that replay holds of each environment"

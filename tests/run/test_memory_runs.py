@@ -197,15 +197,15 @@ def test_settings_that_do_not_fit_are_one_sentence(
     [
         (
             {"whole_episodes": True, "burn_in": 5},
-            "burn_in is 5, but whole_episodes begins with an empty memory",
+            "burn_in is 5, but with whole_episodes sequences begin with an empty memory",
         ),
         (
             {"refresh_memory": True, "stored_memory": False},
-            "refresh_memory renews stored states, but .* none",
+            "refresh_memory updates stored recurrent states, but these settings store none",
         ),
         (
             {"refresh_memory": True, "memory": "none"},
-            "refresh_memory renews stored states, but .* none",
+            "refresh_memory updates stored recurrent states, but these settings store none",
         ),
     ],
 )

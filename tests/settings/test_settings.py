@@ -599,8 +599,11 @@ def test_an_option_that_a_network_does_not_have_is_told(tmp_path: Path, mypkg: M
             [{"class": "Linear", "out_features": -1}],
             "layer 'Linear' can't be built with {'out_features': -1,",
         ),
-        ([{"class": "Linear", "out_features": 0}], r"Linear makes \[2, 0\] of 2 rows of 4 columns"),
-        ([{"class": "LSTM", "input_size": 4, "hidden_size": 8}], "LSTM returns a tuple for 2 rows of 4 columns"),
+        ([{"class": "Linear", "out_features": 0}], r"Linear returns \[2, 0\] for 2 rows of 4 columns"),
+        (
+            [{"class": "LSTM", "input_size": 4, "hidden_size": 8}],
+            "LSTM returns a tuple for 2 rows of 4 columns",
+        ),
         ([{"class": "Linear", "in_features": 3, "out_features": 8}], "Linear can't read rows of 4 columns"),
         ({"layers": 3}, "network 'layers' can't be built with layers=3: .* it takes layers: "),
     ],

@@ -271,7 +271,7 @@ class Agent(Optimized):
 
     def discounting(self) -> Discounting:
         """How rewards and discounts of a batch are made from a rollout."""
-        return Discounting(self.gamma, self.spec.streams, self.separate_streams or not self.off_policy)
+        return Discounting(self.gamma, self.spec.streams, self.separate_streams)
 
     def columns(self) -> dict[str, Array]:
         """Columns that components store with every row."""

@@ -89,7 +89,11 @@ def with_components(build: Callable[[Spec], "Agent"], spec: Spec, configs: Mappi
     """
     classes: dict[str, Any] = {name: resolve("component", name) for name in configs}
     if configs:
-        found = [stream for name, cfg in configs.items() for stream in classes[name].streams(name.replace(".", "_"), cfg)]
+        found = [
+            stream
+            for name, cfg in configs.items()
+            for stream in classes[name].streams(name.replace(".", "_"), cfg)
+        ]
         names = [stream.name for stream in found]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:

@@ -97,7 +97,8 @@ def replays_log_probs(subject: Subject) -> None:
 
 
 def prepared(agent: Agent, batch: Batch) -> Batch:
-    """The batch with observations as the agent's networks read them."""
+    """The batch with discounts, and with observations as the agent's networks read them."""
+    batch = agent.discounting().apply(batch)
     observations = getattr(agent, "observations", None)
     return batch if observations is None else batch.replace(obs=observations(batch.obs))
 
