@@ -285,7 +285,7 @@ class CapturablePoints(Points):
 def test_rollouts_of_a_capturable_simulator_are_captured(tmp_path: Path):
     config = {**FAST, "device": "cuda", "env_device": "cuda", "total_timesteps": 4096, "runs": str(tmp_path)}
     trainer = whorl.load(CapturablePoints, "ppo", config).build()
-    assert trainer.env.capturable and trainer.collector.capture
+    assert trainer.parts.acting.env.capturable and trainer.parts.acting.collector.capture
     assert trainer.train().steps >= 4096
 
 

@@ -27,7 +27,7 @@ from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch
+from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import sample
 from whorl.explore.noise import random_action
 from whorl.nets.actor import bounded
@@ -112,6 +112,11 @@ class CrossQ(Agent):
         """The distribution that the actor's outputs [1, ..., 2 * size] parametrise."""
         mean, log_std = outputs[0].chunk(2, -1)
         return TanhNormal(mean, log_std.clamp(*self.cfg.log_std_range))
+
+    def value(self, rows: Rows) -> Tensor:
+        """min_i Q_i at the mode of the policy, of rows [T, B]."""
+        features = self.backbone(rows)
+        return self.q(features, self.policy(self.actor(features)).mode())
 
     def update(self, batch: Batch) -> Updated:
         return self.step(batch, train_actor=(self.updates + 1) % self.cfg.policy_delay == 0)

@@ -22,7 +22,7 @@ from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch
+from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_with_noise
 from whorl.explore.noise import ActionNoise, NoiseConfig
 from whorl.nets.actor import bounded, deterministic_actor
@@ -59,6 +59,10 @@ class DDPG(Agent):
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_with_noise(self, obs, memory, context)
+
+    def value(self, rows: Rows) -> Tensor:
+        """Q(s, mu(s)) of rows [T, B]."""
+        return self.critic(rows, self.actor(rows))[0]
 
     def update(self, batch: Batch) -> Updated:
         move_targets = self.targets.due(self.updates)

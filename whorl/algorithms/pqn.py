@@ -18,7 +18,7 @@ from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import check_batch_size, minibatches
-from whorl.explore.acting import act_by_values
+from whorl.explore.acting import act_by_values, highest_value
 from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
 from whorl.nets.normalize import normalizers
 from whorl.nets.q_network import QNetwork, QNetworkConfig, allowed
@@ -95,6 +95,10 @@ class PQN(Agent):
 
     def q_values(self, features: Tensor, noise: Tree) -> Tensor:
         return self.critic.outputs(features, noise)[..., 0]
+
+    def value(self, rows: Rows) -> Tensor:
+        """max_a Q(s, a) of rows [T, B]."""
+        return highest_value(self, rows)
 
     @captured
     def update(self, rollout: Batch) -> Updated:

@@ -18,8 +18,8 @@ from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch
-from whorl.explore.acting import act_by_values
+from whorl.data.batch import Batch, Rows
+from whorl.explore.acting import act_by_values, highest_value
 from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_network import QNetwork, allowed, draw_passes
@@ -59,6 +59,10 @@ class QRDQN(Agent):
 
     def q_values(self, features: Tensor, noise: Tree) -> Tensor:
         return self.critic.outputs(features, noise).mean(-1)
+
+    def value(self, rows: Rows) -> Tensor:
+        """max_a Q(s, a) of rows [T, B]."""
+        return highest_value(self, rows)
 
     def update(self, batch: Batch) -> Updated:
         return replay_step(self, batch, move_targets=self.targets.due(self.updates))

@@ -25,7 +25,7 @@ from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
 from whorl.core.spec import MASK_KEY, Discrete, Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch
+from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_actor
 from whorl.nets.actor import Actor, SquashedHead, bounded
 from whorl.nets.policy import CategoricalHead
@@ -97,6 +97,13 @@ class SAC(Agent):
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_actor(self, obs, memory, context)
+
+    def value(self, rows: Rows) -> Tensor:
+        """E[min_i Q_i(s, a)] of rows [T, B]; at the mode of the policy if actions are continuous."""
+        policy = self.actor(rows)
+        if self.discrete:
+            return expectation(policy, self.critic(rows).amin(0))[0]
+        return self.critic(rows, policy.mode()).amin(0)
 
     def update(self, batch: Batch) -> Updated:
         train_actor = (self.updates + 1) % self.cfg.policy_delay == 0

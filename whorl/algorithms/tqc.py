@@ -23,7 +23,7 @@ from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch
+from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_actor
 from whorl.nets.actor import Actor, SquashedHead, bounded
 from whorl.nets.preprocessor import Preprocessor
@@ -86,6 +86,10 @@ class TQC(Agent):
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_actor(self, obs, memory, context)
+
+    def value(self, rows: Rows) -> Tensor:
+        """The mean of all quantiles at the mode of the policy, of rows [T, B]."""
+        return self.critic(rows, self.actor(rows).mode()).mean((0, -1))
 
     def update(self, batch: Batch) -> Updated:
         train_actor = (self.updates + 1) % self.cfg.policy_delay == 0

@@ -2,10 +2,15 @@
 
 from typing import Any
 
+from torch import Tensor
+
 from whorl.agents.agent import Acted, Context
 from whorl.agents.protocols import Acting, ActorCriticAgent, NoisyAgent, PolicyAgent, ValueAgent
 from whorl.core.tree import Tree
+from whorl.data.batch import Rows
 from whorl.explore.noise import random_action
+from whorl.nets.q_network import allowed
+from whorl.ops.values import best, pick
 
 
 def act_by_values(agent: ValueAgent, obs: Tree, memory: Tree, context: Context) -> Acted:
@@ -17,6 +22,12 @@ def act_by_values(agent: ValueAgent, obs: Tree, memory: Tree, context: Context) 
     noise = {} if context.greedy else critic.draw(context.generator)
     features, memory = critic.backbone.step(agent.observations(obs), memory, reset)
     return Acted(agent.explore(agent.q_values(features, noise), obs, context, agent.progress), memory)
+
+
+def highest_value(agent: ValueAgent, rows: Rows) -> Tensor:
+    """max_a Q(s, a) over the allowed actions of rows [T, B]."""
+    q = agent.q_values(agent.critic.backbone(rows), {})
+    return pick(q, best(q, allowed(rows, agent.spec)))
 
 
 def act_by_policy(agent: PolicyAgent, obs: Tree, memory: Tree, context: Context, *, log_prob: bool) -> Acted:
