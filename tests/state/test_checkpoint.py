@@ -188,7 +188,7 @@ def test_the_folder_holds_the_documented_files_and_metadata(tmp_path: Path) -> N
         "observation_normalizing_values.yaml",
     }
     metadata = yaml.safe_load((folder / "metadata.yaml").read_bytes())
-    assert metadata["format"] == 1 and metadata["k"] == 4 and metadata["steps"] == 400
+    assert metadata["format"] == 2 and metadata["k"] == 4 and metadata["steps"] == 400
     assert metadata["torch"] == torch.__version__ and metadata["mean_return"] == 1.5 and metadata["date"]
     assert metadata["files"]["policy.pt"]["sha256"] == files.sha256(folder / "policy.pt")
 
@@ -298,6 +298,15 @@ def test_a_newer_format_asks_for_an_upgrade_and_is_not_passed_over(tmp_path: Pat
         checkpoint.load_newest(tmp_path, lambda _: None)
 
 
+def test_an_earlier_format_is_refused_and_is_not_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    reseal(write(tmp_path, 2), format=1)
+    with pytest.raises(
+        CheckpointError, match=r"format 1 was written by an earlier version .*\(format 2\); use"
+    ):
+        checkpoint.load_newest(tmp_path, lambda _: None)
+
+
 class Malice:
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -348,11 +357,11 @@ def test_a_python_tag_in_the_metadata_runs_nothing_even_with_its_checksum_fixed_
     "body",
     [
         "[]",
-        "format: 1",
-        "format: 1\nfiles: 3",
+        "format: 2",
+        "format: 2\nfiles: 3",
         "format: one\nfiles: {}",
-        "format: 1\nfiles: {checkpoint.pt: 1, policy.pt: 2, config.yaml: 3}",
-        "format: 1\nfiles: {checkpoint.pt: 1, policy.pt: 2, config.yaml: 3, ../../secret: 4}",
+        "format: 2\nfiles: {checkpoint.pt: 1, policy.pt: 2, config.yaml: 3}",
+        "format: 2\nfiles: {checkpoint.pt: 1, policy.pt: 2, config.yaml: 3, ../../secret: 4}",
         "date: 2026-99-99",
     ],
 )

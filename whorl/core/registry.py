@@ -174,7 +174,9 @@ def _is_ours(kind: str, found: Any) -> bool:
         return False
     if isinstance(found, type):
         base = optim.Optimizer if kind == "optimizer" else nn.Module
-        return issubclass(found, base) and (kind not in ("algorithm", "component") or hasattr(found, "Config"))
+        return issubclass(found, base) and (
+            kind not in ("algorithm", "component") or hasattr(found, "Config")
+        )
     if not inspect.isfunction(found) or kind not in ("network", "encoder", "layer", "loss"):
         return False
     made = inspect.signature(found).return_annotation

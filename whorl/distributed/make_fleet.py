@@ -10,9 +10,7 @@ from whorl.settings.run import RunConfig
 from whorl.state.streams import Streams
 
 
-def make_fleet(
-    source: Source, agent: Agent, run: RunConfig, streams: Streams
-) -> FleetCollector:
+def make_fleet(source: Source, agent: Agent, run: RunConfig, streams: Streams) -> FleetCollector:
     """The collector over `run.actors` actors; `agent` is the copy whose weights they are sent."""
     gradients = run.actor_gradients != "none"
     num_envs = run.num_envs // run.actors
