@@ -219,7 +219,9 @@ COMPONENT_CHECKS = {**CHECKS, "gives_aligned_rewards": conformance.gives_aligned
 
 
 @pytest.mark.parametrize("check", COMPONENT_CHECKS)
-@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "dqn", "sac"])
+@pytest.mark.parametrize(
+    "algorithm", ["ppo", "dqn", *(pytest.param(name, marks=pytest.mark.full) for name in ("a2c", "sac"))]
+)
 @pytest.mark.parametrize("component", conformance.component_names())
 def test_a_component_keeps_the_contracts(component: str, algorithm: str, check: str) -> None:
     found = conformance.component_subject(component, algorithm)
