@@ -77,7 +77,7 @@ def _check_even(learners: int, setting: str, given: int, chunk: int = 1) -> None
 
 @dataclass(frozen=True)
 class Round:
-    """One round of learning, as replicas are told of it; tensors are sent separately."""
+    """One round of learning, as it is sent to the replicas; tensors are sent separately."""
 
     phase: str
     updates: int
