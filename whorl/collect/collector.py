@@ -129,12 +129,7 @@ class LocalCollector(Collector):
                 if self._random not in self._graphs:
                     self._graphs[self._random] = self._record(self._random)
                 self._graphs[self._random].replay()
-        batch = self.rollout()
-        self.episode_statistics.add(batch, self.storage.soft, self.storage.measures)
-        if cut:
-            batch.keep[-1] = 0
-            self.episode_statistics.forget()
-        return batch
+        return self.storage.finish(self.episode_statistics, cut)
 
     def collect(self, cut: bool = False, random: bool = False) -> Batch:
         """One rollout, start to finish."""
@@ -302,6 +297,15 @@ class Storage:
     def rows(self, groups: list[slice]) -> list[list[Row]]:
         """Views of every row, group by group."""
         return [[Row(self.tensors, t, num_envs) for num_envs in groups] for t in range(self.steps)]
+
+    def finish(self, statistics: "EpisodeStatistics", cut: bool) -> Batch:
+        """The rollout, counted in `statistics`; with `cut` all environments are reset after it."""
+        batch = self.batch()
+        statistics.add(batch, self.soft, self.measures)
+        if cut:
+            batch.keep[-1] = 0
+            statistics.forget()
+        return batch
 
     def batch(self) -> Batch:
         """The rollout as a batch without discounts: the only place where episode ends become numbers."""

@@ -65,12 +65,7 @@ class WorkerCollector(Collector):
     def finish(self, cut: bool = False) -> Batch:
         """The rollout, as views of shared memory: learn from it before the next call."""
         self.env.collect("collect")
-        batch = self.rollout()
-        self.episode_statistics.add(batch, self.storage.soft, self.storage.measures)
-        if cut:
-            batch.keep[-1] = 0
-            self.episode_statistics.forget()
-        return batch
+        return self.storage.finish(self.episode_statistics, cut)
 
     def collect(self, cut: bool = False, random: bool = False) -> Batch:
         """One rollout, start to finish."""
