@@ -20,6 +20,7 @@ from gymnasium import spaces
 from whorl.core import tree
 from whorl.core.errors import EnvError
 from whorl.core.spec import Discrete
+from whorl.distributed import pool as pool_module
 from whorl.distributed.pool import WorkerPool
 from whorl.envs.adapter import factory_from_id
 from whorl.envs.adapters.gymnasium import GymnasiumVector
@@ -320,3 +321,15 @@ def test_ctrl_c_ends_everything_with_one_traceback(tmp_path: Path):
     _, errors = parent.communicate(timeout=20)
     assert errors.count("Traceback") == 1 and "KeyboardInterrupt" in errors
     assert all(gone(worker, 5) for worker in workers)
+
+
+def test_a_worker_has_stalled_when_it_makes_no_step_for_long_not_when_its_rollout_is_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    progress, now = np.zeros(2), [0.0]
+    monkeypatch.setattr(pool_module.time, "monotonic", lambda: now[0])
+    stalls, never = pool_module.Stalls(progress, 10.0), pool_module.Stalls(progress, 0.0)
+    for second in range(1, 40):
+        now[0] = float(second)
+        progress[0] += 0.01
+        assert stalls.found() == ([1] if second > 10 else []) and never.found() == []

@@ -170,8 +170,10 @@ def load_weights(agent: Agent, run: str | Path, strict: bool = False) -> str:
     if misfits:
         shapes = [f"{_shape(theirs.get(key))} there, {_shape(mine.get(key))} here" for key in misfits]
         named = [f"{key} ({shape})" for key, shape in zip(misfits, shapes)]
-        more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
-        message = f"{found.folder}: took {len(taken)} of {len(mine)} tensors; not taken: {', '.join(named[:SHOWN])}{more}"
+        if len(named) > SHOWN:
+            named[SHOWN:] = [f"and {len(named) - SHOWN} more"]
+        taking = f"took {len(taken)} of {len(mine)} tensors"
+        message = f"{found.folder}: {taking}; not taken: {', '.join(named)}"
     if misfits and strict:
         raise CheckpointError(f"{message}; leave strict out to start with those that fit")
     if not taken.keys() & agent.trained().keys():
