@@ -280,9 +280,8 @@ def test_a_warm_start_from_another_environment_takes_what_fits_and_lists_the_res
     with pytest.warns(UserWarning) as warned:
         trainer.step()
     (text,) = [str(one.message) for one in warned if "tensors" in str(one.message)]
-    assert re.search(
-        r"took \d+ of \d+ tensors; not taken: actor\.backbone\.torso\.layers\.0\.weight \(\[8, 4\]", text
-    )
+    assert re.search(r"took \d+ of \d+ tensors; not taken: ", text)
+    assert "actor.backbone.torso.layers.0.weight ([8, 4] there, [8, 6] here)" in text
     assert "actor.head.logits.bias ([2] there, [3] here)" in text and "layers.0.bias" not in text
     trainer.close()
     with pytest.raises(CheckpointError, match=r"took \d+ of \d+ tensors; .* leave strict out"):
