@@ -225,13 +225,16 @@ class Loop:
         step = f"at about step {self.counters.steps}"
         if not isinstance(rollout, Batch):
             raise DivergedError(f"an environment gave {what} that is not finite {step}; {REMEDY}")
-        seen = _bad_rows(rollout.obs, rollout.reset).cumsum(0) > 0
+        bad = _bad_rows(rollout.obs, rollout.reset)
+        seen = bad.cumsum(0) > 0
         if bool((_bad_rows(rollout.action, rollout.mask) & ~seen[:-1]).any()):
             raise DivergedError(
                 f"the policy gave an action that is not finite {step}, for observations that are; {REMEDY}"
             )
+        row, env_index = (bad if bool(bad.any()) else ~rollout.reward.isfinite()).nonzero()[0].tolist()
         raise DivergedError(
-            f"the environment gave {what} that is not finite {step}; check it with whorl.check(env)"
+            f"environment {env_index} gave {what} that is not finite at row {row} of a rollout, {step}; check it with "
+            "whorl.check(env)"
         )
 
 
