@@ -20,7 +20,7 @@ from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
-from whorl.settings.merge import Settings, configure, plain_fields
+from whorl.settings.merge import Settings, chosen_fields, configure, plain_fields
 from whorl.settings.presets import algorithm_of, algorithms
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
@@ -84,20 +84,42 @@ def load(
         algorithm: a name, or a config object such as `PPOConfig(gamma=0.99)`, whose values are all used as they are.
         config: settings of the loop and the algorithm as a mapping, or a `RunConfig`, whose values are all used.
     """
+    return Trainer(*prepare(env, algorithm, config, files, env_options, settings), callbacks, loggers)
+
+
+def prepare(
+    env: Any,
+    algorithm: Any,
+    config: Mapping[str, Any] | RunConfig | None,
+    files: Sequence[str | Path],
+    env_options: Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
+) -> tuple[Source, Settings]:
+    """The environment and all settings of a run; see `load`."""
+    objects: dict[str, Any] = {}
     given = {} if env_options is None else {"env_options": dict(env_options)}
     if dataclasses.is_dataclass(algorithm):
-        algorithm, values = algorithm_of(algorithm), plain_fields(algorithm)
-        given = {**values, **given}
+        algorithm, chosen = algorithm_of(algorithm), algorithm
+        objects |= plain_fields(chosen)
+        given |= chosen_fields(chosen)
     if isinstance(config, RunConfig):
-        config = plain_fields(config)
+        objects |= plain_fields(config)
+        config = chosen_fields(config)
     made = find(env)
     options = made.options if made.named else None
     given = {**given, **made.settings({**(config or {}), **settings})}
-    found = configure(algorithm, made.id, given, files, options=options)
+    found = configure(
+        algorithm,
+        made.id,
+        given,
+        files,
+        options=options,
+        objects=objects,
+        kind=lambda options: _with_options(made, options).kind(),
+    )
     source = _with_options(made, found.env_options)
     source.check(found.run)
-    found = dataclasses.replace(found, env_options=dict(source.options))
-    return Trainer(source, found, callbacks, loggers)
+    return source, dataclasses.replace(found, env_options=dict(source.options))
 
 
 def train(

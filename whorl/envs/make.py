@@ -1,7 +1,6 @@
 """Finds or makes the environments of a run from an id, an environment, a batched environment, or a factory."""
 
 import copy
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,9 +10,11 @@ from typing import Any
 import gymnasium
 import torch
 
+from whorl.core import tree
 from whorl.core.errors import ConfigError, EnvError
+from whorl.core.hardware import cores
 from whorl.core.registry import registered
-from whorl.core.spec import Spec
+from whorl.core.spec import Continuous, Spec
 from whorl.envs.adapter import Adapter, adapter_of, adapters, factory_from_id
 from whorl.envs.adapters.gymnasium import GymnasiumVector, to_spec
 from whorl.envs.adapters.vectorized import BatchedVector, is_vectorized
@@ -21,6 +22,7 @@ from whorl.envs.native import WORLDS
 from whorl.envs.spaces import Factory, probe
 from whorl.envs.vector import VectorEnv
 from whorl.envs.wrappers import OPTIONS, observation_wrappers, split
+from whorl.nets.images import has_images
 from whorl.settings.presets import WRAPPED
 from whorl.settings.run import RunConfig
 
@@ -114,6 +116,21 @@ class Source:
         if self.batched:
             return self.vector(1).spec.with_num_envs(num_envs)
         return to_spec(probe(self.factory), num_envs)
+
+    def kind(self) -> tuple[str, ...]:
+        """Words for the kind of environment, for settings that depend on it (`whorl.settings.conditions`)."""
+        spec = self.spec(1)
+        images = has_images(spec.observation, 8)
+        continuous = all(isinstance(leaf, Continuous) for leaf in tree.leaves(spec.action))
+        discrete = not any(isinstance(leaf, Continuous) for leaf in tree.leaves(spec.action))
+        words = {
+            "images": images,
+            "vectors": not images,
+            "continuous": continuous,
+            "discrete": discrete,
+            "native": self.world is not None,
+        }
+        return tuple(word for word, holds in words.items() if holds)
 
     def workers(self, asked: int, num_envs: int) -> int:
         """The number of worker processes; where `asked` is -1 one per core, and none where a step is cheap."""
@@ -283,5 +300,4 @@ def _from_batch(batch: Batch, options: dict[str, Any]) -> Source:
 
 def default_workers(num_envs: int) -> int:
     """One worker per usable core, but not more than environments."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(num_envs, usable))
+    return max(1, min(num_envs, cores()))
