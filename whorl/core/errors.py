@@ -29,6 +29,16 @@ class DivergedError(WhorlError):
     """A loss, observation or reward stopped being a finite number."""
 
 
+def extend(error: Exception, text: str) -> None:
+    """Add to the message of an error that is raised again: what was saved, how to go on."""
+    if isinstance(error, WhorlError):
+        message = f"{error.args[0] if error.args else error}; {text}"
+        error.args = (message, *error.args[1:])
+        vars(error)["message"] = message
+    elif hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(text)
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """'did you mean X?' with the closest allowed word, or else all of them."""
     words = sorted(allowed)

@@ -1,11 +1,13 @@
-"""Progress: a live display in a terminal, plain lines in a file or pipe, nothing with `quiet`."""
+"""Progress: a live display in a terminal or notebook, plain lines in a file or pipe, nothing with `quiet`."""
 
+import html
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 import rich.console
 from rich import box
@@ -22,9 +24,9 @@ RATE_SAMPLES = 100
 
 
 class Console:
-    """Progress of one run: `with Console(total) as console`, then `update` once per rollout.
+    """Progress of one run: `with Console(total) as console`, then `update` once per rollout, `tick` within one.
 
-    `update` draws at most five times a second; there is no thread, so forking stays safe. If the terminal is lost
+    Both draw at most five times a second; there is no thread, so forking stays safe. If the terminal is lost
     (closed pipe, lost connection), the display stops and training continues.
 
     Args:
@@ -48,20 +50,27 @@ class Console:
         self.unit = unit
         self.title = title
         self._clock = clock
-        self._done = done
+        self._done = self._count = done
+        self._doing = ""
+        self._drawing = threading.Lock()
+        self._waiting: list[str] = []
+        """messages that came while something was drawn"""
         self._row: dict[str, float | int | str] = {}
         self._began = self._drawn = clock()
         self._samples: deque[tuple[float, float]] = deque([(self._began, done)], maxlen=RATE_SAMPLES)
         self._stale = False
         self._terminal = _Terminal(file=file, quiet=quiet, highlight=False)
         self._unicode = self._terminal.encoding.lower().startswith("utf")
-        self._live: Live | None = None
+        self._live: Live | _Notebook | None = None
 
     def __enter__(self) -> "Console":
         self._began = self._drawn = self._clock()
         self._samples[0] = (self._began, self._done)
+        if self._terminal.is_jupyter and not self._terminal.quiet:
+            self._live = _Notebook(self._cell)
+            self._live.start()
         # A dumb terminal (in an editor or some CI) can't move its cursor and gets plain lines.
-        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._terminal.quiet:
+        elif self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._terminal.quiet:
             self._live = Live(console=self._terminal, auto_refresh=False, get_renderable=self._picture)
             with self._surviving():
                 self._live.start(refresh=True)
@@ -83,9 +92,23 @@ class Console:
         """Report progress and the metrics of a row that the display shows."""
         if self._terminal.quiet:
             return
-        self._done = done
         self._row.update({key: row[key] for key in _SHOWN if key in row} if row else {})
         self._stale = True
+        self._advance(done, done, "")
+
+    def tick(self, done: float, count: float, doing: str = "") -> None:
+        """Report progress within an iteration.
+
+        Args:
+            done: what the bar shows, which may include what is under way.
+            count: the number beside it.
+            doing: a word for what takes the time.
+        """
+        if not self._terminal.quiet:
+            self._advance(done, count, doing)
+
+    def _advance(self, done: float, count: float, doing: str) -> None:
+        self._done, self._count, self._doing = done, count, doing
         now = self._clock()
         if now - self._samples[-1][0] >= LIVE_SECONDS:
             self._samples.append((now, done))
@@ -93,8 +116,20 @@ class Console:
             self._draw()
 
     def message(self, text: str) -> None:
-        """Print a message above the bar."""
-        self._print(text)
+        """Print a message above the bar; where something is being drawn, as soon as that is done.
+
+        So it may be called by a signal handler.
+        """
+        self._waiting.append(text)
+        if self._drawing.acquire(blocking=False):
+            try:
+                self._print_waiting()
+            finally:
+                self._drawing.release()
+
+    def _print_waiting(self) -> None:
+        while self._waiting:
+            self._print(self._waiting.pop(0))
 
     def summary(self, values: Mapping[str, float | int | str], title: str = "") -> None:
         """Print a table of results."""
@@ -107,14 +142,21 @@ class Console:
             self._terminal.print(table)
 
     def _draw(self) -> None:
-        self._drawn = self._clock()
-        self._stale = False
-        if self._live:
-            with self._surviving():
-                self._live.refresh()
-        else:
-            parts = [f"{self._share():.0%} {self._progress()}", *self._numbers(), self._left()]
-            self._print(self._joined(parts))
+        # Two threads may update a network at the same time: one of them draws.
+        if not self._drawing.acquire(blocking=False):
+            return
+        try:
+            self._drawn = self._clock()
+            self._stale = False
+            if self._live:
+                with self._surviving():
+                    self._live.refresh()
+            else:
+                parts = [f"{self._share():.0%} {self._progress()}", *self._numbers(), self._left()]
+                self._print(self._joined(parts))
+            self._print_waiting()
+        finally:
+            self._drawing.release()
 
     def _picture(self) -> Group:
         """The live display: bar and remaining time, then as many numbers as fit the width."""
@@ -125,20 +167,31 @@ class Console:
         bar_width = max(1, min(60, width - len(ending)))
         bar = ProgressBar(total=1.0, completed=self._share(), width=bar_width)
         head.add_row(bar, Text(ending, style="bold", no_wrap=True, overflow="crop"))
-        elapsed = f"{_duration(self._clock() - self._began)} elapsed"
         parts = [self._progress()]
-        for part in (*self._numbers(), elapsed):
+        for part in (*self._numbers(), self._elapsed(), self._doing):
             if len(self._joined([*parts, part])) <= width:
                 parts.append(part)
         lines = [Text(self._legible(self.title), style="bold cyan", no_wrap=True, overflow="crop")]
         numbers = Text(self._joined(parts), no_wrap=True, overflow="crop")
         return Group(*(lines if self.title else []), head, numbers)
 
+    def _cell(self) -> tuple[str, str]:
+        """What a notebook shows, as HTML and as text."""
+        ending = self._joined([f"{self._share():.0%}", self._left()])
+        parts = [self._progress(), *self._numbers(), self._elapsed(), self._doing]
+        numbers = self._joined(parts)
+        bar = f'<progress max="1" value="{self._share():.4f}" style="width: 30em"></progress>'
+        title = f"<b>{html.escape(self.title)}</b><br>" if self.title else ""
+        return f"{title}{bar} {html.escape(ending)}<br>{html.escape(numbers)}", f"{ending} {numbers}"
+
+    def _elapsed(self) -> str:
+        return f"{_duration(self._clock() - self._began)} elapsed"
+
     def _share(self) -> float:
         return min(1.0, self._done / self.total) if self.total > 0 else 1.0
 
     def _progress(self) -> str:
-        return f"{compact(self._done)}/{compact(self.total)} {self.unit}"
+        return f"{compact(self._count)}/{compact(self.total)} {self.unit}"
 
     def _rate(self) -> float:
         """Recent units per second, 0 if unknown."""
@@ -176,6 +229,29 @@ class Console:
             yield
         except (OSError, ValueError):  # ValueError: the file object was closed
             self._terminal.quiet = True
+
+
+class _Notebook:
+    """One output of a notebook cell that is shown again and again; unlike rich's it needs no widgets."""
+
+    def __init__(self, content: Callable[[], tuple[str, str]]) -> None:
+        self._content = content
+        self._handle: Any = None
+
+    def start(self) -> None:
+        from IPython.display import display  # there is one where there are notebooks
+
+        self._handle = display(self._bundle(), display_id=True, raw=True)
+
+    def refresh(self) -> None:
+        self._handle.update(self._bundle(), raw=True)
+
+    def stop(self) -> None:
+        self.refresh()
+
+    def _bundle(self) -> dict[str, str]:
+        markup, text = self._content()
+        return {"text/html": markup, "text/plain": text}
 
 
 _SHOWN = ("episode/return", "evaluation/return", "time/steps_per_second")
