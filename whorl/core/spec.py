@@ -106,6 +106,41 @@ class Spec:
         return replace(self, num_envs=num_envs)
 
 
+def differences(saved: Spec, now: Spec) -> list[str]:
+    """What differs between the spaces of two environments, an entry each: where, saved, now.
+
+    Bounds of observations are not compared, because agents do not read them.
+    """
+    found = []
+    for name, before, after in (
+        ("observation", saved.observation, now.observation),
+        ("action", saved.action, now.action),
+    ):
+        old, new = dict(tree.items(before)), dict(tree.items(after))
+        for path in [*old, *(path for path in new if path not in old)]:
+            was, is_now = (_described(side[path]) if path in side else "missing" for side in (old, new))
+            if was != is_now:
+                found.append(f"{name}{f' {path!r}' if path else ''} was {was} and is {is_now}")
+        if old.keys() == new.keys() and list(old) != list(new):
+            found.append(f"{name} had the keys {', '.join(old)} and has {', '.join(new)}, in another order")
+    return found
+
+
+def _described(leaf: Any) -> str:
+    """A leaf of a spec as its space would be written."""
+    if isinstance(leaf, Array):
+        kind = f"Box({leaf.shape}, {leaf.dtype})"
+        if leaf.start is not None:
+            kind = f"Discrete({leaf.size // leaf.stack}{f', start={leaf.start}' if leaf.start else ''})"
+        return f"{kind} in a stack of {leaf.stack}" if leaf.stack > 1 else kind
+    if isinstance(leaf, Discrete):
+        return f"Discrete({leaf.n}{f', start={leaf.start}' if leaf.start else ''})"
+    if isinstance(leaf, MultiDiscrete):
+        return f"MultiDiscrete({list(leaf.nvec)}{f', start={list(leaf.start)}' if any(leaf.start) else ''})"
+    low, high = (f"{side[0]:g}" if len(set(side)) == 1 else f"{list(side)}" for side in (leaf.low, leaf.high))
+    return f"Box({low}, {high}, {leaf.shape}, {leaf.dtype})"
+
+
 def empty_obs(spec: SpecTree, leading: tuple[int, ...], device: torch.device | str = "cpu") -> tree.Tree:
     """Zeros in the shape of the observation tree, with `leading` axes first."""
     return tree.map(
