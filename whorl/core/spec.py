@@ -201,6 +201,29 @@ def _rescaled(a: Continuous, value: Tensor) -> Tensor:
     return exact.clamp(per_dimension(list(a.low), exact), per_dimension(list(a.high), exact))
 
 
+def from_env(spec: SpecTree, action: tree.Tree) -> tree.Tree:
+    """The inverse of `to_env`: the environment's actions [..., *shape] in canonical form."""
+
+    def leaf(a: ActionLeaf, value: Tensor) -> Tensor:
+        if isinstance(a, Discrete):
+            return value.long() - a.start
+        shape = a.shape if isinstance(a, Continuous) or a.shape is not None else (len(a.nvec),)
+        assert shape is not None
+        value = value.reshape(*value.shape[: value.dim() - len(shape)], -1)
+        if isinstance(a, MultiDiscrete):
+            return value.long() - torch.tensor(a.start or 0, device=value.device)
+        value, parts = value.double(), []
+        for part, low, high in zip(value.unbind(-1), a.low, a.high):
+            if isfinite(low) and isfinite(high):
+                part = 2 * (part - low) / (high - low) - 1 if high > low else torch.zeros_like(part)
+            elif isfinite(low) or isfinite(high):
+                part = part - low - 1 if isfinite(low) else part - high + 1
+            parts.append(part)
+        return torch.stack(parts, -1).float()
+
+    return tree.map(leaf, spec, action)
+
+
 def as_nested(spec: SpecTree, action: tree.Tree) -> Any:
     """An action tree with tuples where the environment has Tuple spaces."""
     if not isinstance(spec, dict):
