@@ -26,7 +26,7 @@ from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
-from whorl.settings.merge import Settings, configure, plain_fields
+from whorl.settings.merge import Settings, chosen_fields, configure, plain_fields
 from whorl.settings.presets import algorithm_of, algorithms, read_file
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
@@ -93,21 +93,44 @@ def load(
         env_options: what the environment is made with.
         loggers: besides those that settings ask for: names of registered loggers, or functions that make one.
     """
+    return Trainer(*prepare(env, algorithm, config, files, env_options, settings), callbacks, loggers)
+
+
+def prepare(
+    env: Any,
+    algorithm: Any,
+    config: Mapping[str, Any] | RunConfig | None,
+    files: Sequence[str | Path],
+    env_options: Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
+) -> tuple[Source, Settings]:
+    """The environment and all settings of a run; see `load`."""
+    objects: dict[str, Any] = {}
     given = {} if env_options is None else {"env_options": dict(env_options)}
     if dataclasses.is_dataclass(algorithm):
-        algorithm, values = algorithm_of(algorithm), plain_fields(algorithm)
-        given = {**values, **given}
+        algorithm, chosen = algorithm_of(algorithm), algorithm
+        objects |= plain_fields(chosen)
+        given |= chosen_fields(chosen)
+    if isinstance(config, RunConfig):
+        objects |= plain_fields(config)
     asked = _settings(config, settings)
-    made = find(
-        env, _options_in([*(layer for path in files for layer in read_file(path)), given, asked], env)
+    made = find(env, _options_in(files, [given, asked], env))
+
+    def made_with(options: Mapping[str, Any]) -> Source:
+        return made.with_options({**made.options, **options})
+
+    found = configure(
+        algorithm,
+        made.id,
+        {**given, **made.settings(asked)},
+        files,
+        options=made.options if made.named else None,
+        objects=objects,
+        kind=lambda options: made_with(options).kind(),
     )
-    options = made.options if made.named else None
-    given = {**given, **made.settings(asked)}
-    found = configure(algorithm, made.id, given, files, options=options)
-    source = made.with_options({**made.options, **found.env_options})
+    source = made_with(found.env_options)
     source.check(found.run)
-    found = dataclasses.replace(found, env_options=dict(source.options))
-    return Trainer(source, found, callbacks, loggers)
+    return source, dataclasses.replace(found, env_options=dict(source.options))
 
 
 def train(
@@ -278,16 +301,16 @@ def check(env: Any, env_options: Mapping[str, Any] | None = None, **unknown: Any
 
 def _settings(config: Mapping[str, Any] | RunConfig | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Settings given as a mapping or config object and as keywords, which come first."""
-    values = plain_fields(config) if isinstance(config, RunConfig) else dict(config or {})
+    values = chosen_fields(config) if isinstance(config, RunConfig) else dict(config or {})
     return {**values, **keywords}
 
 
-def _options_in(layers: Sequence[Mapping[str, Any]], env: Any) -> dict[str, Any]:
+def _options_in(files: Sequence[str | Path], given: Sequence[Mapping[str, Any]], env: Any) -> dict[str, Any]:
     """The options among settings that a class or function needs to make its first environment."""
-    if isinstance(env, str | Made) or not callable(env):
+    if isinstance(env, str | gymnasium.Env) or not callable(env):
         return {}
     found: dict[str, Any] = {}
-    for layer in layers:
+    for layer in [*(layer for path in files for layer in read_file(path)), *given]:
         if isinstance(layer.get("env_options"), Mapping):
             found |= layer["env_options"]
     return found

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,9 +11,11 @@ from typing import Any
 import gymnasium
 import torch
 
+from whorl.core import tree
 from whorl.core.errors import ConfigError, EnvError, nearest
+from whorl.core.hardware import cores
 from whorl.core.registry import registered
-from whorl.core.spec import Spec
+from whorl.core.spec import Continuous, Spec
 from whorl.envs.adapter import Adapter, adapter_of, adapters, factory_from_id
 from whorl.envs.adapters.gymnasium import GymnasiumVector, to_spec
 from whorl.envs.adapters.vectorized import BatchedVector, is_vectorized
@@ -23,6 +24,7 @@ from whorl.envs.native import WORLDS
 from whorl.envs.spaces import Factory, probe
 from whorl.envs.vector import VectorEnv
 from whorl.envs.wrappers import OPTIONS, observation_wrappers, split
+from whorl.nets.images import has_images
 from whorl.settings.presets import WRAPPED
 from whorl.settings.run import RunConfig
 
@@ -132,6 +134,21 @@ class Source:
             "class or a function that takes options"
         )
 
+    def kind(self) -> tuple[str, ...]:
+        """Words for the kind of environment, for settings that depend on it (`whorl.settings.conditions`)."""
+        spec = self.spec(1)
+        images = has_images(spec.observation, 8)
+        continuous = all(isinstance(leaf, Continuous) for leaf in tree.leaves(spec.action))
+        discrete = not any(isinstance(leaf, Continuous) for leaf in tree.leaves(spec.action))
+        words = {
+            "images": images,
+            "vectors": not images,
+            "continuous": continuous,
+            "discrete": discrete,
+            "native": self.world is not None,
+        }
+        return tuple(word for word, holds in words.items() if holds)
+
     def workers(self, asked: int, num_envs: int) -> int:
         """The number of worker processes; where `asked` is -1 one per core, and none where a step is cheap."""
         if self.batched:
@@ -229,15 +246,16 @@ def _from_factory(factory: Callable[..., Any], options: dict[str, Any]) -> Sourc
     build = partial(factory, **theirs) if theirs else factory
     built = make_env(build)
     if _is_batch(built):
-        return _from_batch(Batch(built, build), ours)
-    if not isinstance(built, gymnasium.Env):
+        source = _from_batch(Batch(built, build), ours)
+    elif isinstance(built, gymnasium.Env):
+        name = _name(built)
+        built.close()
+        source = _wrapped(Source(name, build, named=False), ours)
+    else:
         raise EnvError(
             f"the factory returned a {type(built).__name__}; "
             "it must return a gymnasium.Env or a batched environment"
         )
-    name = _name(built)
-    built.close()
-    source = _wrapped(Source(name, build, named=False), ours)
     return replace(source, options=options, given=factory)
 
 
@@ -352,5 +370,4 @@ def _from_batch(batch: Batch, options: dict[str, Any]) -> Source:
 
 def default_workers(num_envs: int) -> int:
     """One worker per usable core, but not more than environments."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(num_envs, usable))
+    return max(1, min(num_envs, cores()))

@@ -181,7 +181,7 @@ class Trainer:
     def step(self) -> dict[str, Any]:
         """Run one iteration with the logging, evaluation and checkpoint that are due; its metrics.
 
-        An iteration is one rollout and its updates. Losses are among the metrics every `log_freq` iterations.
+        An iteration is one rollout and its updates. Losses are among the metrics every `log_freq` steps.
         """
         reporting = self._open()
         if self._inside_step:
@@ -259,7 +259,7 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_update(self, row)
         run = self.settings.run
-        if run.eval and (self.iteration % run.eval_freq == 0 or (self.finished and not self.interrupted)):
+        if run.eval and (self.counters.passed(run.eval_freq) or (self.finished and not self.interrupted)):
             evaluation = self.evaluate()
             row.update(evaluation.metrics())
             for callback in self.callbacks:
