@@ -159,7 +159,7 @@ def _follow(
         if resets.count or "final_obs" in info or "final_observation" in info:
             findings.append("the environment resets itself inside step(); leave that to the caller")
             break
-        if terminated or truncated or findings or time.monotonic() > deadline:
+        if findings or terminated or truncated or time.monotonic() > deadline:
             break
     else:
         if getattr(player.env.spec, "max_episode_steps", None) is None:
