@@ -147,7 +147,12 @@ def test_cogyms_tables_are_taken_whole_with_their_meaning(algorithm: str, table:
         found = settings(table, algorithm)
     rows = table["n_workers"] * table["max_rollout"]
     for key, value in table.items():
-        if key in SHARED_OFF_POLICY or key in ("temperature_lr", "target_noise_scale", "n_drop_atoms", "log_std_bound"):
+        if key in SHARED_OFF_POLICY or key in (
+            "temperature_lr",
+            "target_noise_scale",
+            "n_drop_atoms",
+            "log_std_bound",
+        ):
             continue
         expected = value * rows if key in EPOCH_KEYS else comparable(value)
         name = {"max_epochs": "max_iterations", "model_checkpoint_freq": "checkpoint_freq"}.get(key, key)

@@ -236,8 +236,16 @@ class Loop:
             raise DivergedError(
                 f"the policy gave an action that is not finite {step}, for observations that are; {REMEDY}"
             )
+        # Row t + 1 of the observations and row t of the rewards came from the same step.
+        bad = (
+            seen[1:]
+            if "observation" in what
+            else _bad_rows(rollout.reward, rollout.mask) & (rollout.mask > 0)
+        )
+        row, env_index = (int(at) for at in bad.nonzero()[0]) if bool(bad.any()) else (0, 0)
+        step = f"at about step {self.counters.steps + int(rollout.mask[: row + 1].sum()):,}"
         raise DivergedError(
-            f"the environment gave {what} that is not finite {step}; check it with whorl.check(env)"
+            f"environment {env_index} gave {what} that is not finite {step}; check it with whorl.check(env)"
         )
 
 
