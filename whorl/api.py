@@ -12,6 +12,7 @@ from whorl.core.errors import CheckpointError, ConfigError, WhorlError
 from whorl.core.registry import only_trusted, register, require_trust
 from whorl.envs import checker
 from whorl.envs import make as envs
+from whorl.envs.adapters.imported import module_of
 from whorl.envs.make import Made, Source, find
 from whorl.log.video import save_video
 from whorl.run.build import choose_device
@@ -171,13 +172,18 @@ def evaluate(
     render: bool = False,
     trust: Sequence[str] = (),
     device: str = "cpu",
+    env_options: Mapping[str, Any] | None = None,
 ) -> Evaluation:
-    """Play episodes with a trained policy; `video` records the first one, `render` shows them in a window."""
+    """Play episodes with a trained policy; `video` records the first one, `render` shows them in a window.
+
+    Args:
+        env_options: options of the environment, over those of the run.
+    """
     if episodes < 1:
         raise ConfigError(f"episodes is {episodes}; it must be at least 1")
     build(RunConfig, {"seed": seed})
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
-    options = dict(policy.settings.env_options)
+    options = {**policy.settings.env_options, **(env_options or {})}
     if video is not None or render:
         options["render_mode"] = "human" if render else "rgb_array"
     with only_trusted(tuple(trust)):
@@ -200,9 +206,9 @@ def evaluate(
     return found
 
 
-def check(env: Any) -> list[str]:
-    """Mistakes found in an environment (an id, an object or a factory), each with its remedy."""
-    return checker.check(find(env).factory if isinstance(env, str) else env)
+def check(env: Any, env_options: Mapping[str, Any] | None = None) -> list[str]:
+    """Mistakes found in an environment (an id, with options, an object or a factory), each with its remedy."""
+    return checker.check(find(env, env_options).factory if isinstance(env, str) or env_options else env)
 
 
 class _Camera:
@@ -257,8 +263,7 @@ def _source(env: Any, id: str, options: Mapping[str, Any]) -> Source:
     """The environment of a saved run, or the one given instead."""
     if env is not None:
         return find(env, options)
-    module = id.rpartition(":")[0]
-    if module:
+    if module := module_of(id):
         require_trust(module, "an environment of")
     try:
         return find(id, options)

@@ -57,6 +57,16 @@ def smooth(steps: ArrayLike, values: ArrayLike, span: float) -> Floats:
     return np.divide(total, weight, out=np.full(len(data), np.nan), where=weight > 0)
 
 
+def extent(positions: Floats) -> float:
+    """The length of the axis that a curve covers."""
+    return float(positions[-1] - positions[0])
+
+
+def typical_gap(positions: Floats) -> float:
+    """The median distance between neighbouring points of a curve."""
+    return float(np.median(np.diff(positions))) if len(positions) > 1 else 0.0
+
+
 def align(curves: Sequence[Curve], points: int = 400) -> tuple[Floats, Floats]:
     """A common grid [points] and every curve interpolated on it [curves, points].
 
