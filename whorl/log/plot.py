@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.transforms import offset_copy
 
 from whorl.core.errors import WhorlError, nearest
 from whorl.log.console import compact
@@ -41,6 +42,8 @@ SPAN = 0.012
 """width of the automatic smoothing kernel, as a share of the x-axis"""
 RAGGED = 0.05
 """seeds whose ends differ by less than this share of the axis count as equally long"""
+LEGEND_LINE = 0.19
+"""height of a line of a legend below its panel, in inches"""
 ENDINGS = (".png", ".svg", ".pdf")
 
 REPORTING = (
@@ -190,12 +193,14 @@ def plot_runs(
     FigureCanvasAgg(figure)
     panels = figure.subplots(down, columns, squeeze=False).flatten()
     pairs = [(name, environment) for name in wanted for environment in environments]
+    below = 0
     for panel, (name, environment) in zip(panels, pairs):
-        _draw_panel(panel, groups[environment], name, style)
+        below = max(below, _draw_panel(panel, groups[environment], name, style))
         title = environment if several or not environment else f"{runs[0].algorithm} on {environment}"
         panel.set_title(title, loc="left", fontweight="bold", fontsize=12)
     for panel in panels[len(pairs) :]:
         panel.remove()
+    figure.set_size_inches(size[0], size[1] + LEGEND_LINE * below * down)
     output.parent.mkdir(parents=True, exist_ok=True)
     # The same runs give the same file, and letters stay letters in a PDF.
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(output.suffix.lower())
@@ -271,9 +276,12 @@ def _differing(runs: Sequence[_Run], style: Style) -> list[str]:
     ignored = {"env", "algorithm", *REPORTING, *(() if style.x == "time" else MACHINE)}
     # A setting that a run does not name, of another version of the library, is not known to differ.
     shared = [key for key in runs[0].config if all(key in run.config for run in runs) and key not in ignored]
-    flat = [_flat({key: run.config[key] for key in shared}) for run in runs]
-    names = dict.fromkeys(name for settings in flat for name in settings)
-    return [name for name in names if any(settings.get(name) != flat[0].get(name) for settings in flat)]
+    found = []
+    for key in shared:
+        flat = [_flat({key: run.config[key]}) for run in runs]
+        names = dict.fromkeys(name for settings in flat for name in settings)
+        found += [name for name in names if any(one.get(name) != flat[0].get(name) for one in flat)]
+    return found
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -307,7 +315,8 @@ def _colour_by_label(groups: Sequence[_Group]) -> None:
 # Drawing
 
 
-def _draw_panel(panel: Axes, groups: Sequence[_Group], metric: str, style: Style) -> None:
+def _draw_panel(panel: Axes, groups: Sequence[_Group], metric: str, style: Style) -> int:
+    """Draw one metric of one environment; the lines of the legend that stand below the panel."""
     several = False
     for group in groups:
         found = [run.curve(metric, style.axis) for run in group.runs]
@@ -317,7 +326,8 @@ def _draw_panel(panel: Axes, groups: Sequence[_Group], metric: str, style: Style
             _draw_curves(panel, curves, group, style)
         if metric == RETURN:
             _draw_evaluations(panel, group, style)
-    _dress(panel, metric, style, several)
+    _dress(panel, metric, style)
+    return _add_legend(panel, str(style) if several else None)
 
 
 def _draw_curves(panel: Axes, curves: Sequence[Curve], group: _Group, style: Style) -> None:
@@ -334,7 +344,7 @@ def _draw_curves(panel: Axes, curves: Sequence[Curve], group: _Group, style: Sty
     grid, values = align(smoothed)
     label = f"{group.label} ({len(curves)} seeds)"
     if ragged:
-        label = f"{label[:-1]}; dashed: fewer, the shortest ends at {_tick(ends[0], style)})"
+        label = f"{label[:-1]}; dashed: fewer, the shortest ends at {_place(ends[0], style)})"
     if (bounds := style.bounds(values)) is not None:
         panel.fill_between(grid, *bounds, color=group.colour, alpha=0.18, linewidth=0)
     panel.plot(
@@ -345,29 +355,22 @@ def _draw_curves(panel: Axes, curves: Sequence[Curve], group: _Group, style: Sty
         linewidth=2.0,
         label=_wrapped(label),
     )
-    for end in sorted(set(ends[:-1])) if ragged else ():
-        rest = [one for one in smoothed if _end(one) > end]
-        grid, values = align(rest)
-        beyond = (grid >= end) & (grid <= min(map(_end, rest)))
-        panel.plot(
-            grid[beyond],
-            style.reduce(values)[beyond],
-            linestyle=(0, (2, 2)),
-            color=group.colour,
-            linewidth=1.3,
-        )
+    for end in sorted(set(ends))[:-1] if ragged else ():
+        grid, values = align([one for one in smoothed if _end(one) > end], begin=end)
+        panel.plot(grid, style.reduce(values), linestyle=(0, (2, 2)), color=group.colour, linewidth=1.3)
 
 
 def _draw_evaluations(panel: Axes, group: _Group, style: Style) -> None:
-    """Evaluations as points: the statistic of the seeds if all were evaluated at the same places, else each one."""
-    curves = [run.curve(EVALUATION, style.axis) for run in group.runs if run.has(EVALUATION)]
-    if not curves:
-        return
-    first = curves[0][0]
-    if all(np.array_equal(first, positions) for positions, _ in curves):
-        curves = [(first, style.reduce(np.stack([values for _, values in curves])))]
+    """Evaluations as points: the statistic of the seeds that were evaluated at the same place."""
+    curves = [run.curve(EVALUATION, style.axis) for run in group.runs]
+    at: dict[float, list[float]] = {}
     for positions, values in curves:
-        panel.add_line(_points(positions, values, group.colour))
+        for position, value in zip(positions.tolist(), values.tolist()):
+            at.setdefault(position, []).append(value)
+    if at:
+        places = sorted(at)
+        found = [float(style.reduce(np.array(at[place]))) for place in places]
+        panel.add_line(_points(places, found, group.colour))
 
 
 def _points(steps: Sequence[float] | Floats, values: Sequence[float] | Floats, colour: str) -> Line2D:
@@ -394,51 +397,79 @@ def _overlap(curves: Sequence[Curve]) -> bool:
     return max(steps[0] for steps in finite) <= min(steps[-1] for steps in finite)
 
 
-def _dress(panel: Axes, metric: str, style: Style, several: bool) -> None:
+def _dress(panel: Axes, metric: str, style: Style) -> None:
     group, _, name = metric.partition("/")
     panel.set_ylabel(
         {RETURN: "episode return", EVALUATION: "evaluation return"}.get(metric, f"{group} / {name}")
     )
-    panel.set_xlabel({"steps": "environment steps", "time": "training time", "episodes": "episodes"}[style.x])
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda v, _: _tick(v, style)))
+    panel.autoscale_view()
+    name, unit = _unit(style, panel.dataLim.x1)
+    panel.set_xlabel(name)
+    panel.xaxis.set_major_locator(_Multiples(unit))
+    panel.xaxis.set_major_formatter(
+        FuncFormatter(lambda v, _: f"{v / unit:.4g}" if style.x == "time" else compact(v))
+    )
     panel.yaxis.set_major_formatter(FuncFormatter(lambda v, _: compact(v) if abs(v) >= 1000 else f"{v:g}"))
-    panel.xaxis.set_major_locator(MaxNLocator(6))
     panel.margins(x=0.01)
     panel.grid(True, color="#e6e6e6", linewidth=0.8)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color("#999999")
     panel.tick_params(color="#999999", labelcolor="#333333", labelsize=9)
+
+
+def _add_legend(panel: Axes, title: str | None) -> int:
+    """Inside the panel while it is small, below it where it would hide the curves; the number of lines below."""
     handles, labels = panel.get_legend_handles_labels()
     if any(line.get_marker() == "o" for line in panel.get_lines()):
         handles, labels = [*handles, _points([], [], "#666666")], [*labels, "evaluation"]
-    if handles:
-        panel.autoscale_view()
-        _add_legend(panel, handles, labels, str(style) if several else None)
-
-
-def _add_legend(panel: Axes, handles: list[Any], labels: list[str], title: str | None) -> None:
-    """Inside the panel while it is small, below it where it would hide the curves."""
+    if not handles:
+        return 0
+    lines = sum(label.count("\n") + 1 for label in labels) + bool(title)
+    small = lines <= 7 and max(len(line) for label in labels for line in label.split("\n")) <= 40
     options: dict[str, Any] = {"loc": "best", "frameon": True, "framealpha": 0.9, "edgecolor": "none"}
-    lines = sum(label.count("\n") + 1 for label in labels)
-    if lines > 6 or max(len(line) for label in labels for line in label.split("\n")) > 40:
-        below = 2 if lines > 4 and len(labels) > 3 else 1
-        options = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.14), "frameon": False, "ncols": below}
+    if not small:
+        under = offset_copy(panel.transAxes, panel.get_figure(root=True), y=-34, units="points")
+        options = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": under, "frameon": False}
     legend = panel.legend(
-        handles, labels, fontsize=9, title=title, title_fontsize=9, alignment="left", **options
+        handles, labels, fontsize=9, title=title, title_fontsize=9, alignment="left", borderpad=0.2, **options
     )
     legend.get_title().set_color("#666666")
+    return 0 if small else lines
 
 
 def _wrapped(label: str) -> str:
-    return "\n".join(textwrap.wrap(label, 56))
+    """A label in lines; `name = value` stays together."""
+    lines = textwrap.wrap(label.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"), 64)
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def _tick(value: float, style: Style) -> str:
-    return _clock(value) if style.x == "time" else compact(value)
+class _Multiples(MaxNLocator):
+    """Ticks at round numbers of a unit."""
+
+    def __init__(self, unit: float) -> None:
+        super().__init__(6, steps=[1, 2, 2.5, 5, 10])
+        self.unit = unit
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        return np.asarray(super().tick_values(vmin / self.unit, vmax / self.unit)) * self.unit
 
 
-def _clock(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:g} s"
-    return f"{seconds / 60:g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+def _unit(style: Style, end: float) -> tuple[str, float]:
+    """The name of the x-axis, and what one of its numbers stands for."""
+    if style.x != "time":
+        return {"steps": "environment steps", "episodes": "episodes"}[style.x], 1.0
+    name, unit = _unit_of_time(end)
+    return f"training time ({name})", unit
+
+
+def _place(position: float, style: Style) -> str:
+    """A position on the x-axis in words."""
+    if style.x != "time":
+        return compact(position)
+    name, unit = _unit_of_time(position)
+    return f"{position / unit:.3g} {name}"
+
+
+def _unit_of_time(seconds: float) -> tuple[str, float]:
+    return ("s", 1.0) if seconds < 180 else ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)
