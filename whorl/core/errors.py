@@ -71,7 +71,7 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     """'did you mean X?' with the closest allowed word, or else all of them."""
     words = sorted(allowed)
     lower = {word.lower(): word for word in words}
-    close = get_close_matches(given.lower(), lower, n=1, cutoff=0.5)
+    close = get_close_matches(given.lower(), lower, n=1, cutoff=0.65)
     if close:
         return f"did you mean {lower[close[0]]!r}?"
     return "choose one of: " + ", ".join(words)

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from whorl.envs.make import Source
     from whorl.envs.vector import VectorEnv
 
-MODULES = ("dm_control", "minatar", "native", "atari", "minigrid", "pybullet", "bumps_bullet", "gymnasium")
+MODULES = (
+    *("dm_control", "minatar", "native", "atari", "minigrid", "pybullet", "bumps_bullet", "imported"),
+    "gymnasium",
+)
 """in `whorl.envs.adapters`, in the order in which they are asked whether they own an id; gymnasium owns the rest"""
 
 

@@ -380,7 +380,9 @@ class Trainer:
         if not self.checkpointing.saved:
             return f"there was no checkpoint yet; start again with{go_on[13:]}"
         saved = self.counters.saved_steps
-        return f"the newest checkpoint is that of step {saved:,}, the error came after {self.steps:,}; {go_on}"
+        return (
+            f"the newest checkpoint is that of step {saved:,}, the error came after {self.steps:,}; {go_on}"
+        )
 
     def _save_last(self, collecting: bool) -> Path:
         self._own_folder()
