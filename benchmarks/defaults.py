@@ -6,8 +6,8 @@
 Every run is a process of its own on one core with one torch thread; both libraries train in turns, for the same number
 of environment steps (rounded up to whole rollouts of ours), and the return is that of 20 episodes with deterministic
 actions afterwards. Neither evaluates, saves or draws anything while the clock runs. Ours are the algorithm's settings
-without those tuned for an environment or its family; theirs are what `PPO("MlpPolicy", env)` gives: one environment, one
-torch thread. MlpPolicy is theirs for images, too, because their convolutions do not fit images of 10 x 10 and 7 x 7;
+without those tuned for an environment or its family; theirs are what `PPO("MlpPolicy", env)` gives, which has one
+environment. MlpPolicy is theirs for images, too, because their convolutions do not fit images of 10 x 10 and 7 x 7;
 MiniGrid's dictionary is flattened for them by `FlatObsWrapper`, as RL Zoo does it.
 """
 
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -85,7 +86,7 @@ RATES = {
 def all_jobs(
     algorithms: Sequence[str], envs: Sequence[str], seeds: Sequence[int], scale: float
 ) -> list[dict[str, Any]]:
-    """One seed of every pair first; among those the main algorithms, among those the longest; the libraries alternate."""
+    """One seed of every pair first; of those the main algorithms, of those the longest; the libraries alternate."""
     pairs = [(name, env) for name in STEPS for env in STEPS[name] if name in algorithms and env in envs]
 
     def order(pair: tuple[str, str]) -> tuple[bool, float]:
@@ -294,10 +295,11 @@ def page(records: Sequence[Record]) -> str:
     return f"""# Defaults on environments without a preset
 
 Default settings of each algorithm, without anything tuned for the environment, beside those of Stable-Baselines3 and
-sb3-contrib, in the same call of `benchmarks/defaults.py`, which says how. Mean and standard deviation over seeds of the
-return of {EPISODES} deterministic episodes after the same number of environment steps; seconds of training on one core; the
-ratio of our steps per second to theirs. *Below in*: our mean return is lower by more than the standard error of the
-difference, or our steps per second are lower. Where two numbers of steps are shown, the slower library was stopped at the time limit of a job.
+sb3-contrib, in the same call of `benchmarks/defaults.py`, which says how. Returns are those of {EPISODES} deterministic
+episodes after the same number of environment steps, mean and standard deviation over seeds; seconds are of training on
+one core; the ratio is of our steps per second to theirs. *Below in* says where we are worse: in the mean return, by more
+than the standard error of the difference, or in steps per second. Where two numbers of steps are shown, the slower
+library was stopped at the time limit of a run.
 
 Below in both: {named}.
 
@@ -333,7 +335,7 @@ def main() -> None:
     elif args.command == "run":
         found = all_jobs(args.algorithms, args.envs, args.seeds, args.scale)
         limit = ("--limit", str(args.limit))
-        run_jobs(found, args.output, args.jobs, args.seconds, lambda *of: estimate(*of, args.limit), limit)
+        run_jobs(found, args.output, args.jobs, args.seconds, partial(estimate, limit=args.limit), limit)
     else:
         records = [record for path in args.output for record in read(path)]
         print(table(records))

@@ -43,7 +43,7 @@ def run_jobs(
     arguments: Sequence[str] = (),
     gpu: bool = False,
 ) -> None:
-    """Run `jobs` in their order, `count` at a time, for `seconds`; each is `SCRIPT job JSON` and prints its record last.
+    """Run `jobs` in their order, `count` at a time, for `seconds`: each as `SCRIPT job JSON`, which prints its record.
 
     Args:
         estimate: seconds that a job will take, given the records so far.
@@ -98,7 +98,7 @@ def _run(
     job: Mapping[str, Any], arguments: Sequence[str], cores: set[int], seconds: float, gpu: bool
 ) -> Record | None:
     """A job's record; None where it failed or was stopped."""
-    threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
     began = time.monotonic()
     process = subprocess.Popen(
@@ -141,7 +141,8 @@ def _line(job: Mapping[str, Any], record: Record | None) -> str:
 def known_seconds(
     records: Iterable[Record], job: Mapping[str, Any], same: Sequence[Sequence[str]], steps: int
 ) -> float | None:
-    """Seconds for `steps` at the slowest rate of records that agree with `job` in the first of `same` that finds any."""
+    """Seconds for `steps` at the slowest rate of records like `job`: of those that agree in the first of `same`, or the
+    next; None where there are none."""
     for names in same:
         rates = [
             record["steps"] / max(record["total_time"], 1e-3)
