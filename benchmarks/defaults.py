@@ -14,17 +14,17 @@ MiniGrid's dictionary is flattened for them by `FlatObsWrapper`, as RL Zoo does 
 import argparse
 import json
 import math
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import gymnasium
-from jobs import Record, commit, known_seconds, machine, read, run_jobs
+from jobs import Record, known_seconds, origin, read, run_jobs, train
+
+import whorl
 
 OURS, THEIRS = "whorl", "sb3"
 SEEDS = (1, 2, 3)
@@ -116,52 +116,25 @@ class Untuned(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
 
 
 def our_environment(id: str) -> gymnasium.Env:
-    import whorl
-
     return Untuned(whorl.make(id).env)
 
 
-def our_trainer(job: Mapping[str, Any], folder: str, callbacks: Iterable[Any] = ()) -> Any:
-    import whorl
-
-    return whorl.load(
-        lambda: our_environment(job["env"]),
-        job["algorithm"],
-        {
-            "total_timesteps": job["steps"],
-            "seed": job["seed"],
-            "learner_threads": 1,
-            "eval": False,
-            "save_model": False,
-            "tensorboard": False,
-            "quiet": True,
-            "runs": folder,
-        },
-        callbacks=list(callbacks),
-    )
+def settings(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not left to the defaults: the budget, the seed, one core, and nothing beside training."""
+    return {
+        "total_timesteps": job["steps"],
+        "seed": job["seed"],
+        "learner_threads": 1,
+        "eval": False,
+    }
 
 
 def train_ours(job: Mapping[str, Any], limit: float) -> Record:
-    import whorl
-
-    returns: list[float] = []
-
-    class Limit(whorl.Callback):
-        def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
-            if metrics["time/elapsed"] > limit:
-                trainer.stop("the time is over")
-
-        def on_end(self, trainer: Any, result: Any) -> None:
-            returns.extend(trainer.evaluate(EPISODES).returns)
-
-    with tempfile.TemporaryDirectory() as folder:
-        result = our_trainer(job, folder, [Limit()]).train()
-    return {"steps": result.steps, "wall_time": round(result.wall_time, 2), "return": fmean(returns)}
+    world = partial(our_environment, job["env"])
+    return train(world, job["algorithm"], settings(job), EPISODES, limit).record
 
 
 def their_environment(id: str) -> gymnasium.Env:
-    import whorl
-
     if id.startswith("MiniGrid"):
         import minigrid
 
@@ -185,8 +158,7 @@ def train_theirs(job: Mapping[str, Any], limit: float) -> Record:
         def _on_step(self) -> bool:
             return time.perf_counter() - began < limit
 
-    with tempfile.TemporaryDirectory() as folder:
-        run = our_trainer(job, folder).settings.run
+    run = whorl.load(partial(our_environment, job["env"]), job["algorithm"], settings(job)).settings.run
     rollout = run.num_envs * run.num_steps
     model = cls("MlpPolicy", their_environment(job["env"]), seed=job["seed"], device="cpu")
     began = time.perf_counter()
@@ -199,9 +171,8 @@ def train_theirs(job: Mapping[str, Any], limit: float) -> Record:
 
 
 def one(job: Mapping[str, Any], limit: float) -> Record:
-    train = train_ours if job["library"] == OURS else train_theirs
-    found = train(job, limit)
-    return {**found, "machine": machine(), "commit": commit(), "date": date.today().isoformat()}
+    found = train_ours(job, limit) if job["library"] == OURS else train_theirs(job, limit)
+    return {**found, **origin()}
 
 
 def estimate(job: Mapping[str, Any], records: list[Record], limit: float) -> float:
@@ -253,7 +224,6 @@ def row(pair: tuple[str, str], both: Mapping[str, Sequence[Record]]) -> list[str
     ours, theirs = both[OURS], both[THEIRS]
     reached = {library: fmean(record["steps"] for record in both[library]) for library in both}
     cut = abs(reached[OURS] - reached[THEIRS]) > 0.05 * max(reached.values())
-    steps = [f"{reached[library] / 1000:.0f}k" for library in (OURS, THEIRS)]
 
     def summary(records: Sequence[Record]) -> str:
         values = [record["return"] for record in records]
@@ -261,7 +231,7 @@ def row(pair: tuple[str, str], both: Mapping[str, Sequence[Record]]) -> list[str
 
     return [
         *pair,
-        " / ".join(steps) if cut else steps[0],
+        f"{reached[OURS]:,.0f} / {reached[THEIRS]:,.0f}" if cut else f"{reached[OURS]:,.0f}",
         str(len(ours)) if len(ours) == len(theirs) else f"{len(ours)} / {len(theirs)}",
         summary(ours),
         summary(theirs),
@@ -297,9 +267,9 @@ def page(records: Sequence[Record]) -> str:
 Default settings of each algorithm, without anything tuned for the environment, beside those of Stable-Baselines3 and
 sb3-contrib, in the same call of `benchmarks/defaults.py`, which says how. Returns are those of {EPISODES} deterministic
 episodes after the same number of environment steps, mean and standard deviation over seeds; seconds are of training on
-one core; the ratio is of our steps per second to theirs. *Below in* says where we are worse: in the mean return, by more
-than the standard error of the difference, or in steps per second. Where two numbers of steps are shown, the slower
-library was stopped at the time limit of a run.
+one core; the ratio is of our steps per second to theirs. *Below in* says where we are worse: in return, by more than
+the standard error of the difference, or in steps per second. Where two numbers of steps are shown, the slower library
+was stopped at the time limit of a run.
 
 Below in both: {named}.
 

@@ -7,19 +7,26 @@ running when the time is over is stopped and leaves no record.
 """
 
 import json
+import math
 import os
 import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
+
+import whorl
 
 ROOT = Path(__file__).resolve().parent.parent
 Record = dict[str, Any]
@@ -152,6 +159,46 @@ def known_seconds(
         if rates:
             return steps / min(rates)
     return None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run of ours that has ended."""
+
+    record: Record
+    """steps, wall_time (s) and return"""
+    rows: list[dict[str, Any]]
+    """its metrics"""
+    config: dict[str, Any]
+    """its settings"""
+
+
+def train(
+    env: Any, algorithm: str, settings: Mapping[str, Any], episodes: int, limit: float = math.inf
+) -> Trained:
+    """Train, for `limit` seconds at most, then play deterministic episodes with the last policy."""
+    returns: list[float] = []
+
+    class Ending(whorl.Callback):
+        def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
+            if metrics["time/elapsed"] > limit:
+                trainer.stop(f"{limit:.0f} s are over")
+
+        def on_end(self, trainer: Any, result: Any) -> None:
+            returns.extend(trainer.evaluate(episodes).returns)
+
+    with tempfile.TemporaryDirectory() as folder:
+        beside = {"save_model": False, "tensorboard": False, "quiet": True, "runs": folder}
+        trainer = whorl.load(env, algorithm, {**beside, **settings}, callbacks=[Ending()])
+        result = trainer.train()
+        rows = read(result.run_dir / "metrics.jsonl")
+    record = {"steps": result.steps, "wall_time": round(result.wall_time, 2), "return": fmean(returns)}
+    return Trained(record, rows, trainer.settings.plain())
+
+
+def origin() -> Record:
+    """Where and when a record was made."""
+    return {"machine": machine(), "commit": commit(), "date": date.today().isoformat()}
 
 
 def machine() -> str:
