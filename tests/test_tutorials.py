@@ -6,8 +6,8 @@
     yaml      settings of `whorl train` that some algorithm takes
     py        other libraries' code, and code for a cluster: compiled only
 
-A training with a large budget is stopped after its first iterations here. One that a small machine has no room for (actors,
-several learners, Ray, Atari's replay buffers) is configured and its agent built, but not started.
+A training with a large budget is stopped after its first iterations here. One that a small machine has no room for
+(actors, several learners, Ray, Atari's replay buffers) is configured and its agent built, but not started.
 """
 
 import dataclasses
