@@ -29,11 +29,11 @@ demo: setup
 # Material for MkDocs announces MkDocs 2 at every build; the versions are pinned below it.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "open build/site/index.html"
+	@echo "$(BIN)/python -m http.server -d build/site 8000   and open http://localhost:8000"
 
 lint: setup
-	$(BIN)/ruff format --check whorl tests benchmarks docs demo.py
-	$(BIN)/ruff check whorl tests benchmarks docs demo.py
+	$(BIN)/ruff format --check whorl tests benchmarks docs/*.py demo.py
+	$(BIN)/ruff check whorl tests benchmarks docs/*.py demo.py
 	$(BIN)/mypy
 
 test: lint

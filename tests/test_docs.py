@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -81,6 +83,21 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         assert target.exists(), f"{link} leads nowhere"
         if fragment and target.suffix == ".md":
             assert fragment in anchors(target), f"{name_of(target)} has no heading {fragment!r}"
+
+
+def test_the_site_builds_without_warnings_and_needs_no_other_host(tmp_path: Path) -> None:
+    for package in ("mkdocs", "material", "mkdocstrings_handlers", "latex2mathml"):
+        pytest.importorskip(package, reason="pip install -e '.[docs]'")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > len(PAGES)
+    for page in pages:
+        foreign = re.findall(
+            r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*>", page.read_text("utf-8")
+        )
+        assert not foreign, f"{page.name}: {foreign[0]}"
 
 
 def test_every_page_is_reached_from_the_index() -> None:
