@@ -190,9 +190,9 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
         ),
         (
             "train ppo CartPole-v1 --nothing.x 8",
-            "ppo has no setting 'nothing'; whorl train ppo ENV --help lists all settings",
+            "ppo has no setting 'nothing'; whorl train ppo ENV --help-all lists all settings",
         ),
-        ("train ppo CartPole-v1 --qqqqqq 8", "ppo has no flag --qqqqqq; --help lists all flags"),
+        ("train ppo CartPole-v1 --qqqqqq 8", "ppo has no flag --qqqqqq; --help-all lists all flags"),
         ("train ppo CartPole-v1 --num-envs many", "--num-envs is 'many'; it must be a whole number"),
         ("train ppo CartPole-v1 --n_workers many", "--n_workers is 'many'; it must be a whole number"),
         ("train ppo CartPole-v1 --num-envs", "--num-envs needs a value: a whole number"),
@@ -280,7 +280,7 @@ def test_a_broken_list_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def read(flags: Any, *words: str) -> tuple[list[str], dict[str, Any]]:
     parser = FlagParser("eval")
-    parser.add_config("flags", flags)
+    parser.add_config(flags)
     return parser.read(words)
 
 

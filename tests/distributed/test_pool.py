@@ -205,7 +205,8 @@ def test_an_exception_arrives_with_the_environments_own_traceback():
     pool = WorkerPool(Moody, 2, "Moody", 2)
     pool.reset(0)
     with pytest.raises(
-        EnvError, match=r"worker 1 \(environments 1\) failed with RuntimeError: the wheels came off"
+        EnvError,
+        match=r"worker 1 .*: environment 1, step 1 of episode 1: step\(\) raised RuntimeError: the wheels",
     ) as caught:
         pool.step(torch.tensor([0, 1]))
     assert "test_pool.py" in str(caught.value)

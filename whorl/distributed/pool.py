@@ -298,9 +298,9 @@ class WorkerPool:
         raise AssertionError("a failed worker raises")
 
     def _end(self, error: RemoteError) -> NoReturn:
-        self._failed = self._failed or str(error)
+        self._failed = self._failed or error.message
         self.close()
-        raise EnvError(self._failed) from None
+        raise EnvError(self._failed, error.details) from None
 
 
 class Stalls:

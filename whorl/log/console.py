@@ -4,8 +4,9 @@ import html
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -16,6 +17,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from whorl.settings.merge import Settings
 
 LIVE_SECONDS = 0.2
 PLAIN_SECONDS = 10.0
@@ -152,11 +155,14 @@ class Console:
                 with self._surviving():
                     self._live.refresh()
             else:
-                parts = [f"{self._share():.0%} {self._progress()}", *self._numbers(), self._left()]
-                self._print(self._joined(parts))
+                self._print(self._line())
             self._print_waiting()
         finally:
             self._drawing.release()
+
+    def _line(self) -> str:
+        """Progress as one plain line."""
+        return self._joined([f"{self._share():.0%} {self._progress()}", *self._numbers(), self._left()])
 
     def _picture(self) -> Group:
         """The live display: bar and remaining time, then as many numbers as fit the width."""
@@ -171,9 +177,8 @@ class Console:
         for part in (*self._numbers(), self._elapsed(), self._doing):
             if len(self._joined([*parts, part])) <= width:
                 parts.append(part)
-        lines = [Text(self._legible(self.title), style="bold cyan", no_wrap=True, overflow="crop")]
         numbers = Text(self._joined(parts), no_wrap=True, overflow="crop")
-        return Group(*(lines if self.title else []), head, numbers)
+        return Group(*_heading(self._legible(self.title)), head, numbers)
 
     def _cell(self) -> tuple[str, str]:
         """What a notebook shows, as HTML and as text."""
@@ -252,6 +257,112 @@ class _Notebook:
     def _bundle(self) -> dict[str, str]:
         markup, text = self._content()
         return {"text/html": markup, "text/plain": text}
+
+
+class Consoles(Console):
+    """Progress of several runs at once: a bar for each in a terminal, else plain lines that begin with the run's name.
+
+    Args:
+        names: one for each run, in the order of the bars.
+    """
+
+    def __init__(self, names: Sequence[str], title: str = "", quiet: bool = False, **options: Any) -> None:
+        super().__init__(0, title=title, quiet=quiet, **options)
+        self._bars = {name: _Bar(name, self) for name in names}
+        self._states = dict.fromkeys(names, "waiting")
+
+    def begin(self, name: str, total: float, unit: str, done: float) -> None:
+        """A run starts at `done` of `total`."""
+        self._bars[name] = _Bar(name, self, total, unit, done)
+        self._states[name] = ""
+        self._stale = True
+
+    def report(self, name: str, done: float, row: Mapping[str, float | int | str]) -> None:
+        """A run's progress and the metrics of a row that the display shows."""
+        self._bars[name].update(done, row)
+
+    def end(self, name: str, state: str) -> None:
+        """A run is over: show this word instead of the remaining time."""
+        self._states[name] = state
+        if self._live is None:
+            if self._bars[name].total:
+                self._bars[name]._draw()
+            self.message(f"{name}: {state}")
+        self._draw()
+
+    def _draw(self) -> None:
+        self._drawn, self._stale = self._clock(), False
+        if self._live:
+            with self._surviving():
+                self._live.refresh()
+
+    def _picture(self) -> Group:
+        label = max(map(len, self._bars)) + 1
+        size = max(8, min(30, self._terminal.width - label - 66))
+        table = Table.grid()
+        for name, bar in self._bars.items():
+            parts = [bar._progress()] if bar.total else []
+            for part in (self._states[name] or bar._left(), *bar._numbers()):
+                if label + size + 7 + len(self._joined([*parts, part])) <= self._terminal.width:
+                    parts.append(part)
+            picture = ProgressBar(total=1.0, completed=bar._share(), width=size)
+            text = Text(f" {bar._share():>4.0%}  {self._joined(parts)}", no_wrap=True, overflow="crop")
+            table.add_row(Text(f"{name:<{label}}", style="bold"), picture, text)
+        return Group(*_heading(self._legible(self.title)), table)
+
+
+class _Bar(Console):
+    """One run among several, which share a screen."""
+
+    def __init__(
+        self, name: str, screen: Consoles, total: float = 0, unit: str = "steps", done: float = 0
+    ) -> None:
+        super().__init__(total, unit, quiet=screen._terminal.quiet, done=done, clock=screen._clock)
+        self.name, self.screen = name, screen
+
+    def update(self, done: float, row: Mapping[str, float | int | str] | None = None) -> None:
+        self._live = self.screen._live  # which decides how often is drawn
+        super().update(done, row)
+
+    def _share(self) -> float:
+        return super()._share() if self.total else 0.0
+
+    def _draw(self) -> None:
+        self._drawn, self._stale = self._clock(), False
+        if self.screen._live is None:
+            self.screen._print(f"{self.name}: {self._line()}")
+        elif self._drawn - self.screen._drawn >= LIVE_SECONDS:
+            self.screen._draw()
+
+
+DISPLAY: ContextVar[Callable[..., Console]] = ContextVar("display", default=Console)
+"""makes the progress display of a run; a process that trains one of several seeds reports to its parent instead"""
+
+
+def summary(settings: Settings, device: str) -> str:
+    """The settings that decide how long a run takes, in one line."""
+    run, algo = settings.run, settings.algo
+    envs = "1 environment" if run.num_envs == 1 else f"{run.num_envs:,} environments"
+    parts = [f"{envs} x {run.num_steps:,} steps"]
+    if hasattr(algo, "updates_per_step"):
+        parts.append(f"{algo.updates_per_step:g} updates per step")
+    if hasattr(algo, "n_epochs"):
+        parts.append("1 epoch" if algo.n_epochs == 1 else f"{algo.n_epochs} epochs")
+    if hasattr(algo, "batch_size"):
+        parts.append(f"batches of {algo.batch_size:,}")
+    parts += [f"{getattr(run, name)} {name}" for name in ("actors", "workers") if getattr(run, name) > 0]
+    hardware = getattr(run, "hardware", "")
+    parts.append(f"{device} ({hardware} settings)" if hardware else device)
+    budget = {"steps": run.total_timesteps, "episodes": run.total_episodes, "iterations": run.max_iterations}
+    parts += [f"{compact(limit)} {unit}" for unit, limit in budget.items() if limit][:1]
+    return ", ".join(parts)
+
+
+def _heading(title: str) -> list[Text]:
+    """The title, of which only the first line is emphasised."""
+    styles = ["bold cyan", *["dim"] * title.count("\n")]
+    lines = zip(title.split("\n"), styles) if title else ()
+    return [Text(line, style=style, no_wrap=True, overflow="crop") for line, style in lines]
 
 
 _SHOWN = ("episode/return", "evaluation/return", "time/steps_per_second")

@@ -82,12 +82,12 @@ class Checkpointing:
     def due(self) -> bool:
         """Whether a checkpoint is due after this iteration."""
         run, counters = self.parts.settings.run, self.counters
-        due = counters.iteration // run.checkpoint_freq > counters.saved_iteration // run.checkpoint_freq
+        due = counters.steps // run.checkpoint_freq > counters.saved_steps // run.checkpoint_freq
         return run.save_model and due and self._exact()
 
     def last_due(self) -> bool:
         """Whether the end of training leaves something to save."""
-        return self.parts.settings.run.save_model and self.counters.saved_iteration != self.counters.iteration
+        return self.parts.settings.run.save_model and self.counters.saved_steps != self.counters.steps
 
     def drop_open_episodes(self) -> None:
         """Prepare a checkpoint at any iteration: on resume, environments that can't be snapshotted are reset."""
@@ -119,7 +119,7 @@ class Checkpointing:
         parts = self.parts
         parts.learner.check_finite()
         self.saved += 1
-        self.counters.saved_iteration = self.counters.iteration
+        self.counters.saved_steps = self.counters.steps
         state = self.state(restart)
         if restart:
             metadata = {**metadata, RESTARTS: True}

@@ -38,12 +38,14 @@ class Counters:
     """How far a run has come; part of every checkpoint."""
 
     steps: int = 0
+    steps_before: int = 0
+    """steps before the newest iteration"""
     iteration: int = 0
     episodes: int = 0
     resets: int = 0
     """resets of all environments at once"""
-    saved_iteration: int = 0
-    """the iteration of the newest checkpoint"""
+    saved_steps: int = 0
+    """steps at the newest checkpoint"""
     best_return: float = float("-inf")
     """of the evaluations"""
     evaluated_return: float = float("nan")
@@ -70,13 +72,17 @@ class Counters:
         """Used amount, limit and unit of the budget that is closest to its end."""
         limits = [(self.steps, run.total_timesteps, "steps")] if run.total_timesteps else []
         limits += [(self.episodes, run.total_episodes, "episodes")] if run.total_episodes else []
-        limits += [(self.iteration, run.max_iterations, "iterations")]
-        return max(limits, key=lambda limit: limit[0] / max(limit[1], 1))
+        limits += [(self.iteration, run.max_iterations, "iterations")] if run.max_iterations else []
+        return max(limits, key=lambda limit: limit[0] / limit[1])
+
+    def passed(self, interval: int) -> bool:
+        """Whether the newest iteration passed a multiple of `interval` steps."""
+        return self.steps // interval > self.steps_before // interval
 
     def count(self, seen: dict[str, float], measures: tuple[str, ...]) -> None:
         """Add one rollout's statistics."""
         self.iteration += 1
-        self.steps += int(seen["steps"])
+        self.steps_before, self.steps = self.steps, self.steps + int(seen["steps"])
         self.episodes += int(seen["episodes"])
         self.new_episodes += int(seen["episodes"])
         self.new_return += seen["return"]
@@ -199,8 +205,8 @@ class Loop:
 
     def row_is_due(self) -> bool:
         """Whether the metrics of this iteration are written, however long the run continues."""
-        run, iteration = self.parts.settings.run, self.counters.iteration
-        return iteration % run.log_freq == 0 or (run.eval and iteration % run.eval_freq == 0)
+        run, counters = self.parts.settings.run, self.counters
+        return counters.passed(run.log_freq) or (run.eval and counters.passed(run.eval_freq))
 
     def _learn(self) -> None:
         """Run the updates that are due."""
@@ -225,16 +231,21 @@ class Loop:
         step = f"at about step {self.counters.steps}"
         if not isinstance(rollout, Batch):
             raise DivergedError(f"an environment gave {what} that is not finite {step}; {REMEDY}")
-        bad = _bad_rows(rollout.obs, rollout.reset)
-        seen = bad.cumsum(0) > 0
+        seen = _bad_rows(rollout.obs, rollout.reset).cumsum(0) > 0
         if bool((_bad_rows(rollout.action, rollout.mask) & ~seen[:-1]).any()):
             raise DivergedError(
                 f"the policy gave an action that is not finite {step}, for observations that are; {REMEDY}"
             )
-        row, env_index = (bad if bool(bad.any()) else ~rollout.reward.isfinite()).nonzero()[0].tolist()
+        # Row t + 1 of the observations and row t of the rewards came from the same step.
+        bad = (
+            seen[1:]
+            if "observation" in what
+            else _bad_rows(rollout.reward, rollout.mask) & (rollout.mask > 0)
+        )
+        row, env_index = (int(at) for at in bad.nonzero()[0]) if bool(bad.any()) else (0, 0)
+        step = f"at about step {self.counters.steps + int(rollout.mask[: row + 1].sum()):,}"
         raise DivergedError(
-            f"environment {env_index} gave {what} that is not finite at row {row} of a rollout, {step}; check it with "
-            "whorl.check(env)"
+            f"environment {env_index} gave {what} that is not finite {step}; check it with whorl.check(env)"
         )
 
 

@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from whorl.core.registry import resolve
-from whorl.log.console import Console
+from whorl.log.console import DISPLAY, Console, summary
 from whorl.log.writers import Log, LogFile, Logger, MetricFiles, Row, TensorBoard, WandB
 from whorl.run.build import Parts, replay_device
 from whorl.run.loop import Counters
@@ -106,7 +106,8 @@ class Reporting:
             title += f" (replay: {size / 1e6:,.1f} MB on {replay_device(settings, parts.device).type})"
         if parts.acting.dashboard:
             title += f" (Ray: {parts.acting.dashboard})"
-        return Console(total, unit, title, settings.run.quiet, done=done)
+        title += f"\n{summary(parts.settings, str(parts.device))}"
+        return DISPLAY.get()(total, unit, title, settings.run.quiet, done=done)
 
     def upload(self, saved: int, name: str) -> None:
         """Upload the policy of checkpoint number `saved` to W&B, where it is in use."""

@@ -202,7 +202,7 @@ class Trainer:
     def step(self) -> dict[str, Any]:
         """Run one iteration with the logging, evaluation and checkpoint that are due; its metrics.
 
-        An iteration is one rollout and its updates. Losses are among the metrics every `log_freq` iterations.
+        An iteration is one rollout and its updates. Losses are among the metrics every `log_freq` steps.
         """
         reporting = self._open()
         if self._inside_step:
@@ -315,7 +315,7 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_update(self, row)
         run = self.settings.run
-        if run.eval and (self.iteration % run.eval_freq == 0 or (self.finished and not self.interrupted)):
+        if run.eval and (self.counters.passed(run.eval_freq) or (self.finished and not self.interrupted)):
             evaluation = self.evaluate()
             row.update(evaluation.metrics())
             for callback in self.callbacks:
@@ -372,16 +372,16 @@ class Trainer:
             return "nothing was saved, because save_model is false"
         call = f"whorl.resume({str(self.run_dir)!r}, env=...)"
         go_on = f"continue with: {f'whorl resume {self.run_dir}' if self.source.named else call}"
-        if self.loop.whole and self.iteration > self.counters.saved_iteration:
+        if self.loop.whole and self.steps > self.counters.saved_steps:
             with suppress(WhorlError):  # diverged weights, a full disk: the first error is the one to report
                 folder = self._save_last(collecting)
                 without = ", without the episodes under way" if collecting else ""
                 return f"iteration {self.iteration} (step {self.steps}) is saved in {folder.name}{without}; {go_on}"
         if not self.checkpointing.saved:
             return f"there was no checkpoint yet; start again with{go_on[13:]}"
-        saved = self.counters.saved_iteration
+        saved = self.counters.saved_steps
         return (
-            f"the newest checkpoint is that of iteration {saved}, the error in {self.iteration + 1}; {go_on}"
+            f"the newest checkpoint is that of step {saved:,}, the error came after {self.steps:,}; {go_on}"
         )
 
     def _save_last(self, collecting: bool) -> Path:
