@@ -12,7 +12,6 @@ import torch
 from gymnasium import spaces
 
 from whorl.core.errors import ConfigError, EnvError, WhorlError
-from whorl.distributed.pool import WorkerPool
 from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.checker import check
 from whorl.envs.vector import VectorEnv
@@ -151,18 +150,6 @@ def test_an_exception_is_the_cause_and_its_traceback_the_details() -> None:
     lines = error.details.splitlines()
     assert "test_mistakes.py" in lines[1] and "in step" in lines[1], "it begins in the environment's own code"
     assert lines[-2:] == ["ValueError: sensor disconnected", "second line"]
-
-
-def test_a_worker_sends_sentence_and_traceback() -> None:
-    with pytest.raises(EnvError) as caught:
-        play(WorkerPool(partial(Clock, broken), 4, "clock", 2))
-    error = caught.value
-    assert error.message.startswith("worker ") and error.message.endswith(
-        ", step 2 of episode 2: step() raised ValueError: sensor disconnected"
-    )
-    lines = error.details.splitlines()
-    assert "test_mistakes.py" in lines[1] and lines[-1] == "second line"
-    assert str(error) == f"{error.message}\n\n{error.details}"
 
 
 def test_the_count_of_steps_continues_after_a_snapshot() -> None:

@@ -208,7 +208,10 @@ class EnvStepper:
         env = self.envs[env_index]
         if env.render_mode is None:
             return None
-        frame: Any = env.render()
+        try:
+            frame: Any = env.render()
+        except NotImplementedError:  # Gymnasium's own render()
+            return None
         if isinstance(frame, list):
             frame = frame[-1] if frame else None
         return frame if isinstance(frame, np.ndarray) else None
