@@ -16,6 +16,7 @@ from whorl.core.registry import only_trusted, register, require_trust
 from whorl.core.spec import Spec, differences
 from whorl.envs import checker
 from whorl.envs import make as envs
+from whorl.envs.adapters.imported import module_of
 from whorl.envs.make import Made, Source, find, takes
 from whorl.envs.mistakes import make_env
 from whorl.envs.wrappers import split
@@ -420,8 +421,7 @@ def _source(
 
 
 def _saved_source(id: str, options: Mapping[str, Any]) -> Source:
-    module = id.rpartition(":")[0]
-    if module:
+    if module := module_of(id):
         require_trust(module, "an environment of")
     try:
         return find(id, options)

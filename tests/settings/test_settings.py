@@ -234,7 +234,7 @@ def test_a_saved_run_of_crossq_is_read_without_a_warning() -> None:
     [
         ({"lames": 3}, "ppo has no setting 'lames'; did you mean 'lanes'?"),
         ({"gama": 3}, "ppo has no setting 'gama'; did you mean 'gamma'?"),
-        ({"qqqqqq": 3}, "ppo has no setting 'qqqqqq'; whorl train ppo ENV --help lists all settings"),
+        ({"qqqqqq": 3}, "ppo has no setting 'qqqqqq'; whorl train ppo ENV --help-all lists all settings"),
         ({"n_worker": 3}, "ppo has no setting 'n_worker'; did you mean 'n_workers'?"),
         ({"num_envs": "many"}, "num_envs is 'many'; it must be a whole number"),
         ({"num_envs": 2.5}, "num_envs is 2.5; it must be a whole number"),

@@ -4,6 +4,7 @@ import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from math import inf
+from pathlib import Path
 
 
 class WhorlError(Exception):
@@ -57,11 +58,21 @@ class DivergedError(WhorlError):
     """A loss, observation or reward stopped being a finite number."""
 
 
+def extend(error: Exception, text: str) -> None:
+    """Add to the message of an error that is raised again: what was saved, how to go on."""
+    if isinstance(error, WhorlError):
+        message = f"{error.args[0] if error.args else error}; {text}"
+        error.args = (message, *error.args[1:])
+        vars(error)["message"] = message
+    elif hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(text)
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """'did you mean X?' with the closest allowed word, or else all of them."""
     words = sorted(allowed)
     lower = {word.lower(): word for word in words}
-    close = get_close_matches(given.lower(), lower, n=1, cutoff=0.5)
+    close = get_close_matches(given.lower(), lower, n=1, cutoff=0.65)
     if close:
         return f"did you mean {lower[close[0]]!r}?"
     return "choose one of: " + ", ".join(words)
@@ -100,4 +111,12 @@ def _edits(a: str, b: str) -> int:
 
 def missing_extra(package: str, extra: str) -> WhorlError:
     """The error for an optional package that is not installed."""
-    return WhorlError(f"{package} is not installed; install it with: pip install 'whorl[{extra}]'")
+    return WhorlError(f"{package} is not installed; install it with: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra of this copy of Whorl: of its clone, or of the installed distribution."""
+    folder = Path(__file__).resolve().parents[2]
+    if (folder / "pyproject.toml").is_file():
+        return f"pip install -e '{folder}[{extra}]'"
+    return f"pip install 'whorl-rl[{extra}]'"

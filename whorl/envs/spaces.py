@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from whorl.core.action_masks import Choices, flatten_mask, mask_size
-from whorl.core.arrays import MASK_KEY, Array, channels_first
+from whorl.core.arrays import MASK_KEY, SUCCESS, Array, channels_first
 from whorl.core.errors import EnvError, WhorlError
 from whorl.envs.mistakes import make_env, raised, theirs, wrong_kind, wrong_reset, wrong_spaces
 from whorl.envs.snapshot import snapshot_env
@@ -55,7 +55,7 @@ class Layout:
     soft_ends: bool = False
     """whether `info["soft_end"]` may report a lost life"""
     measures: tuple[str, ...] = ()
-    """names of numbers in `info` that are read at the end of an episode"""
+    """names of numbers in `info` that are read at the end of an episode; see `stepping.measured`"""
 
 
 def probe(factory: Factory) -> Layout:
@@ -80,7 +80,7 @@ def describe(env: gymnasium.Env) -> Layout:
         check_stack(_attribute(env, "frame_stack", 1)),
         snapshots=snapshot_env(env) is not None,
         soft_ends=bool(_attribute(env, "soft_ends", False)),
-        measures=tuple(measures),
+        measures=(*measures, SUCCESS),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium import spaces
 
-from whorl.core.arrays import Array
+from whorl.core.arrays import SUCCESS, SUCCESS_KEYS, Array
 from whorl.core.errors import EnvError, WhorlError
 from whorl.envs.mistakes import (
     make_env,
@@ -166,7 +166,7 @@ class EnvStepper:
                     if ended or cut:
                         terminated[row], truncated[row], pending[env_index] = ended, cut, True
                         for number, name in enumerate(self.layout.measures):
-                            out.measures[row, number] = info.get(name, 0.0)
+                            out.measures[row, number] = measured(info, name)
                     elif soft_ends:
                         out.soft[row] = info.get(SOFT_END, False)
                 if plain:
@@ -278,6 +278,17 @@ def _fails(convert: Callable[[Any], Any], value: Any) -> bool:
     except (TypeError, ValueError):
         return True
     return False
+
+
+def measured(info: dict[str, Any], name: str) -> float:
+    """The number called `name` in the last `info` of an episode; nan if there is none."""
+    for key in SUCCESS_KEYS if name == SUCCESS else (name,):
+        if key in info:
+            try:
+                return float(info[key])
+            except (TypeError, ValueError):  # something else under the name "success"
+                return np.nan
+    return np.nan
 
 
 def env_seed(seed: int, env_index: int) -> int:

@@ -114,7 +114,7 @@ _UPDATES = (
     "set updates_per_step, the updates per environment step, to gradient_steps / (train_freq * num_envs)"
 )
 _TARGETS = "set target_update_interval, which counts updates, not environment steps"
-_ENVIRONMENT = "it is an option of the environment: set env_options"
+OF_ENVIRONMENT = "it is an option of the environment: set env_options"
 
 NOTES: dict[str, str] = {
     **dict.fromkeys(
@@ -125,7 +125,7 @@ NOTES: dict[str, str] = {
     ),
     **dict.fromkeys(("target_network_frequency", "target_network_update_freq"), _TARGETS),
     **dict.fromkeys(
-        ("frame_stack", "env_config", "env_kwargs", "max_episode_steps", "max_ep_len"), _ENVIRONMENT
+        ("frame_stack", "env_config", "env_kwargs", "max_episode_steps", "max_ep_len"), OF_ENVIRONMENT
     ),
     "num_minibatches": "set batch_size to num_envs * num_steps / num_minibatches",
     "train_batch_size": "set num_envs * num_steps, the size of a rollout, or batch_size, the size of a minibatch",

@@ -264,7 +264,7 @@ def unknown_setting(owner: str, key: str, hints: Mapping[str, Any]) -> ConfigErr
             return ConfigError(f"{start}{alias}, which belongs to {others}")
     if word := misspelt(key, spellings(hints)):
         return ConfigError(f"{start}; did you mean {word!r}?")
-    return ConfigError(f"{start}; whorl train {owner} ENV --help lists all settings")
+    return ConfigError(f"{start}; whorl train {owner} ENV --help-all lists all settings")
 
 
 def spellings(hints: Mapping[str, Any]) -> list[str]:

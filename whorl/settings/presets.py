@@ -93,7 +93,24 @@ def tuned_layers(preset: Mapping[str, Any], env: str) -> list[dict[str, Any]]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Numbers as in YAML 1.2: 1e-3 is one, although it has no dot."""
+    """Numbers as in YAML 1.2: 1e-3 is one, although it has no dot. A key that is there twice is an error."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines and key.value != "<<":
+                raise _Twice(
+                    f"names {key.value!r} twice, in lines {lines[key.value]} and {line}; keep one of them"
+                )
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
+class _Twice(Exception):
+    """A key that is there twice in one mapping."""
 
 
 _Loader.add_implicit_resolver(
@@ -137,6 +154,8 @@ def read_yaml(text: str, what: str) -> Any:
     """Plain values from YAML; `what` names the source in errors."""
     try:
         return yaml.load(text, _Loader)
+    except _Twice as error:
+        raise ConfigError(f"{what} {error}") from None
     except (yaml.YAMLError, ValueError) as error:  # an impossible date is a ValueError
         raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}") from None
 
@@ -158,10 +177,20 @@ def read_file(path: str | Path, seen: tuple[Path, ...] = ()) -> list[dict[str, A
     content = read_yaml(text, what) or {}
     if not isinstance(content, dict):
         raise ConfigError(f"{what} must hold a mapping of settings")
+    if sections := [key for key, value in content.items() if _is_section(key, value)]:
+        raise ConfigError(
+            f"{what} has a section for each environment, as files of RL Baselines3 Zoo do; save the settings of one, "
+            f"such as {sections[0]}, in a file of their own, without its name above them"
+        )
     parents = content.pop("inherits", None) or []
     names = parents if isinstance(parents, list) else [parents]
     inherited = [layer for name in names for layer in _inherited(str(name), path, seen)]
     return [*inherited, content]
+
+
+def _is_section(key: Any, value: Any) -> bool:
+    """Whether an entry of a file holds the settings for one environment."""
+    return isinstance(value, dict) and re.search(r"-v\d+$|^atari$", str(key)) is not None
 
 
 def _inherited(name: str, child: Path, seen: tuple[Path, ...]) -> list[dict[str, Any]]:

@@ -51,6 +51,9 @@ class RunConfig:
     or averages over all actors; none: actors send rollouts"""
     actor_restarts: Annotated[int, Range(0, 10**6)] = 3
     """with actors or learners: consecutive failures of one after which the run ends"""
+    env_timeout: Annotated[float, Range(0, 10**6)] = 600.0
+    """with workers or actors: seconds after which a step of an environment that has not returned is an error; 0: wait
+    for ever"""
     learners: Annotated[int, Range(1, 1000)] = 1
     """data-parallel learners, which share each batch and average gradients: this process and replicas of it"""
     hold_policy: bool = False
@@ -80,9 +83,11 @@ class RunConfig:
     """environments without snapshots are reset every so many steps, and can be checkpointed only then; 0: every
     checkpoint_freq"""
     load_model: bool = False
-    """start from the weights, optimizer states and normalisers of load_checkpoint_dir"""
+    """start from the weights, optimizer states and normalisers of load_checkpoint_dir, as far as they fit"""
     load_checkpoint_dir: str = ""
     """checkpoint or run folder to start from"""
+    load_strict: bool = False
+    """with load_model: all weights have to fit"""
     runs: str = "runs"
     """folder in which run folders are created"""
     tag: str = ""
@@ -114,6 +119,7 @@ MAY_CHANGE = (
     *("threads", "learner_threads", "eval", "eval_freq", "n_eval_episodes", "save_model"),
     *("checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
     *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts", "learners", "loggers"),
+    "env_timeout",
     *("use_wandb", "wandb_project", "wandb_entity", "wandb_mode"),
 )
 """Settings that a resumed run may change: duration, devices and reporting, but nothing its saved state depends on."""
