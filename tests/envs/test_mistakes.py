@@ -11,9 +11,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from whorl.core.errors import ConfigError, EnvError, WhorlError
+from whorl.core.errors import ConfigError, EnvError, EnvFailure, WhorlError
 from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.checker import check
+from whorl.envs.mistakes import make_env
 from whorl.envs.vector import VectorEnv
 
 
@@ -223,8 +224,20 @@ def test_errors_travel_between_processes_with_their_details(kind: type[WhorlErro
     sent = pickle.loads(pickle.dumps(kind("one sentence", "line 1\nline 2")))
     assert type(sent) is kind and (sent.message, sent.details) == ("one sentence", "line 1\nline 2")
     assert str(sent) == "one sentence\n\nline 1\nline 2" and str(kind("alone")) == "alone"
-    try:
-        raise kind("raised") from ValueError("the cause")
-    except WhorlError as error:
-        assert str(error) == "raised" and error.details == "ValueError: the cause"
-        assert pickle.loads(pickle.dumps(error)).details == "ValueError: the cause"
+
+
+def test_only_an_exception_of_the_environments_own_code_brings_a_traceback() -> None:
+    failed, told = EnvFailure("raised"), EnvError("raised")
+    for error in (failed, told):
+        error.__cause__ = ValueError("the cause")
+        assert str(error) == "raised"
+    assert failed.details == pickle.loads(pickle.dumps(failed)).details == "ValueError: the cause"
+    assert told.details == ""
+
+    class Needs(Clock):
+        def __init__(self, level: int) -> None:
+            super().__init__()
+
+    with pytest.raises(EnvError, match="'level'; give it in env_options") as caught:
+        make_env(Needs)  # type: ignore[arg-type]  # the mistake under test
+    assert caught.value.details == ""
