@@ -149,17 +149,26 @@ def _check_names(command: str, names: list[str], rest: list[str], asked: bool) -
     if len(names) == 2 and same_name(names[1]) in known and same_name(names[0]) not in known:
         right = shlex.join(["whorl", command, names[1], names[0], *rest])
         raise ConfigError(f"the algorithm comes before the environment: {right}")
-    flags = [word.partition("=")[0] for word in rest]
-    if len(names) < 2 and {"--algo", "--algorithm"} & set(flags):
-        raise ConfigError(
-            f"algorithm and environment are no flags here: whorl {command} ppo CartPole-v1 --num-envs 8"
-        )
+    if len(names) < 2 and (flagged := _names_given_as_flags(rest)):
+        right = shlex.join(["whorl", command, *flagged])
+        raise ConfigError(f"algorithm and environment are written without flags: {right}")
     if len(names) < 2 and not asked:
         raise ConfigError(
             f"give the algorithm and the environment first: whorl {command} ppo CartPole-v1 --num-envs 8"
         )
     if len(names) > 2:
         raise _stray(names[2])
+
+
+def _names_given_as_flags(words: list[str]) -> list[str]:
+    """Algorithm and environment out of `--algo ppo --env CartPole-v1`, as RL Baselines3 Zoo has them."""
+    found = {}
+    for flag, value in zip(words, [*words[1:], ""]):
+        name, equals, given = flag.partition("=")
+        found[name] = given if equals else value
+    algorithm = found.get("--algo") or found.get("--algorithm")
+    env = found.get("--env") or found.get("--env-id") or found.get("--env_id")
+    return [algorithm or "ppo", env or "CartPole-v1"] if algorithm or env else []
 
 
 def _settings_parser(name: str, usage: str = "") -> FlagParser:

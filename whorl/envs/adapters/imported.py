@@ -30,10 +30,10 @@ class ImportedAdapter(Adapter):
         if "." in id and ":" not in id:
             return True
         try:
-            module = import_module(path[1])
+            import_module(path[1])
         except ModuleNotFoundError:
             return False  # reported where registered names are looked up
-        return registry_id(path[2]) is None and hasattr(module, path[2])
+        return registry_id(path[2]) is None
 
     def full_id(self, id: str) -> str:
         return ":".join(_split(id))
