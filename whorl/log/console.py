@@ -1,5 +1,7 @@
-"""Progress: a live display in a terminal, plain lines in a file or pipe, nothing with `quiet`."""
+"""Progress: a live display in a terminal or notebook, plain lines in a file or pipe, nothing with `quiet`."""
 
+import html
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,9 +27,9 @@ RATE_SAMPLES = 100
 
 
 class Console:
-    """Progress of one run: `with Console(total) as console`, then `update` once per rollout.
+    """Progress of one run: `with Console(total) as console`, then `update` once per rollout, `tick` within one.
 
-    `update` draws at most five times a second; there is no thread, so forking stays safe. If the terminal is lost
+    Both draw at most five times a second; there is no thread, so forking stays safe. If the terminal is lost
     (closed pipe, lost connection), the display stops and training continues.
 
     Args:
@@ -51,20 +53,27 @@ class Console:
         self.unit = unit
         self.title = title
         self._clock = clock
-        self._done = done
+        self._done = self._count = done
+        self._doing = ""
+        self._drawing = threading.Lock()
+        self._waiting: list[str] = []
+        """messages that came while something was drawn"""
         self._row: dict[str, float | int | str] = {}
         self._began = self._drawn = clock()
         self._samples: deque[tuple[float, float]] = deque([(self._began, done)], maxlen=RATE_SAMPLES)
         self._stale = False
         self._terminal = _Terminal(file=file, quiet=quiet, highlight=False)
         self._unicode = self._terminal.encoding.lower().startswith("utf")
-        self._live: Live | None = None
+        self._live: Live | _Notebook | None = None
 
     def __enter__(self) -> "Console":
         self._began = self._drawn = self._clock()
         self._samples[0] = (self._began, self._done)
+        if self._terminal.is_jupyter and not self._terminal.quiet:
+            self._live = _Notebook(self._cell)
+            self._live.start()
         # A dumb terminal (in an editor or some CI) can't move its cursor and gets plain lines.
-        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._terminal.quiet:
+        elif self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._terminal.quiet:
             self._live = Live(console=self._terminal, auto_refresh=False, get_renderable=self._picture)
             with self._surviving():
                 self._live.start(refresh=True)
@@ -86,18 +95,44 @@ class Console:
         """Report progress and the metrics of a row that the display shows."""
         if self._terminal.quiet:
             return
-        self._done = done
         self._row.update({key: row[key] for key in _SHOWN if key in row} if row else {})
         self._stale = True
+        self._advance(done, done, "")
+
+    def tick(self, done: float, count: float, doing: str = "") -> None:
+        """Report progress within an iteration.
+
+        Args:
+            done: what the bar shows, which may include what is under way.
+            count: the number beside it.
+            doing: a word for what takes the time.
+        """
+        if not self._terminal.quiet:
+            self._advance(done, count, doing)
+
+    def _advance(self, done: float, count: float, doing: str) -> None:
+        self._done, self._count, self._doing = done, count, doing
         now = self._clock()
         if now - self._samples[-1][0] >= LIVE_SECONDS:
             self._samples.append((now, done))
-        if now - self._drawn >= (LIVE_SECONDS if self._live else PLAIN_SECONDS):
+        if now - self._drawn >= self._period():
             self._draw()
 
     def message(self, text: str) -> None:
-        """Print a message above the bar."""
-        self._print(text)
+        """Print a message above the bar; where something is being drawn, as soon as that is done.
+
+        So it may be called by a signal handler.
+        """
+        self._waiting.append(text)
+        if self._drawing.acquire(blocking=False):
+            try:
+                self._print_waiting()
+            finally:
+                self._drawing.release()
+
+    def _print_waiting(self) -> None:
+        while self._waiting:
+            self._print(self._waiting.pop(0))
 
     def summary(self, values: Mapping[str, float | int | str], title: str = "") -> None:
         """Print a table of results."""
@@ -110,13 +145,27 @@ class Console:
             self._terminal.print(table)
 
     def _draw(self) -> None:
-        self._drawn = self._clock()
-        self._stale = False
+        # Two threads may update a network at the same time: one of them draws.
+        if not self._drawing.acquire(blocking=False):
+            return
+        try:
+            self._drawn = self._clock()
+            self._stale = False
+            self._paint()
+            self._print_waiting()
+        finally:
+            self._drawing.release()
+
+    def _paint(self) -> None:
         if self._live:
             with self._surviving():
                 self._live.refresh()
         else:
             self._print(self._line())
+
+    def _period(self) -> float:
+        """Seconds between two pictures."""
+        return LIVE_SECONDS if self._live else PLAIN_SECONDS
 
     def _line(self) -> str:
         """Progress as one plain line."""
@@ -131,19 +180,30 @@ class Console:
         bar_width = max(1, min(60, width - len(ending)))
         bar = ProgressBar(total=1.0, completed=self._share(), width=bar_width)
         head.add_row(bar, Text(ending, style="bold", no_wrap=True, overflow="crop"))
-        elapsed = f"{_duration(self._clock() - self._began)} elapsed"
         parts = [self._progress()]
-        for part in (*self._numbers(), elapsed):
+        for part in (*self._numbers(), self._elapsed(), self._doing):
             if len(self._joined([*parts, part])) <= width:
                 parts.append(part)
         numbers = Text(self._joined(parts), no_wrap=True, overflow="crop")
         return Group(*_heading(self._legible(self.title)), head, numbers)
 
+    def _cell(self) -> tuple[str, str]:
+        """What a notebook shows, as HTML and as text."""
+        ending = self._joined([f"{self._share():.0%}", self._left()])
+        parts = [self._progress(), *self._numbers(), self._elapsed(), self._doing]
+        numbers = self._joined(parts)
+        bar = f'<progress max="1" value="{self._share():.4f}" style="width: 30em"></progress>'
+        title = f"<b>{html.escape(self.title)}</b><br>".replace("\n", "<br>") if self.title else ""
+        return f"{title}{bar} {html.escape(ending)}<br>{html.escape(numbers)}", f"{ending} {numbers}"
+
+    def _elapsed(self) -> str:
+        return f"{_duration(self._clock() - self._began)} elapsed"
+
     def _share(self) -> float:
         return min(1.0, self._done / self.total) if self.total > 0 else 1.0
 
     def _progress(self) -> str:
-        return f"{compact(self._done)}/{compact(self.total)} {self.unit}"
+        return f"{compact(self._count)}/{compact(self.total)} {self.unit}"
 
     def _rate(self) -> float:
         """Recent units per second, 0 if unknown."""
@@ -183,6 +243,29 @@ class Console:
             self._terminal.quiet = True
 
 
+class _Notebook:
+    """One output of a notebook cell that is shown again and again; unlike rich's it needs no widgets."""
+
+    def __init__(self, content: Callable[[], tuple[str, str]]) -> None:
+        self._content = content
+        self._handle: Any = None
+
+    def start(self) -> None:
+        from IPython.display import display  # there is one where there are notebooks
+
+        self._handle = display(self._bundle(), display_id=True, raw=True)
+
+    def refresh(self) -> None:
+        self._handle.update(self._bundle(), raw=True)
+
+    def stop(self) -> None:
+        self.refresh()
+
+    def _bundle(self) -> dict[str, str]:
+        markup, text = self._content()
+        return {"text/html": markup, "text/plain": text}
+
+
 class Consoles(Console):
     """Progress of several runs at once: a bar for each in a terminal, else plain lines that begin with the run's name.
 
@@ -201,9 +284,11 @@ class Consoles(Console):
         self._states[name] = ""
         self._stale = True
 
-    def report(self, name: str, done: float, row: Mapping[str, float | int | str]) -> None:
-        """A run's progress and the metrics of a row that the display shows."""
-        self._bars[name].update(done, row)
+    def report(self, name: str, done: float, count: float, row: Mapping[str, float | int | str]) -> None:
+        """A run's progress, the number beside its bar, and the metrics that the display shows."""
+        bar = self._bars[name]
+        bar._row.update(row)
+        bar._advance(done, count, "")
 
     def end(self, name: str, state: str) -> None:
         """A run is over: show this word instead of the remaining time."""
@@ -214,11 +299,9 @@ class Consoles(Console):
             self.message(f"{name}: {state}")
         self._draw()
 
-    def _draw(self) -> None:
-        self._drawn, self._stale = self._clock(), False
+    def _paint(self) -> None:
         if self._live:
-            with self._surviving():
-                self._live.refresh()
+            super()._paint()
 
     def _picture(self) -> Group:
         label = max(map(len, self._bars)) + 1
@@ -244,15 +327,13 @@ class _Bar(Console):
         super().__init__(total, unit, quiet=screen._terminal.quiet, done=done, clock=screen._clock)
         self.name, self.screen = name, screen
 
-    def update(self, done: float, row: Mapping[str, float | int | str] | None = None) -> None:
-        self._live = self.screen._live  # which decides how often is drawn
-        super().update(done, row)
-
     def _share(self) -> float:
         return super()._share() if self.total else 0.0
 
-    def _draw(self) -> None:
-        self._drawn, self._stale = self._clock(), False
+    def _period(self) -> float:
+        return self.screen._period()
+
+    def _paint(self) -> None:
         if self.screen._live is None:
             self.screen._print(f"{self.name}: {self._line()}")
         elif self._drawn - self.screen._drawn >= LIVE_SECONDS:
@@ -275,8 +356,7 @@ def summary(settings: Settings, device: str) -> str:
     if hasattr(algo, "batch_size"):
         parts.append(f"batches of {algo.batch_size:,}")
     parts += [f"{getattr(run, name)} {name}" for name in ("actors", "workers") if getattr(run, name) > 0]
-    hardware = getattr(run, "hardware", "")
-    parts.append(f"{device} ({hardware} settings)" if hardware else device)
+    parts.append(f"{device} ({run.hardware} settings)" if run.hardware != "auto" else device)
     budget = {"steps": run.total_timesteps, "episodes": run.total_episodes, "iterations": run.max_iterations}
     parts += [f"{compact(limit)} {unit}" for unit, limit in budget.items() if limit][:1]
     return ", ".join(parts)

@@ -29,12 +29,20 @@ class Result:
     iterations: int
     episodes: int
     mean_return: float
-    """of the last evaluation, or of the last training episodes where there was none"""
+    """of the last evaluation, or of the last 100 training episodes or a few more where there was none"""
     wall_time: float
     """seconds of training, including those before a run was resumed"""
     reason: str
     interrupted: bool = False
     """whether Ctrl-C or SIGTERM ended it"""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM ended `train`, which has saved the run."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(f"training was interrupted; continue it with: whorl resume {result.run_dir}")
+        self.result = result
 
 
 class Reporting:

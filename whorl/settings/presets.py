@@ -62,19 +62,13 @@ def preset_names() -> tuple[str, ...]:
 def load_preset(name: str) -> dict[str, Any]:
     """What an algorithm name stands for: `rule`, `about`, `settings`, and `environments` with tuned settings.
 
-    A preset that `inherits:` another one starts from it.
+    A preset that `inherits:` another one starts from it: the parent's settings and tuned settings come first.
     """
     found = read_yaml(
         (resources.files("whorl.presets") / f"{name}.yaml").read_text("utf-8"), f"preset {name}"
     )
-    if "inherits" not in found:
-        return found
-    parent = load_preset(found["inherits"])
-    tuned = parent["environments"] | (found.get("environments") or {})
-    for env in parent["environments"]:
-        tuned[env] = {**parent["environments"][env], **tuned[env]}
-    settings = {**parent["settings"], **(found.get("settings") or {})}
-    return {"rule": parent["rule"], **found, "settings": settings, "environments": tuned}
+    parent = load_preset(found["inherits"]) if "inherits" in found else {}
+    return {"rule": parent.get("rule"), "settings": {}, "environments": {}, **found}
 
 
 WRAPPED = "-wrapped"
@@ -82,11 +76,20 @@ WRAPPED = "-wrapped"
 
 
 def preset_layers(preset: Mapping[str, Any], env: str) -> list[dict[str, Any]]:
-    """The settings of a preset for an environment: for all, for patterns that match it (`ALE/*`), for itself."""
+    """The settings of a preset for an environment: for all, for patterns that match it (`ALE/*`), for itself.
+
+    Those of its parent come before all of them, so that its own settings are never overridden by its parent's.
+    """
+    parent = preset_layers(load_preset(preset["inherits"]), env) if "inherits" in preset else []
+    return [*parent, preset.get("settings") or {}, *tuned_layers(preset, env)]
+
+
+def tuned_layers(preset: Mapping[str, Any], env: str) -> list[dict[str, Any]]:
+    """The settings of a preset, without its parent's, that were tuned for an environment."""
     tuned = preset.get("environments") or {}
     named = {} if env.endswith(WRAPPED) else tuned
     families = [values for name, values in named.items() if "*" in name and fnmatchcase(env, name)]
-    return [preset.get("settings") or {}, *families, tuned.get(env) or {}]
+    return [*families, tuned.get(env) or {}]
 
 
 class _Loader(yaml.SafeLoader):
