@@ -4,10 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PYTHONUNBUFFERED = 1
 
-.PHONY: help setup demo test lint test-full test-gpu benchmarks traces versus clean
+.PHONY: help setup demo docs test lint test-full test-gpu benchmarks traces versus clean
 
 help:
 	@echo "make demo        set up, train PPO on Quadrotor-v0 for two minutes, evaluate, draw"
+	@echo "make docs        set up and build the documentation site in build/site"
 	@echo "make test        set up, lint, type-check and run the tests"
 	@echo "make test-full   the long tests too"
 	@echo "make test-gpu    captured against eager, on a machine with a GPU"
@@ -25,9 +26,14 @@ $(VENV)/.done: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python demo.py
 
+# Material for MkDocs announces MkDocs 2 at every build; the versions are pinned below it.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "$(BIN)/python -m http.server -d build/site 8000   and open http://localhost:8000"
+
 lint: setup
-	$(BIN)/ruff format --check whorl tests benchmarks demo.py
-	$(BIN)/ruff check whorl tests benchmarks demo.py
+	$(BIN)/ruff format --check whorl tests benchmarks docs/*.py demo.py
+	$(BIN)/ruff check whorl tests benchmarks docs/*.py demo.py
 	$(BIN)/mypy
 
 test: lint

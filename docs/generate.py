@@ -10,6 +10,7 @@ A region of a page stands between `<!-- generated: KIND WORDS -->` and `<!-- end
     notes                           the names that have no exact counterpart, and what to set instead
     presets NAME                    what the name changes, everywhere and per environment
     results NAME                    the measured runs in benchmarks/results/*.json
+    compare ENV ...                 those of all algorithms on some environments, best first
 """
 
 import ast
@@ -29,6 +30,7 @@ import yaml
 from whorl.core.errors import nearest
 from whorl.core.registry import Part
 from whorl.settings.aliases import ALIASES, NOTES
+from whorl.settings.conditions import WHERE
 from whorl.settings.merge import config_of, configure
 from whorl.settings.presets import algorithm_class, load_preset, owners, preset_names
 from whorl.settings.run import RunConfig
@@ -132,16 +134,24 @@ def list_notes(page: Path) -> str:
 
 
 def list_presets(page: Path, name: str) -> str:
-    """What the name changes: one column for every environment, one for each with tuned settings."""
-    preset = load_preset(name)
-    columns = {"any environment": preset.get("settings") or {}, **(preset.get("environments") or {})}
-    columns = {title: settings for title, settings in columns.items() if settings}
-    keys = list(dict.fromkeys(key for settings in columns.values() for key in settings))
-    rows = [
-        (f"`{key}`", *(f"`{_value(found[key])}`" if key in found else "" for found in columns.values()))
-        for key in keys
-    ]
-    return table(("setting", *columns), rows)
+    """What the name changes, everywhere and per environment; a preset that starts from another says so."""
+    preset = yaml.safe_load((ROOT / "whorl" / "presets" / f"{name}.yaml").read_text("utf-8"))
+    groups = {"any": preset.get("settings") or {}, **(preset.get("environments") or {})}
+    rows = []
+    for env, settings in groups.items():
+        title = env if env == "any" else f"`{env}`"
+        parts = {title: {name: value for name, value in settings.items() if name != WHERE}}
+        parts |= {f"{title}, {words}": values for words, values in (settings.get(WHERE) or {}).items()}
+        rows += [
+            (key, ", ".join(f"`{k}: {_value(v)}`" for k, v in part.items()))
+            for key, part in parts.items()
+            if part
+        ]
+    parent = preset.get("inherits")
+    text = f"Starts from the presets of [`{parent}`]({parent}.md#presets)." if parent else ""
+    return "\n\n".join(
+        [*([text] if text else []), *([table(("environment", "settings"), rows)] if rows else [])]
+    )
 
 
 def list_results(page: Path, name: str) -> str:
@@ -160,6 +170,20 @@ def list_results(page: Path, name: str) -> str:
     note = "Steps and wall time are means over the seeds; the return is their mean ± standard deviation."
     remarks = [f"{result['env']}: {result['note']}" for result in found if result.get("note")]
     return "\n\n".join([text, note, *remarks, *curves])
+
+
+def compare(page: Path, *envs: str) -> str:
+    """The recorded runs of all algorithms on some environments, best first."""
+    found = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    rows = []
+    for env in envs:
+        runs = [result for result in found if isinstance(result, dict) and result.get("env") == env]
+        for result in sorted(runs, key=lambda one: -fmean(run["return"] for run in one["seeds"])):
+            name = result["algorithm"]
+            link = f"[`{name}`]({_link(page, ROOT / 'docs' / 'algorithms' / f'{name}.md')})"
+            _, seeds, steps, wall, mean, machine, *_ = _result(result)
+            rows.append((f"`{env}`", link, mean, steps, wall, seeds, machine))
+    return table(("environment", "algorithm", "return", "steps", "wall time", "seeds", "machine"), rows)
 
 
 def _result(result: dict[str, Any]) -> tuple[str, ...]:
@@ -207,6 +231,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "notes": list_notes,
     "presets": list_presets,
     "results": list_results,
+    "compare": compare,
 }
 
 

@@ -3,16 +3,15 @@
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
-import gymnasium
 import pytest
-import torch
 
 import whorl
 from whorl.core import registry
-from whorl.envs.native import WORLDS
 from whorl.settings.aliases import translated
 from whorl.settings.merge import settings_of
 from whorl.settings.presets import algorithm_class
@@ -86,6 +85,21 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
             assert fragment in anchors(target), f"{name_of(target)} has no heading {fragment!r}"
 
 
+def test_the_site_builds_without_warnings_and_needs_no_other_host(tmp_path: Path) -> None:
+    for package in ("mkdocs", "material", "mkdocstrings_handlers", "latex2mathml"):
+        pytest.importorskip(package, reason="pip install -e '.[docs]'")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > len(PAGES)
+    for page in pages:
+        foreign = re.findall(
+            r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*>", page.read_text("utf-8")
+        )
+        assert not foreign, f"{page.name}: {foreign[0]}"
+
+
 def test_every_page_is_reached_from_the_index() -> None:
     seen: set[Path] = set()
     queue = [DOCS / "index.md"]
@@ -99,30 +113,52 @@ def test_every_page_is_reached_from_the_index() -> None:
     assert not {name_of(page) for page in DOCS.rglob("*.md")} - {name_of(page) for page in seen}
 
 
-def test_the_examples_of_the_environments_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
-    page = DOCS / "environments.md"
-    names: dict[str, object] = {"__name__": "environments"}
-    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
-    assert blocks
-    try:
-        for block in blocks:
-            exec(compile(block, str(page), "exec"), names)
-    finally:
-        WORLDS.pop("Drift-v0", None)
-        gymnasium.registry.pop("Drift-v0", None)
+SETTINGS = [
+    settings_of(algorithm_class(name)[1])
+    for name in ("ppo", "ppg", "impala", "a2c", "td3", "sac", "tqc", "dqn", "c51", "qr_dqn", "iqn", "pqn")
+]
 
 
-def test_every_key_of_the_coming_from_table_is_taken() -> None:
-    text = (DOCS / "coming_from.md").read_text("utf-8")
-    pairs = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", text, re.M)
-    names = ("ppo", "ppg", "td3", "sac", "tqc", "dqn", "c51", "qr_dqn", "iqn")
-    known = [settings_of(algorithm_class(name)[1]) for name in names]
-    assert len(pairs) >= 40
-    for theirs, ours in pairs:
-        if theirs != ours:
-            assert any(ours in hints and ours in translated(theirs, 1, hints) for hints in known), theirs
+def rows_of_settings(text: str) -> list[tuple[str, str]]:
+    """First and second column of the tables whose second column is `Whorl setting`."""
+    tables = re.findall(r"^\|[^|\n]*\| Whorl setting \|.*\n\|[-| ]+\n((?:\|.*\n)+)", text, re.M)
+    rows = [line.split("|")[1:3] for table in tables for line in table.splitlines()]
+    return [(first, second) for first, second in rows]
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "coming_from").glob("*.md")), ids=name_of)
+def test_every_setting_of_another_library_is_mapped_as_its_page_says(page: Path) -> None:
+    for first, second in rows_of_settings(page.read_text("utf-8")):
+        theirs, ours = (re.findall(r"`([^`]+)`", cell) for cell in (first, second))
+        assert ours or second.strip() == "–", second
+        for name in ours:
+            if ":" in name:  # to be set under our name
+                name = name.partition(":")[0]
+                assert name in ("env_options", "components") or any(name in hints for hints in SETTINGS), name
+            else:
+                found = [
+                    translated(alias, value, hints)
+                    for alias in theirs
+                    for value in (1, True)
+                    for hints in SETTINGS
+                    if name in hints
+                ]
+                assert any(name in settings for settings in found), f"{theirs} is not taken as {name}"
+
+
+def test_the_pages_for_libraries_have_their_tables() -> None:
+    names = (
+        "stable_baselines3",
+        "cleanrl",
+        "rllib",
+        "tianshou",
+        "co_gym",
+        "rlcycle",
+        "deep_rl_zoo",
+        "advanced_sac",
+    )
+    for name in names:
+        assert len(rows_of_settings((DOCS / "coming_from" / f"{name}.md").read_text("utf-8"))) >= 20, name
 
 
 def test_a_recorded_run_becomes_a_row_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

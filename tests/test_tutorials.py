@@ -1,41 +1,212 @@
-"""The tutorials' code blocks run as they stand, in order, each page in a folder of its own."""
+"""Every code block of the README and the documentation runs, each page in a folder of its own.
 
+    python    executed in order, in one namespace per page
+    bash      each command checked: `whorl ...` by the command line itself, `make` against the Makefile, `pip` against
+              the extras, `python FILE` against the repository
+    yaml      settings of `whorl train` that some algorithm takes
+    py        other libraries' code, and code for a cluster: compiled only
+
+A training with a large budget is stopped after its first iterations here. One that a small machine has no room for
+(actors, several learners, Ray, Atari's replay buffers) is configured and its agent built, but not started.
+"""
+
+import dataclasses
 import re
+import shlex
+import shutil
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import gymnasium
 import pytest
 import torch
+import yaml
 
+import whorl
+from whorl import cli
 from whorl.core import registry
+from whorl.core.errors import WhorlError
+from whorl.envs.native import WORLDS
+from whorl.run.reporting import Result
+from whorl.run.trainer import Trainer
+from whorl.settings.merge import configure
 
-PAGES = sorted((Path(__file__).parent.parent / "docs" / "tutorials").glob("*.md"))
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GENERATED = re.compile(r"<!-- generated: .*?<!-- end generated -->", re.S)
+FENCE = re.compile(r"^( *)(```+)([^\n]*)\n(.*?)^\1\2 *$", re.M | re.S)
+LANGUAGES = ("python", "py", "bash", "yaml", "json", "text", "math")
+WHOLE, SHORT, LARGE = 2_048, 256, 40_000
+"""steps: budgets that run whole; where longer ones stop; rollouts that are not collected at all"""
+FILES = {"mine.yaml": "gamma: 0.98\n", "base.yaml": "actor_lr: 1e-3\n"}
+"""files that commands name and the reader is to have"""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_tutorial_runs_as_it_is_written(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
-    before = {kind: dict(names) for kind, names in registry._registered.items()}
+class Block(NamedTuple):
+    language: str
+    text: str
+    line: int
+    """of its first line in the page"""
+
+
+def blocks(page: Path) -> list[Block]:
+    """The code blocks that were written by hand; generated ones are compared with the source in test_docs.py."""
     text = page.read_text("utf-8")
-    blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S))
-    assert blocks
+    text = GENERATED.sub(lambda found: "\n" * found[0].count("\n"), text)
+    return [
+        Block(found[3].strip(), textwrap.dedent(found[4]), text.count("\n", 0, found.start(4)) + 1)
+        for found in FENCE.finditer(text)
+    ]
+
+
+RUNNABLE = [page for page in PAGES if any(block.language not in ("text", "math") for block in blocks(page))]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with three checkpoints and a best policy, for commands that take one."""
+    folder = tmp_path_factory.mktemp("trained")
+    small = {"num_envs": 4, "num_steps": 16, "batch_size": 64, "max_iterations": 3, "eval_freq": 1}
+    result = whorl.train("CartPole-v1", "ppo", small, checkpoint_freq=1, runs=str(folder), quiet=True)
+    assert (result.run_dir / "checkpoint_3").is_dir()
+    return result.run_dir
+
+
+@pytest.fixture
+def page_folder(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with what commands name; afterwards whatever the page registered is forgotten."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Trainer, "train", shortened)
+    torch.set_num_threads(1)
+    for name in ("RUN", "RUN1", "RUN2", "runs/first", "runs/second"):
+        shutil.copytree(trained, tmp_path / name)
+    for file, text in FILES.items():
+        (tmp_path / file).write_text(text)
+    before = {kind: dict(names) for kind, names in registry._registered.items()}
+    ids, worlds = set(gymnasium.registry), set(WORLDS)
+    yield tmp_path
+    for kind, known in before.items():
+        names = registry._registered[kind]
+        for name in set(names) - set(known):
+            if not getattr(names[name], "__module__", "").startswith(
+                "whorl."
+            ):  # those are imported only once
+                del names[name]
+    for id in set(gymnasium.registry) - ids:
+        gymnasium.registry.pop(id)
+    for id in set(WORLDS) - worlds:
+        WORLDS.pop(id)
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
+def test_a_page_runs_as_it_is_written(page: Path, page_folder: Path) -> None:
     names: dict[str, object] = {"__name__": page.stem}
-    try:
-        for block in blocks:
+    for block in blocks(page):
+        if block.language in ("python", "py"):
             # Blank lines in front keep the line numbers of the page in tracebacks.
-            lines_before = text.count("\n", 0, block.start(1))
-            exec(compile("\n" * lines_before + block[1], str(page), "exec"), names)
-    finally:
-        for kind, known in before.items():
-            ours = {
-                n: t
-                for n, t in registry._registered[kind].items()
-                if getattr(t, "__module__", "") != page.stem
-            }
-            registry._registered[kind].clear()
-            registry._registered[kind].update({**ours, **known})
+            code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+            if block.language == "python":
+                exec(code, names)
+        elif block.language == "bash":
+            for command in commands(block.text):
+                check_command(command, page)
+        elif block.language == "yaml":
+            check_settings(yaml.safe_load(block.text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    for block in blocks(page):
+        assert block.language in LANGUAGES, f"{name_of(page)}:{block.line}: a block in {block.language!r}"
+        if block.language == "text":
+            assert not re.search(r"^\s*whorl \w", block.text, re.M), f"{name_of(page)}:{block.line}: bash"
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each command, without comments and prompts."""
+    lines = text.replace("\\\n", " ").splitlines()
+    found = [shlex.split(part, comments=True) for line in lines for part in line.split(" && ")]
+    return [words for words in found if words]
+
+
+def check_command(words: list[str], page: Path) -> None:
+    """Run a command of the documentation, or check that it could be run."""
+    program, *rest = (
+        [word for word in words if not re.match(r"[A-Z_]+=", word)] if words[0] != "make" else words
+    )
+    if program == "whorl":
+        paths = [
+            path for word in rest for path in (sorted(map(str, Path().glob(word))) if "*" in word else [word])
+        ]
+        assert cli.main(paths) == 0, f"{name_of(page)}: {shlex.join(words)}"
+    elif program == "make":
+        targets = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text("utf-8"), re.M)
+        assert rest[0] in targets, f"{name_of(page)}: the Makefile has no target {rest[0]!r}"
+    elif program == "pip":
+        extras = re.fullmatch(r"install -e \.(?:\[([\w,-]+)\])?", " ".join(rest))
+        assert extras, f"{name_of(page)}: {shlex.join(words)} does not install from the clone"
+        known = re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
+        assert set((extras[1] or "all").split(",")) <= set(known), f"{name_of(page)}: {shlex.join(words)}"
+    elif program == "python":
+        assert (ROOT / rest[0]).is_file(), f"{name_of(page)}: there is no {rest[0]}"
+    else:
+        assert program in ("cd", "git", "ray", "tensorboard"), f"{name_of(page)}: {shlex.join(words)}"
+
+
+def check_settings(settings: dict[str, object]) -> None:
+    """Settings of a YAML block have to suit one algorithm together."""
+    mistakes = []
+    for algorithm in ("ppo", "dqn", "sac", "td3"):
+        try:
+            configure(algorithm, "", settings)
+            return
+        except WhorlError as error:
+            mistakes.append(f"{algorithm}: {error}")
+    raise AssertionError("\n".join(mistakes))
+
+
+train_whole = Trainer.train
+
+
+def shortened(trainer: Trainer) -> Result:
+    """`Trainer.train`, stopped early where the page asks for more than a test can wait for."""
+    run = trainer.settings.run
+    emulated = trainer.settings.env.startswith("ALE/") or "NoFrameskip" in trainer.settings.env
+    if run.actors or run.ray or run.learners > 1 or emulated or run.num_envs * run.num_steps > LARGE:
+        assert trainer.replay_bytes >= 0  # builds the agent for the environment's spaces
+        return Result(Path("RUN"), 0, 0, 0, 0.0, 0.0, "not started in tests")
+    if not 0 < run.total_timesteps - trainer.steps <= WHOLE and run.max_iterations > 10:
+        trainer.callbacks.append(StopEarly())
+    run = dataclasses.replace(run, workers=0, n_eval_episodes=1, quiet=True, tensorboard=False)
+    trainer.settings = dataclasses.replace(trainer.settings, run=run)
+    return train_whole(trainer)
+
+
+class StopEarly(whorl.Callback):
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_start(self, trainer: Trainer) -> None:
+        self.steps = trainer.steps
+
+    def on_update(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        if trainer.steps - self.steps >= SHORT:
+            trainer.stop("this is a test")
+
+
+def test_an_unknown_flag_in_the_documentation_is_found(page_folder: Path) -> None:
+    with pytest.raises(AssertionError):
+        check_command(["whorl", "train", "ppo", "CartPole-v1", "--num-envz", "8"], PAGES[0])
+    with pytest.raises(AssertionError):
+        check_command(["pip", "install", "whorl[atari]"], PAGES[0])
+    with pytest.raises(AssertionError):
+        check_settings({"gama": 0.9})
 
 
 def test_every_tutorial_is_there() -> None:

@@ -23,7 +23,7 @@ from whorl.envs.snapshot import restore_env, snapshot_env
 torch.set_num_threads(1)
 installed = pytest.mark.skipif(
     importlib.util.find_spec("ale_py") is None,
-    reason="ale-py is not installed: pip install 'whorl[atari]'",
+    reason="ale-py is not installed: pip install -e '.[atari]'",
 )
 FIRE = 1
 

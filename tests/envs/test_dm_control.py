@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")
 installed = pytest.mark.skipif(
     importlib.util.find_spec("dm_control") is None,
-    reason="dm_control is not installed: pip install 'whorl[dm-control]'",
+    reason="dm_control is not installed: pip install -e '.[dm-control]'",
 )
 
 

@@ -13,11 +13,11 @@ from whorl.envs.make import find
 
 torch.set_num_threads(1)
 played = pytest.mark.skipif(
-    importlib.util.find_spec("ale_py") is None, reason="ale-py is not installed: pip install 'whorl[atari]'"
+    importlib.util.find_spec("ale_py") is None, reason="ale-py is not installed: pip install -e '.[atari]'"
 )
 installed = pytest.mark.skipif(
     importlib.util.find_spec("envpool") is None or importlib.util.find_spec("ale_py") is None,
-    reason="envpool is not installed: pip install 'whorl[atari,envpool]'",
+    reason="envpool is not installed: pip install -e '.[atari,envpool]'",
 )
 
 

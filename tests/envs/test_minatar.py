@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")
 installed = pytest.mark.skipif(
     importlib.util.find_spec("minatar") is None,
-    reason="minatar is not installed: pip install 'whorl[minatar]'",
+    reason="minatar is not installed: pip install -e '.[minatar]'",
 )
 GAMES = [
     ("Asterix", 5, 4),

@@ -18,7 +18,7 @@ from whorl.envs.adapters.gymnasium import GymnasiumVector
 torch.set_num_threads(1)
 installed = pytest.mark.skipif(
     importlib.util.find_spec("minigrid") is None,
-    reason="minigrid is not installed: pip install 'whorl[minigrid]'",
+    reason="minigrid is not installed: pip install -e '.[minigrid]'",
 )
 LEFT, RIGHT, FORWARD = 0, 1, 2
 

@@ -18,7 +18,7 @@ from whorl.envs.snapshot import restore_env, snapshot_env
 torch.set_num_threads(1)
 installed = pytest.mark.skipif(
     importlib.util.find_spec("pybullet_envs_gymnasium") is None,
-    reason="pybullet-envs-gymnasium is not installed: pip install 'whorl[pybullet]'",
+    reason="pybullet-envs-gymnasium is not installed: pip install -e '.[pybullet]'",
 )
 
 

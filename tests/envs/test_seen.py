@@ -302,7 +302,7 @@ def test_reacher_once_continues_exactly_and_nothing_is_wrong_with_it():
 
 
 needs_dm_control = pytest.mark.skipif(
-    importlib.util.find_spec("dm_control") is None, reason="pip install 'whorl[dm-control]'"
+    importlib.util.find_spec("dm_control") is None, reason="pip install -e '.[dm-control]'"
 )
 
 

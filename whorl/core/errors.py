@@ -4,6 +4,7 @@ import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from math import inf
+from pathlib import Path
 
 
 class WhorlError(Exception):
@@ -110,4 +111,12 @@ def _edits(a: str, b: str) -> int:
 
 def missing_extra(package: str, extra: str) -> WhorlError:
     """The error for an optional package that is not installed."""
-    return WhorlError(f"{package} is not installed; install it with: pip install 'whorl[{extra}]'")
+    return WhorlError(f"{package} is not installed; install it with: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra of this copy of Whorl: of its clone, or of the installed distribution."""
+    folder = Path(__file__).resolve().parents[2]
+    if (folder / "pyproject.toml").is_file():
+        return f"pip install -e '{folder}[{extra}]'"
+    return f"pip install 'whorl-rl[{extra}]'"

@@ -15,7 +15,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.error import DependencyNotInstalled
 
-from whorl.core.errors import EnvError, WhorlError, missing_extra, nearest
+from whorl.core.errors import EnvError, WhorlError, install_command, missing_extra, nearest
 from whorl.core.registry import import_hint, import_named, registered
 from whorl.envs.mistakes import raised
 from whorl.envs.spaces import Factory
@@ -161,7 +161,7 @@ def _suggestion(name: str, ids: list[str]) -> str:
     if hint.startswith("did"):
         return hint
     # Without a near match the list of all ids would bury the message.
-    games = "" if find_spec("ale_py") else ", or for Atari games: pip install 'whorl[atari]'"
+    games = "" if find_spec("ale_py") else f", or for Atari games: {install_command('atari')}"
     return f"import the package that registers it, or write 'package:Name-v0'{games}"
 
 

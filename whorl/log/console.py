@@ -356,7 +356,8 @@ def summary(settings: Settings, device: str) -> str:
     if hasattr(algo, "batch_size"):
         parts.append(f"batches of {algo.batch_size:,}")
     parts += [f"{getattr(run, name)} {name}" for name in ("actors", "workers") if getattr(run, name) > 0]
-    parts.append(f"{device} ({run.hardware} settings)" if run.hardware != "auto" else device)
+    usual = {"cpu": "cpu", "gpu": "cuda"}.get(run.hardware, device)
+    parts.append(device if device.startswith(usual) else f"{device} with settings for a {run.hardware}")
     budget = {"steps": run.total_timesteps, "episodes": run.total_episodes, "iterations": run.max_iterations}
     parts += [f"{compact(limit)} {unit}" for unit, limit in budget.items() if limit][:1]
     return ", ".join(parts)

@@ -184,7 +184,7 @@ def _circumstances(
 def _hardware(run: RunConfig, given: set[str], gpu: bool) -> dict[str, Any]:
     """The hardware that presets were chosen for, and the device, where the hardware was chosen by name."""
     found = {"hardware": "gpu" if gpu else "cpu"}
-    if run.hardware != "auto" and "device" not in given:
+    if "hardware" in given and run.hardware != "auto" and "device" not in given:
         found["device"] = "cuda" if gpu else "cpu"
     return found
 

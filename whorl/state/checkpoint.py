@@ -19,7 +19,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -28,6 +27,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from whorl import __version__
 from whorl.core import files
 from whorl.core.errors import CheckpointError, DamagedError
 
@@ -344,17 +344,13 @@ def _yaml(document: Any, name: str) -> bytes:
 
 def _sealed(k: int, metadata: Mapping[str, Any], written: dict[str, dict[str, Any]]) -> bytes:
     """The text of metadata.yaml, its checksum as the last line."""
-    try:
-        own_version = version("whorl")
-    except PackageNotFoundError:  # used from a source tree
-        own_version = "unknown"
     document = {
         **_portable(metadata, "metadata"),
         "format": FORMAT,
         "k": k,
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "torch": str(torch.__version__),
-        "whorl": own_version,
+        "whorl": __version__,
         "files": written,
     }
     text = _yaml(document, METADATA)

@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from whorl.core.errors import EnvError, missing_extra, nearest
+from whorl.core.errors import EnvError, install_command, missing_extra, nearest
 from whorl.envs.adapter import RegisteredAdapter
 from whorl.envs.wrappers import HIDING
 
@@ -383,7 +383,7 @@ def _ale() -> Any:
         raise missing_extra("ale-py", "atari") from error
     if tuple(int(part) for part in version("ale-py").split(".")[:2]) < (0, 12):
         raise EnvError(
-            f"ale-py {version('ale-py')} can't save its state; install a newer one with: pip install 'whorl[atari]'"
+            f"ale-py {version('ale-py')} can't save its state; install a newer one with: {install_command('atari')}"
         )
     ALEInterface.setLoggerMode(LoggerMode.Error)
     return ALEInterface

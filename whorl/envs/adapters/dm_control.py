@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from whorl.core.errors import EnvError, missing_extra, nearest
+from whorl.core.errors import EnvError, install_command, missing_extra, nearest
 from whorl.envs.adapter import RegisteredAdapter
 from whorl.envs.snapshot import mujoco_state, restore_mujoco
 
@@ -248,7 +248,7 @@ def _load(domain: str, task: str) -> Any:
     except AttributeError as error:
         raise EnvError(
             f"dm_control {version('dm_control')} does not work with mujoco {version('mujoco')} ({error}); "
-            "install versions that do with: pip install 'whorl[dm-control]'"
+            f"install versions that do with: {install_command('dm-control')}"
         ) from error
 
 
