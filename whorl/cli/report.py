@@ -172,7 +172,10 @@ def _run_row(run: Path) -> tuple[str, ...]:
 
 
 def _state(run: Path, config: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    from whorl.state.runlock import living_owner
+
+    if living_owner(run) is not None:
+        return "running"
     limits = {"steps": "total_timesteps", "episodes": "total_episodes", "iteration": "max_iterations"}
-    if any(config.get(name) and last.get(key, 0) >= config[name] for key, name in limits.items()):
-        return "finished"
-    return "stopped"
+    spent = any(config.get(name) and last.get(key, 0) >= config[name] for key, name in limits.items())
+    return "finished" if spent else "stopped"

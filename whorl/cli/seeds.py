@@ -156,14 +156,8 @@ class _Family:
             for slot in sorted(set(range(self.parallel)) - used)[: len(self.queue)]:
                 if not self.interrupts:
                     self.children.append(self._start(self.queue.pop(0), slot))
-            wait(
-                [
-                    end
-                    for child in self.children
-                    for end in (child.line, child.output, child.process.sentinel)
-                ],
-                0.5,
-            )
+            ends = [end for child in self.children for end in (child.line, child.output) if not end.closed]
+            wait([*ends, *(child.process.sentinel for child in self.children)], 0.5)
             for child in list(self.children):
                 over = child.process.exitcode is not None  # asked first, so that nothing it sent is missed
                 self._listen(child)
