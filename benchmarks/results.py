@@ -9,21 +9,17 @@ is trained too, on the first seed, and drawn beside it; settings that follow are
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import tempfile
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
+from jobs import ROOT, commit, machine
 
 import whorl
 from whorl.log.plot import plot_runs
 
-ROOT = Path(__file__).parent.parent
 FORGETFUL = {"memory": "none", "last_action": False, "last_reward": False}
 
 
@@ -103,16 +99,6 @@ def evaluations(run: Path) -> list[tuple[int, float, float]]:
         for row in rows
         if "evaluation/return" in row
     ]
-
-
-def commit() -> str:
-    return subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True, cwd=ROOT).strip()
-
-
-def machine() -> str:
-    if torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name()}, {os.cpu_count()} cores"
-    return f"{os.cpu_count()} shared cores, {platform.machine()}"
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from whorl.core.errors import nearest
 from whorl.core.registry import Part
 from whorl.settings.aliases import ALIASES, NOTES
 from whorl.settings.merge import config_of, configure
+from whorl.settings.conditions import WHERE
 from whorl.settings.presets import algorithm_class, load_preset, owners, preset_names
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import fields_of, help_of
@@ -136,11 +137,16 @@ def list_presets(page: Path, name: str) -> str:
     """What the name changes, everywhere and per environment; a preset that starts from another says so."""
     preset = yaml.safe_load((ROOT / "whorl" / "presets" / f"{name}.yaml").read_text("utf-8"))
     groups = {"any": preset.get("settings") or {}, **(preset.get("environments") or {})}
-    rows = [
-        (env if env == "any" else f"`{env}`", ", ".join(f"`{k}: {_value(v)}`" for k, v in settings.items()))
-        for env, settings in groups.items()
-        if settings
-    ]
+    rows = []
+    for env, settings in groups.items():
+        title = env if env == "any" else f"`{env}`"
+        parts = {title: {name: value for name, value in settings.items() if name != WHERE}}
+        parts |= {f"{title}, {words}": values for words, values in (settings.get(WHERE) or {}).items()}
+        rows += [
+            (key, ", ".join(f"`{k}: {_value(v)}`" for k, v in part.items()))
+            for key, part in parts.items()
+            if part
+        ]
     parent = preset.get("inherits")
     text = f"Starts from the presets of [`{parent}`]({parent}.md#presets)." if parent else ""
     return "\n\n".join(

@@ -190,9 +190,9 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
         ),
         (
             "train ppo CartPole-v1 --nothing.x 8",
-            "ppo has no setting 'nothing'; whorl train ppo ENV --help lists all settings",
+            "ppo has no setting 'nothing'; whorl train ppo ENV --help-all lists all settings",
         ),
-        ("train ppo CartPole-v1 --qqqqqq 8", "ppo has no flag --qqqqqq; --help lists all flags"),
+        ("train ppo CartPole-v1 --qqqqqq 8", "ppo has no flag --qqqqqq; --help-all lists all flags"),
         ("train ppo CartPole-v1 --num-envs many", "--num-envs is 'many'; it must be a whole number"),
         ("train ppo CartPole-v1 --n_workers many", "--n_workers is 'many'; it must be a whole number"),
         ("train ppo CartPole-v1 --num-envs", "--num-envs needs a value: a whole number"),
@@ -280,7 +280,7 @@ def test_a_broken_list_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def read(flags: Any, *words: str) -> tuple[list[str], dict[str, Any]]:
     parser = FlagParser("eval")
-    parser.add_config("flags", flags)
+    parser.add_config(flags)
     return parser.read(words)
 
 
@@ -507,7 +507,7 @@ def test_flags_of_commands_have_documentation() -> None:
 
 def test_listing_needs_no_torch() -> None:
     code = "import sys; from whorl.cli import main; main(['list']); sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=600)
 
 
 # Trust and signals
@@ -537,18 +537,15 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
     words = ["train", "ppo", "CartPole-v1", *SMALL[:6], "--no-eval", "--runs", str(tmp_path), "--quiet"]
     process = subprocess.Popen([sys.executable, "-m", "whorl", *words], stdout=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 120
-        while (
-            not any(f.stat().st_size for f in tmp_path.glob("*/metrics.jsonl"))
-            and time.monotonic() < deadline
-        ):
+        deadline = time.monotonic() + 600
+        while not any(f.stat().st_size for f in tmp_path.glob("*/metrics.jsonl")):
+            assert process.poll() is None and time.monotonic() < deadline, "it wrote no row of metrics"
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=120)
+        process.communicate(timeout=600)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "it was interrupted" in out
     assert list(tmp_path.glob("*/checkpoint_1/checkpoint.pt"))
 
 

@@ -1,18 +1,25 @@
 """The public API: make, load, train, resume, restore, evaluate, check, algorithms, register."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, overload
 
+import gymnasium
 import torch
 from gymnasium.error import DependencyNotInstalled
 
-from whorl.core.errors import CheckpointError, ConfigError, WhorlError
+from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt
 from whorl.core.registry import only_trusted, register, require_trust
+from whorl.core.spec import Spec, differences
 from whorl.envs import checker
 from whorl.envs import make as envs
-from whorl.envs.make import Made, Source, find
+from whorl.envs.adapters.imported import module_of
+from whorl.envs.make import Made, Source, find, takes
+from whorl.envs.mistakes import make_env
+from whorl.envs.wrappers import split
 from whorl.log.video import save_video
 from whorl.run.build import choose_device
 from whorl.run.callbacks import Callback
@@ -20,12 +27,12 @@ from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
-from whorl.settings.merge import Settings, configure, plain_fields
-from whorl.settings.presets import algorithm_of, algorithms
+from whorl.settings.merge import Settings, chosen_fields, configure, plain_fields
+from whorl.settings.presets import algorithm_of, algorithms, read_file
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
 from whorl.state import checkpoint
-from whorl.state.policy import SavedPolicy, load_policy
+from whorl.state.policy import SavedPolicy, load_policy, unpack_spec
 from whorl.state.runfolder import resolve_run
 
 __all__ = ["algorithms", "check", "evaluate", "load", "make", "register", "restore", "resume", "train"]
@@ -49,9 +56,9 @@ def load(
     config: Mapping[str, Any] | RunConfig | None = None,
     *,
     files: Sequence[str | Path] = (),
+    env_options: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str | LoggerFactory] = (),
-    env_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Trainer: ...
 @overload
@@ -61,9 +68,9 @@ def load(
     config: Mapping[str, Any] | RunConfig | None = None,
     *,
     files: Sequence[str | Path] = (),
+    env_options: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str | LoggerFactory] = (),
-    env_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Trainer: ...
 def load(
@@ -72,52 +79,108 @@ def load(
     config: Mapping[str, Any] | RunConfig | None = None,
     *,
     files: Sequence[str | Path] = (),
+    env_options: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str | LoggerFactory] = (),
-    env_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Trainer:
     """A trainer for an algorithm on an environment; tuned preset < files < config < keyword settings.
 
     Args:
-        env: an id, an environment or a factory.
+        env: an id, an environment, or a class or function that makes one.
         algorithm: a name, or a config object such as `PPOConfig(gamma=0.99)`, whose values are all used as they are.
         config: settings of the loop and the algorithm as a mapping, or a `RunConfig`, whose values are all used.
+        files: YAML files with settings.
+        env_options: what the environment is made with.
+        loggers: besides those that settings ask for: names of registered loggers, or functions that make one.
     """
+    return Trainer(*prepare(env, algorithm, config, files, env_options, settings), callbacks, loggers)
+
+
+def prepare(
+    env: Any,
+    algorithm: Any,
+    config: Mapping[str, Any] | RunConfig | None,
+    files: Sequence[str | Path],
+    env_options: Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
+) -> tuple[Source, Settings]:
+    """The environment and all settings of a run; see `load`."""
+    objects: dict[str, Any] = {}
     given = {} if env_options is None else {"env_options": dict(env_options)}
     if dataclasses.is_dataclass(algorithm):
-        algorithm, values = algorithm_of(algorithm), plain_fields(algorithm)
-        given = {**values, **given}
+        algorithm, chosen = algorithm_of(algorithm), algorithm
+        objects |= plain_fields(chosen)
+        given |= chosen_fields(chosen)
     if isinstance(config, RunConfig):
-        config = plain_fields(config)
-    made = find(env)
-    options = made.options if made.named else None
-    given = {**given, **made.settings({**(config or {}), **settings})}
-    found = configure(algorithm, made.id, given, files, options=options)
-    source = _with_options(made, found.env_options)
+        objects |= plain_fields(config)
+    asked = _settings(config, settings)
+    made = find(env, _options_in(files, [given, asked], env))
+
+    def made_with(options: Mapping[str, Any]) -> Source:
+        return made.with_options({**made.options, **options})
+
+    found = configure(
+        algorithm,
+        made.id,
+        {**given, **made.settings(asked)},
+        files,
+        options=made.options if made.named else None,
+        objects=objects,
+        kind=lambda options: made_with(options).kind(),
+    )
+    source = made_with(found.env_options)
     source.check(found.run)
-    found = dataclasses.replace(found, env_options=dict(source.options))
-    return Trainer(source, found, callbacks, loggers)
+    return source, dataclasses.replace(found, env_options=dict(source.options))
 
 
 def train(
-    env: Any, algorithm: Any = "ppo", config: Mapping[str, Any] | RunConfig | None = None, **settings: Any
+    env: Any,
+    algorithm: Any = "ppo",
+    config: Mapping[str, Any] | RunConfig | None = None,
+    *,
+    files: Sequence[str | Path] = (),
+    env_options: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str | LoggerFactory] = (),
+    **settings: Any,
 ) -> Result:
     """Load and train in one call; see `load`."""
-    return load(env, algorithm, config, **settings).train()
+    trainer = load(
+        env,
+        algorithm,
+        config,
+        files=files,
+        env_options=env_options,
+        callbacks=callbacks,
+        loggers=loggers,
+        **settings,
+    )
+    return trainer.train()
 
 
 def resume(
     run: str | Path,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | RunConfig | None = None,
     *,
+    files: Sequence[str | Path] = (),
     env: Any = None,
+    env_options: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str | LoggerFactory] = (),
     trust: Sequence[str] = (),
-    **changes: Any,
+    **settings: Any,
 ) -> Result:
-    """Continue a run from its newest complete checkpoint, bit for bit; `total_timesteps=...` extends it."""
-    return load_run(run, {**(config or {}), **changes}, env=env, callbacks=callbacks, trust=trust).train()
+    """Continue a run from its newest complete checkpoint, bit for bit; `total_timesteps=...` extends it.
+
+    Args:
+        config: settings that change; files, config and keyword settings come in this order, as in `load`.
+        env: the run's environment, where it can't be found by its id.
+    """
+    changes = {key: value for path in files for layer in read_file(path) for key, value in layer.items()}
+    changes |= _settings(config, settings)
+    changes |= {} if env_options is None else {"env_options": dict(env_options)}
+    return load_run(run, changes, env=env, callbacks=callbacks, loggers=loggers, trust=trust).train()
 
 
 def load_run(
@@ -126,6 +189,7 @@ def load_run(
     *,
     env: Any = None,
     callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str | LoggerFactory] = (),
     trust: Sequence[str] = (),
 ) -> Trainer:
     """The trainer of a saved run with its state restored."""
@@ -139,19 +203,31 @@ def load_run(
         saved = configure(config["algorithm"], config["env"], config, presets=False)
         settings = configure(saved.algorithm, saved.env, saved.plain(), presets=False, changes=changes)
         _check_changes(saved, settings)
-        return Trainer(_source(env, settings.env, settings.env_options), settings, callbacks)
+        return Trainer(_source(env, settings), settings, callbacks, loggers)
+
+    def resumed(found: checkpoint.Loaded) -> Trainer:
+        made = trainer(found.config)
+        saved = unpack_spec(found.policy["spec"])
+        _check_spaces(saved, made.source.spec(saved.num_envs), made.source.id)
+        return made.attach(found.folder.parent, found)
 
     with only_trusted(tuple(trust)):
         unsaved = checkpoint.run_config(folder)
         if unsaved is not None:
             return trainer(unsaved).attach_new(folder)
-        return use_checkpoint(folder, lambda found: trainer(found.config).attach(found.folder.parent, found))
+        return use_checkpoint(folder, resumed)
 
 
 def restore(
-    run: str | Path, *, best: bool = False, trust: Sequence[str] = (), device: str = "cpu"
+    run: str | Path,
+    *,
+    best: bool = False,
+    trust: Sequence[str] = (),
+    device: str = "cpu",
+    **unknown: Any,
 ) -> SavedPolicy:
     """The trained policy of a run or checkpoint, with its normalisers, memory and action scaling."""
+    _refuse(restore, unknown)
     folder = resolve_run(run)
     if best and folder.name != checkpoint.BEST:
         folder = (folder.parent if folder.name.startswith("checkpoint_") else folder) / checkpoint.BEST
@@ -164,6 +240,7 @@ def evaluate(
     episodes: int = 20,
     *,
     env: Any = None,
+    env_options: Mapping[str, Any] | None = None,
     seed: int = 12_345,
     deterministic: bool = True,
     best: bool = False,
@@ -171,38 +248,112 @@ def evaluate(
     render: bool = False,
     trust: Sequence[str] = (),
     device: str = "cpu",
+    **unknown: Any,
 ) -> Evaluation:
-    """Play episodes with a trained policy; `video` records the first one, `render` shows them in a window."""
+    """Play episodes with a trained policy.
+
+    Args:
+        env: another environment than in training, with the same spaces; by default that of the run.
+        env_options: options of the environment; those that are not named are as in training.
+        video: a file to record the first episode to.
+        render: show the episodes in a window.
+    """
+    _refuse(evaluate, unknown)
     if episodes < 1:
         raise ConfigError(f"episodes is {episodes}; it must be at least 1")
     build(RunConfig, {"seed": seed})
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
-    options = dict(policy.settings.env_options)
-    if video is not None or render:
-        options["render_mode"] = "human" if render else "rgb_array"
+    mode = "human" if render else "rgb_array" if video is not None else None
     with only_trusted(tuple(trust)):
-        source = _source(env, policy.settings.env, options)
+        source = _source(env, policy.settings, env_options, mode)
     if render and source.world is not None:
         raise WhorlError(
             f"{source.id} can't be shown in a window; record it with video=PATH (on the command line --video)"
         )
-    vector = source.vector(source.num_envs or (1 if render else min(episodes, 32)), policy.agent.device)
-    camera = _Camera(source.id, _frame_rate(source)) if video is not None else None
-    try:
-        with torch.no_grad():
-            found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera)
-    except DependencyNotInstalled as error:
-        raise WhorlError(f"{source.id} can't be rendered: {error}") from error
-    finally:
-        vector.close()
+    num_envs = source.num_envs or (1 if render else min(episodes, 32))
+    with _explaining(source.id, mode):
+        vector = source.vector(num_envs, policy.agent.device)
+        camera = _Camera(source.id, _frame_rate(source)) if video is not None else None
+        try:
+            _check_spaces(policy.spec, vector.spec, source.id)
+            with torch.no_grad():
+                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera)
+        finally:
+            vector.close()
     if video is not None and camera is not None:
         save_video(camera.frames, Path(video), camera.fps)
     return found
 
 
-def check(env: Any) -> list[str]:
-    """Mistakes found in an environment (an id, an object or a factory), each with its remedy."""
-    return checker.check(find(env).factory if isinstance(env, str) else env)
+def check(env: Any, env_options: Mapping[str, Any] | None = None, **unknown: Any) -> list[str]:
+    """Mistakes found in an environment (an id, an object, or a class or function), each with its remedy.
+
+    Args:
+        env_options: what the environment is made with.
+    """
+    _refuse(check, unknown)
+    options = dict(env_options or {})
+    if isinstance(env, str):
+        return checker.check(find(env, options).factory)
+    if not options:
+        return checker.check(env)
+    return checker.check(find(env, options).factory)
+
+
+def _settings(config: Mapping[str, Any] | RunConfig | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings given as a mapping or config object and as keywords, which come first."""
+    values = chosen_fields(config) if isinstance(config, RunConfig) else dict(config or {})
+    return {**values, **keywords}
+
+
+def _options_in(files: Sequence[str | Path], given: Sequence[Mapping[str, Any]], env: Any) -> dict[str, Any]:
+    """The options among settings that a class or function needs to make its first environment."""
+    if isinstance(env, str | gymnasium.Env) or not callable(env):
+        return {}
+    found: dict[str, Any] = {}
+    for layer in [*(layer for path in files for layer in read_file(path)), *given]:
+        if isinstance(layer.get("env_options"), Mapping):
+            found |= layer["env_options"]
+    return found
+
+
+def _refuse(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
+    """Raise for keyword arguments that a function of this module does not have."""
+    names = [key for key, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    for key in unknown:
+        start = f"{function.__name__} has no setting {key!r}"
+        if key == "n_eval_episodes" and "episodes" in names:
+            raise ConfigError(f"{start}; here it is called 'episodes'")
+        if word := misspelt(key, names):
+            raise ConfigError(f"{start}; did you mean {word!r}?")
+        raise ConfigError(f"{start}; it takes {', '.join(names)}")
+
+
+@contextmanager
+def _explaining(id: str, mode: str | None) -> Iterator[None]:
+    """Errors of rendering in one sentence."""
+    what = "shown in a window" if mode == "human" else "recorded"
+    try:
+        yield
+    except EnvError as error:
+        cause = error.__cause__
+        if mode is not None and isinstance(cause, DependencyNotInstalled):
+            raise WhorlError(f"{id} can't be rendered: {cause}") from error
+        if mode is not None and isinstance(cause, TypeError) and "render_mode" in str(cause):
+            raise EnvError(
+                f"{id} can't be {what}, because its __init__ takes no render_mode; add that argument, keep it as "
+                "self.render_mode, and return an image from render()"
+            ) from None
+        raise
+    except DependencyNotInstalled as error:
+        raise WhorlError(f"{id} can't be rendered: {error}") from error
+
+
+def _check_spaces(saved: Spec, now: Spec, id: str) -> None:
+    """Raise where an environment has other spaces than the one that a policy was trained on."""
+    found = differences(saved, now)
+    if found:
+        raise EnvError(f"{id} has other spaces than the environment of the run: {'; '.join(found)}")
 
 
 class _Camera:
@@ -223,24 +374,18 @@ class _Camera:
         if self.steps % self.stride == 0 or self.over:
             frame = world.render(0)
             if frame is None:
-                raise WhorlError(f"{self.id} renders no frames, so there is nothing to record")
+                raise EnvError(
+                    f"{self.id} renders no frames, so there is nothing to record; it must be made with "
+                    "render_mode='rgb_array', and render() must then return an image"
+                )
             self.frames.append(frame)
         self.steps += 1
 
 
 def _frame_rate(source: Source) -> float:
-    env = source.factory()
+    env = make_env(source.factory)
     env.close()
     return float((env.metadata or {}).get("render_fps") or 30)
-
-
-def _with_options(source: Source, options: Mapping[str, Any]) -> Source:
-    """The source of an environment with options from a file or the config."""
-    if not options or dict(options) == dict(source.options):
-        return source
-    if not source.named:
-        raise ConfigError("env_options can't change an environment that is already made; pass its id instead")
-    return find(source.id, {**source.options, **options})
 
 
 def _check_changes(saved: Settings, asked: Settings) -> None:
@@ -253,16 +398,35 @@ def _check_changes(saved: Settings, asked: Settings) -> None:
             )
 
 
-def _source(env: Any, id: str, options: Mapping[str, Any]) -> Source:
-    """The environment of a saved run, or the one given instead."""
-    if env is not None:
-        return find(env, options)
-    module = id.rpartition(":")[0]
-    if module:
+def _source(
+    env: Any, settings: Settings, env_options: Mapping[str, Any] | None = None, render_mode: str | None = None
+) -> Source:
+    """The environment of a saved run, or the one given instead; the run's options apply where they fit."""
+    asked, saved = dict(env_options or {}), dict(settings.env_options)
+    drawn = {} if render_mode is None else {"render_mode": render_mode}
+    if env is None:
+        return _saved_source(settings.env, {**saved, **asked, **drawn})
+    if isinstance(env, str):
+        same = find(env).id == settings.env
+        return find(env, {**(saved if same else {}), **asked, **drawn})
+    if isinstance(env, Made):
+        source = env.source
+        fits = source.named or (source.given is not None and takes(source.given, {**source.options, **drawn}))
+        return source.with_options({**source.options, **asked, **(drawn if fits else {})})
+    if not callable(env) or isinstance(env, gymnasium.Env):
+        return find(env, {**saved, **asked})
+    own, wrapping = split(saved)
+    options = {**(own if takes(env, {**own, **split(asked)[0]}) else {}), **wrapping, **asked}
+    return find(env, options | (drawn if takes(env, {**split(options)[0], **drawn}) else {}))
+
+
+def _saved_source(id: str, options: Mapping[str, Any]) -> Source:
+    if module := module_of(id):
         require_trust(module, "an environment of")
     try:
         return find(id, options)
     except WhorlError as error:
         raise CheckpointError(
-            f"{error} (if the run was made with an environment of your own, pass it as env=)"
+            f"{error.message} (if the run was made with an environment of your own, pass it as env=)",
+            error.details,
         ) from None

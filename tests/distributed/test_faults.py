@@ -16,7 +16,7 @@ import yaml
 import whorl
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks at processes in /proc")
-PATIENCE = 90.0
+PATIENCE = 600.0
 COMMAND = (
     *(
         "train",

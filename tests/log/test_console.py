@@ -1,9 +1,12 @@
 """The console: what people see in a terminal, a narrow terminal, a pipe, and no terminal at all."""
 
 import io
+import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
+import rich.console
 
 from whorl.log.console import Console, compact
 
@@ -179,3 +182,85 @@ def test_the_summary_lists_every_value() -> None:
 )
 def test_compact_numbers_have_three_digits_and_a_unit(number: float, text: str) -> None:
     assert compact(number) == text
+
+
+# Within an iteration
+
+
+def test_the_bar_and_the_clock_advance_within_an_iteration(terminal: Callable[[int], Terminal]) -> None:
+    out, clock = terminal(100), Clock()
+    with Console(1000, unit="iterations", file=out, clock=clock) as console:
+        for second in range(1, 4):
+            clock.now = float(second)
+            before = len(out.getvalue())
+            console.tick(0.2 * second, 0, "updating")
+            drawn = out.getvalue()[before:]
+            assert f"0:0{second} elapsed" in drawn and "updating" in drawn and "0/1k iterations" in drawn
+        clock.now += 0.1
+        before = len(out.getvalue())
+        console.tick(0.7, 0)
+        assert len(out.getvalue()) == before, "it was drawn a moment ago"
+
+
+def test_a_pipe_gets_its_lines_during_a_long_iteration() -> None:
+    out, clock = io.StringIO(), Clock()
+    with Console(100_000, file=out, clock=clock) as console:
+        for second in range(1, 25):
+            clock.now = float(second)
+            console.tick(second * 100.0, second * 80.0, "collecting")
+    assert out.getvalue().splitlines() == [
+        "1% 800/100k steps · 100 steps/s · 16:30 left",
+        "2% 1.6k/100k steps · 100 steps/s · 16:20 left",
+    ]
+
+
+def test_a_message_that_comes_while_something_is_drawn_follows_it() -> None:
+    """As from a signal handler, which runs between two instructions of the drawing thread."""
+
+    class Interrupting(io.StringIO):
+        def write(self, text: str) -> int:
+            if "steps" in text and "Ctrl-C" not in self.getvalue():
+                console.message("Ctrl-C: finishing")
+            return super().write(text)
+
+    out = Interrupting()
+    with Console(10, file=out, clock=Clock()) as console:
+        console.update(5)
+    assert out.getvalue().splitlines() == ["50% 5/10 steps", "Ctrl-C: finishing"]
+
+
+class Cell:
+    """An output of a notebook, as IPython displays and updates it."""
+
+    def __init__(self) -> None:
+        self.shown: list[dict[str, str]] = []
+
+    def display(self, bundle: dict[str, str], display_id: bool = False, raw: bool = False) -> "Cell":
+        assert display_id and raw
+        self.shown.append(bundle)
+        return self
+
+    def update(self, bundle: dict[str, str], raw: bool = False) -> None:
+        self.shown.append(bundle)
+
+
+def test_a_notebook_shows_one_live_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, clock = Cell(), Clock()
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    module = ModuleType("IPython.display")
+    module.display = cell.display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
+    with Console(100, title="ppo on <mine>", clock=clock) as console:
+        clock.now = 1.0
+        console.update(50, {"episode/return": 1.5})
+        clock.now = 1.1
+        console.update(51)
+        assert len(cell.shown) == 2
+    first, second, *_, last = cell.shown
+    assert (
+        '<progress max="1" value="0.5000"' in second["text/html"]
+        and "ppo on &lt;mine&gt;" in second["text/html"]
+    )
+    assert second["text/plain"] == "50% · 0:01 left 50/100 steps · 50 steps/s · return 1.5 · 0:01 elapsed"
+    assert 'value="0.5100"' in last["text/html"] and 'value="0.0000"' in first["text/html"]

@@ -1,28 +1,35 @@
 """Plots of synthetic runs: what is read, how runs are grouped, what the picture holds."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from matplotlib.figure import Figure
-from PIL import Image
 
 from whorl.core.errors import WhorlError
-from whorl.log.plot import curve, plot_runs
+from whorl.log.plot import Style, curve, plot_runs
 from whorl.log.writers import MetricFiles
 
 
 def run(
-    folder: Path, algorithm: str = "ppo", env: str = "Ant-v5", seed: int = 0, evaluations: bool = True
+    folder: Path,
+    algorithm: str = "ppo",
+    env: str = "Ant-v5",
+    seed: int = 0,
+    evaluations: bool = True,
+    rows: int = 40,
+    **settings: Any,
 ) -> Path:
     random = np.random.default_rng(seed)
     files = MetricFiles(folder)
-    (folder / "config.yaml").write_text(
-        f"algorithm: {algorithm}\nenv: {env}\nseed: {seed}\nagent: {{lr: 0.1}}\n"
-    )
-    for i in range(1, 41):
+    config = {"algorithm": algorithm, "env": env, "seed": seed, "agent": {"lr": 0.1}, **settings}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    for i in range(1, rows + 1):
         row = {
             "steps": i * 1000,
+            "episodes": i * 3,
             "time/elapsed": i * 2.0,
             "episode/return": i + random.normal(),
             "loss/critic": 1 / i,
@@ -36,15 +43,9 @@ def run(
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that were saved, to look inside."""
+    """The figures that would be saved, to look inside; they are not drawn, which takes most of the time."""
     saved: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(self: Figure, *args: object, **options: object) -> None:
-        saved.append(self)
-        save(self, *args, **options)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **options: saved.append(self))
     return saved
 
 
@@ -54,17 +55,17 @@ def labels(figure: Figure, panel: int = 0) -> list[str]:
     return [text.get_text() for text in legend.get_texts()]
 
 
+def title_of_legend(figure: Figure) -> str:
+    return figure.axes[0].get_legend().get_title().get_text()
+
+
 def test_seeds_of_one_setting_share_a_line_and_settings_do_not(tmp_path: Path, figures: list[Figure]) -> None:
     folders = [
         run(tmp_path / f"{name}{seed}", name, seed=seed) for name in ("ppo", "sac") for seed in (0, 1, 2)
     ]
-    output = plot_runs(folders, tmp_path / "plots" / "curve.png")
-    assert labels(figures[0]) == [
-        "ppo, IQM and 95% CI of 3 seeds",
-        "sac, IQM and 95% CI of 3 seeds",
-        "evaluation",
-    ]
-    assert Image.open(output).size == (1140, 690)
+    plot_runs(folders, tmp_path / "plots" / "curve.png")
+    assert labels(figures[0]) == ["ppo (3 seeds)", "sac (3 seeds)", "evaluation"]
+    assert title_of_legend(figures[0]) == "mean and 95% CI of the seeds"
 
 
 def test_a_single_run_is_a_light_line_under_a_smooth_one(tmp_path: Path, figures: list[Figure]) -> None:
@@ -76,7 +77,10 @@ def test_a_single_run_is_a_light_line_under_a_smooth_one(tmp_path: Path, figures
 
 def test_each_environment_has_its_panel(tmp_path: Path, figures: list[Figure]) -> None:
     plot_runs([run(tmp_path / env, env=env) for env in ("Ant-v5", "Hopper-v5")], tmp_path / "curve.png")
-    assert [panel.get_title(loc="left") for panel in figures[0].axes] == ["Ant-v5", "Hopper-v5"]
+    assert [panel.get_title(loc="left") for panel in figures[0].axes] == [
+        "ppo on Ant-v5",
+        "ppo on Hopper-v5",
+    ]
 
 
 def test_each_metric_has_its_panel(tmp_path: Path, figures: list[Figure]) -> None:
@@ -86,12 +90,187 @@ def test_each_metric_has_its_panel(tmp_path: Path, figures: list[Figure]) -> Non
 
 def test_runs_can_be_told_apart_by_a_nested_setting(tmp_path: Path, figures: list[Figure]) -> None:
     plot_runs([run(tmp_path / "a")], tmp_path / "curve.png", group_by=["algorithm", "agent.lr"])
-    assert labels(figures[0])[0] == "ppo · 0.1"
+    assert labels(figures[0])[0] == "ppo, agent.lr = 0.1"
 
 
 def test_time_is_seconds_of_training(tmp_path: Path, figures: list[Figure]) -> None:
-    plot_runs([run(tmp_path / "a")], tmp_path / "curve.png", x="time")
+    plot_runs([run(tmp_path / "a")], tmp_path / "curve.png", style=Style(x="time"))
     assert figures[0].axes[0].get_lines()[0].get_xdata()[-1] == 80.0
+    assert figures[0].axes[0].get_xlabel() == "training time (s)"
+
+
+def test_episodes_are_an_axis_too(tmp_path: Path, figures: list[Figure]) -> None:
+    plot_runs([run(tmp_path / "a")], tmp_path / "curve.png", style=Style(x="episodes"))
+    assert figures[0].axes[0].get_lines()[0].get_xdata()[-1] == 120
+    assert figures[0].axes[0].get_xlabel() == "episodes"
+
+
+# Groups
+
+
+def test_runs_are_told_apart_by_every_setting_that_differs_but_the_seed(
+    tmp_path: Path, figures: list[Figure]
+) -> None:
+    folders = [
+        run(tmp_path / f"{lr}{seed}", seed=seed, actor_lr=lr, gamma=0.99, tag=f"seed{seed}", quiet=seed == 1)
+        for lr in (0.001, 0.0003)
+        for seed in (1, 2)
+    ]
+    plot_runs(folders, tmp_path / "curve.png")
+    assert labels(figures[0])[:2] == ["actor_lr = 0.001 (2 seeds)", "actor_lr = 0.0003 (2 seeds)"]
+
+
+def test_options_of_nested_settings_tell_runs_apart(tmp_path: Path, figures: list[Figure]) -> None:
+    plain = run(tmp_path / "a", optimizer={"class": "Adam"}, env_options={}, hidden=[64, 64], memory=False)
+    other = run(
+        tmp_path / "b",
+        optimizer={"class": "Adam", "eps": 1e-5},
+        env_options={"wind": 3},
+        hidden=[8],
+        memory=True,
+    )
+    plot_runs([plain, other], tmp_path / "curve.png")
+    assert [label.replace("\n", " ") for label in labels(figures[0])[:2]] == [
+        "env_options.wind = default, hidden = 64 64, memory = false, optimizer.eps = default",
+        "env_options.wind = 3, hidden = 8, memory = true, optimizer.eps = 1e-05",
+    ]
+
+
+def test_settings_of_different_algorithms_are_not_compared(tmp_path: Path, figures: list[Figure]) -> None:
+    folders = [run(tmp_path / "a", "ppo", num_envs=8), run(tmp_path / "b", "sac", num_envs=1)]
+    plot_runs(folders, tmp_path / "curve.png")
+    assert labels(figures[0])[:2] == ["ppo", "sac"]
+
+
+def test_where_a_run_is_computed_matters_over_time_only(tmp_path: Path, figures: list[Figure]) -> None:
+    folders = [run(tmp_path / device, device=device, seed=i) for i, device in enumerate(("cpu", "cuda"))]
+    plot_runs(folders, tmp_path / "curve.png")
+    plot_runs(folders, tmp_path / "curve.png", style=Style(x="time"))
+    assert labels(figures[0])[0] == "ppo (2 seeds)"
+    assert labels(figures[1])[:2] == ["device = cpu", "device = cuda"]
+
+
+def test_a_setting_that_an_older_run_does_not_name_is_not_known_to_differ(
+    tmp_path: Path, figures: list[Figure]
+) -> None:
+    plot_runs([run(tmp_path / "a", seed=1, new=1), run(tmp_path / "b", seed=2)], tmp_path / "curve.png")
+    assert labels(figures[0])[0] == "ppo (2 seeds)"
+
+
+def test_settings_to_group_by_can_be_given(tmp_path: Path, figures: list[Figure]) -> None:
+    folders = [run(tmp_path / f"{i}", seed=i, actor_lr=i / 10, gamma=0.9 + i // 2 / 100) for i in range(4)]
+    plot_runs(folders, tmp_path / "curve.png", group_by=["gamma"])
+    assert labels(figures[0])[:2] == ["gamma = 0.9 (2 seeds)", "gamma = 0.91 (2 seeds)"]
+
+
+# Statistics
+
+
+@pytest.mark.parametrize(("statistic", "height"), [("mean", 24.0), ("iqm", 4.0), ("median", 4.0)])
+def test_the_statistic_of_the_seeds_is_drawn(
+    statistic: Any, height: float, tmp_path: Path, figures: list[Figure]
+) -> None:
+    for name, value in zip("abcde", (1.0, 3.0, 4.0, 5.0, 107.0)):
+        files = MetricFiles(tmp_path / name)
+        for step in (1, 2):
+            files.write({"steps": step, "episode/return": value})
+    folders = [tmp_path / name for name in "abcde"]
+    plot_runs(folders, tmp_path / "c.png", group_by=["env"], style=Style(statistic=statistic))
+    np.testing.assert_allclose(figures[0].axes[0].get_lines()[0].get_ydata(), height)
+
+
+@pytest.mark.parametrize(("band", "height"), [("ci", None), ("std", 2.0), ("none", 0.0)])
+def test_the_band_is_an_interval_the_standard_deviation_or_nothing(
+    band: Any, height: float | None, tmp_path: Path, figures: list[Figure]
+) -> None:
+    for name, value in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+        files = MetricFiles(tmp_path / name)
+        for step in (1, 2):
+            files.write({"steps": step, "episode/return": value})
+    folders = [tmp_path / name for name in "abc"]
+    plot_runs(folders, tmp_path / "c.png", group_by=["env"], style=Style(band=band))
+    bands = figures[0].axes[0].collections
+    if band == "none":
+        assert not bands
+        return
+    heights = bands[0].get_paths()[0].vertices[:, 1]
+    # 1, 2 and 3 have the standard deviation 1, so the band is 1 to 3; a mean of resampled seeds lies within 1 to 3.
+    assert heights.min() >= 1.0 and heights.max() <= 3.0
+    assert height is None or heights.max() - heights.min() == pytest.approx(height)
+
+
+def test_curves_are_smoothed_over_a_number_of_rows(tmp_path: Path, figures: list[Figure]) -> None:
+    folder = run(tmp_path / "a", evaluations=False)
+    for rows in (0, 20):
+        plot_runs([folder], tmp_path / "c.png", style=Style(smooth=rows))
+    roughness = [np.abs(np.diff(figure.axes[0].get_lines()[1].get_ydata(), 2)).sum() for figure in figures]
+    np.testing.assert_array_equal(*(line.get_ydata() for line in figures[0].axes[0].get_lines()))
+    assert roughness[1] < roughness[0] / 5
+
+
+def test_seeds_that_go_on_longer_are_dashed_and_told(tmp_path: Path, figures: list[Figure]) -> None:
+    folders = [
+        run(tmp_path / f"{i}", seed=i, rows=rows, evaluations=False) for i, rows in enumerate((40, 40, 20))
+    ]
+    plot_runs(folders, tmp_path / "c.png")
+    whole, rest = figures[0].axes[0].get_lines()
+    assert (whole.get_xdata()[-1], rest.get_xdata()[0], rest.get_xdata()[-1]) == (20_000, 20_000, 40_000)
+    assert (
+        labels(figures[0])[0].replace("\n", " ") == "ppo (3 seeds; dashed: fewer, the shortest ends at 20k)"
+    )
+
+
+def test_seeds_that_end_almost_together_are_drawn_as_far_as_all_reach(
+    tmp_path: Path, figures: list[Figure]
+) -> None:
+    folders = [
+        run(tmp_path / f"{i}", seed=i, rows=rows, evaluations=False) for i, rows in enumerate((40, 39))
+    ]
+    plot_runs(folders, tmp_path / "c.png")
+    assert [line.get_xdata()[-1] for line in figures[0].axes[0].get_lines()] == [39_000]
+    assert labels(figures[0]) == ["ppo (2 seeds)"]
+
+
+# Files
+
+
+@pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
+def test_the_same_runs_give_the_same_file(ending: str, tmp_path: Path) -> None:
+    folders = [run(tmp_path / f"{seed}", seed=seed) for seed in (1, 2, 3)]
+    files = [plot_runs(folders, tmp_path / "plots" / f"{i}{ending}").read_bytes() for i in range(2)]
+    assert files[0] == files[1]
+    assert files[0].startswith({".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[ending])
+
+
+def test_another_ending_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WhorlError, match=r"end the name in \.png, \.svg, \.pdf"):
+        plot_runs([run(tmp_path / "a")], tmp_path / "c.jpeg")
+
+
+def test_a_run_without_rows_is_left_out_or_an_error(tmp_path: Path) -> None:
+    MetricFiles(tmp_path / "new").close()
+    with pytest.warns(UserWarning, match="new has no rows of metrics yet; it is left out"):
+        plot_runs([run(tmp_path / "a"), tmp_path / "new"], tmp_path / "c.png")
+    with pytest.raises(WhorlError, match="new has no rows of metrics yet; let the run log"):
+        plot_runs([tmp_path / "new"], tmp_path / "c.png")
+
+
+def test_a_long_legend_stands_below_the_axis_and_covers_nothing(
+    tmp_path: Path, figures: list[Figure]
+) -> None:
+    folders = [
+        run(tmp_path / f"{i}", seed=1, actor_lr=i / 10, clip_range=i / 7, num_envs=i, evaluations=False)
+        for i in range(1, 5)
+    ]
+    plot_runs(folders, tmp_path / "c.png")
+    figures[0].draw_without_rendering()
+    panel = figures[0].axes[0]
+    legend, label = panel.get_legend().get_window_extent(), panel.xaxis.label.get_window_extent()
+    assert legend.y1 <= label.y0, "it does not touch the label of the axis"
+    assert legend.y0 >= 0 and legend.x1 <= figures[0].bbox.x1, "it is not cut"
+
+
+# Runs as they are found
 
 
 def test_evaluations_stand_in_where_no_episode_was_logged(tmp_path: Path, figures: list[Figure]) -> None:
@@ -117,7 +296,7 @@ def test_one_point_or_none_that_is_finite_does_no_harm(tmp_path: Path, value: fl
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         MetricFiles(folder).write({"steps": 10, "episode/return": value})
-    assert plot_runs(folders, tmp_path / "curve.png", group_by=[]).exists()
+    assert plot_runs(folders, tmp_path / "curve.png", group_by=["env"]).exists()
 
 
 def test_seeds_that_share_no_steps_are_drawn_apart(tmp_path: Path, figures: list[Figure]) -> None:
@@ -125,7 +304,7 @@ def test_seeds_that_share_no_steps_are_drawn_apart(tmp_path: Path, figures: list
         files = MetricFiles(tmp_path / name)
         for i in range(5):
             files.write({"steps": start + i, "episode/return": 1.0})
-    plot_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "curve.png", group_by=[])
+    plot_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "curve.png", group_by=["env"])
     assert len(figures[0].axes[0].get_lines()) == 4
 
 

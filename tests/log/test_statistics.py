@@ -15,6 +15,11 @@ def test_interquartile_mean_of_three_runs_is_their_mean() -> None:
     assert interquartile_mean([1.0, 2.0, 6.0]) == 3.0
 
 
+def test_interquartile_mean_of_five_runs_drops_one_at_each_end() -> None:
+    # A quarter of 5 is 1.25, rounded down to 1: (2 + 3 + 4) / 3, as scipy.stats.trim_mean(x, 0.25) gives.
+    assert interquartile_mean([100.0, 2.0, 4.0, 3.0, 1.0]) == 3.0
+
+
 def test_interquartile_mean_reduces_the_first_axis_only() -> None:
     np.testing.assert_array_equal(interquartile_mean([[0, 9], [1, 1], [3, 1], [90, -50]]), [2.0, 1.0])
 
@@ -74,6 +79,12 @@ def test_aligned_curves_share_the_steps_that_all_of_them_cover() -> None:
     grid, values = align([first, second], points=4)
     np.testing.assert_allclose(grid, [4, 6, 8, 10])
     np.testing.assert_allclose(values, [[4, 6, 8, 10], [1, 1, 1, 1]])
+
+
+def test_curves_can_be_aligned_from_a_place_on() -> None:
+    grid, values = align([(np.array([0.0, 10.0]), np.array([0.0, 10.0]))], points=3, begin=6)
+    np.testing.assert_allclose(grid, [6, 8, 10])
+    np.testing.assert_allclose(values, [[6, 8, 10]])
 
 
 def test_aligning_bridges_points_that_are_not_finite() -> None:

@@ -66,7 +66,7 @@ def in_child(work: Callable[[], object], seconds: float | None) -> bool:
             code = 0
         finally:
             os._exit(code)
-    deadline = time.monotonic() + (seconds if seconds is not None else 120)
+    deadline = time.monotonic() + (seconds if seconds is not None else 1200)
     while time.monotonic() < deadline:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:

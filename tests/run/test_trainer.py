@@ -57,7 +57,9 @@ def test_what_is_not_finite_stops_the_run_by_its_name_and_keeps_the_last_good_ch
     what: str, tmp_path: Path
 ) -> None:
     settings = {**SMALL, "runs": str(tmp_path), "max_iterations": 50, "reset_every": 1}
-    with pytest.raises(DivergedError, match=f"the environment gave {what} that is not finite"):
+    with pytest.raises(
+        DivergedError, match=rf"environment [01] gave {what} that is not finite at about step \d+;"
+    ):
         whorl.load(lambda: Poisoned(what.split()[1]), "ppo", settings).train()
     run = next(tmp_path.iterdir())
     kept = checkpoint.use_newest(run, pytest.fail, lambda loaded: loaded)
@@ -110,8 +112,13 @@ def test_a_warm_start_takes_weights_but_not_rates_and_any_number_of_envs(tmp_pat
     assert seen["lr_actor"] == pytest.approx(1e-4)
     with pytest.raises(ConfigError, match="load_checkpoint_dir"):
         whorl.load("CartPole-v1", "ppo", {**settings, "load_model": True}).train()
-    with pytest.raises(CheckpointError, match="do not fit"):
-        other = {**settings, "load_model": True, "load_checkpoint_dir": str(first.run_dir)}
+    with pytest.raises(CheckpointError, match="not taken: actor"):
+        other = {
+            **settings,
+            "load_model": True,
+            "load_checkpoint_dir": str(first.run_dir),
+            "load_strict": True,
+        }
         whorl.load("CartPole-v1", "ppo", {**other, "actor_hidden_sizes": [8]}).train()
 
 

@@ -131,18 +131,39 @@ def comparable(value: Any) -> Any:
 # The words of CO-GYM
 
 
-@pytest.mark.parametrize("algorithm", ["PPO", "PPG"])
-@pytest.mark.parametrize("key", ON_POLICY_TABLE)
-def test_each_key_of_the_on_policy_table_has_its_default(algorithm: str, key: str) -> None:
-    expected = ON_POLICY_TABLE[key]
-    assert getattr(settings(algorithm=algorithm), key) == comparable(expected)
-    assert settings({key: expected}, algorithm) == settings(algorithm=algorithm)
+EPOCH_KEYS = {"eval_freq", "model_checkpoint_freq"}
 
 
-@pytest.mark.parametrize("algorithm", ["DDPG", "TD3", "SAC", "TQC"])
-def test_the_off_policy_table_is_taken_whole_and_has_our_defaults(algorithm: str) -> None:
-    with pytest.warns(UserWarning, match="ignores it"):
-        assert settings(OFF_POLICY_TABLE, algorithm) == settings(algorithm=algorithm)
+@pytest.mark.parametrize(
+    ("algorithm", "table"),
+    [
+        *(("PPO", ON_POLICY_TABLE), ("PPG", ON_POLICY_TABLE)),
+        *((name, OFF_POLICY_TABLE) for name in ("DDPG", "TD3", "SAC", "TQC")),
+    ],
+)
+def test_cogyms_tables_are_taken_whole_with_their_meaning(algorithm: str, table: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # settings of other algorithms in the table
+        found = settings(table, algorithm)
+    rows = table["n_workers"] * table["max_rollout"]
+    for key, value in table.items():
+        if key in SHARED_OFF_POLICY or key in (
+            "temperature_lr",
+            "target_noise_scale",
+            "n_drop_atoms",
+            "log_std_bound",
+        ):
+            continue
+        expected = value * rows if key in EPOCH_KEYS else comparable(value)
+        name = {"max_epochs": "max_iterations", "model_checkpoint_freq": "checkpoint_freq"}.get(key, key)
+        assert getattr(found, name) == expected, key
+    assert found.total_timesteps == 0
+
+
+def test_cadences_count_steps_except_beside_cogyms_names() -> None:
+    assert settings(eval_freq=50).eval_freq == 50
+    assert settings(eval_freq=50, max_epochs=10, num_envs=4, num_steps=16).eval_freq == 50 * 64
+    assert settings(model_checkpoint_freq=3, num_envs=4, num_steps=16).checkpoint_freq == 3 * 64
 
 
 @pytest.mark.parametrize("key", PPG_TABLE)
@@ -213,7 +234,7 @@ def test_a_saved_run_of_crossq_is_read_without_a_warning() -> None:
     [
         ({"lames": 3}, "ppo has no setting 'lames'; did you mean 'lanes'?"),
         ({"gama": 3}, "ppo has no setting 'gama'; did you mean 'gamma'?"),
-        ({"qqqqqq": 3}, "ppo has no setting 'qqqqqq'; whorl train ppo ENV --help lists all settings"),
+        ({"qqqqqq": 3}, "ppo has no setting 'qqqqqq'; whorl train ppo ENV --help-all lists all settings"),
         ({"n_worker": 3}, "ppo has no setting 'n_worker'; did you mean 'n_workers'?"),
         ({"num_envs": "many"}, "num_envs is 'many'; it must be a whole number"),
         ({"num_envs": 2.5}, "num_envs is 2.5; it must be a whole number"),

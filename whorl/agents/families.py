@@ -37,13 +37,13 @@ class OnPolicyConfig(NetworkConfig):
     """optimizer of actor and critic: a class of torch.optim or an import path, with options"""
     adam_eps: Epsilon = 1e-5
     """epsilon of the optimizer"""
-    actor_lr: LearningRate = 3e-4
+    actor_lr: LearningRate = 7e-4
     """learning rate of the actor"""
-    critic_lr: LearningRate = 3e-4
+    critic_lr: LearningRate = 7e-4
     """learning rate of the critic"""
     lr_schedule: Schedule = Part("constant")
     """learning rates over the run: constant, linear (to zero), cosine, warmup, or a registered function of progress"""
-    max_grad_norm: Limit = 1.5
+    max_grad_norm: Limit = 0.5
     """maximum norm of the gradients of each network; 0: no clipping"""
     normalize_obs: bool = True
     """normalise float observations by running statistics"""
@@ -66,7 +66,7 @@ class OffPolicyConfig(MemoryConfig, PreprocessorConfig, ReplayConfig):
     off_policy: ClassVar[bool] = True
     unused: ClassVar[tuple[str, ...]] = ()
     """inherited settings that an algorithm does not use"""
-    random_steps: Count = 10_000
+    random_steps: Count = 1_000
     """environment steps at the start with uniformly random actions"""
     tau: Fraction = 0.005
     """coefficient of the soft update of the target networks; 1: copy"""
@@ -102,17 +102,19 @@ class ActorCriticConfig(ActorCriticNetworkConfig, OffPolicyConfig):
 class ValueConfig(QNetworkConfig, OffPolicyConfig):
     """Settings of the off-policy algorithms that act greedily on Q values."""
 
-    batch_size: Annotated[int, Range(1, 10**7)] = 32
+    batch_size: Annotated[int, Range(1, 10**7)] = 64
     """transitions per update; with memory: sequences"""
-    updates_per_step: Annotated[float, Range(0, 10_000)] = 0.25
+    updates_per_step: Annotated[float, Range(0, 10_000)] = 0.5
     """updates per environment step (0.25: one update every four steps)"""
+    n_step: PositiveCount = 3
+    """steps of the n-step return; it never crosses the end of an episode"""
     random_steps: Count = 0
     """environment steps at the start with uniformly random actions"""
     tau: Fraction = 1.0
     """coefficient of the soft update of the target network; 1: copy"""
-    target_update_interval: PositiveCount = 2_000
+    target_update_interval: PositiveCount = 250
     """updates between updates of the target network (Stable-Baselines3's DQN counts environment steps)"""
-    learning_rate: LearningRate = 1e-4
+    learning_rate: LearningRate = 7e-4
     """learning rate"""
     max_grad_norm: Limit = 10.0
     """maximum norm of the gradients; 0: no clipping"""

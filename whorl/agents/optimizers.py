@@ -33,6 +33,8 @@ class Optimized(nn.Module):
 
     exchange: Callable[[Sequence[Tensor]], None] | None = None
     """set where several learners share a batch: replaces gradients by their mean over the learners"""
+    on_optimizer_step: Callable[[], None] | None = None
+    """called after each step of an optimizer, for a progress display; in a CUDA graph only when it is recorded"""
     progress: Tensor
 
     def __init__(self) -> None:
@@ -79,6 +81,10 @@ class Optimized(nn.Module):
         """The parameters that an optimizer trains, by name."""
         listed = {id(p) for parameters in self._parameters_of.values() for p in parameters}
         return {name: value for name, value in self.named_parameters() if id(value) in listed}
+
+    def parameters_of(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters of each optimizer, in the order of its state."""
+        return self._parameters_of
 
     def random(self, name: str) -> torch.Generator:
         """The random generator of the optimizer called `name`."""
@@ -128,6 +134,8 @@ class Optimized(nn.Module):
                 torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
         rate = getattr(self, f"lr_{name}")
         self._steppers[name](gradients, rate if gate is None else rate * gate)
+        if self.on_optimizer_step is not None:
+            self.on_optimizer_step()
         return norm
 
     def _gradients(self, name: str, loss: Tensor) -> tuple[Tensor, ...]:

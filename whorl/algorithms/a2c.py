@@ -25,7 +25,7 @@ from whorl.nets.normalize import normalizers
 from whorl.nets.policy import Policy, Value
 from whorl.ops.losses import blank, explained_variance, masked_mean, masked_normalize, per_stream
 from whorl.ops.returns import gae
-from whorl.settings.schema import Fraction, LearningRate, Limit, NonNegative, Optimizer
+from whorl.settings.schema import Fraction, NonNegative, Optimizer
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,6 @@ class A2CConfig(OnPolicyConfig):
     """normalise advantages over the rollout"""
     optimizer: Optimizer = Part("RMSprop", {"alpha": 0.99})
     """optimizer of actor and critic: a class of torch.optim or an import path, with options"""
-    actor_lr: LearningRate = 7e-4
-    """learning rate of the actor"""
-    critic_lr: LearningRate = 7e-4
-    """learning rate of the critic"""
-    max_grad_norm: Limit = 0.5
-    """maximum norm of the gradients of each network; 0: no clipping"""
 
 
 class A2C(Agent):

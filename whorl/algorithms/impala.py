@@ -26,7 +26,7 @@ from whorl.nets.normalize import normalizers
 from whorl.nets.policy import Policy, Value
 from whorl.ops.losses import blank, explained_variance, masked_mean, per_stream
 from whorl.ops.returns import vtrace
-from whorl.settings.schema import Fraction, LearningRate, Limit, NonNegative, Optimizer
+from whorl.settings.schema import Fraction, NonNegative, Optimizer
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,6 @@ class IMPALAConfig(OnPolicyConfig):
     """divide rewards by the standard deviation of the discounted return"""
     optimizer: Optimizer = Part("RMSprop", {"alpha": 0.99})
     """optimizer of actor and critic: a class of torch.optim or an import path, with options"""
-    actor_lr: LearningRate = 7e-4
-    """learning rate of the actor"""
-    critic_lr: LearningRate = 7e-4
-    """learning rate of the critic"""
-    max_grad_norm: Limit = 0.5
-    """maximum norm of the gradients of each network; 0: no clipping"""
 
 
 class IMPALA(Agent):

@@ -55,13 +55,13 @@ from whorl.settings.schema import Count, Fraction, LearningRate, NonNegative, Po
 
 @dataclass(frozen=True)
 class PPGConfig(OnPolicyConfig):
-    gamma: Fraction = 0.995
+    gamma: Fraction = 0.99
     """discount factor"""
     gae_lambda: Fraction = 0.95
     """lambda of generalised advantage estimation"""
     n_epochs: Annotated[int, Range(1, 10**6)] = 3
     """passes over each rollout"""
-    batch_size: Annotated[int, Range(1, 10**7)] = 512
+    batch_size: Annotated[int, Range(1, 10**7)] = 128
     """steps per minibatch; must divide num_envs * num_steps"""
     clip_range: PositiveLimit = 0.2
     """clipping of the probability ratio"""
@@ -79,7 +79,7 @@ class PPGConfig(OnPolicyConfig):
     """passes of the auxiliary phase over all rollouts since the last one"""
     aux_batch_factor: Positive = 1.2
     """minibatch size of the auxiliary phase in units of batch_size, rounded to a divisor of the rows"""
-    aux_lr: LearningRate = 3e-4
+    aux_lr: LearningRate = 7e-4
     """learning rate of the actor in the auxiliary phase"""
     bc_coef: NonNegative = 1.0
     """weight of the KL divergence from the old policy in the auxiliary phase"""

@@ -51,13 +51,13 @@ from whorl.settings.schema import (
 
 @dataclass(frozen=True)
 class PPOConfig(OnPolicyConfig):
-    gamma: Fraction = 0.995
+    gamma: Fraction = 0.99
     """discount factor"""
     gae_lambda: Fraction = 0.95
     """lambda of generalised advantage estimation"""
-    n_epochs: Annotated[int, Range(1, 10**6)] = 3
+    n_epochs: Annotated[int, Range(1, 10**6)] = 10
     """passes over each rollout"""
-    batch_size: Annotated[int, Range(1, 10**7)] = 512
+    batch_size: Annotated[int, Range(1, 10**7)] = 128
     """steps per minibatch; must divide num_envs * num_steps"""
     clip_range: PositiveLimit = 0.2
     """clipping of the probability ratio"""

@@ -37,7 +37,7 @@ from whorl.settings.schema import Fraction, PositiveCount, Range
 
 @dataclass(frozen=True)
 class SACConfig(EntropyConfig, ActorCriticConfig):
-    entropy_ratio: Fraction = 0.98
+    entropy_ratio: Fraction = 0.5
     """discrete actions: target entropy as a fraction of the uniform policy's entropy"""
     ensemble_q_num: Annotated[int, Range(1, 1000)] = 2
     """number of critics"""

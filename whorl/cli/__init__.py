@@ -1,12 +1,15 @@
-"""The command `whorl`: train, resume, eval, plot, list, check."""
+"""The command `whorl`: train, resume, eval, plot, list, check, config, completion."""
 
+import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from whorl import __version__
-from whorl.cli.commands import COMMANDS, INTERRUPTED, overview
+from whorl.cli.commands import COMMANDS, overview
+from whorl.cli.report import INTERRUPTED, MISTAKE, in_lines
 from whorl.core.errors import ConfigError, WhorlError, nearest
 
 
@@ -14,12 +17,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, 1 for findings of `check`, 2 for a mistake, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _modules_of_this_folder():
             warnings.showwarning = _show_warning  # type: ignore[assignment]  # it ignores the other arguments
             return _dispatch(words)
     except WhorlError as error:
-        print(f"whorl: {_one_line(error)}", file=sys.stderr)
-        return 2
+        print(f"whorl: {in_lines(error)}", file=sys.stderr)
+        return MISTAKE
     except KeyboardInterrupt:
         print("whorl: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -41,9 +44,19 @@ def _dispatch(words: list[str]) -> int:
     return command.run(words[1:])
 
 
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())
+@contextmanager
+def _modules_of_this_folder() -> Iterator[None]:
+    """Within, modules in the current folder are found, as with `python -m`; installed ones of that name come first."""
+    here = os.getcwd()
+    if here in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
 
 
 def _show_warning(message: Any, *details: Any) -> None:
-    print(f"whorl: {_one_line(message)}", file=sys.stderr)
+    print(f"whorl: {' '.join(str(message).split())}", file=sys.stderr)

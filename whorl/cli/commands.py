@@ -1,24 +1,26 @@
 """The commands of `whorl`: each reads its flags and calls the API."""
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from whorl.cli.flags import FlagParser
-from whorl.core.errors import ConfigError, WhorlError
-from whorl.settings.merge import Settings, config_of, configure
-from whorl.settings.presets import algorithm_class, algorithms
-from whorl.settings.run import MAY_CHANGE, RunConfig
-from whorl.settings.schema import Device, Range, build, fields_of
+import yaml
 
-INTERRUPTED = 130
-"""exit status of a run that Ctrl-C ended, as shells expect it"""
+from whorl.cli.flags import FlagParser
+from whorl.cli.groups import ESSENTIAL, GROUPS, group_of
+from whorl.cli.report import show_columns, show_runs, show_table
+from whorl.core.errors import ConfigError, WhorlError
+from whorl.core.registry import registered
+from whorl.settings.merge import Settings, config_of, configure, merge
+from whorl.settings.presets import algorithm_class, algorithms, preset_names, same_name
+from whorl.settings.run import MAY_CHANGE, RunConfig
+from whorl.settings.schema import Device, Range, build, fields_of, wrong
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,9 @@ class TrainFlags:
     config: tuple[str, ...] = ()
     """YAML files of settings, which override the tuned preset; later files override earlier ones, flags all of them"""
     seeds: tuple[int, ...] = ()
-    """train once for each seed, one after the other"""
+    """train once for each seed"""
+    parallel: Annotated[int, Range(1, 1000)] = 1
+    """seeds that are trained at the same time, each in a process with its share of the cores"""
     components: tuple[str, ...] = ()
     """components to train besides the policy; their settings are flags too: --rnd.lr 1e-4"""
 
@@ -61,6 +65,8 @@ class EvalFlags:
     """print one JSON object and nothing else"""
     device: Device = "cpu"
     """device of the policy"""
+    env: str = ""
+    """play in this environment instead of the run's"""
     trust: tuple[str, ...] = ()
     """import paths of your own code, named in the saved config, that may be loaded"""
 
@@ -70,13 +76,20 @@ class PlotFlags:
     """Flags of `whorl plot`."""
 
     output: str = ""
-    """PNG file to write; default: plot.png, in the run's folder if there is one run"""
+    """.png, .svg or .pdf file to write; default: plot.png, in the run's folder if there is one run"""
     metric: tuple[str, ...] = ("episode/return",)
     """metrics to plot, one row of panels each"""
-    x: Literal["steps", "time"] = "steps"
-    """environment steps or training time"""
-    group_by: tuple[str, ...] = ("algorithm",)
-    """settings that distinguish curves; runs that agree in them count as seeds of one curve"""
+    x: Literal["steps", "time", "episodes"] = "steps"
+    """environment steps, training time or finished episodes"""
+    group_by: tuple[str, ...] = ()
+    """settings that distinguish curves, runs that agree in them count as seeds of one curve; default: every setting in
+    which runs differ, except the seed and what concerns only reports"""
+    statistic: Literal["mean", "iqm", "median"] = "mean"
+    """what is drawn of several seeds; iqm: the interquartile mean"""
+    band: Literal["ci", "std", "none"] = "ci"
+    """band around it: a bootstrapped 95% confidence interval, or the standard deviation"""
+    smooth: Annotated[int, Range(-1, 10**6)] = -1
+    """smooth over about this many rows of metrics; 0: not at all; -1: automatic, little"""
 
 
 @dataclass(frozen=True)
@@ -92,23 +105,31 @@ class ListFlags:
 
 
 @dataclass(frozen=True)
-class CheckFlags:
-    """Flags of `whorl check`: none."""
+class NoFlags:
+    """Flags of commands that have none of their own."""
 
 
 def train(words: list[str]) -> int:
     """train an algorithm on an environment"""
+    return _with_settings("train", words, _train)
+
+
+def config(words: list[str]) -> int:
+    """print the settings that training would have, as YAML for --config"""
+    return _with_settings("config", words, _print_config)
+
+
+def _with_settings(command: str, words: list[str], act: Callable[..., int]) -> int:
+    """Read algorithm, environment and settings, then act on them or print the help."""
+    whole = "--help-all" in words
     asked, words = _wants_help(words)
     names, rest = _leading(words)
-    if len(names) < 2 and not asked:
-        raise ConfigError(
-            "give the algorithm and the environment first: whorl train ppo CartPole-v1 --num-envs 8"
-        )
-    if len(names) > 2:
-        raise _stray(names[2])
+    _check_names(command, names, rest, asked)
     algorithm, env = [*names, *("ppo", "ENV")[len(names) :]]
     name, cls, _ = algorithm_class(algorithm)
-    parser = _train_parser(name, TrainFlags(), RunConfig(), config_of(cls)())
+    parser = _settings_parser(name)
+    for flags in (TrainFlags(), RunConfig(), config_of(cls)()):
+        parser.add_config(flags)
     stray, settings = parser.read(rest)
     if stray:
         raise _stray(stray[0])
@@ -116,28 +137,67 @@ def train(words: list[str]) -> int:
     own = _own(TrainFlags, settings)
     settings |= {} if chosen is None else {"components": chosen}
     if not asked:
-        return _train_seeds(algorithm, env, settings, own)
+        return act(algorithm, env, settings, own)
     found = configure(algorithm, _full_id(env), settings, own.config)
-    parser = _train_parser(" ".join(names) or "ALGORITHM ENV", own, found.run, found.algo, found.components)
-    print(parser.format_help())
+    title = f"{command} {' '.join(names) or 'ALGORITHM ENV'}"
+    print(_settings_help(title, own, found, whole))
     return 0
 
 
-def _train_parser(
-    name: str, own: TrainFlags, run: RunConfig, algo: Any, components: Mapping[str, Any] | None = None
-) -> FlagParser:
-    """The flags of training, with the values that settings have as defaults."""
+def _check_names(command: str, names: list[str], rest: list[str], asked: bool) -> None:
+    known = {same_name(name) for name in (*preset_names(), *registered("algorithm"))}
+    if len(names) == 2 and same_name(names[1]) in known and same_name(names[0]) not in known:
+        right = shlex.join(["whorl", command, names[1], names[0], *rest])
+        raise ConfigError(f"the algorithm comes before the environment: {right}")
+    flags = [word.partition("=")[0] for word in rest]
+    if len(names) < 2 and {"--algo", "--algorithm"} & set(flags):
+        raise ConfigError(
+            f"algorithm and environment are no flags here: whorl {command} ppo CartPole-v1 --num-envs 8"
+        )
+    if len(names) < 2 and not asked:
+        raise ConfigError(
+            f"give the algorithm and the environment first: whorl {command} ppo CartPole-v1 --num-envs 8"
+        )
+    if len(names) > 2:
+        raise _stray(names[2])
+
+
+def _settings_parser(name: str, usage: str = "") -> FlagParser:
     about = (
-        "Train an algorithm on an environment. Options of nested settings are flags too: "
-        "--optimizer.weight_decay 0.01, --actor_network.layers.0.out_features 64, --env_options.NAME VALUE."
+        "Options of nested settings are flags too: --optimizer.weight_decay 0.01, "
+        "--actor_network.layers.0.out_features 64, --env_options.NAME VALUE."
     )
-    parser = FlagParser(name, f"train {name} [flags]", about, _all_settings, nested=True)
-    for title, config in (("flags", own), ("training loop", run), ("algorithm", algo)):
-        parser.add_config(title, config)
-    for component, config in (components or {}).items():
-        parser.add_config(f"component {component}", config, f"{component}.")
+    parser = FlagParser(name, usage or name, about, _all_settings, nested=True)
     parser.hints["env_options"] = dict
     return parser
+
+
+def _settings_help(title: str, own: TrainFlags, found: Settings, whole: bool) -> str:
+    """The help page, with the values that settings have as defaults: the essential ones, or all in groups."""
+    parser = _settings_parser(title, f"{title} [flags]")
+    configs: tuple[Any, ...] = (own, found.run, found.algo)
+    if whole:
+        for group in GROUPS:
+            parser.group(group)
+        for one in configs:
+            parser.add_config(one, partial(group_of, type(one)))
+        parser.group("environment").add_argument(
+            "--env_options.NAME", metavar="VALUE", help="an option of the environment"
+        )
+    else:
+        for name in ESSENTIAL:
+            for one in configs:
+                if name in _fields(one):
+                    parser.add_config(one, "settings", only=(name,))
+    for component, options in found.components.items():
+        parser.add_config(options, f"component {component}", f"{component}.")
+    count = sum(len(_fields(one)) for one in configs)
+    return parser.format_help() + ("" if whole else f"\n--help-all shows all {count} settings, in groups.")
+
+
+def _fields(config: Any) -> list[str]:
+    kind: Any = type(config)
+    return [name for name in fields_of(kind) if name not in getattr(kind, "unused", ())]
 
 
 @cache
@@ -160,32 +220,38 @@ def _full_id(env: str) -> str:
         return env
 
 
-def _train_seeds(algorithm: str, env: str, settings: dict[str, Any], own: TrainFlags) -> int:
-    from whorl.api import load
-
+def _train(algorithm: str, env: str, settings: dict[str, Any], own: TrainFlags) -> int:
     if own.seeds and "seed" in settings:
         raise ConfigError("--seed and --seeds were both given; use --seeds alone")
+    if own.parallel > 1 and not own.seeds:
+        raise ConfigError("--parallel needs --seeds, as in --seeds 1 2 3 --parallel 3")
     for seed in own.seeds:
-        build(RunConfig, {"seed": seed})  # a wrong seed is an error now, not after the other runs
-    results = []
-    for number in own.seeds or (None,):
-        tag = [settings["tag"]] if settings.get("tag") else []
-        extra = {} if number is None else {"seed": number, "tag": "_".join([*tag, f"seed{number}"])}
-        trainer = load(env, algorithm, {**settings, **extra}, files=own.config)
-        result = trainer.train()
-        results.append((number, result))
-        _show_result(result, trainer.settings)
-        if result.interrupted:
-            return INTERRUPTED
-    if own.seeds:
-        _show_seeds(results)
+        build(RunConfig, {"seed": seed})  # a wrong seed is an error before anything is loaded
+    from whorl.cli.seeds import Job, run_trainer, train_seeds
+
+    job = Job(algorithm, env, settings, own.config)
+    return train_seeds(job, own.seeds, own.parallel) if own.seeds else run_trainer(job.load())
+
+
+def _print_config(algorithm: str, env: str, settings: dict[str, Any], own: TrainFlags) -> int:
+    if own.seeds or own.parallel > 1:
+        raise ConfigError(
+            "config prints the settings of one run; use --seed instead of --seeds and --parallel"
+        )
+    from whorl.api import load
+
+    found = load(env, algorithm, settings, files=own.config).settings
+    print(yaml.safe_dump(found.plain(), sort_keys=False), end="")
     return 0
 
 
 def resume(words: list[str]) -> int:
     """continue a run from its newest checkpoint"""
     flags = ", ".join(f"--{name.replace('_', '-')}" for name in MAY_CHANGE)
-    about = f"Continue a run from its newest checkpoint. These settings may change: {flags}; see whorl train --help."
+    about = (
+        f"Continue a run from its newest checkpoint. These settings may change: {flags}; "
+        "see whorl train ALGORITHM ENV --help-all."
+    )
     parser = _parser("resume", ResumeFlags(), about, elsewhere=_resume_settings, nested=True)
     asked, words = _wants_help(words)
     if asked:
@@ -193,11 +259,9 @@ def resume(words: list[str]) -> int:
         return 0
     run, own, changes = _one(parser, words, ResumeFlags)
     from whorl.api import load_run
+    from whorl.cli.seeds import run_trainer
 
-    trainer = load_run(run, changes, trust=own.trust)
-    result = trainer.train()
-    _show_result(result, trainer.settings)
-    return INTERRUPTED if result.interrupted else 0
+    return run_trainer(load_run(run, changes, trust=own.trust))
 
 
 def _resume_settings() -> dict[str, Any]:
@@ -206,12 +270,12 @@ def _resume_settings() -> dict[str, Any]:
 
 def evaluate(words: list[str]) -> int:
     """play episodes with a trained policy"""
-    parser = _parser("eval", EvalFlags())
+    parser = _parser("eval", EvalFlags(), env_options=True)
     asked, words = _wants_help(words)
     if asked:
         print(parser.format_help())
         return 0
-    run, own, _ = _one(parser, words, EvalFlags)
+    run, own, rest = _one(parser, words, EvalFlags)
     from whorl import api
 
     policy = api.restore(run, best=own.best, trust=own.trust, device=own.device)
@@ -219,6 +283,8 @@ def evaluate(words: list[str]) -> int:
     found = api.evaluate(
         policy,
         own.episodes,
+        env=own.env or None,
+        env_options=_env_options(rest),
         seed=own.seed,
         deterministic=not own.stochastic,
         video=video,
@@ -228,7 +294,7 @@ def evaluate(words: list[str]) -> int:
     report: dict[str, Any] = {
         "run": str(run),
         "algorithm": policy.settings.algorithm,
-        "env": policy.settings.env,
+        "env": own.env or policy.settings.env,
         "episodes": len(found.returns),
         "mean_return": found.mean_return,
         "std": found.std,
@@ -240,7 +306,7 @@ def evaluate(words: list[str]) -> int:
         details = {"seed": own.seed, "returns": found.returns, "lengths": found.lengths}
         print(json.dumps({**report, **details, "video": None if video is None else str(video)}))
         return 0
-    _table(report)
+    show_table(report)
     if video is not None:
         print(f"video: {video}")
     return 0
@@ -257,14 +323,13 @@ def plot(words: list[str]) -> int:
     own = build(PlotFlags, values)
     if not names:
         raise ConfigError("name at least one run: whorl plot RUN [RUN ...]")
-    from whorl.log.plot import plot_runs
+    from whorl.log.plot import Style, plot_runs
     from whorl.state.runfolder import resolve_run
 
     folders = [_run_folder(resolve_run(name)) for name in names]
     output = Path(own.output) if own.output else (folders[0] if len(folders) == 1 else Path()) / "plot.png"
-    if output.suffix.lower() != ".png":
-        raise ConfigError(f"--output is {own.output!r}; its name must end in .png")
-    print(plot_runs(folders, output, x=own.x, metrics=own.metric, group_by=own.group_by))
+    style = Style(own.x, own.statistic, own.band, own.smooth)
+    print(plot_runs(folders, output, own.metric, own.group_by, style))
     return 0
 
 
@@ -280,33 +345,47 @@ def show_list(words: list[str]) -> int:
     if names:
         raise ConfigError(f"list takes no name, but got {names[0]!r}; use --envs or --runs")
     if own.runs:
-        _show_runs(Path(own.folder))
+        show_runs(Path(own.folder))
     elif own.envs:
         from whorl.envs.native import WORLDS
 
         abouts = {id: _first_line(sys.modules[world.__module__]) for id, world in WORLDS.items()}
-        _columns({id: about.removeprefix(f"{id}: ") for id, about in abouts.items()})
+        show_columns({id: about.removeprefix(f"{id}: ") for id, about in abouts.items()})
     else:
-        _columns(algorithms())
+        show_columns(algorithms())
     return 0
 
 
 def check(words: list[str]) -> int:
     """look for mistakes in an environment"""
-    parser = _parser("check", CheckFlags())
+    parser = _parser("check", NoFlags(), env_options=True)
     asked, words = _wants_help(words)
     if asked:
         print(parser.format_help())
         return 0
-    env, _, _ = _one(parser, words, CheckFlags)
+    env, _, rest = _one(parser, words, NoFlags)
     from whorl.api import check as findings_of
 
-    findings = findings_of(env)
+    findings = findings_of(env, _env_options(rest))
     for finding in findings:
         print(f"- {finding}")
     if not findings:
         print(f"{env}: nothing found")
     return 1 if findings else 0
+
+
+def completion(words: list[str]) -> int:
+    """print a script that completes commands, algorithms, environments and flags in a shell"""
+    parser = _parser("completion", NoFlags())
+    asked, words = _wants_help(words)
+    if asked:
+        print(parser.format_help())
+        return 0
+    shell, _, _ = _one(parser, words, NoFlags)
+    from whorl.cli.completion import script
+
+    print(script(shell), end="")
+    return 0
 
 
 @dataclass(frozen=True)
@@ -316,12 +395,20 @@ class Command:
 
 
 COMMANDS = {
-    "train": Command(train, "train ALGORITHM ENV [--config FILE] [--seeds 1 2 3] [--SETTING VALUE ...]"),
+    "train": Command(
+        train, "train ALGORITHM ENV [--config FILE] [--seeds 1 2 3 [--parallel 3]] [--SETTING VALUE ...]"
+    ),
     "resume": Command(resume, "resume RUN [--total-timesteps N] [--SETTING VALUE ...]"),
-    "eval": Command(evaluate, "eval RUN [--episodes N] [--video [PATH]] [--json] [--best]"),
-    "plot": Command(plot, "plot RUN [RUN ...] [--output FILE.png] [--metric NAME ...] [--x steps|time]"),
+    "eval": Command(
+        evaluate, "eval RUN [--episodes N] [--video [PATH]] [--json] [--best] [--env_options.NAME VALUE]"
+    ),
+    "plot": Command(
+        plot, "plot RUN [RUN ...] [--output FILE.pdf] [--metric NAME ...] [--x steps|time|episodes]"
+    ),
     "list": Command(show_list, "list [--envs | --runs]"),
-    "check": Command(check, "check ENV"),
+    "check": Command(check, "check ENV [--env_options.NAME VALUE]"),
+    "config": Command(config, "config ALGORITHM ENV [--SETTING VALUE ...]"),
+    "completion": Command(completion, "completion bash|zsh|fish"),
 }
 
 
@@ -336,11 +423,27 @@ def overview() -> str:
 # Arguments
 
 
-def _parser(command: str, flags: Any, about: str = "", **options: Any) -> FlagParser:
+def _parser(
+    command: str, flags: Any, about: str = "", env_options: bool = False, **options: Any
+) -> FlagParser:
     about = about or f"{_first_line(COMMANDS[command].run).capitalize()}."
+    if env_options:
+        about += " Options of the environment are flags too: --env_options.NAME VALUE."
     parser = FlagParser(command, COMMANDS[command].usage, about, **options)
-    parser.add_config("flags", flags)
+    parser.add_config(flags)
+    if env_options:
+        parser.hints["env_options"] = dict
     return parser
+
+
+def _env_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an environment out of `--env_options.NAME VALUE` and `--env_options "{NAME: VALUE}"`."""
+    found: dict[str, Any] = {}
+    merge(found, values, {})
+    options = found.get("env_options") or {}
+    if not isinstance(options, dict):
+        raise wrong("env_options", options, "a mapping of options to values")
+    return options
 
 
 def _one(parser: FlagParser, words: list[str], own: type) -> Any:
@@ -367,58 +470,11 @@ def _leading(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _wants_help(words: list[str]) -> tuple[bool, list[str]]:
-    rest = [word for word in words if word not in ("-h", "--help")]
+    rest = [word for word in words if word not in ("-h", "--help", "--help-all")]
     return len(rest) < len(words), rest
 
 
-# Results
-
-
-def _show_result(result: Any, settings: Settings) -> None:
-    _table(
-        {
-            "stopped because": result.reason,
-            "steps": result.steps,
-            "episodes": result.episodes,
-            "mean return": result.mean_return,
-            "wall time": f"{result.wall_time:.1f} s",
-            "run folder": str(result.run_dir),
-        }
-    )
-    if settings.run.save_model:
-        print(f"evaluate: whorl eval {result.run_dir}")
-        print(f"continue: whorl resume {result.run_dir}{_more(result)}")
-
-
-def _more(result: Any) -> str:
-    """The flag that doubles the limit that was reached."""
-    spent = {
-        "steps": f" --total-timesteps {2 * result.steps}",
-        "episodes": f" --total-episodes {2 * result.episodes}",
-        "iterations": f" --max-iterations {2 * result.iterations}",
-    }
-    return spent.get(result.reason.removeprefix("the budget of ").partition(" ")[0], "")
-
-
-def _show_seeds(results: list[tuple[int | None, Any]]) -> None:
-    from statistics import fmean, pstdev
-
-    returns = [result.mean_return for _, result in results]
-    rows = {f"seed {number}": result.mean_return for number, result in results}
-    _table({**rows, "mean ± std": f"{fmean(returns):.1f} ± {pstdev(returns):.1f}"}, "mean return")
-    print("compare:  whorl plot " + " ".join(str(result.run_dir) for _, result in results))
-
-
-def _table(values: dict[str, Any], title: str = "") -> None:
-    from whorl.log.console import Console
-
-    Console(0).summary(values, title)
-
-
-def _columns(values: Mapping[str, str]) -> None:
-    width = max((len(name) for name in values), default=0)
-    for name, about in values.items():
-        print(f"{name:<{width}}  {about}")
+# Names and folders
 
 
 def _first_line(thing: Any) -> str:
@@ -438,28 +494,3 @@ def _video_path(run: str, own: EvalFlags) -> Path:
     ending = "mp4" if find_spec("imageio_ffmpeg") and find_spec("imageio") else "gif"
     which = "best" if own.best else "newest"
     return _run_folder(resolve_run(run)) / "videos" / f"{which}_seed{own.seed}.{ending}"
-
-
-def _show_runs(folder: Path) -> None:
-    from whorl.log.writers import read_rows
-
-    rows = []
-    for run in sorted(folder.iterdir()) if folder.is_dir() else []:
-        config, metrics = run / "config.yaml", run / "metrics.jsonl"
-        if not config.is_file():
-            continue
-        last: dict[str, Any] = {}
-        for row in read_rows(metrics) if metrics.is_file() else ():
-            last.update(row)
-        found = last.get("evaluation/return", last.get("episode/return"))
-        when = datetime.fromtimestamp((metrics if metrics.is_file() else config).stat().st_mtime)
-        shown = "" if found is None else f"{float(found):.1f}"
-        rows.append((run.name, f"{int(last.get('steps', 0)):,}", shown, f"{when:%Y-%m-%d %H:%M}"))
-    if not rows:
-        print(f"there are no runs in {folder}")
-        return
-    titles = ("run", "steps", "return", "written")
-    widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(4)]
-    for name, *numbers in [titles, *rows]:
-        columns = [f"{text:>{width}}" for text, width in zip(numbers, widths[1:])]
-        print("  ".join([f"{name:<{widths[0]}}", *columns]))

@@ -12,10 +12,10 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from whorl.core.errors import ConfigError, misspelt
 from whorl.core.registry import Part
-from whorl.settings.aliases import EXPANSIONS, NOTES, canonical, is_expansion
+from whorl.settings.aliases import EXPANSIONS, NOTES, OF_ENVIRONMENT, canonical, is_expansion
 from whorl.settings.merge import spellings
 from whorl.settings.presets import read_yaml
-from whorl.settings.schema import Renamed, bare, coerce, describe, fields_of, help_of, rules_of
+from whorl.settings.schema import Choice, Renamed, bare, coerce, describe, fields_of, help_of, rules_of
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _BOOLEANS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
@@ -43,22 +43,40 @@ class FlagParser(argparse.ArgumentParser):
         self.command, self.elsewhere, self.nested = command, elsewhere, nested
         self.hints: dict[str, Any] = {}
         self.registered: set[str] = set()
+        self.groups: dict[str, Any] = {}
 
-    def add_config(self, title: str, config: Any, prefix: str = "") -> None:
-        """A flag for every field of a dataclass, with the object's values as defaults in the help."""
+    def add_config(
+        self,
+        config: Any,
+        group: str | Callable[[str], str] = "flags",
+        prefix: str = "",
+        only: Sequence[str] = (),
+    ) -> None:
+        """A flag for every field of a dataclass, with the object's values as defaults in the help.
+
+        Args:
+            group: the title under which the help shows them, or a function of a field's name that gives it.
+            only: the fields to add; empty: all.
+        """
         kind: Any = type(config)
-        group, texts = self.add_argument_group(title), help_of(kind)
+        texts = help_of(kind)
         for name, hint in fields_of(kind).items():
-            if name in getattr(kind, "unused", ()):
+            if name in getattr(kind, "unused", ()) or (only and name not in only):
                 continue
             flag = f"--{prefix}{name}".replace("_", "-")
             text = f"{texts[name]} (default: {_shown(getattr(config, name))})".replace("%", "%%")
-            group.add_argument(
+            self.group(group if isinstance(group, str) else group(name)).add_argument(
                 flag, action=_Store, dest=prefix + name, hint=hint, metavar=_metavar(hint), help=text
             )
             self.registered.add(flag)
             if not prefix:
                 self.hints[name] = hint
+
+    def group(self, title: str) -> Any:
+        """The group of flags with this title; the help shows groups in the order in which they were asked for."""
+        if title not in self.groups:
+            self.groups[title] = self.add_argument_group(title)
+        return self.groups[title]
 
     def read(self, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         """Names and settings out of words such as `RUN --num_envs 8 --optimizer.weight_decay 0.1 --no-eval`."""
@@ -123,11 +141,21 @@ class FlagParser(argparse.ArgumentParser):
         name = head.replace("-", "_")
         if dot and canonical(name, self.hints) in self.hints:
             raise ConfigError(f"{flag} does not exist: {head} has no options")
+        if "env_options" in self.hints and NOTES.get(name) == OF_ENVIRONMENT:
+            option = "NAME" if name in ("env_kwargs", "env_config") else name
+            raise ConfigError(
+                f"{self.command} has no flag {flag}; options of the environment are --env_options.{option} VALUE"
+            )
         if self.nested and name in NOTES:
             raise ConfigError(f"{self.command} has no flag {flag}: {NOTES[name]}")
         word = misspelt(name, spellings(self.hints) if self.nested else self.hints)
-        hint = f"did you mean '--{word.replace('_', '-')}'?" if word else "--help lists all flags"
+        hint = f"did you mean '--{word.replace('_', '-')}'?" if word else f"{self._help} lists all flags"
         raise ConfigError(f"{self.command} has no flag {flag}; {hint}")
+
+    @property
+    def _help(self) -> str:
+        """The flag that lists all flags."""
+        return "--help-all" if self.nested else "--help"
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
@@ -212,6 +240,9 @@ def _is_number(word: str) -> bool:
 
 def _metavar(hint: Any) -> str:
     kind = bare(hint)
+    for rule in rules_of(hint):
+        if isinstance(rule, Choice):
+            return "|".join(rule.names)
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:

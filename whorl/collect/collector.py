@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent, Context
+from whorl.collect.episodes import EpisodeStatistics, Statistics
 from whorl.core import tree
 from whorl.core.cuda_graphs import record
 from whorl.core.errors import ConfigError
@@ -27,22 +28,14 @@ def acting(device: torch.device) -> AbstractContextManager[None]:
     return torch.inference_mode() if device.type == "cpu" else torch.no_grad()
 
 
-class Statistics(Protocol):
-    """Sums over steps and episodes, see `EpisodeStatistics.FIELDS`."""
-
-    def drain(self) -> dict[str, float]:
-        """Sums since the last call."""
-
-    def forget(self) -> None:
-        """Drop the episodes that have not ended."""
-
-
 class Collector(Protocol):
     """Collects rollouts, in this process or in others. A class that inherits from this one overrides what it needs."""
 
     episode_statistics: Statistics
     gaps: Tensor | None = None
     """[B] bool: environments whose newest rows do not continue those of the rollout before; None: there are none"""
+    watch: Callable[[float], None] | None = None
+    """called now and then while a rollout is collected, with the share of it that is there"""
 
     def reset(self, seed: int) -> None:
         """Reset every environment; the next rollout starts there."""
@@ -78,7 +71,9 @@ class LocalCollector(Collector):
         renew: for a policy that is held within episodes; called before a row in which all environments start one.
     """
 
-    episode_statistics: "EpisodeStatistics"
+    episode_statistics: EpisodeStatistics
+    on_row: "Callable[[Row], None] | None" = None
+    """called with every row of all environments, once their responses are there; not with `capture`"""
 
     def __init__(
         self,
@@ -101,7 +96,7 @@ class LocalCollector(Collector):
         self.storage = storage or Storage.allocate(agent, self.num_envs, steps)
         self._rows = self.storage.rows(self._groups)
         self.memory = tree.clone(agent.acting_memory(self.num_envs))
-        self.episode_statistics = EpisodeStatistics(self.num_envs, agent.device, agent.spec.measures)
+        self.episode_statistics = EpisodeStatistics(self.num_envs, agent.device, agent.spec.measures, numbers)
         env_index = torch.tensor(range(self.num_envs) if numbers is None else numbers, device=agent.device)
         self._env = [env_index[group] for group in self._groups]
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
@@ -168,11 +163,23 @@ class LocalCollector(Collector):
                     self.env.send(number, acted.action)  # type: ignore[attr-defined]
                 else:
                     here.write(self.env.step(acted.action))
+            if len(groups) == 1:
+                self._collected(t)
+            elif t:
+                self._collected(t - 1)
         if len(groups) > 1:
             for number in range(len(groups)):
                 rows[self.steps - 1][number].write(self.env.receive(number))  # type: ignore[attr-defined]
+            self._collected(self.steps - 1)
         for num_envs, memory in zip(groups, memories):
             tree.copy_(tree.index(self.memory, num_envs), memory)
+
+    def _collected(self, t: int) -> None:
+        """Row t of all environments is there."""
+        if self.watch is not None:
+            self.watch((t + 1) / self.steps)
+        if self.on_row is not None:
+            self.on_row(Row(self.storage.tensors, t, slice(0, self.num_envs)))
 
     def _record(self, random: bool) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -210,7 +217,10 @@ class LocalCollector(Collector):
 
 
 class Row:
-    """One row of one group of environments: views of the storage, created once so that the loop only copies."""
+    """One row of some environments: views of the storage, which the next rollout overwrites.
+
+    Where `next_reset` is true the row is no step: the action was ignored, and `next_obs` starts an episode.
+    """
 
     __slots__ = (
         "action",
@@ -286,7 +296,7 @@ class Storage:
                 "terminated": no_flags.expand(steps, num_envs).clone(),
                 "truncated": no_flags.expand(steps, num_envs).clone(),
                 "soft": no_flags.expand(steps, num_envs).clone(),
-                "measures": torch.zeros(steps, num_envs, len(spec.measures), device=device),
+                "measures": torch.full((steps, num_envs, len(spec.measures)), torch.nan, device=device),
                 "extras": {
                     name: value.new_zeros(steps, *value.shape) for name, value in acted.extras.items()
                 },
@@ -296,9 +306,10 @@ class Storage:
 
     def rows(self, groups: list[slice]) -> list[list[Row]]:
         """Views of every row, group by group."""
+        # Created once, so that the loop only copies.
         return [[Row(self.tensors, t, num_envs) for num_envs in groups] for t in range(self.steps)]
 
-    def finish(self, statistics: "EpisodeStatistics", cut: bool) -> Batch:
+    def finish(self, statistics: EpisodeStatistics, cut: bool) -> Batch:
         """The rollout, counted in `statistics`; with `cut` all environments are reset after it."""
         batch = self.batch()
         statistics.add(batch, self.soft, self.measures)
@@ -331,53 +342,3 @@ class Storage:
             last=last,
             extras=dict(tensors["extras"]),
         )
-
-
-class EpisodeStatistics:
-    """Counts steps and episodes and sums returns across rollouts, without a loop and without a host sync.
-
-    For each environment it keeps the sums of the episode that has not ended; ended episodes are summed over all.
-    """
-
-    FIELDS = ("steps", "episodes", "return", "length", "bad_observation", "bad_reward")
-
-    def __init__(self, num_envs: int, device: torch.device, measures: Sequence[str] = ()) -> None:
-        self.fields = (*self.FIELDS, *measures)
-        self.open = torch.zeros(2, num_envs, dtype=torch.float64, device=device)
-        self.sums = torch.zeros(len(self.fields), dtype=torch.float64, device=device)
-
-    @torch.no_grad()
-    def add(self, batch: Batch, soft: Tensor, measures: Tensor) -> None:
-        """Count a rollout. `soft` [T, B] ends do not end the episode; `measures` [T, B, N] count at its end."""
-        ended = (batch.keep == 0) & (batch.mask > 0) & ~soft  # [T, B]
-        earned = torch.stack([batch.reward.double(), batch.mask.double()]).cumsum(1)  # [2, T, B]
-        rows = torch.arange(1, len(ended) + 1, device=ended.device).unsqueeze(1)
-        last = (ended * rows).amax(0)  # [B], 0 where no episode ended
-        until = earned.gather(1, (last - 1).clamp(min=0).expand(2, 1, -1)).squeeze(1)  # [2, B]
-        any_ended = last > 0
-        finished = torch.where(any_ended, self.open + until, 0.0).sum(1)
-        self.open.copy_(torch.where(any_ended, earned[:, -1] - until, self.open + earned[:, -1]))
-        bad_obs = sum(
-            ~torch.isfinite(leaf).all() for leaf in tree.leaves(batch.obs) if leaf.is_floating_point()
-        )
-        counts = [batch.mask.sum(), ended.sum(), finished[0], finished[1]]
-        bad = [torch.as_tensor(bad_obs, device=ended.device), ~torch.isfinite(batch.reward).all()]
-        found = torch.stack([value.double() for value in [*counts, *bad]])
-        self.sums.add_(torch.cat((found, (measures.double() * ended.unsqueeze(-1)).sum((0, 1)))))
-
-    def forget(self) -> None:
-        """Drop the episodes that have not ended."""
-        self.open.zero_()
-
-    def drain(self) -> dict[str, float]:
-        """Sums since the last call, in one transfer."""
-        found = dict(zip(self.fields, self.sums.tolist()))
-        self.sums.zero_()
-        return found
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"open": self.open, "sums": self.sums}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.open.copy_(state["open"])
-        self.sums.copy_(state["sums"])

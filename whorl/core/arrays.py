@@ -5,6 +5,10 @@ from math import prod
 
 MASK_KEY = "action_mask"
 """key of the action mask in observation dicts: true where a discrete action is allowed"""
+SUCCESS = "success_rate"
+"""the measure of an episode that is read from `SUCCESS_KEYS`, its mean over episodes the metric of that name"""
+SUCCESS_KEYS = ("is_success", "success")
+"""keys of the last `info` of an episode that say whether it reached its goal, where an environment tells"""
 
 
 @dataclass(frozen=True)

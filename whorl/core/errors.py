@@ -1,5 +1,6 @@
 """Errors: one sentence with what was given, what is allowed, and the nearest valid choice."""
 
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from math import inf
@@ -7,7 +8,34 @@ from pathlib import Path
 
 
 class WhorlError(Exception):
-    """A mistake that the user can correct; the command line prints its message without a traceback."""
+    """A mistake that the user can correct; the command line prints its message without a traceback.
+
+    Args:
+        message: one sentence.
+        details: lines to show below it, such as the traceback of the user's own code in another process.
+    """
+
+    def __init__(self, message: str = "", details: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self._details = details
+
+    @property
+    def details(self) -> str:
+        """The lines below the message: those given, or else the traceback of the error that this one was raised from.
+
+        Python prints that traceback itself, so `str()` has only those given.
+        """
+        if self._details or self.__cause__ is None:
+            return self._details
+        return "".join(traceback.format_exception(self.__cause__)).rstrip()
+
+    def __str__(self) -> str:
+        return f"{self.message}\n\n{self._details}" if self._details else self.message
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        # The error that this one was raised from does not travel to another process, but its traceback does.
+        return type(self), (self.message, self.details)
 
 
 class ConfigError(WhorlError, ValueError):
@@ -30,11 +58,21 @@ class DivergedError(WhorlError):
     """A loss, observation or reward stopped being a finite number."""
 
 
+def extend(error: Exception, text: str) -> None:
+    """Add to the message of an error that is raised again: what was saved, how to go on."""
+    if isinstance(error, WhorlError):
+        message = f"{error.args[0] if error.args else error}; {text}"
+        error.args = (message, *error.args[1:])
+        vars(error)["message"] = message
+    elif hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(text)
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """'did you mean X?' with the closest allowed word, or else all of them."""
     words = sorted(allowed)
     lower = {word.lower(): word for word in words}
-    close = get_close_matches(given.lower(), lower, n=1, cutoff=0.5)
+    close = get_close_matches(given.lower(), lower, n=1, cutoff=0.65)
     if close:
         return f"did you mean {lower[close[0]]!r}?"
     return "choose one of: " + ", ".join(words)

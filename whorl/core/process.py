@@ -62,8 +62,8 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def first_interrupt(handle: Callable[[], None]) -> Iterator[None]:
-    """Within, the first Ctrl-C (or SIGTERM) calls `handle`; the next one goes to the previous handler.
+def first_interrupt(handle: Callable[[str], None]) -> Iterator[None]:
+    """Within, the first Ctrl-C (or SIGTERM) calls `handle` with its name; the next one goes to the previous handler.
 
     Signals can be handled in the main thread only; in another one nothing changes.
     """
@@ -77,7 +77,7 @@ def first_interrupt(handle: Callable[[], None]) -> Iterator[None]:
 
     def receive(number: int, frame: FrameType | None) -> None:
         restore()
-        handle()
+        handle("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
 
     before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -7,12 +7,14 @@ config resolve only to parts of that kind inside `whorl`, to registered parts, o
 
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from whorl.core.errors import ConfigError, nearest
@@ -125,7 +127,9 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
         importlib.import_module(f"whorl.components.{name}")  # which registers it
         return _registered[kind][name]
     if "." not in name:
-        raise ConfigError(f"no {kind} is called {name!r}; {nearest(name, known(kind))}")
+        raise ConfigError(
+            f"no {kind} is called {name!r}; {nearest(name, known(kind))}{_register_first(kind, name)}"
+        )
     if not name.startswith("whorl."):
         require_trust(name, kind)
         return _import(kind, name)
@@ -161,12 +165,48 @@ def known(kind: str) -> list[str]:
     return sorted({*_registered[kind], *_torch_parts(kind), *_package_modules(kind)})
 
 
+def _register_first(kind: str, name: str) -> str:
+    """What a saved config needs whose part was registered by the script that trained it."""
+    if _trusted.get() is None:
+        return ""
+    return (
+        f" (the saved run uses it: if it is your own, register it first, whorl.register({kind!r}, {name!r}, ...), or "
+        "import the module that does)"
+    )
+
+
+def import_named(module: str) -> Any:
+    """Import a module that the user named; one that is not installed may be in the current folder."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        here, top = Path.cwd(), module.partition(".")[0]
+        if error.name != top or str(here) in sys.path or not _is_module(here, top):
+            raise
+    sys.path.append(str(here))
+    importlib.invalidate_caches()
+    return importlib.import_module(module)
+
+
+def import_hint(module: str, error: ImportError) -> str:
+    """What to do about a module that the user named and that was not found."""
+    top = module.partition(".")[0]
+    if not top or error.name != top:
+        return ""
+    return f"; install it, run this in the folder that holds {top}.py, or add that folder to PYTHONPATH"
+
+
+def _is_module(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.py").is_file() or (folder / name).is_dir()
+
+
 def _import(kind: str, name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(import_named(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{kind} {name!r} can't be imported: {error}") from None
+        hint = import_hint(module, error) if isinstance(error, ImportError) else ""
+        raise ConfigError(f"{kind} {name!r} can't be imported: {error}{hint}") from None
 
 
 def _is_ours(kind: str, found: Any) -> bool:

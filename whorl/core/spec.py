@@ -106,6 +106,41 @@ class Spec:
         return replace(self, num_envs=num_envs)
 
 
+def differences(saved: Spec, now: Spec) -> list[str]:
+    """What differs between the spaces of two environments, an entry each: where, saved, now.
+
+    Bounds of observations are not compared, because agents do not read them.
+    """
+    found = []
+    for name, before, after in (
+        ("observation", saved.observation, now.observation),
+        ("action", saved.action, now.action),
+    ):
+        old, new = dict(tree.items(before)), dict(tree.items(after))
+        for path in [*old, *(path for path in new if path not in old)]:
+            was, is_now = (_described(side[path]) if path in side else "missing" for side in (old, new))
+            if was != is_now:
+                found.append(f"{name}{f' {path!r}' if path else ''} was {was} and is {is_now}")
+        if old.keys() == new.keys() and list(old) != list(new):
+            found.append(f"{name} had the keys {', '.join(old)} and has {', '.join(new)}, in another order")
+    return found
+
+
+def _described(leaf: Any) -> str:
+    """A leaf of a spec as its space would be written."""
+    if isinstance(leaf, Array):
+        kind = f"Box({leaf.shape}, {leaf.dtype})"
+        if leaf.start is not None:
+            kind = f"Discrete({leaf.size // leaf.stack}{f', start={leaf.start}' if leaf.start else ''})"
+        return f"{kind} in a stack of {leaf.stack}" if leaf.stack > 1 else kind
+    if isinstance(leaf, Discrete):
+        return f"Discrete({leaf.n}{f', start={leaf.start}' if leaf.start else ''})"
+    if isinstance(leaf, MultiDiscrete):
+        return f"MultiDiscrete({list(leaf.nvec)}{f', start={list(leaf.start)}' if any(leaf.start) else ''})"
+    low, high = (f"{side[0]:g}" if len(set(side)) == 1 else f"{list(side)}" for side in (leaf.low, leaf.high))
+    return f"Box({low}, {high}, {leaf.shape}, {leaf.dtype})"
+
+
 def empty_obs(spec: SpecTree, leading: tuple[int, ...], device: torch.device | str = "cpu") -> tree.Tree:
     """Zeros in the shape of the observation tree, with `leading` axes first."""
     return tree.map(
@@ -164,6 +199,29 @@ def _rescaled(a: Continuous, value: Tensor) -> Tensor:
     # Bounds that float32 can't hold are kept in float64.
     exact = (scaled if getattr(torch, a.dtype).is_floating_point else scaled.round()).double()
     return exact.clamp(per_dimension(list(a.low), exact), per_dimension(list(a.high), exact))
+
+
+def from_env(spec: SpecTree, action: tree.Tree) -> tree.Tree:
+    """The inverse of `to_env`: the environment's actions [..., *shape] in canonical form."""
+
+    def leaf(a: ActionLeaf, value: Tensor) -> Tensor:
+        if isinstance(a, Discrete):
+            return value.long() - a.start
+        shape = a.shape if isinstance(a, Continuous) or a.shape is not None else (len(a.nvec),)
+        assert shape is not None
+        value = value.reshape(*value.shape[: value.dim() - len(shape)], -1)
+        if isinstance(a, MultiDiscrete):
+            return value.long() - torch.tensor(a.start or 0, device=value.device)
+        value, parts = value.double(), []
+        for part, low, high in zip(value.unbind(-1), a.low, a.high):
+            if isfinite(low) and isfinite(high):
+                part = 2 * (part - low) / (high - low) - 1 if high > low else torch.zeros_like(part)
+            elif isfinite(low) or isfinite(high):
+                part = part - low - 1 if isfinite(low) else part - high + 1
+            parts.append(part)
+        return torch.stack(parts, -1).float()
+
+    return tree.map(leaf, spec, action)
 
 
 def as_nested(spec: SpecTree, action: tree.Tree) -> Any:

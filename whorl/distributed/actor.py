@@ -3,9 +3,10 @@
 What a trajectory holds is its payload: the rows of a rollout, rows with initial priorities (Ape-X), or gradients (A3C).
 """
 
+import faulthandler
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from whorl.agents.agent import Agent
 from whorl.collect.collector import LocalCollector, Storage, acting
+from whorl.collect.episodes import Episode
 from whorl.core.errors import ConfigError
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
@@ -50,6 +52,8 @@ class Trajectory:
     """where the actor wrote it"""
     token: Any = None
     """what `Slots.read` takes to read it"""
+    ended: list[Episode] = field(default_factory=list)
+    """the episodes that ended in it, if the role records them"""
 
     @property
     def previous(self) -> tuple[int, int, int]:
@@ -173,6 +177,9 @@ class Role:
     steps: int
     sends: PayloadKind = "rows"
     on_gpu: bool = False
+    timeout: float = 0.0
+    """seconds within which each step has to return, or the actor is replaced; 0: no limit"""
+    records_episodes: bool = False
 
     def weights(self, agent: Agent) -> list[Tensor]:
         """The tensors that actors need: what acting reads, or all of them if actors compute updates or TD errors."""
@@ -188,6 +195,31 @@ class Role:
         if rollout is None:
             rollout = Storage.allocate(self.agent, self.num_envs, self.steps).batch()
         return PAYLOADS[self.sends](self.agent, rollout, seed)
+
+
+class HangTimer:
+    """Ends this process, with a traceback on standard error, if more than `timeout` seconds pass between two beats.
+
+    The timer is a thread of the C library, so it works where an environment hangs without releasing Python's lock.
+    Setting it takes longer than a small step: it is set at most once a second.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout, self._set = timeout, 0.0
+
+    def __enter__(self) -> None:
+        self._set = 0.0
+        self.beat()
+
+    def beat(self, share: float = 0.0) -> None:
+        """A step has returned."""
+        if self._timeout and time.monotonic() - self._set > 1.0:
+            self._set = time.monotonic()
+            faulthandler.dump_traceback_later(self._timeout, exit=True)
+
+    def __exit__(self, *error: object) -> None:
+        if self._timeout:
+            faulthandler.cancel_dump_traceback_later()
 
 
 class ActorProcess:
@@ -211,18 +243,24 @@ class ActorProcess:
         vector = role.source.vector(role.num_envs, device)
         self.collector = LocalCollector(vector, self.agent, role.steps, generator, numbers=numbers)
         self.collector.reset(env)
+        self.collector.episode_statistics.record = role.records_episodes
+        self._timer = HangTimer(role.timeout)
+        self.collector.watch = self._timer.beat
         self.payload = role.payload(self.collector.storage.batch(), act)
         self.number = 0
 
     def roll(self, random: bool) -> tuple[dict[str, Any], dict[str, Tree]]:
         """One rollout: the fields of its `Trajectory`, and the payload."""
         began = time.perf_counter()
-        with acting(self.agent.device):
+        statistics = self.collector.episode_statistics
+        with acting(self.agent.device), self._timer:
             rollout = self.collector.collect(random=random)
-            seen = self.collector.episode_statistics.drain()
+            seen = statistics.drain()
+        ended, statistics.ended = statistics.ended, []
         tensors = self.payload.make(rollout)
         self.number += 1
-        return {"number": self.number - 1, "seen": seen, "seconds": time.perf_counter() - began}, tensors
+        seconds = time.perf_counter() - began
+        return {"number": self.number - 1, "seen": seen, "ended": ended, "seconds": seconds}, tensors
 
     def close(self) -> None:
         self.collector.env.close()

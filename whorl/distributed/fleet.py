@@ -16,7 +16,7 @@ learner if something there needs them: observation normalisation, components, or
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from whorl.agents.agent import Agent
 from whorl.collect.collector import Collector
+from whorl.collect.episodes import Episode
 from whorl.core import tree
 from whorl.core.errors import ConfigError, EnvError
 from whorl.core.tree import Tree
@@ -35,6 +36,7 @@ from whorl.data.gradients import Gradients
 from whorl.data.initial_priorities import completed
 from whorl.data.replay import FIRST, view_of
 from whorl.distributed.actor import PayloadKind, RemoteActor, Role, Trajectory
+from whorl.distributed.pool import WATCH_SECONDS
 from whorl.distributed.remote import Remote, RemoteDied, RemoteError, RestartPolicy, make_backend
 from whorl.distributed.tensors import empty, env_slice
 from whorl.envs.make import Source
@@ -313,6 +315,7 @@ class FleetCollector(Collector):
             trajectory = self._next(free)
             steps += trajectory.seen["steps"]
             self._put(trajectory, free)
+            self._watched(1 - len(free) / len(self._held))
             if not free:
                 self._confirm(free)
         self._log("waited", time.perf_counter() - began)
@@ -328,7 +331,8 @@ class FleetCollector(Collector):
         while True:
             while not self._ready:
                 self._confirm(free)
-                self._ready.extend(self.fleet.poll(1.0))
+                self._ready.extend(self.fleet.poll(WATCH_SECONDS if self.watch else 1.0))
+                self._watched(1 - len(free) / len(self._held))
                 self._stand_in(time.perf_counter() - began)
             self._log("queue", len(self._ready) - 1)
             trajectory = self._ready.popleft()
@@ -340,6 +344,10 @@ class FleetCollector(Collector):
             self._log("dropped", trajectory.seen["steps"])
             self.fleet.release(trajectory)
 
+    def _watched(self, share: float) -> None:
+        if self.watch is not None:
+            self.watch(share)
+
     def _stand_in(self, waited: float) -> None:
         """With `max_lag` 0: if some actors could not be started, let others collect their shares too."""
         missing = self._actors - self.fleet.alive()
@@ -350,7 +358,7 @@ class FleetCollector(Collector):
 
     def _count(self, trajectory: Trajectory) -> None:
         seen = trajectory.seen
-        self.episode_statistics.add(seen)
+        self.episode_statistics.add(seen, trajectory.ended)
         size = sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(trajectory.tensors))
         self._log("bytes", size)
         if trajectory.actor < SHOWN:
@@ -471,8 +479,10 @@ class SummedStatistics:
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
+        self.ended: list[Episode] = []
 
-    def add(self, seen: dict[str, float]) -> None:
+    def add(self, seen: dict[str, float], ended: Sequence[Episode] = ()) -> None:
+        self.ended.extend(ended)
         for name, value in seen.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
 
@@ -504,17 +514,32 @@ class RemoteEnvs:
 
 
 def make_fleet(
-    source: Source, agent: Agent, run: RunConfig, streams: Streams, needs_rows: bool = False
+    source: Source,
+    agent: Agent,
+    run: RunConfig,
+    streams: Streams,
+    needs_rows: bool = False,
+    needs_episodes: bool = False,
 ) -> FleetCollector:
     """The collector over `run.actors` actors.
 
     Args:
         agent: the copy whose weights are published.
         needs_rows: whether the learner must see the rows even if there are replay shards.
+        needs_episodes: whether actors send every episode that ended, besides the sums over all of them.
     """
     gradients = run.actor_gradients != "none"
     num_envs = run.num_envs // run.actors
-    role = Role(agent, source, num_envs, run.num_steps, _payload_kind(agent, run), run.actors_on_gpu)
+    role = Role(
+        agent,
+        source,
+        num_envs,
+        run.num_steps,
+        _payload_kind(agent, run),
+        run.actors_on_gpu,
+        run.env_timeout,
+        needs_episodes,
+    )
     lag = None if run.max_lag < 0 and agent.tolerates_stale_data else max(run.max_lag, 0)
 
     def seed(actor: int, life: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from whorl.agents.agent import Agent, Updated
 from whorl.core import collectives, tree
-from whorl.core.errors import ConfigError
+from whorl.core.errors import ConfigError, WhorlError
 from whorl.core.process import configure_process
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
@@ -227,7 +227,7 @@ class Learners:
         self._streams = {name: stream.get_state() for name, stream in self.agent.generators.items()}
 
     @torch.no_grad()
-    def _replace(self, error: Exception) -> None:
+    def _replace(self, error: WhorlError) -> None:
         """End the replicas, and restore the state before the round that failed."""
         self._leave()
         reason = self._reason(error)
@@ -239,17 +239,17 @@ class Learners:
         self._policy.failed("a learner replica", reason)
         self.replaced += 1
 
-    def _reason(self, error: Exception) -> str:
+    def _reason(self, error: WhorlError) -> WhorlError:
         """Why a round failed: if one learner dies, the others only report that they lost it."""
         if isinstance(error, RemoteError):
-            return str(error)
+            return error
         found = []
         for replica in self._backend.wait(self.replicas, REASON_TIMEOUT):
             try:
                 replica.take()
             except RemoteError as failure:
-                found.append(str(failure))
-        return min(found, key=lambda text: LearnerLost.__name__ in text, default=str(error))
+                found.append(failure)
+        return min(found, key=lambda failure: LearnerLost.__name__ in str(failure), default=error)
 
 
 class Replica:

@@ -4,6 +4,7 @@ A worker that dies or raises ends the pool with an error that names it; a parent
 """
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -25,6 +26,9 @@ from whorl.envs.spaces import Factory, Layout, nest, probe
 from whorl.envs.stepping import Buffers
 from whorl.envs.vector import Step, VectorEnv
 
+WATCH_SECONDS = 0.2
+"""time between two looks at the progress of workers"""
+
 
 class WorkerPool:
     """A `VectorEnv` over processes. A group's environments are contiguous: every worker's first half, then the second.
@@ -33,6 +37,9 @@ class WorkerPool:
     other; what `receive` returns stays valid until the same group's next `receive`. `attach` makes an object inside
     each worker, next to the environments and the shared `arrays` (name -> shape and dtype), and `start` and `collect`
     call its methods.
+
+    Args:
+        timeout: seconds within which each step has to return; 0: no limit.
     """
 
     capturable = False
@@ -44,6 +51,7 @@ class WorkerPool:
         id: str,
         workers: int,
         arrays: dict[str, tuple[tuple[int, ...], str]] | None = None,
+        timeout: float = 0.0,
     ) -> None:
         if not 1 <= workers <= num_envs:
             raise EnvError(
@@ -53,7 +61,7 @@ class WorkerPool:
         self.layout = probe(factory)
         self.spec = to_spec(self.layout, num_envs)
         self.snapshots = self.layout.snapshots
-        self.workers = workers
+        self.workers, self.timeout = workers, timeout
         self.groups = 2 if num_envs >= 2 * workers else 1
         self._slices = _split(num_envs, workers, self.groups)
         self._failed = ""
@@ -132,12 +140,22 @@ class WorkerPool:
         self._running = method
         self._post("call", [(method, *given) for given in arguments])
 
-    def collect(self, method: str) -> list[Any]:
-        """What the method returned in each worker."""
+    def collect(
+        self,
+        method: str,
+        progress: np.ndarray | None = None,
+        watch: Callable[[], None] | None = None,
+    ) -> list[Any]:
+        """What the method returned in each worker.
+
+        Args:
+            progress: a shared array in which each worker notes that it has made another step.
+            watch: called a few times a second while workers are awaited.
+        """
         if self._running != method:
             raise EnvError(f"{method!r} is not running; start it before collecting")
         self._running = ""
-        return self._take_all()
+        return self._take_all(progress=progress, watch=watch)
 
     def snapshot(self) -> dict[str, Any]:
         found: list[Any] = [None] * self.spec.num_envs
@@ -194,6 +212,8 @@ class WorkerPool:
         expected = group * BUFFERS + buffer
         for remote, arrived in zip(self._remotes, self._arrived):
             while expected not in arrived:
+                if self.timeout and not wait([remote], self.timeout):
+                    self._hangs(remote)
                 answer = os.read(remote.answers, 1)
                 if not answer or answer == FAILURE:
                     self._fail(remote.raise_died if not answer else partial(remote.result, answer))
@@ -231,14 +251,26 @@ class WorkerPool:
             except RemoteError as error:
                 self._end(error)
 
-    def _take_all(self, remotes: Sequence[ProcessRemote] | None = None) -> list[Any]:
+    def _take_all(
+        self,
+        remotes: Sequence[ProcessRemote] | None = None,
+        progress: np.ndarray | None = None,
+        watch: Callable[[], None] | None = None,
+    ) -> list[Any]:
         """Results of several workers, taken as they come, so that a dead one is noticed at once."""
         remotes = remotes or self._remotes
         found: dict[str, Any] = {}
+        stalls = Stalls(progress, self.timeout)
         try:
             while len(found) < len(remotes):
-                for remote in wait([remote for remote in remotes if remote.name not in found]):
+                waiting = [remote for remote in remotes if remote.name not in found]
+                for remote in wait(waiting, None if progress is None else WATCH_SECONDS):
                     found[remote.name] = remote.take()
+                if watch is not None:
+                    watch()
+                for number in stalls.found():
+                    if remotes[number].name not in found:
+                        self._hangs(remotes[number])
         except RemoteError as error:
             self._end(error)
         except KeyboardInterrupt:
@@ -247,6 +279,14 @@ class WorkerPool:
             self.close()
             raise
         return [found[remote.name] for remote in remotes]
+
+    def _hangs(self, remote: ProcessRemote) -> NoReturn:
+        remote.process.kill()
+        self._end(
+            RemoteError(
+                f"{remote.name}: a step did not return within {self.timeout:g} seconds, the setting env_timeout"
+            )
+        )
 
     def _fail(self, failure: Callable[[], Any]) -> NoReturn:
         if self._failed:
@@ -258,9 +298,28 @@ class WorkerPool:
         raise AssertionError("a failed worker raises")
 
     def _end(self, error: RemoteError) -> NoReturn:
-        self._failed = self._failed or str(error)
+        self._failed = self._failed or error.message
         self.close()
-        raise EnvError(self._failed) from None
+        raise EnvError(self._failed, error.details) from None
+
+
+class Stalls:
+    """Finds workers whose `progress` has not changed for `timeout` seconds; 0: never."""
+
+    def __init__(self, progress: np.ndarray | None, timeout: float) -> None:
+        self._progress, self._timeout = progress, timeout
+        now = time.monotonic()
+        self._seen = [] if progress is None or not timeout else [(value, now) for value in progress]
+
+    def found(self) -> list[int]:
+        now, stalled = time.monotonic(), []
+        for number, (value, since) in enumerate(self._seen):
+            assert self._progress is not None
+            if self._progress[number] != value:
+                self._seen[number] = (self._progress[number], now)
+            elif now - since > self._timeout:
+                stalled.append(number)
+        return stalled
 
 
 def _split(num_envs: int, workers: int, groups: int) -> list[list[Slice]]:
@@ -305,9 +364,15 @@ def _copy(step: Step) -> Step:
 
 
 def make_vector(
-    source: Source, num_envs: int, device: torch.device | str = "cpu", workers: int = 0, compile: bool = False
+    source: Source,
+    num_envs: int,
+    device: torch.device | str = "cpu",
+    workers: int = 0,
+    compile: bool = False,
+    timeout: float = 0.0,
 ) -> VectorEnv:
     """`num_envs` copies of an environment, stepped by `workers` processes where that is worth it, else by this one."""
     if workers > 0 and not source.batched:
-        return WorkerPool(source.factory, num_envs, source.id, workers=min(workers, num_envs))
+        count = min(workers, num_envs)
+        return WorkerPool(source.factory, num_envs, source.id, count, timeout=timeout)
     return source.vector(num_envs, device, compile)

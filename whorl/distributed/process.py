@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import cloudpickle
 import numpy as np
 
-from whorl.distributed.remote import RemoteDied, RemoteError
+from whorl.distributed.remote import MISTAKES, RemoteDied, RemoteError
 from whorl.distributed.shared_memory import ArraySpec, SharedSegment
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ class ProcessRemote:
             self.raise_died()
         answer = pickle.loads(body)
         if kind == FAILURE:
-            trace = str(answer).strip()
-            raise RemoteError(f"{self.name} failed with {trace.rpartition(chr(10))[2]}\n{trace}")
+            message, details = answer
+            raise RemoteError(f"{self.name}{message}", details)
         return answer
 
     def raise_died(self) -> NoReturn:
@@ -262,6 +262,14 @@ class _Channel:
         return _leave() if body is None else pickle.loads(body)
 
 
+def failure_of(error: BaseException) -> tuple[str, str]:
+    """An error as text, which can always be sent: what follows the name of the object that failed, and the details."""
+    if isinstance(error, MISTAKES):
+        return f": {error.message}", error.details
+    trace = "".join(traceback.format_exception(error)).strip()
+    return f" failed with {trace.rpartition(chr(10))[2]}", trace
+
+
 def _leave() -> NoReturn:
     """The parent is gone; an environment that hangs while closing must not keep this process alive."""
     os._exit(0)
@@ -297,8 +305,8 @@ def main() -> None:
         threading.Thread(target=_leave_with_parent, args=(channel.commands,), daemon=True).start()
     try:
         held = _make(sys.argv[1], int(sys.argv[2]))
-    except BaseException:
-        channel.send(FAILURE, traceback.format_exc())
+    except BaseException as error:
+        channel.send(FAILURE, failure_of(error))
         return
     gc.freeze()  # what exists now lives as long as the process: the garbage collector need not look at it again
     channel.send(RESULT, None)
@@ -320,8 +328,8 @@ def main() -> None:
         except BrokenPipeError:
             _leave()
         # Whatever was raised is sent to the parent, which can report it.
-        except BaseException:
-            channel.send(FAILURE, traceback.format_exc())
+        except BaseException as error:
+            channel.send(FAILURE, failure_of(error))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch import Tensor
 from whorl.core import tree
 from whorl.core.errors import ConfigError, EnvError, missing_extra
 from whorl.core.tree import Tree
-from whorl.distributed.remote import RemoteDied, RemoteError, SlotLost
+from whorl.distributed.remote import MISTAKES, RemoteDied, RemoteError, SlotLost
 from whorl.distributed.tensors import Layout, array, padded, tensor_of, views
 
 LOOPBACK = "127.0.0.1"
@@ -66,7 +66,11 @@ class RayRemote:
         except errors.RayActorError as error:
             raise RemoteDied(f"{self.name} died: {_text(error)}") from error
         except errors.RayError as error:
-            raise RemoteError(f"{self.name} failed with {_text(error)}") from error
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, MISTAKES):
+                raise RemoteError(f"{self.name}: {cause.message}", cause.details) from None
+            first, _, rest = _text(error).partition("\n")
+            raise RemoteError(f"{self.name} failed with {first}", rest) from None
         if self.pid:
             return answer
         self.node, self.pid = answer

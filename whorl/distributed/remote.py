@@ -11,7 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from whorl.core.errors import EnvError
+from whorl.core.errors import ConfigError, EnvError, WhorlError
+
+MISTAKES = (EnvError, ConfigError)
+"""errors of remote objects whose message alone tells a user what to do; others are reported with all they say"""
 
 if TYPE_CHECKING:  # environment workers import this module, and start without torch
     from torch import Tensor
@@ -128,14 +131,14 @@ class RestartPolicy:
         self.limit = limit
         self._failures: Counter[str] = Counter()
 
-    def failed(self, name: str, error: object) -> None:
+    def failed(self, name: str, error: WhorlError) -> None:
         """Count a failure; raises if it was one too many."""
         self._failures[name] += 1
         count = self._failures[name]
         if count > self.limit:
             times = "once" if count == 1 else f"{count} times in a row"
-            raise RemoteError(f"{name} failed {times}; last error: {error}")
-        reason = str(error).partition("\n")[0]
+            raise RemoteError(f"{name} failed {times}; last error: {error.message}", error.details)
+        reason = error.message.partition("\n")[0]
         warnings.warn(f"{name} failed and is replaced ({count} of {self.limit}): {reason}", stacklevel=3)
 
     def succeeded(self, name: str) -> None:

@@ -4,6 +4,7 @@ Weights are sent through shared memory once per rollout, and rows come back the 
 each other within a rollout. All rows of a rollout come from one policy version.
 """
 
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent
-from whorl.collect.collector import Collector, EpisodeStatistics, LocalCollector, Storage
+from whorl.collect.collector import Collector, LocalCollector, Storage
+from whorl.collect.episodes import EpisodeStatistics
 from whorl.core import tree
 from whorl.data.batch import Batch
 from whorl.distributed.pool import WorkerPool
@@ -22,7 +24,8 @@ from whorl.envs.make import Source
 from whorl.envs.stepping import EnvStepper
 from whorl.state.streams import Streams
 
-WEIGHTS = "weights"
+WEIGHTS, PROGRESS = "weights", "progress"
+"""shared arrays: the weights, and the share of the rollout that each worker has collected"""
 
 
 class WorkerCollector(Collector):
@@ -39,18 +42,22 @@ class WorkerCollector(Collector):
         workers: int,
         streams: Streams,
         hold: bool = False,
+        timeout: float = 0.0,
     ) -> None:
         self.agent, self.steps = agent, steps
         layout = layout_of(Storage.allocate(agent, num_envs, steps).tensors)
         arrays = {spec.name: (spec.shape, spec.dtype) for spec in array_specs(layout)}
         arrays[WEIGHTS] = ((sum(map(padded, agent.acting_tensors())),), "uint8")
-        self.env = WorkerPool(source.factory, num_envs, source.id, workers, arrays)
+        arrays[PROGRESS] = ((workers,), "float64")
+        self.env = WorkerPool(source.factory, num_envs, source.id, workers, arrays, timeout)
+        self._progress = self.env.arrays[PROGRESS]
         self.storage = Storage(nested(layout, self.env.arrays))
         self.episode_statistics = EpisodeStatistics(num_envs, torch.device("cpu"), agent.spec.measures)
         self._weights = views(torch.from_numpy(self.env.arrays[WEIGHTS]), agent.acting_tensors())
         packed = cloudpickle.dumps(agent)
         seeds = [streams.seed("act", f"worker {number}") for number in range(workers)]
-        self.env.attach(ActingWorker, [(packed, steps, source.id, seed, hold) for seed in seeds])
+        given = (packed, steps, source.id)
+        self.env.attach(ActingWorker, [(*given, seed, hold, number) for number, seed in enumerate(seeds)])
 
     def reset(self, seed: int) -> None:
         """Reset all environments; the next rollout begins there."""
@@ -60,12 +67,17 @@ class WorkerCollector(Collector):
         """Send the weights and let the workers collect, with `random` actions or the policy's."""
         for into, tensor in zip(self._weights, self.agent.acting_tensors()):
             into.copy_(tensor)
+        self._progress[:] = 0.0
         self.env.start("collect", [(random,)] * self.env.workers)
 
     def finish(self, cut: bool = False) -> Batch:
         """The rollout, as views of shared memory: learn from it before the next call."""
-        self.env.collect("collect")
+        self.env.collect("collect", self._progress, self._watched)
         return self.storage.finish(self.episode_statistics, cut)
+
+    def _watched(self) -> None:
+        if self.watch is not None:
+            self.watch(float(self._progress.mean()))
 
     def collect(self, cut: bool = False, random: bool = False) -> Batch:
         """One rollout, start to finish."""
@@ -106,6 +118,7 @@ class ActingWorker:
         id: str,
         seed: int,
         hold: bool,
+        number: int,
     ) -> None:
         torch.set_num_threads(1)
         self.agent: Agent = cloudpickle.loads(packed)
@@ -119,6 +132,7 @@ class ActingWorker:
             numbers=stepper.numbers,
             renew=self._read_weights if hold else None,
         )
+        self.collector.watch = partial(arrays[PROGRESS].__setitem__, number)
         self._shared = nested(layout_of(self.collector.storage.tensors), arrays)
 
     @torch.inference_mode()

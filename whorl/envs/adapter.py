@@ -16,7 +16,8 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.error import DependencyNotInstalled
 
 from whorl.core.errors import EnvError, WhorlError, install_command, missing_extra, nearest
-from whorl.core.registry import registered
+from whorl.core.registry import import_hint, import_named, registered
+from whorl.envs.mistakes import raised
 from whorl.envs.spaces import Factory
 from whorl.envs.wrappers import observation_wrappers, split
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from whorl.envs.make import Source
     from whorl.envs.vector import VectorEnv
 
-MODULES = ("dm_control", "minatar", "native", "atari", "minigrid", "pybullet", "bumps_bullet", "gymnasium")
+MODULES = (
+    *("dm_control", "minatar", "native", "atari", "minigrid", "pybullet", "bumps_bullet", "imported"),
+    "gymnasium",
+)
 """in `whorl.envs.adapters`, in the order in which they are asked whether they own an id; gymnasium owns the rest"""
 
 
@@ -132,9 +136,11 @@ def registry_entry(id: str, module: str = "") -> EnvSpec:
     given, _, name = id.rpartition(":")
     if given or module:
         try:
-            gymnasium.register_envs(import_module(given or module))
-        except ModuleNotFoundError as error:
-            raise missing_package(id, error) from error
+            gymnasium.register_envs(import_named(given or module))
+        except ImportError as error:
+            raise missing_package(id, error, given) from error
+        except Exception as error:  # a user's module may raise anything
+            raise EnvError(raised(f"importing {given or module}", error)) from error
     found = registry_id(name)
     if found is None:
         known = [known for adapter in adapters() for known in adapter.ids()]
@@ -169,15 +175,19 @@ def make_registered(entry: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:
         raise EnvError(f"{entry.id} can't be made: {error}") from error
 
 
-def missing_package(id: str, error: Exception) -> WhorlError:
-    """The error for an environment whose import failed: it names the extra that installs what is missing."""
+def missing_package(id: str, error: Exception, module: str = "") -> WhorlError:
+    """The error for an environment whose import failed: it names the extra that installs what is missing.
+
+    `module` is the one that the user named in `module:Name-v0`.
+    """
     text = str(error).lower()
     for adapter in adapters():
-        for module in adapter.packages:
+        for package in adapter.packages:
             # An environment may reject the installed version (Pusher-v4 does): then its own message is better.
-            if module.lower() in text and find_spec(module) is None:
-                name = module.replace("_", "-")
+            if package.lower() in text and find_spec(package) is None:
+                name = package.replace("_", "-")
                 if adapter.extra:
                     return missing_extra(name, adapter.extra)
                 return WhorlError(f"{name} is not installed; install it with: pip install {name}")
-    return EnvError(f"{id} can't be imported: {error}")
+    hint = import_hint(module, error) if isinstance(error, ImportError) else ""
+    return EnvError(f"{id} can't be imported: {error}{hint}")

@@ -9,9 +9,21 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from whorl.core.arrays import MASK_KEY
 from whorl.core.errors import EnvError, WhorlError
 from whorl.envs.adapter import factory_from_id
-from whorl.envs.spaces import describe
+from whorl.envs.mistakes import (
+    MAKING,
+    raised,
+    wrong_flag,
+    wrong_kind,
+    wrong_observation,
+    wrong_reset,
+    wrong_reward,
+    wrong_spaces,
+    wrong_step,
+)
+from whorl.envs.spaces import Layout, describe, mask_reader, sample_allowed
 
 STEPS = 1500
 """the longest part of an episode that is checked: more than the usual limit of 1000"""
@@ -33,9 +45,9 @@ def check(env: str | gymnasium.Env | Callable[[], gymnasium.Env]) -> list[str]:
     try:
         made = _make(env, findings)
         _check_spaces(made, findings)
-        _check_layout(made, findings)
-        first = _walk(made, findings)
-        _check_repeats(made, first, findings)
+        player = _Player(made, _layout(made))
+        first = _walk(player, findings)
+        _check_repeats(player, first, findings)
         _check_bounds(made, findings)
     except _Stop as stop:
         findings.append(str(stop))
@@ -58,103 +70,116 @@ def _make(env: Any, findings: list[str]) -> Any:
             cloudpickle.dumps(env)
         except Exception as error:  # pickling runs arbitrary code of the user's objects
             findings.append(
-                f"the function that makes the environment can't be sent to worker processes ({_brief(error)}); "
-                f"open files, viewers and sockets inside it, not outside"
+                f"the function that makes the environment can't be sent to worker processes "
+                f"({raised('pickling it', error)}); open files, viewers and sockets inside it, not outside"
             )
-        made = _guard(env, "making it")
-    if not isinstance(made, gymnasium.Env):
-        old = type(made).__module__.partition(".")[0] == "gym" or hasattr(made, "seed")
-        why = "it follows the old gym API" if old else "it is not a gymnasium.Env"
-        raise _Stop(f"{type(made).__name__} can't be used because {why}; derive it from gymnasium.Env")
+        made = _guard(env, MAKING)
+    _stop_at(wrong_kind(made))
     return made
 
 
 def _check_spaces(env: Any, findings: list[str]) -> None:
+    _stop_at(wrong_spaces(env))
     for name in ("observation_space", "action_space"):
-        space = getattr(env, name, None)
-        if not isinstance(space, spaces.Space):
-            raise _Stop(f"{name} is {space!r}; set it to a gymnasium space in __init__")
-        for path, box in _boxes(space, name):
+        for path, box in _boxes(getattr(env, name), name):
             if np.isnan(box.low).any() or np.isnan(box.high).any():
                 findings.append(
                     f"{path} has NaN bounds; give numbers, or -inf and inf where there is no bound"
                 )
             elif (box.low > box.high).any():
                 findings.append(f"{path} has a lower bound above its upper bound; swap them")
-            elif name == "action_space" and not box.is_bounded("both"):
-                findings.append(f"{path} has infinite bounds, so actions can't be scaled; give finite bounds")
 
 
-def _check_layout(env: Any, findings: list[str]) -> None:
-    result = _guard(lambda: env.reset(seed=0), "reset(seed=0)")
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-        raise _Stop(f"reset() returns {_shape_of(result)}; return (observation, info) with info a dict")
+def _layout(env: Any) -> Layout:
+    _stop_at(wrong_reset(_guard(lambda: env.reset(seed=0), "reset(seed=0)")))
     try:
-        describe(env)
+        return describe(env)
     except EnvError as error:
         raise _Stop(str(error)) from error
 
 
-def _walk(env: Any, findings: list[str]) -> list[Any]:
+class _Player:
+    """Plays random actions that the environment allows, the same ones after each `reset`."""
+
+    def __init__(self, env: Any, layout: Layout) -> None:
+        self.env, self._source = env, layout.mask
+        self._read = mask_reader(layout, env)
+        self._mask: np.ndarray | None = None
+
+    def reset(self) -> Any:
+        self.env.action_space.seed(0)
+        obs, info = _guard(lambda: self.env.reset(seed=123), "reset(seed=123)")
+        self._note(obs, info)
+        return obs
+
+    def step(self) -> Any:
+        """What step() returns for a random action."""
+        action = sample_allowed(self.env.action_space, self._mask)
+        result = _guard(lambda: self.env.step(action), "step()")
+        _stop_at(wrong_step(result))
+        self._note(result[0], result[4])
+        return result
+
+    def _note(self, obs: Any, info: dict[str, Any]) -> None:
+        if self._source != "none":
+            given = obs if self._source == "observation" else info
+            self._mask = _guard(lambda: self._read(given), f"reading {MASK_KEY}")
+
+
+def _walk(player: _Player, findings: list[str]) -> list[Any]:
     """Run one episode with random actions and check all that it returns; returns the first steps, for comparison."""
-    env.action_space.seed(0)
-    obs, _ = env.reset(seed=123)
-    _check_obs(env, obs, "reset()", findings)
+    obs = player.reset()
+    _check_obs(player.env, obs, "reset()", findings)
     trace: list[Any] = [_copied(obs)]
-    resets = _ResetCounter(env)
+    resets = _ResetCounter(player.env)
     try:
-        _follow(env, obs, resets, trace, findings)
+        _follow(player, obs, resets, trace, findings)
     finally:
         resets.undo()
     return trace
 
 
-def _follow(env: Any, obs: Any, resets: "_ResetCounter", trace: list[Any], findings: list[str]) -> None:
+def _follow(
+    player: _Player, obs: Any, resets: "_ResetCounter", trace: list[Any], findings: list[str]
+) -> None:
     deadline = time.monotonic() + SECONDS
     for _ in range(STEPS):
-        action = env.action_space.sample()
         before, kept = obs, _copied(obs)
-        result = _guard(lambda: env.step(action), "step()")  # noqa: B023 - called at once
-        obs, reward, terminated, truncated, info = _five(result)
-        _check_obs(env, obs, "step()", findings)
-        _check_reward(reward, findings)
+        obs, reward, terminated, truncated, info = player.step()
+        _check_obs(player.env, obs, "step()", findings)
+        _add(findings, wrong_reward(reward))
         if not _same(before, kept):
             findings.append(
                 "step() overwrites the observation it returned before; return a copy of the array"
             )
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, bool | np.bool_):
-                findings.append(f"step() returns {name} as {type(flag).__name__}; return a bool")
+        _add(findings, wrong_flag("terminated", terminated))
+        _add(findings, wrong_flag("truncated", truncated))
         if len(trace) < 200:
             trace.append((_copied(obs), reward, terminated, truncated))
         if resets.count or "final_obs" in info or "final_observation" in info:
             findings.append("the environment resets itself inside step(); leave that to the caller")
             break
-        if terminated or truncated or findings or time.monotonic() > deadline:
+        if findings or terminated or truncated or time.monotonic() > deadline:
             break
     else:
-        if getattr(env.spec, "max_episode_steps", None) is None:
+        if getattr(player.env.spec, "max_episode_steps", None) is None:
             findings.append(
                 f"no episode ended within {STEPS} random steps; if that is not intended, add a limit with "
                 f"gymnasium.wrappers.TimeLimit"
             )
 
 
-def _check_repeats(env: Any, first: list[Any], findings: list[str]) -> None:
+def _check_repeats(player: _Player, first: list[Any], findings: list[str]) -> None:
     """The same seed and actions must give the same episode."""
     if findings:
         return
-    env.action_space.seed(0)
-    obs, _ = env.reset(seed=123)
-    if not _same(obs, first[0]):
+    if not _same(player.reset(), first[0]):
         findings.append(
             "reset(seed=123) twice gives different observations; draw random numbers from self.np_random only"
         )
         return
     for index, expected in enumerate(first[1:], 1):
-        obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-        found = (obs, reward, terminated, truncated)
-        if not all(_same(a, b) for a, b in zip(found, expected)):
+        if not all(_same(a, b) for a, b in zip(player.step()[:4], expected)):
             findings.append(
                 f"the same seed and actions give another episode from step {index} on; draw from self.np_random only "
                 f"and set every attribute in reset()"
@@ -171,60 +196,27 @@ def _check_bounds(env: Any, findings: list[str]) -> None:
         env.reset(seed=1)
         for _ in range(5):
             result = _guard(lambda: env.step(corner.copy()), "step() at the action bounds")  # noqa: B023
-            obs, reward, terminated, truncated, _ = _five(result)
+            _stop_at(wrong_step(result))
+            obs, reward, terminated, truncated, _ = result
             _check_obs(env, obs, "step() at the action bounds", findings)
-            _check_reward(reward, findings)
+            _add(findings, wrong_reward(reward))
             if terminated or truncated:
                 break
     env.reset(seed=1)
 
 
 def _check_obs(env: Any, obs: Any, where: str, findings: list[str]) -> None:
-    space = env.observation_space
-    # Box.contains accepts a list, which is slow to convert at every step.
-    if space.contains(obs) and (not isinstance(space, spaces.Box) or isinstance(obs, np.ndarray)):
-        return
-    findings.append(_mismatch(space, obs, f"the observation of {where}"))
+    _add(findings, wrong_observation(env.observation_space, obs, f"the observation of {where}"))
 
 
-def _mismatch(space: spaces.Space, obs: Any, name: str) -> str:
-    """Why `obs` is not in `space`."""
-    if isinstance(space, spaces.Dict) and isinstance(obs, dict):
-        if set(obs) != set(space.spaces):
-            return f"{name} has the keys {sorted(obs)} but its space {sorted(space.spaces)}; make them agree"
-        for key, child in space.spaces.items():
-            if not child.contains(obs[key]):
-                return _mismatch(child, obs[key], f"{name}, key {key!r},")
-    if isinstance(space, spaces.Box):
-        if not isinstance(obs, np.ndarray):
-            return f"{name} is a {type(obs).__name__}; return a numpy array"
-        if obs.shape != space.shape:
-            return f"{name} has shape {obs.shape} but its space {space.shape}; make them agree"
-        if not np.can_cast(obs.dtype, space.dtype):
-            return f"{name} is {obs.dtype} but its space {space.dtype}; cast it or change the space's dtype"
-        if np.isnan(obs).any():
-            return f"{name} contains NaN; find the division or root that makes it"
-        outside = tuple(int(i) for i in np.argwhere((obs < space.low) | (obs > space.high))[0])
-        bounds = f"[{space.low[outside]:g}, {space.high[outside]:g}]"
-        return f"{name} holds {obs[outside]:g} at {list(outside)}, outside {bounds}; widen the space or clip"
-    return f"{name} is {obs!r}, which is not in {space}; make them agree"
+def _add(findings: list[str], found: str | None) -> None:
+    if found is not None:
+        findings.append(found)
 
 
-def _check_reward(reward: Any, findings: list[str]) -> None:
-    if not isinstance(reward, int | float | np.integer | np.floating):
-        findings.append(f"the reward is {_shape_of(reward)}; return one number")
-    elif not np.isfinite(reward):
-        findings.append(f"the reward is {reward}; return a finite number")
-
-
-def _five(result: Any) -> Any:
-    if isinstance(result, tuple) and len(result) == 4:
-        raise _Stop(
-            "step() returns 4 values as in the old gym API; return obs, reward, terminated, truncated, info"
-        )
-    if not isinstance(result, tuple) or len(result) != 5 or not isinstance(result[4], dict):
-        raise _Stop(f"step() returns {_shape_of(result)}; return obs, reward, terminated, truncated, info")
-    return result
+def _stop_at(found: str | None) -> None:
+    if found is not None:
+        raise _Stop(found)
 
 
 class _ResetCounter:
@@ -255,9 +247,8 @@ def _guard(call: Callable[[], Any], what: str) -> Any:
     try:
         return call()
     except Exception as error:  # an environment may raise anything, and it is reported
-        old = "seed" in str(error) and isinstance(error, TypeError)
-        remedy = "accept reset(*, seed=None, options=None)" if old else "fix it, then check again"
-        raise _Stop(f"{what} raised {_brief(error)}; {remedy}") from error
+        text = error.message if isinstance(error, WhorlError) else raised(what, error)
+        raise _Stop(text if ";" in text else f"{text}; fix it, then check again") from error
 
 
 def _boxes(space: Any, path: str) -> Iterator[tuple[str, spaces.Box]]:
@@ -285,16 +276,3 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple | list):
         return isinstance(b, tuple | list) and len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
     return bool(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind == "f"))
-
-
-def _shape_of(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"a tuple of {len(value)}"
-    if isinstance(value, np.ndarray):
-        return f"an array of shape {value.shape}"
-    return f"a {type(value).__name__}"
-
-
-def _brief(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,7 +1,7 @@
 """Finds or makes the environments of a run from an id, an environment, a batched environment, or a factory."""
 
 import copy
-import os
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,16 +11,20 @@ from typing import Any
 import gymnasium
 import torch
 
-from whorl.core.errors import ConfigError, EnvError
+from whorl.core import tree
+from whorl.core.errors import ConfigError, EnvError, nearest
+from whorl.core.hardware import cores
 from whorl.core.registry import registered
-from whorl.core.spec import Spec
+from whorl.core.spec import Continuous, Spec
 from whorl.envs.adapter import Adapter, adapter_of, adapters, factory_from_id
 from whorl.envs.adapters.gymnasium import GymnasiumVector, to_spec
 from whorl.envs.adapters.vectorized import BatchedVector, is_vectorized
+from whorl.envs.mistakes import make_env
 from whorl.envs.native import WORLDS
 from whorl.envs.spaces import Factory, probe
 from whorl.envs.vector import VectorEnv
 from whorl.envs.wrappers import OPTIONS, observation_wrappers, split
+from whorl.nets.images import has_images
 from whorl.settings.presets import WRAPPED
 from whorl.settings.run import RunConfig
 
@@ -82,6 +86,8 @@ class Source:
     """the batched environment that the user gave"""
     named: bool = True
     """whether the id alone finds the environment again, for instance when a run is resumed"""
+    given: Factory | None = None
+    """the class or function that the user gave, which takes options"""
 
     @property
     def num_envs(self) -> int | None:
@@ -115,6 +121,34 @@ class Source:
             return self.vector(1).spec.with_num_envs(num_envs)
         return to_spec(probe(self.factory), num_envs)
 
+    def with_options(self, options: Mapping[str, Any]) -> "Source":
+        """The same environment made with other options."""
+        if dict(options) == dict(self.options):
+            return self
+        if self.named:
+            return find(self.id, options)
+        if self.given is not None:
+            return find(self.given, options)
+        raise ConfigError(
+            f"env_options {', '.join(options)} can't change an environment that is already made; pass its id, or its "
+            "class or a function that takes options"
+        )
+
+    def kind(self) -> tuple[str, ...]:
+        """Words for the kind of environment, for settings that depend on it (`whorl.settings.conditions`)."""
+        spec = self.spec(1)
+        images = has_images(spec.observation, 8)
+        continuous = all(isinstance(leaf, Continuous) for leaf in tree.leaves(spec.action))
+        discrete = not any(isinstance(leaf, Continuous) for leaf in tree.leaves(spec.action))
+        words = {
+            "images": images,
+            "vectors": not images,
+            "continuous": continuous,
+            "discrete": discrete,
+            "native": self.world is not None,
+        }
+        return tuple(word for word, holds in words.items() if holds)
+
     def workers(self, asked: int, num_envs: int) -> int:
         """The number of worker processes; where `asked` is -1 one per core, and none where a step is cheap."""
         if self.batched:
@@ -127,7 +161,7 @@ class Source:
     def _cheap(self) -> bool:
         if self.adapter is not None and self.adapter.cheap:
             return True
-        env = self.factory()
+        env = make_env(self.factory)
         env.close()
         module = type(env.unwrapped).__module__
         return any(adapter.cheap and module.startswith(adapter.modules) for adapter in adapters())
@@ -166,19 +200,24 @@ class Source:
 
 
 def make(env: str | gymnasium.Env | Factory, **options: Any) -> Made:
-    """An environment by id (ours, Gymnasium's, or one you registered), from an object, or from a factory."""
-    usable = () if isinstance(env, Made) else OPTIONS
-    late = [name for name in options if not isinstance(env, str) and name not in usable]
+    """An environment by id (ours, Gymnasium's, or one you registered), from an object, or from a class or function.
+
+    A class or function is called with the options.
+    """
+    late = [name for name in options if isinstance(env, Made) or (_is_made(env) and name not in OPTIONS)]
     if late:
-        raise EnvError(f"{late[0]} can't change an environment that is already made; pass its id instead")
+        raise EnvError(
+            f"{late[0]} can't change an environment that is already made; pass its id, or its class or a function that "
+            "takes options"
+        )
     source = find(env, options)
-    return Made(source.factory(), source)
+    return Made(make_env(source.factory), source)
 
 
 def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
-    """The source of an id, an environment, a batched environment, or a function that makes either.
+    """The source of an id, an environment, a batched environment, or a class or function that makes either.
 
-    Except for ids the options are those of `whorl.envs.wrappers`: others were given when the environment was made.
+    Objects take only the options of `whorl.envs.wrappers`: others were given when they were made.
     """
     options = dict(options or {})
     if isinstance(env, Made):
@@ -190,20 +229,66 @@ def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
     if isinstance(env, gymnasium.Env):
         return _wrapped(_from_env(env), split(options)[1])
     if callable(env):
-        built = env()
-        if _is_batch(built):
-            return _from_batch(Batch(built, env), options)
-        if not isinstance(built, gymnasium.Env):
-            raise EnvError(
-                f"the factory returned a {type(built).__name__}; "
-                "it must return a gymnasium.Env or a batched environment"
-            )
-        name = _name(built)
-        built.close()
-        return _wrapped(Source(name, env, named=False), split(options)[1])
+        return _from_factory(env, options)
     raise EnvError(
         f"{env!r} is not an environment; "
         "give an id, a gymnasium.Env, a batched environment, or a function that makes one"
+    )
+
+
+def _is_made(env: Any) -> bool:
+    return not isinstance(env, str) and (_is_batch(env) or isinstance(env, gymnasium.Env))
+
+
+def _from_factory(factory: Callable[..., Any], options: dict[str, Any]) -> Source:
+    theirs, ours = split(options)
+    check_call(factory, theirs)
+    build = partial(factory, **theirs) if theirs else factory
+    built = make_env(build)
+    if _is_batch(built):
+        source = _from_batch(Batch(built, build), ours)
+    elif isinstance(built, gymnasium.Env):
+        name = _name(built)
+        built.close()
+        source = _wrapped(Source(name, build, named=False), ours)
+    else:
+        raise EnvError(
+            f"the factory returned a {type(built).__name__}; "
+            "it must return a gymnasium.Env or a batched environment"
+        )
+    return replace(source, options=options, given=factory)
+
+
+def takes(factory: Callable[..., Any], options: Mapping[str, Any]) -> bool:
+    """Whether a class or function can be called with these options alone."""
+    try:
+        inspect.signature(factory).bind(**options)
+    except TypeError:
+        return False
+    except ValueError:  # compiled code may have no signature
+        return True
+    return True
+
+
+def check_call(factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise where a class or function can't be called with these options alone: one is unknown or missing."""
+    if takes(factory, options):
+        return
+    name = getattr(factory, "__name__", type(factory).__name__)
+    parameters = inspect.signature(factory).parameters
+    for key in options:
+        if key not in parameters:
+            remedy = nearest(key, parameters) if parameters else "it takes none"
+            raise EnvError(f"{name} takes no option {key!r}; {remedy}")
+    lacks = [
+        key
+        for key, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and key not in options
+    ]
+    raise EnvError(
+        f"{name} needs {' and '.join(map(repr, lacks))}; give it as an option, env_options={{{lacks[0]!r}: ...}}"
     )
 
 
@@ -218,9 +303,11 @@ def _from_id(id: str, options: dict[str, Any]) -> Source:
     if options.keys() - {"render_mode"}:
         # Options come from the user, so one that the environment does not take is reported now.
         try:
-            source.factory().close()
-        except TypeError as error:
-            raise EnvError(f"{id} can't be made with {options}: {error}") from error
+            make_env(source.factory).close()
+        except EnvError as error:
+            if isinstance(error.__cause__, TypeError):
+                raise EnvError(f"{id} can't be made with {options}: {error.__cause__}") from error.__cause__
+            raise
     return source
 
 
@@ -240,7 +327,7 @@ def _wrapped(source: Source, options: dict[str, Any]) -> Source:
     if source.adapter is not None:
         source.adapter.check_options(source.id, options)
     factory = observation_wrappers(source.factory, options)
-    factory().close()
+    make_env(factory).close()
     return replace(source, factory=factory, options=options)
 
 
@@ -283,5 +370,4 @@ def _from_batch(batch: Batch, options: dict[str, Any]) -> Source:
 
 def default_workers(num_envs: int) -> int:
     """One worker per usable core, but not more than environments."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(num_envs, usable))
+    return max(1, min(num_envs, cores()))

@@ -16,8 +16,9 @@ import numpy as np
 from gymnasium import spaces
 
 from whorl.core.action_masks import Choices, flatten_mask, mask_size
-from whorl.core.arrays import MASK_KEY, Array, channels_first
-from whorl.core.errors import EnvError
+from whorl.core.arrays import MASK_KEY, SUCCESS, Array, channels_first
+from whorl.core.errors import EnvError, WhorlError
+from whorl.envs.mistakes import make_env, raised, theirs, wrong_kind, wrong_reset, wrong_spaces
 from whorl.envs.snapshot import snapshot_env
 
 Factory: TypeAlias = Callable[[], gymnasium.Env]
@@ -54,12 +55,12 @@ class Layout:
     soft_ends: bool = False
     """whether `info["soft_end"]` may report a lost life"""
     measures: tuple[str, ...] = ()
-    """names of numbers in `info` that are read at the end of an episode"""
+    """names of numbers in `info` that are read at the end of an episode; see `stepping.measured`"""
 
 
 def probe(factory: Factory) -> Layout:
     """The layout of the environments that `factory` makes, found with one of them."""
-    env = factory()
+    env = make_env(factory)
     try:
         return describe(env)
     finally:
@@ -68,7 +69,7 @@ def probe(factory: Factory) -> Layout:
 
 def describe(env: gymnasium.Env) -> Layout:
     """The layout of an environment; resets it."""
-    _, info = env.reset(seed=0)
+    _, info = first_reset(env)
     measures = _attribute(env, "measures", ())
     if not isinstance(measures, list | tuple) or not all(isinstance(name, str) for name in measures):
         raise EnvError(f"measures of {env} is {measures!r}; it must be a tuple of keys of info")
@@ -79,8 +80,25 @@ def describe(env: gymnasium.Env) -> Layout:
         check_stack(_attribute(env, "frame_stack", 1)),
         snapshots=snapshot_env(env) is not None,
         soft_ends=bool(_attribute(env, "soft_ends", False)),
-        measures=tuple(measures),
+        measures=(*measures, SUCCESS),
     )
+
+
+def first_reset(env: Any) -> tuple[Any, dict[str, Any]]:
+    """Reset an environment that nobody has used yet; raises where it is none, or its `reset` has another form."""
+    found = wrong_kind(env) or wrong_spaces(env)
+    if found is not None:
+        raise EnvError(found)
+    try:
+        result = env.reset(seed=0)
+    except WhorlError:
+        raise
+    except Exception as error:  # an environment may raise anything
+        raise EnvError(raised("reset(seed=0)", error)) from theirs(error)
+    found = wrong_reset(result)
+    if found is not None:
+        raise EnvError(found)
+    return result
 
 
 def make_layout(
@@ -375,13 +393,44 @@ def _mask_source(env: gymnasium.Env, info: dict[str, Any]) -> MaskSource:
 
 
 def mask_reader(layout: Layout, env: gymnasium.Env) -> Callable[[dict[str, Any]], np.ndarray]:
-    """A function from a step's `info` to the action mask."""
+    """A function from a step's `info` (or from its observation, if that holds the mask) to the flat action mask."""
     choices = choices_of(layout.action_space)
     if layout.mask == "method":
         masks = env.get_wrapper_attr("action_masks")
         return lambda info: flatten_mask(choices, masks())
     # The final step of an episode often has no mask, because no action follows it: then everything is allowed.
     return lambda info: flatten_mask(choices, info.get(MASK_KEY))
+
+
+def sample_allowed(space: spaces.Space, mask: np.ndarray | None) -> Any:
+    """A random action that a flat mask allows, drawn from the space's own generator."""
+    return space.sample() if mask is None else space.sample(mask=_nested_mask(space, mask))
+
+
+def _nested_mask(space: spaces.Space, flat: np.ndarray) -> Any:
+    """A flat action mask in the form that Gymnasium's `sample` reads."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inner = [child for _, _, child in children(space)]
+        ends = np.cumsum([mask_size(choices_of(child)) for child in inner])[:-1]
+        parts = [_nested_mask(child, part) for child, part in zip(inner, np.split(flat, ends))]
+        return dict(zip(space.spaces, parts)) if isinstance(space, spaces.Dict) else tuple(parts)
+    if isinstance(space, spaces.Discrete):
+        return flat.astype(np.int8)
+    if isinstance(space, spaces.MultiDiscrete):
+        parts = [part.astype(np.int8) for part in np.split(flat, np.cumsum(space.nvec.reshape(-1))[:-1])]
+        return _as_tuples(parts, space.shape)
+    if isinstance(space, spaces.MultiBinary):
+        zero, one = flat.reshape(*space.shape, 2)[..., 0], flat.reshape(*space.shape, 2)[..., 1]
+        return np.where(zero & one, 2, one).astype(np.int8)
+    return None
+
+
+def _as_tuples(parts: list[Any], shape: tuple[int, ...]) -> Any:
+    """Parts in row-major order as tuples nested like an array of this shape."""
+    if len(shape) <= 1:
+        return tuple(parts)
+    width = len(parts) // shape[0]
+    return tuple(_as_tuples(parts[i : i + width], shape[1:]) for i in range(0, len(parts), width))
 
 
 def _unsupported(role: str, space: spaces.Space) -> EnvError:

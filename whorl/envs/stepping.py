@@ -3,14 +3,25 @@
 Used by the main process and by workers. Imports no torch, because workers start without it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium import spaces
 
-from whorl.core.arrays import Array
-from whorl.core.errors import EnvError
+from whorl.core.arrays import SUCCESS, SUCCESS_KEYS, Array
+from whorl.core.errors import EnvError, WhorlError
+from whorl.envs.mistakes import (
+    make_env,
+    raised,
+    theirs,
+    wrong_flag,
+    wrong_observation,
+    wrong_reset,
+    wrong_reward,
+    wrong_step,
+)
 from whorl.envs.snapshot import restore_env, snapshot_env
 from whorl.envs.spaces import (
     Factory,
@@ -22,6 +33,9 @@ from whorl.envs.spaces import (
 
 SOFT_END = "soft_end"
 """key of `info` that reports a lost life: the return after this step counts as 0, but the episode continues"""
+
+NOTHING: Any = object()
+"""the result of a call that raised"""
 
 
 @dataclass
@@ -77,9 +91,14 @@ class EnvStepper:
     def __init__(self, factory: Factory, layout: Layout, numbers: list[int]) -> None:
         self.layout = layout
         self.numbers = numbers
-        self.envs = [factory() for _ in numbers]
+        self.envs = [make_env(factory) for _ in numbers]
         self.pending = [False] * len(numbers)
         """environments whose episode ended: the next step resets them"""
+        self._calls: dict[int, int] = {}
+        """how often `step` was called, by its `start`; with the next two, what a message about a mistake names"""
+        self._began = [0] * len(numbers)
+        """the call that began the episode of each environment"""
+        self._episodes = [0] * len(numbers)
         self._steps = [env.step for env in self.envs]
         self._decode = action_decoder(layout.action_space)
         self._masks = [mask_reader(layout, env) for env in self.envs]
@@ -103,14 +122,20 @@ class EnvStepper:
         out.truncated.fill(False)
         out.reset.fill(True)
         out.soft.fill(False)
-        for row in range(len(out.reward)):
-            env_index = start + row
-            obs, info = self.envs[env_index].reset(seed=env_seed(seed, self.numbers[env_index]))
-            self._check(obs)
-            self.pending[env_index] = False
-            self._write(out.obs, row, obs, env_index, True)
-            if self._masked:
-                out.obs[-1][row] = self._masks[env_index](info)
+        env_index, result = start, NOTHING
+        self._calls[start] = 0
+        try:
+            for row in range(len(out.reward)):
+                env_index, result = start + row, NOTHING
+                self._open(env_index, start)
+                result = self.envs[env_index].reset(seed=env_seed(seed, self.numbers[env_index]))
+                obs, info = result
+                self._check(obs)
+                self._write(out.obs, row, obs, env_index, True)
+                if self._masked:
+                    out.obs[-1][row] = self._masks[env_index](info)
+        except Exception as error:  # an environment may raise anything
+            self._fail(env_index, "reset()", result, error)
 
     def step(self, action: list[np.ndarray], out: Buffers, start: int = 0) -> None:
         """Step environments `start, start + 1, …` with canonical actions, one array [rows, ...] per action leaf."""
@@ -122,27 +147,36 @@ class EnvStepper:
         out.soft.fill(False)
         pending, steps, plain, soft_ends = self.pending, self._steps, self._plain, self.layout.soft_ends
         write = out.obs[0].__setitem__
-        for row, choice in enumerate(choices):
-            env_index = start + row
-            if pending[env_index]:
-                obs, info = self.envs[env_index].reset()
-                pending[env_index] = False
-                reset[row] = True
-                reward[row] = 0.0
-            else:
-                obs, reward[row], ended, cut, info = steps[env_index](choice)
-                if ended or cut:
-                    terminated[row], truncated[row], pending[env_index] = ended, cut, True
-                    for number, name in enumerate(self.layout.measures):
-                        out.measures[row, number] = info.get(name, 0.0)
-                elif soft_ends:
-                    out.soft[row] = info.get(SOFT_END, False)
-            if plain:
-                write(row, obs)
-            else:
-                self._write(out.obs, row, obs, env_index, reset[row])
-            if self._masked:
-                out.obs[-1][row] = self._masks[env_index](info)
+        calls = self._calls[start] = self._calls.get(start, 0) + 1
+        env_index, row, result = start, 0, NOTHING
+        try:
+            for row, choice in enumerate(choices):
+                env_index, result = start + row, NOTHING
+                if pending[env_index]:
+                    reset[row] = True
+                    reward[row] = 0.0
+                    self._open(env_index, start)
+                    result = self.envs[env_index].reset()
+                    obs, info = result
+                else:
+                    result = steps[env_index](choice)
+                    obs, reward[row], ended, cut, info = result
+                    if ended or cut or calls == 1:
+                        self._check(obs)
+                    if ended or cut:
+                        terminated[row], truncated[row], pending[env_index] = ended, cut, True
+                        for number, name in enumerate(self.layout.measures):
+                            out.measures[row, number] = measured(info, name)
+                    elif soft_ends:
+                        out.soft[row] = info.get(SOFT_END, False)
+                if plain:
+                    write(row, obs)
+                else:
+                    self._write(out.obs, row, obs, env_index, reset[row])
+                if self._masked:
+                    out.obs[-1][row] = self._masks[env_index](info)
+        except Exception as error:  # an environment may raise anything
+            self._fail(env_index, "reset()" if reset[row] else "step()", result, error)
 
     def snapshot(self) -> list[dict[str, Any]]:
         """The exact state of each environment, as plain containers and numpy arrays."""
@@ -154,13 +188,18 @@ class EnvStepper:
                     f"environment {number}: {env} has no snapshot; define get_snapshot and set_snapshot"
                 )
             frames = [held.held[len(found)].copy() for held in self._frames if held is not None]
-            found.append({"env": state, "pending": pending, "frames": frames})
+            at = len(found)
+            counts = [self._episodes[at], self._steps_of(at)]
+            found.append({"env": state, "pending": pending, "frames": frames, "counts": counts})
         return found
 
     def restore(self, snapshots: list[dict[str, Any]]) -> None:
+        self._calls = {}
         for env_index, (env, snapshot) in enumerate(zip(self.envs, snapshots)):
             restore_env(env, snapshot["env"])
             self.pending[env_index] = bool(snapshot["pending"])
+            self._episodes[env_index], steps = snapshot.get("counts", (0, 0))
+            self._began[env_index] = -steps
             held = [frames for frames in self._frames if frames is not None]
             for frames, saved in zip(held, snapshot.get("frames", []), strict=True):
                 frames.held[env_index] = saved
@@ -183,16 +222,70 @@ class EnvStepper:
             value = read(obs)
             array[row] = value if frames is None else frames.push(env_index, value, opens)
 
+    def _open(self, env_index: int, start: int) -> None:
+        """An episode begins."""
+        self.pending[env_index] = False
+        self._episodes[env_index] += 1
+        self._began[env_index] = self._calls[start]
+
+    def _steps_of(self, env_index: int) -> int:
+        """Steps in the present episode of an environment."""
+        calls = [self._calls[start] for start in sorted(self._calls) if start <= env_index]
+        return (calls[-1] if calls else 0) - self._began[env_index]
+
     def _check(self, obs: Any) -> None:
-        """Numpy would silently broadcast a wrong shape into the buffer; resets are rare enough to check."""
+        """Raise where numpy would silently broadcast a wrong shape or cut fractions off.
+
+        This takes longer than a small step: only resets, ends of episodes and the first step are checked.
+        """
         for leaf, read in zip(self._shapes, self._readers):
-            shape = np.shape(read(obs)) or (1,)
-            if shape != leaf.shape:
-                name = ".".join(leaf.path) or "observation"
-                raise EnvError(
-                    f"the environment returned {name} of shape {shape} but its space says {leaf.shape}; "
-                    f"make reset() and observation_space agree"
-                )
+            value = read(obs)
+            lossy = leaf.dtype == "uint8" and np.asarray(value).dtype.kind not in "biu"
+            if lossy or (np.shape(value) or (1,)) != leaf.shape:
+                raise ValueError("the observation has another shape or type than its space")
+
+    def _fail(self, env_index: int, where: str, result: Any, error: Exception) -> NoReturn:
+        """Raise for what an environment did, and when; `result` is what `where` returned, `NOTHING` if it raised."""
+        steps = "" if where == "reset()" else f"step {self._steps_of(env_index)} of "
+        at = f"environment {self.numbers[env_index]}, {steps}episode {self._episodes[env_index]}"
+        found = error.message if isinstance(error, WhorlError) else None
+        if found is None and result is not NOTHING:
+            found = self._mistake(where, result)
+            if found is not None:
+                raise EnvError(f"{at}: {found}") from None
+        raise EnvError(f"{at}: {found or raised(where, error)}") from theirs(error)
+
+    def _mistake(self, where: str, result: Any) -> str | None:
+        """Why the result of reset() or step() can't be read."""
+        found = wrong_reset(result) if where == "reset()" else wrong_step(result)
+        if found is None and where == "step()":
+            _, reward, terminated, truncated, _ = result
+            if _fails(float, reward):
+                return wrong_reward(reward)
+            if _fails(bool, terminated) or _fails(bool, truncated):
+                return wrong_flag("terminated", terminated) or wrong_flag("truncated", truncated)
+        return found or wrong_observation(
+            self.layout.observation_space, result[0], f"the observation of {where}"
+        )
+
+
+def _fails(convert: Callable[[Any], Any], value: Any) -> bool:
+    try:
+        convert(value)
+    except (TypeError, ValueError):
+        return True
+    return False
+
+
+def measured(info: dict[str, Any], name: str) -> float:
+    """The number called `name` in the last `info` of an episode; nan if there is none."""
+    for key in SUCCESS_KEYS if name == SUCCESS else (name,):
+        if key in info:
+            try:
+                return float(info[key])
+            except (TypeError, ValueError):  # something else under the name "success"
+                return np.nan
+    return np.nan
 
 
 def env_seed(seed: int, env_index: int) -> int:

@@ -21,7 +21,7 @@ class ExplorationConfig:
     """epsilon-greedy, softmax over Q values, or none (noisy layers explore by themselves)"""
     exploration_initial_eps: Probability = 1.0
     """probability of a random action at the start"""
-    exploration_final_eps: Probability = 0.01
+    exploration_final_eps: Probability = 0.05
     """probability of a random action after exploration_fraction of the run"""
     exploration_fraction: Fraction = 0.1
     """fraction of the run over which the probability changes linearly"""

@@ -1,11 +1,14 @@
-"""Progress: a live display in a terminal, plain lines in a file or pipe, nothing with `quiet`."""
+"""Progress: a live display in a terminal or notebook, plain lines in a file or pipe, nothing with `quiet`."""
 
+import html
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 import rich.console
 from rich import box
@@ -15,6 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from whorl.settings.merge import Settings
+
 LIVE_SECONDS = 0.2
 PLAIN_SECONDS = 10.0
 RATE_SAMPLES = 100
@@ -22,9 +27,9 @@ RATE_SAMPLES = 100
 
 
 class Console:
-    """Progress of one run: `with Console(total) as console`, then `update` once per rollout.
+    """Progress of one run: `with Console(total) as console`, then `update` once per rollout, `tick` within one.
 
-    `update` draws at most five times a second; there is no thread, so forking stays safe. If the terminal is lost
+    Both draw at most five times a second; there is no thread, so forking stays safe. If the terminal is lost
     (closed pipe, lost connection), the display stops and training continues.
 
     Args:
@@ -48,20 +53,27 @@ class Console:
         self.unit = unit
         self.title = title
         self._clock = clock
-        self._done = done
+        self._done = self._count = done
+        self._doing = ""
+        self._drawing = threading.Lock()
+        self._waiting: list[str] = []
+        """messages that came while something was drawn"""
         self._row: dict[str, float | int | str] = {}
         self._began = self._drawn = clock()
         self._samples: deque[tuple[float, float]] = deque([(self._began, done)], maxlen=RATE_SAMPLES)
         self._stale = False
         self._terminal = _Terminal(file=file, quiet=quiet, highlight=False)
         self._unicode = self._terminal.encoding.lower().startswith("utf")
-        self._live: Live | None = None
+        self._live: Live | _Notebook | None = None
 
     def __enter__(self) -> "Console":
         self._began = self._drawn = self._clock()
         self._samples[0] = (self._began, self._done)
+        if self._terminal.is_jupyter and not self._terminal.quiet:
+            self._live = _Notebook(self._cell)
+            self._live.start()
         # A dumb terminal (in an editor or some CI) can't move its cursor and gets plain lines.
-        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._terminal.quiet:
+        elif self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._terminal.quiet:
             self._live = Live(console=self._terminal, auto_refresh=False, get_renderable=self._picture)
             with self._surviving():
                 self._live.start(refresh=True)
@@ -83,9 +95,23 @@ class Console:
         """Report progress and the metrics of a row that the display shows."""
         if self._terminal.quiet:
             return
-        self._done = done
         self._row.update({key: row[key] for key in _SHOWN if key in row} if row else {})
         self._stale = True
+        self._advance(done, done, "")
+
+    def tick(self, done: float, count: float, doing: str = "") -> None:
+        """Report progress within an iteration.
+
+        Args:
+            done: what the bar shows, which may include what is under way.
+            count: the number beside it.
+            doing: a word for what takes the time.
+        """
+        if not self._terminal.quiet:
+            self._advance(done, count, doing)
+
+    def _advance(self, done: float, count: float, doing: str) -> None:
+        self._done, self._count, self._doing = done, count, doing
         now = self._clock()
         if now - self._samples[-1][0] >= LIVE_SECONDS:
             self._samples.append((now, done))
@@ -93,8 +119,20 @@ class Console:
             self._draw()
 
     def message(self, text: str) -> None:
-        """Print a message above the bar."""
-        self._print(text)
+        """Print a message above the bar; where something is being drawn, as soon as that is done.
+
+        So it may be called by a signal handler.
+        """
+        self._waiting.append(text)
+        if self._drawing.acquire(blocking=False):
+            try:
+                self._print_waiting()
+            finally:
+                self._drawing.release()
+
+    def _print_waiting(self) -> None:
+        while self._waiting:
+            self._print(self._waiting.pop(0))
 
     def summary(self, values: Mapping[str, float | int | str], title: str = "") -> None:
         """Print a table of results."""
@@ -107,14 +145,24 @@ class Console:
             self._terminal.print(table)
 
     def _draw(self) -> None:
-        self._drawn = self._clock()
-        self._stale = False
-        if self._live:
-            with self._surviving():
-                self._live.refresh()
-        else:
-            parts = [f"{self._share():.0%} {self._progress()}", *self._numbers(), self._left()]
-            self._print(self._joined(parts))
+        # Two threads may update a network at the same time: one of them draws.
+        if not self._drawing.acquire(blocking=False):
+            return
+        try:
+            self._drawn = self._clock()
+            self._stale = False
+            if self._live:
+                with self._surviving():
+                    self._live.refresh()
+            else:
+                self._print(self._line())
+            self._print_waiting()
+        finally:
+            self._drawing.release()
+
+    def _line(self) -> str:
+        """Progress as one plain line."""
+        return self._joined([f"{self._share():.0%} {self._progress()}", *self._numbers(), self._left()])
 
     def _picture(self) -> Group:
         """The live display: bar and remaining time, then as many numbers as fit the width."""
@@ -125,20 +173,30 @@ class Console:
         bar_width = max(1, min(60, width - len(ending)))
         bar = ProgressBar(total=1.0, completed=self._share(), width=bar_width)
         head.add_row(bar, Text(ending, style="bold", no_wrap=True, overflow="crop"))
-        elapsed = f"{_duration(self._clock() - self._began)} elapsed"
         parts = [self._progress()]
-        for part in (*self._numbers(), elapsed):
+        for part in (*self._numbers(), self._elapsed(), self._doing):
             if len(self._joined([*parts, part])) <= width:
                 parts.append(part)
-        lines = [Text(self._legible(self.title), style="bold cyan", no_wrap=True, overflow="crop")]
         numbers = Text(self._joined(parts), no_wrap=True, overflow="crop")
-        return Group(*(lines if self.title else []), head, numbers)
+        return Group(*_heading(self._legible(self.title)), head, numbers)
+
+    def _cell(self) -> tuple[str, str]:
+        """What a notebook shows, as HTML and as text."""
+        ending = self._joined([f"{self._share():.0%}", self._left()])
+        parts = [self._progress(), *self._numbers(), self._elapsed(), self._doing]
+        numbers = self._joined(parts)
+        bar = f'<progress max="1" value="{self._share():.4f}" style="width: 30em"></progress>'
+        title = f"<b>{html.escape(self.title)}</b><br>" if self.title else ""
+        return f"{title}{bar} {html.escape(ending)}<br>{html.escape(numbers)}", f"{ending} {numbers}"
+
+    def _elapsed(self) -> str:
+        return f"{_duration(self._clock() - self._began)} elapsed"
 
     def _share(self) -> float:
         return min(1.0, self._done / self.total) if self.total > 0 else 1.0
 
     def _progress(self) -> str:
-        return f"{compact(self._done)}/{compact(self.total)} {self.unit}"
+        return f"{compact(self._count)}/{compact(self.total)} {self.unit}"
 
     def _rate(self) -> float:
         """Recent units per second, 0 if unknown."""
@@ -176,6 +234,135 @@ class Console:
             yield
         except (OSError, ValueError):  # ValueError: the file object was closed
             self._terminal.quiet = True
+
+
+class _Notebook:
+    """One output of a notebook cell that is shown again and again; unlike rich's it needs no widgets."""
+
+    def __init__(self, content: Callable[[], tuple[str, str]]) -> None:
+        self._content = content
+        self._handle: Any = None
+
+    def start(self) -> None:
+        from IPython.display import display  # there is one where there are notebooks
+
+        self._handle = display(self._bundle(), display_id=True, raw=True)
+
+    def refresh(self) -> None:
+        self._handle.update(self._bundle(), raw=True)
+
+    def stop(self) -> None:
+        self.refresh()
+
+    def _bundle(self) -> dict[str, str]:
+        markup, text = self._content()
+        return {"text/html": markup, "text/plain": text}
+
+
+class Consoles(Console):
+    """Progress of several runs at once: a bar for each in a terminal, else plain lines that begin with the run's name.
+
+    Args:
+        names: one for each run, in the order of the bars.
+    """
+
+    def __init__(self, names: Sequence[str], title: str = "", quiet: bool = False, **options: Any) -> None:
+        super().__init__(0, title=title, quiet=quiet, **options)
+        self._bars = {name: _Bar(name, self) for name in names}
+        self._states = dict.fromkeys(names, "waiting")
+
+    def begin(self, name: str, total: float, unit: str, done: float) -> None:
+        """A run starts at `done` of `total`."""
+        self._bars[name] = _Bar(name, self, total, unit, done)
+        self._states[name] = ""
+        self._stale = True
+
+    def report(self, name: str, done: float, row: Mapping[str, float | int | str]) -> None:
+        """A run's progress and the metrics of a row that the display shows."""
+        self._bars[name].update(done, row)
+
+    def end(self, name: str, state: str) -> None:
+        """A run is over: show this word instead of the remaining time."""
+        self._states[name] = state
+        if self._live is None:
+            if self._bars[name].total:
+                self._bars[name]._draw()
+            self.message(f"{name}: {state}")
+        self._draw()
+
+    def _draw(self) -> None:
+        self._drawn, self._stale = self._clock(), False
+        if self._live:
+            with self._surviving():
+                self._live.refresh()
+
+    def _picture(self) -> Group:
+        label = max(map(len, self._bars)) + 1
+        size = max(8, min(30, self._terminal.width - label - 66))
+        table = Table.grid()
+        for name, bar in self._bars.items():
+            parts = [bar._progress()] if bar.total else []
+            for part in (self._states[name] or bar._left(), *bar._numbers()):
+                if label + size + 7 + len(self._joined([*parts, part])) <= self._terminal.width:
+                    parts.append(part)
+            picture = ProgressBar(total=1.0, completed=bar._share(), width=size)
+            text = Text(f" {bar._share():>4.0%}  {self._joined(parts)}", no_wrap=True, overflow="crop")
+            table.add_row(Text(f"{name:<{label}}", style="bold"), picture, text)
+        return Group(*_heading(self._legible(self.title)), table)
+
+
+class _Bar(Console):
+    """One run among several, which share a screen."""
+
+    def __init__(
+        self, name: str, screen: Consoles, total: float = 0, unit: str = "steps", done: float = 0
+    ) -> None:
+        super().__init__(total, unit, quiet=screen._terminal.quiet, done=done, clock=screen._clock)
+        self.name, self.screen = name, screen
+
+    def update(self, done: float, row: Mapping[str, float | int | str] | None = None) -> None:
+        self._live = self.screen._live  # which decides how often is drawn
+        super().update(done, row)
+
+    def _share(self) -> float:
+        return super()._share() if self.total else 0.0
+
+    def _draw(self) -> None:
+        self._drawn, self._stale = self._clock(), False
+        if self.screen._live is None:
+            self.screen._print(f"{self.name}: {self._line()}")
+        elif self._drawn - self.screen._drawn >= LIVE_SECONDS:
+            self.screen._draw()
+
+
+DISPLAY: ContextVar[Callable[..., Console]] = ContextVar("display", default=Console)
+"""makes the progress display of a run; a process that trains one of several seeds reports to its parent instead"""
+
+
+def summary(settings: Settings, device: str) -> str:
+    """The settings that decide how long a run takes, in one line."""
+    run, algo = settings.run, settings.algo
+    envs = "1 environment" if run.num_envs == 1 else f"{run.num_envs:,} environments"
+    parts = [f"{envs} x {run.num_steps:,} steps"]
+    if hasattr(algo, "updates_per_step"):
+        parts.append(f"{algo.updates_per_step:g} updates per step")
+    if hasattr(algo, "n_epochs"):
+        parts.append("1 epoch" if algo.n_epochs == 1 else f"{algo.n_epochs} epochs")
+    if hasattr(algo, "batch_size"):
+        parts.append(f"batches of {algo.batch_size:,}")
+    parts += [f"{getattr(run, name)} {name}" for name in ("actors", "workers") if getattr(run, name) > 0]
+    hardware = getattr(run, "hardware", "")
+    parts.append(f"{device} ({hardware} settings)" if hardware else device)
+    budget = {"steps": run.total_timesteps, "episodes": run.total_episodes, "iterations": run.max_iterations}
+    parts += [f"{compact(limit)} {unit}" for unit, limit in budget.items() if limit][:1]
+    return ", ".join(parts)
+
+
+def _heading(title: str) -> list[Text]:
+    """The title, of which only the first line is emphasised."""
+    styles = ["bold cyan", *["dim"] * title.count("\n")]
+    lines = zip(title.split("\n"), styles) if title else ()
+    return [Text(line, style=style, no_wrap=True, overflow="crop") for line, style in lines]
 
 
 _SHOWN = ("episode/return", "evaluation/return", "time/steps_per_second")

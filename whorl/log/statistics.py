@@ -57,15 +57,25 @@ def smooth(steps: ArrayLike, values: ArrayLike, span: float) -> Floats:
     return np.divide(total, weight, out=np.full(len(data), np.nan), where=weight > 0)
 
 
-def align(curves: Sequence[Curve], points: int = 400) -> tuple[Floats, Floats]:
+def extent(positions: Floats) -> float:
+    """The length of the axis that a curve covers."""
+    return float(positions[-1] - positions[0])
+
+
+def typical_gap(positions: Floats) -> float:
+    """The median distance between neighbouring points of a curve."""
+    return float(np.median(np.diff(positions))) if len(positions) > 1 else 0.0
+
+
+def align(curves: Sequence[Curve], points: int = 400, begin: float = -np.inf) -> tuple[Floats, Floats]:
     """A common grid [points] and every curve interpolated on it [curves, points].
 
-    The grid covers only steps that all curves cover: beyond them a mean would jump where a run ends.
+    The grid covers only steps from `begin` on that all curves cover: beyond them a mean would jump where a run ends.
     """
     finite = [_finite(curve) for curve in curves]
     if not all(len(steps) for steps, _ in finite):
         raise ValueError("a curve without finite points can't be aligned")
-    start = max(steps[0] for steps, _ in finite)
+    start = max(begin, *(steps[0] for steps, _ in finite))
     stop = min(steps[-1] for steps, _ in finite)
     if start > stop:
         raise ValueError(f"the curves share no steps: one starts at {start:g}, another ends at {stop:g}")

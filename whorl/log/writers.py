@@ -125,6 +125,7 @@ class TensorBoard(Logger):
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self._folder = folder
         self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step)
 
     def write(self, row: Row) -> None:
@@ -143,7 +144,8 @@ class TensorBoard(Logger):
         self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._folder.is_dir():  # else its thread would print a traceback
+            self._writer.close()
 
 
 class WandB(Logger):

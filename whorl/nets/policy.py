@@ -26,7 +26,7 @@ class NetworkConfig(MemoryConfig):
     """hidden layer sizes of the policy"""
     critic_hidden_sizes: HiddenSizes = (64, 64)
     """hidden layer sizes of the critic"""
-    activation: Activation = "elu"
+    activation: Activation = "tanh"
     """activation after each hidden layer"""
     mean_init: Number = 0.0
     """initial mean of the policy, for actions scaled to [-1, 1] (continuous actions)"""

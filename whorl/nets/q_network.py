@@ -26,7 +26,7 @@ from whorl.settings.schema import Activation, HiddenSizes, NonNegative
 class QNetworkConfig:
     """Settings of networks with one output, or several, for every action."""
 
-    hidden_sizes: HiddenSizes = (512,)
+    hidden_sizes: HiddenSizes = (128, 128)
     """hidden layer sizes after the encoder; with dueling, of each stream"""
     activation: Activation = "relu"
     """activation after each hidden layer"""

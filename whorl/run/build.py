@@ -86,12 +86,20 @@ class Parts:
         self.acting.close()
 
 
-def build(source: Source, settings: Settings, needs_rows: bool = False) -> Parts:
-    """Create everything that training needs; nothing process-wide is changed.
+@dataclass(frozen=True)
+class Needs:
+    """What callbacks ask for besides the metrics."""
 
-    Args:
-        needs_rows: whether a callback reads rollouts, which then pass through the learner even with replay shards.
-    """
+    rows: bool = False
+    """rollouts, which then pass through the learner even with replay shards"""
+    steps: bool = False
+    """every step of the environments, which this process then has to make itself"""
+    episodes: bool = False
+    """every episode that ended"""
+
+
+def build(source: Source, settings: Settings, needs: Needs) -> Parts:
+    """Create everything that training needs; nothing process-wide is changed."""
     run = settings.run
     device = choose_device(run.device)
     streams = Streams(run.seed)
@@ -101,7 +109,7 @@ def build(source: Source, settings: Settings, needs_rows: bool = False) -> Parts
     agent.prepare(device, lambda name: streams.generator("learner", device, name))
     agent.use_threads(learner_threads(settings))
     with ExitStack() as stack:
-        acting = _acting(source, settings, agent, device, streams, needs_rows)
+        acting = _acting(source, settings, agent, device, streams, needs)
         stack.callback(acting.close)
         if acting.workers is not None:
             # Saved in config.yaml: a resumed run must distribute its environments in the same way.
@@ -150,19 +158,26 @@ def _acting(
     agent: Agent,
     learner: torch.device,
     streams: Streams,
-    needs_rows: bool,
+    needs: Needs,
 ) -> Acting:
     """Actors, workers that act, or this process with or without workers that step."""
     run, device = settings.run, choose_device(settings.run.env_device)
     if run.actors:
         copy = build_agent(settings, agent.spec)
-        fleet = make_fleet(source, copy, run, streams, needs_rows)
+        if needs.steps:
+            raise _unseen(f"{run.actors} actors make their steps", "on_episode, or leave actors out")
+        fleet = make_fleet(source, copy, run, streams, needs.rows, needs.episodes)
         remote = RemoteEnvs(source.id)
         return Acting(fleet, remote, copy, fleet.role.weights, fleet.fleet.dashboard)
     workers = source.workers(run.workers, run.num_envs)
     if workers and run.acting != "central":
+        if needs.steps:
+            raise _unseen(f"{workers} workers act", "acting central, or workers 0")
         copy = build_agent(settings, agent.spec)
-        acting = WorkerCollector(source, copy, run.num_envs, run.num_steps, workers, streams, run.hold_policy)
+        acting = WorkerCollector(
+            *(source, copy, run.num_envs, run.num_steps, workers, streams, run.hold_policy, run.env_timeout)
+        )
+        acting.episode_statistics.record = needs.episodes
         return Acting(acting, acting.env, copy, workers=workers)
     if workers and run.hold_policy:
         raise ConfigError(
@@ -170,16 +185,21 @@ def _acting(
             f"{workers} workers; use acting auto, or workers 0"
         )
     policy = agent if device == learner else build_agent(settings, agent.spec).to(device)
-    env = make_vector(source, run.num_envs, device, workers, run.compile)
+    env = make_vector(source, run.num_envs, device, workers, run.compile, run.env_timeout)
     acts, renew = policy, None
     if run.hold_policy:
         acts = build_agent(settings, agent.spec).to(device)
         renew = partial(copy_tensors, acts.acting_tensors(), policy.acting_tensors())
-    # A graph can't ask whether all environments start an episode.
-    capture = device.type == "cuda" and env.capturable and not run.hold_policy
+    # A graph can't ask whether all environments start an episode, nor call a callback at every step.
+    capture = device.type == "cuda" and env.capturable and not run.hold_policy and not needs.steps
     generator = streams.generator("act", device)
     local = LocalCollector(env, acts, run.num_steps, generator, capture, renew=renew)
+    local.episode_statistics.record = needs.episodes
     return Acting(local, env, policy, workers=workers)
+
+
+def _unseen(why: str, remedy: str) -> ConfigError:
+    return ConfigError(f"a callback has on_step, but {why} by themselves, out of its sight; use {remedy}")
 
 
 def _experience(settings: Settings, agent: Agent, acting: Acting, streams: Streams) -> Experience:

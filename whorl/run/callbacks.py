@@ -4,14 +4,17 @@ Override the methods you need. `trainer.stop("why")` ends training after the cur
 anything of the trainer, but must draw random numbers from a generator of its own, or runs are not reproducible.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from whorl.collect.collector import Row
+from whorl.collect.episodes import Episode
 from whorl.core import tree
 from whorl.core.arrays import channels_first
-from whorl.core.errors import ConfigError
+from whorl.core.errors import ConfigError, nearest
 from whorl.core.spec import Array
 from whorl.data.batch import Batch
 from whorl.run.evaluate import Evaluation
@@ -24,8 +27,27 @@ if TYPE_CHECKING:
 class Callback:
     """Base of all callbacks: every method does nothing."""
 
+    def __init_subclass__(cls) -> None:
+        """Raise for a method that looks like a hook and would never be called."""
+        for name in dir(cls):
+            if name.startswith("on_") and name not in HOOKS and callable(getattr(cls, name)):
+                raise ConfigError(
+                    f"{cls.__name__}.{name} would never be called, because callbacks have no such method; "
+                    f"{nearest(name, HOOKS)}"
+                )
+
     def on_start(self, trainer: "Trainer") -> None:
         """Before the first rollout of a new or resumed run."""
+
+    def on_step(self, trainer: "Trainer", step: Row) -> None:
+        """After each step of all parallel environments, which this process has to make (workers 0 or acting central).
+
+        `step` has obs, action, reward, terminated, truncated, next_obs, ... as tensors [num_envs, ...], which the next
+        rollout overwrites.
+        """
+
+    def on_episode(self, trainer: "Trainer", episode: Episode) -> None:
+        """For each episode that ended, once the rollout in which it did was collected."""
 
     def on_rollout(self, trainer: "Trainer", rollout: Batch) -> None:
         """After a rollout was collected, before it is learned from."""
@@ -41,6 +63,26 @@ class Callback:
 
     def on_end(self, trainer: "Trainer", result: "Result") -> None:
         """After training, unless it ended with an error."""
+
+
+HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+"""the methods that a callback may override"""
+
+
+def check_callbacks(callbacks: Sequence[object]) -> None:
+    """Raise for what is no callback."""
+    for one in callbacks:
+        if isinstance(one, type):
+            raise ConfigError(
+                f"callbacks contains the class {one.__name__}; give an object: {one.__name__}()"
+            )
+        if not isinstance(one, Callback):
+            raise ConfigError(f"callbacks contains {one!r}; each must be derived from whorl.Callback")
+
+
+def overridden(callbacks: Sequence[Callback], hook: str) -> list[Callback]:
+    """The callbacks that have this method themselves."""
+    return [one for one in callbacks if getattr(type(one), hook) is not getattr(Callback, hook)]
 
 
 class BestCheckpoint(Callback):
@@ -105,11 +147,14 @@ def _newest(frames: np.ndarray, leaf: Array) -> np.ndarray:
 
 
 class WarmStart(Callback):
-    """Starts a new run from the weights, optimizer state and normalisation statistics of another."""
+    """Starts a new run from the weights, optimizer state and normalisation statistics of another, as far as they fit.
 
-    def __init__(self, run: str | Path) -> None:
-        self.run = run
+    With `strict` all have to fit.
+    """
+
+    def __init__(self, run: str | Path, strict: bool = False) -> None:
+        self.run, self.strict = run, strict
 
     def on_start(self, trainer: "Trainer") -> None:
         if trainer.iteration == 0:
-            trainer.load_weights(self.run)
+            trainer.load_weights(self.run, self.strict)

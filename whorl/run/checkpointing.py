@@ -17,6 +17,10 @@ from whorl.state.policy import export
 from whorl.state.runfolder import resolve_run
 
 T = TypeVar("T")
+RESTARTS = "restarts_episodes"
+"""in the metadata of a checkpoint whose environments begin new episodes, because one of them had failed"""
+SHOWN = 12
+"""tensors that a message names"""
 
 
 class Checkpointing:
@@ -43,16 +47,19 @@ class Checkpointing:
             self.store.close()
             self.store = None
 
-    def state(self) -> dict[str, Any]:
-        """Everything that changes the future, as tensors and plain containers."""
+    def state(self, restart: bool = False) -> dict[str, Any]:
+        """Everything that changes the future, as tensors and plain containers.
+
+        With `restart` without that of the environments, which begin new episodes when it is loaded.
+        """
         parts, env = self.parts, self.parts.acting.env
         return {
             "agent": parts.agent.state(),
             "learner": parts.learner.state_dict(),
             "experience": parts.experience.state_dict(),
             "streams": parts.streams.state_dict(),
-            "collector": parts.acting.collector.state_dict(),
-            "env": env.snapshot() if env.snapshots else {},
+            "collector": {} if restart else parts.acting.collector.state_dict(),
+            "env": env.snapshot() if env.snapshots and not restart else {},
             "counters": self.counters.state_dict(),
         }
 
@@ -64,8 +71,10 @@ class Checkpointing:
         parts.experience.load_state_dict(state["experience"])
         parts.streams.load_state_dict(state["streams"])
         self.counters.load_state_dict(state["counters"])
-        acting.collector.load_state_dict(state["collector"])
-        if acting.env.snapshots:
+        restart = not state["collector"]
+        if not restart:
+            acting.collector.load_state_dict(state["collector"])
+        if acting.env.snapshots and not restart:
             acting.env.restore(state["env"])
         else:
             acting.collector.reset(parts.streams.seed("env", str(self.counters.resets)))
@@ -73,34 +82,47 @@ class Checkpointing:
     def due(self) -> bool:
         """Whether a checkpoint is due after this iteration."""
         run, counters = self.parts.settings.run, self.counters
-        due = counters.iteration // run.checkpoint_freq > counters.saved_iteration // run.checkpoint_freq
+        due = counters.steps // run.checkpoint_freq > counters.saved_steps // run.checkpoint_freq
         return run.save_model and due and self._exact()
 
     def last_due(self) -> bool:
         """Whether the end of training leaves something to save."""
-        return self.parts.settings.run.save_model and self.counters.saved_iteration != self.counters.iteration
+        return self.parts.settings.run.save_model and self.counters.saved_steps != self.counters.steps
 
     def drop_open_episodes(self) -> None:
         """Prepare a checkpoint at any iteration: on resume, environments that can't be snapshotted are reset."""
         if not self._exact():
-            self.counters.resets += 1
-            self.parts.acting.collector.episode_statistics.forget()
-            self.parts.agent.forget()
+            self._forget_episodes()
+
+    def _forget_episodes(self) -> None:
+        self.counters.resets += 1
+        self.parts.acting.collector.episode_statistics.forget()
+        self.parts.agent.forget()
 
     def _exact(self) -> bool:
         """Whether a resumed run would repeat what comes next: environments have snapshots or were all reset."""
         period = self.parts.reset_period
         return period == 0 or self.counters.iteration % period == 0
 
-    def save(self, metadata: Mapping[str, Any]) -> Path:
-        """Write a checkpoint now. Weights and metrics are checked first: a diverged run keeps its last good one."""
+    def save(self, metadata: Mapping[str, Any], failed: bool = False) -> Path:
+        """Write a checkpoint now. Weights and metrics are checked first: a diverged run keeps its last good one.
+
+        Args:
+            failed: an environment is lost in the middle of a rollout, so all begin new episodes on resume. (Actors
+                always do.)
+        """
+        restart = failed and self.parts.acting.workers is not None
+        if restart:
+            self._forget_episodes()
         if self.run_dir is None:
             raise CheckpointError("there is no run to save yet; call train() or step() first")
         parts = self.parts
         parts.learner.check_finite()
         self.saved += 1
-        self.counters.saved_iteration = self.counters.iteration
-        state = self.state()
+        self.counters.saved_steps = self.counters.steps
+        state = self.state(restart)
+        if restart:
+            metadata = {**metadata, RESTARTS: True}
         if self.store is not None:
             metadata = {**metadata, "segments": self.store.names()}
         folder = checkpoint.save(
@@ -130,19 +152,53 @@ class Checkpointing:
                 self.store.sweep(checkpoint.segments(self.run_dir))
 
 
-def load_weights(agent: Agent, run: str | Path) -> None:
-    """Load weights, optimizer state and normalisation statistics of another run or checkpoint; counters stay."""
+def load_weights(agent: Agent, run: str | Path, strict: bool = False) -> str:
+    """Load weights, optimizer state and normalisation statistics of another run or checkpoint; counters stay.
+
+    Tensors with the same name and shape are taken. An optimizer whose weights are not all taken starts afresh. Returns
+    a message about those that were not; with `strict` there may be none.
+    """
     found = find_checkpoint(resolve_run(run))
-    try:
-        # Learning rates, progress and returns of running episodes belong to this run.
-        own = ("progress", "lr_", "rewards.running")
-        mine = {key: value for key, value in agent.state_dict().items() if key.startswith(own)}
-        saved = found.state["agent"]
-        agent.load_state({**saved, "module": {**saved["module"], **mine}, "updates": agent.updates})
-    except (RuntimeError, KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"the weights in {found.folder} do not fit these settings: {' '.join(str(error).split())[:300]}"
-        ) from None
+    saved = found.state["agent"]
+    # Learning rates, progress and returns of running episodes belong to this run.
+    own = ("progress", "lr_", "rewards.running")
+    mine = {key: value for key, value in agent.state_dict().items() if not key.startswith(own)}
+    theirs = {key: value for key, value in saved["module"].items() if not key.startswith(own)}
+    taken = {k: v for k, v in theirs.items() if k in mine and v.shape == mine[k].shape}
+    misfits = [key for key in {**mine, **theirs} if key not in taken]
+    message = ""
+    if misfits:
+        shapes = [f"{_shape(theirs.get(key))} there, {_shape(mine.get(key))} here" for key in misfits]
+        named = [f"{key} ({shape})" for key, shape in zip(misfits, shapes)]
+        if len(named) > SHOWN:
+            named[SHOWN:] = [f"and {len(named) - SHOWN} more"]
+        taking = f"took {len(taken)} of {len(mine)} tensors"
+        message = f"{found.folder}: {taking}; not taken: {', '.join(named)}"
+    if misfits and strict:
+        raise CheckpointError(f"{message}; leave strict out to start with those that fit")
+    if not taken.keys() & agent.trained().keys():
+        raise CheckpointError(f"no weights in {found.folder} fit these settings; {message}")
+    agent.load_state_dict({**agent.state_dict(), **taken})
+    _load_optimizers(agent, saved["optimizers"], taken)
+    return message
+
+
+def _load_optimizers(agent: Agent, saved: Mapping[str, Any], taken: Mapping[str, Any]) -> None:
+    """Take the state of the optimizers all of whose weights were taken."""
+    names = {id(value): name for name, value in agent.named_parameters()}
+    state = agent.optimizer_state()
+    for name, parameters in agent.parameters_of().items():
+        fits = [
+            names[id(parameter)] in taken and entry.keys() == mine.keys()
+            for parameter, entry, mine in zip(parameters, saved.get(name, ()), state[name])
+        ]
+        if all(fits) and len(fits) == len(parameters) == len(saved[name]):
+            state[name] = saved[name]
+    agent.load_optimizer_state(state)
+
+
+def _shape(tensor: Any) -> str:
+    return "absent" if tensor is None else str(list(tensor.shape))
 
 
 def find_checkpoint(folder: Path) -> checkpoint.Loaded:

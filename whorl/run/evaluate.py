@@ -3,7 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from whorl.agents.agent import Agent, Context
 from whorl.collect.collector import acting
 from whorl.core import tree
+from whorl.core.arrays import SUCCESS
 from whorl.data.batch import remember
 from whorl.distributed.pool import make_vector
 from whorl.envs.make import Source
@@ -24,6 +25,8 @@ class Evaluation:
 
     returns: list[float]
     lengths: list[int]
+    successes: list[bool] = field(default_factory=list)
+    """whether each episode succeeded, of those whose last `info` has `is_success` or `success`"""
 
     @property
     def mean_return(self) -> float:
@@ -37,13 +40,20 @@ class Evaluation:
     def mean_length(self) -> float:
         return fmean(self.lengths)
 
+    @property
+    def success_rate(self) -> float | None:
+        """Share of episodes that succeeded; None where the environment does not tell."""
+        return fmean(self.successes) if self.successes else None
+
     def metrics(self) -> dict[str, float]:
+        rate = self.success_rate
         return {
             "evaluation/return": self.mean_return,
             "evaluation/return_std": self.std,
             "evaluation/return_min": min(self.returns),
             "evaluation/return_max": max(self.returns),
             "evaluation/length": self.mean_length,
+            **({} if rate is None else {f"evaluation/{SUCCESS}": rate}),
         }
 
 
@@ -78,6 +88,9 @@ def run_episodes(
     returns = torch.zeros(most + 1, num_envs, dtype=torch.float64, device=device)
     lengths = torch.zeros(most + 1, num_envs, dtype=torch.int64, device=device)
     episode = torch.zeros(1, num_envs, dtype=torch.int64, device=device)
+    measures = env.spec.measures
+    success = measures.index(SUCCESS) if SUCCESS in measures else None
+    successes = torch.full((most + 1, num_envs), torch.nan, device=device)
     obs = tree.to(env.reset(seed), device)
     reset = torch.ones(num_envs, dtype=torch.bool, device=device)
     memory = agent.initial_memory(num_envs)
@@ -90,7 +103,12 @@ def run_episodes(
             at = torch.minimum(episode, quota)
             returns.scatter_add_(0, at, step.reward.to(device, torch.float64).unsqueeze(0))
             lengths.scatter_add_(0, at, (~reset).long().unsqueeze(0))
-            episode += (step.terminated | step.truncated).to(device)
+            ended = step.terminated | step.truncated
+            if success is not None and step.measures is not None and bool(ended.any()):
+                told = torch.where(ended, step.measures[:, success], torch.nan).to(device)
+                # nan in the rows of episodes that go on is overwritten at their ends
+                successes.scatter_(0, at, told.unsqueeze(0))
+            episode += ended.to(device)
             if watch is not None:
                 watch(env, step)
             if (device.type == "cpu" or number % SYNC_EVERY == 0) and bool((episode[0] >= quota).all()):
@@ -101,7 +119,8 @@ def run_episodes(
                 )
                 break
     counted = (torch.arange(most + 1, device=device).unsqueeze(1) < quota) & (lengths > 0)
-    return Evaluation(returns[counted].tolist(), lengths[counted].tolist())
+    told = successes[counted & successes.isfinite()]
+    return Evaluation(returns[counted].tolist(), lengths[counted].tolist(), (told > 0).tolist())
 
 
 class Evaluator:
@@ -111,8 +130,10 @@ class Evaluator:
         self.source, self.parts = source, parts
         self._env: VectorEnv | None = None
 
-    def evaluate(self, episodes: int, iteration: int) -> Evaluation:
-        """Play `episodes` (0: as configured) with greedy actions and the newest weights."""
+    def evaluate(
+        self, episodes: int, iteration: int, watch: Callable[[VectorEnv, Step], None] | None = None
+    ) -> Evaluation:
+        """Play `episodes` (0: as configured) with greedy actions and the newest weights; `watch` sees every step."""
         run, policy = self.parts.settings.run, self.parts.acting.policy
         episodes = episodes or run.n_eval_episodes
         num_envs = min(episodes, EVAL_ENVS) if self.source.world is None else episodes
@@ -122,9 +143,12 @@ class Evaluator:
         if self._env is None or self._env.spec.num_envs != num_envs:
             self.close()
             workers = min(run.workers, num_envs)
-            self._env = make_vector(self.source, num_envs, policy.device, workers, run.compile)
+            self._env = make_vector(
+                self.source, num_envs, policy.device, workers, run.compile, run.env_timeout
+            )
         self.parts.send_weights()
-        return run_episodes(policy, self._env, episodes, self.parts.streams.seed("eval", str(iteration)))
+        seed = self.parts.streams.seed("eval", str(iteration))
+        return run_episodes(policy, self._env, episodes, seed, watch=watch)
 
     def close(self) -> None:
         if self._env is not None:

@@ -19,7 +19,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.nets.backbone import Backbone
 
-REMEDY = "lower the learning rate or max_grad_norm, or check the scale of rewards; the last good checkpoint is kept"
+REMEDY = "lower the learning rate or max_grad_norm, or check the scale of rewards"
 
 
 class Learner:

@@ -10,6 +10,7 @@ that are due run while the rollout is collected. Nothing is in flight between tw
 there are exact.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
@@ -18,13 +19,18 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from whorl.collect.episodes import Episode, reported
 from whorl.core import tree
 from whorl.core.errors import DivergedError
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.run.build import Parts
 from whorl.run.learner import REMEDY
+from whorl.run.progress import Progress
 from whorl.settings.run import RunConfig
+
+RECENT = 100
+"""training episodes, at least, whose mean return is reported where a run does not evaluate"""
 
 
 @dataclass
@@ -32,52 +38,78 @@ class Counters:
     """How far a run has come; part of every checkpoint."""
 
     steps: int = 0
+    steps_before: int = 0
+    """steps before the newest iteration"""
     iteration: int = 0
     episodes: int = 0
     resets: int = 0
     """resets of all environments at once"""
-    saved_iteration: int = 0
-    """the iteration of the newest checkpoint"""
+    saved_steps: int = 0
+    """steps at the newest checkpoint"""
     best_return: float = float("-inf")
     """of the evaluations"""
-    mean_return: float = float("nan")
-    """of the last evaluation, or of the last training episodes where there was none"""
+    evaluated_return: float = float("nan")
+    """of the last evaluation; nan: there was none"""
+    recent: list[list[float]] = field(default_factory=list)
+    """numbers of episodes and sums of their returns in the last rollouts with at least `RECENT` episodes together"""
     new_episodes: int = 0
     """episodes that ended since the last row of metrics was written; the next three are sums over them"""
     new_return: float = 0.0
     new_length: float = 0.0
     new_measures: dict[str, float] = field(default_factory=dict)
+    new_reports: dict[str, float] = field(default_factory=dict)
+    """episodes that reported each measure"""
+
+    @property
+    def mean_return(self) -> float:
+        """Of the last evaluation, or where there was none of the last training episodes, at least `RECENT` of them."""
+        if not math.isnan(self.evaluated_return):
+            return self.evaluated_return
+        episodes = sum(count for count, _ in self.recent)
+        return sum(total for _, total in self.recent) / episodes if episodes else math.nan
 
     def spent(self, run: RunConfig) -> tuple[float, float, str]:
         """Used amount, limit and unit of the budget that is closest to its end."""
         limits = [(self.steps, run.total_timesteps, "steps")] if run.total_timesteps else []
         limits += [(self.episodes, run.total_episodes, "episodes")] if run.total_episodes else []
-        limits += [(self.iteration, run.max_iterations, "iterations")]
-        return max(limits, key=lambda limit: limit[0] / max(limit[1], 1))
+        limits += [(self.iteration, run.max_iterations, "iterations")] if run.max_iterations else []
+        return max(limits, key=lambda limit: limit[0] / limit[1])
+
+    def passed(self, interval: int) -> bool:
+        """Whether the newest iteration passed a multiple of `interval` steps."""
+        return self.steps // interval > self.steps_before // interval
 
     def count(self, seen: dict[str, float], measures: tuple[str, ...]) -> None:
         """Add one rollout's statistics."""
         self.iteration += 1
-        self.steps += int(seen["steps"])
+        self.steps_before, self.steps = self.steps, self.steps + int(seen["steps"])
         self.episodes += int(seen["episodes"])
         self.new_episodes += int(seen["episodes"])
         self.new_return += seen["return"]
         self.new_length += seen["length"]
         for name in measures:
             self.new_measures[name] = self.new_measures.get(name, 0.0) + seen[name]
+            self.new_reports[name] = self.new_reports.get(name, 0.0) + seen[reported(name)]
+        if seen["episodes"]:
+            self.recent.append([seen["episodes"], seen["return"]])
+            while sum(count for count, _ in self.recent[1:]) >= RECENT:
+                del self.recent[0]
 
     def row(self) -> dict[str, Any]:
         """The counters and the means over new episodes as metrics."""
         row: dict[str, Any] = {"steps": self.steps, "iteration": self.iteration, "episodes": self.episodes}
         if self.new_episodes:
-            row["episode/return"] = self.mean_return = self.new_return / self.new_episodes
+            row["episode/return"] = self.new_return / self.new_episodes
             row["episode/length"] = self.new_length / self.new_episodes
-            row |= {f"episode/{key}": value / self.new_episodes for key, value in self.new_measures.items()}
+            for name, value in self.new_measures.items():
+                if self.new_reports[name]:
+                    row[f"episode/{name}"] = value / self.new_reports[name]
         return row
 
     def clear_new(self) -> None:
         """Start the next row's sums at zero."""
-        self.new_episodes, self.new_return, self.new_length, self.new_measures = 0, 0.0, 0.0, {}
+        self.new_episodes, self.new_return, self.new_length = 0, 0.0, 0.0
+        self.new_measures, self.new_reports = {}, {}
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -88,17 +120,37 @@ class Counters:
 
 
 class Loop:
-    """Runs iterations of `parts` and counts them."""
+    """Runs iterations of `parts` and counts them.
 
-    def __init__(self, parts: Parts, counters: Counters) -> None:
+    Args:
+        on_episode: called for each episode that ended, if they are recorded.
+        on_rollout: called with the rollout before it is learned from.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        counters: Counters,
+        on_episode: Callable[[Episode], None],
+        on_rollout: Callable[[Batch], None],
+    ) -> None:
         self.parts, self.counters = parts, counters
+        self.on_episode, self.on_rollout = on_episode, on_rollout
+        self.progress: Progress | None = None
+        self.whole = True
+        """whether agent, replay and counters belong together: not while an update runs"""
 
-    def iterate(self, progress: float, on_rollout: Callable[[Batch], None]) -> dict[str, Any]:
+    def watch(self, progress: Progress | None) -> None:
+        """Report to `progress` from now on."""
+        self.progress = progress
+        self.parts.acting.collector.watch = None if progress is None else progress.collected
+        self.parts.agent.on_optimizer_step = None if progress is None else progress.updated
+
+    def iterate(self, progress: float) -> dict[str, Any]:
         """Collect one rollout and run the updates that are due; the metrics.
 
         Args:
             progress: share of the budget that is spent, for schedules.
-            on_rollout: called with the rollout before it is learned from.
         """
         parts, counters = self.parts, self.counters
         agent, collector, experience = parts.agent, parts.acting.collector, parts.experience
@@ -119,14 +171,21 @@ class Loop:
                 self._diverged(what, rollout)
         if collector.gaps is not None:
             experience.cut(collector.gaps)
-        if isinstance(rollout, Batch):  # actors that compute gradients send no rows
-            on_rollout(rollout)
+        ended, collector.episode_statistics.ended = collector.episode_statistics.ended, []
+        for episode in ended:
+            self.on_episode(episode)
+        received = isinstance(rollout, Batch)  # actors that compute gradients send no rows
+        if received:
+            self.on_rollout(rollout)
+        self.whole = False
+        if received:
             rollout = agent.receive(rollout)
         collected = time.perf_counter()
         experience.add(rollout)
         if not overlaps:
             self._learn()
         counters.count(seen, agent.spec.measures)
+        self.whole = True
         if cut:
             counters.resets += 1
             collector.reset(parts.streams.seed("env", str(counters.resets)))
@@ -136,22 +195,28 @@ class Loop:
             if parts.learners is not None:
                 row |= parts.learners.metrics()
             row |= collector.metrics() | experience.metrics()
-        ended = time.perf_counter()
+        over = time.perf_counter()
         row["time/collect"] = collected - (waited if overlaps else began)
-        row["time/update"] = waited - began if overlaps else ended - collected
-        row["time/steps_per_second"] = int(seen["steps"]) / (ended - began)
+        row["time/update"] = waited - began if overlaps else over - collected
+        row["time/steps_per_second"] = int(seen["steps"]) / (over - began)
+        if self.progress is not None:
+            self.progress.next(row["time/collect"], row["time/update"])
         return row
 
     def row_is_due(self) -> bool:
         """Whether the metrics of this iteration are written, however long the run continues."""
-        run, iteration = self.parts.settings.run, self.counters.iteration
-        return iteration % run.log_freq == 0 or (run.eval and iteration % run.eval_freq == 0)
+        run, counters = self.parts.settings.run, self.counters
+        return counters.passed(run.log_freq) or (run.eval and counters.passed(run.eval_freq))
 
     def _learn(self) -> None:
         """Run the updates that are due."""
-        experience, learner = self.parts.experience, self.parts.learner
+        experience, learner, whole = self.parts.experience, self.parts.learner, self.whole
+        self.whole = False
         for phase, batch in experience.due():
             experience.settle(batch, learner.update(phase, batch))
+            if self.progress is not None:
+                self.progress.updated()
+        self.whole = whole
 
     def _collected(self, cut: bool) -> Any:
         try:
@@ -171,9 +236,16 @@ class Loop:
             raise DivergedError(
                 f"the policy gave an action that is not finite {step}, for observations that are; {REMEDY}"
             )
+        # Row t + 1 of the observations and row t of the rewards came from the same step.
+        bad = (
+            seen[1:]
+            if "observation" in what
+            else _bad_rows(rollout.reward, rollout.mask) & (rollout.mask > 0)
+        )
+        row, env_index = (int(at) for at in bad.nonzero()[0]) if bool(bad.any()) else (0, 0)
+        step = f"at about step {self.counters.steps + int(rollout.mask[: row + 1].sum()):,}"
         raise DivergedError(
-            f"the environment gave {what} that is not finite {step}; check it with whorl.check(env); the last good "
-            "checkpoint is kept"
+            f"environment {env_index} gave {what} that is not finite {step}; check it with whorl.check(env)"
         )
 
 

@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from whorl.core.registry import resolve
-from whorl.log.console import Console
+from whorl.log.console import DISPLAY, Console, summary
 from whorl.log.writers import Log, LogFile, Logger, MetricFiles, Row, TensorBoard, WandB
 from whorl.run.build import Parts, replay_device
 from whorl.run.loop import Counters
@@ -29,12 +29,20 @@ class Result:
     iterations: int
     episodes: int
     mean_return: float
-    """of the last evaluation, or of the last training episodes where there was none"""
+    """of the last evaluation, or of the last 100 training episodes or a few more where there was none"""
     wall_time: float
     """seconds of training, including those before a run was resumed"""
     reason: str
     interrupted: bool = False
     """whether Ctrl-C or SIGTERM ended it"""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM ended `train`, which has saved the run."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(f"training was interrupted; continue it with: whorl resume {result.run_dir}")
+        self.result = result
 
 
 class Reporting:
@@ -98,7 +106,8 @@ class Reporting:
             title += f" (replay: {size / 1e6:,.1f} MB on {replay_device(settings, parts.device).type})"
         if parts.acting.dashboard:
             title += f" (Ray: {parts.acting.dashboard})"
-        return Console(total, unit, title, settings.run.quiet, done=done)
+        title += f"\n{summary(parts.settings, str(parts.device))}"
+        return DISPLAY.get()(total, unit, title, settings.run.quiet, done=done)
 
     def upload(self, saved: int, name: str) -> None:
         """Upload the policy of checkpoint number `saved` to W&B, where it is in use."""

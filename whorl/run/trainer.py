@@ -10,9 +10,12 @@
 A trainer changes nothing process-wide outside of `train()`, so several can take turns in one process.
 """
 
+import math
+import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +23,28 @@ import torch
 import yaml
 
 from whorl.agents.agent import Agent
-from whorl.collect.collector import Collector
+from whorl.collect.collector import Collector, Row
+from whorl.collect.episodes import Episode
 from whorl.core import files
-from whorl.core.errors import CheckpointError, ConfigError, DamagedError, WhorlError
+from whorl.core.errors import CheckpointError, ConfigError, DamagedError, WhorlError, extend
 from whorl.core.process import configure_process, first_interrupt
 from whorl.data.experience import Experience
 from whorl.envs.make import Source
+from whorl.log.console import Console
 from whorl.log.writers import Log
-from whorl.run.build import Parts, build, learner_threads
-from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots
-from whorl.run.checkpointing import Checkpointing, load_weights, use_checkpoint
+from whorl.run.build import Needs, Parts, build, learner_threads
+from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots, check_callbacks, overridden
+from whorl.run.checkpointing import RESTARTS, Checkpointing, load_weights, use_checkpoint
 from whorl.run.evaluate import Evaluation, Evaluator
 from whorl.run.loop import Counters, Loop
-from whorl.run.reporting import LoggerFactory, Reporting, Result, SystemMetrics, cut_metrics
+from whorl.run.progress import Progress
+from whorl.run.reporting import Interrupted, LoggerFactory, Reporting, Result, SystemMetrics, cut_metrics
 from whorl.settings.merge import Settings
 from whorl.state import checkpoint
 from whorl.state.policy import build_agent
+from whorl.state.provenance import provenance
 from whorl.state.runfolder import new_run_folder
+from whorl.state.runlock import RunLock
 from whorl.state.streams import Streams
 
 
@@ -55,6 +63,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         loggers: Sequence[str | LoggerFactory] = (),
     ) -> None:
+        check_callbacks(callbacks)
         self.source, self.settings, self.loggers = source, settings, loggers
         self.callbacks: list[Callback] = list(callbacks)
         if settings.run.eval and settings.run.save_model:
@@ -70,6 +79,9 @@ class Trainer:
         self._parts: Parts | None = None
         self._reporting: Reporting | None = None
         """open from the first step until `close`"""
+        self._lock: RunLock | None = None
+        """held while this process trains in the run folder"""
+        self._console: Console | None = None
         self._built = False
         self._restored = False
         """whether state was loaded, or training has begun"""
@@ -141,7 +153,7 @@ class Trainer:
 
     @property
     def mean_return(self) -> float:
-        """Of the last evaluation, or of the last training episodes where there was none."""
+        """Of the last evaluation, or of the last 100 training episodes or a few more where there was none."""
         return self.counters.mean_return
 
     @property
@@ -154,7 +166,11 @@ class Trainer:
     # Training
 
     def train(self) -> Result:
-        """Train until the budget is spent, a callback stops it, or Ctrl-C; leaves a checkpoint (with `save_model`)."""
+        """Train until the budget is spent or a callback stops it; leaves a checkpoint (with `save_model`).
+
+        Ctrl-C and SIGTERM end it after the iteration under way, with a checkpoint, and raise `Interrupted`, a
+        `KeyboardInterrupt` with the result. The second Ctrl-C ends it at once.
+        """
         run = self.settings.run
         with ExitStack() as stack:
             stack.enter_context(configure_process(run.threads, run.tf32, learner_threads(self.settings)))
@@ -162,11 +178,16 @@ class Trainer:
             self._rebuild()
             stack.enter_context(first_interrupt(self._interrupt))
             reporting = self._open()
-            console = stack.enter_context(reporting.console(self.parts, self.counters))
+            console = self._console = stack.enter_context(reporting.console(self.parts, self.counters))
+            stack.callback(self._unwatch)
+            self.loop.watch(Progress(self._tick))
             for row in self:
                 console.update(self._spent()[0], row)
             console.update(self._spent()[0])
-            return self._finish()
+            result = self._finish()
+        if self.interrupted:
+            raise Interrupted(result)
+        return result
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self
@@ -181,7 +202,7 @@ class Trainer:
     def step(self) -> dict[str, Any]:
         """Run one iteration with the logging, evaluation and checkpoint that are due; its metrics.
 
-        An iteration is one rollout and its updates. Losses are among the metrics every `log_freq` iterations.
+        An iteration is one rollout and its updates. Losses are among the metrics every `log_freq` steps.
         """
         reporting = self._open()
         if self._inside_step:
@@ -191,12 +212,15 @@ class Trainer:
         self._inside_step = True
         began, before = time.perf_counter(), self.wall_time
         done, total, _ = self._spent()
-        row = self._row = self.loop.iterate(min(done / max(total, 1), 1.0), self._on_rollout)
+        with self._failures(collecting=True):
+            row = self._row = self.loop.iterate(min(done / max(total, 1), 1.0))
         if "time/waited_for_actors" in row:
             row |= self._system.metrics(self.agent.updates, row["time/waited_for_actors"])
         row["time/elapsed"] = self.wall_time = before + time.perf_counter() - began
-        self._observe(row)
+        with self._failures():
+            self._observe(row)
         if self.loop.row_is_due():
+            self._own_folder().beat()
             reporting.log.write(row)
             self.counters.clear_new()
         if not self.finished and self.checkpointing.due():
@@ -218,8 +242,10 @@ class Trainer:
     def evaluate(self, episodes: int = 0) -> Evaluation:
         """Play `episodes` (default: as configured) with greedy actions."""
         self.parts.learner.check_finite()
-        evaluation = self._evaluator.evaluate(episodes, self.iteration)
-        self.counters.mean_return = evaluation.mean_return
+        progress = self.loop.progress
+        watch = None if progress is None else lambda *_: progress.evaluated()
+        evaluation = self._evaluator.evaluate(episodes, self.iteration, watch)
+        self.counters.evaluated_return = evaluation.mean_return
         return evaluation
 
     def close(self) -> None:
@@ -243,12 +269,42 @@ class Trainer:
         else:
             self._release()
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, name: str) -> None:
         self.interrupted = True
         self.stop("it was interrupted")
+        again = "; press Ctrl-C again to stop now" if name == "Ctrl-C" else ""
+        text = f"{name}: finishing this iteration and saving{again}"
+        if self._console is None or self.settings.run.quiet:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+        else:
+            self._console.message(text)
+
+    def _tick(self, share: float, rollout: float, doing: str) -> None:
+        """Show how far the iteration has come."""
+        if self._lock is not None:
+            self._lock.beat()
+        if self._console is None:
+            return
+        run, (done, _, unit) = self.settings.run, self._spent()
+        steps = run.num_envs * run.num_steps
+        size, counted = {"steps": (steps, rollout * steps), "iterations": (1, 0)}.get(unit, (0, 0))
+        self._console.tick(done + share * size, done + int(counted), doing)
+
+    def _unwatch(self) -> None:
+        self._console = None
+        self.loop.watch(None)
 
     def _spent(self) -> tuple[float, float, str]:
         return self.counters.spent(self.settings.run)
+
+    def _on_step(self, step: Row) -> None:
+        for callback in self.callbacks:
+            callback.on_step(self, step)
+
+    def _on_episode(self, episode: Episode) -> None:
+        for callback in self.callbacks:
+            callback.on_episode(self, episode)
 
     def _on_rollout(self, rollout: Any) -> None:
         for callback in self.callbacks:
@@ -259,7 +315,7 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_update(self, row)
         run = self.settings.run
-        if run.eval and (self.iteration % run.eval_freq == 0 or (self.finished and not self.interrupted)):
+        if run.eval and (self.counters.passed(run.eval_freq) or (self.finished and not self.interrupted)):
             evaluation = self.evaluate()
             row.update(evaluation.metrics())
             for callback in self.callbacks:
@@ -295,18 +351,65 @@ class Trainer:
         self._reporting.upload(self.checkpointing.saved, name)
         return result
 
+    # Failures
+
+    @contextmanager
+    def _failures(self, collecting: bool = False) -> Iterator[None]:
+        """Save what can be saved if something raises within, and say how to go on.
+
+        Args:
+            collecting: environments are lost in the middle of a rollout.
+        """
+        try:
+            yield
+        except Exception as error:  # an environment or a callback may raise anything
+            extend(error, self._rescue(collecting))
+            raise
+
+    def _rescue(self, collecting: bool) -> str:
+        """Save the last complete iteration unless that was done; says what there is to continue from."""
+        if not self.settings.run.save_model:
+            return "nothing was saved, because save_model is false"
+        call = f"whorl.resume({str(self.run_dir)!r}, env=...)"
+        go_on = f"continue with: {f'whorl resume {self.run_dir}' if self.source.named else call}"
+        if self.loop.whole and self.steps > self.counters.saved_steps:
+            with suppress(WhorlError):  # diverged weights, a full disk: the first error is the one to report
+                folder = self._save_last(collecting)
+                without = ", without the episodes under way" if collecting else ""
+                return f"iteration {self.iteration} (step {self.steps}) is saved in {folder.name}{without}; {go_on}"
+        if not self.checkpointing.saved:
+            return f"there was no checkpoint yet; start again with{go_on[13:]}"
+        saved = self.counters.saved_steps
+        return (
+            f"the newest checkpoint is that of step {saved:,}, the error came after {self.steps:,}; {go_on}"
+        )
+
+    def _save_last(self, collecting: bool) -> Path:
+        self._own_folder()
+        if not collecting:
+            if self.loop.row_is_due():
+                self.log.write(self._row)
+                self.counters.clear_new()
+            self.checkpointing.drop_open_episodes()
+        return self.checkpointing.save(self._metadata(), failed=collecting)
+
     # Opening and closing
 
     def build(self) -> "Trainer":
         """Create environment, agent, collector and learner; the first step does it by itself."""
         if not self._built:
             self._stop_reason, self.interrupted = "", False
-            reads = any(type(one).on_rollout is not Callback.on_rollout for one in self.callbacks)
-            self._parts = build(self.source, self.settings, needs_rows=reads)
+            check_callbacks(self.callbacks)
+            hooks = ("on_rollout", "on_step", "on_episode")
+            needs = Needs(*(bool(overridden(self.callbacks, hook)) for hook in hooks))
+            self._parts = build(self.source, self.settings, needs)
             self.settings = self._parts.settings
+            if needs.steps:
+                collector: Any = self.collector
+                collector.on_row = self._on_step
             self.checkpointing = Checkpointing(self._parts, self.counters)
             self._evaluator = Evaluator(self.source, self._parts)
-            self.loop = Loop(self._parts, self.counters)
+            self.loop = Loop(self._parts, self.counters, self._on_episode, self._on_rollout)
             self._built = True
         return self
 
@@ -329,6 +432,7 @@ class Trainer:
             self._rebuild()
             if self.run_dir is None:
                 self.run_dir = self._new_folder()
+            self._acquire(self.run_dir)
             self.checkpointing.open(self.run_dir)
             resumed = self._purge_step, self._last_row_at
             self._reporting = Reporting(self.run_dir, self.settings, self.loggers, *resumed)
@@ -352,6 +456,17 @@ class Trainer:
         files.write_atomic(folder / checkpoint.CONFIG, text.encode())
         return folder
 
+    def _acquire(self, run_dir: Path) -> None:
+        """From now on no other process may train in this folder."""
+        if self._lock is None:
+            self._lock = RunLock(run_dir)
+
+    def _own_folder(self) -> RunLock:
+        """The lock; raises if the folder was deleted, or belongs to another process now."""
+        assert self._lock is not None
+        self._lock.check()
+        return self._lock
+
     def _begin(self) -> None:
         """The start of a run: environments reset, weights initialised or loaded."""
         run = self.settings.run
@@ -361,12 +476,15 @@ class Trainer:
                 raise ConfigError(
                     "load_model is true, but load_checkpoint_dir is empty; set it to a checkpoint"
                 )
-            self.load_weights(run.load_checkpoint_dir)
+            self.load_weights(run.load_checkpoint_dir, run.load_strict)
         self._restored = True
 
     def _release(self) -> None:
         """Stop processes, free the environments and close the loggers; write nothing."""
         with ExitStack() as stack:
+            if self._lock is not None:
+                stack.callback(self._lock.release)
+                self._lock = None
             if self._built:
                 self._built = False
                 stack.callback(self.parts.close)
@@ -382,6 +500,7 @@ class Trainer:
         """Write a checkpoint now; raises if weights or metrics are not finite."""
         if self._reporting is None:
             raise CheckpointError("there is no run to save yet; call step() or train() first")
+        self._own_folder().beat()
         self.log.flush()
         folder = self.checkpointing.save(self._metadata())
         for callback in self.callbacks:
@@ -401,6 +520,7 @@ class Trainer:
             "mean_return": self.mean_return,
             "wall_time": self.wall_time,
             **self._reporting.offsets(),
+            "provenance": provenance(self.settings.run.seed),
         }
 
     def state(self) -> dict[str, Any]:
@@ -415,13 +535,19 @@ class Trainer:
         self.checkpointing.load_state(state)
         self._restored = True
 
-    def load_weights(self, run: str | Path) -> None:
-        """Load weights, optimizer state and normalisation statistics of another run or checkpoint; counters stay."""
-        load_weights(self.agent, run)
+    def load_weights(self, run: str | Path, strict: bool = False) -> None:
+        """Load weights, optimizer state and normalisation statistics of another run or checkpoint; counters stay.
+
+        What has the same name and shape is taken, and a warning lists the rest; with `strict` that is an error.
+        """
+        message = load_weights(self.agent, run, strict)
+        if message:
+            warnings.warn(message, stacklevel=2)
 
     def attach_new(self, run_dir: Path) -> "Trainer":
         """Restart a run that ended before its first checkpoint, in its own folder."""
         self.run_dir = run_dir
+        self._acquire(run_dir)
         cut_metrics(run_dir, 0)
         self._purge_step = 0
         return self
@@ -430,12 +556,20 @@ class Trainer:
         """Continue an existing run from a checkpoint: its state and counters, and metric files cut back to it."""
         self.run_dir = run_dir
         try:
+            self._acquire(run_dir)
             self.load_state(loaded.state)
         except BaseException as error:
             self._release()
             if isinstance(error, DamagedError):
                 raise DamagedError(f"{loaded.folder}: {error}") from None
             raise
+        if not self.settings.run.eval:
+            self.counters.evaluated_return = math.nan
+        if loaded.metadata.get(RESTARTS):
+            warnings.warn(
+                f"{loaded.folder.name} was saved when an environment had failed; all of them start new episodes",
+                stacklevel=2,
+            )
         self.wall_time = float(loaded.metadata["wall_time"])
         # Continue after the highest number: neither a newer nor a damaged checkpoint is overwritten.
         newest = max(checkpoint.number(folder) for folder in checkpoint.checkpoints(run_dir))

@@ -16,7 +16,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "seed": "random_seed",
         "num_envs": "n_envs n_workers training_num num_train_envs num_training_envs lanes",
         "num_steps": "n_steps rollout_length rollout_fragment_length max_rollout rollout_steps",
-        "max_iterations": "max_epochs",
         "total_timesteps": "total_steps n_timesteps max_timesteps max_steps",
         "total_episodes": "total_num_episodes",
         "device": "learner_device",
@@ -24,7 +23,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "actors": "num_actors num_workers num_env_runners num_rollout_workers",
         "trajectories_per_batch": "slabs",
         "n_eval_episodes": "eval_episodes num_eval_episodes evaluation_duration",
-        "checkpoint_freq": "model_checkpoint_freq",
         "runs": "logdir log_dir",
         "tag": "exp_name",
         "use_wandb": "wandb track log_wandb",
@@ -116,7 +114,7 @@ _UPDATES = (
     "set updates_per_step, the updates per environment step, to gradient_steps / (train_freq * num_envs)"
 )
 _TARGETS = "set target_update_interval, which counts updates, not environment steps"
-_ENVIRONMENT = "it is an option of the environment: set env_options"
+OF_ENVIRONMENT = "it is an option of the environment: set env_options"
 
 NOTES: dict[str, str] = {
     **dict.fromkeys(
@@ -127,7 +125,7 @@ NOTES: dict[str, str] = {
     ),
     **dict.fromkeys(("target_network_frequency", "target_network_update_freq"), _TARGETS),
     **dict.fromkeys(
-        ("frame_stack", "env_config", "env_kwargs", "max_episode_steps", "max_ep_len"), _ENVIRONMENT
+        ("frame_stack", "env_config", "env_kwargs", "max_episode_steps", "max_ep_len"), OF_ENVIRONMENT
     ),
     "num_minibatches": "set batch_size to num_envs * num_steps / num_minibatches",
     "train_batch_size": "set num_envs * num_steps, the size of a rollout, or batch_size, the size of a minibatch",
@@ -168,8 +166,8 @@ NOTES: dict[str, str] = {
     "torch_deterministic": "runs on one machine are always repeatable",
     "env_id": "the environment is an argument of its own",
     "gym_id": "the environment is an argument of its own",
-    "save_freq": "set checkpoint_freq, in iterations",
-    "save_model_freq": "set checkpoint_freq, in iterations",
+    "save_freq": "set checkpoint_freq, in environment steps",
+    "save_model_freq": "set checkpoint_freq, in environment steps",
     "lr_decay": "set lr_schedule to linear",
     "replay_buffer_class": "set prioritized",
     "replay_buffer_config": "set buffer_size, prioritized, priority_alpha and priority_beta",
@@ -228,6 +226,20 @@ def _value_clip(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value} if name in hints else {}
 
 
+EPOCHS = {
+    "max_epochs": "max_iterations",
+    "model_checkpoint_freq": "checkpoint_freq",
+    "eval_freq": "eval_freq",
+}
+"""CO-GYM's settings that count epochs, which are iterations here; `eval_freq` is one beside either of the others"""
+
+
+def in_epochs(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a layer that count epochs, under their names here."""
+    cogym = any(name in layer for name in ("max_epochs", "model_checkpoint_freq"))
+    return {EPOCHS[name]: value for name, value in layer.items() if cogym and name in EPOCHS}
+
+
 EXPANSIONS: dict[str, tuple[type, Callable[[Any, Mapping[str, Any]], dict[str, Any]]]] = {
     **dict.fromkeys(("learning_rate", "lr"), (float, _rates)),
     **dict.fromkeys(("net_arch", "hidden_sizes", "hidden", "fcnet_hiddens"), (list, _hidden)),
@@ -236,6 +248,8 @@ EXPANSIONS: dict[str, tuple[type, Callable[[Any, Mapping[str, Any]], dict[str, A
     "start_timesteps": (int, _start),
     "normalize": (bool, _normalize),
     "value_clip": (str, _value_clip),
+    "max_epochs": (int, lambda value, hints: {"max_iterations": value}),
+    "model_checkpoint_freq": (int, lambda value, hints: {"checkpoint_freq": value}),
 }
 """names that set several settings, or whose value has to be read first; with the type of that value"""
 

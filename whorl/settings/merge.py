@@ -7,12 +7,14 @@ each component. Keys are flat; those of a component are nested under its name (`
 import copy
 import dataclasses
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from whorl.core import hardware
 from whorl.core.errors import ConfigError, misspelt
 from whorl.core.registry import Part, known, options_of, resolve
 from whorl.settings.aliases import (
@@ -22,14 +24,17 @@ from whorl.settings.aliases import (
     SHARED_ON_POLICY,
     TWINS,
     canonical,
+    in_epochs,
     is_expansion,
     translated,
 )
+from whorl.settings.conditions import WHERE, Circumstances, layers_where
+from whorl.settings.follow import follow
 from whorl.settings.presets import algorithm_class, owners, preset_layers, read_file, same_name
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import bare, build, coerce, describe, fields_of, wrong
 
-RESERVED = ("algorithm", "env", "env_options", "components")
+RESERVED = ("algorithm", "env", "env_options", "components", "where")
 
 
 @dataclass(frozen=True)
@@ -78,29 +83,47 @@ def configure(
     presets: bool = True,
     changes: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = MappingProxyType({}),
+    objects: Mapping[str, Any] = MappingProxyType({}),
+    kind: Callable[[Mapping[str, Any]], Iterable[str]] = lambda options: (),
 ) -> Settings:
-    """Merge tuned preset < files < arguments < changes into checked, typed settings.
+    """Merge tuned preset < files < objects < arguments < changes into checked, typed settings.
+
+    With presets, values that nobody chose depend on the hardware and the kind of environment
+    (`whorl.settings.conditions`), and follow those that the user did choose (`whorl.settings.follow`).
 
     Args:
         options: what the environment was made with, which comes before a preset's `env_options`; None: the environment
             is already made and takes no options from a preset.
+        objects: all settings of config objects; those that the user chose are among `arguments` as well.
+        kind: words for the kind of environment, made with the options that the user chose; see `Circumstances`.
     """
     name, cls, preset = algorithm_class(algorithm)
-    hints = settings_of(cls, name)
-    layers: list[Mapping[str, Any]] = []
+    hints, configs = settings_of(cls, name), (RunConfig, config_of(cls))
+    tuned: list[Mapping[str, Any]] = [*preset_layers(preset, env)] if presets else []
+    tuned = tuned if options is not None else [_without(layer, "env_options") for layer in tuned]
+    tuned = [*tuned, {"env_options": dict(options or {})}]
+    # A saved config.yaml, which names its algorithm, holds all settings: none of them was chosen by name.
+    complete = {"algorithm": name, **objects} if objects else {}
+    user = [*(layer for path in files for layer in read_file(path)), complete, arguments, changes or {}]
+    chosen = component_names([*tuned, *user])
     if presets:
-        tuned = preset_layers(preset, env)
-        layers += tuned if options is not None else [_without(layer, "env_options") for layer in tuned]
-    layers.append({"env_options": dict(options or {})})
-    user = [*(layer for path in files for layer in read_file(path)), arguments, changes or {}]
-    chosen = component_names([*layers, *user])
-    merged: dict[str, Any] = {}
-    for layer in [*layers, *user]:
+        circumstances = _circumstances(tuned, user, hints, configs[1], chosen, kind)
+        tuned = [part for layer in tuned for part in layers_where(layer, circumstances)]
+        user = [part for layer in user for part in layers_where(layer, circumstances)]
+    merged, default, given = _merged(tuned, hints, chosen), _merged(tuned, hints, chosen), set[str]()
+    epochs: dict[str, Any] = {}
+    for layer in user:
+        asked = _merged([layer], hints, chosen)
+        epochs = {key: value for key, value in epochs.items() if key not in asked} | in_epochs(layer)
         merge(merged, layer, hints, chosen)
+        if "algorithm" in layer:
+            merge(default, layer, hints, chosen)
+        else:
+            given |= set(asked)
     for key, value in (("algorithm", name), ("env", env)):
-        given = str(merged.pop(key, value))
-        if same_name(given) != same_name(value):
-            raise ConfigError(f"the settings name {key} {given!r}, but {value!r} was asked for")
+        word = str(merged.pop(key, value))
+        if same_name(word) != same_name(value):
+            raise ConfigError(f"the settings name {key} {word!r}, but {value!r} was asked for")
     env_options = merged.pop("env_options", None)
     env_options = {} if env_options is None else env_options
     if not isinstance(env_options, Mapping) or not all(isinstance(key, str) for key in env_options):
@@ -108,11 +131,61 @@ def configure(
     merged.pop("components", None)
     components = {component: _component(component, merged.pop(component, {}), hints) for component in chosen}
     _check_known(name, cls, merged, hints)
-    run, algo = (build(config, merged) for config in (RunConfig, config_of(cls)))
+    run, algo = (build(config, merged) for config in configs)
     if presets:
-        # A saved config.yaml, which names its algorithm, holds all settings: none of them was chosen by name.
+        before = {key: value for config in configs for key, value in vars(build(config, default)).items()}
+        changed = follow(vars(run) | vars(algo), before, given)
+        changed |= _hardware(run, given, circumstances.gpu)
+        rows = changed.get("num_envs", run.num_envs) * changed.get("num_steps", run.num_steps)
+        changed |= {
+            key: coerce(key, value, int) * rows for key, value in epochs.items() if key != "max_iterations"
+        }
+        run, algo = (_changed(part, changed) for part in (run, algo))
         _check_meaning({key for layer in user for key in layer if "algorithm" not in layer}, algo)
+    if not (run.total_timesteps or run.max_iterations or run.total_episodes):
+        raise ConfigError("training would never end; set total_timesteps, max_iterations or total_episodes")
     return Settings(name, env, run, algo, dict(env_options), components)
+
+
+def _merged(
+    layers: Iterable[Mapping[str, Any]], hints: Mapping[str, Any], components: Iterable[str]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for layer in layers:
+        merge(found, layer, hints, components)
+    return found
+
+
+def _changed(config: Any, values: Mapping[str, Any]) -> Any:
+    return dataclasses.replace(
+        config, **{f.name: values[f.name] for f in dataclasses.fields(config) if f.name in values}
+    )
+
+
+def _circumstances(
+    tuned: Iterable[Mapping[str, Any]],
+    user: Iterable[Mapping[str, Any]],
+    hints: Mapping[str, Any],
+    config: Any,
+    components: Iterable[str],
+    kind: Callable[[Mapping[str, Any]], Iterable[str]],
+) -> Circumstances:
+    """What conditions in settings are checked against."""
+    asked = _merged([_without(layer, WHERE) for layer in user], hints, components)
+    values = _merged([_without(layer, WHERE) for layer in tuned], hints, components) | asked
+    device, memory = str(asked.get("device", "auto")), values.get("memory", getattr(config, "memory", "none"))
+    wanted = asked.get("hardware", "auto")
+    wanted = wanted if wanted != "auto" else {"auto": "auto", "cpu": "cpu"}.get(device, "gpu")
+    gpu = hardware.has_gpu() if wanted == "auto" else wanted == "gpu"
+    return Circumstances(gpu, memory not in ("none", None), partial(kind, asked.get("env_options") or {}))
+
+
+def _hardware(run: RunConfig, given: set[str], gpu: bool) -> dict[str, Any]:
+    """The hardware that presets were chosen for, and the device, where the hardware was chosen by name."""
+    found = {"hardware": "gpu" if gpu else "cpu"}
+    if run.hardware != "auto" and "device" not in given:
+        found["device"] = "cuda" if gpu else "cpu"
+    return found
 
 
 def config_of(algorithm: type) -> Any:
@@ -191,7 +264,7 @@ def unknown_setting(owner: str, key: str, hints: Mapping[str, Any]) -> ConfigErr
             return ConfigError(f"{start}{alias}, which belongs to {others}")
     if word := misspelt(key, spellings(hints)):
         return ConfigError(f"{start}; did you mean {word!r}?")
-    return ConfigError(f"{start}; whorl train {owner} ENV --help lists all settings")
+    return ConfigError(f"{start}; whorl train {owner} ENV --help-all lists all settings")
 
 
 def spellings(hints: Mapping[str, Any]) -> list[str]:
@@ -305,3 +378,9 @@ def plain_fields(config: Any) -> dict[str, Any]:
 
     names = [f.name for f in dataclasses.fields(config) if f.name not in _unused(type(config))]
     return {name: plain(getattr(config, name)) for name in names}
+
+
+def chosen_fields(config: Any) -> dict[str, Any]:
+    """The settings of a config, in plain containers, that differ from their defaults."""
+    default = plain_fields(type(config)())
+    return {name: value for name, value in plain_fields(config).items() if value != default[name]}

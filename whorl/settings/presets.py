@@ -62,19 +62,13 @@ def preset_names() -> tuple[str, ...]:
 def load_preset(name: str) -> dict[str, Any]:
     """What an algorithm name stands for: `rule`, `about`, `settings`, and `environments` with tuned settings.
 
-    A preset that `inherits:` another one starts from it.
+    A preset that `inherits:` another one starts from it: the parent's settings and tuned settings come first.
     """
     found = read_yaml(
         (resources.files("whorl.presets") / f"{name}.yaml").read_text("utf-8"), f"preset {name}"
     )
-    if "inherits" not in found:
-        return found
-    parent = load_preset(found["inherits"])
-    tuned = parent["environments"] | (found.get("environments") or {})
-    for env in parent["environments"]:
-        tuned[env] = {**parent["environments"][env], **tuned[env]}
-    settings = {**parent["settings"], **(found.get("settings") or {})}
-    return {"rule": parent["rule"], **found, "settings": settings, "environments": tuned}
+    parent = load_preset(found["inherits"]) if "inherits" in found else {}
+    return {"rule": parent.get("rule"), "settings": {}, "environments": {}, **found}
 
 
 WRAPPED = "-wrapped"
@@ -82,15 +76,41 @@ WRAPPED = "-wrapped"
 
 
 def preset_layers(preset: Mapping[str, Any], env: str) -> list[dict[str, Any]]:
-    """The settings of a preset for an environment: for all, for patterns that match it (`ALE/*`), for itself."""
+    """The settings of a preset for an environment: for all, for patterns that match it (`ALE/*`), for itself.
+
+    Those of its parent come before all of them, so that its own settings are never overridden by its parent's.
+    """
+    parent = preset_layers(load_preset(preset["inherits"]), env) if "inherits" in preset else []
+    return [*parent, preset.get("settings") or {}, *tuned_layers(preset, env)]
+
+
+def tuned_layers(preset: Mapping[str, Any], env: str) -> list[dict[str, Any]]:
+    """The settings of a preset, without its parent's, that were tuned for an environment."""
     tuned = preset.get("environments") or {}
     named = {} if env.endswith(WRAPPED) else tuned
     families = [values for name, values in named.items() if "*" in name and fnmatchcase(env, name)]
-    return [preset.get("settings") or {}, *families, tuned.get(env) or {}]
+    return [*families, tuned.get(env) or {}]
 
 
 class _Loader(yaml.SafeLoader):
-    """Numbers as in YAML 1.2: 1e-3 is one, although it has no dot."""
+    """Numbers as in YAML 1.2: 1e-3 is one, although it has no dot. A key that is there twice is an error."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines and key.value != "<<":
+                raise _Twice(
+                    f"names {key.value!r} twice, in lines {lines[key.value]} and {line}; keep one of them"
+                )
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
+class _Twice(Exception):
+    """A key that is there twice in one mapping."""
 
 
 _Loader.add_implicit_resolver(
@@ -134,6 +154,8 @@ def read_yaml(text: str, what: str) -> Any:
     """Plain values from YAML; `what` names the source in errors."""
     try:
         return yaml.load(text, _Loader)
+    except _Twice as error:
+        raise ConfigError(f"{what} {error}") from None
     except (yaml.YAMLError, ValueError) as error:  # an impossible date is a ValueError
         raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}") from None
 
@@ -155,10 +177,20 @@ def read_file(path: str | Path, seen: tuple[Path, ...] = ()) -> list[dict[str, A
     content = read_yaml(text, what) or {}
     if not isinstance(content, dict):
         raise ConfigError(f"{what} must hold a mapping of settings")
+    if sections := [key for key, value in content.items() if _is_section(key, value)]:
+        raise ConfigError(
+            f"{what} has a section for each environment, as files of RL Baselines3 Zoo do; save the settings of one, "
+            f"such as {sections[0]}, in a file of their own, without its name above them"
+        )
     parents = content.pop("inherits", None) or []
     names = parents if isinstance(parents, list) else [parents]
     inherited = [layer for name in names for layer in _inherited(str(name), path, seen)]
     return [*inherited, content]
+
+
+def _is_section(key: Any, value: Any) -> bool:
+    """Whether an entry of a file holds the settings for one environment."""
+    return isinstance(value, dict) and re.search(r"-v\d+$|^atari$", str(key)) is not None
 
 
 def _inherited(name: str, child: Path, seen: tuple[Path, ...]) -> list[dict[str, Any]]:

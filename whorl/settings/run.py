@@ -14,14 +14,16 @@ class RunConfig:
 
     seed: Annotated[int, Range(0, 2**63 - 1)] = 1
     """seed of all random number generators"""
-    num_envs: Annotated[int, Range(1, 10**6)] = 32
+    hardware: Literal["auto", "cpu", "gpu"] = "auto"
+    """hardware that presets are chosen for; auto: a GPU if there is one and device allows it"""
+    num_envs: Annotated[int, Range(1, 10**6)] = 8
     """number of parallel environments"""
-    num_steps: Annotated[int, Range(1, 10**7)] = 512
+    num_steps: Annotated[int, Range(1, 10**7)] = 256
     """steps per environment in each rollout; a rollout and its updates are one iteration"""
-    max_iterations: PositiveCount = 60_000
-    """stop after this many iterations"""
-    total_timesteps: Count = 0
-    """stop after this many environment steps; 0: no limit"""
+    total_timesteps: Count = 1_000_000
+    """stop after this many environment steps; 0: no limit, which max_iterations or total_episodes imply"""
+    max_iterations: Count = 0
+    """stop after this many iterations; 0: no limit"""
     total_episodes: Count = 0
     """stop after this many finished episodes; 0: no limit"""
     device: Device = "auto"
@@ -49,6 +51,9 @@ class RunConfig:
     or averages over all actors; none: actors send rollouts"""
     actor_restarts: Annotated[int, Range(0, 10**6)] = 3
     """with actors or learners: consecutive failures of one after which the run ends"""
+    env_timeout: Annotated[float, Range(0, 10**6)] = 600.0
+    """with workers or actors: seconds after which a step of an environment that has not returned is an error; 0: wait
+    for ever"""
     learners: Annotated[int, Range(1, 1000)] = 1
     """data-parallel learners, which share each batch and average gradients: this process and replicas of it"""
     hold_policy: bool = False
@@ -64,28 +69,31 @@ class RunConfig:
     """allow TF32 matrix multiplications on CUDA"""
     eval: bool = True
     """evaluate during training"""
-    eval_freq: PositiveCount = 50
-    """iterations between evaluations"""
-    n_eval_episodes: Annotated[int, Range(1, 10**6)] = 3
+    eval_freq: PositiveCount = 50_000
+    """environment steps between evaluations"""
+    n_eval_episodes: Annotated[int, Range(1, 10**6)] = 5
     """episodes per evaluation, with deterministic actions"""
     save_model: bool = True
     """write checkpoints"""
-    checkpoint_freq: PositiveCount = 500
-    """iterations between checkpoints; the last iteration is saved as well"""
+    checkpoint_freq: PositiveCount = 100_000
+    """environment steps between checkpoints; the end of training is saved as well"""
     keep_checkpoints: Count = 5
     """newest checkpoints kept on disk, besides the best one; 0: all"""
-    reset_every: PositiveCount = 100_000
-    """environments without snapshots are reset every so many steps, and can be checkpointed only then"""
+    reset_every: Count = 0
+    """environments without snapshots are reset every so many steps, and can be checkpointed only then; 0: every
+    checkpoint_freq"""
     load_model: bool = False
-    """start from the weights, optimizer states and normalisers of load_checkpoint_dir"""
+    """start from the weights, optimizer states and normalisers of load_checkpoint_dir, as far as they fit"""
     load_checkpoint_dir: str = ""
     """checkpoint or run folder to start from"""
+    load_strict: bool = False
+    """with load_model: all weights have to fit"""
     runs: str = "runs"
     """folder in which run folders are created"""
     tag: str = ""
     """suffix of the run folder's name"""
-    log_freq: PositiveCount = 1
-    """iterations between rows of metrics"""
+    log_freq: PositiveCount = 1_000
+    """environment steps between rows of metrics"""
     tensorboard: bool = True
     """write TensorBoard events"""
     screenshot_freq: Count = 0
@@ -111,6 +119,7 @@ MAY_CHANGE = (
     *("threads", "learner_threads", "eval", "eval_freq", "n_eval_episodes", "save_model"),
     *("checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
     *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts", "learners", "loggers"),
+    "env_timeout",
     *("use_wandb", "wandb_project", "wandb_entity", "wandb_mode"),
 )
 """Settings that a resumed run may change: duration, devices and reporting, but nothing its saved state depends on."""

@@ -1,6 +1,6 @@
 """A self-contained trained policy: weights, normalisers, frame stack, memory and action scaling in one file."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whorl.agents import estimates
 from whorl.agents.agent import COMPONENTS, Agent, Context
 from whorl.agents.component import with_components
 from whorl.core import spec as specs
@@ -26,20 +27,58 @@ from whorl.core.spec import (
     as_nested,
     empty_action,
     empty_obs,
+    from_env,
     to_env,
 )
 from whorl.core.tree import Tree
-from whorl.data.batch import LAST, remember
+from whorl.data.batch import LAST, Rows, remember
 from whorl.settings.merge import Settings, configure
 from whorl.settings.presets import algorithm_class
 
 FORMAT = 1
 
 
+@dataclass(frozen=True)
+class PolicyState:
+    """What a policy remembers between two observations of an episode, one row per environment."""
+
+    fresh: Tensor
+    """[B] bool: the next observation is the first of an episode"""
+    memory: Tree
+    frames: Tree
+    action: Tree
+    """the last canonical action"""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Observations that were passed in, as a batch of tensors."""
+
+    obs: Tree
+    single: bool
+    """whether one observation was passed, and not a batch"""
+    arrays: bool
+    """whether none of them was a tensor, so that the answer is in arrays"""
+
+    def answer(self, value: Any) -> Any:
+        """Results [B, ...] in the form of the observations: one or a batch, arrays or tensors."""
+        if isinstance(value, dict):
+            return {key: self.answer(part) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self.answer(part) for part in value)
+        if value is None:
+            return None
+        value = value[0] if self.single else value
+        return value.cpu().numpy()[()] if self.arrays else value  # [()]: one number becomes a scalar
+
+
 class SavedPolicy:
     """Maps the environment's own observations to the actions that its `step` takes.
 
-    Policies with a memory or a frame stack keep them from call to call until `reset`.
+    Policies with a memory or a frame stack keep them from one call of `act` to the next until `reset`.
+    `value`, `probabilities`, `log_prob` and `q_values` read an observation as the next one of the episode, and change
+    nothing: ask them before `act`. They are computed by the networks of training, in the units of its rewards, which
+    `normalize_reward` and `reward_clip` scale.
     """
 
     def __init__(self, agent: Agent, settings: Settings) -> None:
@@ -49,23 +88,21 @@ class SavedPolicy:
         self._generator = torch.Generator(agent.device).manual_seed(0)
         self._shown = tree.map(_own_shape, self.spec.observation)
         """what the environment gives: one frame of a stack"""
-        self._memory: Tree = {}
-        self._frames: Tree = {}
-        self._action: Tree = {}
-        self._fresh: Tensor | None = None
+        self._state: PolicyState | None = None
+        stacked = any(leaf.stack > 1 for leaf in tree.leaves(self.spec.observation))
+        self._remembers = stacked or bool(agent.initial_memory(1))
 
     def reset(self, where: np.ndarray | Tensor | None = None) -> None:
         """Clear memory and frame stack: call it when an episode starts; `where` [B] marks the environments that do."""
-        if where is None or self._fresh is None:
-            self._fresh = None
+        if where is None or self._state is None:
+            self._state = None
         else:
-            self._fresh |= torch.as_tensor(where, device=self._fresh.device)
+            self._state = _with_starts(self._state, where)
 
     def seed(self, seed: int) -> None:
         """Seed the sampling of actions."""
         self._generator.manual_seed(seed)
 
-    @torch.no_grad()
     def act(self, obs: Any, deterministic: bool = True, action_mask: Any = None, reward: Any = None) -> Any:
         """The action for one observation, or a batch of actions; arrays give arrays, tensors give tensors.
 
@@ -78,50 +115,200 @@ class SavedPolicy:
             reward: the reward of the previous step, which a policy trained with `last_reward` needs except at the
                 start of an episode.
         """
-        obs = _as_stored(obs, action_mask, self.spec, self._shown)
+        seen = self._read(obs, action_mask)
+        action, self._state = self._step(seen, self._state_for(seen), deterministic, reward)
+        return action
+
+    __call__ = act
+
+    def predict(
+        self,
+        obs: Any,
+        state: PolicyState | None = None,
+        episode_start: Any = None,
+        deterministic: bool = True,
+        action_masks: Any = None,
+        reward: Any = None,
+    ) -> tuple[Any, PolicyState | None]:
+        """The action and the state after it, as in Stable-Baselines3; what `act` keeps stays as it is.
+
+        Args:
+            state: what the call before returned; None at the start.
+            episode_start: [B] bool, or one bool: which observations are the first of an episode.
+            action_masks, reward: see `act`.
+        """
+        seen = self._read(obs, action_masks)
+        number = len(tree.first(seen.obs))
+        if state is None:
+            state = self._start(number)
+        elif len(state.fresh) != number:
+            raise WhorlError(
+                f"the state belongs to {len(state.fresh)} environments, but {number} observations were given; pass "
+                "state=None when their number changes"
+            )
+        if episode_start is not None:
+            state = _with_starts(state, episode_start)
+        action, state = self._step(seen, state, deterministic, reward)
+        return action, state if self._remembers else None
+
+    @torch.no_grad()
+    def value(self, obs: Any, action_mask: Any = None, reward: Any = None) -> Any:
+        """The critic's value of one observation, or of a batch [B]; for Q functions, that of the greedy action."""
+        self._require("value")
+        seen = self._read(obs, action_mask)
+        return seen.answer(estimates.value(self.agent, self._rows(seen, reward, critic=True)))
+
+    @torch.no_grad()
+    def probabilities(self, obs: Any, action_mask: Any = None, reward: Any = None) -> Any:
+        """The probability of each discrete action [n] or [B, n].
+
+        Several choices give a list of these (MultiDiscrete, MultiBinary), or a dict or tuple as the action space has,
+        with None for continuous parts.
+        """
+        self._require("probabilities")
+        seen = self._read(obs, action_mask)
+        policy = estimates.distribution(self.agent, self._rows(seen, reward))
+        return seen.answer(estimates.probabilities(self.spec.action, policy))
+
+    @torch.no_grad()
+    def log_prob(self, obs: Any, action: Any, action_mask: Any = None, reward: Any = None) -> Any:
+        """The log-probability of an action of the environment, or of a batch of them.
+
+        For continuous actions it is the log-density of the action scaled to [-1, 1], as in training.
+        """
+        self._require("log_prob")
+        seen = self._read(obs, action_mask)
+        policy = estimates.distribution(self.agent, self._rows(seen, reward))
+        taken = tree.map(lambda part: part.unsqueeze(0), self._canonical(action, seen))
+        return seen.answer(policy.log_prob(taken)[0])
+
+    @torch.no_grad()
+    def q_values(self, obs: Any, action: Any = None, action_mask: Any = None, reward: Any = None) -> Any:
+        """Q values of all discrete actions [n] or [B, n], or of a given action; the minimum over several critics."""
+        self._require("q_values")
+        if action is None and not isinstance(self.spec.action, Discrete):
+            raise WhorlError(
+                f"{self.settings.algorithm} has a Q value for each continuous action; call q_values(obs, action)"
+            )
+        seen = self._read(obs, action_mask)
+        taken = None if action is None else self._canonical(action, seen)
+        return seen.answer(estimates.q_values(self.agent, self._rows(seen, reward, critic=True), taken))
+
+    def _require(self, method: str) -> None:
+        has = estimates.offered(self.agent)
+        if method not in has:
+            raise WhorlError(
+                f"a policy of {self.settings.algorithm} on this action space has no {method}; it has "
+                f"{', '.join(has)}"
+            )
+
+    def _read(self, obs: Any, mask: Any) -> _Seen:
+        obs = _as_stored(obs, mask, self.spec, self._shown)
         single = _is_single(obs, self._shown)
-        device = self.agent.device
         tensors = tree.map(
-            lambda leaf, like: torch.as_tensor(leaf, device=device).to(getattr(torch, like.dtype)),
+            lambda leaf, like: torch.as_tensor(leaf, device=self.agent.device).to(getattr(torch, like.dtype)),
             obs,
             self.spec.observation,
         )
         if single:
             tensors = tree.map(lambda leaf: leaf.unsqueeze(0), tensors)
-        num_envs = len(tree.first(tensors))
-        if self._fresh is None or len(self._fresh) != num_envs:
-            self._fresh = torch.ones(num_envs, dtype=torch.bool, device=device)
-            self._memory = self.agent.initial_memory(num_envs)
-            self._frames = empty_obs(self.spec.observation, (num_envs,), device)
-            self._action = empty_action(self.spec.action, (num_envs,), device)
-        fresh = self._fresh
-        if LAST in self._memory:
-            if reward is None and self.agent.cfg.last_reward and not bool(fresh.all()):
+        return _Seen(tensors, single, not any(isinstance(leaf, Tensor) for leaf in tree.leaves(obs)))
+
+    def _state_for(self, seen: _Seen) -> PolicyState:
+        """What `act` kept; another number of observations starts anew."""
+        number = len(tree.first(seen.obs))
+        if self._state is None or len(self._state.fresh) != number:
+            return self._start(number)
+        return self._state
+
+    def _start(self, number: int) -> PolicyState:
+        device = self.agent.device
+        return PolicyState(
+            torch.ones(number, dtype=torch.bool, device=device),
+            self.agent.initial_memory(number),
+            empty_obs(self.spec.observation, (number,), device),
+            empty_action(self.spec.action, (number,), device),
+        )
+
+    def _entered(self, seen: _Seen, state: PolicyState, reward: Any) -> tuple[Tree, Tree]:
+        """The stacked frames with this observation, and the memory before it."""
+        memory = state.memory
+        if LAST in memory:
+            if reward is None and self.agent.cfg.last_reward and not bool(state.fresh.all()):
                 raise WhorlError(
                     "this policy reads the reward of the previous step; call act(obs, reward=reward)"
                 )
-            earned = torch.as_tensor(0.0 if reward is None else reward, dtype=torch.float32, device=device)
-            self._memory = remember(self._memory, self._action, earned.expand(num_envs))
-        self._frames = tree.map(partial(_stacked, fresh), self.spec.observation, self._frames, tensors)
-        acted = self.agent.act(
-            self._frames, self._memory, Context(self._fresh, self._generator, greedy=deterministic)
+            earned = torch.as_tensor(
+                0.0 if reward is None else reward, dtype=torch.float32, device=self.agent.device
+            )
+            memory = remember(memory, state.action, earned.expand(len(state.fresh)))
+        frames = tree.map(partial(_stacked, state.fresh), self.spec.observation, state.frames, seen.obs)
+        return frames, memory
+
+    @torch.no_grad()
+    def _step(
+        self, seen: _Seen, state: PolicyState, deterministic: bool, reward: Any
+    ) -> tuple[Any, PolicyState]:
+        frames, memory = self._entered(seen, state, reward)
+        acted = self.agent.act(frames, memory, Context(state.fresh, self._generator, greedy=deterministic))
+        action = seen.answer(to_env(self.spec.action, acted.action))
+        if seen.arrays:
+            action = tree.map(_as_member, self.spec.action, action)
+        return as_nested(self.spec.action, action), PolicyState(
+            torch.zeros_like(state.fresh), acted.memory, frames, acted.action
         )
-        self._memory, self._action = acted.memory, acted.action
-        self._fresh = torch.zeros_like(self._fresh)
-        action = to_env(self.spec.action, acted.action)
-        if single:
-            action = tree.index(action, 0)
-        if not any(isinstance(leaf, Tensor) for leaf in tree.leaves(obs)):
-            action = tree.map(_to_array, self.spec.action, action)
-        return as_nested(self.spec.action, action)
 
-    __call__ = act
+    def _rows(self, seen: _Seen, reward: Any, critic: bool = False) -> Rows:
+        """One row of prepared observations, with the memory before it."""
+        state = self._state_for(seen)
+        frames, memory = self._entered(seen, state, reward)
+        if critic and estimates.untracked(self.agent, memory):
+            raise WhorlError(
+                "the critic of this policy has a memory that acting does not keep, so it has no values of single "
+                "observations; train with sequence states stored, or with share_memory"
+            )
+        agent: Any = self.agent
+
+        def one(part: Tensor) -> Tensor:
+            return part.unsqueeze(0)
+
+        last = tree.map(one, memory[LAST]) if LAST in memory else {}
+        obs = tree.map(one, agent.observations(frames))
+        return Rows(obs, one(state.fresh), memory, 0, 0, 1, last)
+
+    def _canonical(self, action: Any, seen: _Seen) -> Tree:
+        """Actions of the environment as the agent has them, one per observation."""
+        found = _action_tree(self.spec.action, action, self.agent.device)
+        if seen.single:
+            found = tree.map(lambda part: part.unsqueeze(0), found)
+        want = to_env(self.spec.action, empty_action(self.spec.action, (len(tree.first(seen.obs)),)))
+        for (path, part), like in zip(tree.items(found), tree.leaves(want)):
+            if part.shape != like.shape:
+                given, needed = (tuple(x.shape)[int(seen.single) :] for x in (part, like))
+                name = f"the action{f' {path!r}' if path else ''}"
+                raise WhorlError(f"{name} has shape {given}, but this observation needs {needed}")
+        return from_env(self.spec.action, found)
 
 
-def _to_array(like: Any, value: Tensor) -> Any:
-    """A numpy array; a scalar for one Discrete action."""
-    array = value.cpu().numpy()
-    return array[()] if isinstance(like, Discrete) and array.ndim == 0 else array
+def _action_tree(like: Any, action: Any, device: torch.device) -> Tree:
+    """Nested actions of an environment as a tree of tensors."""
+    if not isinstance(like, dict):
+        return torch.as_tensor(action, device=device)
+    given = _numbered(action)
+    missing = [key for key in like if key not in given]
+    if missing:
+        raise WhorlError(f"the action lacks {missing[0]!r}; this policy has {', '.join(like)}")
+    return {key: _action_tree(branch, given[key], device) for key, branch in like.items()}
+
+
+def _with_starts(state: PolicyState, where: Any) -> PolicyState:
+    """`state`, in which the environments in `where` start an episode."""
+    return replace(state, fresh=state.fresh | torch.as_tensor(where, device=state.fresh.device))
+
+
+def _as_member(like: Any, value: Any) -> Any:
+    """Actions are arrays, even those without an axis; only one Discrete action is a scalar."""
+    return value if isinstance(like, Discrete) else np.asarray(value)
 
 
 def _own_shape(like: Array) -> Array:

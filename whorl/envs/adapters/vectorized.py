@@ -7,7 +7,7 @@ import torch
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 
 from whorl.core.action_masks import flatten_mask
-from whorl.core.arrays import MASK_KEY
+from whorl.core.arrays import MASK_KEY, SUCCESS, SUCCESS_KEYS
 from whorl.core.errors import EnvError
 from whorl.core.tree import Tree
 from whorl.envs.adapters.gymnasium import to_arrays, to_spec, to_tensors
@@ -57,7 +57,9 @@ class BatchedVector(VectorEnv):
         observation = getattr(env, "single_observation_space", env.observation_space)
         action = getattr(env, "single_action_space", env.action_space)
         _, info = self._reset(0)
-        self.layout = make_layout(observation, action, mask_in(observation, action, info))
+        mask = mask_in(observation, action, info)
+        self.layout = make_layout(observation, action, mask, measures=(SUCCESS,))
+        self._tells_success = False
         self.spec = to_spec(self.layout, self._num_envs)
         parts = observation_parts(observation, action, self.layout.mask, batch_dims=1)
         self._readers, self._decode = [read for _, read in parts], batch_decoder(action)
@@ -72,7 +74,10 @@ class BatchedVector(VectorEnv):
         reset, self._ended = self._ended, np.logical_or(terminated, truncated)
         soft = np.asarray(info.get(SOFT_END, np.zeros(self._num_envs)), bool)
         flags = (torch.as_tensor(flag, dtype=torch.bool) for flag in (terminated, truncated, reset, soft))
-        return Step(self._observe(obs, info), torch.as_tensor(reward, dtype=torch.float32), *flags)
+        step = Step(self._observe(obs, info), torch.as_tensor(reward, dtype=torch.float32), *flags)
+        if self._tells_success or not info.keys().isdisjoint(SUCCESS_KEYS):
+            step.measures = self._success(info)
+        return step
 
     def snapshot(self) -> dict[str, Any]:
         if not self._state:
@@ -110,6 +115,16 @@ class BatchedVector(VectorEnv):
             for value, leaf in zip(values, self.layout.observation)
         ]
         return nest(self.layout.observation, [torch.from_numpy(array) for array in arrays])
+
+    def _success(self, info: dict[str, Any]) -> torch.Tensor:
+        """Whether each episode succeeded [num_envs, 1]; nan where `info` does not tell."""
+        self._tells_success = True
+        found = np.full(self._num_envs, np.nan, np.float32)
+        for key in reversed(SUCCESS_KEYS):
+            if key in info:
+                given = np.asarray(info.get(f"_{key}", np.ones(self._num_envs)), bool)
+                found[given] = np.asarray(info[key], np.float32)[given]
+        return torch.from_numpy(found).unsqueeze(1)
 
     def _mask(self, info: dict[str, Any]) -> np.ndarray:
         """The action masks [num_envs, n]; everything is allowed where `info` has none, as at the end of an episode."""

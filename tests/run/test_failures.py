@@ -1,0 +1,320 @@
+"""Environments that raise, hang or give NaN, and callbacks that raise: what was learned is saved, and one hears how to
+go on."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import whorl
+from whorl.core.errors import CheckpointError, DivergedError, EnvError, WhorlError
+from whorl.run.checkpointing import RESTARTS
+from whorl.run.reporting import Interrupted
+from whorl.state import checkpoint
+
+ROLLOUTS = {
+    "quiet": True,
+    "tensorboard": False,
+    "eval": False,
+    "num_envs": 2,
+    "num_steps": 8,
+    "batch_size": 16,
+    "n_epochs": 1,
+    "checkpoint_freq": 1000,
+    "max_iterations": 6,
+    "workers": 0,
+    "lr_schedule": "constant",
+    "actor_hidden_sizes": [8],
+    "critic_hidden_sizes": [8],
+}
+REPLAY = {
+    **{name: ROLLOUTS[name] for name in ("quiet", "tensorboard", "eval", "num_envs", "num_steps")},
+    **{"batch_size": 8, "buffer_size": 200, "learning_starts": 16, "hidden_sizes": [8], "max_iterations": 6},
+    **{"workers": 0, "checkpoint_freq": 1000, "total_timesteps": 0},
+}
+
+
+class Faulty(gymnasium.Env):
+    """Does `what` at its `at`-th step."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, what: str = "", at: int = 24) -> None:
+        self.what, self.at, self.steps = what, at, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        reward = 1.0
+        if self.steps == self.at:
+            if self.what == "raise":
+                raise OSError("the simulator is gone")
+            if self.what == "hang":
+                time.sleep(1000)
+            if self.what == "nan":
+                reward = float("nan")
+        return np.full(3, 0.1, np.float32), reward, self.steps % 5 == 0, False, {}
+
+
+def run_of(folder: Path) -> Path:
+    (run,) = folder.iterdir()
+    return run
+
+
+def newest(run: Path) -> checkpoint.Loaded:
+    return checkpoint.use_newest(run, pytest.fail, lambda loaded: loaded)
+
+
+def text_of(error: BaseException) -> str:
+    """The message and what was added to it."""
+    return " ".join([str(error), *getattr(error, "__notes__", [])])
+
+
+def fail(what: str, folder: Path, algorithm: str = "ppo", **settings: Any) -> str:
+    """Train until the environment fails; what one hears then."""
+    given = {**(ROLLOUTS if algorithm == "ppo" else REPLAY), **settings, "runs": str(folder)}
+    with pytest.raises((OSError, WhorlError)) as error:
+        whorl.load(lambda: Faulty(what), algorithm, given).train()
+    return text_of(error.value)
+
+
+@pytest.mark.parametrize(("what", "workers"), [("raise", 0), ("nan", 0), ("raise", 2)])
+def test_the_last_complete_iteration_is_saved_when_an_environment_fails(
+    what: str, workers: int, tmp_path: Path
+) -> None:
+    """Rows of a reset are no steps: three iterations of eight rows are four episodes of five steps in each."""
+    text = fail(what, tmp_path / "a", workers=workers)
+    run = run_of(tmp_path / "a")
+    assert (
+        "iteration 3 (step 40) is saved in checkpoint_1, without the episodes under way; continue with"
+        in text
+    )
+    assert f"whorl.resume('{run}', env=...)" in text
+    saved = newest(run)
+    assert saved.metadata["iterations"] == 3 and saved.metadata[RESTARTS]
+    whole = {**ROLLOUTS, "max_iterations": 3, "workers": workers, "runs": str(tmp_path / "b")}
+    other = newest(whorl.load(Faulty, "ppo", whole).train().run_dir)
+    for key, value in other.state["agent"]["module"].items():
+        assert key == "progress" or torch.equal(saved.state["agent"]["module"][key], value), key
+    with pytest.warns(UserWarning, match="an environment had failed; all of them start new episodes"):
+        result = whorl.resume(run, env=Faulty)
+    assert result.iterations == 6
+    rows = [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_replay_buffer_is_saved_too(tmp_path: Path) -> None:
+    text = fail("raise", tmp_path, "dqn")
+    assert "iteration 3 (step 40) is saved in checkpoint_1" in text
+    run = run_of(tmp_path)
+    with pytest.warns(UserWarning, match="start new episodes"):
+        trainer = whorl.api.load_run(run, {}, env=Faulty)
+    assert trainer.experience.steps == 40 and trainer.experience.ring.rows == 24  # type: ignore[attr-defined]
+    assert trainer.train().iterations == 6
+
+
+def test_an_environment_that_is_found_by_its_id_is_continued_on_the_command_line(tmp_path: Path) -> None:
+    whorl.register("environment", "Faulty-v0", lambda: Faulty("raise"))
+    with pytest.raises(Exception, match="simulator is gone") as error:
+        whorl.load("Faulty-v0", "ppo", {**ROLLOUTS, "runs": str(tmp_path)}).train()
+    assert text_of(error.value).endswith(f"continue with: whorl resume {run_of(tmp_path)}")
+
+
+@pytest.mark.parametrize("what", ["raise", "nan"])
+def test_where_there_is_nothing_to_save_yet_one_hears_so(what: str, tmp_path: Path) -> None:
+    text = fail(what, tmp_path, num_steps=64, batch_size=128)
+    assert "there was no checkpoint yet; start again with: whorl.resume(" in text and "kept" not in text
+    assert not checkpoint.checkpoints(run_of(tmp_path))
+
+
+def test_without_save_model_one_hears_that_nothing_was_saved(tmp_path: Path) -> None:
+    assert fail("raise", tmp_path, save_model=False).endswith(
+        "nothing was saved, because save_model is false"
+    )
+
+
+def test_a_checkpoint_of_the_last_iteration_is_not_written_twice(tmp_path: Path) -> None:
+    text = fail("raise", tmp_path, checkpoint_freq=1, reset_every=1)
+    assert "the newest checkpoint is that of iteration 3, the error in 4; continue with" in text
+    assert RESTARTS not in newest(run_of(tmp_path)).metadata
+
+
+def test_an_error_in_an_update_leaves_the_older_checkpoint_and_says_how_old_it_is(tmp_path: Path) -> None:
+    settings = {**ROLLOUTS, "checkpoint_freq": 2, "reset_every": 1, "runs": str(tmp_path)}
+    trainer = whorl.load(Faulty, "ppo", settings).build()
+    update = trainer.agent.update
+
+    def fails(batch: Any) -> Any:
+        if trainer.iteration == 3:
+            raise RuntimeError("out of memory")
+        return update(batch)
+
+    trainer.agent.update = fails  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="out of memory") as error:
+        trainer.train()
+    assert "the newest checkpoint is that of iteration 2, the error in 4; continue with" in text_of(
+        error.value
+    )
+
+
+def test_a_callback_that_raises_after_an_iteration_loses_nothing(tmp_path: Path) -> None:
+    class Fails(whorl.Callback):
+        def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
+            if trainer.iteration == 2:
+                raise RuntimeError("a mistake in a callback")
+
+    settings = {**ROLLOUTS, "max_iterations": 4}
+    with pytest.raises(RuntimeError, match="a mistake") as error:
+        whorl.load(
+            "CartPole-v1", "ppo", {**settings, "runs": str(tmp_path / "a")}, callbacks=[Fails()]
+        ).train()
+    run = run_of(tmp_path / "a")
+    assert f"is saved in checkpoint_1; continue with: whorl resume {run}" in text_of(error.value)
+    resumed = newest(whorl.resume(run).run_dir)
+    whole = newest(
+        whorl.load("CartPole-v1", "ppo", {**settings, "runs": str(tmp_path / "b")}).train().run_dir
+    )
+    for key, value in whole.state["agent"]["module"].items():
+        assert torch.equal(resumed.state["agent"]["module"][key], value), key
+    rows = [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [1, 2, 3, 4]
+
+
+def test_diverged_weights_are_not_saved(tmp_path: Path) -> None:
+    class Spoil(whorl.Callback):
+        def on_rollout(self, trainer: Any, rollout: Any) -> None:
+            if trainer.iteration == 2:
+                with torch.no_grad():
+                    trainer.agent.actor.head.logits.bias.fill_(torch.nan)
+                raise RuntimeError("and then this")
+
+    trainer = whorl.load(Faulty, "ppo", {**ROLLOUTS, "runs": str(tmp_path)}, callbacks=[Spoil()])
+    with pytest.raises(RuntimeError, match="and then") as error:
+        trainer.train()
+    assert "there was no checkpoint yet" in text_of(error.value)
+    with pytest.raises(DivergedError):
+        trainer.checkpointing.save({})
+
+
+@pytest.mark.parametrize("acting", ["workers", pytest.param("central", marks=pytest.mark.full)])
+def test_a_worker_that_hangs_ends_the_run_with_a_checkpoint(acting: str, tmp_path: Path) -> None:
+    text = fail("hang", tmp_path, workers=2, acting=acting, env_timeout=3.0)
+    assert "a step did not return within 3 seconds, the setting env_timeout; iteration 3 " in text
+    assert text.startswith(("worker 0 (environments 0)", "worker 1 (environments 1)"))
+    assert newest(run_of(tmp_path)).metadata["iterations"] == 3
+
+
+def test_an_actor_that_hangs_is_ended_and_replaced_or_ends_the_run(tmp_path: Path) -> None:
+    given = {**ROLLOUTS, "actors": 1, "actor_restarts": 0, "env_timeout": 3.0, "runs": str(tmp_path)}
+    with pytest.raises(EnvError, match="actor 0 failed once; last error: actor 0 left with exit code 1"):
+        whorl.load(lambda: Faulty("hang"), "ppo", given).train()
+    assert newest(run_of(tmp_path)).metadata["iterations"] == 3
+
+
+# Owners
+
+
+def test_a_run_that_is_being_trained_can_be_read_but_not_resumed(tmp_path: Path) -> None:
+    settings = {**ROLLOUTS, "checkpoint_freq": 1, "max_iterations": 3, "runs": str(tmp_path)}
+    with whorl.load("CartPole-v1", "ppo", settings) as trainer:
+        trainer.step()
+        with pytest.raises(CheckpointError, match="is being trained by another trainer of this process"):
+            whorl.resume(run_of(tmp_path))
+        assert whorl.evaluate(run_of(tmp_path), 1).returns
+        trainer.step()
+    assert whorl.resume(run_of(tmp_path)).iterations == 3
+    assert not (run_of(tmp_path) / "run.lock").exists()
+
+
+@pytest.mark.parametrize("tensorboard", [True, False])
+def test_a_folder_that_is_deleted_is_one_sentence(
+    tensorboard: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Delete(whorl.Callback):
+        def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
+            if trainer.iteration == 2:
+                shutil.rmtree(trainer.run_dir)
+
+    settings = {**ROLLOUTS, "tensorboard": tensorboard, "runs": str(tmp_path)}
+    with pytest.raises(CheckpointError) as error:
+        whorl.load("CartPole-v1", "ppo", settings, callbacks=[Delete()]).train()
+    assert str(error.value).endswith("was deleted during training, so nothing can be saved any more")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+# Ctrl-C
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_is_acknowledged_at_once_saves_and_raises(
+    number: signal.Signals, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+
+    class Press(whorl.Callback):
+        def on_rollout(self, trainer: Any, rollout: Any) -> None:
+            if trainer.iteration == 1:
+                os.kill(os.getpid(), number)
+                seen.append(capfd.readouterr().err)
+
+    settings = {**ROLLOUTS, "runs": str(tmp_path)}
+    with pytest.raises(Interrupted) as error:
+        whorl.load("CartPole-v1", "ppo", settings, callbacks=[Press()]).train()
+    again = "; press Ctrl-C again to stop now" if number == signal.SIGINT else ""
+    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    assert seen == [f"{name}: finishing this iteration and saving{again}\n"]
+    result = error.value.result
+    assert isinstance(error.value, KeyboardInterrupt) and result.interrupted and result.iterations == 2
+    assert newest(result.run_dir).metadata["iterations"] == 2
+    assert whorl.resume(result.run_dir).iterations == 6
+
+
+def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    class Press(whorl.Callback):
+        def on_rollout(self, trainer: Any, rollout: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as error:
+        whorl.load("CartPole-v1", "ppo", {**ROLLOUTS, "runs": str(tmp_path)}, callbacks=[Press()]).train()
+    assert not isinstance(error.value, Interrupted)
+    assert not (run_of(tmp_path) / "run.lock").exists()
+
+
+def wait_until(reached: Callable[[], bool], process: "subprocess.Popen[Any]") -> None:
+    """Wait as long as it takes on a busy machine, but not for a process that has ended."""
+    deadline = time.monotonic() + 600
+    while not reached():
+        assert process.poll() is None, "the process ended early"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_killed_run_is_resumed_and_a_running_one_refused(tmp_path: Path) -> None:
+    settings = {**ROLLOUTS, "max_iterations": 10**6, "checkpoint_freq": 1, "runs": str(tmp_path)}
+    code = f"import whorl; whorl.load('CartPole-v1', 'ppo', {settings}).train()"
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        wait_until(lambda: any(tmp_path.glob("*/checkpoint_2/metadata.yaml")), process)
+        with pytest.raises(CheckpointError, match=f"is being trained by process {process.pid} on "):
+            whorl.resume(run_of(tmp_path))
+    finally:
+        process.kill()
+        process.wait()
+    saved = newest(run_of(tmp_path)).metadata["iterations"]
+    assert whorl.resume(run_of(tmp_path), max_iterations=saved + 1).iterations == saved + 1

@@ -1,0 +1,80 @@
+"""What a trained agent knows besides its actions: values, action probabilities and Q values of observations.
+
+All functions take one row of prepared observations, `Rows` [1, B], and return [B, ...].
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from whorl.agents.agent import Agent
+from whorl.core.action_masks import mask_size
+from whorl.core.spec import Discrete, SpecTree, TupleSpec, action_choices
+from whorl.core.tree import Tree
+from whorl.data.batch import Rows
+from whorl.nets.actor import DeterministicHead
+from whorl.nets.policy import Value
+from whorl.nets.q_ensemble import QEnsemble
+from whorl.ops.distributions import Categorical, Distribution, MultiCategorical
+
+
+def offered(agent: Any) -> list[str]:
+    """The methods of a saved policy that this agent has the networks for."""
+    critic, actor = getattr(agent, "critic", None), getattr(agent, "actor", None)
+    found = ["act", "predict"]
+    if callable(getattr(agent, "value", None)) or isinstance(critic, Value):
+        found.append("value")
+    if actor is not None and not isinstance(getattr(actor, "head", None), DeterministicHead):
+        found += ["probabilities"] * (mask_size(action_choices(agent.spec.action)) > 0) + ["log_prob"]
+    if hasattr(agent, "q_values") or hasattr(agent, "q") or isinstance(critic, QEnsemble):
+        found.append("q_values")
+    return found
+
+
+def value(agent: Any, rows: Rows) -> Tensor:
+    """V(s) [B]: of the critic, or the Q value of the greedy action."""
+    if callable(getattr(agent, "value", None)):
+        return agent.value(rows)[0]
+    return agent.sum_streams(agent.critic(rows))[0]
+
+
+def distribution(agent: Any, rows: Rows) -> Distribution:
+    """The policy at rows [1, B]."""
+    if hasattr(agent, "policy"):  # CrossQ's actor reads features
+        return agent.policy(agent.actor(agent.backbone(rows)))
+    return agent.actor(rows)
+
+
+def q_values(agent: Any, rows: Rows, action: Tree | None) -> Tensor:
+    """Q(s, a) [B] of a canonical action [B, ...], or of every discrete action [B, n]; the minimum over critics."""
+    critic, discrete = agent.critic, isinstance(agent.spec.action, Discrete)
+    taken = None if action is None else action.unsqueeze(0)
+    if hasattr(agent, "q"):
+        return agent.q(agent.backbone(rows), taken)[0]
+    if not discrete:
+        found = critic(
+            rows, taken
+        )  # [critics, 1, B], or a distribution as quantiles [critics, 1, B, quantiles]
+        return (found.mean((0, -1)) if critic.outputs else found.amin(0))[0]
+    found = (
+        critic(rows).amin(0) if isinstance(critic, QEnsemble) else agent.q_values(critic.backbone(rows), {})
+    )[0]
+    return found if action is None else found.gather(-1, action.unsqueeze(-1))[..., 0]
+
+
+def probabilities(spec: SpecTree, policy: Any) -> Any:
+    """Probabilities [B, n] of each discrete choice, nested as the action space; None for continuous parts."""
+    if isinstance(spec, dict):
+        parts = {key: probabilities(branch, policy.parts[key]) for key, branch in spec.items()}
+        return tuple(parts.values()) if isinstance(spec, TupleSpec) else parts
+    if isinstance(policy, Categorical):
+        return policy.probs[0]
+    if isinstance(policy, MultiCategorical):
+        return [policy.each.probs[0, :, number, :n] for number, n in enumerate(spec.nvec)]
+    return None
+
+
+def untracked(agent: Agent, memory: Tree) -> bool:
+    """Whether the critic has a memory that is not kept while acting, so that its values would be those of a start."""
+    backbone: Any = getattr(getattr(agent, "critic", None), "backbone", None)
+    return backbone is not None and bool(backbone.memories) and backbone.name not in memory

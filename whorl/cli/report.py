@@ -1,0 +1,155 @@
+"""What commands print: tables of results, the commands to go on with, lists of runs."""
+
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from whorl.core.registry import KINDS, registered
+from whorl.settings.merge import Settings
+
+if TYPE_CHECKING:
+    from whorl.run.reporting import Result
+
+INTERRUPTED = 130
+"""exit status of a run that Ctrl-C ended, as shells expect it"""
+MISTAKE = 2
+"""exit status of a command that could not do what it was asked for"""
+_PATH = re.compile(r"(?!whorl\.|torch\.)[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+"""an import path of the user's own code"""
+
+
+def in_lines(error: BaseException) -> str:
+    """An error for the terminal: its sentence on one line, below it the details, with their lines kept."""
+    sentence, _, rest = str(getattr(error, "message", error)).partition("\n")
+    details = "\n".join(filter(None, [rest.strip("\n"), str(getattr(error, "details", "")).strip("\n")]))
+    return f"{sentence}\n\n{details}" if details else sentence
+
+
+def show_result(result: "Result", settings: Settings) -> None:
+    """A table, and the commands to go on with."""
+    show_table(
+        {
+            "stopped because": result.reason,
+            "steps": result.steps,
+            "episodes": result.episodes,
+            "mean return": result.mean_return,
+            "wall time": f"{result.wall_time:.1f} s",
+            "run folder": str(result.run_dir),
+        }
+    )
+    if settings.run.save_model:
+        trust = trusted(settings)
+        print(f"evaluate: {command('eval', result.run_dir, *trust)}")
+        print(f"continue: {command('resume', result.run_dir, *_more(result), *trust)}")
+
+
+def show_seeds(results: Mapping[int, "Result | None"]) -> None:
+    """The mean return of every seed (None: it failed), their mean, and the command that compares them."""
+    ended = [result for result in results.values() if result is not None]
+    returns = [result.mean_return for result in ended if math.isfinite(result.mean_return)]
+    rows: dict[str, Any] = {
+        f"seed {seed}": "failed" if result is None else result.mean_return for seed, result in results.items()
+    }
+    if len(returns) > 1:
+        rows["mean ± std"] = f"{fmean(returns):.1f} ± {stdev(returns):.1f}"
+    show_table(rows, "mean return")
+    if ended:
+        print(f"compare:  {command('plot', *(result.run_dir for result in ended))}")
+
+
+def command(*words: object) -> str:
+    """A command of `whorl` that works as printed."""
+    return shlex.join(["whorl", *map(str, words)])
+
+
+def trusted(settings: Settings) -> list[str]:
+    """The flag that lets a run's own environments, networks and other parts be loaded again, where there are any."""
+    from whorl.envs.adapters.imported import module_of
+
+    known = {name for kind in KINDS for name in registered(kind)}
+    own = [module_of(settings.env)] if settings.env not in known else []
+    own += [name for name in _import_paths(settings) if name not in known]
+    found = list(dict.fromkeys(filter(None, own)))
+    return ["--trust", *found] if found else []
+
+
+def _import_paths(settings: Settings) -> Iterator[str]:
+    plain = settings.plain()
+    names = [plain["algorithm"], *plain["components"], *plain.get("loggers", ())]
+    parts = [value for key, value in plain.items() if key != "env_options" and isinstance(value, dict)]
+    return (name for name in [*names, *_names_in(parts)] if _PATH.fullmatch(name))
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    """The names of classes in the mapping of a part, its layers included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _names_in(list(value.values()))
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _names_in(item)
+
+
+def _more(result: "Result") -> list[str]:
+    """The flag that doubles the limit that was reached."""
+    spent = {
+        "steps": ["--total-timesteps", str(2 * result.steps)],
+        "episodes": ["--total-episodes", str(2 * result.episodes)],
+        "iterations": ["--max-iterations", str(2 * result.iterations)],
+    }
+    return spent.get(result.reason.removeprefix("the budget of ").partition(" ")[0], [])
+
+
+def show_table(values: Mapping[str, Any], title: str = "") -> None:
+    """Names and values in a frame."""
+    from whorl.log.console import Console
+
+    Console(0).summary(values, title)
+
+
+def show_columns(values: Mapping[str, str]) -> None:
+    """A name and a line about it in each row."""
+    width = max((len(name) for name in values), default=0)
+    for name, about in values.items():
+        print(f"{name:<{width}}  {about}")
+
+
+def show_runs(folder: Path) -> None:
+    """Every run folder with its state, steps and last return."""
+    rows = [_run_row(config.parent) for config in sorted(folder.glob("*/config.yaml"))]
+    if not rows:
+        print(f"there are no runs in {folder}")
+        return
+    rows = [("run", "state", "steps", "return", "written"), *rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    for name, state, *numbers in rows:
+        columns = [f"{text:>{width}}" for text, width in zip(numbers, widths[2:])]
+        print("  ".join([f"{name:<{widths[0]}}", f"{state:<{widths[1]}}", *columns]))
+
+
+def _run_row(run: Path) -> tuple[str, ...]:
+    from whorl.log.writers import read_rows
+    from whorl.settings.presets import read_yaml
+
+    config, metrics = run / "config.yaml", run / "metrics.jsonl"
+    last: dict[str, Any] = {}
+    for row in read_rows(metrics) if metrics.is_file() else ():
+        last.update(row)
+    found = last.get("evaluation/return", last.get("episode/return"))
+    when = datetime.fromtimestamp((metrics if metrics.is_file() else config).stat().st_mtime)
+    state = _state(run, read_yaml(config.read_text("utf-8"), str(config)) or {}, last)
+    shown = "" if found is None else f"{float(found):.1f}"
+    return run.name, state, f"{int(last.get('steps', 0)):,}", shown, f"{when:%Y-%m-%d %H:%M}"
+
+
+def _state(run: Path, config: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    limits = {"steps": "total_timesteps", "episodes": "total_episodes", "iteration": "max_iterations"}
+    if any(config.get(name) and last.get(key, 0) >= config[name] for key, name in limits.items()):
+        return "finished"
+    return "stopped"

@@ -1,0 +1,370 @@
+"""One run per seed: one after the other, or several at the same time, each in a process of its own.
+
+A process gets its share of the cores, reports its progress through a pipe, and ends when its parent does. What it
+prints is printed by the parent, above the bars, with the seed in front.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any
+
+from whorl.cli.report import INTERRUPTED, MISTAKE, command, in_lines, show_result, show_seeds, trusted
+from whorl.core.errors import ConfigError, WhorlError
+from whorl.log.console import DISPLAY, LIVE_SECONDS, Console, Consoles, summary
+from whorl.settings.merge import Settings
+
+if TYPE_CHECKING:
+    from whorl.run.reporting import Result
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train."""
+
+    algorithm: str
+    env: str
+    settings: Mapping[str, Any]
+    files: Sequence[str] = ()
+
+    def load(self) -> Any:
+        """The trainer."""
+        from whorl.api import load
+
+        return load(self.env, self.algorithm, self.settings, files=self.files)
+
+    def with_seed(self, seed: int) -> "Job":
+        """The same with a seed, which the name of its run folder shows."""
+        tag = "_".join(filter(None, [str(self.settings.get("tag") or ""), f"seed{seed}"]))
+        return Job(self.algorithm, self.env, {**self.settings, "seed": seed, "tag": tag}, self.files)
+
+
+def run_trainer(trainer: Any) -> int:
+    """Train to the end or to Ctrl-C, show the result, and give the exit status."""
+    try:
+        show_result(trainer.train(), trainer.settings)
+    except KeyboardInterrupt as stop:
+        _show_interrupted(stop, trainer.settings)
+        return INTERRUPTED
+    return 0
+
+
+def train_seeds(job: Job, seeds: Sequence[int], parallel: int) -> int:
+    """Train once per seed, `parallel` at the same time; a seed that fails is reported, and the others go on."""
+    if twice := sorted({seed for seed in seeds if list(seeds).count(seed) > 1}):
+        raise ConfigError(f"--seeds names {twice[0]} twice; name each seed once")
+    jobs = {seed: job.with_seed(seed) for seed in seeds}
+    trainers = {seed: one.load() for seed, one in jobs.items()}  # a mistake is told now, not after other runs
+    settings = trainers[seeds[0]].settings
+    if parallel > 1 and len(seeds) > 1:
+        family = _Family(jobs, settings, min(parallel, len(seeds)))
+        status = family.train()
+        results = family.results
+    else:
+        status, results = _one_after_the_other(trainers)
+    if status == INTERRUPTED:
+        return status
+    show_seeds({seed: results.get(seed) for seed in seeds})
+    return status
+
+
+def _one_after_the_other(trainers: Mapping[int, Any]) -> tuple[int, dict[int, "Result"]]:
+    status, results = 0, {}
+    for seed, trainer in trainers.items():
+        try:
+            results[seed] = trainer.train()
+        except KeyboardInterrupt as stop:
+            _show_interrupted(stop, trainer.settings)
+            return INTERRUPTED, results
+        except WhorlError as error:
+            print(f"whorl: seed {seed}: {in_lines(error)}", file=sys.stderr)
+            status = MISTAKE
+        else:
+            show_result(results[seed], trainer.settings)
+    return status, results
+
+
+def _show_interrupted(stop: KeyboardInterrupt, settings: Settings) -> None:
+    """The result that came with an interrupt, if training had begun."""
+    result = getattr(stop, "result", None)
+    if result is None:
+        raise stop
+    show_result(result, settings)
+
+
+# The parent
+
+
+@dataclass
+class _Child:
+    seed: int
+    process: Any
+    line: Connection
+    """commands to it, reports from it"""
+    output: Connection
+    """what it prints"""
+    slot: int
+    text: str = ""
+    """an incomplete line of its output"""
+    ended: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"seed {self.seed}"
+
+
+@dataclass
+class _Family:
+    """The processes of all seeds, `parallel` at a time."""
+
+    jobs: Mapping[int, Job]
+    settings: Settings
+    parallel: int
+    results: dict[int, "Result"] = field(default_factory=dict)
+    failed: bool = False
+    interrupts: int = 0
+
+    def train(self) -> int:
+        """Train all seeds; the exit status."""
+        self.queue = list(self.jobs)
+        self.children: list[_Child] = []
+        self.interrupted: list[Result] = []
+        names = [f"seed {seed}" for seed in self.jobs]
+        self.screen = Consoles(names, self._title(), self.settings.run.quiet)
+        with self.screen, self._signals():
+            try:
+                self._attend()
+            finally:
+                for child in self.children:
+                    child.process.kill()
+        for result in self.interrupted:
+            print(f"continue: {command('resume', result.run_dir, *trusted(self.settings))}")
+        return INTERRUPTED if self.interrupts else MISTAKE if self.failed else 0
+
+    def _attend(self) -> None:
+        while self.children or (self.queue and not self.interrupts):
+            used = {child.slot for child in self.children}
+            for slot in sorted(set(range(self.parallel)) - used)[: len(self.queue)]:
+                if not self.interrupts:
+                    self.children.append(self._start(self.queue.pop(0), slot))
+            wait(
+                [
+                    end
+                    for child in self.children
+                    for end in (child.line, child.output, child.process.sentinel)
+                ],
+                0.5,
+            )
+            for child in list(self.children):
+                over = child.process.exitcode is not None  # asked first, so that nothing it sent is missed
+                self._listen(child)
+                if over:
+                    self._bury(child)
+
+    def _start(self, seed: int, slot: int) -> _Child:
+        line, theirs = multiprocessing.Pipe()
+        output, printed = multiprocessing.Pipe(duplex=False)
+        cores = shares(usable_cores(), self.parallel)[slot]
+        arguments = (self.jobs[seed], theirs, printed, cores)
+        process = multiprocessing.get_context("spawn").Process(target=_work, args=arguments)
+        # A Ctrl-C that arrives now waits, in the child too, until both can handle it.
+        with _blocked_interrupts():
+            process.start()
+        theirs.close()
+        printed.close()
+        return _Child(seed, process, line, output, slot)
+
+    def _listen(self, child: _Child) -> None:
+        while not child.line.closed and child.line.poll():
+            try:
+                kind, *values = child.line.recv()
+            except (EOFError, OSError):
+                child.line.close()
+                break
+            getattr(self, f"_on_{kind}")(child, *values)
+        while not child.output.closed and child.output.poll():
+            data = os.read(child.output.fileno(), 1 << 16)
+            if not data:
+                child.output.close()
+                break
+            *lines, child.text = (child.text + data.decode("utf-8", "replace")).split("\n")
+            for text in lines:
+                self.screen.message(f"{child.name}: {text}")
+
+    def _bury(self, child: _Child) -> None:
+        self.children.remove(child)
+        for end in (child.line, child.output):
+            end.close()
+        if not child.ended:
+            code = child.process.exitcode
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
+            self._on_failed(child, f"its process {how}; if memory ran out, use a smaller --parallel")
+        child.process.join()
+
+    def _on_begin(self, child: _Child, total: float, unit: str, done: float) -> None:
+        self.screen.begin(child.name, total, unit, done)
+
+    def _on_progress(self, child: _Child, done: float, row: dict[str, Any]) -> None:
+        self.screen.report(child.name, done, row)
+
+    def _on_message(self, child: _Child, text: str) -> None:
+        self.screen.message(f"{child.name}: {text}")
+
+    def _on_result(self, child: _Child, result: "Result") -> None:
+        child.ended = True
+        self.results[child.seed] = result
+        self.screen.end(child.name, f"finished, mean return {result.mean_return:.1f}")
+
+    def _on_interrupted(self, child: _Child, result: "Result | None") -> None:
+        child.ended = True
+        if not self.interrupts:  # it got a signal of its own
+            self.interrupts = 1
+            self._tell_all()
+        if result is not None:
+            self.interrupted.append(result)
+        self.screen.end(child.name, "stopped" if result is None else f"saved in {result.run_dir}")
+
+    def _on_failed(self, child: _Child, sentence: str) -> None:
+        child.ended = self.failed = True
+        self.screen.end(child.name, "failed")
+        print(f"whorl: {child.name}: {sentence}", file=sys.stderr)
+
+    def _tell_all(self) -> None:
+        for child in self.children:
+            try:
+                child.line.send("stop")
+            except OSError:  # it has ended
+                continue
+
+    def _stop(self, *signal: Any) -> None:
+        self.interrupts += 1
+        if self.interrupts > 2:
+            raise KeyboardInterrupt
+        self._tell_all()
+        if self.interrupts == 1:
+            self.screen.message("every seed finishes its iteration and saves; Ctrl-C again to stop now")
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _title(self) -> str:
+        from whorl.run.build import choose_device
+
+        settings = self.settings
+        each = len(shares(usable_cores(), self.parallel)[0])
+        cores = f"{each} core{'s' if each > 1 else ''} each"
+        head = f"{settings.algorithm} on {settings.env}: {len(self.jobs)} seeds, {self.parallel} at a time, {cores}"
+        return f"{head}\n{summary(settings, str(choose_device(settings.run.device)))}"
+
+
+def usable_cores() -> list[int]:
+    """The cores that this process may use."""
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return sorted(affinity)
+
+
+def shares(cores: Sequence[int], count: int) -> list[list[int]]:
+    """The cores of each of `count` processes: disjoint, or one that others use too where there are too few."""
+    if count >= len(cores):
+        return [[cores[i % len(cores)]] for i in range(count)]
+    return [list(cores[i * len(cores) // count : (i + 1) * len(cores) // count]) for i in range(count)]
+
+
+@contextmanager
+def _blocked_interrupts() -> Iterator[None]:
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+# The child
+
+
+def _work(job: Job, line: Connection, output: Connection, cores: Sequence[int]) -> None:
+    """Train one seed and report to the parent."""
+    try:
+        _settle(output, cores)
+        threading.Thread(target=_obey, args=(line,), daemon=True).start()
+        DISPLAY.set(partial(_Report, line))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the parent has loaded the same settings, and told
+            trainer = job.load()
+        line.send(("result", trainer.train()))
+    except KeyboardInterrupt as stop:
+        line.send(("interrupted", getattr(stop, "result", None)))
+    except WhorlError as error:
+        line.send(("failed", in_lines(error)))
+    except Exception as error:  # of an environment, say: the parent prints it, and the other seeds go on
+        line.send(("failed", f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}"))
+
+
+def _settle(output: Connection, cores: Sequence[int]) -> None:
+    """Cores, output and signals of this process; Ctrl-C at the terminal reaches the parent alone."""
+    if hasattr(os, "setsid"):
+        os.setsid()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    if sys.platform != "win32":
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    warnings.showwarning = lambda message, *_: print(" ".join(str(message).split()), file=sys.stderr)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _obey(line: Connection) -> None:
+    """Interrupt training when the parent says so, or is gone."""
+    try:
+        while line.recv() == "stop":
+            os.kill(os.getpid(), signal.SIGINT)
+    except (EOFError, OSError):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Report(Console):
+    """Sends progress to the parent instead of drawing it."""
+
+    def __init__(
+        self, pipe: Connection, total: float, unit: str, title: str, quiet: bool, *, done: float
+    ) -> None:
+        super().__init__(total, unit, quiet=True)
+        self._pipe = pipe
+        self._newest: tuple[float, dict[str, Any]] = (done, {})
+        self._sent = 0.0
+        pipe.send(("begin", total, unit, done))
+
+    def update(self, done: float, row: Mapping[str, float | int | str] | None = None) -> None:
+        self._newest = done, {**self._newest[1], **(row or {})}
+        if self._clock() - self._sent >= LIVE_SECONDS:
+            self._send()
+
+    def message(self, text: str) -> None:
+        self._pipe.send(("message", text))
+
+    def __exit__(self, *error: Any) -> None:
+        self._send()
+
+    def _send(self) -> None:
+        self._sent = self._clock()
+        self._pipe.send(("progress", *self._newest))

@@ -1,0 +1,95 @@
+"""Settings that follow others: a value that the user did not choose is made to fit those that the user did.
+
+    whorl train ppo Quadrotor-v0 --num-envs 32    # the preset's batch size for 512 environments shrinks with them
+
+Where the user chose all values of a combination that can't work, none is changed, and training reports it.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def follow(values: Mapping[str, Any], before: Mapping[str, Any], given: Iterable[str]) -> dict[str, Any]:
+    """The settings that change.
+
+    Args:
+        values: all settings of the run and the algorithm, with their defaults.
+        before: the same without what the user chose.
+        given: the names that the user chose.
+    """
+    now, chosen = dict(values), frozenset(given)
+    _budget(now, chosen)
+    _actors(now, chosen)
+    if now.get("memory", "none") != "none":
+        _sequences(now, chosen)
+    if "batch_size" in now and "buffer_size" not in now:
+        _batch_size(now, before, chosen)
+    if not now["reset_every"]:
+        now["reset_every"] = now["checkpoint_freq"]
+    return {name: value for name, value in now.items() if value != values[name]}
+
+
+def _budget(now: dict[str, Any], given: frozenset[str]) -> None:
+    """A limit in iterations or episodes replaces the default number of steps."""
+    if given & {"max_iterations", "total_episodes"} and "total_timesteps" not in given:
+        limits = now["max_iterations"] or now["total_episodes"]
+        now["total_timesteps"] = 0 if limits else now["total_timesteps"]
+
+
+def _actors(now: dict[str, Any], given: frozenset[str]) -> None:
+    """Actors and replay shards share the environments evenly."""
+    for name in ("actors", "shards"):
+        count = now.get(name, 0)
+        if count < 1 or now["num_envs"] % count == 0:
+            continue
+        if name not in given:
+            now[name] = largest_divisor(now["num_envs"], count)
+        elif "num_envs" not in given:
+            now["num_envs"] = math.ceil(now["num_envs"] / count) * count
+
+
+def _sequences(now: dict[str, Any], given: frozenset[str]) -> None:
+    """With memory, rollouts are cut into chunks of equal length; with replay, states are stored at equal intervals."""
+    name = "sequence_stride" if "sequence_stride" in now else "chunk_length"
+    length, steps = now.get(name, 1), now["num_steps"]
+    if steps % length == 0:
+        return
+    if name in given or (name == "sequence_stride" and "num_steps" not in given):
+        if "num_steps" not in given:
+            now["num_steps"] = math.ceil(steps / length) * length
+    else:
+        now[name] = largest_divisor(steps, length)
+
+
+def _batch_size(now: dict[str, Any], before: Mapping[str, Any], given: frozenset[str]) -> None:
+    """Minibatches divide a rollout, into whole chunks; a rollout of another size keeps the number of minibatches."""
+    rows, size = _rows(now), now["batch_size"]
+    unit = now.get("chunk_length", 1) if now.get("memory", "none") != "none" else 1
+    if "batch_size" not in given:
+        size = round(size * rows / _rows(before))
+        fitting = [unit * n for n in divisors(rows // unit)]
+        now["batch_size"] = min(fitting, key=lambda fit: (abs(fit - size), fit), default=size)
+    elif rows % size:
+        for name in ("num_steps", "num_envs"):
+            if name not in given:
+                step = size // math.gcd(size, rows // now[name])
+                now[name] = max(1, round(now[name] / step)) * step
+                return
+
+
+def _rows(values: Mapping[str, Any]) -> int:
+    """Steps of a rollout, over all environments that learning waits for."""
+    envs, actors, share = values["num_envs"], values["actors"], values["trajectories_per_batch"]
+    return (envs // actors * share if actors and share else envs) * values["num_steps"]
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of `number` that is at most `limit`."""
+    return max(n for n in divisors(number) if n <= max(limit, 1))
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors in ascending order."""
+    small = [n for n in range(1, math.isqrt(max(number, 0)) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
