@@ -30,8 +30,8 @@ import yaml
 from whorl.core.errors import nearest
 from whorl.core.registry import Part
 from whorl.settings.aliases import ALIASES, NOTES
-from whorl.settings.merge import config_of, configure
 from whorl.settings.conditions import WHERE
+from whorl.settings.merge import config_of, configure
 from whorl.settings.presets import algorithm_class, load_preset, owners, preset_names
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import fields_of, help_of

@@ -286,7 +286,7 @@ def test_a_warm_start_from_another_environment_takes_what_fits_and_lists_the_res
     trainer.close()
     with pytest.raises(CheckpointError, match=r"took \d+ of \d+ tensors; .* leave strict out"):
         whorl.load("Acrobot-v1", "ppo", {**start, "load_strict": True}).train()
-    with pytest.raises(CheckpointError, match="no weights in .* fit these settings"):
+    with pytest.raises(CheckpointError, match=r"no weights in .* fit these settings"):
         whorl.load(
             "Acrobot-v1",
             "dqn",

@@ -40,8 +40,14 @@ ROLLOUTS = {
 }
 REPLAY = {
     **{name: ROLLOUTS[name] for name in ("quiet", "tensorboard", "eval", "num_envs", "num_steps")},
-    **{"batch_size": 8, "buffer_size": 200, "learning_starts": 16, "hidden_sizes": [8], "max_iterations": 6},
-    **{"workers": 0, "checkpoint_freq": 1000, "total_timesteps": 0},
+    "batch_size": 8,
+    "buffer_size": 200,
+    "learning_starts": 16,
+    "hidden_sizes": [8],
+    "max_iterations": 6,
+    "workers": 0,
+    "checkpoint_freq": 1000,
+    "total_timesteps": 0,
 }
 
 
