@@ -32,6 +32,10 @@ from whorl.nets.q_ensemble import QEnsemble
 
 @dataclass(frozen=True)
 class DDPGConfig(NoiseConfig, ActorCriticConfig):
+    actor_lr: LearningRate = 1e-3
+    """learning rate of the actor"""
+    critic_lr: LearningRate = 1e-3
+    """learning rate of the critics"""
     action_joins: Literal["first", "second"] = "first"
     """layer of the critic that reads the action: first (Fujimoto et al. 2018) or second (Lillicrap et al. 2015)"""
 
