@@ -28,6 +28,7 @@ from whorl.explore.noise import ActionNoise, NoiseConfig
 from whorl.nets.actor import bounded, deterministic_actor
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
+from whorl.settings.schema import LearningRate
 
 
 @dataclass(frozen=True)
