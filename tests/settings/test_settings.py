@@ -387,8 +387,8 @@ def test_a_nonsensical_value_is_taken_or_told_in_a_sentence(algorithm: str) -> N
 def test_a_nonsensical_flag_is_taken_or_told_in_a_sentence(algorithm: str) -> None:
     cls = algorithm_class(algorithm)[1]
     parser = FlagParser(algorithm, nested=True)
-    parser.add_config("loop", RunConfig())
-    parser.add_config("algorithm", config_of(cls)())
+    parser.add_config(RunConfig())
+    parser.add_config(config_of(cls)())
     for key in settings_of(cls):
         for word in WORDS:
             try:
