@@ -177,9 +177,13 @@ def test_an_environment_that_raises_is_tried_a_few_times_and_then_named(cluster:
     }
     with (
         pytest.warns(UserWarning, match="actor 0 failed and is replaced .*the joint is jammed"),
-        pytest.raises(EnvError, match=r"actor 0 failed 2 times in a row; last error: .*the joint is jammed"),
+        pytest.raises(
+            EnvError, match=r"actor 0 failed 2 times in a row; last error: .*the joint is jammed"
+        ) as caught,
     ):
         whorl.load(Broken, "impala", settings).train()
+    assert "step 1 of episode 1: step() raised RuntimeError" in caught.value.message
+    assert "Traceback" in caught.value.details
     assert not ray.is_initialized()
 
 

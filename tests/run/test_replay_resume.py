@@ -234,6 +234,7 @@ def test_another_capacity_is_one_sentence_and_nothing_is_lost(tmp_path: Path) ->
         whorl.resume(run, buffer_size=800)
     loaded = checkpoint.use_newest(run, pytest.fail, lambda loaded: loaded)
     trainer = load_run(run, {})
+    trainer.close()
     other = Trainer(trainer.source, trainer.settings.replace(buffer_size=800))
     with pytest.raises(
         ConfigError,
@@ -241,7 +242,6 @@ def test_another_capacity_is_one_sentence_and_nothing_is_lost(tmp_path: Path) ->
         "for each of 4; resume with buffer_size 1200 and num_envs 4",
     ):
         other.attach(run, loaded)
-    trainer.close()
     assert whorl.resume(run, max_iterations=10).iterations == 10
 
 

@@ -126,6 +126,7 @@ class RunLock:
             return
         if self._at_path(descriptor):
             with suppress(OSError):
+                os.ftruncate(descriptor, 0)  # no owner, even where an open file can't be deleted
                 self.path.unlink()
         self._close(descriptor)
 
