@@ -348,7 +348,7 @@ def summary(settings: Settings, device: str) -> str:
     """The settings that decide how long a run takes, in one line."""
     run, algo = settings.run, settings.algo
     envs = "1 environment" if run.num_envs == 1 else f"{run.num_envs:,} environments"
-    parts = [f"{envs} x {run.num_steps:,} steps"]
+    parts = [f"{envs} x {run.num_steps:,} {'step' if run.num_steps == 1 else 'steps'}"]
     if hasattr(algo, "updates_per_step"):
         parts.append(f"{algo.updates_per_step:g} updates per step")
     if hasattr(algo, "n_epochs"):
