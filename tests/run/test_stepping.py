@@ -19,7 +19,15 @@ from whorl.run.reporting import SystemMetrics
 from whorl.run.trainer import Trainer
 from whorl.state import checkpoint
 
-QUIET = {"quiet": True, "tensorboard": False, "eval": False, "workers": 0, "device": "cpu", "num_envs": 2, "log_freq": 1}
+QUIET = {
+    "quiet": True,
+    "tensorboard": False,
+    "eval": False,
+    "workers": 0,
+    "device": "cpu",
+    "num_envs": 2,
+    "log_freq": 1,
+}
 ROLLOUTS = {**QUIET, "num_steps": 16, "batch_size": 32, "n_epochs": 1, "max_iterations": 4}
 REPLAY = {
     **QUIET,

@@ -358,7 +358,14 @@ def test_what_an_environment_measures_is_averaged_over_the_episodes_of_a_row(
     tmp_path: Path, workers: int
 ) -> None:
     """Sixteen rows a environment are four episodes of three steps and a reset each: 4, 2, 4, 2 rooms, 3 in the mean."""
-    settings = {"runs": str(tmp_path), "num_envs": 4, "num_steps": 16, "batch_size": 64, "max_iterations": 2, "log_freq": 1}
+    settings = {
+        "runs": str(tmp_path),
+        "num_envs": 4,
+        "num_steps": 16,
+        "batch_size": 64,
+        "max_iterations": 2,
+        "log_freq": 1,
+    }
     quiet = {"quiet": True, "tensorboard": False, "eval": False, "save_model": False, "workers": workers}
     result = whorl.load(lambda: Rooms(), "ppo", {**settings, **quiet}).train()
     rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
