@@ -65,9 +65,8 @@ class DivergedError(WhorlError):
 def extend(error: Exception, text: str) -> None:
     """Add to the message of an error that is raised again: what was saved, how to go on."""
     if isinstance(error, WhorlError):
-        message = f"{error.args[0] if error.args else error}; {text}"
-        error.args = (message, *error.args[1:])
-        vars(error)["message"] = message
+        error.message = f"{error.message}; {text}"
+        error.args = (error.message,)
     elif hasattr(error, "add_note"):  # Python 3.11
         error.add_note(text)
 

@@ -30,10 +30,10 @@ class ImportedAdapter(Adapter):
         if "." in id and ":" not in id:
             return True
         try:
-            module = import_named(path[1])
+            import_named(path[1])
         except Exception:  # whatever a user's module raises is reported where registered names are looked up
             return False
-        return registry_id(path[2]) is None and hasattr(module, path[2])
+        return registry_id(path[2]) is None
 
     def full_id(self, id: str) -> str:
         return ":".join(_split(id))
