@@ -298,7 +298,8 @@ def main() -> None:
     job.add_argument("--limit", type=float, default=math.inf)
     report = commands.add_parser("report", help="the table of what is in the output")
     report.add_argument("output", type=Path, nargs="+")
-    report.add_argument("--write", type=Path, help="write the page there instead of printing the table")
+    report.add_argument("--write", type=Path, help="write a page with the table there, too")
+    report.add_argument("--commit", default="", help="of runs on a machine without git")
     args = parser.parse_args()
     if args.command == "job":
         print(json.dumps(one(args.job, args.limit)))
@@ -307,7 +308,8 @@ def main() -> None:
         limit = ("--limit", str(args.limit))
         run_jobs(found, args.output, args.jobs, args.seconds, partial(estimate, limit=args.limit), limit)
     else:
-        records = [record for path in args.output for record in read(path)]
+        found = [record for path in args.output for record in read(path)]
+        records = [{**record, "commit": record["commit"] or args.commit} for record in found]
         print(table(records))
         if args.write:
             args.write.write_text(page(records), "utf-8")

@@ -61,9 +61,9 @@ def tuned(algorithm: str, env: str) -> bool:
 
 
 def all_jobs(
-    groups: Iterable[str], algorithms: Sequence[str], envs: Sequence[str], seeds: Sequence[int]
+    groups: Iterable[str], algorithms: Sequence[str], envs: Sequence[str], seeds: Sequence[int], gpu: bool
 ) -> list[dict[str, Any]]:
-    """One seed of every preset first."""
+    """One seed of every preset first; of those the longest, which need the whole time of a call."""
     pairs = [
         (name, env)
         for group in groups
@@ -74,16 +74,18 @@ def all_jobs(
     missing = [f"{name} on {env}" for name, env in pairs if not tuned(name, env)]
     if missing:
         print(f"nothing is tuned for {', '.join(missing)}", flush=True)
-    return [
+    found = [
         {"algorithm": name, "env": env, "seed": seed}
         for seed in seeds
         for name, env in pairs
         if tuned(name, env)
     ]
+    return sorted(found, key=lambda job: (job["seed"], -estimate(job, [], math.inf, gpu)))
 
 
-def budget(job: Mapping[str, Any]) -> int:
-    return int(configure(job["algorithm"], job["env"], {}).run.total_timesteps)
+def budget(job: Mapping[str, Any], gpu: bool) -> int:
+    given = {"hardware": "gpu" if gpu else "cpu"}
+    return int(configure(job["algorithm"], job["env"], given).run.total_timesteps)
 
 
 def one(job: Mapping[str, Any], limit: float) -> Record:
@@ -103,7 +105,7 @@ def thinned(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def estimate(job: Mapping[str, Any], records: list[Record], limit: float, gpu: bool) -> float:
     """Seconds that a job takes with its start and its evaluations."""
-    steps = budget(job)
+    steps = budget(job, gpu)
     known = known_seconds(records, job, (("algorithm", "env"),), steps)
     return min(known or 30 + steps / RATES[gpu][job["algorithm"]], limit + 30)
 
@@ -201,7 +203,7 @@ def main() -> None:
     if args.command == "job":
         print(json.dumps(one(args.job, args.limit)))
     elif args.command == "run":
-        found = all_jobs(args.groups, args.algorithms, args.envs, args.seeds)
+        found = all_jobs(args.groups, args.algorithms, args.envs, args.seeds, args.gpu)
         expected = partial(estimate, limit=args.limit, gpu=args.gpu)
         limit = ("--limit", str(args.limit))
         run_jobs(found, args.output, args.jobs, args.seconds, expected, limit, args.gpu)

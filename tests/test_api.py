@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import yaml
 import whorl
 from whorl.core import registry
 from whorl.core.errors import CheckpointError, ConfigError, EnvError
+from whorl.core.spec import Array, Continuous, Spec, differences
 from whorl.settings.presets import rules
 from whorl.state import checkpoint
 
@@ -124,7 +126,9 @@ def test_weights_that_do_not_fit_are_told() -> None:
         "load_checkpoint_dir": str(first.run_dir),
         "policy_hidden_dims": [8],
     }
-    with pytest.raises(CheckpointError, match="do not fit these settings"):
+    with pytest.raises(CheckpointError, match=r"took \d+ of \d+ tensors; not taken: actor"):
+        whorl.load("CartPole-v1", "PPO", {**config, "load_strict": True}).train()
+    with pytest.warns(UserWarning, match=r"took \d+ of \d+ tensors; not taken: actor"):
         whorl.load("CartPole-v1", "PPO", config).train()
 
 
@@ -191,9 +195,11 @@ def test_settings_are_given_as_keywords_or_config_objects() -> None:
     assert (keywords.gamma, keywords.num_envs, keywords.num_steps) == (0.5, 3, 32)  # tuned: 32 steps
     typed = whorl.load("CartPole-v1", whorl.PPOConfig(gamma=0.5), num_envs=3).settings
     assert (typed.algorithm, typed.gamma, typed.num_envs, typed.num_steps) == ("ppo", 0.5, 3, 32)
-    assert typed.algo == whorl.PPOConfig(gamma=0.5), "a config object is complete"
+    # A config object is complete, but for the minibatch, which follows the number of environments.
+    assert replace(typed.algo, batch_size=512) == whorl.PPOConfig(gamma=0.5, batch_size=512)
     both = whorl.load("CartPole-v1", whorl.PPOConfig(), whorl.RunConfig(num_envs=3), tag="x").settings
-    assert (both.run, both.tag) == (whorl.RunConfig(num_envs=3, tag="x"), "x")
+    automatic = {"hardware": "auto", "reset_every": 0}
+    assert replace(both.run, **automatic) == whorl.RunConfig(num_envs=3, tag="x")
 
 
 def test_config_objects_and_keywords_are_checked() -> None:
@@ -317,7 +323,233 @@ def test_something_that_is_no_environment_is_told() -> None:
         whorl.load(dict, "ppo")
 
 
+class Level(Corridor):
+    """A corridor that must be told its length."""
+
+    def __init__(self, length: int, wide: bool = False) -> None:
+        super().__init__(length)
+        self.wide = wide
+
+
+def test_a_class_takes_options_wherever_an_id_does(tmp_path: Path) -> None:
+    made = whorl.make(Level, length=3, wide=True)
+    assert (made.unwrapped.length, made.unwrapped.wide) == (3, True)
+    assert whorl.load(made, "ppo", SMALL).source.factory().length == 3
+    (tmp_path / "mine.yaml").write_text("env_options: {length: 4}")
+    assert whorl.load(Level, "ppo", SMALL, files=["mine.yaml"]).source.factory().length == 4
+    assert whorl.load(Level, "ppo", {**SMALL, "env_options": {"length": 6}}).source.factory().length == 6
+    result = whorl.train(Level, "ppo", SMALL, env_options={"length": 3})
+    assert min(whorl.evaluate(result.run_dir, 2, env=Level).lengths) >= 3, "the run's options apply"
+    assert min(whorl.evaluate(result.run_dir, 2, env=Level, env_options={"length": 9}).lengths) >= 9
+    assert len(whorl.evaluate(result.run_dir, 2, env=lambda: Level(3)).returns) == 2, (
+        "a function without options"
+    )
+    assert whorl.resume(result.run_dir, env=Level, max_iterations=3).iterations == 3
+    assert whorl.check(Level, env_options={"length": 3}) == whorl.check(lambda: Level(3)) == []
+
+
+def test_options_that_a_class_lacks_or_needs_are_named() -> None:
+    with pytest.raises(EnvError, match=r"Level needs 'length'; give it as an option, env_options="):
+        whorl.train(Level, "ppo", SMALL)
+    with pytest.raises(EnvError, match="Level takes no option 'lenght'; did you mean 'length'"):
+        whorl.make(Level, lenght=2)
+    with pytest.raises(EnvError, match="length can't change an environment that is already made"):
+        whorl.make(Level(2), length=3)
+    whorl.register("environment", "Level-v0", Level)
+    with pytest.raises(
+        EnvError, match="missing 1 required positional argument: 'length'; give it in env_options"
+    ):
+        whorl.train("Level-v0", "ppo", SMALL)
+
+
+def test_evaluation_takes_other_options_than_training() -> None:
+    whorl.register("environment", "Corridor-v0", Corridor)
+    result = whorl.train("Corridor-v0", "ppo", SMALL, env_options={"length": 3})
+    assert min(whorl.evaluate(result.run_dir, 2, env_options={"length": 9}).lengths) >= 9
+    assert whorl.check("Corridor-v0", env_options={"length": 3}) == []
+
+
+def test_a_batch_of_environments_is_trained_on_but_not_made() -> None:
+    vector = gymnasium.vector.SyncVectorEnv([Corridor, Corridor])
+    with pytest.raises(EnvError, match="is a batch of environments; pass it to"):
+        whorl.make(vector)
+
+
+# One way to pass settings
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda run: whorl.load("CartPole-v1", "ppo", gama=0.9),
+            "ppo has no setting 'gama'; did you mean 'gamma'",
+        ),
+        (lambda run: whorl.train("CartPole-v1", gama=0.9), "ppo has no setting 'gama'; did you mean 'gamma'"),
+        (lambda run: whorl.resume(run, gama=0.9), "ppo has no setting 'gama'; did you mean 'gamma'"),
+        (
+            lambda run: whorl.evaluate(run, epsiodes=2),
+            "evaluate has no setting 'epsiodes'; did you mean 'episodes'",
+        ),
+        (
+            lambda run: whorl.evaluate(run, n_eval_episodes=2),
+            "evaluate has no setting 'n_eval_episodes'; here it is",
+        ),
+        (
+            lambda run: whorl.evaluate(run, gamma=2),
+            r"evaluate has no setting 'gamma'; it takes run, episodes, env",
+        ),
+        (
+            lambda run: whorl.restore(run, devise="cpu"),
+            "restore has no setting 'devise'; did you mean 'device'",
+        ),
+        (
+            lambda run: whorl.check("CartPole-v1", env_option={}),
+            "check has no setting .* did you mean 'env_options'",
+        ),
+    ],
+)
+def test_an_unknown_keyword_gets_the_nearest_name(call: Any, words: str, finished: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        call(finished)
+
+
+def test_resume_takes_files_config_and_keywords_in_this_order(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.yaml").write_text("max_iterations: 3\nlog_freq: 7")
+    seen: list[str] = []
+
+    class Notes(whorl.Callback):
+        def on_start(self, trainer: Any) -> None:
+            seen.append(f"{trainer.settings.log_freq} {trainer.settings.max_iterations}")
+
+    result = whorl.resume(
+        run, {"max_iterations": 4, "log_freq": 8}, files=["more.yaml"], callbacks=[Notes()], max_iterations=5
+    )
+    assert seen == ["8 5"] and result.iterations == 5
+    with pytest.raises(ConfigError, match="can't change 'env_options'"):
+        whorl.resume(run, env_options={"sutton_barto_reward": True})
+
+
+# Spaces that changed
+
+
+class Other(Corridor):
+    """The corridor with other spaces."""
+
+    def __init__(self, obs: int = 1, actions: int = 2) -> None:
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Box(0, 1, (obs,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(actions)
+
+    def _obs(self) -> np.ndarray:
+        return np.zeros(self.observation_space.shape, np.float32)
+
+
+def test_spaces_that_changed_are_compared_first() -> None:
+    run = whorl.train(Other, "ppo", SMALL).run_dir
+    words = r"Other has other spaces than the environment of the run: "
+    four = words + r"action was Discrete\(2\) and is Discrete\(4\)$"
+    with pytest.raises(EnvError, match=four):
+        whorl.evaluate(run, 1, env=Other, env_options={"actions": 4})
+    with pytest.raises(EnvError, match=four):
+        whorl.evaluate(whorl.restore(run), 1, env=lambda: Other(actions=4))
+    both = (
+        words
+        + r"observation was Box\(\(1,\), float32\) and is Box\(\(3,\), float32\); action was Discrete\(2\)"
+    )
+    with pytest.raises(EnvError, match=both):
+        whorl.resume(run, env=lambda: Other(3, 4), max_iterations=3)
+    with pytest.raises(EnvError, match=r"Acrobot-v1 has other spaces .*action was"):
+        whorl.evaluate(run, 1, env="Acrobot-v1")
+    assert whorl.resume(run, env=Other, max_iterations=3).iterations == 3
+
+
+def test_keys_that_came_went_or_moved_are_listed() -> None:
+    def spec(**parts: Any) -> Spec:
+        return Spec(parts, Continuous((1,), (0.0,), (1.0,)), 1)
+
+    a, b = Array((2,)), Array((3,), "uint8")
+    assert differences(spec(a=a, b=b), spec(a=a, b=b)) == []
+    assert differences(spec(a=a), spec(b=b)) == [
+        "observation 'a' was Box((2,), float32) and is missing",
+        "observation 'b' was missing and is Box((3,), uint8)",
+    ]
+    assert "in another order" in differences(spec(a=a, b=b), spec(b=b, a=a))[0]
+    bound = Spec(a, Continuous((1,), (0.0,), (2.0,)), 1)
+    assert differences(Spec(a, Continuous((1,), (0.0,), (1.0,)), 1), bound) == [
+        "action was Box(0, 1, (1,), float32) and is Box(0, 2, (1,), float32)"
+    ]
+
+
+# Recording
+
+
+class Dark(Corridor):
+    """Takes a render_mode, but draws nothing."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as Gymnasium declares it
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.render_mode = render_mode
+
+
+class Lit(Dark):
+    """Draws a grey square."""
+
+    def render(self) -> Any:
+        return np.full((8, 8, 3), 99, np.uint8)
+
+
+def test_a_video_needs_a_render_mode_and_frames(tmp_path: Path) -> None:
+    whorl.register("environment", "Corridor-v0", Corridor)
+    run = whorl.train("Corridor-v0", "ppo", SMALL).run_dir
+    with pytest.raises(
+        EnvError, match="Corridor-v0 can't be recorded, because its __init__ takes no render_mode"
+    ):
+        whorl.evaluate(run, 1, video="x.gif")
+    for env in (Corridor, Corridor(), Dark, whorl.make(Corridor)):
+        with pytest.raises(
+            EnvError, match=r"renders no frames, so there is nothing to record; it must be made with"
+        ):
+            whorl.evaluate(run, 1, env=env, video="x.gif")
+    for number, lit in enumerate((Lit, Lit("rgb_array"), whorl.make(Lit), lambda: Lit("rgb_array"))):
+        whorl.evaluate(run, 1, env=lit, video=f"{number}.gif")
+        assert (tmp_path / f"{number}.gif").stat().st_size > 0
+
+
+# Modules in the current folder
+
+MODULE = """
+import gymnasium
+from test_api import Corridor
+gymnasium.register("Here-v0", entry_point=Corridor, max_episode_steps=20)
+"""
+
+
+def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    (tmp_path / "in_this_folder.py").write_text(MODULE)
+    assert whorl.make("in_this_folder:Corridor").unwrapped.length == 5
+    assert whorl.make("in_this_folder:Here-v0").spec is not None
+    with pytest.raises(
+        EnvError, match=r"No module named 'elsewhere'; install it, run this in the folder that holds"
+    ):
+        whorl.make("elsewhere:Here-v0")
+    (tmp_path / "broken_module.py").write_text("1 / 0")
+    with pytest.raises(EnvError, match="importing broken_module raised ZeroDivisionError: division by zero"):
+        whorl.make("broken_module:Here-v0")
+
+
 # What a saved run may name
+
+
+def test_a_network_that_was_registered_for_training_is_asked_for() -> None:
+    whorl.register("network", "small", lambda inputs: torch.nn.Sequential(torch.nn.Linear(inputs, 8)))
+    run = whorl.train("CartPole-v1", "ppo", SMALL, actor_network="small").run_dir
+    del registry._registered["network"]["small"]
+    with pytest.raises(ConfigError, match=r"no network is called 'small'; .*register it first, whorl\.reg"):
+        whorl.restore(run)
 
 
 def tampered(run: Path, **changes: Any) -> Path:

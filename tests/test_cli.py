@@ -1,6 +1,8 @@
 """The command `whorl`, called in this process, and once or twice as a real one."""
 
 import json
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,13 +19,32 @@ from torch import nn
 import whorl
 from whorl.cli import main
 from whorl.cli.commands import COMMANDS, EvalFlags, PlotFlags, ResumeFlags, TrainFlags
+from whorl.cli.completion import script
 from whorl.cli.flags import FlagParser
+from whorl.cli.groups import GROUPS, group_of
+from whorl.cli.report import show_runs
+from whorl.cli.seeds import shares
 from whorl.core.errors import ConfigError
-from whorl.settings.presets import algorithm_class
+from whorl.settings.presets import algorithm_class, preset_names, read_yaml
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import fields_of, help_of
+from whorl.state.runlock import RunLock
 
-SMALL = ["--num-envs", "2", "--num-steps", "16", "--batch-size", "32", "--max-iterations", "2", "--quiet"]
+SMALL = [
+    *(
+        "--num-envs",
+        "2",
+        "--num-steps",
+        "16",
+        "--batch-size",
+        "32",
+        "--max-iterations",
+        "2",
+        "--log-freq",
+        "1",
+    ),
+    "--quiet",
+]
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +227,39 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
             "train tqc CartPole-v1 --ensemble-q-num 3",
             "tqc has no setting 'ensemble_q_num'; here it is called 'n_critics'",
         ),
-        ("eval nowhere --env_options.x 3", "eval has no flag --env_options.x; --help lists all flags"),
+        (
+            "train CartPole-v1 ppo --seed 3",
+            "the algorithm comes before the environment: whorl train ppo CartPole-v1 --seed 3",
+        ),
+        (
+            "train --algo sac --env Pendulum-v1 -n 100",
+            "algorithm and environment are written without flags: whorl train sac Pendulum-v1",
+        ),
+        ("train PPO2 CartPole-v1", "no algorithm is called 'PPO2'; did you mean 'ppo'?"),
+        (
+            "train ppo CartPole-v1 --learning_rat 3",
+            "ppo has no flag --learning_rat; did you mean '--learning-rate'?",
+        ),
+        (
+            "train ppo CartPole-v1 --env-kwargs gravity:3",
+            "ppo has no flag --env-kwargs; options of the environment are --env_options.NAME VALUE",
+        ),
+        (
+            "check CartPole-v1 --max-episode-steps 3",
+            "check has no flag --max-episode-steps; options of the environment are "
+            "--env_options.max_episode_steps VALUE",
+        ),
+        ("train ppo CartPole-v1 --seeds 1 2 1", "--seeds names 1 twice; name each seed once"),
+        (
+            "train ppo CartPole-v1 --parallel 2",
+            "--parallel needs --seeds, as in --seeds 1 2 3 --parallel 3",
+        ),
+        (
+            "config ppo CartPole-v1 --seeds 1 2",
+            "config prints the settings of one run; use --seed instead of --seeds and --parallel",
+        ),
+        ("completion tcsh", "there is no completion for 'tcsh'; choose one of: bash, fish, zsh"),
+        ("train ppo nowhere.Env", "nowhere:Env can't be imported: No module named 'nowhere'"),
         ("eval nowhere --device meta", "device is 'meta'; it must be auto, cpu, cuda or cuda:N"),
         ("eval nowhere --buffer-size 3", "eval has no flag --buffer-size; --help lists all flags"),
         (
@@ -433,8 +486,9 @@ def test_list_names_our_worlds_and_the_runs(run: Path, capsys: pytest.CaptureFix
     assert main(["list", "--envs"]) == 0
     assert "Quadrotor-v0" in capsys.readouterr().out
     assert main(["list", "--runs", "--folder", str(run.parent)]) == 0
-    row = capsys.readouterr().out.splitlines()[1].split()
-    assert row[0] == run.name and int(row[1].replace(",", "")) > 0
+    titles, row, *_ = capsys.readouterr().out.splitlines()
+    assert titles.split() == ["run", "state", "steps", "return", "written"]
+    assert row.split()[:2] == [run.name, "finished"] and int(row.split()[2].replace(",", "")) > 0
     assert main(["list", "--runs", "--folder", str(run / "none")]) == 0
     assert "there are no runs" in capsys.readouterr().out
 
@@ -468,7 +522,7 @@ def test_version_and_overview(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"whorl {command.usage}" in out for command in COMMANDS.values())
 
 
-def test_help_lists_every_flag_with_the_default_after_preset_and_file(
+def test_help_shows_the_defaults_after_preset_file_and_flags(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.yaml").write_text("gamma: 0.123")
@@ -480,16 +534,58 @@ def test_help_lists_every_flag_with_the_default_after_preset_and_file(
         str(tmp_path / "mine.yaml"),
         "--gae-lambda",
         "0.321",
-        "--help",
+        "--help-all",
     ]
     assert main(words) == 0
     out = " ".join(capsys.readouterr().out.split())
-    known = fields_of(RunConfig, algorithm_class("ppo")[1].Config, TrainFlags)
-    for name in known:
-        assert f"--{name.replace('_', '-')}" in out
     assert "discount factor (default: 0.123)" in out
     assert "(default: 0.321)" in out
     assert "number of parallel environments (default: 8)" in out  # tuned
+
+
+def test_the_whole_help_has_every_setting_of_every_algorithm_once_and_in_a_group(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for algorithm in preset_names():
+        assert main(["train", algorithm, "--help-all"]) == 0
+        out = capsys.readouterr().out
+        titles = [line[:-1] for line in out.splitlines() if line and line[0].isalpha() and line.endswith(":")]
+        assert titles == [group for group in GROUPS if group in titles], algorithm
+        config = algorithm_class(algorithm)[1].Config  # type: ignore[attr-defined]
+        known = fields_of(RunConfig, config, TrainFlags).keys() - set(getattr(config, "unused", ()))
+        shown = [line.split()[0] for line in out.splitlines() if line.startswith("  --")]
+        assert sorted(shown) == sorted(
+            [f"--{name.replace('_', '-')}" for name in known] + ["--env_options.NAME"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("seed", "run"),
+        ("num_envs", "environment"),
+        ("buffer_size", "data"),
+        ("batch_size", "data"),
+        ("hidden_sizes", "networks"),
+        ("memory", "networks"),
+        ("gamma", "algorithm"),
+        ("n_atoms", "algorithm"),
+        ("exploration_final_eps", "exploration"),
+        ("wandb_project", "logging"),
+    ],
+)
+def test_settings_stand_in_the_group_where_one_looks_for_them(name: str, group: str) -> None:
+    config: Any = algorithm_class("c51")[1].Config  # type: ignore[attr-defined]
+    assert group_of(config if name in fields_of(config) else RunConfig, name) == group
+
+
+def test_the_short_help_has_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "sac", "Pendulum-v1", "--help"]) == 0
+    out = capsys.readouterr().out
+    shown = [line.split()[0] for line in out.splitlines() if line.startswith("  --")]
+    assert {"--total-timesteps", "--seeds", "--num-envs", "--actor-lr", "--memory", "--config"} <= set(shown)
+    assert len(shown) <= 24
+    assert "--help-all shows all " in out
 
 
 @pytest.mark.parametrize(
@@ -508,6 +604,354 @@ def test_flags_of_commands_have_documentation() -> None:
 def test_listing_needs_no_torch() -> None:
     code = "import sys; from whorl.cli import main; main(['list']); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=600)
+
+
+# Settings as YAML
+
+
+def test_config_prints_what_train_accepts_back_and_makes_the_same_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *SMALL,
+        "--gamma",
+        "0.9",
+        "--optimizer.class",
+        "AdamW",
+        "--components",
+        "rnd",
+        "--rnd.lr",
+        "0.01",
+    ]
+    words += ["--no-eval", "--no-save-model"]
+    assert main(["config", "ppo", "CartPole", *words, "--runs", str(tmp_path / "a")]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "mine.yaml").write_text(text)
+    assert main(["config", "ppo", "CartPole", "--config", str(tmp_path / "mine.yaml")]) == 0
+    assert capsys.readouterr().out == text
+    assert main(["train", "ppo", "CartPole", *words, "--runs", str(tmp_path / "a")]) == 0
+    given = ["--config", str(tmp_path / "mine.yaml"), "--runs", str(tmp_path / "b")]
+    assert main(["train", "ppo", "CartPole-v1", *given]) == 0
+    assert config_of(tmp_path / "a") | {"runs": ""} == config_of(tmp_path / "b") | {"runs": ""}
+    assert metrics_of(*(tmp_path / "a").iterdir()) == metrics_of(*(tmp_path / "b").iterdir())
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run without what depends on the clock."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+
+
+# Modules of the user, and hints
+
+OWN = """
+import os
+import gymnasium as gym
+import numpy as np
+
+class Line(gym.Env):
+    def __init__(self, size=4, failing=""):
+        self.size, self.failing = size, failing
+        self.observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        if self.failing == "always":
+            raise ValueError("sensor disconnected")
+        if self.failing:
+            try:
+                os.close(os.open(self.failing, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                raise ValueError("sensor disconnected")
+        return np.full(2, self.t / 100, np.float32), float(action), False, self.t >= self.size, {}
+
+gym.register(__name__ + "-v0", Line)
+"""
+
+
+@pytest.fixture
+def folder_of_my_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """The current folder: its name has a space, and it holds a module with an environment."""
+    folder = tmp_path / "my work"
+    folder.mkdir()
+    # Every test has its own module, because Python imports one of a name only once.
+    (folder / f"{module_name(request)}.py").write_text(OWN)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def module_name(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"\W", "_", request.node.name)
+
+
+@pytest.mark.parametrize("form", ["{0}:{0}-v0", "{0}:Line", "{0}.Line"], ids=["id", "class", "dotted"])
+def test_environments_of_this_folder_are_found_and_the_printed_lines_work(
+    form: str,
+    folder_of_my_own: Path,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    env = form.format(module_name(request))
+    workers = ["--workers", "1" if form == "{0}:Line" else "0"]
+    assert main(["train", "ppo", env, *SMALL, "--no-eval", *workers, "--runs", "my runs"]) == 0
+    out = capsys.readouterr().out
+    lines = dict(
+        line.split(": ", 1) for line in out.splitlines() if line.startswith(("evaluate", "continue"))
+    )
+    assert "'my runs/" in lines["evaluate"], "a path with a space is quoted"
+    for line in lines.values():
+        command, *words = shlex.split(line)
+        assert command == "whorl" and main(words) == 0
+    assert str(folder_of_my_own) not in sys.path, "the path is as it was"
+
+
+def test_the_line_that_compares_seeds_works_as_printed(
+    folder_of_my_own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "ppo", "CartPole-v1", *SMALL, "--no-eval", "--no-save-model", "--runs", "my runs"]
+    assert main([*words, "--seeds", "3", "4"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("compare:"))
+    assert main(shlex.split(line)[2:]) == 0
+    assert (folder_of_my_own / "plot.png").is_file()
+
+
+def test_what_a_run_needs_to_be_trusted_is_printed(
+    folder_of_my_own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mynets", sys.modules[__name__])
+    network = ["--actor-network", "[{class: mynets.Residual, inputs: 4, width: 8}, ELU]"]
+    assert main(["train", "ppo", "CartPole-v1", *SMALL, "--no-eval", *network]) == 0
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith(("evaluate", "continue")):
+            assert line.endswith("--trust mynets.Residual")
+            assert main(shlex.split(line)[2:]) == 0
+
+
+def test_an_error_in_a_worker_keeps_its_lines_below_our_sentence(
+    folder_of_my_own: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--env_options.failing", "always", "--workers", "1", "--no-eval"]
+    assert main(["train", "ppo", f"{module_name(request)}:Line", *SMALL, *words]) == 2
+    first, blank, *details = capsys.readouterr().err.rstrip().split("\n")
+    assert first.startswith("whorl: ") and "sensor disconnected" in first and blank == ""
+    assert details[0] == "Traceback (most recent call last):"
+    assert any(f"{module_name(request)}.py" in line for line in details)
+    assert details[-1] == "ValueError: sensor disconnected"
+
+
+def test_eval_and_check_take_other_options_of_the_environment(
+    folder_of_my_own: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = f"{module_name(request)}:Line"
+    assert main(["train", "ppo", env, *SMALL, "--no-eval", "--workers", "0"]) == 0
+    run = str(next(Path("runs").iterdir()))
+    capsys.readouterr()
+    lengths = []
+    for words in (
+        [],
+        ["--env_options.size", "7"],
+        ["--env_options", "{size: 3}"],
+        ["--env", f"{module_name(request)}.Line"],
+    ):
+        assert main(["eval", run, "--json", "--episodes", "2", "--trust", module_name(request), *words]) == 0
+        lengths.append(json.loads(capsys.readouterr().out)["mean_length"])
+    assert lengths == [4, 7, 3, 4]
+    assert main(["check", env, "--env_options.size", "9"]) == 0
+    assert main(["check", env, "--env_options.failing", "always"]) == 1
+    assert "sensor disconnected" in capsys.readouterr().out
+
+
+# Seeds in parallel
+
+
+def test_seeds_in_parallel_give_the_same_as_one_after_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loud = [word for word in SMALL if word != "--quiet"]
+    for name, parallel in (("one", []), ("two", ["--parallel", "2"])):
+        words = ["--no-eval", "--runs", str(tmp_path / name), "--seeds", "3", "4", *parallel]
+        assert main(["train", "ppo", "CartPole-v1", *loud, *words]) == 0
+        out = capsys.readouterr().out
+    assert "2 seeds, 2 at a time" in out and "mean ± std" in out
+    for seed in (3, 4):
+        assert f"\nseed {seed}: 100% 2/2 iterations" in out and f"\nseed {seed}: finished" in out
+        one, two = (next((tmp_path / name).glob(f"*seed{seed}")) for name in ("one", "two"))
+        assert metrics_of(one) == metrics_of(two)
+        weights = [whorl.restore(run).agent.state_dict() for run in (one, two)]
+        assert all(weights[0][key].equal(weights[1][key]) for key in weights[0])
+
+
+def test_a_seed_that_fails_is_told_and_the_others_finish(
+    folder_of_my_own: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SMALL, "--no-eval", "--workers", "0", "--seeds", "1", "2", "--parallel", "2"]
+    assert (
+        main(["train", "ppo", f"{module_name(request)}:Line", *words, "--env_options.failing", "claimed"])
+        == 2
+    )
+    out, err = capsys.readouterr()
+    assert err.count("whorl: seed ") == 1 and "sensor disconnected" in err and "Traceback" in err
+    assert out.count("failed") == 1
+    assert len(list(Path("runs").glob("*/checkpoint_*"))) == 1, "the other one has its last checkpoint"
+
+
+def test_ctrl_c_stops_and_saves_all_seeds(tmp_path: Path) -> None:
+    words = [
+        "train",
+        "ppo",
+        "CartPole-v1",
+        *SMALL[:6],
+        "--no-eval",
+        "--log-freq",
+        "1",
+        "--runs",
+        str(tmp_path),
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "whorl", *words, "--seeds", "1", "2", "3", "--parallel", "2"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 600
+        while sum(bool(f.stat().st_size) for f in tmp_path.glob("*/metrics.jsonl")) < 2:
+            assert process.poll() is None and time.monotonic() < deadline, "it wrote no rows of metrics"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert len(list(tmp_path.glob("*/checkpoint_1/checkpoint.pt"))) == 2
+    assert len(list(tmp_path.iterdir())) == 2, "the third was not started"
+    assert out.count("continue: whorl resume") == 2
+
+
+def test_cores_are_shared_out() -> None:
+    assert shares(range(8), 3) == [[0, 1], [2, 3, 4], [5, 6, 7]]
+    assert shares([4, 7], 3) == [[4], [7], [4]]
+
+
+# Completion
+
+
+@pytest.fixture(scope="module")
+def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("completion") / "whorl.bash"
+    path.write_text(script("bash"))
+    return path
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["tr"], {"train"}),
+        (["train", "pp"], {"ppo", "ppg"}),
+        (["train", "ppo", "CartPole-v"], {"CartPole-v0", "CartPole-v1"}),
+        (["train", "ppo", "X", "--clip-ran"], {"--clip-range", "--clip-range-vf"}),
+        (["train", "dqn", "X", "--clip-ran"], set()),
+        (["config", "sac", "X", "--total-t"], {"--total-timesteps"}),
+        (["train", "ppo", "X", "--acting", ""], {"auto", "central", "workers"}),
+        (["train", "ppo", "X", "--acting", "=", "c"], {"central"}),
+        (["train", "ppo", "X", "--memory", "l"], {"lstm"}),
+        (["train", "ppo", "X", "--no-such-flag"], set()),
+        (["plot", "--statistic", ""], {"mean", "iqm", "median"}),
+        (["eval", "PPO"], {"PPO_one", "PPO two"}),
+        (["completion", ""], {"bash", "zsh", "fish"}),
+    ],
+)
+def test_bash_completes(words: list[str], found: set[str], completion: Path, tmp_path: Path) -> None:
+    for name in ("PPO_one", "PPO two"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    line = ["whorl", *words]
+    code = (
+        f"source {shlex.quote(str(completion))}; COMP_WORDS=({shlex.join(line)}); COMP_CWORD={len(line) - 1}; "
+        '_whorl; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    out = subprocess.run(
+        ["bash", "--norc", "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert set(filter(None, out.stdout.split("\n"))) == found
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_get_a_script_with_the_same_words(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("CartPole-v1", "rainbow", "clip-range", "central"))
+
+
+# Settings files
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("gamma: 0.9\nlam: 0.8\ngamma: 0.99", "names 'gamma' twice, in lines 1 and 3; keep one of them"),
+        (
+            "CartPole-v1:\n  n_envs: 8\n  policy: MlpPolicy",
+            "has a section for each environment, as files of RL Baselines3 Zoo do; save the settings of one, such as "
+            "CartPole-v1, in a file of their own, without its name above them",
+        ),
+    ],
+)
+def test_a_file_with_a_mistake_is_told_in_a_sentence(
+    text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    told = error_of(["train", "ppo", "CartPole-v1", "--config", str(path)], capsys)
+    assert told == f"settings file {str(path)!r} {sentence}"
+
+
+def test_a_key_may_come_again_in_another_mapping(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("base: &base {a: 1}\nactor_network: {<<: *base, a: 2}")
+    assert read_yaml((tmp_path / "mine.yaml").read_text(), "x")["actor_network"] == {"a": 2}
+
+
+def test_a_word_that_is_no_misspelling_is_answered_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert error_of(["train", "proximal", "CartPole-v1"], capsys).startswith(
+        "no algorithm is called 'proximal'; choose one of: a2c, "
+    )
+
+
+# The state of runs
+
+
+def test_a_list_of_runs_tells_their_state(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("done", "stopped", "now"):
+        shutil.copytree(run, tmp_path / name)
+    for name in ("stopped", "now"):
+        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(config | {"max_iterations": 9}))
+    lock = RunLock(tmp_path / "now")
+    try:
+        show_runs(tmp_path)
+    finally:
+        lock.release()
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows == [["done", "finished"], ["now", "running"], ["stopped", "stopped"]]
+
+
+def test_training_begins_with_a_line_of_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loud = [word for word in SMALL if word != "--quiet"]
+    words = ["train", "ppo", "CartPole-v1", *loud, "--no-eval", "--no-save-model", "--device", "cpu"]
+    assert main([*words, "--n-epochs", "3", "--runs", str(tmp_path)]) == 0
+    second = capsys.readouterr().out.splitlines()[1]
+    assert second == "2 environments x 16 steps, 3 epochs, batches of 32, cpu, 2 iterations"
 
 
 # Trust and signals
@@ -542,10 +986,11 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
             assert process.poll() is None and time.monotonic() < deadline, "it wrote no row of metrics"
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=600)
+        out, _ = process.communicate(timeout=600)
     finally:
         process.kill()
     assert process.returncode == 130
+    assert "run folder" in out and "continue: whorl resume" in out
     assert list(tmp_path.glob("*/checkpoint_1/checkpoint.pt"))
 
 

@@ -1,12 +1,14 @@
 """The table of defaults: what is trained, with which settings, and how the two libraries compare."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import whorl
+from whorl.envs.make import find
 from whorl.settings.merge import configure
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -46,8 +48,10 @@ def test_the_main_algorithms_come_before_the_others() -> None:
 )
 def test_nothing_that_is_tuned_for_the_environment_is_used(algorithm: str, env: str) -> None:
     job = {"steps": 1000, "seed": 1}
-    found = whorl.load(lambda: defaults.our_environment(env), algorithm, defaults.settings(job)).settings
-    general = configure(algorithm, "Unknown-v0", defaults.settings(job))
+    world = partial(defaults.our_environment, env)
+    found = whorl.load(world, algorithm, defaults.settings(job)).settings
+    kind = find(world).kind()  # of settings for images, for instance, whatever the environment is called
+    general = configure(algorithm, "Unknown-v0", defaults.settings(job), kind=lambda options: kind)
     assert {**found.plain(), "env": ""} == {**general.plain(), "env": ""}
     assert presets.tuned(algorithm, env)  # so that the case says something
 

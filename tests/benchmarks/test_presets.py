@@ -72,6 +72,8 @@ def test_only_environments_with_tuned_settings_are_presets() -> None:
 
 
 def test_one_seed_of_every_preset_comes_first() -> None:
-    jobs = presets.all_jobs(["classic"], ["ppo", "dqn"], [], [1, 2])
+    jobs = presets.all_jobs(["classic"], ["ppo", "dqn"], [], [1, 2], False)
     assert {job["algorithm"] for job in jobs} == {"ppo", "dqn"}
     assert [job["seed"] for job in jobs] == sorted(job["seed"] for job in jobs)
+    times = [presets.estimate(job, [], 10**6, False) for job in jobs if job["seed"] == 1]
+    assert times == sorted(times, reverse=True)

@@ -102,9 +102,13 @@ def test_an_environment_that_raises_is_tried_a_few_times_and_then_named(tmp_path
     settings = {**SMALL, "runs": str(tmp_path), "num_steps": 4, "total_timesteps": 100, "actor_restarts": 1}
     with (
         pytest.warns(UserWarning, match="actor . failed and is replaced"),
-        pytest.raises(EnvError, match=r"failed 2 times in a row; last error: .*the joint is jammed"),
+        pytest.raises(
+            EnvError, match=r"failed 2 times in a row; last error: .*the joint is jammed"
+        ) as caught,
     ):
         whorl.load(Broken, "impala", settings).train()
+    assert "step 1 of episode 1: step() raised RuntimeError" in caught.value.message
+    assert "test_fleet.py" in caught.value.details
 
 
 def test_a_run_with_actors_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

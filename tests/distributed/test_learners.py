@@ -21,6 +21,7 @@ from whorl.data.batch import Batch
 from whorl.data.replay import Replay
 from whorl.distributed.learners import Learners, check_learners, joined, learned, split
 from whorl.run.callbacks import Callback
+from whorl.run.reporting import Interrupted
 from whorl.settings.merge import configure
 
 # Several learners in threads of this process: the arithmetic, without the transport.
@@ -285,8 +286,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fate]:
     folder, fate = tmp_path_factory.mktemp("half"), Fate()
-    with pytest.warns(UserWarning, match=r"a learner replica failed and is replaced .*SIGKILL"):
-        result = whorl.load("Pendulum-v1", "sac", {**RUN, "runs": str(folder)}, callbacks=[fate]).train()
+    with (
+        pytest.warns(UserWarning, match=r"a learner replica failed and is replaced .*SIGKILL"),
+        pytest.raises(Interrupted) as interrupted,
+    ):
+        whorl.load("Pendulum-v1", "sac", {**RUN, "runs": str(folder)}, callbacks=[fate]).train()
+    result = interrupted.value.result
     assert result.interrupted and result.iterations == 8
     return result.run_dir, fate
 

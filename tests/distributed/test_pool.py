@@ -209,7 +209,9 @@ def test_an_exception_arrives_with_the_environments_own_traceback():
         match=r"worker 1 .*: environment 1, step 1 of episode 1: step\(\) raised RuntimeError: the wheels",
     ) as caught:
         pool.step(torch.tensor([0, 1]))
-    assert "test_pool.py" in str(caught.value)
+    lines = caught.value.details.splitlines()
+    assert "test_pool.py" in lines[1] and lines[-1] == "RuntimeError: the wheels came off"
+    assert str(caught.value) == f"{caught.value.message}\n\n{caught.value.details}"
     with pytest.raises(EnvError, match="wheels"):
         pool.step(torch.tensor([0, 0]))
     assert all(remote.process.poll() is not None for remote in pool._remotes)

@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from whorl.envs.checker import check
+from whorl.envs.spaces import sample_allowed
 
 
 class Good(gymnasium.Env):
@@ -219,3 +220,69 @@ def test_an_instance_keeps_its_methods_and_stays_open():
     env = Good()
     check(env)
     assert "reset" not in vars(env)
+
+
+class Locked(Good):
+    """Allows one of its actions, which changes at every step; `where` says how."""
+
+    def __init__(self, where: str, space: spaces.Space | None = None) -> None:
+        super().__init__()
+        self.where, self.action_space = where, space or spaces.Discrete(3, start=1)
+        self.open = 0
+        if where == "observation":
+            self.observation_space = spaces.Dict(x=self.observation_space, action_mask=spaces.MultiBinary(3))
+        if where == "method":
+            self.action_masks = self._mask
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        obs, _ = super().reset(seed=seed)
+        return obs, self._info()
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        assert action == self.open + 1, f"illegal action {action}"
+        self.open = (self.open + 1) % 3
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, self._info()
+
+    def obs(self) -> Any:
+        if self.where != "observation":
+            return super().obs()
+        return {"x": super().obs(), "action_mask": self._mask().astype(np.int8)}
+
+    def _mask(self) -> np.ndarray:
+        return np.arange(3) == self.open
+
+    def _info(self) -> dict[str, Any]:
+        return {"action_mask": self._mask()} if self.where == "info" else {}
+
+
+@pytest.mark.parametrize("where", ["observation", "info", "method"])
+def test_only_allowed_actions_are_played(where: str):
+    class Restarting(Locked):
+        def __init__(self) -> None:
+            super().__init__(where)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.open = 0
+            return super().reset(seed=seed)
+
+    assert check(Restarting) == []
+
+
+def test_masks_of_every_space_are_obeyed():
+    space = spaces.Dict(
+        a=spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[0, 1], [2, 0]]),
+        b=spaces.Tuple((spaces.MultiBinary(3), spaces.Box(0, 1, (2,)))),
+        c=spaces.Discrete(3, start=-1),
+    )
+    space.seed(0)
+    for _ in range(50):
+        target = space.sample()
+        flat = [np.arange(n) == k for n, k in zip((2, 3, 4, 2), (target["a"] - space["a"].start).reshape(-1))]
+        flat += [np.arange(2) == bit for bit in target["b"][0]] + [np.arange(3) == target["c"] + 1]
+        found = sample_allowed(space, np.concatenate(flat))
+        assert np.array_equal(found["a"], target["a"]) and np.array_equal(found["b"][0], target["b"][0])
+        assert found["c"] == target["c"]
+    free = sample_allowed(spaces.MultiBinary(64), np.ones(128, bool))
+    assert 0 < free.sum() < 64

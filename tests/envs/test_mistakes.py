@@ -11,10 +11,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from whorl.core.errors import ConfigError, EnvError, WhorlError
-from whorl.distributed.pool import WorkerPool
+from whorl.core.errors import ConfigError, EnvError, EnvFailure, WhorlError
 from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.checker import check
+from whorl.envs.mistakes import make_env
 from whorl.envs.vector import VectorEnv
 
 
@@ -153,18 +153,6 @@ def test_an_exception_is_the_cause_and_its_traceback_the_details() -> None:
     assert lines[-2:] == ["ValueError: sensor disconnected", "second line"]
 
 
-def test_a_worker_sends_sentence_and_traceback() -> None:
-    with pytest.raises(EnvError) as caught:
-        play(WorkerPool(partial(Clock, broken), 4, "clock", 2))
-    error = caught.value
-    assert error.message.startswith("worker ") and error.message.endswith(
-        ", step 2 of episode 2: step() raised ValueError: sensor disconnected"
-    )
-    lines = error.details.splitlines()
-    assert "test_mistakes.py" in lines[1] and lines[-1] == "second line"
-    assert str(error) == f"{error.message}\n\n{error.details}"
-
-
 def test_the_count_of_steps_continues_after_a_snapshot() -> None:
     class Kept(Clock):
         def get_snapshot(self) -> Any:
@@ -236,8 +224,20 @@ def test_errors_travel_between_processes_with_their_details(kind: type[WhorlErro
     sent = pickle.loads(pickle.dumps(kind("one sentence", "line 1\nline 2")))
     assert type(sent) is kind and (sent.message, sent.details) == ("one sentence", "line 1\nline 2")
     assert str(sent) == "one sentence\n\nline 1\nline 2" and str(kind("alone")) == "alone"
-    try:
-        raise kind("raised") from ValueError("the cause")
-    except WhorlError as error:
-        assert str(error) == "raised" and error.details == "ValueError: the cause"
-        assert pickle.loads(pickle.dumps(error)).details == "ValueError: the cause"
+
+
+def test_only_an_exception_of_the_environments_own_code_brings_a_traceback() -> None:
+    failed, told = EnvFailure("raised"), EnvError("raised")
+    for error in (failed, told):
+        error.__cause__ = ValueError("the cause")
+        assert str(error) == "raised"
+    assert failed.details == pickle.loads(pickle.dumps(failed)).details == "ValueError: the cause"
+    assert told.details == ""
+
+    class Needs(Clock):
+        def __init__(self, level: int) -> None:
+            super().__init__()
+
+    with pytest.raises(EnvError, match="'level'; give it in env_options") as caught:
+        make_env(Needs)  # type: ignore[arg-type]  # the mistake under test
+    assert caught.value.details == ""

@@ -1,14 +1,17 @@
 """The console: what people see in a terminal, a narrow terminal, a pipe, and no terminal at all."""
 
 import io
+import re
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 import rich.console
 
-from whorl.log.console import Console, compact
+from whorl.log.console import Console, Consoles, compact, summary
+from whorl.settings.merge import configure
 
 
 class Clock:
@@ -264,3 +267,70 @@ def test_a_notebook_shows_one_live_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert second["text/plain"] == "50% · 0:01 left 50/100 steps · 50 steps/s · return 1.5 · 0:01 elapsed"
     assert 'value="0.5100"' in last["text/html"] and 'value="0.0000"' in first["text/html"]
+
+
+# Several runs
+
+
+def test_several_runs_are_plain_lines_that_begin_with_their_names() -> None:
+    out, clock = io.StringIO(), Clock()
+    with Consoles(["seed 1", "seed 2"], "two seeds", file=out, clock=clock) as consoles:
+        consoles.begin("seed 1", 100, "steps", 0)
+        consoles.begin("seed 2", 100, "steps", 0)
+        clock.now = 10.0
+        consoles.report("seed 1", 50, 50, {"episode/return": 3.0})
+        consoles.report("seed 2", 20, 20, {})
+        consoles.message("a message")
+        consoles.end("seed 2", "failed")
+    assert out.getvalue().splitlines() == [
+        "two seeds",
+        "seed 1: 50% 50/100 steps · 5 steps/s · return 3 · 0:10 left",
+        "seed 2: 20% 20/100 steps · 2 steps/s · 0:40 left",
+        "a message",
+        "seed 2: 20% 20/100 steps · 2 steps/s · 0:40 left",
+        "seed 2: failed",
+    ]
+
+
+def test_several_runs_have_a_bar_each_in_a_terminal(terminal: Callable[[int], Terminal]) -> None:
+    out, clock = terminal(80), Clock()
+    with Consoles(["seed 1", "seed 10"], "two seeds", file=out, clock=clock) as consoles:
+        consoles.begin("seed 1", 100, "steps", 0)
+        clock.now = 10.0
+        consoles.report("seed 1", 50, 50, {"episode/return": 3.0, "evaluation/return": 1e9})
+        consoles.end("seed 1", "finished, mean return 500.0")
+    lines = [re.sub(r"\x1b\[[0-9;?]*\w", "", line) for line in out.getvalue().splitlines()]
+    bar = next(line for line in reversed(lines) if line.startswith("seed 1 "))
+    waiting = next(line for line in reversed(lines) if line.startswith("seed 10"))
+    assert "50%" in bar and "finished, mean return 500.0" in bar and len(bar.rstrip()) <= 80
+    assert "0%" in waiting and "waiting" in waiting
+    assert "evaluation" not in bar, "what does not fit is left out, not cut"
+
+
+def test_several_runs_are_silent_when_quiet() -> None:
+    out = io.StringIO()
+    with Consoles(["seed 1"], "title", quiet=True, file=out, clock=Clock()) as consoles:
+        consoles.begin("seed 1", 100, "steps", 0)
+        consoles.report("seed 1", 50, 50, {})
+        consoles.end("seed 1", "finished")
+    assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "text"),
+    [
+        (
+            "ppo",
+            {"num_envs": 8, "num_steps": 128, "batch_size": 256, "n_epochs": 1, "workers": 2},
+            "8 environments x 128 steps, 1 epoch, batches of 256, 2 workers, cpu, 20k steps",
+        ),
+        (
+            "sac",
+            {"num_envs": 1, "num_steps": 1, "batch_size": 64, "updates_per_step": 0.5, "hardware": "gpu"},
+            "1 environment x 1 step, 0.5 updates per step, batches of 64, cpu with settings for a gpu, 20k steps",
+        ),
+    ],
+)
+def test_settings_in_short(algorithm: str, settings: dict[str, Any], text: str) -> None:
+    found = configure(algorithm, "Pendulum-v1", {"total_timesteps": 20_000, "device": "cpu", **settings})
+    assert summary(found, "cpu") == text

@@ -23,6 +23,7 @@ SMALL = {
     "quiet": True,
     "tensorboard": False,
     "eval": False,
+    "log_freq": 1,
     "num_envs": 2,
     "num_steps": 8,
     "batch_size": 16,

@@ -31,6 +31,7 @@ ROLLOUTS = {
     "num_steps": 8,
     "batch_size": 16,
     "n_epochs": 1,
+    "log_freq": 1,
     "checkpoint_freq": 1000,
     "max_iterations": 6,
     "workers": 0,
@@ -156,12 +157,12 @@ def test_without_save_model_one_hears_that_nothing_was_saved(tmp_path: Path) -> 
 
 def test_a_checkpoint_of_the_last_iteration_is_not_written_twice(tmp_path: Path) -> None:
     text = fail("raise", tmp_path, checkpoint_freq=1, reset_every=1)
-    assert "the newest checkpoint is that of iteration 3, the error in 4; continue with" in text
+    assert "the newest checkpoint is that of step 40, the error came after 40; continue with" in text
     assert RESTARTS not in newest(run_of(tmp_path)).metadata
 
 
 def test_an_error_in_an_update_leaves_the_older_checkpoint_and_says_how_old_it_is(tmp_path: Path) -> None:
-    settings = {**ROLLOUTS, "checkpoint_freq": 2, "reset_every": 1, "runs": str(tmp_path)}
+    settings = {**ROLLOUTS, "checkpoint_freq": 25, "reset_every": 1, "runs": str(tmp_path)}
     trainer = whorl.load(Faulty, "ppo", settings).build()
     update = trainer.agent.update
 
@@ -173,7 +174,7 @@ def test_an_error_in_an_update_leaves_the_older_checkpoint_and_says_how_old_it_i
     trainer.agent.update = fails  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="out of memory") as error:
         trainer.train()
-    assert "the newest checkpoint is that of iteration 2, the error in 4; continue with" in text_of(
+    assert "the newest checkpoint is that of step 28, the error came after 40; continue with" in text_of(
         error.value
     )
 

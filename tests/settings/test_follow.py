@@ -190,7 +190,7 @@ def test_images_get_their_own_settings(machine: Any) -> None:
     vectors = configure("dqn", "X", {}, kind=lambda options: ("vectors",))
     images = configure("dqn", "X", {}, kind=lambda options: ("images",))
     assert (vectors.hidden_sizes, vectors.batch_size) == ((128, 128), 64)
-    assert (images.hidden_sizes, images.batch_size, images.n_step) == ((512,), 32, 1)
+    assert (images.hidden_sizes, images.batch_size, images.updates_per_step) == ((512,), 32, 0.25)
 
 
 def test_the_kind_of_an_environment_is_found_with_its_options() -> None:

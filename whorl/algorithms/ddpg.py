@@ -28,10 +28,15 @@ from whorl.explore.noise import ActionNoise, NoiseConfig
 from whorl.nets.actor import bounded, deterministic_actor
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
+from whorl.settings.schema import LearningRate
 
 
 @dataclass(frozen=True)
 class DDPGConfig(NoiseConfig, ActorCriticConfig):
+    actor_lr: LearningRate = 1e-3
+    """learning rate of the actor"""
+    critic_lr: LearningRate = 1e-3
+    """learning rate of the critics"""
     action_joins: Literal["first", "second"] = "first"
     """layer of the critic that reads the action: first (Fujimoto et al. 2018) or second (Lillicrap et al. 2015)"""
 

@@ -24,11 +24,15 @@ from whorl.explore.noise import ActionNoise, NoiseConfig
 from whorl.nets.actor import bounded, deterministic_actor
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
-from whorl.settings.schema import Limit, NonNegative, PositiveCount
+from whorl.settings.schema import LearningRate, Limit, NonNegative, PositiveCount
 
 
 @dataclass(frozen=True)
 class TD3Config(NoiseConfig, ActorCriticConfig):
+    actor_lr: LearningRate = 1e-3
+    """learning rate of the actor"""
+    critic_lr: LearningRate = 1e-3
+    """learning rate of the critics"""
     policy_delay: PositiveCount = 2
     """critic updates per actor update"""
     target_update_interval: PositiveCount = 2

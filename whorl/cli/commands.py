@@ -15,7 +15,7 @@ import yaml
 from whorl.cli.flags import FlagParser
 from whorl.cli.groups import ESSENTIAL, GROUPS, group_of
 from whorl.cli.report import show_columns, show_runs, show_table
-from whorl.core.errors import ConfigError, WhorlError
+from whorl.core.errors import ConfigError, EnvError
 from whorl.core.registry import registered
 from whorl.settings.merge import Settings, config_of, configure, merge
 from whorl.settings.presets import algorithm_class, algorithms, preset_names, same_name
@@ -138,7 +138,7 @@ def _with_settings(command: str, words: list[str], act: Callable[..., int]) -> i
     settings |= {} if chosen is None else {"components": chosen}
     if not asked:
         return act(algorithm, env, settings, own)
-    found = configure(algorithm, _full_id(env), settings, own.config)
+    found = _resolved(algorithm, env, settings, own, len(names) == 2)
     title = f"{command} {' '.join(names) or 'ALGORITHM ENV'}"
     print(_settings_help(title, own, found, whole))
     return 0
@@ -149,17 +149,26 @@ def _check_names(command: str, names: list[str], rest: list[str], asked: bool) -
     if len(names) == 2 and same_name(names[1]) in known and same_name(names[0]) not in known:
         right = shlex.join(["whorl", command, names[1], names[0], *rest])
         raise ConfigError(f"the algorithm comes before the environment: {right}")
-    flags = [word.partition("=")[0] for word in rest]
-    if len(names) < 2 and {"--algo", "--algorithm"} & set(flags):
-        raise ConfigError(
-            f"algorithm and environment are no flags here: whorl {command} ppo CartPole-v1 --num-envs 8"
-        )
+    if len(names) < 2 and (flagged := _names_given_as_flags(rest)):
+        right = shlex.join(["whorl", command, *flagged])
+        raise ConfigError(f"algorithm and environment are written without flags: {right}")
     if len(names) < 2 and not asked:
         raise ConfigError(
             f"give the algorithm and the environment first: whorl {command} ppo CartPole-v1 --num-envs 8"
         )
     if len(names) > 2:
         raise _stray(names[2])
+
+
+def _names_given_as_flags(words: list[str]) -> list[str]:
+    """Algorithm and environment out of `--algo ppo --env CartPole-v1`, as RL Baselines3 Zoo has them."""
+    found = {}
+    for flag, value in zip(words, [*words[1:], ""]):
+        name, equals, given = flag.partition("=")
+        found[name] = given if equals else value
+    algorithm = found.get("--algo") or found.get("--algorithm")
+    env = found.get("--env") or found.get("--env-id") or found.get("--env_id")
+    return [algorithm or "ppo", env or "CartPole-v1"] if algorithm or env else []
 
 
 def _settings_parser(name: str, usage: str = "") -> FlagParser:
@@ -210,14 +219,18 @@ def _all_settings() -> dict[str, Any]:
     return found
 
 
-def _full_id(env: str) -> str:
-    """The id under which tuned settings are stored; the name as given, for an unknown environment."""
-    from whorl.envs.adapter import full_id
+def _resolved(
+    algorithm: str, env: str, settings: Mapping[str, Any], own: TrainFlags, named: bool
+) -> Settings:
+    """The settings that training would have; those for any environment where it is not named, or unknown."""
+    from whorl.api import prepare
 
     try:
-        return env if ":" in env else full_id(env)
-    except WhorlError:
-        return env
+        if named:
+            return prepare(env, algorithm, settings, own.config, None, {})[1]
+    except EnvError:
+        pass
+    return configure(algorithm, env, settings, own.config)
 
 
 def _train(algorithm: str, env: str, settings: dict[str, Any], own: TrainFlags) -> int:
@@ -238,9 +251,9 @@ def _print_config(algorithm: str, env: str, settings: dict[str, Any], own: Train
         raise ConfigError(
             "config prints the settings of one run; use --seed instead of --seeds and --parallel"
         )
-    from whorl.api import load
+    from whorl.api import prepare
 
-    found = load(env, algorithm, settings, files=own.config).settings
+    found = prepare(env, algorithm, settings, own.config, None, {})[1]
     print(yaml.safe_dump(found.plain(), sort_keys=False), end="")
     return 0
 

@@ -120,6 +120,12 @@ def _bash(words: _Words, shell: str) -> str:
     return f"""# Completes the command whorl. To install:
 {where}
 {start if shell == "zsh" else ""}
+_whorl_paths() {{
+  local IFS=$'\\n'
+  COMPREPLY=( $1 )
+  compopt -o filenames 2>/dev/null
+}}
+
 _whorl() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
   local command="${{COMP_WORDS[1]}}" algorithm="${{COMP_WORDS[2]}}"
@@ -149,7 +155,7 @@ _whorl() {{
   elif [[ -n $choices ]]; then
     words="$choices"
   elif [[ $before == --* ]]; then
-    COMPREPLY=( $(compgen -f -- "$current") )
+    _whorl_paths "$(compgen -f -- "$current")"
     return
   else
     case "$command:$COMP_CWORD" in
@@ -157,7 +163,7 @@ _whorl() {{
     train:3|config:3|check:2) words='{" ".join(words.envs)}' ;;
     completion:2) words='{" ".join(SHELLS)}' ;;
     eval:*|resume:*|plot:*)
-      COMPREPLY=( $(compgen -d -- "$current") $(cd runs 2>/dev/null && compgen -d -- "$current") )
+      _whorl_paths "$(compgen -d -- "$current"; cd runs 2>/dev/null && compgen -d -- "$current")"
       return ;;
     esac
   fi

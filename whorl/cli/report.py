@@ -3,6 +3,7 @@
 import math
 import re
 import shlex
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -24,10 +25,32 @@ _PATH = re.compile(r"(?!whorl\.|torch\.)[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def in_lines(error: BaseException) -> str:
-    """An error for the terminal: its sentence on one line, below it the details, with their lines kept."""
-    sentence, _, rest = str(getattr(error, "message", error)).partition("\n")
-    details = "\n".join(filter(None, [rest.strip("\n"), str(getattr(error, "details", "")).strip("\n")]))
+    """An error for the terminal: its sentence on one line, below it the details, with their lines kept.
+
+    The traceback of an error that another one caused is shown where code of somebody else is in it, such as that of an
+    environment; otherwise the sentence says all.
+    """
+    sentence, _, details = str(error).partition("\n")
+    if not details and error.__cause__ is not None and _has_other_code(error.__cause__):
+        details = str(getattr(error, "details", ""))
+    details = details.strip("\n")
     return f"{sentence}\n\n{details}" if details else sentence
+
+
+def _has_other_code(error: BaseException) -> bool:
+    """Whether a traceback has frames that are neither of this library and what it stands on nor of Python."""
+    import gymnasium
+    import torch
+
+    import whorl
+
+    packages = tuple(str(Path(str(module.__file__)).parent) for module in (whorl, gymnasium, torch))
+    python = str(Path(traceback.__file__).parent)
+
+    def known(file: str) -> bool:
+        return file.startswith((*packages, "<")) or (file.startswith(python) and "-packages" not in file)
+
+    return not all(known(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def show_result(result: "Result", settings: Settings) -> None:
@@ -149,7 +172,10 @@ def _run_row(run: Path) -> tuple[str, ...]:
 
 
 def _state(run: Path, config: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    from whorl.state.runlock import living_owner
+
+    if living_owner(run) is not None:
+        return "running"
     limits = {"steps": "total_timesteps", "episodes": "total_episodes", "iteration": "max_iterations"}
-    if any(config.get(name) and last.get(key, 0) >= config[name] for key, name in limits.items()):
-        return "finished"
-    return "stopped"
+    spent = any(config.get(name) and last.get(key, 0) >= config[name] for key, name in limits.items())
+    return "finished" if spent else "stopped"

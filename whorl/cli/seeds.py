@@ -156,14 +156,8 @@ class _Family:
             for slot in sorted(set(range(self.parallel)) - used)[: len(self.queue)]:
                 if not self.interrupts:
                     self.children.append(self._start(self.queue.pop(0), slot))
-            wait(
-                [
-                    end
-                    for child in self.children
-                    for end in (child.line, child.output, child.process.sentinel)
-                ],
-                0.5,
-            )
+            ends = [end for child in self.children for end in (child.line, child.output) if not end.closed]
+            wait([*ends, *(child.process.sentinel for child in self.children)], 0.5)
             for child in list(self.children):
                 over = child.process.exitcode is not None  # asked first, so that nothing it sent is missed
                 self._listen(child)
@@ -213,11 +207,12 @@ class _Family:
     def _on_begin(self, child: _Child, total: float, unit: str, done: float) -> None:
         self.screen.begin(child.name, total, unit, done)
 
-    def _on_progress(self, child: _Child, done: float, row: dict[str, Any]) -> None:
-        self.screen.report(child.name, done, row)
+    def _on_progress(self, child: _Child, done: float, count: float, row: dict[str, Any]) -> None:
+        self.screen.report(child.name, done, count, row)
 
     def _on_message(self, child: _Child, text: str) -> None:
-        self.screen.message(f"{child.name}: {text}")
+        if not self.interrupts:  # that it finishes its iteration and saves, this process has said for all
+            self.screen.message(f"{child.name}: {text}")
 
     def _on_result(self, child: _Child, result: "Result") -> None:
         child.ended = True
@@ -348,23 +343,22 @@ class _Report(Console):
     def __init__(
         self, pipe: Connection, total: float, unit: str, title: str, quiet: bool, *, done: float
     ) -> None:
-        super().__init__(total, unit, quiet=True)
+        super().__init__(total, unit, quiet=quiet, done=done)
         self._pipe = pipe
-        self._newest: tuple[float, dict[str, Any]] = (done, {})
-        self._sent = 0.0
-        pipe.send(("begin", total, unit, done))
+        self._send("begin", total, unit, done)
 
-    def update(self, done: float, row: Mapping[str, float | int | str] | None = None) -> None:
-        self._newest = done, {**self._newest[1], **(row or {})}
-        if self._clock() - self._sent >= LIVE_SECONDS:
-            self._send()
+    def __enter__(self) -> "_Report":
+        return self
 
-    def message(self, text: str) -> None:
-        self._pipe.send(("message", text))
+    def _period(self) -> float:
+        return LIVE_SECONDS
 
-    def __exit__(self, *error: Any) -> None:
-        self._send()
+    def _paint(self) -> None:
+        self._send("progress", self._done, self._count, self._row)
 
-    def _send(self) -> None:
-        self._sent = self._clock()
-        self._pipe.send(("progress", *self._newest))
+    def _print(self, text: str) -> None:
+        self._send("message", text)
+
+    def _send(self, *message: Any) -> None:
+        with self._surviving():
+            self._pipe.send(message)

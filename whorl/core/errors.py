@@ -22,19 +22,12 @@ class WhorlError(Exception):
 
     @property
     def details(self) -> str:
-        """The lines below the message: those given, or else the traceback of the error that this one was raised from.
-
-        Python prints that traceback itself, so `str()` has only those given.
-        """
-        if self._details or self.__cause__ is None:
-            return self._details
-        return "".join(traceback.format_exception(self.__cause__)).rstrip()
+        return self._details
 
     def __str__(self) -> str:
         return f"{self.message}\n\n{self._details}" if self._details else self.message
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        # The error that this one was raised from does not travel to another process, but its traceback does.
         return type(self), (self.message, self.details)
 
 
@@ -44,6 +37,17 @@ class ConfigError(WhorlError, ValueError):
 
 class EnvError(WhorlError):
     """An environment that can't be made, or that violates its interface."""
+
+
+class EnvFailure(EnvError):
+    """An exception in an environment's own code, from which this one is raised."""
+
+    @property
+    def details(self) -> str:
+        """The traceback of that exception. Python prints it itself, so `str()` has it only after a journey."""
+        if self._details or self.__cause__ is None:
+            return self._details
+        return "".join(traceback.format_exception(self.__cause__)).rstrip()
 
 
 class CheckpointError(WhorlError):
@@ -61,9 +65,8 @@ class DivergedError(WhorlError):
 def extend(error: Exception, text: str) -> None:
     """Add to the message of an error that is raised again: what was saved, how to go on."""
     if isinstance(error, WhorlError):
-        message = f"{error.args[0] if error.args else error}; {text}"
-        error.args = (message, *error.args[1:])
-        vars(error)["message"] = message
+        error.message = f"{error.message}; {text}"
+        error.args = (error.message,)
     elif hasattr(error, "add_note"):  # Python 3.11
         error.add_note(text)
 

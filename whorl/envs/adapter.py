@@ -15,7 +15,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.error import DependencyNotInstalled
 
-from whorl.core.errors import EnvError, WhorlError, install_command, missing_extra, nearest
+from whorl.core.errors import EnvError, EnvFailure, WhorlError, install_command, missing_extra, nearest
 from whorl.core.registry import import_hint, import_named, registered
 from whorl.envs.mistakes import raised
 from whorl.envs.spaces import Factory
@@ -140,7 +140,7 @@ def registry_entry(id: str, module: str = "") -> EnvSpec:
         except ImportError as error:
             raise missing_package(id, error, given) from error
         except Exception as error:  # a user's module may raise anything
-            raise EnvError(raised(f"importing {given or module}", error)) from error
+            raise EnvFailure(raised(f"importing {given or module}", error)) from error
     found = registry_id(name)
     if found is None:
         known = [known for adapter in adapters() for known in adapter.ids()]

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from whorl.core.errors import EnvError, WhorlError
+from whorl.core.errors import EnvError, EnvFailure, WhorlError
 
 MAKING = "making the environment"
 
@@ -133,7 +133,19 @@ def make_env(factory: Callable[[], Any]) -> Any:
     except (WhorlError, ImportError):  # ImportError: the caller knows which package to install
         raise
     except Exception as error:  # an environment may raise anything
-        raise EnvError(raised(MAKING, error)) from theirs(error)
+        raise failure(raised(MAKING, error), error) from theirs(error)
+
+
+def failure(sentence: str, error: Exception) -> EnvError:
+    """The error for an exception of an environment; a mistake in how it was called needs no traceback."""
+    if isinstance(error, WhorlError):
+        return EnvError(sentence, error.details)
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    module = "" if at is None else str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    called_wrongly = isinstance(error, TypeError) and module in ("whorl", "gymnasium")
+    return EnvError(sentence) if called_wrongly else EnvFailure(sentence)
 
 
 def theirs(error: Exception) -> Exception:

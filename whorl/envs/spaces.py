@@ -18,7 +18,7 @@ from gymnasium import spaces
 from whorl.core.action_masks import Choices, flatten_mask, mask_size
 from whorl.core.arrays import MASK_KEY, SUCCESS, Array, channels_first
 from whorl.core.errors import EnvError, WhorlError
-from whorl.envs.mistakes import make_env, raised, theirs, wrong_kind, wrong_reset, wrong_spaces
+from whorl.envs.mistakes import failure, make_env, raised, theirs, wrong_kind, wrong_reset, wrong_spaces
 from whorl.envs.snapshot import snapshot_env
 
 Factory: TypeAlias = Callable[[], gymnasium.Env]
@@ -94,7 +94,7 @@ def first_reset(env: Any) -> tuple[Any, dict[str, Any]]:
     except WhorlError:
         raise
     except Exception as error:  # an environment may raise anything
-        raise EnvError(raised("reset(seed=0)", error)) from theirs(error)
+        raise failure(raised("reset(seed=0)", error), error) from theirs(error)
     found = wrong_reset(result)
     if found is not None:
         raise EnvError(found)

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from whorl.core.arrays import SUCCESS, SUCCESS_KEYS, Array
 from whorl.core.errors import EnvError, WhorlError
 from whorl.envs.mistakes import (
+    failure,
     make_env,
     raised,
     theirs,
@@ -208,7 +209,10 @@ class EnvStepper:
         env = self.envs[env_index]
         if env.render_mode is None:
             return None
-        frame: Any = env.render()
+        try:
+            frame: Any = env.render()
+        except NotImplementedError:  # Gymnasium's own render()
+            return None
         if isinstance(frame, list):
             frame = frame[-1] if frame else None
         return frame if isinstance(frame, np.ndarray) else None
@@ -253,7 +257,7 @@ class EnvStepper:
             found = self._mistake(where, result)
             if found is not None:
                 raise EnvError(f"{at}: {found}") from None
-        raise EnvError(f"{at}: {found or raised(where, error)}") from theirs(error)
+        raise failure(f"{at}: {found or raised(where, error)}", error) from theirs(error)
 
     def _mistake(self, where: str, result: Any) -> str | None:
         """Why the result of reset() or step() can't be read."""

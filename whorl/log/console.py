@@ -115,7 +115,7 @@ class Console:
         now = self._clock()
         if now - self._samples[-1][0] >= LIVE_SECONDS:
             self._samples.append((now, done))
-        if now - self._drawn >= (LIVE_SECONDS if self._live else PLAIN_SECONDS):
+        if now - self._drawn >= self._period():
             self._draw()
 
     def message(self, text: str) -> None:
@@ -151,14 +151,21 @@ class Console:
         try:
             self._drawn = self._clock()
             self._stale = False
-            if self._live:
-                with self._surviving():
-                    self._live.refresh()
-            else:
-                self._print(self._line())
+            self._paint()
             self._print_waiting()
         finally:
             self._drawing.release()
+
+    def _paint(self) -> None:
+        if self._live:
+            with self._surviving():
+                self._live.refresh()
+        else:
+            self._print(self._line())
+
+    def _period(self) -> float:
+        """Seconds between two pictures."""
+        return LIVE_SECONDS if self._live else PLAIN_SECONDS
 
     def _line(self) -> str:
         """Progress as one plain line."""
@@ -186,7 +193,7 @@ class Console:
         parts = [self._progress(), *self._numbers(), self._elapsed(), self._doing]
         numbers = self._joined(parts)
         bar = f'<progress max="1" value="{self._share():.4f}" style="width: 30em"></progress>'
-        title = f"<b>{html.escape(self.title)}</b><br>" if self.title else ""
+        title = f"<b>{html.escape(self.title)}</b><br>".replace("\n", "<br>") if self.title else ""
         return f"{title}{bar} {html.escape(ending)}<br>{html.escape(numbers)}", f"{ending} {numbers}"
 
     def _elapsed(self) -> str:
@@ -277,9 +284,11 @@ class Consoles(Console):
         self._states[name] = ""
         self._stale = True
 
-    def report(self, name: str, done: float, row: Mapping[str, float | int | str]) -> None:
-        """A run's progress and the metrics of a row that the display shows."""
-        self._bars[name].update(done, row)
+    def report(self, name: str, done: float, count: float, row: Mapping[str, float | int | str]) -> None:
+        """A run's progress, the number beside its bar, and the metrics that the display shows."""
+        bar = self._bars[name]
+        bar._row.update(row)
+        bar._advance(done, count, "")
 
     def end(self, name: str, state: str) -> None:
         """A run is over: show this word instead of the remaining time."""
@@ -290,11 +299,9 @@ class Consoles(Console):
             self.message(f"{name}: {state}")
         self._draw()
 
-    def _draw(self) -> None:
-        self._drawn, self._stale = self._clock(), False
+    def _paint(self) -> None:
         if self._live:
-            with self._surviving():
-                self._live.refresh()
+            super()._paint()
 
     def _picture(self) -> Group:
         label = max(map(len, self._bars)) + 1
@@ -320,15 +327,13 @@ class _Bar(Console):
         super().__init__(total, unit, quiet=screen._terminal.quiet, done=done, clock=screen._clock)
         self.name, self.screen = name, screen
 
-    def update(self, done: float, row: Mapping[str, float | int | str] | None = None) -> None:
-        self._live = self.screen._live  # which decides how often is drawn
-        super().update(done, row)
-
     def _share(self) -> float:
         return super()._share() if self.total else 0.0
 
-    def _draw(self) -> None:
-        self._drawn, self._stale = self._clock(), False
+    def _period(self) -> float:
+        return self.screen._period()
+
+    def _paint(self) -> None:
         if self.screen._live is None:
             self.screen._print(f"{self.name}: {self._line()}")
         elif self._drawn - self.screen._drawn >= LIVE_SECONDS:
@@ -343,7 +348,7 @@ def summary(settings: Settings, device: str) -> str:
     """The settings that decide how long a run takes, in one line."""
     run, algo = settings.run, settings.algo
     envs = "1 environment" if run.num_envs == 1 else f"{run.num_envs:,} environments"
-    parts = [f"{envs} x {run.num_steps:,} steps"]
+    parts = [f"{envs} x {run.num_steps:,} {'step' if run.num_steps == 1 else 'steps'}"]
     if hasattr(algo, "updates_per_step"):
         parts.append(f"{algo.updates_per_step:g} updates per step")
     if hasattr(algo, "n_epochs"):
@@ -351,8 +356,8 @@ def summary(settings: Settings, device: str) -> str:
     if hasattr(algo, "batch_size"):
         parts.append(f"batches of {algo.batch_size:,}")
     parts += [f"{getattr(run, name)} {name}" for name in ("actors", "workers") if getattr(run, name) > 0]
-    hardware = getattr(run, "hardware", "")
-    parts.append(f"{device} ({hardware} settings)" if hardware else device)
+    usual = {"cpu": "cpu", "gpu": "cuda"}.get(run.hardware, device)
+    parts.append(device if device.startswith(usual) else f"{device} with settings for a {run.hardware}")
     budget = {"steps": run.total_timesteps, "episodes": run.total_episodes, "iterations": run.max_iterations}
     parts += [f"{compact(limit)} {unit}" for unit, limit in budget.items() if limit][:1]
     return ", ".join(parts)

@@ -330,6 +330,7 @@ class Trainer:
         if self._result is not None:
             return self._result
         if self._row and not self.loop.row_is_due():
+            self._own_folder()
             self._reporting.write_last({**self._row, **self.parts.learner.means()})
         if self.checkpointing.last_due():
             self.checkpointing.drop_open_episodes()
@@ -371,14 +372,16 @@ class Trainer:
         if not self.settings.run.save_model:
             return "nothing was saved, because save_model is false"
         call = f"whorl.resume({str(self.run_dir)!r}, env=...)"
-        go_on = f"continue with: {f'whorl resume {self.run_dir}' if self.source.named else call}"
+        if self.source.named:
+            call = f"whorl resume {self.run_dir}"
+        go_on = f"continue with: {call}"
         if self.loop.whole and self.steps > self.counters.saved_steps:
             with suppress(WhorlError):  # diverged weights, a full disk: the first error is the one to report
                 folder = self._save_last(collecting)
                 without = ", without the episodes under way" if collecting else ""
                 return f"iteration {self.iteration} (step {self.steps}) is saved in {folder.name}{without}; {go_on}"
         if not self.checkpointing.saved:
-            return f"there was no checkpoint yet; start again with{go_on[13:]}"
+            return f"there was no checkpoint yet; start again with: {call}"
         saved = self.counters.saved_steps
         return (
             f"the newest checkpoint is that of step {saved:,}, the error came after {self.steps:,}; {go_on}"

@@ -19,6 +19,7 @@ from whorl.core.errors import ConfigError, misspelt
 from whorl.core.registry import Part, known, options_of, resolve
 from whorl.settings.aliases import (
     ALIASES,
+    EXPANSIONS,
     NOTES,
     SHARED_OFF_POLICY,
     SHARED_ON_POLICY,
@@ -183,7 +184,7 @@ def _circumstances(
 def _hardware(run: RunConfig, given: set[str], gpu: bool) -> dict[str, Any]:
     """The hardware that presets were chosen for, and the device, where the hardware was chosen by name."""
     found = {"hardware": "gpu" if gpu else "cpu"}
-    if run.hardware != "auto" and "device" not in given:
+    if "hardware" in given and run.hardware != "auto" and "device" not in given:
         found["device"] = "cuda" if gpu else "cpu"
     return found
 
@@ -270,7 +271,7 @@ def unknown_setting(owner: str, key: str, hints: Mapping[str, Any]) -> ConfigErr
 def spellings(hints: Mapping[str, Any]) -> list[str]:
     """All names and aliases that are accepted for these settings."""
     aliases = [alias for alias, targets in ALIASES.items() if any(target in hints for target in targets)]
-    return [*hints, *aliases]
+    return [*hints, *aliases, *(name for name in EXPANSIONS if is_expansion(name, hints))]
 
 
 def _check_meaning(given: set[str], algo: Any) -> None:

@@ -190,7 +190,7 @@ def read_file(path: str | Path, seen: tuple[Path, ...] = ()) -> list[dict[str, A
 
 def _is_section(key: Any, value: Any) -> bool:
     """Whether an entry of a file holds the settings for one environment."""
-    return isinstance(value, dict) and re.search(r"-v\d+$|^atari$", str(key)) is not None
+    return isinstance(value, dict) and re.search(r"-v\d+$", str(key)) is not None
 
 
 def _inherited(name: str, child: Path, seen: tuple[Path, ...]) -> list[dict[str, Any]]:

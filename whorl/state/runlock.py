@@ -126,6 +126,7 @@ class RunLock:
             return
         if self._at_path(descriptor):
             with suppress(OSError):
+                os.ftruncate(descriptor, 0)  # no owner, even where an open file can't be deleted
                 self.path.unlink()
         self._close(descriptor)
 
@@ -213,6 +214,17 @@ class RunLock:
         # Unlocked for forks of this process too, which share the descriptor.
         _unlock(descriptor)
         os.close(descriptor)
+
+
+def living_owner(run_dir: Path) -> Owner | None:
+    """Who trains in a run folder now, as far as that can be told without touching its lock; None: nobody."""
+    path = run_dir / NAME
+    owner, me = _owner_in(path), Owner.current()
+    if owner is None:
+        return None
+    if owner.under_kernel_of(me) and owner.namespace == me.namespace:
+        return owner if _start_of(owner.pid) == owner.start else None
+    return owner if time.time() - path.stat().st_mtime < STALE_SECONDS else None
 
 
 def _owner_in(path: Path) -> Owner | None:

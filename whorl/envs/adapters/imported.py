@@ -2,12 +2,12 @@
 
 import re
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import gymnasium
 
 from whorl.core.errors import EnvError
+from whorl.core.registry import import_named
 from whorl.envs.adapter import Adapter, missing_package, registry_id
 from whorl.envs.spaces import Factory
 
@@ -30,10 +30,10 @@ class ImportedAdapter(Adapter):
         if "." in id and ":" not in id:
             return True
         try:
-            module = import_module(path[1])
-        except ModuleNotFoundError:
-            return False  # reported where registered names are looked up
-        return registry_id(path[2]) is None and hasattr(module, path[2])
+            import_named(path[1])
+        except Exception:  # whatever a user's module raises is reported where registered names are looked up
+            return False
+        return registry_id(path[2]) is None
 
     def full_id(self, id: str) -> str:
         return ":".join(_split(id))
@@ -51,9 +51,9 @@ def _split(id: str) -> tuple[str, str]:
 
 def _found(module: str, name: str) -> Any:
     try:
-        found = getattr(import_module(module), name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise missing_package(f"{module}:{name}", error) from error
+        found = getattr(import_named(module), name)
+    except (ImportError, AttributeError) as error:
+        raise missing_package(f"{module}:{name}", error, module) from error
     if not callable(found):
         raise EnvError(f"{module}:{name} is {type(found).__name__!r}; name the class of an environment")
     return found
