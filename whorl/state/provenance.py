@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from whorl import __version__
+from whorl.core.version import __version__
 
 PACKAGES = ("torch", "numpy", "gymnasium")
 GIT_SECONDS = 5.0
