@@ -439,6 +439,7 @@ def priorities(alpha: float, beta: float) -> tuple[Any, Any, dict[int, Tensor], 
         "priority_alpha": alpha,
         "priority_beta": beta,
         "priority_beta_steps": 10**9,
+        "n_step": 1,
     }
     agent = build(
         DQN,

@@ -25,7 +25,13 @@ OFF = {
     "prioritized": False,
     "n_step": 1,
 }
-SHARED = {"target_update_interval": 5, "learning_rate": 0.01, "priority_alpha": 0.6, "updates_per_step": 0.2}
+SHARED = {
+    "target_update_interval": 5,
+    "learning_rate": 0.01,
+    "priority_alpha": 0.6,
+    "updates_per_step": 0.2,
+    "n_step": 1,
+}
 """of short runs in which nets part from their targets, and the one setting of a part that presets choose differently"""
 
 

@@ -30,7 +30,7 @@ def train(name: str, folder: Path, epochs: int) -> Path:
         "num_envs": 4,
         "num_steps": 16,
         "max_iterations": epochs,
-        "eval_freq": 5,
+        "eval_freq": 300,
         "n_eval_episodes": 2,
         "device": "cpu",
         "workers": 0,

@@ -243,7 +243,7 @@ RUN: dict[str, Any] = {
     "num_envs": 4,
     "num_steps": 4,
     "max_iterations": 16,
-    "checkpoint_freq": 8,
+    "checkpoint_freq": 128,
     "learning_starts": 32,
     "random_steps": 0,
     "updates_per_step": 0.2,

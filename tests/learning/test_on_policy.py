@@ -125,7 +125,7 @@ BLIND = {
     "critic_hidden_sizes": [64],
     "normalize_obs": True,
     "normalize_reward": True,
-    "eval_freq": 25,
+    "eval_freq": 10_000,
     "n_eval_episodes": 20,
 }
 
