@@ -81,7 +81,8 @@ def test_a_parts_own_name_is_dqn_with_that_part_and_no_other(name: str, part: st
 def test_every_part_makes_a_difference(name: str, part: str) -> None:
     # switched on alone in DQN, or off alone in Rainbow
     changed = ON[part] if name == "dqn" else {key: OFF[key] for key in ON[part]}
-    one, other = Run(vectors(name, {})), Run(vectors(name, changed))
+    base = {"n_step": 3} if name == "rainbow" else {}
+    one, other = Run(vectors(name, base)), Run(vectors(name, {**base, **changed}))
     rollouts = vectors("dqn", {}).rollouts(Run(vectors("dqn", {})).agent, 4)
     for run in (one, other):
         run.feed(rollouts)
