@@ -137,16 +137,15 @@ def list_presets(page: Path, name: str) -> str:
     """What the name changes, everywhere and per environment; a preset that starts from another says so."""
     preset = yaml.safe_load((ROOT / "whorl" / "presets" / f"{name}.yaml").read_text("utf-8"))
     groups = {"any": preset.get("settings") or {}, **(preset.get("environments") or {})}
-    rows = []
+    found: dict[str, list[str]] = {}
     for env, settings in groups.items():
         title = env if env == "any" else f"`{env}`"
         parts = {title: {name: value for name, value in settings.items() if name != WHERE}}
         parts |= {f"{title}, {words}": values for words, values in (settings.get(WHERE) or {}).items()}
-        rows += [
-            (key, ", ".join(f"`{k}: {_value(v)}`" for k, v in part.items()))
-            for key, part in parts.items()
-            if part
-        ]
+        for key, part in parts.items():
+            if part:  # environments with the same settings share a row
+                found.setdefault(", ".join(f"`{k}: {_value(v)}`" for k, v in part.items()), []).append(key)
+    rows = [("; ".join(names), text) for text, names in found.items()]
     parent = preset.get("inherits")
     text = f"Starts from the presets of [`{parent}`]({parent}.md#presets)." if parent else ""
     return "\n\n".join(

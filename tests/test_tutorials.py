@@ -141,6 +141,8 @@ def check_command(words: list[str], page: Path) -> None:
         [word for word in words if not re.match(r"[A-Z_]+=", word)] if words[0] != "make" else words
     )
     if program == "whorl":
+        if "--parallel" in rest:  # other processes would train for as long as the page says
+            rest[rest.index("--parallel") + 1] = "1"
         paths = [
             path for word in rest for path in (sorted(map(str, Path().glob(word))) if "*" in word else [word])
         ]

@@ -6,7 +6,7 @@ The public names below are loaded on first use, so that worker processes start w
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from whorl.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from whorl.algorithms.a2c import A2CConfig

@@ -21,7 +21,7 @@ from whorl.envs.make import Made, Source, find, takes
 from whorl.envs.mistakes import make_env
 from whorl.envs.wrappers import split
 from whorl.log.video import save_video
-from whorl.run.build import choose_device
+from whorl.run.build import choose_device, kind_of
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import Evaluation, run_episodes
@@ -127,7 +127,7 @@ def prepare(
         files,
         options=made.options if made.named else None,
         objects=objects,
-        kind=lambda options: made_with(options).kind(),
+        kind=lambda options: kind_of(made_with(options)),
     )
     source = made_with(found.env_options)
     source.check(found.run)

@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
     "num_steps": 16,
     "buffer_size": 1200,
     "updates_per_step": 0.02,
-    "checkpoint_freq": 3,
+    "checkpoint_freq": 180,
     "max_iterations": 45,
     "keep_checkpoints": 2,
     "device": "cpu",
@@ -39,7 +39,7 @@ TINY = {
     "batch_size": 32,
     "learning_starts": 100,
     "random_steps": 200,
-    "log_freq": 4,
+    "log_freq": 240,
 }
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "transitions": ("toy_q", "CartPole-v1", SMALL),
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "prioritized": True,
             "batch_size": 8,
             "learning_starts": 100,
-            "log_freq": 4,
+            "log_freq": 240,
         },
     ),
     "priorities": ("toy_actor_critic", "Pendulum-v1", {**SMALL, "checkpoint_freq": 1}),
@@ -81,7 +81,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "max_iterations": 30,
             "workers": 2,
             "learning_starts": 100,
-            "log_freq": 4,
+            "log_freq": 240,
             "batch_size": 8,
             "hidden_sizes": [8],
             "n_atoms": 5,
@@ -190,7 +190,7 @@ def test_where_every_checkpoint_needs_a_missing_segment_the_sentence_names_it(tm
     with (
         pytest.warns(UserWarning, match="skipped a damaged checkpoint"),
         pytest.raises(
-            CheckpointError, match=rf"no undamaged checkpoint in .*checkpoint_2: replay/{missing} is missing"
+            CheckpointError, match=rf"no undamaged checkpoint in .*checkpoint_\d: replay/{missing} is missing"
         ),
     ):
         whorl.resume(run)
@@ -199,11 +199,12 @@ def test_where_every_checkpoint_needs_a_missing_segment_the_sentence_names_it(tm
 
 def test_old_segments_go_with_the_checkpoints_that_name_them(tmp_path: Path) -> None:
     run = start("transitions", tmp_path).run_dir
-    assert [folder.name for folder in checkpoint.checkpoints(run)] == ["checkpoint_15", "checkpoint_14"]
+    newest, older = (checkpoint.number(folder) for folder in checkpoint.checkpoints(run))
+    assert newest == older + 1 >= 15
     assert files(run) == checkpoint.segments(run)
-    # 300 rows per environment, of which the older checkpoint has 48 that the newer one has overwritten.
+    # 300 rows per environment, of which the older checkpoint has up to 64 that the newer one has overwritten.
     oldest = min(int(name.split("-")[1]) for name in files(run))
-    assert 45 * 16 - 300 - 48 <= oldest <= 45 * 16 - 300
+    assert 45 * 16 - 300 - 64 <= oldest <= 45 * 16 - 300
     for folder in checkpoint.checkpoints(run):
         trainer = load_run(folder, {})
         trainer.close()
@@ -220,10 +221,10 @@ def test_a_run_folder_can_be_moved(tmp_path: Path) -> None:
 def test_going_on_from_an_older_checkpoint_keeps_both_lines_whole(tmp_path: Path) -> None:
     run = start("transitions", tmp_path, max_iterations=30, keep_checkpoints=0).run_dir
     before = {name: (run / "replay" / name).read_bytes() for name in files(run)}
-    untouched = state(run)
+    untouched, last = state(run), checkpoint.checkpoints(run)[0]
     whorl.resume(run / "checkpoint_4", max_iterations=18)
     assert {name: (run / "replay" / name).read_bytes() for name in before} == before
-    assert_same(untouched["experience"], state(run / "checkpoint_10")["experience"])
+    assert_same(untouched["experience"], state(last)["experience"])
     whole = start("transitions", tmp_path / "whole", max_iterations=18).run_dir
     assert_same(state(whole)["experience"], state(run)["experience"])
 

@@ -19,7 +19,15 @@ from whorl.run.reporting import SystemMetrics
 from whorl.run.trainer import Trainer
 from whorl.state import checkpoint
 
-QUIET = {"quiet": True, "tensorboard": False, "eval": False, "workers": 0, "device": "cpu", "num_envs": 2}
+QUIET = {
+    "quiet": True,
+    "tensorboard": False,
+    "eval": False,
+    "workers": 0,
+    "device": "cpu",
+    "num_envs": 2,
+    "log_freq": 1,
+}
 ROLLOUTS = {**QUIET, "num_steps": 16, "batch_size": 32, "n_epochs": 1, "max_iterations": 4}
 REPLAY = {
     **QUIET,
@@ -106,7 +114,7 @@ def test_a_step_logs_evaluates_and_saves_what_is_due(tmp_path: Path) -> None:
         def on_end(self, trainer: Any, result: Any) -> None:
             seen.append(f"end {result.iterations}: {result.reason}")
 
-    due = {"eval": True, "eval_freq": 2, "n_eval_episodes": 1, "checkpoint_freq": 3, "max_iterations": 9}
+    due = {"eval": True, "eval_freq": 55, "n_eval_episodes": 1, "checkpoint_freq": 80, "max_iterations": 9}
     trainer = load("ppo", tmp_path, **due)
     trainer.callbacks.append(Seen())
     assert trainer.run_dir is None and not list(tmp_path.iterdir()), "nothing happens before the first step"

@@ -191,7 +191,7 @@ class Spoil(whorl.Callback):
 
 def spoiled(tmp_path: Path, value: float, **settings: Any) -> None:
     strict = settings.pop("strict", False)
-    given = {**SMALL, "runs": str(tmp_path), "log_freq": 50, "checkpoint_freq": 100, **settings}
+    given = {**SMALL, "runs": str(tmp_path), "log_freq": 5000, "checkpoint_freq": 10_000, **settings}
     whorl.load(lambda: Drift(strict), "ppo", {**given, "max_iterations": 9}, callbacks=[Spoil(value)]).train()
 
 
@@ -243,7 +243,7 @@ def test_a_checkpoint_never_holds_weights_that_are_not_finite(tmp_path: Path) ->
 
 def test_a_diverged_policy_is_not_evaluated_nor_kept_as_the_best(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"the weights actor.head.mean.bias are no longer finite"):
-        spoiled(tmp_path, float("nan"), eval=True, eval_freq=2, n_eval_episodes=1)
+        spoiled(tmp_path, float("nan"), eval=True, eval_freq=60, n_eval_episodes=1)
     assert not (next(tmp_path.iterdir()) / checkpoint.BEST).exists()
 
 
@@ -255,15 +255,15 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def test_the_last_window_is_written_though_it_is_not_full(tmp_path: Path) -> None:
-    run = whorl.load("CartPole-v1", "ppo", {**SMALL, "runs": str(tmp_path), "log_freq": 2}).train().run_dir
+    run = whorl.load("CartPole-v1", "ppo", {**SMALL, "runs": str(tmp_path), "log_freq": 55}).train().run_dir
     first, last = rows(run)
     assert (first["iteration"], last["iteration"]) == (2, 3)
     assert first.keys() - {"episode/return", "episode/length"} <= last.keys() and "loss/actor" in last
 
 
-@pytest.mark.parametrize("freq", [1, 100])
+@pytest.mark.parametrize("freq", [1, 10_000])
 def test_a_run_that_goes_on_writes_that_window_whole(freq: int, tmp_path: Path) -> None:
-    settings = {**SMALL, "log_freq": 4, "checkpoint_freq": freq}
+    settings = {**SMALL, "log_freq": 100, "checkpoint_freq": freq}
     whole = whorl.load(
         "CartPole-v1", "ppo", {**settings, "max_iterations": 6, "runs": str(tmp_path / "a")}
     ).train()
@@ -285,9 +285,9 @@ def test_a_run_that_goes_on_writes_that_window_whole(freq: int, tmp_path: Path) 
 def test_a_row_with_an_evaluation_holds_what_was_learned_until_then(tmp_path: Path) -> None:
     settings = {
         **SMALL,
-        "log_freq": 50,
+        "log_freq": 5000,
         "eval": True,
-        "eval_freq": 2,
+        "eval_freq": 55,
         "n_eval_episodes": 1,
         "runs": str(tmp_path),
     }
@@ -358,7 +358,14 @@ def test_what_an_environment_measures_is_averaged_over_the_episodes_of_a_row(
     tmp_path: Path, workers: int
 ) -> None:
     """Sixteen rows a environment are four episodes of three steps and a reset each: 4, 2, 4, 2 rooms, 3 in the mean."""
-    settings = {"runs": str(tmp_path), "num_envs": 4, "num_steps": 16, "batch_size": 64, "max_iterations": 2}
+    settings = {
+        "runs": str(tmp_path),
+        "num_envs": 4,
+        "num_steps": 16,
+        "batch_size": 64,
+        "max_iterations": 2,
+        "log_freq": 1,
+    }
     quiet = {"quiet": True, "tensorboard": False, "eval": False, "save_model": False, "workers": workers}
     result = whorl.load(lambda: Rooms(), "ppo", {**settings, **quiet}).train()
     rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]

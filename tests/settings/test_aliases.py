@@ -66,7 +66,7 @@ def test_no_setting_of_an_algorithm_has_a_name_that_is_explained_away(preset: st
         ),
         ("ppo", {"net_arch": [{"vf": [8]}]}, {"critic_hidden_sizes": [8]}),
         ("dqn", {"net_arch": [7, 8]}, {"hidden_sizes": [7, 8]}),
-        ("ppo", {"activation_fn": nn.Tanh}, {"activation": "tanh"}),
+        ("ppo", {"activation_fn": nn.ELU}, {"activation": "elu"}),
         ("ppo", {"norm_adv": True}, {"normalize_advantage": "minibatch"}),
         ("ppo", {"anneal_lr": True}, {"lr_schedule": {"class": "linear"}}),
         ("ppo", {"value_clip": True}, {"clip_value": True}),

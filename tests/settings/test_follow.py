@@ -7,6 +7,7 @@ import pytest
 import whorl
 from whorl.core import hardware
 from whorl.core.errors import ConfigError
+from whorl.run.build import kind_of
 from whorl.settings.conditions import WORDS, Circumstances, layers_where
 from whorl.settings.follow import divisors, largest_divisor
 from whorl.settings.merge import Settings, configure
@@ -190,12 +191,12 @@ def test_images_get_their_own_settings(machine: Any) -> None:
     vectors = configure("dqn", "X", {}, kind=lambda options: ("vectors",))
     images = configure("dqn", "X", {}, kind=lambda options: ("images",))
     assert (vectors.hidden_sizes, vectors.batch_size) == ((128, 128), 64)
-    assert (images.hidden_sizes, images.batch_size, images.n_step) == ((512,), 32, 1)
+    assert (images.hidden_sizes, images.batch_size, images.updates_per_step) == ((512,), 32, 0.25)
 
 
 def test_the_kind_of_an_environment_is_found_with_its_options() -> None:
-    assert set(whorl.make("CartPole-v1").source.kind()) == {"vectors", "discrete"}
-    assert set(whorl.make("Quadrotor-v0").source.kind()) == {"vectors", "continuous", "native"}
+    assert set(kind_of(whorl.make("CartPole-v1").source)) == {"vectors", "discrete"}
+    assert set(kind_of(whorl.make("Quadrotor-v0").source)) == {"vectors", "continuous", "native"}
 
 
 def test_files_may_have_conditions_too(machine: Any, tmp_path: Any) -> None:

@@ -327,7 +327,7 @@ def test_a_gpu_that_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     small = {"num_envs": 2, "num_steps": 8, "batch_size": 16, "max_iterations": 1, "runs": str(tmp_path)}
-    with pytest.raises(WhorlError, match=r"pip install 'whorl\[wandb\]'"):
+    with pytest.raises(WhorlError, match=r"pip install -e '.*\[wandb\]'"):
         whorl.load("CartPole-v1", "ppo", {**small, "use_wandb": True, "quiet": True}).train()
 
 

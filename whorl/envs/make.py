@@ -11,11 +11,10 @@ from typing import Any
 import gymnasium
 import torch
 
-from whorl.core import tree
 from whorl.core.errors import ConfigError, EnvError, nearest
 from whorl.core.hardware import cores
 from whorl.core.registry import registered
-from whorl.core.spec import Continuous, Spec
+from whorl.core.spec import Spec
 from whorl.envs.adapter import Adapter, adapter_of, adapters, factory_from_id
 from whorl.envs.adapters.gymnasium import GymnasiumVector, to_spec
 from whorl.envs.adapters.vectorized import BatchedVector, is_vectorized
@@ -24,7 +23,6 @@ from whorl.envs.native import WORLDS
 from whorl.envs.spaces import Factory, probe
 from whorl.envs.vector import VectorEnv
 from whorl.envs.wrappers import OPTIONS, observation_wrappers, split
-from whorl.nets.images import has_images
 from whorl.settings.presets import WRAPPED
 from whorl.settings.run import RunConfig
 
@@ -133,21 +131,6 @@ class Source:
             f"env_options {', '.join(options)} can't change an environment that is already made; pass its id, or its "
             "class or a function that takes options"
         )
-
-    def kind(self) -> tuple[str, ...]:
-        """Words for the kind of environment, for settings that depend on it (`whorl.settings.conditions`)."""
-        spec = self.spec(1)
-        images = has_images(spec.observation, 8)
-        continuous = all(isinstance(leaf, Continuous) for leaf in tree.leaves(spec.action))
-        discrete = not any(isinstance(leaf, Continuous) for leaf in tree.leaves(spec.action))
-        words = {
-            "images": images,
-            "vectors": not images,
-            "continuous": continuous,
-            "discrete": discrete,
-            "native": self.world is not None,
-        }
-        return tuple(word for word, holds in words.items() if holds)
 
     def workers(self, asked: int, num_envs: int) -> int:
         """The number of worker processes; where `asked` is -1 one per core, and none where a step is cheap."""

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from whorl.agents.agent import Agent
 from whorl.collect.collector import Collector, LocalCollector
+from whorl.core import tree
 from whorl.core.errors import ConfigError
+from whorl.core.spec import Continuous
 from whorl.data.experience import Experience
 from whorl.data.gradients import GradientQueue
 from whorl.distributed.actor import check_actors, envs_per_batch
@@ -21,6 +23,7 @@ from whorl.distributed.replay_shards import make_shards
 from whorl.distributed.worker_collector import WorkerCollector
 from whorl.envs.make import Source
 from whorl.envs.vector import VectorEnv
+from whorl.nets.images import has_images
 from whorl.run.learner import Learner
 from whorl.settings.merge import Settings
 from whorl.state.policy import build_agent
@@ -131,6 +134,21 @@ def build(source: Source, settings: Settings, needs: Needs) -> Parts:
         learner = Learner(agent, device.type == "cuda" and shared is None, run.compile, shared)
         stack.pop_all()
     return Parts(settings, device, streams, agent, acting, experience, learners, learner)
+
+
+def kind_of(source: Source) -> tuple[str, ...]:
+    """Words for the kind of environment, for settings that depend on it (`whorl.settings.conditions`)."""
+    spec = source.spec(1)
+    images = has_images(spec.observation, 8)
+    continuous = [isinstance(leaf, Continuous) for leaf in tree.leaves(spec.action)]
+    words = {
+        "images": images,
+        "vectors": not images,
+        "continuous": all(continuous),
+        "discrete": not any(continuous),
+        "native": source.world is not None,
+    }
+    return tuple(word for word, holds in words.items() if holds)
 
 
 def learner_threads(settings: Settings) -> int:

@@ -27,9 +27,9 @@ import torch
 import yaml
 from torch import Tensor
 
-from whorl import __version__
 from whorl.core import files
 from whorl.core.errors import CheckpointError, DamagedError
+from whorl.core.version import __version__
 
 FORMAT = 2
 STATE, POLICY, CONFIG, METADATA = "checkpoint.pt", "policy.pt", "config.yaml", "metadata.yaml"

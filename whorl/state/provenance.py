@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("whorl", "torch", "numpy", "gymnasium")
+from whorl.core.version import __version__
+
+PACKAGES = ("torch", "numpy", "gymnasium")
 GIT_SECONDS = 5.0
 """after which git is not waited for, as on a slow network drive"""
 
@@ -25,7 +27,11 @@ def provenance(seed: int) -> dict[str, Any]:
 
 @cache
 def _of_process(folder: str) -> dict[str, Any]:
-    versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    versions = {
+        "python": platform.python_version(),
+        "whorl": __version__,
+        **{name: _version(name) for name in PACKAGES},
+    }
     found: dict[str, Any] = {
         "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
         "folder": folder,
