@@ -259,7 +259,12 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
             "config prints the settings of one run; use --seed instead of --seeds and --parallel",
         ),
         ("completion tcsh", "there is no completion for 'tcsh'; choose one of: bash, fish, zsh"),
-        ("train ppo nowhere.Env", "nowhere:Env can't be imported: No module named 'nowhere'"),
+        (
+            "train ppo nowhere.Env",
+            "nowhere.Env can't be imported: No module named 'nowhere'; install it, run this in the folder that holds "
+            "nowhere.py, or add that folder to PYTHONPATH",
+        ),
+        ("train ppo json:Env", "json has no class 'Env', and registers no environment of that name"),
         ("eval nowhere --device meta", "device is 'meta'; it must be auto, cpu, cuda or cuda:N"),
         ("eval nowhere --buffer-size 3", "eval has no flag --buffer-size; --help lists all flags"),
         (
@@ -685,6 +690,7 @@ def folder_of_my_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: p
     # Every test has its own module, because Python imports one of a name only once.
     (folder / f"{module_name(request)}.py").write_text(OWN)
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     return folder
 
 
@@ -710,7 +716,10 @@ def test_environments_of_this_folder_are_found_and_the_printed_lines_work(
     for line in lines.values():
         command, *words = shlex.split(line)
         assert command == "whorl" and main(words) == 0
-    assert str(folder_of_my_own) not in sys.path, "the path is as it was"
+    capsys.readouterr()
+    trusting = shlex.split(lines["evaluate"])[1:]
+    sentence = error_of(trusting[: trusting.index("--trust")], capsys)
+    assert f"--trust {module_name(request)}" in sentence, "code is not imported because a file names it"
 
 
 def test_the_line_that_compares_seeds_works_as_printed(

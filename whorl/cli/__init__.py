@@ -1,10 +1,8 @@
 """The command `whorl`: train, resume, eval, plot, list, check, config, completion."""
 
-import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from whorl import __version__
@@ -17,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, 1 for findings of `check`, 2 for a mistake, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with warnings.catch_warnings(), _modules_of_this_folder():
+        with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]  # it ignores the other arguments
             return _dispatch(words)
     except WhorlError as error:
@@ -42,20 +40,6 @@ def _dispatch(words: list[str]) -> int:
     if command is None:
         raise ConfigError(f"no command is called {words[0]!r}; {nearest(words[0], COMMANDS)}")
     return command.run(words[1:])
-
-
-@contextmanager
-def _modules_of_this_folder() -> Iterator[None]:
-    """Within, modules in the current folder are found, as with `python -m`; installed ones of that name come first."""
-    here = os.getcwd()
-    if here in sys.path or "" in sys.path:
-        yield
-        return
-    sys.path.append(here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
 
 
 def _show_warning(message: Any, *details: Any) -> None:

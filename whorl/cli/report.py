@@ -3,13 +3,13 @@
 import math
 import re
 import shlex
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from whorl.core.errors import WhorlError
 from whorl.core.registry import KINDS, registered
 from whorl.settings.merge import Settings
 
@@ -24,33 +24,9 @@ _PATH = re.compile(r"(?!whorl\.|torch\.)[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 """an import path of the user's own code"""
 
 
-def in_lines(error: BaseException) -> str:
-    """An error for the terminal: its sentence on one line, below it the details, with their lines kept.
-
-    The traceback of an error that another one caused is shown where code of somebody else is in it, such as that of an
-    environment; otherwise the sentence says all.
-    """
-    sentence, _, details = str(error).partition("\n")
-    if not details and error.__cause__ is not None and _has_other_code(error.__cause__):
-        details = str(getattr(error, "details", ""))
-    details = details.strip("\n")
-    return f"{sentence}\n\n{details}" if details else sentence
-
-
-def _has_other_code(error: BaseException) -> bool:
-    """Whether a traceback has frames that are neither of this library and what it stands on nor of Python."""
-    import gymnasium
-    import torch
-
-    import whorl
-
-    packages = tuple(str(Path(str(module.__file__)).parent) for module in (whorl, gymnasium, torch))
-    python = str(Path(traceback.__file__).parent)
-
-    def known(file: str) -> bool:
-        return file.startswith((*packages, "<")) or (file.startswith(python) and "-packages" not in file)
-
-    return not all(known(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+def in_lines(error: WhorlError) -> str:
+    """An error for the terminal: its sentence, below it the details, with their lines kept."""
+    return f"{error.message}\n\n{error.details}" if error.details else error.message
 
 
 def show_result(result: "Result", settings: Settings) -> None:

@@ -135,17 +135,22 @@ def registry_entry(id: str, module: str = "") -> EnvSpec:
     """The entry of an id in Gymnasium's registry; `module` (or the one in `module:Name-v0`) is imported first."""
     given, _, name = id.rpartition(":")
     if given or module:
-        try:
-            gymnasium.register_envs(import_named(given or module))
-        except ImportError as error:
-            raise missing_package(id, error, given) from error
-        except Exception as error:  # a user's module may raise anything
-            raise EnvFailure(raised(f"importing {given or module}", error)) from error
+        gymnasium.register_envs(imported(id, given or module, given))
     found = registry_id(name)
     if found is None:
         known = [known for adapter in adapters() for known in adapter.ids()]
         raise EnvError(f"unknown environment {id!r}; {_suggestion(name, known)}")
     return gymnasium.registry[found]
+
+
+def imported(id: str, module: str, given: str) -> Any:
+    """A module that has to be imported for an id; `given`: the one that the user named in it."""
+    try:
+        return import_named(module)
+    except ImportError as error:
+        raise missing_package(id, error, given) from error
+    except Exception as error:  # a user's module may raise anything
+        raise EnvFailure(raised(f"importing {module}", error)) from error
 
 
 def registry_id(name: str) -> str | None:

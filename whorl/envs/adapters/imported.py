@@ -1,4 +1,8 @@
-"""Environments by the import path of their class, or of a function that makes one: `myenvs:MyEnv` or `myenvs.MyEnv`."""
+"""Environments by the import path of their class, or of a function that makes one.
+
+`myenvs.MyEnv` is always the class; `myenvs:MyEnv` is the newest version of what is registered as `MyEnv`, and the class
+where nothing is.
+"""
 
 import re
 from functools import partial
@@ -8,7 +12,7 @@ import gymnasium
 
 from whorl.core.errors import EnvError
 from whorl.core.registry import import_named
-from whorl.envs.adapter import Adapter, missing_package, registry_id
+from whorl.envs.adapter import Adapter, imported, registry_id
 from whorl.envs.spaces import Factory
 
 _PATH = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)[:.]([A-Za-z_]\w*)")
@@ -35,36 +39,26 @@ class ImportedAdapter(Adapter):
             return False
         return registry_id(path[2]) is None
 
-    def full_id(self, id: str) -> str:
-        return ":".join(_split(id))
-
     def factory(self, id: str, options: dict[str, Any]) -> Factory:
-        _found(*_split(id))  # raises now, not in a worker
-        return partial(_make, *_split(id), options)
+        _found(id)  # raises now, not in a worker
+        return partial(_make, id, options)
 
 
-def _split(id: str) -> tuple[str, str]:
+def _found(id: str) -> Any:
     path = _PATH.fullmatch(id)
     assert path is not None
-    return path[1], path[2]
-
-
-def _found(module: str, name: str) -> Any:
-    try:
-        found = getattr(import_named(module), name)
-    except (ImportError, AttributeError) as error:
-        raise missing_package(f"{module}:{name}", error, module) from error
+    found = getattr(imported(id, path[1], path[1]), path[2], None)
+    if found is None:
+        raise EnvError(f"{path[1]} has no class {path[2]!r}, and registers no environment of that name")
     if not callable(found):
-        raise EnvError(f"{module}:{name} is {type(found).__name__!r}; name the class of an environment")
+        raise EnvError(f"{id} is a {type(found).__name__}; name the class of an environment")
     return found
 
 
-def _make(module: str, name: str, options: dict[str, Any]) -> gymnasium.Env:
-    made = _found(module, name)(**options)
+def _make(id: str, options: dict[str, Any]) -> gymnasium.Env:
+    made = _found(id)(**options)
     if not isinstance(made, gymnasium.Env):
-        raise EnvError(
-            f"{module}:{name} made a {type(made).__name__}; name a class derived from gymnasium.Env"
-        )
+        raise EnvError(f"{id} made a {type(made).__name__}; name a class derived from gymnasium.Env")
     return made
 
 
