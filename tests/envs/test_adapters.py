@@ -154,5 +154,5 @@ def test_a_missing_package_names_the_extra_of_the_adapter():
     with pytest.raises(WhorlError, match=r"lab-engine is not installed.*pip install lab-engine"):
         find("lab_engine:Maze-v0")
     Missing.extra = "lab"
-    with pytest.raises(WhorlError, match=r"lab-engine is not installed.*pip install 'whorl\[lab\]'"):
+    with pytest.raises(WhorlError, match=r"lab-engine is not installed.*pip install -e '.*\[lab\]'"):
         find("lab_engine:Maze-v0")

@@ -371,7 +371,7 @@ def uninstalled(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.usefixtures("uninstalled")
 @pytest.mark.parametrize("id", ["ALE/Pong-v5", "PongNoFrameskip-v4", "Pong"])
 def test_a_missing_package_names_the_extra(id: str):
-    with pytest.raises(WhorlError, match=r"whorl\[atari\]"):
+    with pytest.raises(WhorlError, match=r"\[atari\]"):
         factory_from_id(id)
 
 

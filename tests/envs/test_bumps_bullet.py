@@ -221,5 +221,5 @@ def test_an_unknown_layout_names_the_nearest():
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pybullet", None)
-    with pytest.raises(WhorlError, match=r"pybullet is not installed.*whorl\[pybullet\]"):
+    with pytest.raises(WhorlError, match=r"pybullet is not installed.*\[pybullet\]"):
         factory_from_id("BumpsBullet-v0")()

@@ -116,5 +116,5 @@ def test_what_is_drawn_is_the_whole_grid():
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "minigrid", None)
-    with pytest.raises(WhorlError, match=r"minigrid is not installed.*whorl\[minigrid\]"):
+    with pytest.raises(WhorlError, match=r"minigrid is not installed.*\[minigrid\]"):
         factory_from_id("MiniGrid-Empty-8x8-v0")

@@ -160,7 +160,7 @@ def test_what_does_not_repeat_promises_no_snapshot():
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pybullet_envs_gymnasium", None)
-    with pytest.raises(WhorlError, match=r"pybullet-envs-gymnasium is not installed.*whorl\[pybullet\]"):
+    with pytest.raises(WhorlError, match=r"pybullet-envs-gymnasium is not installed.*\[pybullet\]"):
         factory_from_id("AntBulletEnv-v0")
 
 
