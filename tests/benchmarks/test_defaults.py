@@ -9,6 +9,7 @@ import pytest
 
 import whorl
 from whorl.envs.make import find
+from whorl.run.build import kind_of
 from whorl.settings.merge import configure
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -50,7 +51,7 @@ def test_nothing_that_is_tuned_for_the_environment_is_used(algorithm: str, env: 
     job = {"steps": 1000, "seed": 1}
     world = partial(defaults.our_environment, env)
     found = whorl.load(world, algorithm, defaults.settings(job)).settings
-    kind = find(world).kind()  # of settings for images, for instance, whatever the environment is called
+    kind = kind_of(find(world))  # of settings for images, for instance, whatever the environment is called
     general = configure(algorithm, "Unknown-v0", defaults.settings(job), kind=lambda options: kind)
     assert {**found.plain(), "env": ""} == {**general.plain(), "env": ""}
     assert presets.tuned(algorithm, env)  # so that the case says something

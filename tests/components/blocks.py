@@ -29,7 +29,7 @@ def build(algorithm: str, observation: Any = VECTOR, seed: int = 0, **components
     """A small agent with components, ready to learn."""
     settings = {**SMALL[algorithm], "num_envs": NUM_ENVS, "num_steps": STEPS}
     if algorithm in ("dqn", "sac"):
-        settings |= {"updates_per_step": 0.1, "random_steps": 0}
+        settings |= {"updates_per_step": 0.1, "random_steps": 0, "n_step": 1}
     cfg = configure(algorithm, "blocks", settings).algo
     torch.manual_seed(seed)
     cls: Any = algorithm_class(algorithm)[1]
