@@ -127,7 +127,9 @@ def plain(name: str, memory: str = "none", **settings: Any) -> Subject:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_truncation_is_no_termination(rule: str) -> None:
-    conformance.tells_truncation_from_termination(plain(rule))
+    # With tanh, the rounds of this check are too few to learn a value of 10 in one step per rollout.
+    smooth = {"activation": "elu"} if rule in ("a2c", "impala") else {}
+    conformance.tells_truncation_from_termination(plain(rule, **smooth))
 
 
 REPLAYED = [name for name in rules() if issubclass(algorithm_class(name)[1].Config, OffPolicyConfig)]

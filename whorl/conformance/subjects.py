@@ -67,7 +67,6 @@ WALK: dict[str, Any] = {
     "optimizer": "Adam",
     "actor_lr": 1e-3,
     "critic_lr": 5e-3,
-    "activation": "relu",
     "max_grad_norm": 0.0,
     "tau": 0.05,
     "target_update_interval": 1,
