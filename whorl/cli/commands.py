@@ -314,6 +314,7 @@ def evaluate(words: list[str]) -> int:
         "min": min(found.returns),
         "max": max(found.returns),
         "mean_length": found.mean_length,
+        **({} if found.success_rate is None else {"success_rate": found.success_rate}),
     }
     if own.json:
         details = {"seed": own.seed, "returns": found.returns, "lengths": found.lengths}
