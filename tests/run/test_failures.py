@@ -295,7 +295,10 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     class Press(whorl.Callback):
         def on_rollout(self, trainer: Any, rollout: Any) -> None:
             os.kill(os.getpid(), signal.SIGINT)
+            while not trainer.interrupted:  # two signals at once would count as one
+                time.sleep(0.001)
             os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)  # cut short by the second one
 
     with pytest.raises(KeyboardInterrupt) as error:
         whorl.load("CartPole-v1", "ppo", {**ROLLOUTS, "runs": str(tmp_path)}, callbacks=[Press()]).train()
