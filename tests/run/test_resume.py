@@ -28,6 +28,7 @@ SMALL = {
     "n_epochs": 1,
     "eval_freq": 480,
     "checkpoint_freq": 120,
+    "log_freq": 1,
     "max_iterations": 16,
 }
 
