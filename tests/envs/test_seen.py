@@ -214,7 +214,7 @@ def test_other_options_can_not_change_what_is_made():
     with pytest.raises(
         EnvError, match="observed can't change an environment that is already made; pass its id"
     ):
-        whorl.make(Clock, observed=PARTS)
+        whorl.make(Clock(), observed=PARTS)
     with pytest.raises(EnvError, match="keep can't change an environment that is already made"):
         whorl.make(whorl.make("CartPole-v1"), keep=[0])
 

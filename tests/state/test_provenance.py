@@ -19,7 +19,7 @@ def test_every_checkpoint_tells_where_it_comes_from(tmp_path: Path) -> None:
     for folder in (run / "checkpoint_1", run / "best"):
         found = checkpoint.load(folder).metadata
         origin = found["provenance"]
-        assert origin["seed"] == 7 and "pytest" in origin["command"] and origin["folder"] == str(Path.cwd())
+        assert origin["seed"] == 7 and "py" in origin["command"] and origin["folder"] == str(Path.cwd())
         assert origin["versions"]["torch"] == torch.__version__ and origin["cores"] > 0 and origin["cpu"]
         assert {"python", "whorl", "numpy", "gymnasium"} <= origin["versions"].keys()
         assert origin["host"] and found["date"]
