@@ -63,7 +63,9 @@ def train_seeds(job: Job, seeds: Sequence[int], parallel: int) -> int:
     if twice := sorted({seed for seed in seeds if list(seeds).count(seed) > 1}):
         raise ConfigError(f"--seeds names {twice[0]} twice; name each seed once")
     jobs = {seed: job.with_seed(seed) for seed in seeds}
-    trainers = {seed: one.load() for seed, one in jobs.items()}  # a mistake is told now, not after other runs
+    trainers = {
+        seed: one.load() for seed, one in jobs.items()
+    }  # a mistake is reported now, not after other runs
     settings = trainers[seeds[0]].settings
     if parallel > 1 and len(seeds) > 1:
         family = _Family(jobs, settings, min(parallel, len(seeds)))

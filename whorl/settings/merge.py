@@ -135,13 +135,7 @@ def configure(
     run, algo = (build(config, merged) for config in configs)
     if presets:
         before = {key: value for config in configs for key, value in vars(build(config, default)).items()}
-        changed = follow(vars(run) | vars(algo), before, given)
-        changed |= _hardware(run, given, circumstances.gpu)
-        rows = changed.get("num_envs", run.num_envs) * changed.get("num_steps", run.num_steps)
-        changed |= {
-            key: coerce(key, value, int) * rows for key, value in epochs.items() if key != "max_iterations"
-        }
-        run, algo = (_changed(part, changed) for part in (run, algo))
+        run, algo = _fitted(run, algo, before, given, epochs, circumstances.gpu)
         _check_meaning({key for layer in user for key in layer if "algorithm" not in layer}, algo)
     if not (run.total_timesteps or run.max_iterations or run.total_episodes):
         raise ConfigError("training would never end; set total_timesteps, max_iterations or total_episodes")
@@ -155,6 +149,22 @@ def _merged(
     for layer in layers:
         merge(found, layer, hints, components)
     return found
+
+
+def _fitted(
+    run: RunConfig,
+    algo: Any,
+    before: Mapping[str, Any],
+    given: set[str],
+    epochs: Mapping[str, Any],
+    gpu: bool,
+) -> tuple[RunConfig, Any]:
+    """Both configs with the values that follow what the user chose, and cadences that were given in epochs in steps."""
+    changed = follow(vars(run) | vars(algo), before, given) | _hardware(run, given, gpu)
+    rows = changed.get("num_envs", run.num_envs) * changed.get("num_steps", run.num_steps)
+    cadences = {key: value for key, value in epochs.items() if key != "max_iterations"}
+    changed |= {key: coerce(key, value, int) * rows for key, value in cadences.items()}
+    return _changed(run, changed), _changed(algo, changed)
 
 
 def _changed(config: Any, values: Mapping[str, Any]) -> Any:

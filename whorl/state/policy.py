@@ -215,7 +215,7 @@ class SavedPolicy:
         return _Seen(tensors, single, not any(isinstance(leaf, Tensor) for leaf in tree.leaves(obs)))
 
     def _state_for(self, seen: _Seen) -> PolicyState:
-        """What `act` kept; another number of observations starts anew."""
+        """What `act` kept; another number of observations starts a new episode."""
         number = len(tree.first(seen.obs))
         if self._state is None or len(self._state.fresh) != number:
             return self._start(number)

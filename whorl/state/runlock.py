@@ -177,7 +177,7 @@ class RunLock:
                     stop if owner.pid != me.pid else "another trainer of this process; close it first"
                 )
         elif owner.on_machine_of(me) and me.machine:
-            return  # the machine was started anew
+            return  # the machine was restarted
         if locked is False:
             raise self._refused(stop)
         age = self._age()
