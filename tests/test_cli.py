@@ -883,6 +883,7 @@ def test_bash_completes(words: list[str], found: set[str], completion: Path, tmp
         (tmp_path / "runs" / name).mkdir(parents=True)
     line = ["whorl", *words]
     code = (
+        "enable -n compgen complete compopt; "  # a bash may be built without them
         f"source {shlex.quote(str(completion))}; COMP_WORDS=({shlex.join(line)}); COMP_CWORD={len(line) - 1}; "
         '_whorl; printf "%s\\n" "${COMPREPLY[@]}"'
     )

@@ -120,9 +120,15 @@ def _bash(words: _Words, shell: str) -> str:
     return f"""# Completes the command whorl. To install:
 {where}
 {start if shell == "zsh" else ""}
-_whorl_paths() {{
-  local IFS=$'\\n'
-  COMPREPLY=( $1 )
+_whorl_runs() {{
+  local folder
+  for folder in "$current"*/; do
+    [[ -d $folder ]] && COMPREPLY+=("${{folder%/}}")
+  done
+  for folder in runs/"$current"*/; do
+    folder="${{folder%/}}"
+    [[ -d $folder ]] && COMPREPLY+=("${{folder#runs/}}")
+  done
   compopt -o filenames 2>/dev/null
 }}
 
@@ -155,7 +161,6 @@ _whorl() {{
   elif [[ -n $choices ]]; then
     words="$choices"
   elif [[ $before == --* ]]; then
-    _whorl_paths "$(compgen -f -- "$current")"
     return
   else
     case "$command:$COMP_CWORD" in
@@ -163,13 +168,16 @@ _whorl() {{
     train:3|config:3|check:2) words='{" ".join(words.envs)}' ;;
     completion:2) words='{" ".join(SHELLS)}' ;;
     eval:*|resume:*|plot:*)
-      _whorl_paths "$(compgen -d -- "$current"; cd runs 2>/dev/null && compgen -d -- "$current")"
+      _whorl_runs
       return ;;
     esac
   fi
-  COMPREPLY=( $(compgen -W "$words" -- "$current") )
+  local word
+  for word in $(echo "$words"); do
+    [[ $word == "$current"* ]] && COMPREPLY+=("$word")
+  done
 }}
-complete -F _whorl whorl
+complete -o default -F _whorl whorl
 """
 
 
