@@ -76,8 +76,10 @@ class Clock(Component):
     def initial_memory(self, num_envs: int) -> Tree:
         return {"steps": torch.zeros(num_envs)}
 
-    def track(self, obs: Tree, memory: Tree, action: Tree) -> tuple[Tree, dict[str, Tensor]]:
-        return {"steps": memory["steps"] + 1}, {"clock": memory["steps"]}
+    def track(
+        self, memory: Tree, obs: Tree, action: Tree, next_obs: Tree, reset: Tensor
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        return {"steps": torch.where(reset, 0.0, memory["steps"] + 1)}, {"clock": memory["steps"]}
 
     def update(self, agent: Agent, batch: Batch) -> dict[str, Tensor]:
         clock = batch.extras["clock"].unsqueeze(-1)

@@ -72,18 +72,18 @@ def test_observations_are_normalised_and_clipped() -> None:
     rnd: Any = agent.components["rnd"]
     obs = 100 + 3 * torch.randn(401, NUM_ENVS, 3, generator=torch.Generator().manual_seed(0))
     rnd.observe(still(obs))
-    seen = rnd.observations(obs)
+    seen = rnd.networks.observations(obs)
     assert abs(seen.mean()) < 0.05 and abs(seen.std() - 1) < 0.05
-    assert rnd.observations(torch.full((1, 3), 1e6)).tolist() == [[5.0] * 3]
-    assert rnd.observations(torch.full((1, 3), -1e6)).tolist() == [[-5.0] * 3]
+    assert rnd.networks.observations(torch.full((1, 3), 1e6)).tolist() == [[5.0] * 3]
+    assert rnd.networks.observations(torch.full((1, 3), -1e6)).tolist() == [[-5.0] * 3]
 
 
 def test_images_are_normalised_by_running_statistics_too() -> None:
     agent = build("dqn", IMAGE, rnd=SMALL)
     rnd: Any = agent.components["rnd"]
     agent.receive(rollouts(agent)[0])
-    assert rnd.observations.statistics["observation"].mean.shape == (16, 16, 3)
-    assert 100 < rnd.observations.statistics["observation"].mean.mean() < 155
+    assert rnd.networks.observations.statistics["observation"].mean.shape == (16, 16, 3)
+    assert 100 < rnd.networks.observations.statistics["observation"].mean.mean() < 155
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c", "dqn", "sac"])
@@ -96,7 +96,7 @@ def test_the_predictor_learns_and_the_target_stays(algorithm: str) -> None:
     assert metrics[-1]["loss/rnd"] < 0.5 * metrics[0]["loss/rnd"]
     assert metrics[-1]["rnd/reward"] > 0
     assert same(target, dict(rnd.target.state_dict()))
-    assert rnd.scale.statistics.count > 0 and rnd.observations.statistics["observation"].count > 0
+    assert rnd.scale.statistics.count > 0 and rnd.networks.observations.statistics["observation"].count > 0
 
 
 def test_only_a_proportion_of_the_rows_is_learned_from() -> None:

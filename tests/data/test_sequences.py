@@ -96,11 +96,11 @@ def check(store: Replay, record: Recorder, batch: Batch, b: int, row: int, env_i
 
 VIEWS = {
     "one row": Sequences(1, 0, 1),
-    "folded": Sequences(6, 2, 4, n_step=3, last=True),
+    "folded": Sequences(6, 2, 4, n_step=3, last=("action", "reward")),
     "folded beyond its length": Sequences(2, 1, 3, n_step=5),
-    "overlapping": Sequences(5, 5, 2, n_step=2, last=True),
-    "apart": Sequences(3, 0, 6, n_step=4, last=True),
-    "whole episodes": Sequences(7, 0, 1, n_step=3, whole=True, last=True),
+    "overlapping": Sequences(5, 5, 2, n_step=2, last=("action", "reward")),
+    "apart": Sequences(3, 0, 6, n_step=4, last=("action", "reward")),
+    "whole episodes": Sequences(7, 0, 1, n_step=3, whole=True, last=("action", "reward")),
     "whole episodes, one step": Sequences(12, 0, 1, whole=True),
 }
 

@@ -18,9 +18,9 @@ from whorl.agents.parallel import Parallel
 from whorl.agents.protocols import HasCriticLoss, MemoryNet
 from whorl.core import tree
 from whorl.core.registry import Part
-from whorl.core.spec import Array, Spec
+from whorl.core.spec import Array, Spec, empty_action
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch
+from whorl.data.batch import Batch, remember
 from whorl.data.discounting import Discounting, Gamma, with_streams
 from whorl.data.gradients import Gradients
 from whorl.nets.normalize import ReturnScale
@@ -140,26 +140,46 @@ class Agent(Optimized):
         rewards = {name: value.to(rollout.mask.device) for name, value in rewards.items()}
         return with_streams(rollout, self.spec.streams, rewards)
 
-    def acting_memory(self, num_envs: int) -> Tree:
-        """Memory of the agent and of its components before the first row."""
-        parts: dict[str, Any] = dict(self.components)
-        found = {name: part.initial_memory(num_envs) for name, part in parts.items() if part.acts}
-        memory = self.initial_memory(num_envs)
-        return {**memory, COMPONENTS: tree.to(found, self.device)} if found else memory
+    @property
+    def tracks(self) -> bool:
+        """Whether acting depends on what components keep track of, in evaluation too."""
+        return False
 
-    def act_and_track(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        """`act` while collecting: components update their memory of the episode and add columns to the extras."""
+    def begin(self, obs: Tree, collecting: bool = True) -> Tree:
+        """Memory of the agent before the first row of every environment; while collecting, of its components too."""
+        reset = torch.ones(len(tree.first(obs)), dtype=torch.bool, device=self.device)
+        memory = self.initial_memory(len(reset))
+        parts: dict[str, Any] = dict(self.components)
+        found = {name: part.initial_memory(len(reset)) for name, part in parts.items() if part.acts}
+        if not found or not (collecting or self.tracks):
+            return memory
+        memory = {**memory, COMPONENTS: tree.to(found, self.device)}
+        action = empty_action(self.spec.action, (len(reset),), self.device)
+        return self.follow(memory, obs, action, torch.zeros(len(reset), device=self.device), obs, reset)[0]
+
+    def act_tracked(self, obs: Tree, memory: Tree, context: Context) -> Acted:
+        """`act` with a memory of `begin`; what components keep track of stays in it."""
         if COMPONENTS not in memory:
             return self.act(obs, memory, context)
         acted = self.act(obs, {key: value for key, value in memory.items() if key != COMPONENTS}, context)
-        extras, after = dict(acted.extras), {}
-        for name, held in memory[COMPONENTS].items():
-            component: Any = self.components[name]
-            fresh = tree.to(component.initial_memory(len(context.reset)), self.device)
-            held = tree.where(context.reset, fresh, held)
-            after[name], columns = component.track(obs, held, acted.action)
-            extras.update(columns)
-        return Acted(acted.action, {**acted.memory, COMPONENTS: after}, extras)
+        return Acted(acted.action, {**acted.memory, COMPONENTS: memory[COMPONENTS]}, acted.extras)
+
+    def follow(
+        self, memory: Tree, obs: Tree, action: Tree, reward: Tensor, next_obs: Tree, reset: Tensor
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        """The memory after one row that the environments have answered, and the columns of components.
+
+        Where `reset` [B] is true the row was no step, and `next_obs` starts an episode.
+        """
+        columns: dict[str, Tensor] = {}
+        if COMPONENTS in memory:
+            after = {}
+            for name, held in memory[COMPONENTS].items():
+                component: Any = self.components[name]
+                after[name], found = component.track(held, obs, action, next_obs, reset)
+                columns.update(found)
+            memory = {**memory, COMPONENTS: after}
+        return remember(memory, action, reward, columns), columns
 
     def initial_memory(self, num_envs: int) -> Tree:
         """Memory before the first row, keyed by network; empty for agents without memory."""
@@ -278,6 +298,16 @@ class Agent(Optimized):
         components: list[Any] = list(self.components.values())
         return {name: array for component in components for name, array in component.columns.items()}
 
+    def replay_options(self) -> dict[str, Any]:
+        """What the samples of a replay buffer depend on besides the settings; arguments of `data.replay.replay_of`."""
+        components: list[Any] = list(self.components.values())
+        return {
+            "gamma": self.gamma,
+            "separate_streams": self.separate_streams,
+            "extras": self.columns(),
+            "successor": any(component.needs_successor for component in components),
+        }
+
     def encoder(self) -> nn.Module:
         """The module that maps prepared observations to features, and that the critic's optimizer trains."""
         net: Any = getattr(self, "critic", None) or getattr(self, "actor", None)
@@ -303,9 +333,9 @@ class Agent(Optimized):
         """Whether learning starts from the memory that acting had at that row."""
         return self._experience.stores_memory
 
-    def stored(self) -> Tree:
-        """Memory of one environment as replay stores it; empty if it stores none."""
-        return self.initial_memory(1) if self.stores_memory else {}
+    def stored(self, num_envs: int = 1) -> Tree:
+        """The memory as it is stored with rollouts and in replay; empty if it is not."""
+        return self.initial_memory(num_envs) if self.stores_memory else {}
 
     def check(self, rows: int) -> None:
         """Raise a `ConfigError` if the settings do not fit rollouts of `rows` rows or this agent."""

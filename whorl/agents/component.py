@@ -41,6 +41,9 @@ class Component(nn.Module):
     columns: ClassVar[Mapping[str, Array]] = {}
     """columns that `track` returns and that are stored with every row, in `Batch.extras`"""
 
+    needs_successor: ClassVar[bool] = False
+    """whether `update` reads the observation right after each action (`agents.bonus.drawn`)"""
+
     def __init__(self, name: str, spec: Spec, cfg: Any, agent: "Agent") -> None:
         super().__init__()
         self.name, self.spec, self.cfg = name, spec, cfg
@@ -73,10 +76,13 @@ class Component(nn.Module):
         """Memory per environment at the start of an episode, [num_envs, ...]."""
         return {}
 
-    def track(self, obs: Tree, memory: Tree, action: Tree) -> tuple[Tree, dict[str, Tensor]]:
-        """While collecting: the memory after this row, and this row's `columns` [B, ...].
+    def track(
+        self, memory: Tree, obs: Tree, action: Tree, next_obs: Tree, reset: Tensor
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        """While collecting, once the environments have answered: the memory after this row, and its `columns` [B, ...].
 
-        `memory` has been set to `initial_memory` where an episode starts.
+        Where `reset` [B] is true the row is no step: `next_obs` starts an episode, and the memory has to start anew
+        with it. It may be changed in place.
         """
         raise NotImplementedError
 

@@ -75,9 +75,7 @@ class OffPolicy:
         refresh = agent.refreshed if self.cfg.refresh_memory and agent.stores_memory else None
         return replay_of(
             *(self.cfg, agent.spec, agent.device, generator, agent.errors, agent.stored(), refresh),
-            gamma=agent.gamma,
-            separate_streams=agent.separate_streams,
-            extras=agent.columns(),
+            **agent.replay_options(),
         )
 
 

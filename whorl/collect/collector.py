@@ -18,7 +18,7 @@ from whorl.core.cuda_graphs import record
 from whorl.core.errors import ConfigError
 from whorl.core.spec import empty_action, empty_obs
 from whorl.core.tree import Tree
-from whorl.data.batch import LAST, Batch, led_by, remember
+from whorl.data.batch import LAST, Batch, led_by
 from whorl.data.config import ReplayConfig
 from whorl.envs.vector import Step, VectorEnv
 
@@ -95,7 +95,8 @@ class LocalCollector(Collector):
         self._groups = [env.env_slice(g) for g in range(count)] if count > 1 else [slice(0, self.num_envs)]  # type: ignore[attr-defined]
         self.storage = storage or Storage.allocate(agent, self.num_envs, steps)
         self._rows = self.storage.rows(self._groups)
-        self.memory = tree.clone(agent.acting_memory(self.num_envs))
+        with torch.no_grad():
+            self.memory = tree.clone(agent.begin(tree.index(self.storage.obs, 0)))
         self.episode_statistics = EpisodeStatistics(self.num_envs, agent.device, agent.spec.measures, numbers)
         env_index = torch.tensor(range(self.num_envs) if numbers is None else numbers, device=agent.device)
         self._env = [env_index[group] for group in self._groups]
@@ -112,6 +113,9 @@ class LocalCollector(Collector):
         self.storage.reset[last].copy_(
             torch.ones(self.num_envs, dtype=torch.bool) if reset is None else reset
         )
+        if reset is None:
+            with acting(self.agent.device):
+                tree.copy_(self.memory, self.agent.begin(tree.index(self.storage.obs, last)))
 
     def start(self, random: bool = False) -> None:
         self._random = random
@@ -145,34 +149,45 @@ class LocalCollector(Collector):
         for t in range(self.steps):
             for number, num_envs in enumerate(groups):
                 if t and len(groups) > 1:
-                    rows[t - 1][number].write(self.env.receive(number))  # type: ignore[attr-defined]
-                here, before = rows[t][number], rows[t - 1][number]
+                    answer = self.env.receive(number)  # type: ignore[attr-defined]
+                    memories[number] = self._follow(rows[t - 1][number], answer, memories[number])
+                here = rows[t][number]
                 if self.renew is not None and bool(here.reset.all()):
                     self.renew()
-                memories[number] = remember(memories[number], before.action, before.reward)
                 if store.memories and t % store.stride == 0:
                     part = tree.index(store.memories, (t // store.stride, num_envs))
                     tree.copy_(part, memories[number])
                 context = Context(here.reset, self.generator, random=random, env_index=self._env[number])
-                acted = self.agent.act_and_track(here.obs, memories[number], context)
+                acted = self.agent.act_tracked(here.obs, memories[number], context)
                 memories[number] = acted.memory
                 tree.copy_(here.action, acted.action)
-                for name, column in here.extras.items():
-                    column.copy_(acted.extras[name])
+                for name, column in acted.extras.items():
+                    here.extras[name].copy_(column)
                 if len(groups) > 1:
                     self.env.send(number, acted.action)  # type: ignore[attr-defined]
                 else:
-                    here.write(self.env.step(acted.action))
+                    memories[number] = self._follow(here, self.env.step(acted.action), memories[number])
             if len(groups) == 1:
                 self._collected(t)
             elif t:
                 self._collected(t - 1)
         if len(groups) > 1:
             for number in range(len(groups)):
-                rows[self.steps - 1][number].write(self.env.receive(number))  # type: ignore[attr-defined]
+                answer = self.env.receive(number)  # type: ignore[attr-defined]
+                memories[number] = self._follow(rows[self.steps - 1][number], answer, memories[number])
             self._collected(self.steps - 1)
         for num_envs, memory in zip(groups, memories):
             tree.copy_(tree.index(self.memory, num_envs), memory)
+
+    def _follow(self, row: "Row", answer: Step, memory: Tree) -> Tree:
+        """Store the environments' answer to a row; the memory after it."""
+        row.write(answer)
+        memory, columns = self.agent.follow(
+            memory, row.obs, row.action, row.reward, row.next_obs, row.next_reset
+        )
+        for name, column in columns.items():
+            row.extras[name].copy_(column)
+        return memory
 
     def _collected(self, t: int) -> None:
         """Row t of all environments is there."""
@@ -201,7 +216,6 @@ class LocalCollector(Collector):
             "obs": tree.index(self.storage.obs, last),
             "reset": self.storage.reset[last],
             "memory": self.memory,
-            "last": tree.index({name: self.storage.tensors[name] for name in ("action", "reward")}, last - 1),
             "episode_statistics": self.episode_statistics.state_dict(),
             "held": {} if self.renew is None else self._weights(),
         }
@@ -211,8 +225,6 @@ class LocalCollector(Collector):
             tree.copy_(self._weights(), state["held"])
         self.begin(state["obs"], state["reset"])
         tree.copy_(self.memory, state["memory"])
-        for name, value in state["last"].items():
-            tree.copy_(tree.index(self.storage.tensors[name], self.steps - 1), value)
         self.episode_statistics.load_state_dict(state["episode_statistics"])
 
 
@@ -276,12 +288,14 @@ class Storage:
     def allocate(agent: Agent, num_envs: int, steps: int) -> "Storage":
         """Tensors on the agent's device; a trial call shows what `act` returns besides actions."""
         spec, device = agent.spec, agent.device
-        stored = agent.initial_memory(num_envs) if agent.stores_memory else {}
+        stored = agent.stored(num_envs)
         no_flags = torch.zeros(num_envs, dtype=torch.bool, device=device)
         probe = torch.Generator(device).manual_seed(0)
         with torch.no_grad():
             obs, context = empty_obs(spec.observation, (num_envs,), device), Context(no_flags, probe)
-            acted = agent.act_and_track(obs, agent.acting_memory(num_envs), context)
+            acted = agent.act_tracked(obs, agent.begin(obs), context)
+            nothing = torch.zeros(num_envs, device=device)
+            _, columns = agent.follow(acted.memory, obs, acted.action, nothing, obs, no_flags)
         if steps % agent.stride:
             name = "sequence_stride" if isinstance(agent.cfg, ReplayConfig) else "chunk_length"
             raise ConfigError(
@@ -298,7 +312,8 @@ class Storage:
                 "soft": no_flags.expand(steps, num_envs).clone(),
                 "measures": torch.full((steps, num_envs, len(spec.measures)), torch.nan, device=device),
                 "extras": {
-                    name: value.new_zeros(steps, *value.shape) for name, value in acted.extras.items()
+                    name: value.new_zeros(steps, *value.shape)
+                    for name, value in {**acted.extras, **columns}.items()
                 },
                 "memories": tree.map(lambda leaf: leaf.new_zeros(steps // agent.stride, *leaf.shape), stored),
             }

@@ -5,6 +5,7 @@ state (and only there), `keep` is 0 where returns must not continue into the nex
 transitions. With reward streams (`Spec.streams`) reward, discount and keep may have a trailing stream axis.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,9 +23,25 @@ _ABSENT: Any = None
 """default of fields that follow `discount`, the one that rollouts lack; batches always have the others"""
 
 
-def remember(memory: Tree, action: Tree, reward: Tensor) -> Tree:
-    """An agent's memory with the previous action and reward, if the agent reads them."""
-    return {**memory, LAST: {"action": action, "reward": reward}} if LAST in memory else memory
+STREAMS = "streams"
+"""in what a memory reads of the previous step: its intrinsic rewards [B, S]"""
+SUCCESSOR = "successor"
+"""in `Batch.extras` of single transitions with n-step returns: the observation right after the action, if asked for"""
+POLICY = "policy"
+"""in what a memory reads: the index of the policy that acts in this row [B], where an agent has several"""
+
+
+def remember(memory: Tree, action: Tree, reward: Tensor, columns: Mapping[str, Tensor]) -> Tree:
+    """An agent's memory with the previous action and reward, if the agent reads them.
+
+    Intrinsic rewards, if it reads them too, are those of `columns` that it names.
+    """
+    if LAST not in memory:
+        return memory
+    last = {**memory[LAST], "action": action, "reward": reward}
+    if STREAMS in last:
+        last[STREAMS] = {name: columns[name] for name in last[STREAMS]}
+    return {**memory, LAST: last}
 
 
 def led_by(first: Tree, rows: Tree) -> Tree:

@@ -66,9 +66,9 @@ class ReplayConfig:
         return getattr(self, "memory", "none") != "none"
 
     @property
-    def reads_last_step(self) -> bool:
-        """Whether the networks' memory reads the previous action or reward."""
-        return getattr(self, "last_action", False) or getattr(self, "last_reward", False)
+    def memory_inputs(self) -> tuple[str, ...]:
+        """What the networks' memory reads besides the observation (`MemoryConfig`)."""
+        return ()
 
     @property
     def stores_memory(self) -> bool:

@@ -401,9 +401,13 @@ def replay_of(
     gamma: Gamma | None = None,
     separate_streams: bool = False,
     extras: Mapping[str, Array] | None = None,
+    successor: bool = False,
 ) -> Replay:
-    """The replay buffer that the settings describe; `gamma` is the settings' unless given."""
-    view = view_of(cfg)
+    """The replay buffer that the settings describe; `gamma` is the settings' unless given.
+
+    With `successor` transitions give the observation right after the action too (`Transitions`).
+    """
+    view = view_of(cfg, successor)
     priorities = Priorities(
         alpha=cfg.priority_alpha,
         beta=cfg.priority_beta,
@@ -439,17 +443,17 @@ def replay_of(
         )
 
 
-def view_of(cfg: ReplayConfig) -> View:
+def view_of(cfg: ReplayConfig, successor: bool = False) -> View:
     """The kind of sample: transitions, or sequences for recurrent networks."""
     if not cfg.recurrent:
-        return Transitions(cfg.n_step)
+        return Transitions(cfg.n_step, successor)
     return Sequences(
         cfg.sequence_length,
         cfg.burn_in,
         1 if cfg.whole_episodes else cfg.sequence_stride,
         cfg.n_step,
         cfg.whole_episodes,
-        cfg.reads_last_step,
+        cfg.memory_inputs,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whorl.core import tree
-from whorl.data.batch import LAST, Batch, led_by
+from whorl.data.batch import LAST, POLICY, STREAMS, SUCCESSOR, Batch, led_by
 from whorl.data.discounting import Discounting
 from whorl.data.ring import Ring, take
 
@@ -41,9 +41,13 @@ class Transitions:
 
     All reward streams bootstrap from the same row. A stream that is not episodic therefore bootstraps from the final
     observation at the end of an episode.
+
+    Args:
+        successor: with n-step returns, give the observation right after the action too, in the extras.
     """
 
     n_step: int = 1
+    successor: bool = False
 
     @property
     def span(self) -> int:
@@ -93,6 +97,9 @@ class Transitions:
         weight = torch.cat((torch.ones_like(discount[:1]), discount[:-1]))
         after = ring.cells(slot + counts.sum(0), env_index)
         reset = ring.take("reset", start)
+        extras = ring.take("extras", start.unsqueeze(0))
+        if self.successor:
+            extras = {**extras, SUCCESSOR: ring.observe(ring.cells(slot + 1, env_index).unsqueeze(0))}
         return Batch(
             obs=ring.observe(torch.stack((start, after))),
             reset=torch.stack((reset, torch.zeros_like(reset))),
@@ -101,7 +108,7 @@ class Transitions:
             discount=discount[-1:],
             keep=discounting.keep((keep | ~counts).all(0, keepdim=True)),
             mask=mask.float(),
-            extras=ring.take("extras", start.unsqueeze(0)),
+            extras=extras,
         )
 
 
@@ -115,7 +122,8 @@ class Sequences:
 
     Args:
         whole: windows begin at the first row of an episode, and rows after its end are masked.
-        last: give the previous action and reward of each row; those before the first row come from the stored memory.
+        last: what networks read of the previous step of each row (action, reward, streams), and the index of the policy
+            that acted (policy); what came before the first row is in the stored memory.
     """
 
     length: int
@@ -123,7 +131,7 @@ class Sequences:
     stride: int = 1
     n_step: int = 1
     whole: bool = False
-    last: bool = False
+    last: tuple[str, ...] = ()
 
     @property
     def span(self) -> int:
@@ -139,7 +147,6 @@ class Sequences:
         ahead = torch.arange(self.span + 1, device=start.device).unsqueeze(1)
         every = ring.cells(slot + ahead, env_index)  # [T+n, B]
         rows = every[:-1]  # [T+n-1, B]
-        now = every[: self.burn_in + self.length]  # [T, B]
         real, keep = ring.take("mask", rows), ring.take("keep", rows)
         # Values stored in masked rows must not reach the batch.
         stored = ring.take("reward", rows)
@@ -150,17 +157,24 @@ class Sequences:
         action = tree.where(real, action, tree.map(torch.zeros_like, action))
         reset = ring.take("reset", every)
         memory = take(ring.memories, slot // ring.stride * ring.num_envs + env_index)
-        count = len(now)
+        count = self.burn_in + self.length
         mask = real[:count].float()
         if self.whole:
             mask = mask * torch.cat((torch.ones_like(mask[:1]), (~reset[1:count]).float().cumprod(0)))
         mask[: self.burn_in].zero_()
+        extras = ring.take("extras", rows)
         last = {}
         if self.last:
             # The environment's reward: what an acting policy sees.
             done = {"action": action, "reward": stored[..., 0] if stored.dim() > 2 else stored}
+            if STREAMS in self.last:
+                names = [stream.name for stream in discounting.streams]
+                done[STREAMS] = dict(zip(names, stored[..., 1:].unbind(-1)))
             first = memory.get(LAST) or tree.map(lambda leaf: torch.zeros_like(leaf[0]), done)
-            last = led_by(first, done)
+            last = led_by({name: first[name] for name in done}, done)
+            if POLICY in self.last:
+                # The last row continues the episode of the row before, or nothing bootstraps from it.
+                last[POLICY] = torch.cat((extras[POLICY], extras[POLICY][-1:]))
         batch = Batch(
             obs=ring.observe(every),
             reset=reset,
@@ -172,7 +186,7 @@ class Sequences:
             memory=memory,
             burn_in=self.burn_in,
             last=last,
-            extras=ring.take("extras", now),
+            extras=tree.index(extras, slice(0, count)),
         )
         return batch if self.n_step == 1 else self._folded(batch, reward, discount, keep, discounting)
 

@@ -58,6 +58,7 @@ class Shard:
         cfg: ReplayConfig,
         spec: Spec,
         memory: Tree,
+        options: dict[str, Any],
         seed: int,
         rows: Slots,
         batches: Slots,
@@ -65,7 +66,7 @@ class Shard:
     ) -> None:
         torch.set_num_threads(1)
         self.generator = torch.Generator().manual_seed(seed)
-        self.replay = replay_of(cfg, spec, torch.device("cpu"), self.generator, _not_here, memory)
+        self.replay = replay_of(cfg, spec, torch.device("cpu"), self.generator, _not_here, memory, **options)
         self.rows, self.batches, self.sources = rows, batches, sources
         self._staged: dict[str, Tree] = empty(rows.layout) if sources else {}
 
@@ -264,14 +265,15 @@ class ShardedReplay(Experience):
             priority_beta_steps=cfg.priority_beta_steps // cfg.shards,
             replay_device="cpu",
         )
-        template = _example_batch(part, spec, agent.stored())
+        setup = (part, spec, tree.to(agent.stored(), "cpu"), agent.replay_options())
+        template = _example_batch(*setup)
         self._template = ShardBatch(**{each.name: getattr(template, each.name) for each in fields(Batch)})
         self._policy, self._backend = RestartPolicy(restarts), make_backend(ray)
         self._sources = [] if actors is None else actors.fleet.slots
         self._actor_envs = 0 if actors is None else actors.num_envs
         if actors is not None:
             actors.shards = self
-        self._setup = (part, spec, agent.stored())
+        self._setup = setup
         row_layout = layout_of(env_slice(rows.tensors(), slice(0, self.num_envs)))
         batch_layout = layout_of(template.tensors())
         self._rows = [self._backend.slots(row_layout, AHEAD) for _ in range(cfg.shards)]
@@ -513,11 +515,12 @@ def _not_here(batch: Batch) -> Tensor:
     raise AssertionError("actors compute initial priorities")
 
 
-def _example_batch(cfg: ReplayConfig, spec: Spec, memory: Tree) -> Batch:
+def _example_batch(cfg: ReplayConfig, spec: Spec, memory: Tree, options: dict[str, Any]) -> Batch:
     """A batch with the shapes of those that a shard samples."""
-    view = view_of(cfg)
+    view = view_of(cfg, options["successor"])
     slots = -(-(view.span + history_of(spec) + 2) // view.stride) * view.stride
-    ring = Ring(spec, slots * spec.num_envs, memory=memory, stride=view.stride)
+    ring = Ring(spec, slots * spec.num_envs, extras=options["extras"], memory=memory, stride=view.stride)
     start = torch.zeros(cfg.batch_size, dtype=torch.int64)
     drawn = {"index": start, "weight": torch.ones(cfg.batch_size)} if cfg.prioritized else {}
-    return weighted(view.gather(ring, start, Discounting(cfg.gamma, spec.streams)), drawn)
+    discounting = Discounting(options["gamma"], spec.streams, options["separate_streams"])
+    return weighted(view.gather(ring, start, discounting), drawn)

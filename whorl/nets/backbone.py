@@ -108,7 +108,7 @@ class Backbone(nn.Module):
         self.memories = nn.ModuleList()
         if memory.kind != "none":
             if memory.inputs:
-                self.last = LastStep(action, memory.inputs, settings.reward_clip)
+                self.last = LastStep(action, memory, settings.reward_clip)
                 width += self.last.size
             self.memories.extend(build_memory(memory, width) for _ in range(members))
             width = memory.size

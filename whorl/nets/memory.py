@@ -8,7 +8,7 @@ processes the whole sequence. On a GPU, where nothing may depend on values, the 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from whorl.core.errors import ConfigError
 from whorl.core.registry import registered
 from whorl.core.spec import SpecTree, empty_action, flat_action_size, flatten_action
 from whorl.core.tree import Tree
+from whorl.data.batch import POLICY, STREAMS
 from whorl.nets import rows
 from whorl.nets.attention import Attention
 from whorl.settings.schema import Choice, Range, Size
@@ -44,6 +45,12 @@ class MemoryConfig:
     last_reward: bool = False
     """the memory also reads the previous reward (with replay: clipped if clip_reward is set)"""
 
+    @property
+    def memory_inputs(self) -> tuple[str, ...]:
+        """What the memory reads besides the observation: action, reward."""
+        read = {"action": self.last_action, "reward": self.last_reward}
+        return tuple(name for name, wanted in read.items() if wanted)
+
 
 @dataclass(frozen=True)
 class MemorySettings:
@@ -54,21 +61,25 @@ class MemorySettings:
     layers: int = 1
     heads: int = 4
     window: int = 64
-    inputs: tuple[Literal["action", "reward"], ...] = ()
-    """what it reads of the previous step, besides the observation"""
+    inputs: tuple[str, ...] = ()
+    """what it reads besides the observation: action, reward and streams of the previous step, index of the policy"""
+    streams: tuple[str, ...] = ()
+    """names of the intrinsic rewards that `inputs` may name as streams"""
+    policies: int = 0
+    """number of policies, whose index `inputs` may name as policy"""
 
 
-def memory_settings(cfg: MemoryConfig) -> MemorySettings:
-    """The memory that a config describes."""
-    inputs: tuple[Any, ...] = tuple(
-        name for name, read in (("action", cfg.last_action), ("reward", cfg.last_reward)) if read
-    )
+def memory_settings(cfg: MemoryConfig, streams: tuple[str, ...] = ()) -> MemorySettings:
+    """The memory that a config describes; `streams` are the names of intrinsic rewards."""
+    inputs = cfg.memory_inputs
     if inputs and cfg.memory == "none":
         raise ConfigError(
             f"last_{inputs[0]} is read by a memory, but memory is none; choose lstm, gru or attention, or leave it out"
         )
     return MemorySettings(
-        cfg.memory, cfg.memory_size, cfg.memory_layers, cfg.memory_heads, cfg.memory_window, inputs
+        *(cfg.memory, cfg.memory_size, cfg.memory_layers, cfg.memory_heads, cfg.memory_window, inputs),
+        streams=streams,
+        policies=getattr(cfg, "num_policies", 0),
     )
 
 
@@ -86,14 +97,21 @@ def build_memory(settings: MemorySettings, inputs: int) -> nn.Module:
 
 
 class LastStep(nn.Module):
-    """The previous action and reward as columns: discrete actions one-hot, all zero where an episode starts."""
+    """What a memory reads besides the observation, as columns.
 
-    def __init__(self, action: SpecTree, inputs: Sequence[str], reward_clip: float) -> None:
+    The previous action (discrete ones one-hot), reward and intrinsic rewards are zero where an episode starts; the
+    index of the acting policy is one-hot.
+    """
+
+    def __init__(self, action: SpecTree, settings: MemorySettings, reward_clip: float) -> None:
         super().__init__()
+        inputs = settings.inputs
         self.taken: SpecTree = action
         self.action: SpecTree = action if "action" in inputs else {}
         self.reward, self.clip = "reward" in inputs, reward_clip
-        self.size = flat_action_size(self.action) + self.reward
+        self.streams = settings.streams if STREAMS in inputs else ()
+        self.policies = settings.policies if POLICY in inputs else 0
+        self.size = flat_action_size(self.action) + self.reward + len(self.streams) + self.policies
 
     def forward(self, last: Tree, reset: Tensor) -> Tensor:
         """[..., size] of rows [...]."""
@@ -101,13 +119,24 @@ class LastStep(nn.Module):
         if self.reward:
             reward = last["reward"].clamp(-self.clip, self.clip) if self.clip else last["reward"]
             parts.append(reward.unsqueeze(-1))
-        return torch.cat(parts, -1).masked_fill(reset.unsqueeze(-1), 0.0)
+        parts += [last[STREAMS][name].unsqueeze(-1) for name in self.streams]
+        if parts:
+            parts = [torch.cat(parts, -1).masked_fill(reset.unsqueeze(-1), 0.0)]
+        if self.policies:
+            every = torch.arange(self.policies, device=reset.device)
+            parts.append((last[POLICY].unsqueeze(-1) == every).float())
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def initial(self, num_envs: int, device: torch.device) -> Tree:
-        return {
+        found: dict[str, Any] = {
             "action": empty_action(self.taken, (num_envs,), device),
             "reward": torch.zeros(num_envs, device=device),
         }
+        if self.streams:
+            found[STREAMS] = {name: torch.zeros(num_envs, device=device) for name in self.streams}
+        if self.policies:
+            found[POLICY] = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        return found
 
 
 SURE = 1e6

@@ -70,7 +70,7 @@ class QNetwork(BackboneNet):
     def _build_backbone(name: str, spec: Spec, cfg: QNetworkConfig, hidden: tuple[int, ...]) -> Backbone:
         memory, clip = MemorySettings(), 0.0
         if isinstance(cfg, MemoryConfig):
-            memory = memory_settings(cfg)
+            memory = memory_settings(cfg, tuple(stream.name for stream in spec.streams))
         if isinstance(cfg, ReplayConfig):
             clip = reward_limit(cfg)
         settings = BackboneSettings(

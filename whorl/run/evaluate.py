@@ -12,7 +12,6 @@ from whorl.agents.agent import Agent, Context
 from whorl.collect.collector import acting
 from whorl.core import tree
 from whorl.core.arrays import SUCCESS
-from whorl.data.batch import remember
 from whorl.distributed.pool import make_vector
 from whorl.envs.make import Source
 from whorl.envs.vector import Step, VectorEnv
@@ -93,13 +92,15 @@ def run_episodes(
     successes = torch.full((most + 1, num_envs), torch.nan, device=device)
     obs = tree.to(env.reset(seed), device)
     reset = torch.ones(num_envs, dtype=torch.bool, device=device)
-    memory = agent.initial_memory(num_envs)
     with acting(device):
+        memory = agent.begin(obs, collecting=False)
         for number in itertools.count(1):
-            acted = agent.act(obs, memory, Context(reset, generator, greedy=deterministic))
+            acted = agent.act_tracked(obs, memory, Context(reset, generator, greedy=deterministic))
+            before = tree.clone(obs) if agent.tracks else obs  # a step may overwrite it
             step = env.step(acted.action)
-            memory = remember(acted.memory, acted.action, step.reward.to(device, copy=True))
             obs, reset = tree.to(step.obs, device), step.reset.to(device, copy=True)
+            reward = step.reward.to(device, copy=True)
+            memory = agent.follow(acted.memory, before, acted.action, reward, obs, reset)[0]
             at = torch.minimum(episode, quota)
             returns.scatter_add_(0, at, step.reward.to(device, torch.float64).unsqueeze(0))
             lengths.scatter_add_(0, at, (~reset).long().unsqueeze(0))

@@ -31,7 +31,7 @@ from whorl.core.spec import (
     to_env,
 )
 from whorl.core.tree import Tree
-from whorl.data.batch import LAST, Rows, remember
+from whorl.data.batch import LAST, Rows
 from whorl.settings.merge import Settings, configure
 from whorl.settings.presets import algorithm_class
 
@@ -223,34 +223,40 @@ class SavedPolicy:
 
     def _start(self, number: int) -> PolicyState:
         device = self.agent.device
+        nothing = empty_obs(self.spec.observation, (number,), device)
+        with torch.no_grad():
+            memory = self.agent.begin(nothing, collecting=False)
         return PolicyState(
             torch.ones(number, dtype=torch.bool, device=device),
-            self.agent.initial_memory(number),
-            empty_obs(self.spec.observation, (number,), device),
+            memory,
+            nothing,
             empty_action(self.spec.action, (number,), device),
         )
 
     def _entered(self, seen: _Seen, state: PolicyState, reward: Any) -> tuple[Tree, Tree]:
         """The stacked frames with this observation, and the memory before it."""
-        memory = state.memory
-        if LAST in memory:
-            if reward is None and self.agent.cfg.last_reward and not bool(state.fresh.all()):
-                raise WhorlError(
-                    "this policy reads the reward of the previous step; call act(obs, reward=reward)"
-                )
-            earned = torch.as_tensor(
-                0.0 if reward is None else reward, dtype=torch.float32, device=self.agent.device
-            )
-            memory = remember(memory, state.action, earned.expand(len(state.fresh)))
         frames = tree.map(partial(_stacked, state.fresh), self.spec.observation, state.frames, seen.obs)
-        return frames, memory
+        if LAST not in state.memory:
+            return frames, state.memory
+        if reward is None and self.agent.cfg.last_reward and not bool(state.fresh.all()):
+            raise WhorlError(
+                "this policy reads the reward of the previous step; call act(obs, reward=reward)"
+            )
+        earned = torch.as_tensor(
+            0.0 if reward is None else reward, dtype=torch.float32, device=self.agent.device
+        ).expand(len(state.fresh))
+        # Components may change their memory in place, but the caller may hold this state.
+        memory = tree.clone(state.memory) if self.agent.tracks else state.memory
+        return frames, self.agent.follow(memory, state.frames, state.action, earned, frames, state.fresh)[0]
 
     @torch.no_grad()
     def _step(
         self, seen: _Seen, state: PolicyState, deterministic: bool, reward: Any
     ) -> tuple[Any, PolicyState]:
         frames, memory = self._entered(seen, state, reward)
-        acted = self.agent.act(frames, memory, Context(state.fresh, self._generator, greedy=deterministic))
+        acted = self.agent.act_tracked(
+            frames, memory, Context(state.fresh, self._generator, greedy=deterministic)
+        )
         action = seen.answer(to_env(self.spec.action, acted.action))
         if seen.arrays:
             action = tree.map(_as_member, self.spec.action, action)

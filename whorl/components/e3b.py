@@ -1,0 +1,81 @@
+"""Exploration via elliptical episodic bonuses (Henaff et al. 2022, arXiv:2210.05805).
+
+reward_t = phi(s_{t+1})^T C^-1 phi(s_{t+1}),   C = ridge * I + sum of phi phi^T over the observations of this episode
+phi is learned by an inverse dynamics model, so it leaves out what the agent has no influence on.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whorl.agents.agent import Agent
+from whorl.agents.bonus import Bonus, BonusConfig, drawn
+from whorl.core import tree
+from whorl.core.registry import Part, register
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch
+from whorl.nets.novelty import InverseDynamics
+from whorl.ops.losses import masked_mean
+from whorl.ops.novelty import elliptical_
+
+
+@dataclass(frozen=True)
+class E3BConfig(BonusConfig):
+    ridge: float = 0.1
+    """regularisation of C"""
+    lr: float = 1e-4
+    """learning rate of the inverse dynamics model"""
+    batch_size: int = 256
+    """transitions per gradient step, drawn from the batch"""
+    features: int = 64
+    """size of the embedding"""
+    hidden_sizes: tuple[int, ...] = (256,)
+    """hidden layers of the embedding"""
+    obs_clip_range: float = 5.0
+    """normalised observations are clipped to this range"""
+    encoder: Part = Part("auto")
+    """encoder of the embedding: auto, images, flat, or an import path"""
+    optimizer: Part = Part("Adam")
+    """optimizer of the inverse dynamics model"""
+
+
+@register("component", "e3b")
+class E3B(Bonus):
+    """Elliptical episodic bonus: reward for features that the episode has not had yet."""
+
+    Config = E3BConfig
+    cfg: E3BConfig
+    needs_successor = True
+
+    def __init__(self, name: str, spec: Spec, cfg: E3BConfig, agent: Agent) -> None:
+        super().__init__(name, spec, cfg, agent)
+        self.inverse = InverseDynamics(
+            *(spec.observation, spec.action, cfg.encoder, cfg.hidden_sizes, cfg.features, cfg.obs_clip_range)
+        )
+        agent.add_optimizer(name, self.inverse, cfg.optimizer, cfg.lr)
+
+    def initial_memory(self, num_envs: int) -> Tree:
+        eye = torch.eye(self.cfg.features) / self.cfg.ridge
+        return {"inverse": eye.expand(num_envs, -1, -1).clone()}
+
+    def track(
+        self, memory: Tree, obs: Tree, action: Tree, next_obs: Tree, reset: Tensor
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        inverse = memory["inverse"]
+        fresh = torch.eye(self.cfg.features, device=inverse.device) / self.cfg.ridge
+        inverse.copy_(torch.where(reset[:, None, None], fresh, inverse))
+        return {"inverse": inverse}, {self.name: elliptical_(inverse, self.inverse(next_obs))}
+
+    def observe(self, rollout: Batch) -> None:
+        self.inverse.merge_(tree.index(rollout.obs, slice(1, None)), rollout.mask)
+
+    def bonus(self, rollout: Batch) -> Tensor:
+        return rollout.extras[self.name]
+
+    def update(self, agent: Agent, batch: Batch) -> dict[str, Tensor]:
+        obs, action, following, mask = drawn(batch, self.cfg.batch_size, agent.random(self.name))
+        loss = masked_mean(self.inverse.loss(self.inverse(obs), self.inverse(following), action), mask)
+        agent.minimize(self.name, loss)
+        return {f"loss/{self.name}": loss.detach(), **self.metrics()}

@@ -1,0 +1,137 @@
+"""Episodic novelty modulated by lifelong novelty, the intrinsic reward of NGU (Badia et al. 2020, arXiv:2002.06038).
+
+reward_t = episodic(s_{t+1}) * clip(lifelong(s_{t+1}), 1, L)
+episodic: 1 / similarity of the embedded observation to its k nearest among those of the episode (`ops.novelty`)
+lifelong: 1 + (error - mean) / std of the error of random network distillation, mean and std over the run
+The embedding is learned by an inverse dynamics model, so it leaves out what the agent has no influence on.
+
+Every environment has its memory of the episode where acting happens, so the reward is known when the next action is
+chosen (NGU reads it). Differs from the paper: the memory holds the newest `capacity` observations of the episode.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whorl.agents.agent import Agent
+from whorl.agents.bonus import Bonus, BonusConfig, drawn
+from whorl.core import tree
+from whorl.core.registry import Part, register
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch
+from whorl.nets.normalize import RunningStatistics
+from whorl.nets.novelty import Distillation, InverseDynamics
+from whorl.ops.losses import masked_mean
+from whorl.ops.novelty import episodic_bonus, nearest_distances
+
+
+@dataclass(frozen=True)
+class EpisodicConfig(BonusConfig):
+    weight: float = 0.3
+    """weight of the intrinsic reward; the environment's has weight 1 (NGU and Agent57 have weights of their own)"""
+    normalize: bool = False
+    """divide the reward by the standard deviation of its discounted return"""
+    neighbours: int = 10
+    """nearest observations of the episode that are compared"""
+    capacity: int = 2_000
+    """observations of an episode that are kept; NGU: 30,000"""
+    kernel_epsilon: float = 1e-4
+    """epsilon of the kernel epsilon / (distance + epsilon)"""
+    cluster_distance: float = 8e-3
+    """relative distances below this are 0"""
+    pseudo_count: float = 1e-3
+    """added to the similarity"""
+    max_similarity: float = 8.0
+    """above it the reward is 0"""
+    max_lifelong: float = 5.0
+    """bound L of the lifelong factor; 1: episodic novelty alone"""
+    features: int = 32
+    """size of the embedding"""
+    hidden_sizes: tuple[int, ...] = (128,)
+    """hidden layers of the embedding and of the distilled network"""
+    obs_clip_range: float = 5.0
+    """normalised observations are clipped to this range"""
+    lr: float = 5e-4
+    """learning rate of the inverse dynamics model and of the distillation"""
+    batch_size: int = 256
+    """transitions per gradient step, drawn from the batch"""
+    encoder: Part = Part("auto")
+    """encoder of all networks: auto, images, flat, or an import path"""
+    optimizer: Part = Part("Adam")
+    """optimizer of all networks"""
+
+
+@register("component", "episodic")
+class Episodic(Bonus):
+    """Episodic novelty by nearest neighbours, times lifelong novelty: the intrinsic reward of NGU."""
+
+    Config = EpisodicConfig
+    cfg: EpisodicConfig
+    needs_successor = True
+
+    def __init__(self, name: str, spec: Spec, cfg: EpisodicConfig, agent: Agent) -> None:
+        super().__init__(name, spec, cfg, agent)
+        shared = (cfg.encoder, cfg.hidden_sizes)
+        self.inverse = InverseDynamics(
+            spec.observation, spec.action, *shared, cfg.features, cfg.obs_clip_range
+        )
+        self.networks = Distillation(spec.observation, *shared, cfg.features, cfg.obs_clip_range)
+        self.errors = RunningStatistics(())
+        agent.add_optimizer(name, [self.inverse, self.networks.predictor], cfg.optimizer, cfg.lr)
+
+    def initial_memory(self, num_envs: int) -> Tree:
+        return {
+            "held": torch.zeros(num_envs, self.cfg.capacity, self.cfg.features),
+            "count": torch.zeros(num_envs, dtype=torch.int64),
+            "distance": torch.zeros(num_envs),
+            "distances": torch.zeros(num_envs),
+        }
+
+    def track(
+        self, memory: Tree, obs: Tree, action: Tree, next_obs: Tree, reset: Tensor
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        cfg, held = self.cfg, memory["held"]
+        count = memory["count"].masked_fill(reset, 0)
+        value = self.inverse(next_obs)
+        found = nearest_distances(value, held, count, cfg.neighbours)  # [B, k]
+        # The mean distance of neighbours over the environment's life; episodes do not clear it.
+        near = found.isfinite()
+        distances = memory["distances"] + near.sum(-1)
+        added = (torch.where(near, found, 0.0) - memory["distance"].unsqueeze(1)) * near
+        mean = memory["distance"] + added.sum(-1) / distances.clamp(min=1)
+        bonus = episodic_bonus(
+            *(found, mean, cfg.kernel_epsilon, cfg.cluster_distance, cfg.pseudo_count, cfg.max_similarity)
+        )
+        error = self.error(next_obs)
+        lifelong = 1 + (error - self.errors.mean) * (self.errors.var + 1e-12).rsqrt()
+        place = (count % cfg.capacity)[:, None, None].expand(-1, 1, held.shape[2])
+        held.scatter_(1, place, value.unsqueeze(1))
+        after = {"held": held, "count": count + 1, "distance": mean, "distances": distances}
+        reward = bonus * lifelong.clamp(1, max(1.0, cfg.max_lifelong))
+        return after, {self.name: reward, f"{self.name}_error": error}
+
+    def error(self, obs: Tree) -> Tensor:
+        """Mean squared error of the distillation [...]."""
+        return self.networks(obs).square().mean(-1)
+
+    def observe(self, rollout: Batch) -> None:
+        following = tree.index(rollout.obs, slice(1, None))
+        self.inverse.merge_(following, rollout.mask)
+        self.networks.merge_(following, rollout.mask)
+        self.errors.merge_(rollout.extras[f"{self.name}_error"].flatten(), rollout.mask.flatten())
+
+    def bonus(self, rollout: Batch) -> Tensor:
+        return rollout.extras[self.name]
+
+    def update(self, agent: Agent, batch: Batch) -> dict[str, Tensor]:
+        obs, action, following, mask = drawn(batch, self.cfg.batch_size, agent.random(self.name))
+        inverse = masked_mean(self.inverse.loss(self.inverse(obs), self.inverse(following), action), mask)
+        error = masked_mean(self.error(following), mask)
+        agent.minimize(self.name, inverse + error)
+        return {
+            f"loss/{self.name}_inverse": inverse.detach(),
+            f"loss/{self.name}_distillation": error.detach(),
+            **self.metrics(),
+        }

@@ -1,0 +1,92 @@
+"""NovelD (Zhang et al. 2021, NeurIPS): a reward for crossing the boundary of what is known, once an episode.
+
+novelty(s) = |predictor(s) - target(s)|, the error of random network distillation
+reward_t   = max(novelty(s_{t+1}) - alpha * novelty(s_t), 0) * [s_{t+1} is visited for the first time in its episode]
+
+Differs from the paper: visits within an episode are those to hashed cells of the observation (`bins`, `cells`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whorl.agents.agent import Agent
+from whorl.agents.bonus import Bonus, BonusConfig, drawn, in_parts
+from whorl.core import tree
+from whorl.core.registry import Part, register
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch
+from whorl.nets.novelty import Cells, Distillation
+from whorl.ops.losses import masked_mean
+
+
+@dataclass(frozen=True)
+class NovelDConfig(BonusConfig):
+    alpha: float = 0.5
+    """weight of the novelty of the observation before"""
+    lr: float = 1e-4
+    """learning rate of the predictor"""
+    batch_size: int = 256
+    """rows per gradient step of the predictor, drawn from the batch"""
+    features: int = 128
+    """outputs of both networks"""
+    hidden_sizes: tuple[int, ...] = (256,)
+    """hidden layers of the target network; the predictor has one more"""
+    obs_clip_range: float = 5.0
+    """normalised observations are clipped to this range"""
+    bins: int = 20
+    """cells per dimension of a vector: of its bounds if it has them, else per two units"""
+    cells: int = 4_096
+    """size of the table of visited cells of an episode; two cells may share an entry"""
+    encoder: Part = Part("auto")
+    """encoder of both networks: auto, images, flat, or an import path"""
+    optimizer: Part = Part("Adam")
+    """optimizer of the predictor"""
+
+
+@register("component", "noveld")
+class NovelD(Bonus):
+    """Novelty difference: reward for stepping from known to unknown observations, once an episode."""
+
+    Config = NovelDConfig
+    cfg: NovelDConfig
+
+    def __init__(self, name: str, spec: Spec, cfg: NovelDConfig, agent: Agent) -> None:
+        super().__init__(name, spec, cfg, agent)
+        self.networks = Distillation(
+            spec.observation, cfg.encoder, cfg.hidden_sizes, cfg.features, cfg.obs_clip_range
+        )
+        self.cells = Cells(spec.observation, cfg.bins, cfg.cells)
+        agent.add_optimizer(name, self.networks.predictor, cfg.optimizer, cfg.lr)
+
+    def initial_memory(self, num_envs: int) -> Tree:
+        return {"visited": torch.zeros(num_envs, self.cfg.cells, dtype=torch.bool)}
+
+    def track(
+        self, memory: Tree, obs: Tree, action: Tree, next_obs: Tree, reset: Tensor
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        visited = memory["visited"].masked_fill_(reset.unsqueeze(1), False)
+        cell = self.cells(next_obs).unsqueeze(1)
+        first = ~visited.gather(1, cell).squeeze(1)
+        visited.scatter_(1, cell, True)
+        return {"visited": visited}, {self.name: first.float()}
+
+    def observe(self, rollout: Batch) -> None:
+        self.networks.merge_(tree.index(rollout.obs, slice(1, None)), rollout.mask)
+
+    def novelty(self, obs: Tree) -> Tensor:
+        """|predictor - target| of observations [..., ...]: [...]."""
+        return self.networks(obs).square().sum(-1).sqrt()
+
+    def bonus(self, rollout: Batch) -> Tensor:
+        novelty = in_parts(self.novelty, rollout.obs)  # [T+1, B]
+        gain = (novelty[1:] - self.cfg.alpha * novelty[:-1]).clamp(min=0)
+        return gain * rollout.extras[self.name]
+
+    def update(self, agent: Agent, batch: Batch) -> dict[str, Tensor]:
+        obs, _, _, mask = drawn(batch, self.cfg.batch_size, agent.random(self.name))
+        loss = masked_mean(self.networks(obs).square().mean(-1), mask)
+        agent.minimize(self.name, loss)
+        return {f"loss/{self.name}": loss.detach(), **self.metrics()}
