@@ -99,6 +99,8 @@ class Agent(Optimized):
     """off-policy: names of the networks whose memory is unrolled once per update, for all passes"""
     corrects_off_policy: ClassVar[bool] = False
     """whether an on-policy agent may learn from rollouts of an older policy"""
+    tracks: ClassVar[bool] = False
+    """whether acting reads what components keep track of, so that evaluation and saved policies need them too"""
     separate_streams: ClassVar[bool] = False
     """whether updates receive every reward stream separately, [T, B, 1 + S], instead of their weighted sum [T, B]"""
     runner: Callable[..., Updated] | None = None
@@ -140,11 +142,6 @@ class Agent(Optimized):
         rewards = {name: value.to(rollout.mask.device) for name, value in rewards.items()}
         return with_streams(rollout, self.spec.streams, rewards)
 
-    @property
-    def tracks(self) -> bool:
-        """Whether acting depends on what components keep track of, in evaluation too."""
-        return False
-
     def begin(self, obs: Tree, collecting: bool = True) -> Tree:
         """Memory of the agent before the first row of every environment; while collecting, of its components too."""
         reset = torch.ones(len(tree.first(obs)), dtype=torch.bool, device=self.device)
@@ -182,7 +179,11 @@ class Agent(Optimized):
         return remember(memory, action, reward, columns), columns
 
     def initial_memory(self, num_envs: int) -> Tree:
-        """Memory before the first row, keyed by network; empty for agents without memory."""
+        """Memory before the first row; empty for agents without memory."""
+        return self.network_memory(num_envs)
+
+    def network_memory(self, num_envs: int) -> Tree:
+        """The part of it that belongs to networks, keyed by network, which is stored with rollouts."""
         nets = self.networks()
         return {k: v for net in nets for k, v in net.initial_memory(num_envs, self.device).items()}
 
@@ -335,7 +336,7 @@ class Agent(Optimized):
 
     def stored(self, num_envs: int = 1) -> Tree:
         """The memory as it is stored with rollouts and in replay; empty if it is not."""
-        return self.initial_memory(num_envs) if self.stores_memory else {}
+        return self.network_memory(num_envs) if self.stores_memory else {}
 
     def check(self, rows: int) -> None:
         """Raise a `ConfigError` if the settings do not fit rollouts of `rows` rows or this agent."""

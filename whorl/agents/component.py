@@ -68,6 +68,11 @@ class Component(nn.Module):
         return {}
 
     @property
+    def immediate(self) -> bool:
+        """Whether its rewards are known while acting: columns of `track` with the names of its streams."""
+        return False
+
+    @property
     def acts(self) -> bool:
         """Whether it has a part in acting: then its tensors are sent to the processes that act."""
         return type(self).track is not Component.track
@@ -108,5 +113,10 @@ def with_components(build: Callable[[Spec], "Agent"], spec: Spec, configs: Mappi
     agent = build(spec)
     for name, cfg in configs.items():
         key = name.replace(".", "_")  # of an import path: names of submodules have no dots
-        agent.components[key] = classes[name](key, spec, cfg, agent)
+        agent.components[key] = component = classes[name](key, spec, cfg, agent)
+        if agent.tracks and component.streams(key, cfg) and not component.immediate:
+            raise ConfigError(
+                f"{type(agent).__name__} reads intrinsic rewards while acting, but {name} computes its rewards when "
+                f"learning; use components: [episodic]"
+            )
     return agent

@@ -343,7 +343,7 @@ class Storage:
         opened, last = tree.index(self.memories, 0), {}
         if LAST in opened:
             done = {"action": tensors["action"], "reward": tensors["reward"]}
-            last = led_by(opened[LAST], done)
+            last = led_by({name: opened[LAST][name] for name in done}, done)
         return Batch(
             obs=self.obs,
             reset=self.reset,

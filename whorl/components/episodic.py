@@ -81,6 +81,10 @@ class Episodic(Bonus):
         self.errors = RunningStatistics(())
         agent.add_optimizer(name, [self.inverse, self.networks.predictor], cfg.optimizer, cfg.lr)
 
+    @property
+    def immediate(self) -> bool:
+        return not self.cfg.normalize
+
     def initial_memory(self, num_envs: int) -> Tree:
         return {
             "held": torch.zeros(num_envs, self.cfg.capacity, self.cfg.features),

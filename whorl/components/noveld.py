@@ -71,7 +71,7 @@ class NovelD(Bonus):
         cell = self.cells(next_obs).unsqueeze(1)
         first = ~visited.gather(1, cell).squeeze(1)
         visited.scatter_(1, cell, True)
-        return {"visited": visited}, {self.name: first.float()}
+        return {"visited": visited}, {f"{self.name}_first": first.float()}
 
     def observe(self, rollout: Batch) -> None:
         self.networks.merge_(tree.index(rollout.obs, slice(1, None)), rollout.mask)
@@ -83,7 +83,7 @@ class NovelD(Bonus):
     def bonus(self, rollout: Batch) -> Tensor:
         novelty = in_parts(self.novelty, rollout.obs)  # [T+1, B]
         gain = (novelty[1:] - self.cfg.alpha * novelty[:-1]).clamp(min=0)
-        return gain * rollout.extras[self.name]
+        return gain * rollout.extras[f"{self.name}_first"]
 
     def update(self, agent: Agent, batch: Batch) -> dict[str, Tensor]:
         obs, _, _, mask = drawn(batch, self.cfg.batch_size, agent.random(self.name))

@@ -89,6 +89,11 @@ class PrioritizedRowsPayload:
     """The rows, and the TD errors of the samples that they complete, by the actor's copy of the agent (Ape-X)."""
 
     def __init__(self, agent: Agent, rollout: Batch, seed: int) -> None:
+        if agent.separate_streams:
+            raise ConfigError(
+                f"priority_on_add with actors computes priorities before there are intrinsic rewards, which "
+                f"{type(agent).__name__} learns from separately; leave priority_on_add out"
+            )
         _prepare(agent, seed)
         steps, num_envs = rollout.shape
         spec = agent.spec.with_num_envs(num_envs)

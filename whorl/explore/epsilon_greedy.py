@@ -58,6 +58,14 @@ class Exploration(nn.Module):
             return self._epsilon_greedy(q, allowed, self.epsilon(context.env_index, progress), context)
         return best(q, allowed) if kind == "none" else self._softmax(q, allowed, progress, context)
 
+    def probability(self, q: Tensor, action: Tensor, obs: Tree, context: Context, progress: Tensor) -> Tensor:
+        """The probability [B] with which epsilon-greedy exploration takes `action` [B] at Q values [B, choices]."""
+        allowed = obs[MASK_KEY] > 0 if self.masked else None
+        epsilon = self.cfg.eval_epsilon if context.greedy else self.epsilon(context.env_index, progress)
+        epsilon = torch.as_tensor(1.0 if context.random else epsilon, device=q.device)
+        choices = q.shape[-1] if allowed is None else allowed.sum(-1)
+        return epsilon / choices + (1 - epsilon) * (action == best(q, allowed))
+
     def epsilon(self, env_index: Tensor | None, progress: Tensor) -> Tensor:
         """Probability of a random action: [B], or [] if the environment indices are unknown."""
         cfg = self.cfg

@@ -167,6 +167,31 @@ class ReturnScale(nn.Module):
         return reward.clamp(-self.clip, self.clip) if self.clip > 0 else reward
 
 
+class DeviationByPolicy(nn.Module):
+    """Running root mean square of errors for each of several policies."""
+
+    square: Tensor
+
+    def __init__(self, policies: int, rate: float = 0.01, least: float = 1e-3) -> None:
+        super().__init__()
+        self.rate, self.least = rate, least
+        self.register_buffer("square", torch.ones(policies))
+
+    def of(self, index: Tensor) -> Tensor:
+        """That of the policies `index` [...]."""
+        return self.square[index].sqrt().clamp(min=self.least)
+
+    @torch.no_grad()
+    def merge_(self, error: Tensor, index: Tensor, mask: Tensor) -> None:
+        """Follow the errors [T, B] of the policies `index` [T, B] where `mask` [T, B] is above 0."""
+        flat, weight = index.flatten(), (mask > 0).float().flatten()
+        error = torch.where(weight > 0, error.flatten(), 0.0)
+        count = collectives.total(torch.zeros_like(self.square).index_add_(0, flat, weight))
+        total = collectives.total(torch.zeros_like(self.square).index_add_(0, flat, error.square()))
+        step = torch.where(count > 0, self.rate, 0.0)
+        self.square.lerp_(total / count.clamp(min=1), step)
+
+
 def normalizers(spec: Spec, cfg: Any) -> tuple[Observations, ReturnScale]:
     """Those of an on-policy agent's observations and rewards, as its settings describe them."""
     observations = Observations(

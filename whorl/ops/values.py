@@ -6,6 +6,7 @@
 import torch
 from torch import Tensor
 
+from whorl.ops.returns import retrace
 from whorl.ops.transforms import value_rescale, value_rescale_inverse
 
 
@@ -49,3 +50,25 @@ def bootstrap(reward: Tensor, discount: Tensor, value: Tensor, rescale: bool) ->
     if not rescale:
         return reward + discount * value
     return value_rescale(reward + discount * value_rescale_inverse(value))
+
+
+def retrace_target(
+    reward: Tensor,
+    discount: Tensor,
+    keep: Tensor,
+    q: Tensor,
+    choice: Tensor,
+    action: Tensor,
+    ratio: Tensor,
+    lam: float,
+    rescale: bool,
+) -> Tensor:
+    """The Retrace target of Q(s_t, a_t) [T, B]; with `rescale` of values h(return) (Badia et al. 2020, NGU, eq. 9).
+
+    `q` [T+1, B, choices] are target values, `choice` [T+1, B] the actions of the target policy, which is deterministic,
+    `ratio` [T, B] is its probability of `action` over the behaviour's.
+    """
+    if rescale:
+        q = value_rescale_inverse(q)
+    target = retrace(reward, discount, pick(q, choice), keep, pick(q[:-1], action), ratio, lam)
+    return value_rescale(target) if rescale else target

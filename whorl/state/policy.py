@@ -400,11 +400,14 @@ def _numbered(obs: Any) -> dict[str, Any]:
 
 def export(agent: Agent, settings: Settings) -> dict[str, Any]:
     """The policy as tensors and plain containers."""
+    module = agent.state_dict()
+    if not agent.tracks:
+        module = {k: v for k, v in module.items() if not k.startswith(f"{COMPONENTS}.")}
     return {
         "format": FORMAT,
         "config": settings.plain(),
         "spec": pack_spec(agent.spec),
-        "module": {k: v for k, v in agent.state_dict().items() if not k.startswith(f"{COMPONENTS}.")},
+        "module": module,
     }
 
 
@@ -413,7 +416,8 @@ def load_policy(saved: dict[str, Any], trust: tuple[str, ...] = (), device: str 
     config = dict(saved["config"])
     with only_trusted(trust):
         settings = configure(config["algorithm"], config["env"], config, presets=False)
-        agent = build_agent(settings, unpack_spec(saved["spec"]), components=False)
+        cls: Any = algorithm_class(settings.algorithm)[1]
+        agent = build_agent(settings, unpack_spec(saved["spec"]), components=cls.tracks)
     agent.to(device).load_state_dict({name: saved["module"][name] for name in agent.state_dict()})
     return SavedPolicy(agent, settings)
 
