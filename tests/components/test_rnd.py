@@ -16,7 +16,7 @@ from whorl.core.spec import MASK_KEY, Array, Stream
 from whorl.data.batch import Batch
 from whorl.state import checkpoint
 
-SMALL = RNDConfig(hidden_sizes=(16,), features=8, batch_size=32, proportion=1.0, lr=1e-3)
+SMALL = RNDConfig(hidden_sizes=(16,), features=8, batch_size=32, proportion=1.0, lr=1e-3, warmup_steps=0)
 
 
 def still(obs: Tensor) -> Batch:

@@ -47,6 +47,7 @@ REMEMBERED = {
     **{rule: [("vector", "lstm", "discrete")] for rule in ("c51", "iqn", "qr_dqn")},
     **{rule: [("vector", "lstm", "continuous")] for rule in ("ddpg", "td3", "tqc")},
     "dqn": [("vector", "lstm", "discrete"), ("image", "gru", "discrete")],
+    **{rule: [("vector", "lstm", "discrete"), ("dict", "gru", "masked")] for rule in ("agent57", "ngu")},
     "sac": [("image", "lstm", "continuous"), ("vector", "attention", "continuous")],
 }
 """Cells that cover every kind of each axis, with memory by rule; the full suite runs the others."""

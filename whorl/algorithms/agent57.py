@@ -170,7 +170,7 @@ class Agent57(Agent):
         losses, errors, means = self.losses(batch)
         self.minimize("critic", losses[0], self.cfg.max_grad_norm)
         self.minimize("intrinsic", losses[1], self.cfg.max_grad_norm)
-        index, mask = batch.extras[POLICY], batch.mask
+        index, mask = batch.last[POLICY][:-1], batch.mask
         for deviation, error in zip((self.deviation, self.intrinsic_deviation), errors):
             deviation.merge_(error, index, mask)
         self.targets.update_(move_targets)
@@ -188,11 +188,11 @@ class Agent57(Agent):
     @pure
     def losses(self, batch: Batch) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Of both networks: E[1/2 (Q(s, a) - h(G))^2], the TD errors [T, B], the mean of Q."""
-        rows, cfg, index = batch.all, self.cfg, batch.extras[POLICY]
+        rows, cfg, policies = batch.all, self.cfg, batch.last[POLICY]
+        index = policies[:-1]
         q = [net(rows).squeeze(-1) for net in (self.critic, self.intrinsic)]  # [T+1, B, choices]
         with torch.no_grad():
             lagging = [net(rows).squeeze(-1) for net in (self.target_critic, self.target_intrinsic)]
-            policies = batch.last[POLICY][: len(index) + 1]
             choice = best(self.mixed(q[0], q[1], policies), allowed(rows, self.spec))  # [T+1, B]
             ratio = self.ratio(batch, choice, self.mixed(lagging[0], lagging[1], policies))
             environment, *others = batch.reward.unbind(-1)

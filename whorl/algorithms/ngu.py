@@ -123,7 +123,7 @@ class NGU(Agent):
     @torch.no_grad()
     def target(self, batch: Batch, q: Tensor) -> Tensor:
         """h(G) [T, B]; `q` [T+1, B, choices] are the online network's values"""
-        index = batch.extras[POLICY]
+        index = batch.last[POLICY][:-1]
         environment, *others = batch.reward.unbind(-1)
         reward = environment + self.beta[index] * torch.stack(others).sum(0)
         choice = best(q, allowed(batch.all, self.spec))

@@ -56,6 +56,8 @@ SMALL: dict[str, Any] = {
     "random_steps": 0,
     "updates_per_step": 0.1,
     "policy_delay": 2,
+    "num_policies": 4,
+    "bandit_window": 8,
 }
 """Settings that keep a check short; an algorithm gets those that it has."""
 

@@ -173,8 +173,10 @@ class Sequences:
             first = memory.get(LAST) or tree.map(lambda leaf: torch.zeros_like(leaf[0]), done)
             last = led_by({name: first[name] for name in done}, done)
             if POLICY in self.last:
-                # The last row continues the episode of the row before, or nothing bootstraps from it.
-                last[POLICY] = torch.cat((extras[POLICY], extras[POLICY][-1:]))
+                # The row of a final observation, and the last one, continue the episode of the row before.
+                told = torch.where(real, extras[POLICY], 0)
+                told = torch.cat((told[:1], torch.where(real[1:], told[1:], told[:-1])))
+                last[POLICY] = torch.cat((told, told[-1:]))
         batch = Batch(
             obs=ring.observe(every),
             reset=reset,

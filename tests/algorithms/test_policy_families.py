@@ -1,0 +1,222 @@
+"""NGU and Agent57: targets beside a plain loop, streams that stay apart, inputs and columns of the family."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from whorl.conformance import Run, subject
+from whorl.core.errors import ConfigError
+from whorl.data.batch import LAST, POLICY, STREAMS, Batch
+from whorl.explore.policies import BEHAVIOUR, FAMILY
+
+AGENTS = ["ngu", "agent57"]
+
+
+def learned(algorithm: str, **settings: Any) -> tuple[Any, Batch]:
+    """An agent and a batch of its replay buffer."""
+    cell = subject(algorithm, "vector", "lstm", "discrete", **settings)
+    run = Run(cell)
+    for rollout in cell.rollouts(run.agent, 6):
+        run.experience.add(run.agent.receive(rollout))
+    return run.agent, run.experience.sample()
+
+
+def h(x: Tensor) -> Tensor:
+    return x.sign() * ((x.abs() + 1).sqrt() - 1) + 1e-3 * x
+
+
+def inverse(y: Tensor) -> Tensor:
+    root = ((1 + 4e-3 * (y.abs() + 1 + 1e-3)).sqrt() - 1) / 2e-3
+    return y.sign() * (root.square() - 1)
+
+
+def plain_retrace(
+    reward: Tensor,
+    discount: Tensor,
+    keep: Tensor,
+    q: Tensor,
+    choice: Tensor,
+    action: Tensor,
+    mu: Tensor,
+    lam: float,
+) -> Tensor:
+    """Row by row, environment by environment."""
+    found = torch.zeros_like(reward)
+    for b in range(reward.shape[1]):
+        following = 0.0
+        for t in reversed(range(reward.shape[0])):
+            value = q[t + 1, b, choice[t + 1, b]]
+            if t + 1 < reward.shape[0] and keep[t, b] > 0:
+                pi = float(action[t + 1, b] == choice[t + 1, b])
+                c = lam * min(1.0, pi / float(mu[t + 1, b]))
+                value = value + c * (following - q[t + 1, b, action[t + 1, b]])
+            found[t, b] = reward[t, b] + discount[t, b] * value
+            following = found[t, b]
+    return found
+
+
+@torch.no_grad()
+def test_the_target_of_ngu_is_retrace_of_the_mixed_reward() -> None:
+    agent, batch = learned("ngu", retrace_lambda=0.9)
+    q = agent.critic(batch.all).squeeze(-1)
+    index = batch.extras[POLICY]
+    assert len(index.unique()) > 1
+    reward = batch.reward[..., 0] + agent.beta[index] * batch.reward[..., 1]
+    target = inverse(agent.target_critic(batch.all).squeeze(-1).double()).float()
+    expected = plain_retrace(
+        reward,
+        batch.discount[..., 0] * agent.discounts[index],
+        batch.keep[..., 0],
+        target,
+        q.argmax(-1),
+        batch.action,
+        batch.extras[BEHAVIOUR],
+        0.9,
+    )
+    real = batch.mask > 0
+    torch.testing.assert_close(agent.target(batch, q)[real], h(expected)[real], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("stream", "net"), [(1, "critic"), (0, "intrinsic")])
+def test_each_network_of_agent57_learns_from_its_own_stream_alone(stream: int, net: str) -> None:
+    (agent, batch), (other, _) = learned("agent57"), learned("agent57")
+    reward = batch.reward.clone()
+    reward[..., stream] += torch.randn(reward.shape[:2], generator=torch.Generator().manual_seed(1))
+    agent.update(batch)
+    other.update(batch.replace(reward=reward))
+    for name in ("critic", "intrinsic"):
+        pairs = zip(getattr(agent, name).parameters(), getattr(other, name).parameters())
+        equal = all(torch.equal(one, two) for one, two in pairs)
+        assert equal == (name == net)
+
+
+@torch.no_grad()
+def test_the_targets_of_agent57_are_retrace_with_the_policy_of_both() -> None:
+    agent, batch = learned("agent57", retrace_lambda=0.9, extrinsic_priority=0.8)
+    index = batch.extras[POLICY]
+    online = [net(batch.all).squeeze(-1) for net in (agent.critic, agent.intrinsic)]
+    both = inverse(online[0]) + agent.beta[batch.last[POLICY][: len(index) + 1]].unsqueeze(-1) * inverse(
+        online[1]
+    )
+    found = agent.losses(batch)[1]
+    for number, net in enumerate((agent.target_critic, agent.target_intrinsic)):
+        expected = plain_retrace(
+            batch.reward[..., number],
+            batch.discount[..., 0] * agent.discounts[index],
+            batch.keep[..., 0],
+            inverse(net(batch.all).squeeze(-1).double()).float(),
+            both.argmax(-1),
+            batch.action,
+            batch.extras[BEHAVIOUR],
+            0.9,
+        )
+        taken = online[number][:-1].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+        real = batch.mask > 0
+        torch.testing.assert_close(found[number][real], (taken - h(expected))[real], rtol=1e-4, atol=1e-4)
+    with torch.enable_grad():
+        priority = agent.update(batch).priority
+    torch.testing.assert_close(priority, 0.8 * found[0].abs() + 0.2 * found[1].abs())
+
+
+@torch.no_grad()
+def test_soft_q_lambda_continues_where_an_action_is_nearly_as_good() -> None:
+    agent, batch = learned("agent57", soft_lambda=0.01)
+    q = torch.tensor([[[1.0, 0.995, 0.5]], [[-1.0, -1.005, -2.0]], [[0.0, 0.0, 0.0]]])
+    choice = q.argmax(-1)
+    for action, expected in ((0, 1.0), (1, 1.0), (2, 0.0)):
+        taken = batch.replace(action=torch.full((2, 1), action))
+        assert agent.ratio(taken, choice, q).tolist() == [[expected], [expected]]
+
+
+def test_errors_that_lead_out_of_the_trust_region_are_ignored() -> None:
+    agent, batch = learned("agent57", trust_region=1e-6)
+    free, _ = learned("agent57")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in agent.target_critic.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+        free.load_state_dict(agent.state_dict())
+    limited, whole = agent.losses(batch), free.losses(batch)
+    assert torch.equal(limited[1][0], whole[1][0]), "errors, and so priorities, stay"
+    taken = agent.critic(batch.all).squeeze(-1)[:-1].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+    old = agent.target_critic(batch.all).squeeze(-1)[:-1].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+    away = (taken - old).sign() != limited[1][0].sign()
+    expected = (0.5 * limited[1][0].square() * batch.weight * ~away).mean()
+    torch.testing.assert_close(limited[0][0], expected.detach(), check_layout=False)
+    assert limited[0][0] < whole[0][0]
+
+
+def test_errors_are_divided_by_the_deviation_of_their_policy() -> None:
+    agent, batch = learned("agent57", normalize_td=True)
+    with torch.no_grad():
+        agent.deviation.square.copy_(torch.tensor([1.0, 4.0, 9.0, 16.0]))
+    losses, errors, _ = agent.losses(batch)
+    spread = torch.tensor([1.0, 2.0, 3.0, 4.0])[batch.extras[POLICY]]
+    expected = (0.5 * (errors[0] / spread).square() * batch.weight).mean()
+    torch.testing.assert_close(losses[0].detach(), expected)
+    agent.update(batch)
+    seen = batch.mask > 0
+    first = batch.extras[POLICY] == 1
+    mean = errors[0][seen & first].square().mean()
+    torch.testing.assert_close(agent.deviation.square[1], 4.0 + 0.01 * (mean - 4.0))
+
+
+@pytest.mark.parametrize("algorithm", AGENTS)
+def test_rows_hold_the_policy_and_the_probability_of_its_action(algorithm: str) -> None:
+    cell = subject(algorithm, "vector", "lstm", "discrete")
+    agent: Any = cell.agent()
+    for rollout in cell.rollouts(agent, 4):
+        index, reset = rollout.extras[POLICY], rollout.reset
+        same = ~reset[1:-1]
+        assert torch.equal(index[1:][same], index[:-1][same]), "one policy an episode"
+        assert rollout.extras[BEHAVIOUR].min() > 0 and rollout.extras[BEHAVIOUR].max() <= 1
+        greedy, rung = rollout.extras[BEHAVIOUR] > 0.5, agent.explore.epsilon(torch.arange(4), agent.progress)
+        expected = rung / 3 + (1 - rung) * greedy
+        torch.testing.assert_close(rollout.extras[BEHAVIOUR], expected.expand_as(greedy))
+
+
+@pytest.mark.parametrize("algorithm", AGENTS)
+def test_sequences_read_what_acting_read(algorithm: str) -> None:
+    """The network's features of a replayed sequence are those of acting, only if all inputs are aligned."""
+    cell = subject(algorithm, "vector", "lstm", "discrete", burn_in=0, sequence_length=8)
+    run = Run(cell)
+    rollouts = cell.rollouts(run.agent, 3)
+    for rollout in rollouts:
+        run.experience.add(run.agent.receive(rollout))
+    agent: Any = run.agent
+    batch = run.experience.view.gather(run.experience.ring, torch.arange(4), run.experience.discounting)
+    q = agent.critic(batch.replace(obs=agent.observations(batch.obs)).all).squeeze(-1)
+    if algorithm == "agent57":
+        other = agent.intrinsic(batch.replace(obs=agent.observations(batch.obs)).all).squeeze(-1)
+        q = agent.mixed(q, other, batch.last[POLICY][: len(q)])
+    first = rollouts[0]
+    probable = first.extras[BEHAVIOUR][:8] > 0.5
+    real = first.mask[:8] > 0
+    greedy = q[:8].argmax(-1) == first.action[:8]
+    assert torch.equal(greedy[real], probable[real]), "acting was greedy where it says so"
+
+
+@pytest.mark.parametrize("algorithm", AGENTS)
+def test_the_memory_reads_intrinsic_reward_and_policy(algorithm: str) -> None:
+    agent, batch = learned(algorithm)
+    critic: Any = agent.critic
+    before = critic(batch.all)
+    streams = {name: value + 1 for name, value in batch.last[STREAMS].items()}
+    assert not torch.equal(critic(batch.replace(last={**batch.last, STREAMS: streams}).all), before)
+    policies = 3 - batch.last[POLICY]
+    assert not torch.equal(critic(batch.replace(last={**batch.last, POLICY: policies}).all), before)
+    held = agent.stored(2)
+    assert FAMILY not in held and LAST in held
+
+
+def test_what_a_family_of_policies_needs_is_named() -> None:
+    with pytest.raises(ConfigError, match="NGU is recurrent, but memory is none"):
+        subject("ngu", "vector", "none", "discrete").agent()
+    with pytest.raises(ConfigError, match=r"has none; use components: \[episodic\]"):
+        subject("ngu", "vector", "lstm", "discrete", components=[]).agent()
+    with pytest.raises(ConfigError, match="rnd computes its rewards when learning"):
+        subject("agent57", "vector", "lstm", "discrete", components=["rnd"]).agent()
+    with pytest.raises(ConfigError, match="bandit_window is 3, but each of 4 policies"):
+        subject("agent57", "vector", "lstm", "discrete", bandit_window=3).agent()
