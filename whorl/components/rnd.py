@@ -78,8 +78,8 @@ class RND(Component):
 
     def __init__(self, name: str, spec: Spec, cfg: RNDConfig, agent: Agent) -> None:
         super().__init__(name, spec, cfg, agent)
-        # All leaves as floats, so that images are normalised by running statistics too.
-        observation = tree.map(lambda leaf: replace(leaf, dtype="float32"), spec.observation)
+        # All leaves as float vectors, so that images and one-hots are normalised by running statistics too.
+        observation = tree.map(lambda leaf: replace(leaf, dtype="float32", binary=False), spec.observation)
         self.observations = Observations(observation, True, cfg.obs_clip_range)
         self.target = Embedding(observation, cfg.encoder, cfg.hidden_sizes, cfg.features)
         self.target.requires_grad_(False)

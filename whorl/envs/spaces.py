@@ -203,11 +203,11 @@ def _observation_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Iter
         dtype = "uint8" if space.dtype == np.uint8 else "float32"
         yield Leaf(path, Array(space.shape or (1,), dtype, float(space.low.min()), float(space.high.max())))
     elif isinstance(space, spaces.Discrete):
-        yield Leaf(path, Array((int(space.n),), "float32", 0.0, 1.0, start=int(space.start)))
+        yield Leaf(path, Array((int(space.n),), "float32", 0.0, 1.0, start=int(space.start), binary=True))
     elif isinstance(space, spaces.MultiDiscrete):
         yield Leaf(path, Array(space.shape, "float32", 0.0, float(space.nvec.max() - 1)))
     elif isinstance(space, spaces.MultiBinary):
-        yield Leaf(path, Array(space.shape, "float32", 0.0, 1.0))
+        yield Leaf(path, Array(space.shape, "float32", 0.0, 1.0, binary=True))
     else:
         raise _unsupported("observation", space)
 
