@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -129,7 +130,7 @@ def _watch_gradients(agent: Agent) -> None:
         def call(gradients: Any, rate: Tensor) -> None:
             found = [(_span(g), names[id(p)]) for g, p in zip(gradients, parameters) if g.numel()]
             found.sort(key=lambda one: one[0])  # by address: neighbours overlap if any two do
-            for ((_, end), one), ((start, _), two) in zip(found, found[1:]):
+            for ((_, end), one), ((start, _), two) in pairwise(found):
                 assert start >= end, f"the gradients of {one} and {two} share memory; clone one of them"
             step(gradients, rate)
 

@@ -115,6 +115,8 @@ class Replay(Experience):
         """environment steps added"""
         self.drawn = 0
         """batches drawn"""
+        self._gaps = False
+        """whether rows were missing: only then may a buffer with rows have no start"""
         self.store: Segments | None = None
         """set where there is a run folder; without it the state holds the whole ring"""
         size = self.ring.slots // view.stride * spec.num_envs
@@ -173,8 +175,8 @@ class Replay(Experience):
 
     def due(self) -> Iterator[tuple[str, Batch]]:
         total = int(self.updates_per_step * max(0, self.steps - self.learning_starts))
-        if self.drawn < total:
-            self.require_start()
+        if self.drawn < total and not self.can_start():
+            return
         while self.drawn < total:
             # Uniform sampling does not depend on updates: several batches drawn together cost little more than one.
             for batch in self.samples(min(total - self.drawn, self._together)):
@@ -263,6 +265,7 @@ class Replay(Experience):
     def cut(self, where: Tensor | None = None) -> None:
         """Announce that the next rollout does not continue the newest row, in the environments `where` [B]."""
         self.ring.cut(where)
+        self._gaps = self._gaps or where is None or bool(where.any())
 
     def open_store(self, folder: Path, ahead: bool) -> Segments:
         # Stored memory that is refreshed changes later, while files are written once: it stays in the checkpoint.
@@ -281,6 +284,7 @@ class Replay(Experience):
         return {
             "steps": self.steps,
             "drawn": self.drawn,
+            "gaps": self._gaps,
             "ring": ring,
             "sampler": self.sampler.state_dict(),
             "late": self._late,
@@ -288,6 +292,7 @@ class Replay(Experience):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps, self.drawn = int(state["steps"]), int(state["drawn"])
+        self._gaps = bool(state.get("gaps", False))
         self.ring.load_state_dict(state["ring"])
         if "manifest" in state["ring"]:
             if self.store is None:
@@ -300,17 +305,19 @@ class Replay(Experience):
         self.sampler.load_state_dict(state["sampler"])
         self._late = tree.clone(state["late"])
 
-    def require_start(self) -> None:
-        """Raise if no stored episode has its first row in the buffer any more (whole_episodes)."""
+    def can_start(self) -> bool:
+        """Whether there is a start; raises if no stored episode has its first row in the buffer any more
+        (whole_episodes)."""
         ring = self.ring
         if not isinstance(self.view, Sequences) or not self.view.whole or not ring.first_start():
-            return
+            return not self._gaps or self.sampler.any()
         every = starts(ring, self.view, ring.first_start(), ring.rows - self.view.span)
         if not bool(self.view.allowed(ring, every).any()):
             raise ConfigError(
                 f"whole_episodes is true, but no episode begins in the {ring.slots} rows that replay holds of each "
                 "environment; use a larger buffer_size, or leave whole_episodes out"
             )
+        return True
 
 
 def starts(ring: Ring, view: View, first: int, last: int) -> Tensor:

@@ -26,6 +26,9 @@ class Sampler(Protocol):
     def release(self, start: Tensor, allowed: Tensor) -> None:
         """Remove the oldest starts, which are about to be overwritten."""
 
+    def any(self) -> bool:
+        """Whether there is a start to draw; waits for the device."""
+
     def anneal(self, steps: int) -> None:
         """Update schedules after `steps` environment steps."""
 
@@ -64,6 +67,9 @@ class Uniform:
         gone = allowed.sum()
         self.first.add_(gone).remainder_(self.size)
         self.count.sub_(gone)
+
+    def any(self) -> bool:
+        return bool(self.count > 0)
 
     def anneal(self, steps: int) -> None:
         """Uniform sampling has no schedule."""
@@ -121,6 +127,9 @@ class Prioritized:
 
     def release(self, start: Tensor, allowed: Tensor) -> None:
         self.sum_tree.release(start)
+
+    def any(self) -> bool:
+        return bool(self.sum_tree.levels[-1].sum() > 0)
 
     def anneal(self, steps: int) -> None:
         share = min(1.0, steps / self.cfg.beta_steps) if self.cfg.beta_steps else 0.0

@@ -86,11 +86,11 @@ class Shard:
     @torch.no_grad()
     def add(self, token: Any, cut: np.ndarray) -> bool:
         """Add a rollout, or what was staged without a token; returns whether there is something to sample now."""
-        self.replay.cut(tensor_of(cut))
-        self.replay.add(Batch(**(self._staged if token is None else self.rows.read(token))))
-        self.replay.require_start()
-        ring = self.replay.ring
-        return ring.rows > self.replay.view.span + ring.history + 1
+        replay = self.replay
+        # One that replaces another starts in the middle of episodes.
+        replay.cut(tensor_of(cut) if replay.ring.rows else None)
+        replay.add(Batch(**(self._staged if token is None else self.rows.read(token))))
+        return replay.can_start() and replay.ring.rows > replay.view.span + replay.ring.history + 1
 
     @torch.no_grad()
     def sample(self, slot: int) -> Any:
