@@ -115,6 +115,7 @@ class Replay(Experience):
         """environment steps added"""
         self.drawn = 0
         """batches drawn"""
+        self._progress = 0.0
         self._gaps = False
         """whether rows were missing: only then may a buffer with rows have no start"""
         self.store: Segments | None = None
@@ -160,7 +161,7 @@ class Replay(Experience):
                 found = found.to(self._transfer.device)  # the pinned buffers have the size of a batch
             self.sampler.settle(new, found.mask.to(ring.device), self.initial_priority(found).to(ring.device))
         self.steps += int(rollout.mask.sum())  # on the collecting device: does not wait for the learner
-        self.sampler.anneal(self.steps)
+        self.sampler.anneal(self.steps, self._progress)
 
     def _settle_first(self, new: Tensor, first: Tensor) -> None:
         """Apply the TD errors that actors computed for these starts; where one is nan, the largest priority stays."""
@@ -261,6 +262,10 @@ class Replay(Experience):
         if self._renew is None:
             self._renew = _Recorded(renew, tree.leaves(self.ring.memories), [])
         self._renew.replay()
+
+    def anneal(self, progress: float) -> None:
+        self._progress = progress
+        self.sampler.anneal(self.steps, progress)
 
     def cut(self, where: Tensor | None = None) -> None:
         """Announce that the next rollout does not continue the newest row, in the environments `where` [B]."""
@@ -419,9 +424,7 @@ def replay_of(
         clip=cfg.priority_clip,
     )
     device = generator.device
-    starts = slots_for(spec, cfg.buffer_size, view.stride) // view.stride * spec.num_envs
-    size = replay_bytes(spec, cfg.buffer_size, extras=extras, memory=memory, stride=view.stride)
-    size += sampler_bytes(starts, device, cfg.prioritized)
+    size = allocated_bytes(cfg, spec, device, memory, extras)
     require_memory(size, device, cfg.buffer_size)
     with allocating(size, device, cfg.buffer_size):
         return Replay(
@@ -444,6 +447,20 @@ def replay_of(
             stride=view.stride,
             refresh=refresh,
         )
+
+
+def allocated_bytes(
+    cfg: ReplayConfig,
+    spec: Spec,
+    device: torch.device,
+    memory: Tree | None,
+    extras: Mapping[str, Array] | None = None,
+) -> int:
+    """Size of the replay buffer that the settings describe, with what draws from it."""
+    stride = view_of(cfg).stride
+    starts = slots_for(spec, cfg.buffer_size, stride) // stride * spec.num_envs
+    size = replay_bytes(spec, cfg.buffer_size, extras=extras, memory=memory, stride=stride)
+    return size + sampler_bytes(starts, device, cfg.prioritized)
 
 
 def view_of(cfg: ReplayConfig) -> View:

@@ -29,8 +29,8 @@ class Sampler(Protocol):
     def any(self) -> bool:
         """Whether there is a start to draw; waits for the device."""
 
-    def anneal(self, steps: int) -> None:
-        """Update schedules after `steps` environment steps."""
+    def anneal(self, steps: int, progress: float) -> None:
+        """Update schedules after `steps` environment steps, which are this share of the training budget."""
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Draw `count` starts; also extras for the batch."""
@@ -71,7 +71,7 @@ class Uniform:
     def any(self) -> bool:
         return bool(self.count > 0)
 
-    def anneal(self, steps: int) -> None:
+    def anneal(self, steps: int, progress: float) -> None:
         """Uniform sampling has no schedule."""
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
@@ -97,8 +97,8 @@ class Priorities:
     """exponent of priorities: 0 is uniform sampling, 1 proportional sampling"""
     beta: float = 0.4
     """initial exponent of importance weights; increases to 1"""
-    beta_steps: int = 1_000_000
-    """environment steps until beta is 1; 0: constant"""
+    beta_steps: int = -1
+    """environment steps until beta is 1; -1: the training budget; 0: constant"""
     eta: float = 0.9
     """priority of a sequence: eta * max + (1 - eta) * mean of its errors (Kapturowski et al. 2019)"""
     epsilon: float = 1e-6
@@ -131,8 +131,9 @@ class Prioritized:
     def any(self) -> bool:
         return bool(self.sum_tree.levels[-1].sum() > 0)
 
-    def anneal(self, steps: int) -> None:
-        share = min(1.0, steps / self.cfg.beta_steps) if self.cfg.beta_steps else 0.0
+    def anneal(self, steps: int, progress: float) -> None:
+        horizon = self.cfg.beta_steps
+        share = progress if horizon < 0 else min(1.0, steps / horizon) if horizon else 0.0
         self.beta.fill_(self.cfg.beta + (1 - self.cfg.beta) * share)
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
