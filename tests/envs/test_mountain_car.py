@@ -58,7 +58,7 @@ def test_the_continuous_car_moves_like_gymnasiums():
         _, _, terminated, _, _ = theirs.step(np.array([force]))
         step = world.step(torch.tensor([[force]]))
         # Their state is float32, in which it is computed.
-        assert step.obs[0].tolist() == pytest.approx([float(x) for x in theirs.state], abs=2e-4)
+        assert step.obs[0].tolist() == pytest.approx([float(x) for x in theirs.state], abs=1e-6)
         world.state["place"].fill_(float(theirs.state[0]))
         world.state["speed"].fill_(float(theirs.state[1]))
         assert bool(step.terminated) == terminated and float(step.reward) == float(terminated)
