@@ -58,8 +58,10 @@ class Maze(World):
         self._first, self._second, self._edge_cell = (
             torch.tensor(x, device=self.device) for x in (first, second, cell)
         )
-        row = torch.arange(1, size, 2, device=self.device)
-        self._node_cell = (size * row[:, None] + row).flatten()  # [nodes]
+        solid = torch.ones(size, size, dtype=torch.bool)
+        solid[1::2, 1::2] = False
+        self._solid = solid.view(-1, 1).to(self.device)
+        """[cells, 1] walls where no nodes are joined"""
 
     @property
     def start(self) -> int:
@@ -70,10 +72,8 @@ class Maze(World):
         """Walls [cells, num_envs] of new mazes, drawn on the generator's device."""
         shape = (len(self._first), num_envs)
         weight = torch.randint(2**40, shape, generator=generator, device=generator.device).to(self.device)
-        walls = torch.ones(self.size**2, num_envs, dtype=torch.bool, device=self.device)
-        walls[self._node_cell] = False
-        walls[self._edge_cell] = ~joined(weight, self._first, self._second, self.nodes)
-        return walls
+        between = ~joined(weight, self._first, self._second, self.nodes)
+        return self._solid.repeat(1, num_envs).index_copy_(0, self._edge_cell, between)
 
     def moved(self, state: State, action: Tensor) -> tuple[Tensor, Tensor]:
         """The places [B] after a move, and whether [B] a wall was in the way."""

@@ -18,7 +18,7 @@ from whorl.core import tree
 from whorl.core.arrays import SUCCESS
 from whorl.core.spec import Discrete
 from whorl.envs.native.sensed import Choices, Sensed, box
-from whorl.envs.native.world import State
+from whorl.envs.native.world import State, compiled
 from whorl.envs.rendering.scenes import hill_scene
 
 GRAVITY, FASTEST, LEFT_END, RIGHT_END = 0.0025, 0.07, -1.2, 0.6
@@ -32,6 +32,7 @@ class SparseMountainCar(Sensed):
         concat: number of observations that are concatenated, newest last.
         continuous: a continuous force, of up to 1.5 times that of the discrete actions.
         max_steps: steps after which an episode is truncated.
+        compile: fuse the equations of motion with torch.compile.
         dtype: float32 or float64, for physics and observations.
     """
 
@@ -47,11 +48,13 @@ class SparseMountainCar(Sensed):
         concat: int = 1,
         continuous: bool = False,
         max_steps: int = 200,
+        compile: bool = False,
         dtype: str = "float32",
     ) -> None:
         action = box(-1.0, 1.0) if continuous else Discrete(3)
         super().__init__(num_envs, device, action, observe, concat, max_steps, dtype, (SUCCESS,))
         self.continuous = continuous
+        self._move = compiled(move) if compile else move
         self.force, self.goal = (0.0015, 0.45) if continuous else (0.001, 0.5)
 
     def initial(self, generator: torch.Generator) -> State:
@@ -60,10 +63,7 @@ class SparseMountainCar(Sensed):
 
     def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
         push = self.control(action)[0] if self.continuous else (action - 1).to(self.dtype)
-        place, speed = state["place"], state["speed"]
-        speed = (speed + self.force * push - GRAVITY * (3 * place).cos()).clamp(-FASTEST, FASTEST)
-        place = (place + speed).clamp(LEFT_END, RIGHT_END)
-        speed = torch.where((place == LEFT_END) & (speed < 0), 0, speed)  # the left end stops the car
+        place, speed = self._move(state["place"], state["speed"], self.force * push)
         new = {"place": place, "speed": speed}
         reached = self._reached(new)
         return new, reached.to(self.dtype), reached
@@ -81,3 +81,10 @@ class SparseMountainCar(Sensed):
 
     def _reached(self, state: State) -> Tensor:
         return (state["place"] >= self.goal) & (state["speed"] >= 0)
+
+
+def move(place: Tensor, speed: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
+    """Position and velocity [B] one step later; the left end stops the car."""
+    speed = (speed + push - GRAVITY * (3 * place).cos()).clamp(-FASTEST, FASTEST)
+    place = (place + speed).clamp(LEFT_END, RIGHT_END)
+    return place, speed.masked_fill((place == LEFT_END) & (speed < 0), 0)

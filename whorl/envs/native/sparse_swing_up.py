@@ -2,7 +2,7 @@
 
 Sutton's cart-pole, which starts hanging. Actions: 0 push left, 1 stay, 2 push right, with 10 N for a step of 0.01 s.
 Pushing costs 0.1. A step that ends with the pole upright (cosine of its angle above 0.5), slow (below 1 rad/s) and near
-the middle (within 1 m) gives 1. So a random policy returns about -67, staying still 0, and only an agent that accepts
+the middle (within 1 m) gives 1. So a random policy returns about -34, staying still 0, and only an agent that accepts
 the cost finds more. Terminated when the cart is beyond 3 m, truncated after 1000 steps.
 
 Sensed: position and velocity of the cart, both divided by 3, sine and cosine of the pole's angle (0 upright), its
