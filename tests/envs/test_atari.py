@@ -288,6 +288,8 @@ def test_every_room_has_a_cell_of_the_map_of_its_own():
     ]
     assert pyramid[5][1] == pyramid[11][1] == 4  # ladders lead down from room 1
     assert set(jungle) == set(range(1, 256)) and len(set(jungle.values())) == 255
+    # Seen in the game: the first room, and the two that come when running left.
+    assert [jungle[room] for room in (196, 226, 113)] == [(0, 0), (14, 16), (14, 15)]
 
 
 @installed
