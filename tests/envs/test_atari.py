@@ -288,8 +288,9 @@ def test_every_room_has_a_cell_of_the_map_of_its_own():
     ]
     assert pyramid[5][1] == pyramid[11][1] == 4  # ladders lead down from room 1
     assert set(jungle) == set(range(1, 256)) and len(set(jungle.values())) == 255
-    # Seen in the game: the first room, and the two that come when running left.
-    assert [jungle[room] for room in (196, 226, 113)] == [(0, 0), (14, 16), (14, 15)]
+    # Seen in the game: the first room, the next to the right, and those that come when running left.
+    assert [jungle[room] for room in (196, 137)] == [(0, 0), (0, 1)]
+    assert [jungle[room] for room in (226, 113, 56, 28, 142)] == [(14, 16 - i) for i in range(5)]
 
 
 @installed
