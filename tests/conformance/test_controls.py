@@ -104,6 +104,24 @@ class LeavesAGradient(ToyQ):
         return Updated({"loss/critic": loss})
 
 
+class ClipsByHand(ToyQ):
+    """The gradients of two biases that are added are one tensor, which is then scaled in place twice."""
+
+    def __init__(self, spec: Any, cfg: Any) -> None:
+        super().__init__(spec, cfg)
+        self.low, self.high = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+        self.add_optimizer("pair", torch.nn.ParameterList([self.low, self.high]), Part("Adam"), 1e-3)
+
+    @captured
+    def step(self, batch: Batch) -> Updated:
+        updated = super().step(batch)
+        pair = [self.low, self.high]
+        gradients = torch.autograd.grad(((self.low + self.high - 1) ** 2).sum(), pair)
+        torch._foreach_mul_(gradients, 0.5)
+        self.step_optimizer("pair", gradients, self.lr_pair)
+        return updated
+
+
 CONTROLS = [
     (EndsAtTruncation, "tells_truncation_from_termination", "none", r"V\(5\) is [123]\."),
     (
@@ -114,6 +132,8 @@ CONTROLS = [
     ),
     (AveragesMaskedRows, "masked_rows_have_no_influence", "none", "in masked rows changed"),
     (ForgetsALayer, "moves_what_it_trains", "none", "idle.weight has an optimizer but did not move"),
+    (ClipsByHand, "moves_what_it_trains", "none", "gradients of low and high share memory"),
+    (ClipsByHand, "can_be_captured", "none", "gradients of low and high share memory"),
     (TargetDrifts, "targets_move_by_their_rule_alone", "none", "target.* moved although"),
     (KeepsACounterAside, "resumes_exactly", "none", "training after a restore differs"),
     (ReadsItsLoss, "can_be_captured", "none", "Tensor.item can't be captured"),

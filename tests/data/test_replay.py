@@ -166,18 +166,89 @@ def test_nothing_crosses_an_announced_gap() -> None:
     assert (numbers[1][numbers[0] == 7] == 9).all()
 
 
-def test_a_sequence_forgets_at_an_announced_gap() -> None:
-    record = Recorder(1, end=0.0)
-    store = replay(1, 30, Sequences(6), batch_size=200)
-    store.add(record.rollout(10))
+def gapped(view: Sequences, end: float = 0.0, **options: Any) -> Replay:
+    """Rows 0-11 and, after a gap, rows 16-39; without `end` of one episode."""
+    record = Recorder(1, end=end)
+    store = replay(1, 60, view, batch_size=500, **options)
+    stride = 4 if options.get("memory") else 0
+    store.add(record.rollout(12, stride))
+    record.rollout(4)  # dropped
     store.cut()
-    record.rollout(4)
-    store.add(record.rollout(10))
+    store.add(record.rollout(24, stride))
+    return store
+
+
+def test_a_gap_is_no_start_of_an_episode_and_a_sequence_learns_from_nothing_behind_it() -> None:
+    store = gapped(Sequences(6))
     batch = store.sample()
     numbers = batch.obs["row"][..., 0]
-    assert batch.reset[numbers == 14].all()
-    assert not batch.mask[numbers[:-1] == 9].any()
-    assert not batch.keep[numbers[:-1] == 8].any()
+    assert (numbers == 16).any() and not batch.reset[numbers != 0].any()
+    before = numbers[0] < 12
+    assert not batch.mask[:, before][numbers[:-1, before] > 10].any()
+    assert batch.mask[:, before][numbers[:-1, before] <= 10].all()
+    assert batch.mask[:, ~before].all()
+    assert not batch.keep[(numbers[:-1] == 10) | (numbers[:-1] == 11)].any()
+    # Row 11 has no successor, so a window that begins there has nothing to learn from.
+    assert set(numbers[0].tolist()) == {*range(11), *range(16, 34)}
+
+
+def test_a_sequence_at_a_gap_begins_with_the_memory_that_acting_had_there() -> None:
+    store = gapped(Sequences(6, 0, 4), memory={"net": {"h": torch.zeros(1, 2)}}, stride=4)
+    batch = store.sample()
+    at = batch.obs["row"][0, :, 0] == 16
+    assert at.any() and not batch.reset[:, at].any() and batch.mask[:, at].all()
+    assert batch.memory["net"]["h"][at].tolist() == [[16.0, 0.0]] * int(at.sum())
+
+
+def test_a_burn_in_does_not_reach_across_a_gap() -> None:
+    store = gapped(Sequences(3, 4, 1))
+    numbers = store.sample().obs["row"][0, :, 0]
+    # Windows from row 7 on would learn from row 11, which is no transition, or from rows behind the gap only.
+    assert set(numbers.tolist()) == {*range(7), *range(16, 33)}
+
+
+def test_a_whole_episode_never_begins_at_a_gap() -> None:
+    store = gapped(Sequences(30, whole=True))
+    assert not store.view.allowed(store.ring, torch.arange(1, 36)).any()
+    assert store.view.allowed(store.ring, torch.arange(1)).all()
+    batch = store.view.gather(store.ring, torch.tensor([0]), store.discounting)
+    assert batch.mask.sum() == 11  # rows 0-10, and nothing behind the gap
+
+
+def test_renewed_memory_stays_before_a_gap() -> None:
+    store = gapped(Sequences(12, 0, 4), memory={"net": {"h": torch.zeros(1, 2)}}, stride=4)
+    told = torch.tensor([[100.0, 200.0], [101.0, 201.0], [102.0, 202.0]]).unsqueeze(-1).expand(3, 2, 2)
+    start = torch.tensor([0, 3])
+    with (
+        capture_safe()
+    ):  # states before rows 4, 8 and 16 from row 0 on, and before rows 20, 24 and 28 from row 16 on
+        store.ring.renew(start, {"net": {"h": told}})
+    found = store.ring.memories["net"]["h"][:7, 0, 0].tolist()
+    assert found == [0, 100, 101, 16, 200, 201, 202]
+
+
+def test_while_gaps_leave_no_start_nothing_is_due() -> None:
+    record, store = Recorder(1, end=0.0), replay(1, 40, Sequences(4, 4, 4), batch_size=8, learning_starts=0)
+    for _ in range(6):  # four rows at a time never make a window of burn-in and rows to learn from
+        record.rollout(4)
+        store.cut()
+        store.add(record.rollout(4))
+        assert not list(store.due())
+    again = replay(1, 40, Sequences(4, 4, 4), batch_size=8, learning_starts=0)
+    again.load_state_dict(store.state_dict())
+    assert not list(again.due())
+    for _ in range(3):
+        again.add(record.rollout(4))
+    assert all(batch.mask.any(0).all() for _, batch in again.due()) and again.drawn
+
+
+def test_a_state_saved_before_gaps_were_told_apart_is_loaded() -> None:
+    store = gapped(Sequences(6))
+    state = store.state_dict()
+    del state["gaps"]
+    again = replay(1, 60, Sequences(6), batch_size=500)
+    again.load_state_dict(state)
+    assert torch.equal(again.sample().obs["row"], store.sample().obs["row"])
 
 
 def test_a_restart_costs_one_row_even_where_nobody_announced_it() -> None:

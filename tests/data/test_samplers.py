@@ -55,15 +55,23 @@ def test_beta_grows_to_one_and_stops_there() -> None:
     sampler = settled(1.0, 0.4)
     place, seen = sampler.beta.data_ptr(), []
     for steps in (0, 50, 100, 1000):
-        sampler.anneal(steps)
+        sampler.anneal(steps, 0.0)
         seen.append(sampler.beta.item())
     assert seen == pytest.approx([0.4, 0.7, 1.0, 1.0])
     assert sampler.beta.data_ptr() == place  # a captured draw reads it there
 
 
+def test_without_a_horizon_of_its_own_beta_grows_over_the_training_budget() -> None:
+    sampler, seen = Prioritized(4, torch.device("cpu"), Priorities(beta=0.4)), []
+    for steps, progress in ((0, 0.0), (10**9, 0.25), (5, 0.5), (5, 1.0)):
+        sampler.anneal(steps, progress)
+        seen.append(sampler.beta.item())
+    assert seen == pytest.approx([0.4, 0.55, 0.7, 1.0])
+
+
 def test_weights_follow_beta() -> None:
     sampler = settled(1.0, 0.0)
-    sampler.anneal(50)  # halfway from 0 to 1
+    sampler.anneal(50, 0.0)  # halfway from 0 to 1
     index, extras = sampler.draw(100, torch.Generator().manual_seed(1))
     assert extras["weight"][index == 3][0].item() == pytest.approx(4**-0.5)
 
@@ -124,7 +132,7 @@ def test_a_state_goes_from_a_host_to_a_device_which_sums_other_blocks(
     host = Prioritized(3000, CPU, Priorities())
     host.admit(index, torch.ones(3000, dtype=torch.bool))
     host.settle(index, torch.ones(1, len(index)), error)
-    host.anneal(1000)
+    host.anneal(1000, 0.5)
     monkeypatch.setattr(samplers, "HostSumTree", DeviceSumTree)
     device = Prioritized(3000, CPU, Priorities())
     device.load_state_dict(tree.clone(host.state_dict()))

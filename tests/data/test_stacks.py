@@ -114,6 +114,39 @@ def test_every_stack_that_is_drawn_is_the_one_that_was_seen(kind: str, num_envs:
                 assert torch.equal(batch.obs[ahead], seen[rows + ahead, env_index])
 
 
+@pytest.mark.parametrize("view", [Transitions(1), Transitions(3), Sequences(5, stride=1)], ids=str)
+@pytest.mark.parametrize("lost", ["rollouts", "the first ones"])
+def test_no_stack_is_drawn_that_reaches_across_a_gap(view: View, lost: str) -> None:
+    """Where rollouts are dropped, and where a buffer begins in the middle of an episode (a replaced shard)."""
+    vector = GymnasiumVector(lambda: Film("vector"), 2, "Film")
+    options = {"view": view, "gamma": 0.9, "buffer_size": 80, "batch_size": 8, "learning_starts": 10**9}
+    replay = Replay(vector.spec, "cpu", torch.Generator().manual_seed(0), **options)
+    collector = LocalCollector(vector, Idle(vector.spec, None), 7, torch.Generator())
+    collector.reset(3)
+    seen, missing = torch.zeros(0, 2, *vector.spec.observation.shape, dtype=torch.uint8), 0
+    for number in range(60):
+        rollout = collector.collect()
+        if (number % 3 == 1) if lost == "rollouts" else number == 0:
+            replay.cut()
+            continue
+        replay.add(rollout)
+        seen = torch.cat((seen, rollout.obs[:7]))
+        start = torch.tensor([s for s in range(80) if _drawable(replay, s)], dtype=torch.int64)
+        if not len(start):
+            continue
+        batch = view.gather(replay.ring, start, replay.discounting)
+        rows, env_index = _rows(replay, start), start % 2
+        for ahead in range(view.span if isinstance(view, Sequences) else 1):
+            learned = batch.mask[ahead] > 0
+            assert torch.equal(batch.obs[ahead][learned], seen[rows + ahead, env_index][learned])
+        # What is drawn is what may be drawn, also after rows were written over.
+        assert replay.sampler.count == len(start)
+        assert set(replay.sampler.draw(2000, replay.generator)[0].tolist()) == set(start.tolist())
+        whole = range(replay.ring.first_start() * 2, (replay.ring.rows - view.span) * 2)
+        missing += len(whole) - len(start)
+    assert missing > 3
+
+
 def _drawable(replay: Replay, start: int) -> bool:
     row = int(_rows(replay, torch.tensor([start])))
     whole = replay.ring.first_start() <= row < replay.ring.rows - replay.view.span

@@ -71,6 +71,25 @@ def test_priorities_of_samples_that_reach_back_over_a_gap_are_left_to_replay() -
     assert found == [[0, 0], [0, 0], [0, 6], [7, 7]]
 
 
+def test_rows_behind_a_gap_keep_their_memory_and_claim_no_new_episode() -> None:
+    role = role_of("impala", 1, 4, memory="lstm", chunk_length=2)
+
+    def remembered(number: int) -> Trajectory:
+        found = trajectory(role, 0, number)
+        for leaf in tree.leaves({name: found.tensors[name] for name in ("memory", "memories")}):
+            leaf.fill_(number)
+        return found
+
+    fleet = Scripted(1, 1, [remembered(0)], [remembered(2)])  # the one between them was dropped
+    collector = FleetCollector(fleet, role, role.agent, 1, max_lag=None)
+    for number in (0, 2):
+        collector.start()
+        rollout = collector.finish()
+        held = tree.leaves({"memory": rollout.memory, "memories": rollout.memories})
+        assert held and all((leaf == number).all() for leaf in held)
+        assert collector.gaps.all() and not rollout.reset.any()
+
+
 def test_who_waits_stands_in_for_as_many_as_are_missing() -> None:
     role = role_of("a2c", 4, 2)
     fleet = Scripted(4, 4, [trajectory(role, actor, 0) for actor in range(4)])

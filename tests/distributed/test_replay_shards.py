@@ -17,8 +17,9 @@ from whorl.api import load_run
 from whorl.collect.collector import LocalCollector
 from whorl.core import tree
 from whorl.core.errors import ConfigError
+from whorl.data import memory_check
 from whorl.data.batch import Batch
-from whorl.data.replay import replay_of
+from whorl.data.replay import allocated_bytes, replay_of
 from whorl.distributed.replay_shards import Shard, ShardedReplay
 from whorl.distributed.tensors import SharedSlots, layout_of
 from whorl.envs.make import find
@@ -96,6 +97,47 @@ def test_errors_find_the_rows_of_the_shard_that_they_were_drawn_from(fed: Fed) -
         seen = torch.cat([index for of, index in taken if of == number]).unique()
         expected = (1.0 + seen + 100 * number + 1e-6) ** fed.agent.cfg.priority_alpha
         assert torch.allclose(mass[seen].double(), expected.double(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("fed", [{"shards": 2, "prioritized": True}], indirect=True)
+def test_beta_of_every_shard_follows_the_training_budget(fed: Fed) -> None:
+    fed.replay.add(fed.collector.collect())
+    fed.replay.anneal(0.5)
+    for link in fed.replay.links:
+        assert link.call("state")["sampler"]["beta"].item() == pytest.approx(0.7)
+
+
+def test_shards_that_do_not_fit_together_are_told_before_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = find("CartPole-v1")
+    cfg = configure("dqn", source.id, SETTINGS).algo
+    size = allocated_bytes(cfg, source.spec(NUM_ENVS), torch.device("cpu"), {})
+    # Each half of the rows would fit.
+    monkeypatch.setattr(memory_check, "free_memory", lambda: int(0.9 * size))
+    with pytest.raises(ConfigError, match=r"replay of 400 rows takes .* bytes, but .* are free on cpu"):
+        Fed(shards=2)
+
+
+def test_a_shard_that_begins_in_the_middle_of_an_episode_starts_no_sample_there() -> None:
+    given = {"num_envs": 1, "buffer_size": 40, "memory": "gru", "whole_episodes": True, "sequence_length": 4}
+    source = find("CartPole-v1")
+    agent = build_agent(configure("dqn", source.id, given), source.spec(1), 0)
+    collector = LocalCollector(source.vector(1), agent, STEPS, torch.Generator().manual_seed(1))
+    collector.reset(3)
+    collector.collect()
+    rows = SharedSlots(layout_of(collector.storage.batch().tensors()), 1)
+    shard = Shard(agent.cfg, agent.spec, agent.stored(), 0, rows, rows)
+    resets = []
+    for _ in range(4):
+        rollout = collector.collect()
+        resets += rollout.reset[:-1, 0].tolist()
+        ready = shard.add(rows.write(0, rollout.tensors()), np.zeros(1, dtype=bool))
+        span = shard.replay.view.span
+        starts = [row for row, reset in enumerate(resets[:-span]) if reset]
+        assert ready is bool(starts)
+        if ready:
+            drawn = shard.replay.sampler.draw(100, shard.generator)[0]
+            assert set(drawn.tolist()) == set(starts)
+    assert any(resets) and not resets[0]
 
 
 class Slow:

@@ -15,7 +15,7 @@ import torch
 from whorl.core.errors import EnvError, WhorlError
 from whorl.envs.adapter import factory_from_id
 from whorl.envs.adapters import atari
-from whorl.envs.adapters.atari import Atari
+from whorl.envs.adapters.atari import ROOMS, Atari
 from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.make import find
 from whorl.envs.snapshot import restore_env, snapshot_env
@@ -267,11 +267,51 @@ def test_frames_are_obscured_with_a_probability():
 
 @installed
 def test_rooms_are_counted():
+    """The top of the pyramid has three rooms above the middle of the second floor's five, of which 7 is the last."""
     env = make("MontezumaRevenge")
-    assert env.reset(seed=0)[1] == {"rooms": 1}
+    first = {"rooms": 1, "visited_rooms": {1}, "position": (0, 4)}
+    assert env.reset(seed=0)[1] == first
     env._ale.setRAM(3, 7)
-    assert env.step(0)[4] == {"rooms": 2}
-    assert env.reset()[1] == {"rooms": 1}
+    assert env.step(0)[4] == {"rooms": 2, "visited_rooms": {1, 7}, "position": (1, 6)}
+    assert env.reset()[1] == first
+    assert env.map_shape == (4, 9) and make("Pong").map_shape is None
+
+
+@installed
+def test_every_room_has_a_cell_of_the_map_of_its_own():
+    pyramid, jungle = ROOMS["montezuma_revenge"].positions, ROOMS["pitfall"].positions
+    assert len(set(pyramid.values())) == 24 and [pyramid[room] for room in (0, 8, 15, 23)] == [
+        (0, 3),
+        (2, 1),
+        (3, 0),
+        (3, 8),
+    ]
+    assert pyramid[5][1] == pyramid[11][1] == 4  # ladders lead down from room 1
+    assert set(jungle) == set(range(1, 256)) and len(set(jungle.values())) == 255
+    # Seen in the game: the first room, the next to the right, and those that come when running left.
+    assert [jungle[room] for room in (196, 137)] == [(0, 0), (0, 1)]
+    assert [jungle[room] for room in (226, 113, 56, 28, 142)] == [(14, 16 - i) for i in range(5)]
+
+
+@installed
+def test_the_rooms_to_the_left_of_pitfalls_first_are_the_last_ones():
+    env = make("Pitfall", noop_max=0, sticky=0.0)
+    assert env.reset(seed=0)[1]["position"] == (0, 0)
+    left = [action.name for action in env._ale.getMinimalActionSet()].index("LEFT")
+    for _ in range(20):
+        info = env.step(left)[4]
+    assert info["position"] == (14, 16) and info["rooms"] == 2
+
+
+@installed
+def test_the_batch_of_games_says_in_which_rooms_they_are():
+    vector = GymnasiumVector(factory_from_id("MontezumaRevenge"), 2, "montezuma")
+    vector.reset(0)
+    assert vector.map_shape == (4, 9) and vector.cells().tolist() == [4, 4]
+    pong = GymnasiumVector(factory_from_id("Pong"), 1, "Pong")
+    assert pong.map_shape is None
+    with pytest.raises(EnvError, match="Pong has no map"):
+        pong.cells()
 
 
 @installed

@@ -95,7 +95,7 @@ def test_observations_become_float32_and_images_stay_bytes():
 def test_a_discrete_observation_becomes_one_hot():
     env = GymnasiumVector(lambda: Countdown(spaces.Discrete(5, start=2)), 3, "x")
     obs = env.reset(0)
-    assert env.spec.observation == Array((5,), "float32", 0.0, 1.0, start=2)
+    assert env.spec.observation == Array((5,), "float32", 0.0, 1.0, start=2, binary=True)
     assert obs.sum(-1).tolist() == [1.0, 1.0, 1.0]
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import whorl
 from whorl.core import tree
 from whorl.core.errors import EnvError, WhorlError
 from whorl.envs.adapter import factory_from_id
@@ -62,6 +64,47 @@ def test_the_goal_terminates_and_the_limit_truncates():
     assert steps[-1][1:4] == (pytest.approx(0.955), True, False)
     env.reset()
     assert [env.step(LEFT)[2:4] for _ in range(100)][-2:] == [(False, False), (False, True)]
+
+
+@installed
+def test_the_position_and_the_cells_visited_are_told():
+    env = make("MiniGrid-Empty-5x5-v0")
+    assert env.reset(seed=0)[1] == {"position": (1, 1), "cells_visited": 1}
+    walk = [env.step(action)[4] for action in (FORWARD, RIGHT, FORWARD, LEFT, LEFT, FORWARD)]
+    assert [info["position"] for info in walk] == [(1, 2), (1, 2), (2, 2), (2, 2), (2, 2), (1, 2)]
+    assert [info["cells_visited"] for info in walk] == [2, 2, 3, 3, 3, 3]
+    snapshot = env.get_snapshot()
+    assert env.step(FORWARD)[4] == {"position": (1, 2), "cells_visited": 3}  # the wall above
+    other = make("MiniGrid-Empty-5x5-v0")
+    other.reset(seed=4)
+    other.set_snapshot(snapshot)
+    assert other.step(LEFT)[4] == {"position": (1, 2), "cells_visited": 3}
+    assert env.reset()[1]["cells_visited"] == 1
+    vector = GymnasiumVector(factory_from_id("MiniGrid-Empty-5x5-v0"), 2, "empty")
+    vector.reset(0)
+    vector.step(torch.tensor([FORWARD, LEFT]))
+    assert vector.map_shape == (5, 5) and vector.cells().tolist() == [7, 6]
+    assert vector.spec.measures == ("cells_visited", "success_rate")
+
+
+HARD = ["DoorKey-8x8", "MultiRoom-N6", "KeyCorridorS3R3", "ObstructedMaze-2Dlh"]
+
+
+@installed
+@pytest.mark.parametrize("name", HARD)
+def test_the_hard_ones_are_sound_and_train(name: str, tmp_path: Path):
+    id = f"MiniGrid-{name}-v0"
+    assert whorl.check(id) == []
+    small = {
+        "num_envs": 2,
+        "num_steps": 16,
+        "batch_size": 16,
+        "n_epochs": 1,
+        "workers": 0,
+        "max_iterations": 2,
+    }
+    quiet = {"eval": False, "quiet": True, "tensorboard": False, "device": "cpu", "runs": str(tmp_path)}
+    assert whorl.load(id, "ppo", {**small, **quiet}).train().steps == 64
 
 
 @installed

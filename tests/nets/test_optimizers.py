@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from whorl.agents.optimizers import UNFIT, build_optimizer, initialise_state, stepper
+from whorl.agents.optimizers import UNFIT, Optimized, build_optimizer, initialise_state, stepper
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, known
+from whorl.nets.memory import Recurrent, as_on_gpu
 
 OFFERED = ["Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD"]
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -104,3 +105,55 @@ def test_state_that_is_no_tensor_is_one_sentence() -> None:
         ConfigError, match="optimizer Follower stores 'count' as a int; its state must consist of tensors"
     ):
         initialise_state(Follower(parameters(), 0.01), torch.tensor(0.01))
+
+
+class Pair(Optimized):
+    """Two biases that are added: autograd returns one tensor as the gradient of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.biases = nn.ParameterList(torch.zeros(2) for _ in range(2))
+        self.add_optimizer("pair", self.biases, Part("SGD"), 1.0)
+        self.prepare("cpu", lambda name: torch.Generator())
+
+    def learn(self, max_norm: float = 0.0) -> list[list[float]]:
+        """The biases after a step against a gradient of (3, 4) each."""
+        total = self.biases[0] + self.biases[1]
+        self.minimize("pair", (total * torch.tensor([3.0, 4.0])).sum(), max_norm)
+        return [bias.tolist() for bias in self.biases]
+
+
+def test_gradients_that_autograd_returns_as_one_tensor_are_clipped_once() -> None:
+    # The norm over both is sqrt(2 * 25); clipped to a tenth of it, each moves by a tenth, not by a hundredth.
+    moved = Pair().learn(max_norm=0.1 * 50**0.5)
+    assert moved == [pytest.approx([-0.3, -0.4], rel=1e-5)] * 2
+
+
+def test_gradients_that_autograd_returns_as_one_tensor_are_exchanged_once() -> None:
+    pair = Pair()
+
+    def halve(gradients: Any) -> None:
+        for gradient in gradients:
+            gradient.mul_(0.5)
+
+    pair.exchange = halve
+    assert pair.learn() == [[-1.5, -2.0]] * 2
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_clipped_step_of_a_memory_is_the_same_on_the_path_of_a_gpu(kind: str) -> None:
+    def moved() -> list[Tensor]:
+        torch.manual_seed(0)
+        module = Optimized()
+        module.memory = Recurrent(kind, 3, 4)
+        module.add_optimizer("memory", module.memory, Part("SGD"), 1.0)
+        module.prepare("cpu", lambda name: torch.Generator())
+        value, reset = torch.randn(5, 2, 3), torch.zeros(5, 2, dtype=torch.bool)
+        loss = module.memory(value, reset, None, 0).square().sum() * 100
+        module.minimize("memory", loss, max_norm=0.5)
+        return [parameter.detach() for parameter in module.memory.parameters()]
+
+    on_cpu = moved()
+    with as_on_gpu():
+        for ours, theirs in zip(moved(), on_cpu):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)

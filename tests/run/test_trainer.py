@@ -370,3 +370,14 @@ def test_what_an_environment_measures_is_averaged_over_the_episodes_of_a_row(
     result = whorl.load(lambda: Rooms(), "ppo", {**settings, **quiet}).train()
     rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [row["episode/rooms"] for row in rows] == [3.0, 3.0]
+
+
+def test_what_a_native_environment_measures_is_averaged_too(tmp_path: Path) -> None:
+    """Episodes of one step visit one cell, where it leads into a wall, or two, of the 17 of a maze of 7 by 7."""
+    settings = {"num_envs": 8, "num_steps": 16, "batch_size": 64, "max_iterations": 1, "runs": str(tmp_path)}
+    quiet = {"quiet": True, "tensorboard": False, "eval": False, "save_model": False}
+    options = {"env_options": {"size": 7, "max_steps": 1}}
+    result = whorl.load("DiscoMaze-v0", "ppo", {**settings, **quiet, **options}).train()
+    row = json.loads((result.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 1 < row["episode/cells_visited"] < 2
+    assert row["episode/coverage"] == pytest.approx(row["episode/cells_visited"] / 17)

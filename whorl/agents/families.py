@@ -46,10 +46,10 @@ class OnPolicyConfig(NetworkConfig):
     max_grad_norm: Limit = 0.5
     """maximum norm of the gradients of each network; 0: no clipping"""
     normalize_obs: bool = True
-    """normalise float observations by running statistics"""
+    """normalise float observations by running statistics; one-hot and binary ones stay as they are"""
     normalize_reward: bool = True
     """divide rewards by the standard deviation of the discounted return"""
-    clip_obs: bool = False
+    clip_obs: bool = True
     """clip normalised observations to obs_clip_range"""
     obs_clip_range: PositiveLimit = 10.0
     """bound of clipped observations"""

@@ -141,7 +141,7 @@ class Optimized(nn.Module):
     def _gradients(self, name: str, loss: Tensor) -> tuple[Tensor, ...]:
         parameters = self._parameters_of[name]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        gradients = _with_layout_of(parameters, gradients)
+        gradients = _apart(_with_layout_of(parameters, gradients))
         if self.exchange is not None:
             self.exchange(gradients)
         return gradients
@@ -192,6 +192,18 @@ def _with_layout_of(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -
     return tuple(
         g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for g, p in zip(gradients, parameters)
     )
+
+
+def _apart(gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients with memory of their own: autograd returns one tensor for the two biases of `a + b`, and whatever is
+    done in place (clipping, the exchange between learners) would be done to it twice."""
+    seen: set[int] = set()
+    found = []
+    for gradient in gradients:
+        place = gradient.data_ptr()
+        found.append(gradient.clone() if place in seen else gradient)
+        seen.add(place)
+    return tuple(found)
 
 
 def build_optimizer(

@@ -60,10 +60,10 @@ class PQNConfig(ExplorationConfig, QNetworkConfig):
     max_grad_norm: Limit = 10.0
     """maximum norm of the gradients; 0: no clipping"""
     normalize_obs: bool = False
-    """normalise float observations by running statistics"""
+    """normalise float observations by running statistics; one-hot and binary ones stay as they are"""
     normalize_reward: bool = False
     """divide rewards by the standard deviation of the discounted return"""
-    clip_obs: bool = False
+    clip_obs: bool = True
     """clip normalised observations to obs_clip_range"""
     obs_clip_range: PositiveLimit = 10.0
     """bound of clipped observations"""

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -104,8 +105,9 @@ def prepared(agent: Agent, batch: Batch) -> Batch:
 
 
 def moves_what_it_trains(subject: Subject) -> None:
-    """Every parameter with an optimizer moves, the others get no gradient, and all stay finite."""
+    """Every parameter with an optimizer moves by a gradient of its own, the others get none, and all stay finite."""
     run = Run(subject)
+    _watch_gradients(run.agent)
     rollouts = subject.rollouts(run.agent, 4)
     before = {name: value.detach().clone() for name, value in run.agent.named_parameters()}
     rng = torch.random.get_rng_state()
@@ -118,6 +120,30 @@ def moves_what_it_trains(subject: Subject) -> None:
             assert not torch.equal(value, before[name]), f"{name} has an optimizer but did not move"
         else:
             assert value.grad is None, f"{name} has no optimizer but got a gradient"
+
+
+def _watch_gradients(agent: Agent) -> None:
+    """Raise where an optimizer gets two gradients that share memory: one scaled in place would be scaled twice."""
+    names = {id(value): name for name, value in agent.named_parameters()}
+
+    def watched(step: Callable[..., None], parameters: list[Any]) -> Callable[..., None]:
+        def call(gradients: Any, rate: Tensor) -> None:
+            found = [(_span(g), names[id(p)]) for g, p in zip(gradients, parameters) if g.numel()]
+            found.sort(key=lambda one: one[0])  # by address: neighbours overlap if any two do
+            for ((_, end), one), ((start, _), two) in pairwise(found):
+                assert start >= end, f"the gradients of {one} and {two} share memory; clone one of them"
+            step(gradients, rate)
+
+        return call
+
+    for name, parameters in agent.parameters_of().items():
+        agent._steppers[name] = watched(agent._steppers[name], parameters)
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's first number and behind its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def targets_move_by_their_rule_alone(subject: Subject) -> None:
@@ -201,8 +227,12 @@ def _knows_values(subject: Subject, world: Walk, last: float, rounds: int, toler
 
 
 def can_be_captured(subject: Subject) -> None:
-    """Methods marked `@captured` read no values, have static shapes and rebind no tensor of the agent's state."""
+    """Methods marked `@captured` read no values, have static shapes and rebind no tensor of the agent's state.
+
+    Memories are unrolled as on a GPU, and there, too, no two gradients share memory.
+    """
     run = Run(subject)
+    _watch_gradients(run.agent)
     rollouts = subject.rollouts(run.agent, 2)
     run.agent.runner = CheckedRunner()
     places = [tensor.data_ptr() for tensor in run.agent.state_tensors()]

@@ -25,6 +25,8 @@ class Array:
     """axis of `shape` along which frames are stacked"""
     start: int | None = None
     """for a discrete observation, which is stored as one-hot: the environment's smallest value"""
+    binary: bool = False
+    """whether every number is 0 or 1 (Discrete as one-hot, MultiBinary); such observations are never normalised"""
     plane: bool = False
     """whether the environment returns [H, W], without the channel axis that `shape` has"""
 

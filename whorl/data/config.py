@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from whorl.settings.schema import Count, Fraction, Ordered, PositiveCount, PositiveLimit, Range
+from whorl.settings.schema import LARGE, Count, Fraction, Ordered, PositiveCount, PositiveLimit, Range
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class ReplayConfig:
     """exponent of the priorities: 0 is uniform sampling, 1 proportional"""
     priority_beta: Fraction = 0.4
     """exponent of the importance weights at the start; grows linearly to 1"""
-    priority_beta_steps: Count = 1_000_000
-    """environment steps until priority_beta is 1; 0: it stays constant"""
+    priority_beta_steps: Annotated[int, Range(-1, LARGE)] = -1
+    """environment steps until priority_beta is 1; -1: the whole run; 0: it stays constant"""
     priority_clip: Annotated[tuple[float, float], Range(0, math.inf), Ordered()] = (0.0, math.inf)
     """bounds of the TD errors that become priorities (Advanced-SAC: 0.01 and 1)"""
     priority_on_add: bool = False

@@ -36,6 +36,10 @@ class Experience(Protocol):
         """Receive the result of an update (priorities, columns to keep), before the next batch is drawn."""
         return
 
+    def anneal(self, progress: float) -> None:
+        """This share of the training budget is spent; called before every iteration, for schedules."""
+        return
+
     def cut(self, where: Tensor | None = None) -> None:
         """The next rollout does not continue the newest rows in the environments `where` [B], by default in all."""
         return

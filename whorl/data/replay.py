@@ -115,6 +115,9 @@ class Replay(Experience):
         """environment steps added"""
         self.drawn = 0
         """batches drawn"""
+        self._progress = 0.0
+        self._gaps = False
+        """whether rows were missing: only then may a buffer with rows have no start"""
         self.store: Segments | None = None
         """set where there is a run folder; without it the state holds the whole ring"""
         size = self.ring.slots // view.stride * spec.num_envs
@@ -158,7 +161,7 @@ class Replay(Experience):
                 found = found.to(self._transfer.device)  # the pinned buffers have the size of a batch
             self.sampler.settle(new, found.mask.to(ring.device), self.initial_priority(found).to(ring.device))
         self.steps += int(rollout.mask.sum())  # on the collecting device: does not wait for the learner
-        self.sampler.anneal(self.steps)
+        self.sampler.anneal(self.steps, self._progress)
 
     def _settle_first(self, new: Tensor, first: Tensor) -> None:
         """Apply the TD errors that actors computed for these starts; where one is nan, the largest priority stays."""
@@ -173,8 +176,8 @@ class Replay(Experience):
 
     def due(self) -> Iterator[tuple[str, Batch]]:
         total = int(self.updates_per_step * max(0, self.steps - self.learning_starts))
-        if self.drawn < total:
-            self.require_start()
+        if self.drawn < total and not self.can_start():
+            return
         while self.drawn < total:
             # Uniform sampling does not depend on updates: several batches drawn together cost little more than one.
             for batch in self.samples(min(total - self.drawn, self._together)):
@@ -260,9 +263,14 @@ class Replay(Experience):
             self._renew = _Recorded(renew, tree.leaves(self.ring.memories), [])
         self._renew.replay()
 
+    def anneal(self, progress: float) -> None:
+        self._progress = progress
+        self.sampler.anneal(self.steps, progress)
+
     def cut(self, where: Tensor | None = None) -> None:
         """Announce that the next rollout does not continue the newest row, in the environments `where` [B]."""
         self.ring.cut(where)
+        self._gaps = self._gaps or where is None or bool(where.any())
 
     def open_store(self, folder: Path, ahead: bool) -> Segments:
         # Stored memory that is refreshed changes later, while files are written once: it stays in the checkpoint.
@@ -281,6 +289,7 @@ class Replay(Experience):
         return {
             "steps": self.steps,
             "drawn": self.drawn,
+            "gaps": self._gaps,
             "ring": ring,
             "sampler": self.sampler.state_dict(),
             "late": self._late,
@@ -288,6 +297,7 @@ class Replay(Experience):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps, self.drawn = int(state["steps"]), int(state["drawn"])
+        self._gaps = bool(state.get("gaps", False))
         self.ring.load_state_dict(state["ring"])
         if "manifest" in state["ring"]:
             if self.store is None:
@@ -300,17 +310,19 @@ class Replay(Experience):
         self.sampler.load_state_dict(state["sampler"])
         self._late = tree.clone(state["late"])
 
-    def require_start(self) -> None:
-        """Raise if no stored episode has its first row in the buffer any more (whole_episodes)."""
+    def can_start(self) -> bool:
+        """Whether there is a start; raises if no stored episode has its first row in the buffer any more
+        (whole_episodes)."""
         ring = self.ring
         if not isinstance(self.view, Sequences) or not self.view.whole or not ring.first_start():
-            return
+            return not self._gaps or self.sampler.any()
         every = starts(ring, self.view, ring.first_start(), ring.rows - self.view.span)
         if not bool(self.view.allowed(ring, every).any()):
             raise ConfigError(
                 f"whole_episodes is true, but no episode begins in the {ring.slots} rows that replay holds of each "
                 "environment; use a larger buffer_size, or leave whole_episodes out"
             )
+        return True
 
 
 def starts(ring: Ring, view: View, first: int, last: int) -> Tensor:
@@ -416,9 +428,7 @@ def replay_of(
         clip=cfg.priority_clip,
     )
     device = generator.device
-    starts = slots_for(spec, cfg.buffer_size, view.stride) // view.stride * spec.num_envs
-    size = replay_bytes(spec, cfg.buffer_size, extras=extras, memory=memory, stride=view.stride)
-    size += sampler_bytes(starts, device, cfg.prioritized)
+    size = allocated_bytes(cfg, spec, device, memory, extras)
     require_memory(size, device, cfg.buffer_size)
     with allocating(size, device, cfg.buffer_size):
         return Replay(
@@ -441,6 +451,20 @@ def replay_of(
             stride=view.stride,
             refresh=refresh,
         )
+
+
+def allocated_bytes(
+    cfg: ReplayConfig,
+    spec: Spec,
+    device: torch.device,
+    memory: Tree | None,
+    extras: Mapping[str, Array] | None = None,
+) -> int:
+    """Size of the replay buffer that the settings describe, with what draws from it."""
+    stride = view_of(cfg).stride
+    starts = slots_for(spec, cfg.buffer_size, stride) // stride * spec.num_envs
+    size = replay_bytes(spec, cfg.buffer_size, extras=extras, memory=memory, stride=stride)
+    return size + sampler_bytes(starts, device, cfg.prioritized)
 
 
 def view_of(cfg: ReplayConfig, successor: bool = False) -> View:

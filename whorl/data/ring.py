@@ -3,6 +3,11 @@
 Row t+1 is the successor of row t, so no next observation is stored. Of a frame stack only the newest frame is stored;
 the others are in the rows before. All environments advance together: row number r of every environment is in slot
 r % slots. A *start* is a row at which a sample may begin, a *cell* one row of one environment.
+
+A *cut* is a row that does not follow the row before it, although no episode starts there: a trajectory between them was
+dropped, or the process that had the rows before is gone. Nothing crosses it: returns stop before it, a sequence learns
+from no row behind it, and a row whose frame stack reaches across is no start. A sequence that starts at the cut itself
+begins with the recurrent state that was stored there, which is the one that acting had.
 """
 
 from collections.abc import Mapping
@@ -51,7 +56,7 @@ class Ring:
         """[slots, environments, ...]"""
         self.memories: Tree = allocated["memories"]
         """[slots / stride, environments, ...]"""
-        # Whether the next row starts an episode, and where `cut` announced that it does not follow the newest row.
+        # Whether the next row starts an episode, and where `cut` said that it does not follow the newest row.
         self._next_reset = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         self._cut = torch.zeros_like(self._next_reset)
 
@@ -91,7 +96,6 @@ class Ring:
         rows["extras"] = {name: given["extras"][name] for name in self.columns["extras"]}
         at = self.rows % self.slots
         _write(self.columns, rows, at)
-        self.columns["reset"][at].logical_or_(self._cut)
         if self.memories:
             _write(self.memories, rollout.memories, at // self.stride)
         self.rows += steps
@@ -102,9 +106,14 @@ class Ring:
         """Replace stored recurrent states: [K, B, ...] belong to the K strides after each start [B]."""
         if not memory:
             return
-        number = torch.arange(1, len(tree.first(memory)) + 1, device=start.device).unsqueeze(1)
+        count = len(tree.first(memory))
+        number = torch.arange(1, count + 1, device=start.device).unsqueeze(1)
         block = (start // self.num_envs + number) % (self.slots // self.stride)
         cell = (block * self.num_envs + start % self.num_envs).reshape(-1)
+        # Behind a cut the state of another trajectory would be written: what acting had there stays.
+        ahead = torch.arange(1, count * self.stride + 1, device=start.device).unsqueeze(1)
+        rows = self.cells(start // self.num_envs * self.stride + ahead, start % self.num_envs)
+        known = (~self.cuts(rows)).cumprod(0)[self.stride - 1 :: self.stride].bool().reshape(-1)
         # If several samples write one cell, the last one wins; on a GPU, too, where the order of writes is undefined.
         counts = torch.zeros(
             self.slots // self.stride * self.num_envs, dtype=torch.int64, device=start.device
@@ -112,8 +121,12 @@ class Ring:
         counts.scatter_reduce_(0, cell, torch.arange(len(cell), device=start.device), "amax")
         counts = counts.index_select(0, cell)
 
+        known = known.index_select(0, counts)
+
         def put(leaf: Tensor, value: Tensor) -> None:
-            leaf.flatten(0, 1).index_copy_(0, cell, value.flatten(0, 1).index_select(0, counts))
+            stored, value = leaf.flatten(0, 1), value.flatten(0, 1).index_select(0, counts)
+            kept = torch.where(tree.expand(known, value), value, stored.index_select(0, cell))
+            stored.index_copy_(0, cell, kept)
 
         tree.map(put, {name: self.memories[name] for name in memory}, memory)
 
@@ -151,6 +164,24 @@ class Ring:
             seen.insert(0, self.cells(slot, env_index))
         cells = torch.stack(seen, -1)  # [..., history + 1], oldest first
         return tree.map(partial(_joined, cells=cells), self.observation, self.columns["obs"])
+
+    def cuts(self, cell: Tensor) -> Tensor:
+        """Where rows at cells of any shape [...] are cuts: they neither follow the row before nor start an episode.
+
+        A row that was never written counts as none to follow. Valid where the row before was not overwritten.
+        """
+        before = (cell - self.num_envs) % (self.slots * self.num_envs)
+        return ~(self.take("mask", before) | self.take("reset", cell))
+
+    def has_stack(self, cell: Tensor) -> Tensor:
+        """Where the frame stacks of rows at cells [N] reach across no cut."""
+        slot, env_index = cell // self.num_envs, cell % self.num_envs
+        found = torch.ones_like(cell, dtype=torch.bool)
+        for _ in range(self.history):
+            found = found & ~self.cuts(cell)
+            slot = slot - (~self.take("reset", cell)).long()
+            cell = self.cells(slot, env_index)
+        return found
 
     def cells(self, slot: Tensor, env_index: Tensor) -> Tensor:
         """Cells of slots; slots beyond the end wrap around."""

@@ -26,8 +26,11 @@ class Sampler(Protocol):
     def release(self, start: Tensor, allowed: Tensor) -> None:
         """Remove the oldest starts, which are about to be overwritten."""
 
-    def anneal(self, steps: int) -> None:
-        """Update schedules after `steps` environment steps."""
+    def any(self) -> bool:
+        """Whether there is a start to draw; waits for the device."""
+
+    def anneal(self, steps: int, progress: float) -> None:
+        """Update schedules after `steps` environment steps, which are this share of the training budget."""
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Draw `count` starts; also extras for the batch."""
@@ -65,7 +68,10 @@ class Uniform:
         self.first.add_(gone).remainder_(self.size)
         self.count.sub_(gone)
 
-    def anneal(self, steps: int) -> None:
+    def any(self) -> bool:
+        return bool(self.count > 0)
+
+    def anneal(self, steps: int, progress: float) -> None:
         """Uniform sampling has no schedule."""
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
@@ -91,8 +97,8 @@ class Priorities:
     """exponent of priorities: 0 is uniform sampling, 1 proportional sampling"""
     beta: float = 0.4
     """initial exponent of importance weights; increases to 1"""
-    beta_steps: int = 1_000_000
-    """environment steps until beta is 1; 0: constant"""
+    beta_steps: int = -1
+    """environment steps until beta is 1; -1: the training budget; 0: constant"""
     eta: float = 0.9
     """priority of a sequence: eta * max + (1 - eta) * mean of its errors (Kapturowski et al. 2019)"""
     epsilon: float = 1e-6
@@ -122,8 +128,12 @@ class Prioritized:
     def release(self, start: Tensor, allowed: Tensor) -> None:
         self.sum_tree.release(start)
 
-    def anneal(self, steps: int) -> None:
-        share = min(1.0, steps / self.cfg.beta_steps) if self.cfg.beta_steps else 0.0
+    def any(self) -> bool:
+        return bool(self.sum_tree.levels[-1].sum() > 0)
+
+    def anneal(self, steps: int, progress: float) -> None:
+        horizon = self.cfg.beta_steps
+        share = progress if horizon < 0 else min(1.0, steps / horizon) if horizon else 0.0
         self.beta.fill_(self.cfg.beta + (1 - self.cfg.beta) * share)
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:

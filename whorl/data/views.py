@@ -58,7 +58,7 @@ class Transitions:
         return 1
 
     def allowed(self, ring: Ring, start: Tensor) -> Tensor:
-        return ring.take("mask", start)
+        return ring.take("mask", start) & ring.has_stack(start)
 
     def gather(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
         if self.n_step == 1:
@@ -117,8 +117,9 @@ class Sequences:
     """Windows of `burn_in + length` rows from stored recurrent states on, with returns over up to `n_step` rows.
 
     Every row has its own n-step reward and discount, and `ahead` is the row it bootstraps from; with `n_step` 1 that is
-    the next one. Rows of the burn-in are masked. A window may begin at the row of a final observation, which is masked:
-    with a stride, the other rows of that window would otherwise never be sampled.
+    the next one. Rows of the burn-in are masked, and so are rows behind a cut (see `Ring`), before which the memory is
+    another trajectory's. A window may begin at the row of a final observation, which is masked: with a stride, the
+    other rows of that window would otherwise never be sampled.
 
     Args:
         whole: windows begin at the first row of an episode, and rows after its end are masked.
@@ -138,9 +139,14 @@ class Sequences:
         return self.burn_in + self.length + self.n_step - 1
 
     def allowed(self, ring: Ring, start: Tensor) -> Tensor:
+        slot, env_index = start // ring.num_envs * self.stride, start % ring.num_envs
+        first = ring.cells(slot, env_index)
         if self.whole:
-            return ring.take("reset", start) & ring.take("mask", start)
-        return torch.ones_like(start, dtype=torch.bool)
+            return ring.take("reset", first) & ring.take("mask", first)
+        # Behind a cut that follows the burn-in, or its first row, there would be nothing to learn from.
+        ahead = torch.arange(1, self.burn_in + 2, device=start.device).unsqueeze(1)
+        cut = ring.cuts(ring.cells(slot + ahead, env_index)).any(0)
+        return ~cut & ring.has_stack(first)
 
     def gather(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
         slot, env_index = start // ring.num_envs * self.stride, start % ring.num_envs
@@ -159,8 +165,9 @@ class Sequences:
         memory = take(ring.memories, slot // ring.stride * ring.num_envs + env_index)
         count = self.burn_in + self.length
         mask = real[:count].float()
-        if self.whole:
-            mask = mask * torch.cat((torch.ones_like(mask[:1]), (~reset[1:count]).float().cumprod(0)))
+        # A row that is no transition is followed by the first of an episode, or by a cut.
+        ends = ~real[: count - 1] if self.whole else ~(real[: count - 1] | reset[1:count])
+        mask = mask * torch.cat((torch.ones_like(mask[:1]), (~ends).float().cumprod(0)))
         mask[: self.burn_in].zero_()
         extras = ring.take("extras", rows)
         last = {}

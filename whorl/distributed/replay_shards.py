@@ -29,7 +29,8 @@ from whorl.data.batch import Batch
 from whorl.data.config import ReplayConfig
 from whorl.data.discounting import Discounting, with_streams
 from whorl.data.experience import Experience
-from whorl.data.replay import FIRST, Transfer, replay_of, view_of, weighted
+from whorl.data.memory_check import require_memory
+from whorl.data.replay import FIRST, Transfer, allocated_bytes, replay_of, view_of, weighted
 from whorl.data.ring import Ring, history_of
 from whorl.data.samplers import sample_error
 from whorl.data.segments import Segments
@@ -87,11 +88,15 @@ class Shard:
     @torch.no_grad()
     def add(self, token: Any, cut: np.ndarray) -> bool:
         """Add a rollout, or what was staged without a token; returns whether there is something to sample now."""
-        self.replay.cut(tensor_of(cut))
-        self.replay.add(Batch(**(self._staged if token is None else self.rows.read(token))))
-        self.replay.require_start()
-        ring = self.replay.ring
-        return ring.rows > self.replay.view.span + ring.history + 1
+        replay = self.replay
+        # One that replaces another starts in the middle of episodes.
+        replay.cut(tensor_of(cut) if replay.ring.rows else None)
+        replay.add(Batch(**(self._staged if token is None else self.rows.read(token))))
+        return replay.can_start() and replay.ring.rows > replay.view.span + replay.ring.history + 1
+
+    def anneal(self, progress: float) -> None:
+        """This share of the training budget is spent."""
+        self.replay.anneal(progress)
 
     @torch.no_grad()
     def sample(self, slot: int) -> Any:
@@ -178,6 +183,10 @@ class ShardLink:
         self.staged.clear()
         self._post("add", token, array(cut))
 
+    def anneal(self, progress: float) -> None:
+        """Tell the share of the training budget that is spent."""
+        self._post("anneal", progress)
+
     def ask(self) -> None:
         """Ask for a batch."""
         slot, self._asked = self._asked % AHEAD, self._asked + 1
@@ -262,10 +271,14 @@ class ShardedReplay(Experience):
         part = replace(
             cfg,
             buffer_size=cfg.buffer_size // cfg.shards,
-            priority_beta_steps=cfg.priority_beta_steps // cfg.shards,
+            priority_beta_steps=cfg.priority_beta_steps // cfg.shards,  # -1, the whole run, stays -1
             replay_device="cpu",
         )
         setup = (part, spec, tree.to(agent.stored(), "cpu"), agent.replay_options())
+        if not ray:  # each shard checks only its own part, and all are on this machine
+            cpu = torch.device("cpu")
+            size = cfg.shards * allocated_bytes(part, spec, cpu, agent.stored(), agent.columns())
+            require_memory(size, cpu, cfg.buffer_size)
         template = _example_batch(*setup)
         self._template = ShardBatch(**{each.name: getattr(template, each.name) for each in fields(Batch)})
         self._policy, self._backend = RestartPolicy(restarts), make_backend(ray)
@@ -292,6 +305,11 @@ class ShardedReplay(Experience):
         self._late: tuple[ShardLink, Tensor, Tensor] | None = None
         self._stored: tuple[Path, bool] | None = None
         self.links = [self._open(number) for number in range(cfg.shards)]
+
+    def anneal(self, progress: float) -> None:
+        if self.cfg.prioritized and self.cfg.priority_beta_steps < 0:
+            for number in range(len(self.links)):
+                self._try(number, lambda link: link.anneal(progress))
 
     def cut(self, where: Tensor | None = None) -> None:
         """The next rollout does not continue the newest row, in the environments `where` [B], by default in all."""

@@ -70,16 +70,16 @@ def probe(factory: Factory) -> Layout:
 def describe(env: gymnasium.Env) -> Layout:
     """The layout of an environment; resets it."""
     _, info = first_reset(env)
-    measures = _attribute(env, "measures", ())
+    measures = attribute(env, "measures", ())
     if not isinstance(measures, list | tuple) or not all(isinstance(name, str) for name in measures):
         raise EnvError(f"measures of {env} is {measures!r}; it must be a tuple of keys of info")
     return make_layout(
         env.observation_space,
         env.action_space,
         _mask_source(env, info),
-        check_stack(_attribute(env, "frame_stack", 1)),
+        check_stack(attribute(env, "frame_stack", 1)),
         snapshots=snapshot_env(env) is not None,
-        soft_ends=bool(_attribute(env, "soft_ends", False)),
+        soft_ends=bool(attribute(env, "soft_ends", False)),
         measures=(*measures, SUCCESS),
     )
 
@@ -132,7 +132,8 @@ def check_stack(stack: Any) -> int:
     return stack
 
 
-def _attribute(env: gymnasium.Env, name: str, default: Any) -> Any:
+def attribute(env: gymnasium.Env, name: str, default: Any) -> Any:
+    """An attribute of an environment or of one of its wrappers."""
     return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else default
 
 
@@ -203,11 +204,11 @@ def _observation_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Iter
         dtype = "uint8" if space.dtype == np.uint8 else "float32"
         yield Leaf(path, Array(space.shape or (1,), dtype, float(space.low.min()), float(space.high.max())))
     elif isinstance(space, spaces.Discrete):
-        yield Leaf(path, Array((int(space.n),), "float32", 0.0, 1.0, start=int(space.start)))
+        yield Leaf(path, Array((int(space.n),), "float32", 0.0, 1.0, start=int(space.start), binary=True))
     elif isinstance(space, spaces.MultiDiscrete):
         yield Leaf(path, Array(space.shape, "float32", 0.0, float(space.nvec.max() - 1)))
     elif isinstance(space, spaces.MultiBinary):
-        yield Leaf(path, Array(space.shape, "float32", 0.0, 1.0))
+        yield Leaf(path, Array(space.shape, "float32", 0.0, 1.0, binary=True))
     else:
         raise _unsupported("observation", space)
 

@@ -28,6 +28,7 @@ from whorl.envs.spaces import (
     Factory,
     Layout,
     action_decoder,
+    attribute,
     mask_reader,
     observation_parts,
 )
@@ -204,6 +205,15 @@ class EnvStepper:
             held = [frames for frames in self._frames if frames is not None]
             for frames, saved in zip(held, snapshot.get("frames", []), strict=True):
                 frames.held[env_index] = saved
+
+    @property
+    def map_shape(self) -> tuple[int, int] | None:
+        """Rows and columns of the map that the environments declare as `map_shape`; None: they have none."""
+        return attribute(self.envs[0], "map_shape", None)
+
+    def positions(self) -> list[tuple[int, int]]:
+        """Row and column of each agent on the map, from the attribute `position` of its environment."""
+        return [env.get_wrapper_attr("position") for env in self.envs]
 
     def render(self, env_index: int) -> np.ndarray | None:
         env = self.envs[env_index]

@@ -75,3 +75,15 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Free what the environment holds."""
+
+
+@runtime_checkable
+class Mapped(Protocol):
+    """A `VectorEnv` that may say where its agents are, so that visits and bonuses can be drawn as a heat map."""
+
+    map_shape: tuple[int, int] | None = None
+    """rows and columns of the map; None: there is none"""
+
+    def cells(self) -> Tensor:
+        """The cell of each agent [B] int64, counted row by row: row * columns + column."""
+        raise EnvError(f"{type(self).__name__} has no map")

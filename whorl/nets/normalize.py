@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whorl.core import collectives, tree
+from whorl.core.errors import CheckpointError
 from whorl.core.spec import MASK_KEY, Array, Spec, SpecTree
 from whorl.core.tree import Tree
 
@@ -48,9 +49,13 @@ class RunningStatistics(nn.Module):
 
 
 class Observations(nn.Module):
-    """Per-key normalisation of float observations, (x - mean) / sqrt(var + 1e-6), optionally clipped.
+    """Per-key normalisation of float observations, (x - mean) / sqrt(var + 1e-6), clipped to [-clip, clip].
 
-    Images (uint8) are scaled to [0, 1] instead, action masks pass through untouched.
+    Images (uint8) are scaled to [0, 1] instead; action masks, one-hots and other binary observations are left as they
+    are: a flag that was never seen has no variance, and its first 1 would become 1000.
+
+    Args:
+        clip: 0: not clipped.
     """
 
     def __init__(self, observation: SpecTree, enabled: bool, clip: float) -> None:
@@ -77,6 +82,15 @@ class Observations(nn.Module):
         if kind == "image":
             return value.to(torch.float32, copy=True).div_(255)
         return value
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        for path, kind in self.kinds.items():
+            if kind == "binary" and f"{prefix}statistics.{_key(path)}.mean" in state_dict:
+                raise CheckpointError(
+                    f"this checkpoint normalises the observation{f' {path!r}' if path else ''}, which is one-hot or "
+                    "binary and stays as it is in this version; load its policy, or train again"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def _of(self, path: str) -> "Scale":
         module = self.statistics[_key(path)]
@@ -206,6 +220,8 @@ def _kind(path: str, leaf: Array, enabled: bool) -> str:
         return "mask"
     if leaf.dtype == "uint8":
         return "image"
+    if leaf.binary:
+        return "binary"
     return "running" if enabled and leaf.dtype.startswith("float") else "raw"
 
 

@@ -41,8 +41,8 @@ class Distillation(nn.Module):
         self, observation: SpecTree, encoder: Part, hidden: tuple[int, ...], features: int, clip: float
     ) -> None:
         super().__init__()
-        # All leaves as floats, so that images are normalised by running statistics too.
-        observation = tree.map(lambda leaf: replace(leaf, dtype="float32"), observation)
+        # All leaves as float vectors, so that images and one-hots are normalised by running statistics too.
+        observation = tree.map(lambda leaf: replace(leaf, dtype="float32", binary=False), observation)
         self.observations = Observations(observation, True, clip)
         self.target = Embedding(observation, encoder, hidden, features).requires_grad_(False)
         self.predictor = Embedding(observation, encoder, (*hidden, *hidden[-1:]), features)

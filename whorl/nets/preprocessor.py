@@ -29,8 +29,8 @@ class PreprocessorConfig:
     reward_scale: Positive = 1.0
     """factor of rewards in learning"""
     normalize_obs: bool = False
-    """normalise float observations by running statistics"""
-    clip_obs: bool = False
+    """normalise float observations by running statistics; one-hot and binary ones stay as they are"""
+    clip_obs: bool = True
     """clip normalised observations to obs_clip_range"""
     obs_clip_range: PositiveLimit = 10.0
     """bound of clipped observations"""

@@ -156,6 +156,7 @@ class Loop:
         agent, collector, experience = parts.agent, parts.acting.collector, parts.experience
         began = time.perf_counter()
         agent.progress.fill_(progress)
+        experience.anneal(progress)
         parts.send_weights()
         period = parts.reset_period
         cut = period > 0 and (counters.iteration + 1) % period == 0

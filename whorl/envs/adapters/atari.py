@@ -10,6 +10,7 @@ the action to repeat. Images are resized by area averaging as in OpenCV, in inte
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -39,10 +40,43 @@ BACKENDS = ("ale", "envpool")
 """what steps the games: ALE in this process and its workers, or EnvPool's threads"""
 NOOP, FIRE = 0, 1
 TWO_PLAYERS = {"combat", "joust", "maze_craze", "warlords"}
-ROOM_BYTE = {"montezuma_revenge": 3, "pitfall": 1}
-"""address of the room number in RAM"""
 UNSAVED = {"miniature_golf"}
 """games whose score is missing from saved states of ALE: the first reward after a restore would be wrong"""
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """The rooms of a game."""
+
+    address: int
+    """of the room's number in RAM"""
+    map_shape: tuple[int, int]
+    positions: dict[int, tuple[int, int]]
+    """row and column of each room on the map, by its number"""
+
+
+def _pyramid() -> dict[int, tuple[int, int]]:
+    """Montezuma's Revenge: 24 rooms on four floors of 3, 5, 7 and 9, counted from the left and from the top."""
+    places = [(floor, 3 - floor + i) for floor in range(4) for i in range(3 + 2 * floor)]
+    return dict(enumerate(places))
+
+
+def _jungle() -> dict[int, tuple[int, int]]:
+    """Pitfall: a loop of 255 rooms, here from the first one to the right, in lines of 17.
+
+    Their numbers are the states of a shift register, by which the game also makes what is in a room.
+    """
+    found, room = {}, 0xC4
+    for i in range(255):
+        found[room] = divmod(i, 17)
+        room = (room << 1 | (room >> 3 ^ room >> 4 ^ room >> 5 ^ room >> 7) & 1) & 0xFF
+    return found
+
+
+ROOMS = {
+    "montezuma_revenge": Rooms(3, (4, 9), _pyramid()),
+    "pitfall": Rooms(1, (15, 17), _jungle()),
+}
 
 
 class AtariAdapter(RegisteredAdapter):
@@ -193,7 +227,9 @@ class Atari(gymnasium.Env):
         self.sticky, self.obscure, self.max_frames = sticky, obscure, max_frames
         self.fire_reset, self.full_actions = fire_reset, full_actions
         self.frame_stack, self.soft_ends = stack, life_loss
-        self.measures = ("rooms",) if game in ROOM_BYTE else ()
+        self._map = ROOMS.get(game)
+        self.measures = ("rooms",) if self._map else ()
+        self.map_shape = self._map.map_shape if self._map else None
         self.render_mode = render_mode
         self.metadata = {**self.metadata, "render_fps": round(60 / frame_skip)}
         self._ale = self._load()
@@ -206,7 +242,6 @@ class Atari(gymnasium.Env):
         self._repeated = NOOP
         """the emulator's last action, which a sticky frame repeats"""
         self._lives = 0
-        self._room = ROOM_BYTE.get(game)
         self._rooms: set[int] = set()
 
         self.native_screen: tuple[int, int] = self._ale.getScreenDims()
@@ -257,6 +292,12 @@ class Atari(gymnasium.Env):
 
     def render(self) -> Any:
         return self._ale.getScreenRGB() if self.render_mode else None
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Row and column of the room on the map, in games that have one."""
+        assert self._map is not None
+        return self._map.positions.get(self._room(), (0, 0))
 
     def get_snapshot(self) -> dict[str, Any] | None:
         """The emulator's state and that of this class."""
@@ -320,11 +361,19 @@ class Atari(gymnasium.Env):
             return np.zeros(self.shape, np.uint8)
         return self._latest.copy() if self._shrink is None else self._shrink(self._latest)
 
+    def _room(self) -> int:
+        assert self._map is not None
+        return int(self._ale.getRAM()[self._map.address])
+
     def _info(self) -> dict[str, Any]:
-        if self._room is None:
+        if self._map is None:
             return {}
-        self._rooms.add(int(self._ale.getRAM()[self._room]))
-        return {"rooms": len(self._rooms)}
+        self._rooms.add(self._room())
+        return {
+            "rooms": len(self._rooms),
+            "visited_rooms": frozenset(self._rooms),
+            "position": self.position,
+        }
 
 
 class _Shrink:

@@ -18,7 +18,7 @@ from whorl.core.tree import Tree
 from whorl.envs.adapter import RegisteredAdapter, registry_id
 from whorl.envs.spaces import Factory, Layout, children, choices_of, nest, probe
 from whorl.envs.stepping import Buffers, EnvStepper
-from whorl.envs.vector import Step, VectorEnv
+from whorl.envs.vector import Mapped, Step, VectorEnv
 
 if TYPE_CHECKING:
     from whorl.envs.make import Source
@@ -75,7 +75,7 @@ ADAPTERS = (
 )
 
 
-class GymnasiumVector(VectorEnv):
+class GymnasiumVector(VectorEnv, Mapped):
     """`num_envs` Gymnasium environments stepped one after another in this process."""
 
     def __init__(self, factory: Factory, num_envs: int, id: str) -> None:
@@ -94,6 +94,7 @@ class GymnasiumVector(VectorEnv):
         num_envs = len(stepped)
         self.spec = to_spec(self.layout, num_envs)
         self.snapshots = self.layout.snapshots
+        self.map_shape = stepped.map_shape
         self._buffers = Buffers.empty(self.layout, num_envs)
         self._action = [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self.layout.action]
         self._action_tensors = nest(self.layout.action, [torch.from_numpy(leaf) for leaf in self._action])
@@ -119,6 +120,11 @@ class GymnasiumVector(VectorEnv):
         self._envs.restore([to_arrays(env_index) for env_index in snapshot["num_envs"]])
         tree.copy_(self._step.obs, snapshot["obs"])
         return self._step.obs
+
+    def cells(self) -> Tensor:
+        if self.map_shape is None:
+            raise EnvError(f"{self.id} has no map; define map_shape and position")
+        return torch.tensor([row * self.map_shape[1] + column for row, column in self._envs.positions()])
 
     def render(self, env_index: int = 0) -> np.ndarray | None:
         return self._envs.render(env_index)

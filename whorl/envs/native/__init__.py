@@ -9,10 +9,15 @@ from whorl.core.errors import EnvError
 from whorl.envs.native.bumps import Bumps
 from whorl.envs.native.car import CarHeavenHell, CarHeavenHellTop, CarHeavenHellTopRelative
 from whorl.envs.native.cart_pole import CartPoleContinuous
+from whorl.envs.native.deep_sea import DeepSea
+from whorl.envs.native.disco_maze import DiscoMaze
+from whorl.envs.native.mountain_car import SparseMountainCar
+from whorl.envs.native.noisy_tv import NoisyTVMaze
 from whorl.envs.native.pendulum import Pendulum, PendulumVariableLength
 from whorl.envs.native.quad_pendulum import QuadInvPendulum
 from whorl.envs.native.quadrotor import Quadrotor
 from whorl.envs.native.repeat import RepeatFirst, RepeatPrevious
+from whorl.envs.native.sparse_swing_up import SparseCartPoleSwingUp
 from whorl.envs.native.swing_up import CartPoleSwingUpVariableLength
 from whorl.envs.native.t_maze import TMaze
 from whorl.envs.native.water_maze import WaterMaze, WaterMazeSimple
@@ -39,6 +44,13 @@ TASKS: dict[str, tuple[type[World], dict[str, Any], str]] = {
     "CarHeavenHellTopRelative": (CarHeavenHellTopRelative, {}, "- Priest"),
     "TMaze": (TMaze, {}, "-"),
     "TMazeLong": (TMaze, {"length": 50}, "-"),
+    "DeepSea": (DeepSea, {}, "-"),
+    "DeepSeaStochastic": (DeepSea, {"stochastic": True}, "-"),
+    "DiscoMaze": (DiscoMaze, {}, "-"),
+    "NoisyTVMaze": (NoisyTVMaze, {}, "-"),
+    "SparseMountainCar": (SparseMountainCar, {}, "-"),
+    "SparseMountainCarContinuous": (SparseMountainCar, {"continuous": True, "max_steps": 999}, "-"),
+    "SparseCartPoleSwingUp": (SparseCartPoleSwingUp, {}, "-"),
     "RepeatPrevious": (RepeatPrevious, {}, "-"),
     "RepeatFirst": (RepeatFirst, {}, "-"),
     "Bumps": (Bumps, {}, "-"),
@@ -83,12 +95,17 @@ __all__ = [
     "CarHeavenHellTopRelative",
     "CartPoleContinuous",
     "CartPoleSwingUpVariableLength",
+    "DeepSea",
+    "DiscoMaze",
+    "NoisyTVMaze",
     "Pendulum",
     "PendulumVariableLength",
     "QuadInvPendulum",
     "Quadrotor",
     "RepeatFirst",
     "RepeatPrevious",
+    "SparseCartPoleSwingUp",
+    "SparseMountainCar",
     "TMaze",
     "WaterMaze",
     "WaterMazeSimple",

@@ -68,11 +68,11 @@ class CartPoleContinuous(Sensed):
         return cart_scene(x, RAIL, [angle], [2 * HALF], shown)
 
 
-def move(body: Tensor, action: Tensor) -> Tensor:
-    """The body [4, B] one step later."""
+def move(body: Tensor, action: Tensor, force: float = FORCE, dt: float = DT) -> Tensor:
+    """The body [4, B] after a step of `dt` seconds, with actions [B] in units of `force`."""
     _, speed, angle, spin = body
     sin, cos, mass = angle.sin(), angle.cos(), CART + POLE
-    pull = (FORCE * action + POLE * HALF * spin.square() * sin) / mass
+    pull = (force * action + POLE * HALF * spin.square() * sin) / mass
     turn = (GRAVITY * sin - cos * pull) / (HALF * (4 / 3 - POLE / mass * cos.square()))
     shove = pull - POLE * HALF / mass * turn * cos
-    return torch.add(body, torch.stack([speed, shove, spin, turn]), alpha=DT)
+    return torch.add(body, torch.stack([speed, shove, spin, turn]), alpha=dt)

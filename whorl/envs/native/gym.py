@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 
 from whorl.core import tree
+from whorl.core.arrays import SUCCESS, SUCCESS_KEYS
 from whorl.core.spec import ActionLeaf, Array, Continuous, Discrete, MultiDiscrete
 from whorl.envs.native import WORLDS
 
@@ -23,22 +24,38 @@ class WorldEnv(gymnasium.Env):
         self.render_mode = render_mode
         self.observation_space = _space(self.world.spec.observation)
         self.action_space = _space(self.world.spec.action)
+        self.measures = tuple(name for name in self.world.spec.measures if name != SUCCESS)
+        self.map_shape = self.world.map_shape
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        return self._out(self.world.reset(int(self.np_random.integers(2**31)))), {}
+        obs = self.world.reset(int(self.np_random.integers(2**31)))
+        return self._out(obs), self._info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         step = self.world.step(_canonical(self.world.spec.action, action))
-        return self._out(step.obs), float(step.reward), bool(step.terminated), bool(step.truncated), {}
+        ends = bool(step.terminated), bool(step.truncated)
+        return self._out(step.obs), float(step.reward), *ends, self._info()
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Row and column of the agent on the map."""
+        assert self.map_shape is not None
+        return divmod(int(self.world.cells()), self.map_shape[1])
 
     def render(self) -> Any:
         return self.world.render(0) if self.render_mode == "rgb_array" else None
 
     def close(self) -> None:
         self.world.close()
+
+    def _info(self) -> dict[str, Any]:
+        """The measures of the episode so far, and the position, where there is a map."""
+        names = [SUCCESS_KEYS[0] if name == SUCCESS else name for name in self.world.spec.measures]
+        found: dict[str, Any] = dict(zip(names, map(float, self.world.measure(self.world.state))))
+        return found | ({} if self.map_shape is None else {"position": self.position})
 
     def _out(self, obs: tree.Tree) -> Any:
         return tree.map(lambda leaf: leaf[0].cpu().numpy(), obs)

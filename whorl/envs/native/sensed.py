@@ -24,6 +24,7 @@ class Sensed(World):
         concat: number of observations that are concatenated, newest last, zeros before the first of an episode.
         max_steps: steps after which an episode is truncated.
         dtype: of physics, rewards and observations.
+        measures: names of episode statistics, which `measure` computes.
     """
 
     choices: ClassVar[Choices]
@@ -38,6 +39,7 @@ class Sensed(World):
         concat: int,
         max_steps: int,
         dtype: str,
+        measures: tuple[str, ...] = (),
     ) -> None:
         super().__init__(num_envs, device)
         if observe not in self.choices:
@@ -55,7 +57,7 @@ class Sensed(World):
         self.max_steps = max_steps
         self.dtype = torch.float64 if dtype == "float64" else torch.float32
         self.returns = self.returns.to(self.dtype)
-        self.spec = Spec(Array((concat * len(self.selected),), dtype), action, num_envs)
+        self.spec = Spec(Array((concat * len(self.selected),), dtype), action, num_envs, measures)
         self._blank = torch.zeros(
             concat - 1, len(self.selected), num_envs, dtype=self.dtype, device=self.device
         )

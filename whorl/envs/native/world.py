@@ -9,7 +9,7 @@ import os
 import shutil
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from whorl.core import tree
 from whorl.core.errors import ConfigError, EnvError
-from whorl.envs.vector import Step, VectorEnv
+from whorl.envs.vector import Mapped, Step, VectorEnv
 
 State: TypeAlias = dict[str, Tensor]
 """Tensors whose LAST axis is the environments, so that components are contiguous rows and flags [B] broadcast."""
 
 
-class World(VectorEnv, ABC):
+class World(VectorEnv, Mapped, ABC):
     """`num_envs` copies. A subclass sets `id`, `max_steps` and `spec`, and defines the three abstract methods."""
 
     max_steps: int
@@ -58,6 +58,10 @@ class World(VectorEnv, ABC):
     def observe(self, state: State) -> tree.Tree:
         """Observations [B, ...] that share no memory with `state`."""
 
+    def measure(self, state: State) -> Sequence[Tensor]:
+        """Numbers [B] about the episode so far, in the order of the spec's `measures`."""
+        return ()
+
     def remember(self, state: State, before: State | None) -> State:
         """`state` with entries that depend on the state `before`, which is None at the start of an episode."""
         return state
@@ -87,7 +91,10 @@ class World(VectorEnv, ABC):
         self.returns.masked_fill_(reset, 0).add_(reward)
         truncated = (self.steps >= self.max_steps) & ~terminated
         torch.logical_or(terminated, truncated, out=self.ended)
-        return Step(self.observe(self.state), reward, terminated, truncated, reset)
+        step = Step(self.observe(self.state), reward, terminated, truncated, reset)
+        if self.spec.measures:
+            step.measures = torch.stack([x.float() for x in self.measure(self.state)], 1)  # [B, N]
+        return step
 
     def snapshot(self) -> dict[str, Any]:
         counters = {"steps": self.steps, "returns": self.returns, "ended": self.ended}

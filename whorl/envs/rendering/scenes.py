@@ -126,6 +126,69 @@ def t_maze_scene(place: int, length: int, cue: int, lit: bool, shown: Mapping[st
     return scene.finished(shown)
 
 
+def grid_scene(
+    image: np.ndarray, trail: Sequence[tuple[int, int]], place: int, shown: Mapping[str, str]
+) -> np.ndarray:
+    """A maze as its pixels [rows, columns, 3], a dot in each cell visited, and a ring around the agent's."""
+    rows, columns = image.shape[:2]
+    scene = Scene(min(0.94 * render.HEIGHT / rows, 0.62 * render.WIDTH / columns), 0.64, 0.5)
+    left, top = -columns / 2, rows / 2
+    for row in range(rows):
+        for column in range(columns):
+            scene.tile((left + column, top - row), image[row, column].tolist())
+    for row, column in trail:
+        scene.disc((left + column + 0.5, top - row - 0.5), 0.12 * scene.unit, GOLD)
+    row, column = divmod(place, columns)
+    scene.disc((left + column + 0.5, top - row - 0.5), 0.5 * scene.unit, PAPER)
+    scene.disc((left + column + 0.5, top - row - 0.5), 0.38 * scene.unit, render.NOSE)
+    return scene.finished(shown)
+
+
+def sea_scene(row: int, column: int, size: int, shown: Mapping[str, str]) -> np.ndarray:
+    """The sea, deeper and darker row by row, its treasure in the lower right, and the diver."""
+    scene = Scene(min(0.9 * render.HEIGHT, 0.62 * render.WIDTH) / (size + 1), 0.64, 0.5)
+    left, top = -size / 2, (size + 1) / 2
+    for i in range(size):
+        colour = render.blend(WATER, DEEP, i / (size - 1))
+        for j in range(size):
+            # Only cells on and below the diagonal can be reached.
+            scene.tile((left + j, top - i), colour if j <= i else render.blend(colour, PAPER, 0.6), 0.04)
+    scene.tile((left + size - 1, top - size + 1), GOLD, 0.12)
+    scene.disc((left + column + 0.5, top - row - 0.5), 0.36 * scene.unit, render.INK)
+    scene.disc((left + column + 0.5, top - row - 0.5), 0.27 * scene.unit, render.NOSE)
+    return scene.finished(shown)
+
+
+def hill_scene(x: float, goal: float, left: float, right: float, shown: Mapping[str, str]) -> np.ndarray:
+    """The two hills of the mountain car, the flag at the goal, and the car."""
+    scene = Scene(0.84 * render.WIDTH / (right - left), 0.5 - 0.42 * (left + right) / (right - left), 0.72)
+
+    def ground(at: float) -> Point:
+        return at, 0.3 * math.sin(3 * at) + 0.25
+
+    slope = [ground(float(at)) for at in np.linspace(left, right, 80)]
+    scene.pen.polygon([scene.at(p) for p in (*slope, (right, -0.35), (left, -0.35))], fill=render.FAINT)
+    scene.line(slope, render.FRAME, 4)
+    foot = ground(goal)
+    top = (foot[0], foot[1] + 0.22)
+    scene.line([foot, top], render.INK, 3)
+    scene.pen.polygon(
+        [scene.at(p) for p in (top, (top[0] + 0.1, top[1] - 0.04), (top[0], top[1] - 0.08))], fill=GOLD
+    )
+    angle = math.atan(0.9 * math.cos(3 * x))
+    along, up = (math.cos(angle), math.sin(angle)), (-math.sin(angle), math.cos(angle))
+
+    def part(forward: float, above: float) -> Point:
+        base = ground(x)
+        return base[0] + forward * along[0] + above * up[0], base[1] + forward * along[1] + above * up[1]
+
+    scene.line([part(-0.05, 0.055), part(0.05, 0.055)], render.FULL, 14)
+    for wheel in (-0.045, 0.045):
+        scene.disc(part(wheel, 0.025), 6, render.INK)
+        scene.disc(part(wheel, 0.025), 2, PAPER)
+    return scene.finished(shown)
+
+
 def symbol_scene(symbols: Sequence[int], shown: Mapping[str, str]) -> np.ndarray:
     """Tiles from the symbol to repeat, with a ring, to the one shown now, large; -1 is an empty tile."""
     scene = Scene(min(0.8 * render.WIDTH / len(symbols), 70), 0.5, 0.58)
@@ -216,6 +279,12 @@ class Scene:
     def box(self, upper_left: Point, lower_right: Point, colour: tuple[int, ...]) -> None:
         (a, b), (c, d) = self.at(upper_left), self.at(lower_right)
         self.pen.rounded_rectangle([min(a, c), b, max(a, c), d], 3 * render.SCALE, fill=colour)
+
+    def tile(self, upper_left: Point, colour: Sequence[int], gap: float = 0.0) -> None:
+        """A square with sides of 1, less a gap on each side."""
+        x, y = upper_left
+        (a, b), (c, d) = self.at((x + gap, y - gap)), self.at((x + 1 - gap, y - 1 + gap))
+        self.pen.rectangle([a, b, c, d], fill=tuple(colour))
 
     def text(self, point: Point, words: str, colour: Colour) -> None:
         """Text centred on a point, written when the drawing has its final size."""
