@@ -157,7 +157,8 @@ class Agent57(Agent):
 
     def observe(self, rollout: Batch) -> None:
         super().observe(rollout)
-        self.returns.add_(rollout.extras[ENDED].to(self.device), rollout.extras[RETURN].to(self.device))
+        ended = torch.where(rollout.mask > 0, rollout.extras[ENDED], -1)
+        self.returns.add_(ended.to(self.device), rollout.extras[RETURN].to(self.device))
 
     # Learning
 

@@ -200,7 +200,8 @@ def tells_truncation_from_termination(subject: Subject, rounds: int = 150, toler
     """On `Walk` the last state has value 10: 2.5 if truncation is treated as termination, 4.5 if returns cross it.
 
     If the walk terminates there, the value is 1: 10 if the agent bootstraps from a terminal state. Values come from the
-    agent's method `value(rows)` or its network `critic`; agents without either are not checked.
+    agent's method `value(rows)` or its network `critic`; agents without either are not checked, nor those whose values
+    depend on what components keep track of.
     """
     _knows_values(subject, Walk.of(subject.spec), 10.0, rounds, tolerance)
     # Small values are learned in fewer rounds, and a wrong, large value would show in as many.
@@ -213,7 +214,7 @@ def _knows_values(subject: Subject, world: Walk, last: float, rounds: int, toler
     subject = replace(subject, spec=world.spec, settings={**subject.settings, **settings})
     run = Run(subject)
     read = getattr(run.agent, "value", None) or getattr(run.agent, "critic", None)
-    if read is None:
+    if read is None or run.agent.tracks:
         return
     # The walk repeats after limit + 1 rows, so after that many rollouts it is where it began.
     rollouts = subject.rollouts(run.agent, world.limit + 1, world)
