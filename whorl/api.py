@@ -242,6 +242,7 @@ def evaluate(
     env: Any = None,
     env_options: Mapping[str, Any] | None = None,
     seed: int = 12_345,
+    max_steps: int = 0,
     deterministic: bool = True,
     best: bool = False,
     video: str | Path | None = None,
@@ -255,13 +256,14 @@ def evaluate(
     Args:
         env: another environment than in training, with the same spaces; by default that of the run.
         env_options: options of the environment; those that are not named are as in training.
+        max_steps: cut an episode after so many steps and count its return so far; 0: `eval_max_steps` of the run.
         video: a file to record the first episode to.
         render: show the episodes in a window.
     """
     _refuse(evaluate, unknown)
     if episodes < 1:
         raise ConfigError(f"episodes is {episodes}; it must be at least 1")
-    build(RunConfig, {"seed": seed})
+    build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
     mode = "human" if render else "rgb_array" if video is not None else None
     with only_trusted(tuple(trust)):
@@ -277,7 +279,8 @@ def evaluate(
         try:
             _check_spaces(policy.spec, vector.spec, source.id)
             with torch.no_grad():
-                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera)
+                limit = max_steps or policy.settings.run.eval_max_steps
+                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera, limit)
         finally:
             vector.close()
     if video is not None and camera is not None:
@@ -322,8 +325,8 @@ def _refuse(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
     names = [key for key, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
     for key in unknown:
         start = f"{function.__name__} has no setting {key!r}"
-        if key == "n_eval_episodes" and "episodes" in names:
-            raise ConfigError(f"{start}; here it is called 'episodes'")
+        if (here := {"n_eval_episodes": "episodes", "eval_max_steps": "max_steps"}.get(key)) in names:
+            raise ConfigError(f"{start}; here it is called {here!r}")
         if word := misspelt(key, names):
             raise ConfigError(f"{start}; did you mean {word!r}?")
         raise ConfigError(f"{start}; it takes {', '.join(names)}")

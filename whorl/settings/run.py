@@ -73,6 +73,8 @@ class RunConfig:
     """environment steps between evaluations"""
     n_eval_episodes: Annotated[int, Range(1, 10**6)] = 5
     """episodes per evaluation, with deterministic actions"""
+    eval_max_steps: Annotated[int, Range(1, 10**12)] = 30_000
+    """steps after which an episode of an evaluation is cut and counted with its return so far"""
     save_model: bool = True
     """write checkpoints"""
     checkpoint_freq: PositiveCount = 100_000
@@ -116,7 +118,8 @@ class RunConfig:
 
 MAY_CHANGE = (
     *("max_iterations", "total_timesteps", "total_episodes", "device", "env_device"),
-    *("threads", "learner_threads", "eval", "eval_freq", "n_eval_episodes", "save_model"),
+    *("threads", "learner_threads", "eval", "eval_freq", "n_eval_episodes", "eval_max_steps"),
+    "save_model",
     *("checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
     *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts", "learners", "loggers"),
     "env_timeout",
