@@ -18,9 +18,18 @@ from whorl.run.evaluate import run_episodes
 from whorl.settings.run import RunConfig
 
 SETTINGS: dict[str, Any] = {
-    **{"num_envs": 2, "num_steps": 8, "batch_size": 16, "n_epochs": 1, "max_iterations": 1, "workers": 0},
-    **{"tensorboard": False, "quiet": True, "actor_hidden_sizes": [8], "critic_hidden_sizes": [8]},
-    **{"n_eval_episodes": 3, "eval_max_steps": 7},
+    "num_envs": 2,
+    "num_steps": 8,
+    "batch_size": 16,
+    "n_epochs": 1,
+    "max_iterations": 1,
+    "workers": 0,
+    "tensorboard": False,
+    "quiet": True,
+    "actor_hidden_sizes": [8],
+    "critic_hidden_sizes": [8],
+    "n_eval_episodes": 3,
+    "eval_max_steps": 7,
 }
 
 

@@ -20,7 +20,7 @@ import torch
 import whorl
 from whorl.core.errors import CheckpointError, DivergedError, EnvError, WhorlError
 from whorl.run.checkpointing import RESTARTS
-from whorl.run.reporting import Interrupted
+from whorl.run.reporting import Interrupted, Terminated
 from whorl.state import checkpoint
 
 ROLLOUTS = {
@@ -280,13 +280,14 @@ def test_ctrl_c_is_acknowledged_at_once_saves_and_raises(
                 seen.append(capfd.readouterr().err)
 
     settings = {**ROLLOUTS, "runs": str(tmp_path)}
-    with pytest.raises(Interrupted) as error:
+    with pytest.raises(Interrupted if number == signal.SIGINT else Terminated) as error:
         whorl.load("CartPole-v1", "ppo", settings, callbacks=[Press()]).train()
     again = "; press Ctrl-C again to stop now" if number == signal.SIGINT else ""
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
     assert seen == [f"{name}: finishing this iteration and saving{again}\n"]
     result = error.value.result
-    assert isinstance(error.value, KeyboardInterrupt) and result.interrupted and result.iterations == 2
+    assert isinstance(error.value, KeyboardInterrupt) == (number == signal.SIGINT)
+    assert result.interrupted and result.iterations == 2
     assert newest(result.run_dir).metadata["iterations"] == 2
     assert whorl.resume(result.run_dir).iterations == 6
 
@@ -302,6 +303,52 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt) as error:
         whorl.load("CartPole-v1", "ppo", {**ROLLOUTS, "runs": str(tmp_path)}, callbacks=[Press()]).train()
+    assert not isinstance(error.value, Interrupted)
+    assert not (run_of(tmp_path) / "run.lock").exists()
+
+
+def test_sigterm_ends_a_script_that_would_train_again(tmp_path: Path) -> None:
+    settings = {**ROLLOUTS, "max_iterations": 10**6, "runs": str(tmp_path)}
+    code = f"""
+import os, signal, whorl
+class Terminate(whorl.Callback):
+    def on_rollout(self, trainer, rollout):
+        os.kill(os.getpid(), signal.SIGTERM)
+for seed in (1, 2):
+    try:
+        whorl.load("CartPole-v1", "ppo", {settings}, seed=seed, callbacks=[Terminate()]).train()
+    except KeyboardInterrupt:
+        print("on with the next seed")
+    finally:
+        print("cleaned up")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (143, "cleaned up\n"), done.stderr
+    assert done.stderr == "SIGTERM: finishing this iteration and saving\n"
+    assert newest(run_of(tmp_path)).metadata["iterations"] == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_during_start_up_ends_at_once(number: signal.Signals, tmp_path: Path) -> None:
+    started: list[Any] = []
+
+    class Slow(Faulty):
+        def reset(self, **given: Any) -> Any:
+            if started and started[0]._lock is not None:
+                os.kill(os.getpid(), number)
+                while not started[0].interrupted:  # two signals at once would count as one
+                    time.sleep(0.001)
+                os.kill(os.getpid(), number)
+                time.sleep(600)  # cut short by the second one
+            return super().reset(**given)
+
+    started.append(whorl.load(Slow, "ppo", {**ROLLOUTS, "runs": str(tmp_path)}))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # else it would end the tests
+    try:
+        with pytest.raises(KeyboardInterrupt) as error:
+            started[0].train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert not isinstance(error.value, Interrupted)
     assert not (run_of(tmp_path) / "run.lock").exists()
 

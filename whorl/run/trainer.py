@@ -27,7 +27,7 @@ from whorl.collect.collector import Collector, Row
 from whorl.collect.episodes import Episode
 from whorl.core import files
 from whorl.core.errors import CheckpointError, ConfigError, DamagedError, WhorlError, extend
-from whorl.core.process import configure_process, first_interrupt
+from whorl.core.process import CTRL_C, configure_process, first_interrupt
 from whorl.data.experience import Experience
 from whorl.envs.make import Source
 from whorl.log.console import Console
@@ -38,7 +38,15 @@ from whorl.run.checkpointing import RESTARTS, Checkpointing, load_weights, use_c
 from whorl.run.evaluate import Evaluation, Evaluator
 from whorl.run.loop import Counters, Loop
 from whorl.run.progress import Progress
-from whorl.run.reporting import Interrupted, LoggerFactory, Reporting, Result, SystemMetrics, cut_metrics
+from whorl.run.reporting import (
+    Interrupted,
+    LoggerFactory,
+    Reporting,
+    Result,
+    SystemMetrics,
+    Terminated,
+    cut_metrics,
+)
 from whorl.settings.merge import Settings
 from whorl.state import checkpoint
 from whorl.state.policy import build_agent
@@ -75,6 +83,8 @@ class Trainer:
         self.wall_time = 0.0
         """seconds of training, including those before the run was resumed"""
         self.interrupted = False
+        self._signal = ""
+        """what interrupted training"""
         self._stop_reason = ""
         self._parts: Parts | None = None
         self._reporting: Reporting | None = None
@@ -169,7 +179,7 @@ class Trainer:
         """Train until the budget is spent or a callback stops it; leaves a checkpoint (with `save_model`).
 
         Ctrl-C and SIGTERM end it after the iteration under way, with a checkpoint, and raise `Interrupted`, a
-        `KeyboardInterrupt` with the result. The second Ctrl-C ends it at once.
+        `KeyboardInterrupt`, or `Terminated`, a `SystemExit`, both with the result. The second signal ends it at once.
         """
         run = self.settings.run
         with ExitStack() as stack:
@@ -186,7 +196,7 @@ class Trainer:
             console.update(self._spent()[0])
             result = self._finish()
         if self.interrupted:
-            raise Interrupted(result)
+            raise Interrupted(result) if self._signal == CTRL_C else Terminated(result)
         return result
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -270,9 +280,9 @@ class Trainer:
             self._release()
 
     def _interrupt(self, name: str) -> None:
-        self.interrupted = True
+        self.interrupted, self._signal = True, name
         self.stop("it was interrupted")
-        again = "; press Ctrl-C again to stop now" if name == "Ctrl-C" else ""
+        again = "; press Ctrl-C again to stop now" if name == CTRL_C else ""
         text = f"{name}: finishing this iteration and saving{again}"
         if self._console is None or self.settings.run.quiet:
             sys.stderr.write(f"{text}\n")
