@@ -23,6 +23,7 @@ from whorl.distributed import fleet as fleets
 from whorl.distributed.actor import Role
 from whorl.distributed.fleet import Fleet, FleetCollector, gpu_share
 from whorl.distributed.ray import LOOPBACK
+from whorl.distributed.remote import RestartPolicy
 from whorl.envs.make import find
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
@@ -84,7 +85,11 @@ def collector_of(address: str, env: Any = "CartPole-v1", restarts: int = 2) -> F
     agent = build_agent(configure("impala", source.id, {"num_envs": num_envs}), source.spec(num_envs), 0)
     role = Role(agent, source, NUM_ENVS, STEPS)
     fleet = Fleet(
-        role, ACTORS, lambda actor, life: (100 * actor + life, life), restarts=restarts, ray=address
+        role,
+        ACTORS,
+        lambda actor, life: (100 * actor + life, life),
+        policy=RestartPolicy(restarts),
+        ray=address,
     )
     return FleetCollector(fleet, role, agent, ACTORS, max_lag=None)
 

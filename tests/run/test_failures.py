@@ -3,6 +3,7 @@ go on."""
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -221,14 +222,20 @@ def test_diverged_weights_are_not_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("acting", ["workers", pytest.param("central", marks=pytest.mark.full)])
 def test_a_worker_that_hangs_ends_the_run_with_a_checkpoint(acting: str, tmp_path: Path) -> None:
     text = fail("hang", tmp_path, workers=2, acting=acting, env_timeout=3.0)
-    assert "a step did not return within 3 seconds, the setting env_timeout; iteration 3 " in text
-    assert text.startswith(("worker 0 (environments 0)", "worker 1 (environments 1)"))
+    assert "step() did not return within 3 seconds, the setting env_timeout; iteration 3 " in text
+    # The 24th step is the fourth of the fifth episode, each of which has five.
+    wheres = [f"worker {n} (environments {n}): environment {n}, step 4 of episode 5: step()" for n in (0, 1)]
+    assert text.startswith(tuple(wheres))
     assert newest(run_of(tmp_path)).metadata["iterations"] == 3
 
 
 def test_an_actor_that_hangs_is_ended_and_replaced_or_ends_the_run(tmp_path: Path) -> None:
     given = {**ROLLOUTS, "actors": 1, "actor_restarts": 0, "env_timeout": 3.0, "runs": str(tmp_path)}
-    with pytest.raises(EnvError, match="actor 0 failed once; last error: actor 0 left with exit code 1"):
+    sentence = (
+        "actor 0 failed once; last error: actor 0: environment 0, step 4 of episode 5: step() did not return "
+        "within 3 seconds, the setting env_timeout"
+    )
+    with pytest.raises(EnvError, match=re.escape(sentence)):
         whorl.load(lambda: Faulty("hang"), "ppo", given).train()
     assert newest(run_of(tmp_path)).metadata["iterations"] == 3
 

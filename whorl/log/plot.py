@@ -65,7 +65,7 @@ MACHINE = (
         "compile",
         "tf32",
     ),
-    *("ray", "actors_on_gpu", "actor_restarts", "replay_device"),
+    *("ray", "actors_on_gpu", "actor_restarts", "restarts_per_hour", "replay_device"),
 )
 """settings that say where a run is computed: they change how long it takes, not what it does"""
 

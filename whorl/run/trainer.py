@@ -284,11 +284,25 @@ class Trainer:
         self.stop("it was interrupted")
         again = "; press Ctrl-C again to stop now" if name == CTRL_C else ""
         text = f"{name}: finishing this iteration and saving{again}"
-        if self._console is None or self.settings.run.quiet:
+        if self._shown is None:
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
         else:
-            self._console.message(text)
+            self._shown.message(text)
+
+    def _notify(self, text: str) -> None:
+        """Show a message that nobody should miss, and log it."""
+        if self._shown is None:
+            warnings.warn(text, stacklevel=2)
+        else:
+            self._shown.message(text)
+        if self._reporting is not None:
+            self._reporting.log.message(text)
+
+    @property
+    def _shown(self) -> Console | None:
+        """The progress display, if there is one."""
+        return None if self.settings.run.quiet else self._console
 
     def _tick(self, share: float, rollout: float, doing: str) -> None:
         """Show how far the iteration has come."""
@@ -415,7 +429,7 @@ class Trainer:
             check_callbacks(self.callbacks)
             hooks = ("on_rollout", "on_step", "on_episode")
             needs = Needs(*(bool(overridden(self.callbacks, hook)) for hook in hooks))
-            self._parts = build(self.source, self.settings, needs)
+            self._parts = build(self.source, self.settings, needs, self._notify)
             self.settings = self._parts.settings
             if needs.steps:
                 collector: Any = self.collector
