@@ -199,22 +199,24 @@ def load_run(
             f"{folder} holds only a policy, not the state that training needs; resume {folder.parent}"
         )
 
-    def trainer(config: Mapping[str, Any]) -> Trainer:
-        saved = configure(config["algorithm"], config["env"], config, presets=False)
+    def trainer(config: Mapping[str, Any], where: Path) -> Trainer:
+        with checkpoint.reading(where, checkpoint.CONFIG):
+            saved = configure(config["algorithm"], config["env"], config, presets=False)
         settings = configure(saved.algorithm, saved.env, saved.plain(), presets=False, changes=changes)
         _check_changes(saved, settings)
         return Trainer(_source(env, settings), settings, callbacks, loggers)
 
     def resumed(found: checkpoint.Loaded) -> Trainer:
-        made = trainer(found.config)
-        saved = unpack_spec(found.policy["spec"])
+        made = trainer(found.config, found.folder)
+        with checkpoint.reading(found.folder, checkpoint.POLICY):
+            saved = unpack_spec(found.policy["spec"])
         _check_spaces(saved, made.source.spec(saved.num_envs), made.source.id)
         return made.attach(found.folder.parent, found)
 
     with only_trusted(tuple(trust)):
         unsaved = checkpoint.run_config(folder)
         if unsaved is not None:
-            return trainer(unsaved).attach_new(folder)
+            return trainer(unsaved, folder).attach_new(folder)
         return use_checkpoint(folder, resumed)
 
 
@@ -232,7 +234,9 @@ def restore(
     if best and folder.name != checkpoint.BEST:
         folder = (folder.parent if folder.name.startswith("checkpoint_") else folder) / checkpoint.BEST
     found = checkpoint.load(folder) if folder.name == checkpoint.BEST else find_checkpoint(folder)
-    return load_policy(found.policy, tuple(trust), str(choose_device(device)))
+    chosen = str(choose_device(device))
+    with checkpoint.reading(found.folder, checkpoint.POLICY):
+        return load_policy(found.policy, tuple(trust), chosen)
 
 
 def evaluate(

@@ -71,7 +71,7 @@ class Checkpointing:
         parts.experience.load_state_dict(state["experience"])
         parts.streams.load_state_dict(state["streams"])
         self.counters.load_state_dict(state["counters"])
-        restart = not state["collector"]
+        restart = state["collector"] == {}
         if not restart:
             acting.collector.load_state_dict(state["collector"])
         if acting.env.snapshots and not restart:

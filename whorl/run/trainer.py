@@ -584,7 +584,13 @@ class Trainer:
         self.run_dir = run_dir
         try:
             self._acquire(run_dir)
-            self.load_state(loaded.state)
+            self.build()
+            with checkpoint.reading(loaded.folder, checkpoint.STATE):
+                self.load_state(loaded.state)
+            with checkpoint.reading(loaded.folder, checkpoint.METADATA):
+                self.wall_time = float(loaded.metadata["wall_time"])
+                offset = int(loaded.metadata["metrics_offset"])
+                end = int(loaded.metadata.get("metrics_end", offset))
         except BaseException as error:
             self._release()
             if isinstance(error, DamagedError):
@@ -597,13 +603,11 @@ class Trainer:
                 f"{loaded.folder.name} was saved when an environment had failed; all of them start new episodes",
                 stacklevel=2,
             )
-        self.wall_time = float(loaded.metadata["wall_time"])
         # Continue after the highest number: neither a newer nor a damaged checkpoint is overwritten.
         newest = max(checkpoint.number(folder) for folder in checkpoint.checkpoints(run_dir))
         self.checkpointing.saved = newest
         self._branched = checkpoint.number(loaded.folder) != newest
-        offset = int(loaded.metadata["metrics_offset"])
         self._last_row_at = offset if self.finished else None
-        cut_metrics(run_dir, int(loaded.metadata.get("metrics_end", offset)) if self.finished else offset)
+        cut_metrics(run_dir, end if self.finished else offset)
         self._purge_step = self.steps + 1
         return self
