@@ -31,6 +31,7 @@ from whorl.settings.merge import Settings, chosen_fields, configure, plain_field
 from whorl.settings.presets import algorithm_of, algorithms, read_file
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
+from whorl.settings.secrets import HIDDEN, require_secrets
 from whorl.state import checkpoint
 from whorl.state.policy import SavedPolicy, load_policy, unpack_spec
 from whorl.state.runfolder import resolve_run
@@ -396,7 +397,7 @@ def _frame_rate(source: Source) -> float:
 
 
 def _check_changes(saved: Settings, asked: Settings) -> None:
-    kept, wanted = saved.plain(), asked.plain()
+    kept, wanted = saved.saved(), asked.saved()
     for name in sorted(set(kept) - set(MAY_CHANGE)):
         if wanted.get(name) != kept[name]:
             raise ConfigError(
@@ -412,10 +413,14 @@ def _source(
     asked, saved = dict(env_options or {}), dict(settings.env_options)
     drawn = {} if render_mode is None else {"render_mode": render_mode}
     if env is None:
+        require_secrets({**saved, **asked})
         return _saved_source(settings.env, {**saved, **asked, **drawn})
     if isinstance(env, str):
         same = find(env).id == settings.env
-        return find(env, {**(saved if same else {}), **asked, **drawn})
+        options = {**(saved if same else {}), **asked, **drawn}
+        require_secrets(options)
+        return find(env, options)
+    saved = {name: value for name, value in saved.items() if value != HIDDEN}
     if isinstance(env, Made):
         source = env.source
         fits = source.named or (source.given is not None and takes(source.given, {**source.options, **drawn}))

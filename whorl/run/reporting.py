@@ -86,7 +86,7 @@ class Reporting:
                 self.log.add(LogFile(run_dir / "log.txt"))
             if run.use_wandb:
                 entity, mode = run.wandb_entity or None, run.wandb_mode
-                self.wandb = WandB(run_dir, settings.plain(), run.wandb_project, entity, run_dir.name, mode)
+                self.wandb = WandB(run_dir, settings.saved(), run.wandb_project, entity, run_dir.name, mode)
                 self.log.add(self.wandb)
             for named in (*getattr(run, "loggers", ()), *loggers):
                 make = resolve("logger", named) if isinstance(named, str) else named

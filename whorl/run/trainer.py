@@ -479,7 +479,7 @@ class Trainer:
     def _new_folder(self) -> Path:
         run = self.settings.run
         folder = new_run_folder(Path(run.runs), self.settings.algorithm, self.source.id, run.tag)
-        text = yaml.safe_dump(self.settings.plain(), sort_keys=False)
+        text = yaml.safe_dump(self.settings.saved(), sort_keys=False)
         files.write_atomic(folder / checkpoint.CONFIG, text.encode())
         return folder
 

@@ -399,7 +399,7 @@ def export(agent: Agent, settings: Settings) -> dict[str, Any]:
     """The policy as tensors and plain containers."""
     return {
         "format": FORMAT,
-        "config": settings.plain(),
+        "config": settings.saved(),
         "spec": pack_spec(agent.spec),
         "module": {k: v for k, v in agent.state_dict().items() if not k.startswith(f"{COMPONENTS}.")},
     }
