@@ -15,6 +15,7 @@ from typing import Any
 
 import gymnasium
 import pytest
+import sockets
 import torch
 
 import whorl
@@ -114,21 +115,6 @@ def of_run(mark: str) -> set[int]:
             if mark.encode() in path.read_bytes():
                 found.add(int(path.parent.name))
     return found
-
-
-def listening(pids: set[int]) -> set[str]:
-    """Addresses, as the kernel writes them, at which these processes wait for connections."""
-    sockets = set()
-    for pid in pids:
-        for path in Path(f"/proc/{pid}/fd").glob("*"):
-            with suppress(OSError):
-                sockets.add(os.readlink(path))
-    rows = [
-        row.split()
-        for name in ("tcp", "tcp6")
-        for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-    ]
-    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
 
 
 def wait_until(reached: Callable[[], bool], seconds: float = 600) -> None:
@@ -340,8 +326,8 @@ def test_a_cluster_of_this_machine_listens_on_loopback_and_ends_with_ctrl_c(tmp_
     )
     try:
         wait_until(lambda: any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")))
-        found = listening(of_run(mark))
-        assert found and found <= {"0100007F", "0000000000000000FFFF00000100007F"}
+        found = sockets.listening(of_run(mark))
+        assert found and found <= sockets.LOOPBACK
         run.send_signal(signal.SIGINT)
         run.wait(600)
         wait_until(lambda: not of_run(mark))
