@@ -1,4 +1,4 @@
-"""The report of pip-audit in words; the exit status is 0 if packages were audited and none is known to be vulnerable."""
+"""The report of pip-audit in words; the exit status is 0 if packages were audited and none is vulnerable."""
 
 import json
 import sys
