@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PYTHONUNBUFFERED = 1
 
-.PHONY: help setup demo docs test lint test-full test-gpu benchmarks traces versus clean
+.PHONY: help setup demo docs test lint test-full test-gpu audit benchmarks traces versus clean
 
 help:
 	@echo "make demo        set up, train PPO on Quadrotor-v0 for two minutes, evaluate, draw"
@@ -12,6 +12,7 @@ help:
 	@echo "make test        set up, lint, type-check and run the tests"
 	@echo "make test-full   the long tests too"
 	@echo "make test-gpu    captured against eager, on a machine with a GPU"
+	@echo "make audit       known vulnerabilities of the installed packages; needs pypi.org"
 	@echo "make benchmarks  side by side with other libraries"
 	@echo "make traces BASE=COMMIT   train every update rule here and at COMMIT, compare bit for bit"
 	@echo "make versus BASE=COMMIT   speed here and at COMMIT, side by side"
@@ -44,6 +45,13 @@ test-full: setup
 
 test-gpu:
 	$(PYTHON) -m pytest -m gpu
+
+audit: setup
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet --disable-pip-version-check "pip-audit>=2.7"
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' > build/audit/installed.txt
+	build/audit/bin/pip-audit -r build/audit/installed.txt --no-deps --disable-pip -f json -o build/audit/report.json; \
+	  $(BIN)/python tests/audit_report.py build/audit/report.json
 
 benchmarks: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[benchmarks]"

@@ -1,6 +1,7 @@
 """The command `whorl`, called in this process, and once or twice as a real one."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -987,7 +988,41 @@ def test_a_part_of_ones_own_needs_trust_when_the_run_is_loaded(
         capsys.readouterr()
 
 
-def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "hides"),
+    [("yaml", False), ("torch", False), ("torch", True)],
+    ids=["first", "torch", "hidden"],
+)
+def test_ctrl_c_during_imports_is_quiet(module: str, hides: bool, tmp_path: Path) -> None:
+    """Packages print a traceback, or turn the interrupt into an error of their own."""
+    waits = f"import pathlib, time\npathlib.Path({str(tmp_path / 'here')!r}).touch()\ntime.sleep(600)"
+    if hides:
+        lines = waits.replace("\n", "\n    ")
+        waits = f"try:\n    {lines}\nexcept BaseException:\n    raise ImportError('numpy failed') from None"
+    (tmp_path / f"{module}.py").write_text(waits)
+    path = os.pathsep.join([str(tmp_path), str(Path(whorl.__file__).parents[1])])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "whorl", "train", "ppo", "CartPole-v1"],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 600
+        while not (tmp_path / "here").exists():
+            assert process.poll() is None and time.monotonic() < deadline, "it did not get to the import"
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (130, "", "whorl: interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
+def test_a_signal_saves_and_gives_its_exit_status(number: signal.Signals, tmp_path: Path) -> None:
     words = ["train", "ppo", "CartPole-v1", *SMALL[:6], "--no-eval", "--runs", str(tmp_path), "--quiet"]
     process = subprocess.Popen([sys.executable, "-m", "whorl", *words], stdout=subprocess.PIPE, text=True)
     try:
@@ -995,11 +1030,11 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
         while not any(f.stat().st_size for f in tmp_path.glob("*/metrics.jsonl")):
             assert process.poll() is None and time.monotonic() < deadline, "it wrote no row of metrics"
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, _ = process.communicate(timeout=600)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "run folder" in out and "continue: whorl resume" in out
     assert list(tmp_path.glob("*/checkpoint_1/checkpoint.pt"))
 

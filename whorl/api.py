@@ -31,6 +31,7 @@ from whorl.settings.merge import Settings, chosen_fields, configure, plain_field
 from whorl.settings.presets import algorithm_of, algorithms, read_file
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
+from whorl.settings.secrets import HIDDEN, require_secrets
 from whorl.state import checkpoint
 from whorl.state.policy import SavedPolicy, load_policy, unpack_spec
 from whorl.state.runfolder import resolve_run
@@ -199,22 +200,24 @@ def load_run(
             f"{folder} holds only a policy, not the state that training needs; resume {folder.parent}"
         )
 
-    def trainer(config: Mapping[str, Any]) -> Trainer:
-        saved = configure(config["algorithm"], config["env"], config, presets=False)
+    def trainer(config: Mapping[str, Any], where: Path) -> Trainer:
+        with checkpoint.reading(where, checkpoint.CONFIG):
+            saved = configure(config["algorithm"], config["env"], config, presets=False)
         settings = configure(saved.algorithm, saved.env, saved.plain(), presets=False, changes=changes)
         _check_changes(saved, settings)
         return Trainer(_source(env, settings), settings, callbacks, loggers)
 
     def resumed(found: checkpoint.Loaded) -> Trainer:
-        made = trainer(found.config)
-        saved = unpack_spec(found.policy["spec"])
+        made = trainer(found.config, found.folder)
+        with checkpoint.reading(found.folder, checkpoint.POLICY):
+            saved = unpack_spec(found.policy["spec"])
         _check_spaces(saved, made.source.spec(saved.num_envs), made.source.id)
         return made.attach(found.folder.parent, found)
 
     with only_trusted(tuple(trust)):
         unsaved = checkpoint.run_config(folder)
         if unsaved is not None:
-            return trainer(unsaved).attach_new(folder)
+            return trainer(unsaved, folder).attach_new(folder)
         return use_checkpoint(folder, resumed)
 
 
@@ -232,7 +235,9 @@ def restore(
     if best and folder.name != checkpoint.BEST:
         folder = (folder.parent if folder.name.startswith("checkpoint_") else folder) / checkpoint.BEST
     found = checkpoint.load(folder) if folder.name == checkpoint.BEST else find_checkpoint(folder)
-    return load_policy(found.policy, tuple(trust), str(choose_device(device)))
+    chosen = str(choose_device(device))
+    with checkpoint.reading(found.folder, checkpoint.POLICY):
+        return load_policy(found.policy, tuple(trust), chosen)
 
 
 def evaluate(
@@ -242,6 +247,7 @@ def evaluate(
     env: Any = None,
     env_options: Mapping[str, Any] | None = None,
     seed: int = 12_345,
+    max_steps: int = 0,
     deterministic: bool = True,
     best: bool = False,
     video: str | Path | None = None,
@@ -255,13 +261,14 @@ def evaluate(
     Args:
         env: another environment than in training, with the same spaces; by default that of the run.
         env_options: options of the environment; those that are not named are as in training.
+        max_steps: cut an episode after so many steps and count its return so far; 0: `eval_max_steps` of the run.
         video: a file to record the first episode to.
         render: show the episodes in a window.
     """
     _refuse(evaluate, unknown)
     if episodes < 1:
         raise ConfigError(f"episodes is {episodes}; it must be at least 1")
-    build(RunConfig, {"seed": seed})
+    build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
     mode = "human" if render else "rgb_array" if video is not None else None
     with only_trusted(tuple(trust)):
@@ -277,7 +284,8 @@ def evaluate(
         try:
             _check_spaces(policy.spec, vector.spec, source.id)
             with torch.no_grad():
-                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera)
+                limit = max_steps or policy.settings.run.eval_max_steps
+                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera, limit)
         finally:
             vector.close()
     if video is not None and camera is not None:
@@ -322,8 +330,8 @@ def _refuse(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
     names = [key for key, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
     for key in unknown:
         start = f"{function.__name__} has no setting {key!r}"
-        if key == "n_eval_episodes" and "episodes" in names:
-            raise ConfigError(f"{start}; here it is called 'episodes'")
+        if (here := {"n_eval_episodes": "episodes", "eval_max_steps": "max_steps"}.get(key)) in names:
+            raise ConfigError(f"{start}; here it is called {here!r}")
         if word := misspelt(key, names):
             raise ConfigError(f"{start}; did you mean {word!r}?")
         raise ConfigError(f"{start}; it takes {', '.join(names)}")
@@ -389,7 +397,7 @@ def _frame_rate(source: Source) -> float:
 
 
 def _check_changes(saved: Settings, asked: Settings) -> None:
-    kept, wanted = saved.plain(), asked.plain()
+    kept, wanted = saved.saved(), asked.saved()
     for name in sorted(set(kept) - set(MAY_CHANGE)):
         if wanted.get(name) != kept[name]:
             raise ConfigError(
@@ -405,10 +413,14 @@ def _source(
     asked, saved = dict(env_options or {}), dict(settings.env_options)
     drawn = {} if render_mode is None else {"render_mode": render_mode}
     if env is None:
+        require_secrets({**saved, **asked})
         return _saved_source(settings.env, {**saved, **asked, **drawn})
     if isinstance(env, str):
         same = find(env).id == settings.env
-        return find(env, {**(saved if same else {}), **asked, **drawn})
+        options = {**(saved if same else {}), **asked, **drawn}
+        require_secrets(options)
+        return find(env, options)
+    saved = {name: value for name, value in saved.items() if value != HIDDEN}
     if isinstance(env, Made):
         source = env.source
         fits = source.named or (source.given is not None and takes(source.given, {**source.options, **drawn}))

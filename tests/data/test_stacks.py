@@ -76,7 +76,7 @@ def test_envs_stack_frames_as_a_deque_would(kind: str) -> None:
     assert vector.spec.observation == Array(STACKED[kind], "uint8", 0.0, 255.0, STACK, axis, plane=plane)
     obs = vector.reset(seed=1)
     for _ in range(200):
-        want = np.stack([env.stack() for env in vector._envs.envs])
+        want = np.stack([env.stack() for env in vector.stepper.envs])
         assert np.array_equal(obs.numpy(), want)
         obs = vector.step(torch.zeros(3, dtype=torch.int64)).obs
 

@@ -17,6 +17,7 @@ from whorl.collect.collector import Storage
 from whorl.core.errors import ConfigError, EnvError
 from whorl.distributed.actor import Role, Trajectory
 from whorl.distributed.fleet import Fleet, FleetCollector
+from whorl.distributed.remote import RestartPolicy
 from whorl.distributed.tensors import SharedWeights
 from whorl.envs.make import find
 from whorl.settings.merge import configure
@@ -39,7 +40,9 @@ def collector() -> Iterator[FleetCollector]:
         configure("impala", "CartPole-v1", {"num_envs": ACTORS * NUM_ENVS}), source.spec(ACTORS * NUM_ENVS), 0
     )
     role = Role(agent, source, NUM_ENVS, STEPS)
-    fleet = Fleet(role, ACTORS, lambda actor, life: (100 * actor + life, 100 * actor + life), restarts=2)
+    fleet = Fleet(
+        role, ACTORS, lambda actor, life: (100 * actor + life, 100 * actor + life), policy=RestartPolicy(2)
+    )
     found = FleetCollector(fleet, role, agent, ACTORS, max_lag=None)
     yield found
     found.close()

@@ -15,6 +15,7 @@ from typing import Any
 
 import gymnasium
 import pytest
+import sockets
 import torch
 
 import whorl
@@ -23,6 +24,7 @@ from whorl.distributed import fleet as fleets
 from whorl.distributed.actor import Role
 from whorl.distributed.fleet import Fleet, FleetCollector, gpu_share
 from whorl.distributed.ray import LOOPBACK
+from whorl.distributed.remote import RestartPolicy
 from whorl.envs.make import find
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
@@ -84,7 +86,11 @@ def collector_of(address: str, env: Any = "CartPole-v1", restarts: int = 2) -> F
     agent = build_agent(configure("impala", source.id, {"num_envs": num_envs}), source.spec(num_envs), 0)
     role = Role(agent, source, NUM_ENVS, STEPS)
     fleet = Fleet(
-        role, ACTORS, lambda actor, life: (100 * actor + life, life), restarts=restarts, ray=address
+        role,
+        ACTORS,
+        lambda actor, life: (100 * actor + life, life),
+        policy=RestartPolicy(restarts),
+        ray=address,
     )
     return FleetCollector(fleet, role, agent, ACTORS, max_lag=None)
 
@@ -109,21 +115,6 @@ def of_run(mark: str) -> set[int]:
             if mark.encode() in path.read_bytes():
                 found.add(int(path.parent.name))
     return found
-
-
-def listening(pids: set[int]) -> set[str]:
-    """Addresses, as the kernel writes them, at which these processes wait for connections."""
-    sockets = set()
-    for pid in pids:
-        for path in Path(f"/proc/{pid}/fd").glob("*"):
-            with suppress(OSError):
-                sockets.add(os.readlink(path))
-    rows = [
-        row.split()
-        for name in ("tcp", "tcp6")
-        for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-    ]
-    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
 
 
 def wait_until(reached: Callable[[], bool], seconds: float = 600) -> None:
@@ -335,8 +326,8 @@ def test_a_cluster_of_this_machine_listens_on_loopback_and_ends_with_ctrl_c(tmp_
     )
     try:
         wait_until(lambda: any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")))
-        found = listening(of_run(mark))
-        assert found and found <= {"0100007F", "0000000000000000FFFF00000100007F"}
+        found = sockets.listening(of_run(mark))
+        assert found and found <= sockets.LOOPBACK
         run.send_signal(signal.SIGINT)
         run.wait(600)
         wait_until(lambda: not of_run(mark))

@@ -20,6 +20,7 @@ from whorl.core.errors import ConfigError
 from whorl.data import memory_check
 from whorl.data.batch import Batch
 from whorl.data.replay import allocated_bytes, replay_of
+from whorl.distributed.remote import RestartPolicy
 from whorl.distributed.replay_shards import Shard, ShardedReplay
 from whorl.distributed.tensors import SharedSlots, layout_of
 from whorl.envs.make import find
@@ -52,7 +53,7 @@ class Fed:
         self.collector.reset(3)
         rows = self.collector.storage.batch()
         self.replay = ShardedReplay(
-            self.agent, rows, lambda shard, life: 10 * shard + life, torch.device("cpu"), 2
+            self.agent, rows, lambda shard, life: 10 * shard + life, torch.device("cpu"), RestartPolicy(2)
         )
 
 

@@ -126,8 +126,10 @@ def test_a_vector_env_gives_what_its_environments_give_one_by_one():
     first = batch.reset(5)
     single.reset(0)
     # Gymnasium seeds the environments of a vector with consecutive numbers.
-    for env_index, env in enumerate(single._envs.envs):
-        single._envs._write(single._buffers.obs, env_index, env.reset(seed=5 + env_index)[0], env_index, True)
+    for env_index, env in enumerate(single.stepper.envs):
+        single.stepper._write(
+            single._buffers.obs, env_index, env.reset(seed=5 + env_index)[0], env_index, True
+        )
     assert _equal(first, single._step.obs)
     generator = torch.Generator().manual_seed(0)
     resets = 0

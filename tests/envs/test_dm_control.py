@@ -123,7 +123,7 @@ def test_canonical_actions_reach_asymmetric_bounds():
     env = GymnasiumVector(factory_from_id("dmc/quadruped-walk"), 1, "dmc/quadruped-walk")
     assert env.spec.action.low[1] == -1.0 and env.spec.action.high[1] == pytest.approx(1.1)
     env.reset(0)
-    control = env._envs.envs[0].unwrapped._physics.data.ctrl
+    control = env.stepper.envs[0].unwrapped._physics.data.ctrl
     for given, reached in ((-1.0, -1.0), (0.0, 0.05), (1.0, 1.1), (9.0, 1.1)):
         env.step(torch.full((1, 12), given))
         assert control[1] == pytest.approx(reached, abs=1e-6)

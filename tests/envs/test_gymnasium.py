@@ -127,7 +127,7 @@ def test_actions_reach_the_environment_as_its_own():
             "pick": torch.tensor([2]),
         }
     )
-    (action,) = env._envs.envs[0].unwrapped.actions
+    (action,) = env.stepper.envs[0].unwrapped.actions
     assert space.contains(action)
     assert action["move"].tolist() == [[0.75, -2.0]]  # 0 + 1.5 / 2 * 1, and -3 clipped to -1
     assert action["pick"] == 7
@@ -149,7 +149,7 @@ def test_an_environment_may_keep_the_action_it_was_given():
     env.reset(0)
     env.step(torch.tensor([[0.5]]))
     env.step(torch.tensor([[-0.5]]))
-    assert [float(action[0]) for action in env._envs.envs[0].unwrapped.actions] == [0.5, -0.5]
+    assert [float(action[0]) for action in env.stepper.envs[0].unwrapped.actions] == [0.5, -0.5]
 
 
 def test_a_mask_in_info_joins_the_observation():

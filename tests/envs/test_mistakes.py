@@ -165,10 +165,10 @@ def test_the_count_of_steps_continues_after_a_snapshot() -> None:
     env.reset(0)
     for _ in range(5):  # three steps, a reset, and the first step of the second episode
         env.step(torch.zeros(2, dtype=torch.int64))
-    found = env._envs.snapshot()
+    found = env.stepper.snapshot()
     assert [state["counts"] for state in found] == [[2, 1], [2, 1]]
     again = GymnasiumVector(partial(Kept, broken), 2, "clock")
-    again._envs.restore(found)
+    again.stepper.restore(found)
     with pytest.raises(EnvError, match="environment 0, step 2 of episode 2"):
         again.step(torch.zeros(2, dtype=torch.int64))
 

@@ -41,7 +41,7 @@ def test_the_dynamics_are_those_of_the_single_environment() -> None:
     batch, single = made(), GymnasiumVector(factory_from_id("CartPole-v1"), NUM_ENVS, "CartPole-v1")
     batch.reset(0)
     single.reset(0)
-    for env_index, env in enumerate(single._envs.envs):
+    for env_index, env in enumerate(single.stepper.envs):
         env.unwrapped.state = tuple(batch._env.state[:, env_index])  # type: ignore[attr-defined]
     for action in actions(8):
         one, other = batch.step(action), single.step(action)

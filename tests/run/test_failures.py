@@ -3,6 +3,7 @@ go on."""
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ import torch
 import whorl
 from whorl.core.errors import CheckpointError, DivergedError, EnvError, WhorlError
 from whorl.run.checkpointing import RESTARTS
-from whorl.run.reporting import Interrupted
+from whorl.run.reporting import Interrupted, Terminated
 from whorl.state import checkpoint
 
 ROLLOUTS = {
@@ -221,14 +222,20 @@ def test_diverged_weights_are_not_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("acting", ["workers", pytest.param("central", marks=pytest.mark.full)])
 def test_a_worker_that_hangs_ends_the_run_with_a_checkpoint(acting: str, tmp_path: Path) -> None:
     text = fail("hang", tmp_path, workers=2, acting=acting, env_timeout=3.0)
-    assert "a step did not return within 3 seconds, the setting env_timeout; iteration 3 " in text
-    assert text.startswith(("worker 0 (environments 0)", "worker 1 (environments 1)"))
+    assert "step() did not return within 3 seconds, the setting env_timeout; iteration 3 " in text
+    # The 24th step is the fourth of the fifth episode, each of which has five.
+    wheres = [f"worker {n} (environments {n}): environment {n}, step 4 of episode 5: step()" for n in (0, 1)]
+    assert text.startswith(tuple(wheres))
     assert newest(run_of(tmp_path)).metadata["iterations"] == 3
 
 
 def test_an_actor_that_hangs_is_ended_and_replaced_or_ends_the_run(tmp_path: Path) -> None:
     given = {**ROLLOUTS, "actors": 1, "actor_restarts": 0, "env_timeout": 3.0, "runs": str(tmp_path)}
-    with pytest.raises(EnvError, match="actor 0 failed once; last error: actor 0 left with exit code 1"):
+    sentence = (
+        "actor 0 failed once; last error: actor 0: environment 0, step 4 of episode 5: step() did not return "
+        "within 3 seconds, the setting env_timeout"
+    )
+    with pytest.raises(EnvError, match=re.escape(sentence)):
         whorl.load(lambda: Faulty("hang"), "ppo", given).train()
     assert newest(run_of(tmp_path)).metadata["iterations"] == 3
 
@@ -280,13 +287,14 @@ def test_ctrl_c_is_acknowledged_at_once_saves_and_raises(
                 seen.append(capfd.readouterr().err)
 
     settings = {**ROLLOUTS, "runs": str(tmp_path)}
-    with pytest.raises(Interrupted) as error:
+    with pytest.raises(Interrupted if number == signal.SIGINT else Terminated) as error:
         whorl.load("CartPole-v1", "ppo", settings, callbacks=[Press()]).train()
     again = "; press Ctrl-C again to stop now" if number == signal.SIGINT else ""
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
     assert seen == [f"{name}: finishing this iteration and saving{again}\n"]
     result = error.value.result
-    assert isinstance(error.value, KeyboardInterrupt) and result.interrupted and result.iterations == 2
+    assert isinstance(error.value, KeyboardInterrupt) == (number == signal.SIGINT)
+    assert result.interrupted and result.iterations == 2
     assert newest(result.run_dir).metadata["iterations"] == 2
     assert whorl.resume(result.run_dir).iterations == 6
 
@@ -302,6 +310,52 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt) as error:
         whorl.load("CartPole-v1", "ppo", {**ROLLOUTS, "runs": str(tmp_path)}, callbacks=[Press()]).train()
+    assert not isinstance(error.value, Interrupted)
+    assert not (run_of(tmp_path) / "run.lock").exists()
+
+
+def test_sigterm_ends_a_script_that_would_train_again(tmp_path: Path) -> None:
+    settings = {**ROLLOUTS, "max_iterations": 10**6, "runs": str(tmp_path)}
+    code = f"""
+import os, signal, whorl
+class Terminate(whorl.Callback):
+    def on_rollout(self, trainer, rollout):
+        os.kill(os.getpid(), signal.SIGTERM)
+for seed in (1, 2):
+    try:
+        whorl.load("CartPole-v1", "ppo", {settings}, seed=seed, callbacks=[Terminate()]).train()
+    except KeyboardInterrupt:
+        print("on with the next seed")
+    finally:
+        print("cleaned up")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (143, "cleaned up\n"), done.stderr
+    assert done.stderr == "SIGTERM: finishing this iteration and saving\n"
+    assert newest(run_of(tmp_path)).metadata["iterations"] == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_during_start_up_ends_at_once(number: signal.Signals, tmp_path: Path) -> None:
+    started: list[Any] = []
+
+    class Slow(Faulty):
+        def reset(self, **given: Any) -> Any:
+            if started and started[0]._lock is not None:
+                os.kill(os.getpid(), number)
+                while not started[0].interrupted:  # two signals at once would count as one
+                    time.sleep(0.001)
+                os.kill(os.getpid(), number)
+                time.sleep(600)  # cut short by the second one
+            return super().reset(**given)
+
+    started.append(whorl.load(Slow, "ppo", {**ROLLOUTS, "runs": str(tmp_path)}))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # else it would end the tests
+    try:
+        with pytest.raises(KeyboardInterrupt) as error:
+            started[0].train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert not isinstance(error.value, Interrupted)
     assert not (run_of(tmp_path) / "run.lock").exists()
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
+from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, construct, known, resolve
 from whorl.data.batch import Batch
@@ -178,8 +179,7 @@ class Optimized(nn.Module):
         """Restore in place what `optimizer_state` returned."""
         for name, parameters in self.optimizer_state().items():
             for mine, saved in zip(parameters, state[name], strict=True):
-                for key, value in saved.items():
-                    mine[key].copy_(value)
+                tree.restore_(mine, saved)
 
 
 def _parameters(modules: nn.Module | Iterable[nn.Module]) -> list[nn.Parameter]:

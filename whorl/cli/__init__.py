@@ -1,35 +1,49 @@
 """The command `whorl`: train, resume, eval, plot, list, check, config, completion."""
 
+import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
-from whorl import __version__
-from whorl.cli.commands import COMMANDS, overview
-from whorl.cli.report import INTERRUPTED, MISTAKE, in_lines
-from whorl.core.errors import ConfigError, WhorlError, nearest
+from whorl.cli.status import INTERRUPTED, MISTAKE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, 1 for findings of `check`, 2 for a mistake, 130 after Ctrl-C."""
+    """Run one command; the exit status is 0, 1 for findings of `check`, 2 for a mistake, 130 after Ctrl-C, 143 after
+    SIGTERM."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _show_warning  # type: ignore[assignment]  # it ignores the other arguments
-            return _dispatch(words)
-    except WhorlError as error:
-        print(f"whorl: {in_lines(error)}", file=sys.stderr)
-        return MISTAKE
-    except KeyboardInterrupt:
-        print("whorl: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # `whorl list | head`
-        sys.stderr.close()
-        return 1
+    with _quiet_interrupts():
+        from whorl.core.errors import (
+            WhorlError,  # here and below, so that Ctrl-C is quiet from the first import on
+        )
+
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning  # type: ignore[assignment]  # it ignores the other arguments
+                return _dispatch(words)
+        except WhorlError as error:
+            from whorl.cli.report import in_lines
+
+            print(f"whorl: {in_lines(error)}", file=sys.stderr)
+            return MISTAKE
+        except KeyboardInterrupt:
+            print("whorl: interrupted", file=sys.stderr)
+            return INTERRUPTED
+        except BrokenPipeError:  # `whorl list | head`
+            sys.stderr.close()
+            return 1
 
 
 def _dispatch(words: list[str]) -> int:
+    from whorl.cli.commands import COMMANDS, overview
+    from whorl.core.errors import ConfigError, nearest
+    from whorl.core.version import __version__
+
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
@@ -44,3 +58,42 @@ def _dispatch(words: list[str]) -> int:
 
 def _show_warning(message: Any, *details: Any) -> None:
     print(f"whorl: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+@contextmanager
+def _quiet_interrupts() -> Iterator[None]:
+    """Ctrl-C raises `KeyboardInterrupt`, but ends the process at once during an import and the second time.
+
+    Packages that are imported would print a traceback, or turn the interrupt into another error.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _interrupter())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupter() -> Callable[[int, FrameType | None], None]:
+    pressed = 0
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed += 1
+        if pressed > 1 or _importing(frame):
+            os.write(2, b"whorl: interrupted\n")
+            os._exit(INTERRUPTED)
+        raise KeyboardInterrupt
+
+    return interrupt
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether a frame or one of its callers imports a module."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

@@ -53,6 +53,8 @@ class EvalFlags:
     """episodes to play"""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 12_345
     """seed of the episodes"""
+    max_steps: Annotated[int, Range(0, 10**12)] = 0
+    """steps after which an episode is cut and counted with its return so far; 0: eval_max_steps of the run"""
     stochastic: bool = False
     """sample actions instead of taking the mean or most likely one"""
     best: bool = False
@@ -300,6 +302,7 @@ def evaluate(words: list[str]) -> int:
         env_options=_env_options(rest),
         seed=own.seed,
         deterministic=not own.stochastic,
+        max_steps=own.max_steps,
         video=video,
         render=own.render,
         trust=own.trust,
@@ -315,6 +318,7 @@ def evaluate(words: list[str]) -> int:
         "max": max(found.returns),
         "mean_length": found.mean_length,
         **({} if found.success_rate is None else {"success_rate": found.success_rate}),
+        **({"cut": found.cut} if found.cut else {}),
     }
     if own.json:
         details = {"seed": own.seed, "returns": found.returns, "lengths": found.lengths}

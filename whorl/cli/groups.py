@@ -16,10 +16,10 @@ ESSENTIAL = (
 _NAMES = {
     name: group
     for group, names in {
-        "environment": "num_envs env_device workers acting reset_every",
+        "environment": "num_envs env_device workers acting reset_every env_timeout",
         "data": "num_steps actors ray actors_on_gpu max_lag trajectories_per_batch actor_gradients actor_restarts "
-        "learners hold_policy batch_size chunk_length normalize_obs normalize_reward clip_obs obs_clip_range "
-        "clip_reward reward_clip_range",
+        "restarts_per_hour learners hold_policy batch_size chunk_length normalize_obs normalize_reward clip_obs "
+        "obs_clip_range clip_reward reward_clip_range",
         "networks": "encoder log_std_range",
         "algorithm": "gamma components",
         "exploration": "random_steps",

@@ -16,10 +16,6 @@ from whorl.settings.merge import Settings
 if TYPE_CHECKING:
     from whorl.run.reporting import Result
 
-INTERRUPTED = 130
-"""exit status of a run that Ctrl-C ended, as shells expect it"""
-MISTAKE = 2
-"""exit status of a command that could not do what it was asked for"""
 _PATH = re.compile(r"(?!whorl\.|torch\.)[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 """an import path of the user's own code"""
 

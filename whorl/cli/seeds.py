@@ -18,7 +18,8 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
-from whorl.cli.report import INTERRUPTED, MISTAKE, command, in_lines, show_result, show_seeds, trusted
+from whorl.cli.report import command, in_lines, show_result, show_seeds, trusted
+from whorl.cli.status import INTERRUPTED, MISTAKE, TERMINATED
 from whorl.core.errors import ConfigError, WhorlError
 from whorl.log.console import DISPLAY, LIVE_SECONDS, Console, Consoles, summary
 from whorl.settings.merge import Settings
@@ -49,12 +50,11 @@ class Job:
 
 
 def run_trainer(trainer: Any) -> int:
-    """Train to the end or to Ctrl-C, show the result, and give the exit status."""
+    """Train to the end or to a signal, show the result, and give the exit status."""
     try:
         show_result(trainer.train(), trainer.settings)
-    except KeyboardInterrupt as stop:
-        _show_interrupted(stop, trainer.settings)
-        return INTERRUPTED
+    except (KeyboardInterrupt, SystemExit) as stop:
+        return _show_interrupted(stop, trainer.settings)
     return 0
 
 
@@ -73,7 +73,7 @@ def train_seeds(job: Job, seeds: Sequence[int], parallel: int) -> int:
         results = family.results
     else:
         status, results = _one_after_the_other(trainers)
-    if status == INTERRUPTED:
+    if status in (INTERRUPTED, TERMINATED):
         return status
     show_seeds({seed: results.get(seed) for seed in seeds})
     return status
@@ -84,9 +84,8 @@ def _one_after_the_other(trainers: Mapping[int, Any]) -> tuple[int, dict[int, "R
     for seed, trainer in trainers.items():
         try:
             results[seed] = trainer.train()
-        except KeyboardInterrupt as stop:
-            _show_interrupted(stop, trainer.settings)
-            return INTERRUPTED, results
+        except (KeyboardInterrupt, SystemExit) as stop:
+            return _show_interrupted(stop, trainer.settings), results
         except WhorlError as error:
             print(f"whorl: seed {seed}: {in_lines(error)}", file=sys.stderr)
             status = MISTAKE
@@ -95,12 +94,13 @@ def _one_after_the_other(trainers: Mapping[int, Any]) -> tuple[int, dict[int, "R
     return status, results
 
 
-def _show_interrupted(stop: KeyboardInterrupt, settings: Settings) -> None:
-    """The result that came with an interrupt, if training had begun."""
+def _show_interrupted(stop: KeyboardInterrupt | SystemExit, settings: Settings) -> int:
+    """Show the result that came with an interrupt, if training had begun; the exit status."""
     result = getattr(stop, "result", None)
     if result is None:
         raise stop
     show_result(result, settings)
+    return TERMINATED if isinstance(stop, SystemExit) else INTERRUPTED
 
 
 # The parent
@@ -117,6 +117,8 @@ class _Child:
     slot: int
     text: str = ""
     """an incomplete line of its output"""
+    begun: bool = False
+    """whether it trains"""
     ended: bool = False
 
     @property
@@ -134,6 +136,8 @@ class _Family:
     results: dict[int, "Result"] = field(default_factory=dict)
     failed: bool = False
     interrupts: int = 0
+    stopped: int = INTERRUPTED
+    """exit status after a signal"""
 
     def train(self) -> int:
         """Train all seeds; the exit status."""
@@ -150,7 +154,7 @@ class _Family:
                     child.process.kill()
         for result in self.interrupted:
             print(f"continue: {command('resume', result.run_dir, *trusted(self.settings))}")
-        return INTERRUPTED if self.interrupts else MISTAKE if self.failed else 0
+        return self.stopped if self.interrupts else MISTAKE if self.failed else 0
 
     def _attend(self) -> None:
         while self.children or (self.queue and not self.interrupts):
@@ -207,6 +211,7 @@ class _Family:
         child.process.join()
 
     def _on_begin(self, child: _Child, total: float, unit: str, done: float) -> None:
+        child.begun = True
         self.screen.begin(child.name, total, unit, done)
 
     def _on_progress(self, child: _Child, done: float, count: float, row: dict[str, Any]) -> None:
@@ -242,11 +247,17 @@ class _Family:
             except OSError:  # it has ended
                 continue
 
-    def _stop(self, *signal: Any) -> None:
+    def _stop(self, number: int, frame: Any) -> None:
         self.interrupts += 1
+        self.stopped = TERMINATED if number == signal.SIGTERM else INTERRUPTED
         if self.interrupts > 2:
             raise KeyboardInterrupt
         self._tell_all()
+        if self.interrupts == 2:
+            for child in self.children:
+                if not child.begun:  # it may not listen yet, and there is nothing to save
+                    child.ended = True
+                    child.process.kill()
         if self.interrupts == 1:
             self.screen.message("every seed finishes its iteration and saves; Ctrl-C again to stop now")
 
@@ -307,7 +318,7 @@ def _work(job: Job, line: Connection, output: Connection, cores: Sequence[int]) 
             warnings.simplefilter("ignore")  # the parent has loaded the same settings, and told
             trainer = job.load()
         line.send(("result", trainer.train()))
-    except KeyboardInterrupt as stop:
+    except (KeyboardInterrupt, SystemExit) as stop:
         line.send(("interrupted", getattr(stop, "result", None)))
     except WhorlError as error:
         line.send(("failed", in_lines(error)))

@@ -222,9 +222,10 @@ class LocalCollector(Collector):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.renew is not None:
-            tree.copy_(self._weights(), state["held"])
-        self.begin(state["obs"], state["reset"])
-        tree.copy_(self.memory, state["memory"])
+            tree.restore_(self._weights(), state["held"])
+        mine = self.state_dict()
+        for name in ("obs", "reset", "memory"):
+            tree.restore_(mine[name], state[name])
         self.episode_statistics.load_state_dict(state["episode_statistics"])
 
 

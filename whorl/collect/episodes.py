@@ -134,5 +134,5 @@ class EpisodeStatistics:
         return {"open": self.open, "sums": self.sums}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.open.copy_(state["open"])
+        tree.restore_(self.open, state["open"])
         self.sums.zero_()[: len(state["sums"])] = state["sums"]  # runs of earlier versions have fewer fields

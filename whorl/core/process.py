@@ -15,6 +15,8 @@ SWITCH_INTERVAL = 5e-5
 """seconds a Python thread keeps the interpreter lock while others wait, where optimizers step in threads; the default
 of 5 ms is longer than many a step, so that the threads would take turns"""
 
+CTRL_C = "Ctrl-C"
+
 
 class configure_process:
     """Set process-wide options; used as a context manager, it restores the previous ones on exit.
@@ -77,7 +79,7 @@ def first_interrupt(handle: Callable[[str], None]) -> Iterator[None]:
 
     def receive(number: int, frame: FrameType | None) -> None:
         restore()
-        handle("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+        handle(CTRL_C if number == signal.SIGINT else signal.Signals(number).name)
 
     before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

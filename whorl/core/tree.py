@@ -63,6 +63,20 @@ def copy_(target: Tree, source: Tree) -> None:
     map(lambda into, value: into.copy_(value), target, source)
 
 
+def restore_(target: Tree, saved: Tree) -> None:
+    """`copy_` for tensors that were saved from `target`: others, which it would broadcast or convert, are an error."""
+    map(_restore, target, saved)
+
+
+def _restore(into: Tensor, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"a {type(value).__name__} where a tensor is needed")
+    if (value.shape, value.dtype) != (into.shape, into.dtype):
+        found, wanted = (f"{x.dtype} {list(x.shape)}" for x in (value, into))
+        raise ValueError(f"a tensor of {found} where one of {wanted} is needed")
+    into.copy_(value)
+
+
 def clone(tree: Tree) -> Tree:
     """A copy that shares no memory."""
     return map(torch.clone, tree)

@@ -306,9 +306,9 @@ class Replay(Experience):
                 )
             self.store.load(state["ring"]["manifest"])
             if "memories" in state["ring"]:
-                tree.copy_(self.ring.memories, state["ring"]["memories"])
+                tree.restore_(self.ring.memories, state["ring"]["memories"])
         self.sampler.load_state_dict(state["sampler"])
-        self._late = tree.clone(state["late"])
+        self._late = {name: tree.clone(value) for name, value in state["late"].items()}
 
     def can_start(self) -> bool:
         """Whether there is a start; raises if no stored episode has its first row in the buffer any more

@@ -209,10 +209,10 @@ class Ring:
             )
         self.rows = int(state["rows"])
         if "columns" in state:
-            tree.copy_(self.columns, state["columns"])
-            tree.copy_(self.memories, state["memories"])
-        self._next_reset.copy_(state["next_reset"])
-        self._cut.copy_(state["cut"])
+            tree.restore_(self.columns, state["columns"])
+            tree.restore_(self.memories, state["memories"])
+        tree.restore_(self._next_reset, state["next_reset"])
+        tree.restore_(self._cut, state["cut"])
 
 
 def take(column: Tree, cell: Tensor) -> Tree:

@@ -156,10 +156,10 @@ class Prioritized:
         own = self.state_dict()
         # Restore sums bit for bit instead of recomputing them; only another device has blocks of another size.
         if {k: v.shape for k, v in own["sums"].items()} != {k: v.shape for k, v in state["sums"].items()}:
-            tree.copy_({**own, "sums": {}}, state)
+            tree.restore_({**own, "sums": {}}, state)
             self.sum_tree.recompute()
         else:
-            tree.copy_(own, state)
+            tree.restore_(own, state)
 
 
 def sample_error(error: Tensor, mask: Tensor, eta: float) -> Tensor:

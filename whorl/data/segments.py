@@ -151,6 +151,8 @@ class Segments(Store):
         """Fill the ring, whose row count is already set, and continue from there."""
         self._check_layout(manifest["layout"])
         whole, tails = ([Segment(**entry) for entry in manifest[kind]] for kind in ("whole", "tails"))
+        if self.ring.settled > max((segment.last for segment in (*whole, *tails)), default=0):
+            raise DamagedError("the checkpoint names too few files of the replay buffer")
         for segment in (*whole, *tails):  # report missing files at once, not after reading gigabytes
             self._check_size(segment)
         for segment in (*whole, *tails):  # oldest rows first: newer ones may overwrite them

@@ -3,7 +3,6 @@
 What a trajectory holds is its payload: the rows of a rollout, rows with initial priorities (Ape-X), or gradients (A3C).
 """
 
-import faulthandler
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.initial_priorities import InitialPriorities
 from whorl.data.replay import FIRST
+from whorl.distributed.hang_timer import HangTimer, Report
 from whorl.distributed.remote import Slots, Weights
 from whorl.distributed.tensors import Layout, layout_of
 from whorl.envs.make import Source
@@ -202,31 +202,6 @@ class Role:
         return PAYLOADS[self.sends](self.agent, rollout, seed)
 
 
-class HangTimer:
-    """Ends this process, with a traceback on standard error, if more than `timeout` seconds pass between two beats.
-
-    The timer is a thread of the C library, so it works where an environment hangs without releasing Python's lock.
-    Setting it takes longer than a small step: it is set at most once a second.
-    """
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout, self._set = timeout, 0.0
-
-    def __enter__(self) -> None:
-        self._set = 0.0
-        self.beat()
-
-    def beat(self, share: float = 0.0) -> None:
-        """A step has returned."""
-        if self._timeout and time.monotonic() - self._set > 1.0:
-            self._set = time.monotonic()
-            faulthandler.dump_traceback_later(self._timeout, exit=True)
-
-    def __exit__(self, *error: object) -> None:
-        if self._timeout:
-            faulthandler.cancel_dump_traceback_later()
-
-
 class ActorProcess:
     """Collects one rollout after another.
 
@@ -249,8 +224,9 @@ class ActorProcess:
         self.collector = LocalCollector(vector, self.agent, role.steps, generator, numbers=numbers)
         self.collector.reset(env)
         self.collector.episode_statistics.record = role.records_episodes
-        self._timer = HangTimer(role.timeout)
-        self.collector.watch = self._timer.beat
+        self._timeout, self._stepper = role.timeout, getattr(vector, "stepper", None)
+        self._rolling, self._share = False, 0.0
+        self.collector.watch = self._made_step
         self.payload = role.payload(self.collector.storage.batch(), act)
         self.number = 0
 
@@ -258,14 +234,32 @@ class ActorProcess:
         """One rollout: the fields of its `Trajectory`, and the payload."""
         began = time.perf_counter()
         statistics = self.collector.episode_statistics
-        with acting(self.agent.device), self._timer:
+        self._rolling = True
+        with acting(self.agent.device):
             rollout = self.collector.collect(random=random)
             seen = statistics.drain()
+        self._rolling = False
         ended, statistics.ended = statistics.ended, []
         tensors = self.payload.make(rollout)
         self.number += 1
         seconds = time.perf_counter() - began
         return {"number": self.number - 1, "seen": seen, "ended": ended, "seconds": seconds}, tensors
+
+    def watch_hangs(self, report: Report) -> None:
+        """Report a step that takes longer than the role allows."""
+        HangTimer(self._timeout, self._under_way, self._where, report)
+
+    def _made_step(self, share: float) -> None:
+        self._share = share
+
+    def _under_way(self) -> Any:
+        """Changes with every step of a rollout."""
+        steps = None if self._stepper is None else self._stepper.under_way()
+        return (self.number, self._share, steps) if self._rolling else None
+
+    def _where(self) -> str:
+        stepper = self._stepper
+        return "a step" if stepper is None or stepper.under_way() is None else stepper.where()
 
     def close(self) -> None:
         self.collector.env.close()
@@ -288,6 +282,9 @@ class RemoteActor:
         with torch.no_grad():
             token = self.slots.write(slot, tensors)
         return {**fields, "version": version, "slot": slot}, token
+
+    def watch_hangs(self, report: Report) -> None:
+        self.actor.watch_hangs(report)
 
     def close(self) -> None:
         self.actor.close()

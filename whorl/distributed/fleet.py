@@ -14,7 +14,6 @@ learner if something there needs them: observation normalisation, components, or
 """
 
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -37,7 +36,15 @@ from whorl.data.initial_priorities import completed
 from whorl.data.replay import FIRST, view_of
 from whorl.distributed.actor import PayloadKind, RemoteActor, Role, Trajectory
 from whorl.distributed.pool import WATCH_SECONDS
-from whorl.distributed.remote import Remote, RemoteDied, RemoteError, RestartPolicy, make_backend
+from whorl.distributed.remote import (
+    Notify,
+    Remote,
+    RemoteDied,
+    RemoteError,
+    RestartPolicy,
+    make_backend,
+    warn,
+)
 from whorl.distributed.tensors import empty, env_slice
 from whorl.envs.make import Source
 from whorl.settings.run import RunConfig
@@ -74,7 +81,7 @@ class Fleet:
 
     Args:
         ahead: slots of each actor: rollouts that it may collect before the first of them was released.
-        restarts: failures in a row after which the run ends with the last error.
+        policy: decides whether an actor that failed is replaced; its `notify` shows messages.
         ray: address of a Ray cluster; empty: processes of this machine.
         direct: whether replay shards read the trajectories.
     """
@@ -85,7 +92,7 @@ class Fleet:
         actors: int,
         seed: Seed,
         ahead: int = 2,
-        restarts: int = 3,
+        policy: RestartPolicy | None = None,
         ray: str = "",
         direct: bool = False,
     ) -> None:
@@ -99,7 +106,7 @@ class Fleet:
             if not self._gpus:
                 self._backend.close()
                 raise ConfigError("actors_on_gpu is true, but the Ray cluster has no GPU; leave it out")
-        self._policy = RestartPolicy(restarts)
+        self._policy = policy or RestartPolicy(3)
         self.lives = [0] * actors
         """how often each actor was replaced"""
         self.sent = 0
@@ -218,7 +225,7 @@ class Fleet:
         if hopeless:
             raise EnvError(text)
         self._warned = True
-        warnings.warn(text, stacklevel=2)
+        self._policy.notify(text)
 
 
 def gpu_share(gpus: int, actors: int) -> float:
@@ -520,6 +527,7 @@ def make_fleet(
     streams: Streams,
     needs_rows: bool = False,
     needs_episodes: bool = False,
+    notify: Notify = warn,
 ) -> FleetCollector:
     """The collector over `run.actors` actors.
 
@@ -527,6 +535,7 @@ def make_fleet(
         agent: the copy whose weights are published.
         needs_rows: whether the learner must see the rows even if there are replay shards.
         needs_episodes: whether actors send every episode that ended, besides the sums over all of them.
+        notify: shows messages about actors that were replaced.
     """
     gradients = run.actor_gradients != "none"
     num_envs = run.num_envs // run.actors
@@ -551,7 +560,8 @@ def make_fleet(
 
     ahead = 1 if gradients or lag == 0 else 2  # an actor that waits for the learner needs no second slot
     direct = not needs_rows and not gradients and _only_shards_need_rows(agent)
-    fleet = Fleet(role, run.actors, seed, ahead, run.actor_restarts, run.ray, direct)
+    policy = RestartPolicy(run.actor_restarts, run.restarts_per_hour, notify)
+    fleet = Fleet(role, run.actors, seed, ahead, policy, run.ray, direct)
     if gradients:
         return GradientCollector(fleet, role, agent, run.actors, run.actor_gradients == "averaged")
     return FleetCollector(fleet, role, agent, run.actors, lag, run.trajectories_per_batch)

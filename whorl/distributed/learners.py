@@ -22,7 +22,7 @@ from whorl.data.gradients import GradientQueue
 from whorl.data.rollouts import Rollouts
 from whorl.distributed.actor import envs_per_batch
 from whorl.distributed.group import Group, GroupMember, LearnerLost, Meeting, Transport
-from whorl.distributed.remote import Remote, RemoteError, RestartPolicy, Slots, make_backend
+from whorl.distributed.remote import Notify, Remote, RemoteError, RestartPolicy, Slots, make_backend, warn
 from whorl.distributed.replay_shards import ShardBatch
 from whorl.distributed.tensors import Layout, empty, env_slice, layout_of
 from whorl.nets.renorm import BatchRenorm
@@ -96,13 +96,16 @@ class Learners:
     Args:
         copy: an agent like `agent`, not prepared yet, of which replicas are made.
         batches: the slots of replay shards from which replicas read their parts.
+        notify: shows messages about replicas that were replaced.
     """
 
-    def __init__(self, agent: Agent, copy: Agent, run: RunConfig, batches: list[Slots]) -> None:
+    def __init__(
+        self, agent: Agent, copy: Agent, run: RunConfig, batches: list[Slots], notify: Notify = warn
+    ) -> None:
         self.agent, self.run = agent, run
         self._copy, self._batches = copy, batches
         self._backend = make_backend(run.ray)
-        self._policy = RestartPolicy(run.actor_restarts)
+        self._policy = RestartPolicy(run.actor_restarts, run.restarts_per_hour, notify)
         self.replicas: list[Remote] = []
         self.replaced = 0
         """how often replicas were replaced"""

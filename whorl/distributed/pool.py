@@ -16,6 +16,7 @@ import torch
 from whorl.core import tree
 from whorl.core.errors import EnvError
 from whorl.core.tree import Tree
+from whorl.distributed.hang_timer import GRACE
 from whorl.distributed.process import FAILURE, ProcessRemote, close_all, wait
 from whorl.distributed.remote import RemoteError
 from whorl.distributed.shared_memory import ArraySpec, SharedSegment
@@ -39,7 +40,8 @@ class WorkerPool:
     call its methods.
 
     Args:
-        timeout: seconds within which each step has to return; 0: no limit.
+        timeout: seconds within which each step has to return; 0: no limit. Workers report this themselves; the pool
+            looks for those that can't, because they are stopped.
     """
 
     capturable = False
@@ -77,7 +79,7 @@ class WorkerPool:
         try:
             for worker, slices in enumerate(self._slices):
                 name = f"worker {worker} (environments {', '.join(map(str, _numbers(slices)))})"
-                self._remotes.append(ProcessRemote(name, EnvWorker, (environment, slices, segment)))
+                self._remotes.append(ProcessRemote(name, EnvWorker, (environment, slices, segment, timeout)))
             self._take_all()
         finally:
             segment.release()
@@ -212,7 +214,7 @@ class WorkerPool:
         expected = group * BUFFERS + buffer
         for remote, arrived in zip(self._remotes, self._arrived):
             while expected not in arrived:
-                if self.timeout and not wait([remote], self.timeout):
+                if self.timeout and not wait([remote], self.timeout + 2 * GRACE):
                     self._hangs(remote)
                 answer = os.read(remote.answers, 1)
                 if not answer or answer == FAILURE:
@@ -260,7 +262,7 @@ class WorkerPool:
         """Results of several workers, taken as they come, so that a dead one is noticed at once."""
         remotes = remotes or self._remotes
         found: dict[str, Any] = {}
-        stalls = Stalls(progress, self.timeout)
+        stalls = Stalls(progress, self.timeout and self.timeout + 2 * GRACE)
         try:
             while len(found) < len(remotes):
                 waiting = [remote for remote in remotes if remote.name not in found]
@@ -284,7 +286,7 @@ class WorkerPool:
         remote.process.kill()
         self._end(
             RemoteError(
-                f"{remote.name}: a step did not return within {self.timeout:g} seconds, the setting env_timeout"
+                f"{remote.name} did not answer within {self.timeout:g} seconds, the setting env_timeout"
             )
         )
 

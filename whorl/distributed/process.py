@@ -19,12 +19,14 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import cloudpickle
 import numpy as np
 
+from whorl.core.errors import EnvError
 from whorl.distributed.remote import MISTAKES, RemoteDied, RemoteError
 from whorl.distributed.shared_memory import ArraySpec, SharedSegment
 
@@ -270,6 +272,12 @@ def failure_of(error: BaseException) -> tuple[str, str]:
     return f" failed with {trace.rpartition(chr(10))[2]}", trace
 
 
+def _report_hang(channel: _Channel, error: EnvError) -> NoReturn:
+    """Runs in a thread: the main one does not return from the call that the parent waits for."""
+    channel.send(FAILURE, failure_of(error))
+    os._exit(1)
+
+
 def _leave() -> NoReturn:
     """The parent is gone; an environment that hangs while closing must not keep this process alive."""
     os._exit(0)
@@ -297,7 +305,8 @@ def main() -> None:
     """Make the object, then run its methods in the order in which they are requested.
 
     An object may have `commands`, a list of functions without arguments or results: the command byte n runs the n-th
-    and is sent back when it is done. Environment workers step this way, without a message to pack.
+    and is sent back when it is done. Environment workers step this way, without a message to pack. Its method
+    `watch_hangs`, if there is one, gets the function that reports a call which does not return.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     channel = _Channel()
@@ -308,6 +317,8 @@ def main() -> None:
     except BaseException as error:
         channel.send(FAILURE, failure_of(error))
         return
+    if hasattr(held, "watch_hangs"):
+        held.watch_hangs(partial(_report_hang, channel))
     gc.freeze()  # what exists now lives as long as the process: the garbage collector need not look at it again
     channel.send(RESULT, None)
     commands, limit = getattr(held, "commands", []), len(getattr(held, "commands", []))

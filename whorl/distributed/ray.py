@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 import torch
@@ -34,6 +34,8 @@ class RayHost:
         # As bytes: arrays that Ray unpickles itself are read-only, and an environment may hold some.
         make, arguments = cloudpickle.loads(packed)
         self._held = make(*arguments)
+        if hasattr(self._held, "watch_hangs"):
+            self._held.watch_hangs(_report_hang)
 
     def where(self) -> tuple[str, int]:
         """The node and the process."""
@@ -43,6 +45,13 @@ class RayHost:
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(self._held, method)(*arguments)
+
+
+def _report_hang(error: EnvError) -> NoReturn:
+    """Runs in a thread: what the main one hangs in can't be answered any more; the message is in Ray's logs."""
+    sys.stderr.write(f"{error.message}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 class RayRemote:

@@ -6,8 +6,9 @@ sender writes them to `Slots` that both sides hold, and the call carries a small
 on without reading the tensors, so that rows go from an actor to a replay shard directly.
 """
 
+import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -124,23 +125,53 @@ def make_backend(ray: str, cpus: int = 1) -> Backend:
     return ProcessBackend()
 
 
-class RestartPolicy:
-    """Failed remote objects are replaced with a warning, up to `limit` times in a row for each name."""
+Notify = Callable[[str], None]
+"""shows a message to the user"""
+WINDOW = 3600.0
+"""seconds over which `restarts_per_hour` counts"""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._failures: Counter[str] = Counter()
+
+def warn(text: str) -> None:
+    """A message where there is no console."""
+    warnings.warn(text, stacklevel=4)
+
+
+class RestartPolicy:
+    """Failed remote objects are replaced, each time with a message; too many failures of one end the run.
+
+    Args:
+        limit: failures in a row.
+        per_hour: failures within an hour, whatever succeeded in between; 0: any number.
+    """
+
+    def __init__(self, limit: int, per_hour: int = 0, notify: Notify = warn) -> None:
+        self.limit, self.per_hour, self.notify = limit, per_hour, notify
+        self._in_a_row: Counter[str] = Counter()
+        self._times: defaultdict[str, deque[float]] = defaultdict(deque)
 
     def failed(self, name: str, error: WhorlError) -> None:
         """Count a failure; raises if it was one too many."""
-        self._failures[name] += 1
-        count = self._failures[name]
-        if count > self.limit:
-            times = "once" if count == 1 else f"{count} times in a row"
-            raise RemoteError(f"{name} failed {times}; last error: {error.message}", error.details)
+        now, times = time.monotonic(), self._times[name]
+        self._in_a_row[name] += 1
+        times.append(now)
+        while now - times[0] > WINDOW:
+            times.popleft()
+        if self._in_a_row[name] > self.limit:
+            raise self._last(name, self._in_a_row[name], "in a row", error)
+        if self.per_hour and len(times) > self.per_hour:
+            raise self._last(
+                name, len(times), f"within an hour (restarts_per_hour is {self.per_hour})", error
+            )
         reason = error.message.partition("\n")[0]
-        warnings.warn(f"{name} failed and is replaced ({count} of {self.limit}): {reason}", stacklevel=3)
+        self.notify(
+            f"{name} failed and is replaced ({self._in_a_row[name]} of {self.limit} in a row, {len(times)} within an "
+            f"hour): {reason}"
+        )
 
     def succeeded(self, name: str) -> None:
-        """Failures before this one no longer count."""
-        del self._failures[name]
+        """Failures before this one are no longer in a row."""
+        del self._in_a_row[name]
+
+    def _last(self, name: str, count: int, when: str, error: WhorlError) -> RemoteError:
+        times = "once" if count == 1 else f"{count} times {when}"
+        return RemoteError(f"{name} failed {times}; last error: {error.message}", error.details)

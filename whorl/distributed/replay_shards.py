@@ -36,7 +36,16 @@ from whorl.data.samplers import sample_error
 from whorl.data.segments import Segments
 from whorl.distributed.actor import Trajectory
 from whorl.distributed.fleet import FleetCollector, StoredRollout
-from whorl.distributed.remote import Remote, RemoteDied, RestartPolicy, SlotLost, Slots, make_backend
+from whorl.distributed.remote import (
+    Notify,
+    Remote,
+    RemoteDied,
+    RestartPolicy,
+    SlotLost,
+    Slots,
+    make_backend,
+    warn,
+)
 from whorl.distributed.tensors import array, empty, env_slice, layout_of, tensor_of
 from whorl.settings.run import RunConfig
 from whorl.state.streams import Streams
@@ -245,7 +254,7 @@ class ShardedReplay(Experience):
         rows: a rollout of all environments, for its shapes.
         seed: of a shard's sampling, by its number and by how often it was replaced.
         device: where batches are wanted.
-        restarts: failures of a shard in a row after which the run ends.
+        policy: decides whether a shard that failed is replaced.
         ray: address of a Ray cluster; empty: processes of this machine.
         actors: the collector whose actors write to the shards directly.
         learners: how many share a batch.
@@ -259,7 +268,7 @@ class ShardedReplay(Experience):
         rows: Batch,
         seed: Callable[[int, int], int],
         device: torch.device,
-        restarts: int,
+        policy: RestartPolicy,
         ray: str = "",
         actors: FleetCollector | None = None,
         learners: int = 1,
@@ -281,7 +290,7 @@ class ShardedReplay(Experience):
             require_memory(size, cpu, cfg.buffer_size)
         template = _example_batch(*setup)
         self._template = ShardBatch(**{each.name: getattr(template, each.name) for each in fields(Batch)})
-        self._policy, self._backend = RestartPolicy(restarts), make_backend(ray)
+        self._policy, self._backend = policy, make_backend(ray)
         self._sources = [] if actors is None else actors.fleet.slots
         self._actor_envs = 0 if actors is None else actors.num_envs
         if actors is not None:
@@ -499,9 +508,14 @@ class ShardedReplay(Experience):
 
 
 def make_shards(
-    agent: Agent, collector: Any, run: RunConfig, streams: Streams, device: torch.device
+    agent: Agent,
+    collector: Any,
+    run: RunConfig,
+    streams: Streams,
+    device: torch.device,
+    notify: Notify = warn,
 ) -> ShardedReplay:
-    """The shards of an agent's replay buffer, fed by `collector`."""
+    """The shards of an agent's replay buffer, fed by `collector`; `notify` shows messages about replaced ones."""
     check_shards(agent.cfg, run.num_envs, run.actors)
 
     def seed(shard: int, life: int) -> int:
@@ -510,7 +524,8 @@ def make_shards(
     fleet = isinstance(collector, FleetCollector)
     rows = with_streams(collector.rollout(), agent.spec.streams, {})
     actors = collector if fleet and collector.fleet.direct else None
-    return ShardedReplay(agent, rows, seed, device, run.actor_restarts, run.ray, actors, run.learners)
+    policy = RestartPolicy(run.actor_restarts, run.restarts_per_hour, notify)
+    return ShardedReplay(agent, rows, seed, device, policy, run.ray, actors, run.learners)
 
 
 def check_shards(cfg: ReplayConfig, num_envs: int, actors: int) -> None:

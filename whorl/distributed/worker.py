@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from whorl.distributed.hang_timer import HangTimer, Report
 from whorl.distributed.shared_memory import SharedSegment
 
 ARRAY_PREFIX = "user/"
@@ -34,11 +35,13 @@ class Slice:
 class EnvWorker:
     """Steps its environments; `commands` holds one function for each group and buffer (see `process.main`)."""
 
-    def __init__(self, environment: bytes, slices: list[Slice], segment: SharedSegment) -> None:
+    def __init__(
+        self, environment: bytes, slices: list[Slice], segment: SharedSegment, timeout: float = 0.0
+    ) -> None:
         from whorl.envs.stepping import Buffers, EnvStepper  # the parent's sys.path has to be in place first
 
         factory, layout = pickle.loads(environment)
-        self.slices, arrays = slices, segment.arrays
+        self.slices, self.timeout, arrays = slices, timeout, segment.arrays
         numbers = [env_index for part in slices for env_index in range(part.start, part.stop)]
         self.stepper = EnvStepper(factory, layout, numbers)
         self.arrays = user_arrays(arrays)
@@ -60,6 +63,10 @@ class EnvWorker:
             for group, part in enumerate(slices)
             for buffer in range(BUFFERS)
         ]
+
+    def watch_hangs(self, report: Report) -> None:
+        """Report a step that takes longer than `timeout`."""
+        HangTimer(self.timeout, self.stepper.under_way, self.stepper.where, report)
 
     def reset(self, seed: int) -> None:
         for part, out in zip(self.slices, self._outputs[0]):

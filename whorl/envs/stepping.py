@@ -101,6 +101,8 @@ class EnvStepper:
         self._began = [0] * len(numbers)
         """the call that began the episode of each environment"""
         self._episodes = [0] * len(numbers)
+        self._entered, self._at = 0, -1
+        """calls of `reset` and `step` so far, and the environment that is in one now; -1: none"""
         self._steps = [env.step for env in self.envs]
         self._decode = action_decoder(layout.action_space)
         self._masks = [mask_reader(layout, env) for env in self.envs]
@@ -126,9 +128,11 @@ class EnvStepper:
         out.soft.fill(False)
         env_index, result = start, NOTHING
         self._calls[start] = 0
+        self._entered += 1
         try:
             for row in range(len(out.reward)):
                 env_index, result = start + row, NOTHING
+                self._at = env_index
                 self._open(env_index, start)
                 result = self.envs[env_index].reset(seed=env_seed(seed, self.numbers[env_index]))
                 obs, info = result
@@ -136,6 +140,7 @@ class EnvStepper:
                 self._write(out.obs, row, obs, env_index, True)
                 if self._masked:
                     out.obs[-1][row] = self._masks[env_index](info)
+            self._at = -1
         except Exception as error:  # an environment may raise anything
             self._fail(env_index, "reset()", result, error)
 
@@ -151,9 +156,11 @@ class EnvStepper:
         write = out.obs[0].__setitem__
         calls = self._calls[start] = self._calls.get(start, 0) + 1
         env_index, row, result = start, 0, NOTHING
+        self._entered += 1
         try:
             for row, choice in enumerate(choices):
                 env_index, result = start + row, NOTHING
+                self._at = env_index
                 if pending[env_index]:
                     reset[row] = True
                     reward[row] = 0.0
@@ -177,6 +184,7 @@ class EnvStepper:
                     self._write(out.obs, row, obs, env_index, reset[row])
                 if self._masked:
                     out.obs[-1][row] = self._masks[env_index](info)
+            self._at = -1
         except Exception as error:  # an environment may raise anything
             self._fail(env_index, "reset()" if reset[row] else "step()", result, error)
 
@@ -258,10 +266,23 @@ class EnvStepper:
             if lossy or (np.shape(value) or (1,)) != leaf.shape:
                 raise ValueError("the observation has another shape or type than its space")
 
+    def under_way(self) -> tuple[int, int] | None:
+        """Changes whenever an environment returns from `reset` or `step`; None: none is in one."""
+        return None if self._at < 0 else (self._entered, self._at)
+
+    def where(self) -> str:
+        """The environment that is in a call now, and the call."""
+        resets = self._steps_of(self._at) == 0
+        call = "reset()" if resets else "step()"
+        return f"{self._place(self._at, call)}: {call}"
+
+    def _place(self, env_index: int, call: str) -> str:
+        steps = "" if call == "reset()" else f"step {self._steps_of(env_index)} of "
+        return f"environment {self.numbers[env_index]}, {steps}episode {self._episodes[env_index]}"
+
     def _fail(self, env_index: int, where: str, result: Any, error: Exception) -> NoReturn:
         """Raise for what an environment did, and when; `result` is what `where` returned, `NOTHING` if it raised."""
-        steps = "" if where == "reset()" else f"step {self._steps_of(env_index)} of "
-        at = f"environment {self.numbers[env_index]}, {steps}episode {self._episodes[env_index]}"
+        at, self._at = self._place(env_index, where), -1
         found = error.message if isinstance(error, WhorlError) else None
         if found is None and result is not NOTHING:
             found = self._mistake(where, result)

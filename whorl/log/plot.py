@@ -48,7 +48,8 @@ ENDINGS = (".png", ".svg", ".pdf")
 
 REPORTING = (
     *("seed", "tag", "runs", "quiet", "log_freq", "log_file", "loggers", "tensorboard", "screenshot_freq"),
-    *("eval", "eval_freq", "n_eval_episodes", "save_model", "checkpoint_freq", "keep_checkpoints"),
+    *("eval", "eval_freq", "n_eval_episodes", "eval_max_steps", "save_model", "checkpoint_freq"),
+    "keep_checkpoints",
     *("use_wandb", "wandb_project", "wandb_entity", "wandb_mode"),
 )
 """settings that change nothing but the seed, names and reports"""
@@ -64,7 +65,7 @@ MACHINE = (
         "compile",
         "tf32",
     ),
-    *("ray", "actors_on_gpu", "actor_restarts", "replay_device"),
+    *("ray", "actors_on_gpu", "actor_restarts", "restarts_per_hour", "replay_device"),
 )
 """settings that say where a run is computed: they change how long it takes, not what it does"""
 

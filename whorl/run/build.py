@@ -19,6 +19,7 @@ from whorl.distributed.actor import check_actors, envs_per_batch
 from whorl.distributed.fleet import RemoteEnvs, make_fleet
 from whorl.distributed.learners import Learners, check_learners
 from whorl.distributed.pool import make_vector
+from whorl.distributed.remote import Notify, warn
 from whorl.distributed.replay_shards import make_shards
 from whorl.distributed.worker_collector import WorkerCollector
 from whorl.envs.make import Source
@@ -101,8 +102,8 @@ class Needs:
     """every episode that ended"""
 
 
-def build(source: Source, settings: Settings, needs: Needs) -> Parts:
-    """Create everything that training needs; nothing process-wide is changed."""
+def build(source: Source, settings: Settings, needs: Needs, notify: Notify = warn) -> Parts:
+    """Create everything that training needs; nothing process-wide is changed. `notify` shows messages later on."""
     run = settings.run
     device = choose_device(run.device)
     streams = Streams(run.seed)
@@ -112,12 +113,12 @@ def build(source: Source, settings: Settings, needs: Needs) -> Parts:
     agent.prepare(device, lambda name: streams.generator("learner", device, name))
     agent.use_threads(learner_threads(settings))
     with ExitStack() as stack:
-        acting = _acting(source, settings, agent, device, streams, needs)
+        acting = _acting(source, settings, agent, device, streams, needs, notify)
         stack.callback(acting.close)
         if acting.workers is not None:
             # Saved in config.yaml: a resumed run must distribute its environments in the same way.
             settings = settings.replace(workers=acting.workers)
-        experience = _experience(settings, agent, acting, streams)
+        experience = _experience(settings, agent, acting, streams, notify)
         stack.callback(experience.close)
         # Replay needs a successor for each row.
         if experience.overlaps and not acting.env.snapshots and _reset_period(settings) * run.num_steps == 1:
@@ -129,7 +130,7 @@ def build(source: Source, settings: Settings, needs: Needs) -> Parts:
         if run.learners > 1:
             check_learners(agent, run, experience)
             copy = build_agent(settings, agent.spec)
-            learners = Learners(agent, copy, run, getattr(experience, "batches", []))
+            learners = Learners(agent, copy, run, getattr(experience, "batches", []), notify)
         shared = None if learners is None else learners.update
         learner = Learner(agent, device.type == "cuda" and shared is None, run.compile, shared)
         stack.pop_all()
@@ -177,6 +178,7 @@ def _acting(
     learner: torch.device,
     streams: Streams,
     needs: Needs,
+    notify: Notify,
 ) -> Acting:
     """Actors, workers that act, or this process with or without workers that step."""
     run, device = settings.run, choose_device(settings.run.env_device)
@@ -184,7 +186,7 @@ def _acting(
         copy = build_agent(settings, agent.spec)
         if needs.steps:
             raise _unseen(f"{run.actors} actors make their steps", "on_episode, or leave actors out")
-        fleet = make_fleet(source, copy, run, streams, needs.rows, needs.episodes)
+        fleet = make_fleet(source, copy, run, streams, needs.rows, needs.episodes, notify)
         remote = RemoteEnvs(source.id)
         return Acting(fleet, remote, copy, fleet.role.weights, fleet.fleet.dashboard)
     workers = source.workers(run.workers, run.num_envs)
@@ -220,12 +222,14 @@ def _unseen(why: str, remedy: str) -> ConfigError:
     return ConfigError(f"a callback has on_step, but {why} by themselves, out of its sight; use {remedy}")
 
 
-def _experience(settings: Settings, agent: Agent, acting: Acting, streams: Streams) -> Experience:
+def _experience(
+    settings: Settings, agent: Agent, acting: Acting, streams: Streams, notify: Notify
+) -> Experience:
     run, cfg = settings.run, agent.cfg
     if run.actors and run.actor_gradients != "none":
         return GradientQueue(run.actor_gradients == "averaged")
     if agent.off_policy and cfg.shards:
-        return make_shards(agent, acting.collector, run, streams, agent.device)
+        return make_shards(agent, acting.collector, run, streams, agent.device, notify)
     generator = streams.generator("replay", replay_device(settings, agent.device))
     experience: Experience = agent.experience(generator)
     if run.compile:

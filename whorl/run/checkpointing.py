@@ -71,7 +71,7 @@ class Checkpointing:
         parts.experience.load_state_dict(state["experience"])
         parts.streams.load_state_dict(state["streams"])
         self.counters.load_state_dict(state["counters"])
-        restart = not state["collector"]
+        restart = state["collector"] == {}
         if not restart:
             acting.collector.load_state_dict(state["collector"])
         if acting.env.snapshots and not restart:
@@ -130,7 +130,7 @@ class Checkpointing:
             self.saved,
             state,
             export(parts.agent, parts.settings),
-            parts.settings.plain(),
+            parts.settings.saved(),
             metadata,
             parts.agent.normalizer_values() or None,
         )
@@ -143,7 +143,7 @@ class Checkpointing:
         assert self.run_dir is not None
         agent, settings = self.parts.agent, self.parts.settings
         values = agent.normalizer_values() or None
-        checkpoint.save_best(self.run_dir, export(agent, settings), settings.plain(), metadata, values)
+        checkpoint.save_best(self.run_dir, export(agent, settings), settings.saved(), metadata, values)
 
     def _sweep(self) -> None:
         """Delete rows that no checkpoint needs; if one can't be read, all stay."""

@@ -16,6 +16,7 @@ from whorl.distributed.pool import make_vector
 from whorl.envs.make import Source
 from whorl.envs.vector import Step, VectorEnv
 from whorl.run.build import Parts
+from whorl.settings.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Evaluation:
     lengths: list[int]
     successes: list[bool] = field(default_factory=list)
     """whether each episode succeeded, of those whose last `info` has `is_success` or `success`"""
+    cut: int = 0
+    """episodes that were cut at the limit of steps, and counted with their returns so far"""
 
     @property
     def mean_return(self) -> float:
@@ -60,8 +63,6 @@ EVAL_ENVS = 32
 """most environments that are stepped one after another in an evaluation"""
 SYNC_EVERY = 32
 """steps between checks on a GPU whether all episodes have ended"""
-LONGEST = 100_000
-"""steps after which an episode that has not ended is counted with its return so far"""
 
 
 def run_episodes(
@@ -71,10 +72,12 @@ def run_episodes(
     seed: int,
     deterministic: bool = True,
     watch: Callable[[VectorEnv, Step], None] | None = None,
+    max_steps: int = RunConfig.eval_max_steps,
 ) -> Evaluation:
     """Play until `episodes` episodes have ended, the same number (plus or minus one) in every environment.
 
-    Counting the episodes that end first would favour short ones. `watch(env, step)` is called after each step.
+    Counting the episodes that end first would favour short ones. `watch(env, step)` is called after each step. An
+    episode is cut after `max_steps`; its environment then waits until all can be reset.
     """
     num_envs, device = env.spec.num_envs, agent.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -92,6 +95,12 @@ def run_episodes(
     successes = torch.full((most + 1, num_envs), torch.nan, device=device)
     obs = tree.to(env.reset(seed), device)
     reset = torch.ones(num_envs, dtype=torch.bool, device=device)
+    length = torch.zeros(num_envs, dtype=torch.int64, device=device)
+    """of the episode under way"""
+    cut = torch.zeros(num_envs, dtype=torch.bool, device=device)
+    """environments whose episode was cut: they wait for a reset of all"""
+    cuts = torch.zeros((), dtype=torch.int64, device=device)
+    rounds = itertools.count(1)
     with acting(device):
         memory = agent.begin(obs, collecting=False)
         for number in itertools.count(1):
@@ -101,7 +110,7 @@ def run_episodes(
             obs, reset = tree.to(step.obs, device), step.reset.to(device, copy=True)
             reward = step.reward.to(device, copy=True)
             memory = agent.follow(acted.memory, before, acted.action, reward, obs, reset)[0]
-            at = torch.minimum(episode, quota)
+            at = torch.where(cut, quota, torch.minimum(episode, quota))
             returns.scatter_add_(0, at, step.reward.to(device, torch.float64).unsqueeze(0))
             lengths.scatter_add_(0, at, (~reset).long().unsqueeze(0))
             ended = step.terminated | step.truncated
@@ -109,19 +118,34 @@ def run_episodes(
                 told = torch.where(ended, step.measures[:, success], torch.nan).to(device)
                 # nan in the rows of episodes that go on is overwritten at their ends
                 successes.scatter_(0, at, told.unsqueeze(0))
-            episode += ended.to(device)
+            ended = ended.to(device)
+            length = torch.where(ended | reset, 0, length + 1)
+            newly = (length == max_steps) & ~cut & (episode[0] < quota)
+            cuts += newly.sum()
+            episode += (ended & ~cut) | newly
+            cut = cut | newly
             if watch is not None:
                 watch(env, step)
-            if (device.type == "cpu" or number % SYNC_EVERY == 0) and bool((episode[0] >= quota).all()):
+            if device.type != "cpu" and number % SYNC_EVERY:
+                continue
+            done = episode[0] >= quota
+            if bool(done.all()):
                 break
-            if number == LONGEST:
-                warnings.warn(
-                    f"{env.id}: an episode did not end in {LONGEST} steps; give it a time limit", stacklevel=2
-                )
-                break
+            if bool((done | cut).all()):
+                obs = tree.to(env.reset(seed + next(rounds)), device)
+                cut, length, reset = torch.zeros_like(cut), torch.zeros_like(length), torch.ones_like(reset)
+                memory = agent.begin(obs, collecting=False)
     counted = (torch.arange(most + 1, device=device).unsqueeze(1) < quota) & (lengths > 0)
     told = successes[counted & successes.isfinite()]
-    return Evaluation(returns[counted].tolist(), lengths[counted].tolist(), (told > 0).tolist())
+    found = Evaluation(returns[counted].tolist(), lengths[counted].tolist(), (told > 0).tolist(), int(cuts))
+    if found.cut:
+        count = f"{found.cut} of {len(found.returns)} episodes"
+        warnings.warn(
+            f"{env.id}: evaluation cut {count} after {max_steps:,} steps and counted their returns so far; raise "
+            "eval_max_steps, or give the environment a time limit",
+            stacklevel=2,
+        )
+    return found
 
 
 class Evaluator:
@@ -149,7 +173,7 @@ class Evaluator:
             )
         self.parts.send_weights()
         seed = self.parts.streams.seed("eval", str(iteration))
-        return run_episodes(policy, self._env, episodes, seed, watch=watch)
+        return run_episodes(policy, self._env, episodes, seed, watch=watch, max_steps=run.eval_max_steps)
 
     def close(self) -> None:
         if self._env is not None:

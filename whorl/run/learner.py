@@ -92,8 +92,11 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         device = self.agent.device
-        self.count = dict(state["count"])
-        self._sums = tree.to(state["sums"], device)
+        count, sums = state["count"], state["sums"]
+        if count.keys() != sums.keys():
+            raise ValueError("sums and counts are of different metrics")
+        self.count = {name: int(number) for name, number in count.items()}
+        self._sums = {name: value.to(device).reshape(()) for name, value in sums.items()}
 
 
 def compile_pure(agent: Agent) -> None:

@@ -115,8 +115,19 @@ class Counters:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in (entry.name for entry in fields(self)):
-            setattr(self, name, state.get(name, getattr(self, name)))
+        for name in (entry.name for entry in fields(self) if entry.name in state.keys()):  # noqa: SIM118 - a dict
+            setattr(self, name, _like(getattr(self, name), state[name], name))
+
+
+def _like(mine: Any, saved: Any, name: str) -> Any:
+    """A saved counter, checked for the type that it has here."""
+    if isinstance(mine, dict) and isinstance(saved, dict):
+        return {str(key): _like(0.0, value, name) for key, value in saved.items()}
+    if isinstance(mine, list) and isinstance(saved, list):
+        return [[_like(0.0, episodes, name), _like(0.0, total, name)] for episodes, total in saved]
+    if isinstance(mine, (dict, list)) or isinstance(saved, bool) or not isinstance(saved, (int, float)):
+        raise ValueError(f"the counter {name} is a {type(saved).__name__}")
+    return type(mine)(saved)
 
 
 class Loop:

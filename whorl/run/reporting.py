@@ -1,5 +1,6 @@
 """What a run reports: rows of metrics to the loggers, system metrics, the console, and the result."""
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,10 +39,21 @@ class Result:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM ended `train`, which has saved the run."""
+    """Ctrl-C ended `train`, which has saved the run."""
 
     def __init__(self, result: Result) -> None:
         super().__init__(f"training was interrupted; continue it with: whorl resume {result.run_dir}")
+        self.result = result
+
+
+class Terminated(SystemExit):
+    """SIGTERM ended `train`, which has saved the run. The process ends with status 143, as after any SIGTERM.
+
+    A script that handles Ctrl-C to train the next seed must not do so here: who sent the signal will soon use SIGKILL.
+    """
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(128 + signal.SIGTERM)
         self.result = result
 
 
@@ -74,7 +86,7 @@ class Reporting:
                 self.log.add(LogFile(run_dir / "log.txt"))
             if run.use_wandb:
                 entity, mode = run.wandb_entity or None, run.wandb_mode
-                self.wandb = WandB(run_dir, settings.plain(), run.wandb_project, entity, run_dir.name, mode)
+                self.wandb = WandB(run_dir, settings.saved(), run.wandb_project, entity, run_dir.name, mode)
                 self.log.add(self.wandb)
             for named in (*getattr(run, "loggers", ()), *loggers):
                 make = resolve("logger", named) if isinstance(named, str) else named

@@ -27,7 +27,7 @@ from whorl.collect.collector import Collector, Row
 from whorl.collect.episodes import Episode
 from whorl.core import files
 from whorl.core.errors import CheckpointError, ConfigError, DamagedError, WhorlError, extend
-from whorl.core.process import configure_process, first_interrupt
+from whorl.core.process import CTRL_C, configure_process, first_interrupt
 from whorl.data.experience import Experience
 from whorl.envs.make import Source
 from whorl.log.console import Console
@@ -38,7 +38,15 @@ from whorl.run.checkpointing import RESTARTS, Checkpointing, load_weights, use_c
 from whorl.run.evaluate import Evaluation, Evaluator
 from whorl.run.loop import Counters, Loop
 from whorl.run.progress import Progress
-from whorl.run.reporting import Interrupted, LoggerFactory, Reporting, Result, SystemMetrics, cut_metrics
+from whorl.run.reporting import (
+    Interrupted,
+    LoggerFactory,
+    Reporting,
+    Result,
+    SystemMetrics,
+    Terminated,
+    cut_metrics,
+)
 from whorl.settings.merge import Settings
 from whorl.state import checkpoint
 from whorl.state.policy import build_agent
@@ -75,6 +83,8 @@ class Trainer:
         self.wall_time = 0.0
         """seconds of training, including those before the run was resumed"""
         self.interrupted = False
+        self._signal = ""
+        """what interrupted training"""
         self._stop_reason = ""
         self._parts: Parts | None = None
         self._reporting: Reporting | None = None
@@ -169,7 +179,7 @@ class Trainer:
         """Train until the budget is spent or a callback stops it; leaves a checkpoint (with `save_model`).
 
         Ctrl-C and SIGTERM end it after the iteration under way, with a checkpoint, and raise `Interrupted`, a
-        `KeyboardInterrupt` with the result. The second Ctrl-C ends it at once.
+        `KeyboardInterrupt`, or `Terminated`, a `SystemExit`, both with the result. The second signal ends it at once.
         """
         run = self.settings.run
         with ExitStack() as stack:
@@ -186,7 +196,7 @@ class Trainer:
             console.update(self._spent()[0])
             result = self._finish()
         if self.interrupted:
-            raise Interrupted(result)
+            raise Interrupted(result) if self._signal == CTRL_C else Terminated(result)
         return result
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -270,15 +280,29 @@ class Trainer:
             self._release()
 
     def _interrupt(self, name: str) -> None:
-        self.interrupted = True
+        self.interrupted, self._signal = True, name
         self.stop("it was interrupted")
-        again = "; press Ctrl-C again to stop now" if name == "Ctrl-C" else ""
+        again = "; press Ctrl-C again to stop now" if name == CTRL_C else ""
         text = f"{name}: finishing this iteration and saving{again}"
-        if self._console is None or self.settings.run.quiet:
+        if self._shown is None:
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
         else:
-            self._console.message(text)
+            self._shown.message(text)
+
+    def _notify(self, text: str) -> None:
+        """Show a message that nobody should miss, and log it."""
+        if self._shown is None:
+            warnings.warn(text, stacklevel=2)
+        else:
+            self._shown.message(text)
+        if self._reporting is not None:
+            self._reporting.log.message(text)
+
+    @property
+    def _shown(self) -> Console | None:
+        """The progress display, if there is one."""
+        return None if self.settings.run.quiet else self._console
 
     def _tick(self, share: float, rollout: float, doing: str) -> None:
         """Show how far the iteration has come."""
@@ -405,7 +429,7 @@ class Trainer:
             check_callbacks(self.callbacks)
             hooks = ("on_rollout", "on_step", "on_episode")
             needs = Needs(*(bool(overridden(self.callbacks, hook)) for hook in hooks))
-            self._parts = build(self.source, self.settings, needs)
+            self._parts = build(self.source, self.settings, needs, self._notify)
             self.settings = self._parts.settings
             if needs.steps:
                 collector: Any = self.collector
@@ -455,7 +479,7 @@ class Trainer:
     def _new_folder(self) -> Path:
         run = self.settings.run
         folder = new_run_folder(Path(run.runs), self.settings.algorithm, self.source.id, run.tag)
-        text = yaml.safe_dump(self.settings.plain(), sort_keys=False)
+        text = yaml.safe_dump(self.settings.saved(), sort_keys=False)
         files.write_atomic(folder / checkpoint.CONFIG, text.encode())
         return folder
 
@@ -560,7 +584,13 @@ class Trainer:
         self.run_dir = run_dir
         try:
             self._acquire(run_dir)
-            self.load_state(loaded.state)
+            self.build()
+            with checkpoint.reading(loaded.folder, checkpoint.STATE):
+                self.load_state(loaded.state)
+            with checkpoint.reading(loaded.folder, checkpoint.METADATA):
+                self.wall_time = float(loaded.metadata["wall_time"])
+                offset = int(loaded.metadata["metrics_offset"])
+                end = int(loaded.metadata.get("metrics_end", offset))
         except BaseException as error:
             self._release()
             if isinstance(error, DamagedError):
@@ -573,13 +603,11 @@ class Trainer:
                 f"{loaded.folder.name} was saved when an environment had failed; all of them start new episodes",
                 stacklevel=2,
             )
-        self.wall_time = float(loaded.metadata["wall_time"])
         # Continue after the highest number: neither a newer nor a damaged checkpoint is overwritten.
         newest = max(checkpoint.number(folder) for folder in checkpoint.checkpoints(run_dir))
         self.checkpointing.saved = newest
         self._branched = checkpoint.number(loaded.folder) != newest
-        offset = int(loaded.metadata["metrics_offset"])
         self._last_row_at = offset if self.finished else None
-        cut_metrics(run_dir, int(loaded.metadata.get("metrics_end", offset)) if self.finished else offset)
+        cut_metrics(run_dir, end if self.finished else offset)
         self._purge_step = self.steps + 1
         return self

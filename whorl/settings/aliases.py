@@ -20,6 +20,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "total_episodes": "total_num_episodes",
         "device": "learner_device",
         "env_device": "worker_device",
+        "env_timeout": "step_timeout",
         "actors": "num_actors num_workers num_env_runners num_rollout_workers",
         "trajectories_per_batch": "slabs",
         "n_eval_episodes": "eval_episodes num_eval_episodes evaluation_duration",

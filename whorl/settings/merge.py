@@ -34,6 +34,7 @@ from whorl.settings.follow import follow
 from whorl.settings.presets import algorithm_class, owners, preset_layers, read_file, same_name
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import bare, build, coerce, describe, fields_of, wrong
+from whorl.settings.secrets import hidden
 
 RESERVED = ("algorithm", "env", "env_options", "components", "where")
 
@@ -70,6 +71,10 @@ class Settings:
             **plain_fields(self.algo),
             **{name: plain_fields(config) for name, config in self.components.items()},
         }
+
+    def saved(self) -> dict[str, Any]:
+        """What is written to files: `plain` without secrets."""
+        return dict(hidden(self.plain()))
 
     def replace(self, **changes: Any) -> "Settings":
         """The same settings with some values changed (names or aliases)."""

@@ -50,10 +50,13 @@ class RunConfig:
     """with actors: they compute gradients of their own rollouts, which the learner applies as they arrive (async, A3C)
     or averages over all actors; none: actors send rollouts"""
     actor_restarts: Annotated[int, Range(0, 10**6)] = 3
-    """with actors or learners: consecutive failures of one after which the run ends"""
+    """with actors, shards or learners: consecutive failures of one after which the run ends"""
+    restarts_per_hour: Annotated[int, Range(0, 10**6)] = 30
+    """with actors, shards or learners: failures of one within an hour after which the run ends, even if it worked in
+    between; 0: any number"""
     env_timeout: Annotated[float, Range(0, 10**6)] = 600.0
-    """with workers or actors: seconds after which a step of an environment that has not returned is an error; 0: wait
-    for ever"""
+    """with workers or actors: seconds after which a step of an environment that has not returned is a failure of its
+    process: an actor is replaced, a worker ends the run with a checkpoint; 0: wait for ever"""
     learners: Annotated[int, Range(1, 1000)] = 1
     """data-parallel learners, which share each batch and average gradients: this process and replicas of it"""
     hold_policy: bool = False
@@ -73,6 +76,8 @@ class RunConfig:
     """environment steps between evaluations"""
     n_eval_episodes: Annotated[int, Range(1, 10**6)] = 5
     """episodes per evaluation, with deterministic actions"""
+    eval_max_steps: Annotated[int, Range(1, 10**12)] = 30_000
+    """steps after which an episode of an evaluation is cut and counted with its return so far"""
     save_model: bool = True
     """write checkpoints"""
     checkpoint_freq: PositiveCount = 100_000
@@ -116,10 +121,11 @@ class RunConfig:
 
 MAY_CHANGE = (
     *("max_iterations", "total_timesteps", "total_episodes", "device", "env_device"),
-    *("threads", "learner_threads", "eval", "eval_freq", "n_eval_episodes", "save_model"),
+    *("threads", "learner_threads", "eval", "eval_freq", "n_eval_episodes", "eval_max_steps"),
+    "save_model",
     *("checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
     *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts", "learners", "loggers"),
-    "env_timeout",
+    *("restarts_per_hour", "env_timeout"),
     *("use_wandb", "wandb_project", "wandb_entity", "wandb_mode"),
 )
 """Settings that a resumed run may change: duration, devices and reporting, but nothing its saved state depends on."""

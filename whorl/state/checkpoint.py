@@ -16,7 +16,8 @@ in the checksums. Loading runs no code from the files: `weights_only`, safe YAML
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +29,7 @@ import yaml
 from torch import Tensor
 
 from whorl.core import files
-from whorl.core.errors import CheckpointError, DamagedError
+from whorl.core.errors import CheckpointError, DamagedError, WhorlError
 from whorl.core.version import __version__
 
 FORMAT = 2
@@ -41,6 +42,7 @@ T = TypeVar("T")
 _NAME = re.compile(r"checkpoint_([1-9][0-9]*)")
 # The trailer is the same in every format version, so that another format is not mistaken for damage.
 _TRAILER = re.compile(rb"checksum: ([0-9a-f]{64})\n")
+_REASON = 200  # characters of a reason in a message
 _TRAILER_LENGTH = len("checksum: \n") + 64
 
 
@@ -162,6 +164,30 @@ def load(folder: Path, map_location: torch.device | str = "cpu") -> Loaded:
         raise CheckpointError(f"{folder}: {missing} is missing") from error
     except OSError as error:
         raise CheckpointError(f"{folder}: {files.reason(error)}") from error
+
+
+@contextmanager
+def reading(folder: Path, name: str) -> Iterator[None]:
+    """Where contents of a file are used: those of another type or shape than expected are one sentence.
+
+    Checksums find damage, not files that someone wrote or that belong to other code.
+    """
+    try:
+        yield
+    except (WhorlError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # anything can be where something else is expected
+        raise misfit(folder, name, f"{type(error).__name__}: {error}") from error
+
+
+def misfit(folder: Path, name: str, why: str) -> CheckpointError:
+    """The error for a file whose contents can't be used."""
+    return CheckpointError(f"{folder}: {name} holds something else than this run needs ({_line(why)})")
+
+
+def _line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _REASON else f"{line[:_REASON]} ..."
 
 
 def use_newest(
@@ -382,6 +408,9 @@ def _unsealed(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder}: {METADATA} is not the metadata of a checkpoint")
     if not listed.keys() <= {STATE, POLICY, CONFIG, NORMALIZER}:
         raise CheckpointError(f"{folder}: {METADATA} names files that do not belong to a checkpoint")
+    segments = metadata.get("segments", [])
+    if not isinstance(segments, list) or not all(isinstance(name, str) for name in segments):
+        raise CheckpointError(f"{folder}: {METADATA} names no files of a replay buffer under segments")
     return metadata
 
 

@@ -2,7 +2,8 @@
 
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from math import prod
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from whorl.agents import estimates
 from whorl.agents.agent import COMPONENTS, Agent, Context
 from whorl.agents.component import with_components
-from whorl.core import spec as specs
 from whorl.core import tree
 from whorl.core.action_masks import flatten_mask
 from whorl.core.errors import WhorlError
@@ -19,7 +19,9 @@ from whorl.core.registry import only_trusted
 from whorl.core.spec import (
     MASK_KEY,
     Array,
+    Continuous,
     Discrete,
+    MultiDiscrete,
     Spec,
     Stream,
     TupleSpec,
@@ -34,6 +36,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import LAST, Rows
 from whorl.settings.merge import Settings, configure
 from whorl.settings.presets import algorithm_class
+from whorl.settings.schema import coerce
 
 FORMAT = 1
 
@@ -405,7 +408,7 @@ def export(agent: Agent, settings: Settings) -> dict[str, Any]:
         module = {k: v for k, v in module.items() if not k.startswith(f"{COMPONENTS}.")}
     return {
         "format": FORMAT,
-        "config": settings.plain(),
+        "config": settings.saved(),
         "spec": pack_spec(agent.spec),
         "module": module,
     }
@@ -418,7 +421,7 @@ def load_policy(saved: dict[str, Any], trust: tuple[str, ...] = (), device: str 
         settings = configure(config["algorithm"], config["env"], config, presets=False)
         cls: Any = algorithm_class(settings.algorithm)[1]
         agent = build_agent(settings, unpack_spec(saved["spec"]), components=cls.tracks)
-    agent.to(device).load_state_dict({name: saved["module"][name] for name in agent.state_dict()})
+    agent.to(device).load_state_dict(saved["module"])
     return SavedPolicy(agent, settings)
 
 
@@ -458,13 +461,26 @@ def unpack_spec(packed: dict[str, Any]) -> Spec:
             return TupleSpec({str(number): unpack(branch) for number, branch in enumerate(value)})
         if not isinstance(value.get("leaf"), str):  # a dict may have a branch of that name
             return {key: unpack(branch) for key, branch in value.items()}
-        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "leaf"}
-        return getattr(specs, value["leaf"])(**fields)
+        return _typed(_LEAVES[value["leaf"]], {k: v for k, v in value.items() if k != "leaf"})
 
-    streams = tuple(Stream(**stream) for stream in packed.get("streams", ()))
+    streams = tuple(_typed(Stream, stream) for stream in packed.get("streams", ()))
     return Spec(
         unpack(packed["observation"]), unpack(packed["action"]), int(packed["num_envs"]), streams=streams
     )
+
+
+_LEAVES = {kind.__name__: kind for kind in (Array, Continuous, Discrete, MultiDiscrete)}
+
+
+def _typed(kind: Any, values: dict[str, Any]) -> Any:
+    """A dataclass whose fields have the types that it declares."""
+    hints = get_type_hints(kind)
+    found = {name: coerce(name, value, hints[name]) for name, value in values.items()}
+    np.dtype(found.get("dtype"))  # raises where it is none
+    leaf = kind(**found)
+    if isinstance(leaf, Continuous) and not len(leaf.low) == len(leaf.high) == prod(leaf.shape):
+        raise ValueError(f"actions of shape {leaf.shape} have {len(leaf.low)} and {len(leaf.high)} bounds")
+    return leaf
 
 
 def _plain(value: Any) -> Any:

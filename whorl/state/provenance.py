@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from whorl.core.version import __version__
+from whorl.settings.secrets import hidden_words
 
 PACKAGES = ("torch", "numpy", "gymnasium")
 GIT_SECONDS = 5.0
@@ -21,7 +22,7 @@ GIT_SECONDS = 5.0
 
 
 def provenance(seed: int) -> dict[str, Any]:
-    """The command line, the commits of the current folder's repository and of Whorl's, versions, hardware, seed."""
+    """The command line without secrets, commits of the current folder and of Whorl, versions, machine, seed."""
     return {**_of_process(str(Path.cwd())), "seed": seed}
 
 
@@ -33,7 +34,7 @@ def _of_process(folder: str) -> dict[str, Any]:
         **{name: _version(name) for name in PACKAGES},
     }
     found: dict[str, Any] = {
-        "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+        "command": shlex.join(hidden_words([Path(sys.executable).name, *sys.orig_argv[1:]])),
         "folder": folder,
         "commit": _commit(folder),
         "whorl_commit": _commit(str(Path(__file__).parent)),

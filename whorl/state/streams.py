@@ -55,7 +55,7 @@ class Streams:
         keys = [key for key in state if key != "seed"]
         for key in keys:
             self._check(key)
-        self._seed = int(state["seed"])
+        self._seed = int(state["seed"].item())
         # A generator that the saved run had not created yet starts as it would have started there.
         for key, generator in self._generators.items():
             if key not in state:

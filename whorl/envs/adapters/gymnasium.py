@@ -90,7 +90,7 @@ class GymnasiumVector(VectorEnv, Mapped):
         return vector
 
     def _take(self, stepped: EnvStepper, id: str) -> None:
-        self.id, self._envs, self.layout = id, stepped, stepped.layout
+        self.id, self.stepper, self.layout = id, stepped, stepped.layout
         num_envs = len(stepped)
         self.spec = to_spec(self.layout, num_envs)
         self.snapshots = self.layout.snapshots
@@ -101,23 +101,23 @@ class GymnasiumVector(VectorEnv, Mapped):
         self._step = to_step(self.layout, self._buffers)
 
     def reset(self, seed: int) -> Tree:
-        self._envs.reset(seed, self._buffers)
+        self.stepper.reset(seed, self._buffers)
         return self._step.obs
 
     def step(self, action: Tree) -> Step:
         tree.copy_(self._action_tensors, action)
-        self._envs.step(self._action, self._buffers)
+        self.stepper.step(self._action, self._buffers)
         return replace(self._step)
 
     def snapshot(self) -> dict[str, Any]:
         return {
             "obs": tree.clone(self._step.obs),
-            "num_envs": [to_tensors(env_index) for env_index in self._envs.snapshot()],
+            "num_envs": [to_tensors(env_index) for env_index in self.stepper.snapshot()],
         }
 
     def restore(self, snapshot: dict[str, Any]) -> Tree:
         check_num_envs(snapshot, self.spec.num_envs)
-        self._envs.restore([to_arrays(env_index) for env_index in snapshot["num_envs"]])
+        self.stepper.restore([to_arrays(env_index) for env_index in snapshot["num_envs"]])
         tree.copy_(self._step.obs, snapshot["obs"])
         return self._step.obs
 
@@ -127,10 +127,10 @@ class GymnasiumVector(VectorEnv, Mapped):
         return torch.tensor([row * self.map_shape[1] + column for row, column in self._envs.positions()])
 
     def render(self, env_index: int = 0) -> np.ndarray | None:
-        return self._envs.render(env_index)
+        return self.stepper.render(env_index)
 
     def close(self) -> None:
-        self._envs.close()
+        self.stepper.close()
 
 
 def to_spec(layout: Layout, num_envs: int) -> Spec:

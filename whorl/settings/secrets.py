@@ -1,0 +1,61 @@
+"""Passwords, keys and tokens among settings and on the command line, which are never written to a file."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whorl.core.errors import ConfigError
+
+HIDDEN = "<not saved>"
+_NAME = re.compile(
+    r"(.*[_.-])?(token|secret|password|passwd|passphrase|credentials?|(api|access|secret|private|auth)[_-]?key)",
+    re.IGNORECASE,
+)
+_ASSIGNED = re.compile(r"""(["']?)([\w.-]+)\1(\s*[:=]\s*)(["']?)([^\s"',}\])]+)\4""")
+_SHORTEST = 6
+"""characters of a variable's value from which it is looked for in other texts"""
+
+
+def is_secret(name: str) -> bool:
+    """Whether a name is that of a secret: token, api_key, DB_PASSWORD, but not num_tokens or obs_key."""
+    return _NAME.fullmatch(name) is not None
+
+
+def hidden(value: Any, name: str = "") -> Any:
+    """Plain settings with the words and numbers of secrets replaced."""
+    if isinstance(value, Mapping):
+        return {key: hidden(inner, str(key)) for key, inner in value.items()}
+    if is_secret(name) and value is not None and not isinstance(value, bool) and value != "":
+        return HIDDEN
+    return [hidden(inner, name) for inner in value] if isinstance(value, list) else value
+
+
+def hidden_words(words: Sequence[str]) -> list[str]:
+    """A command line without secrets: values of flags and assignments named so, and those of environment variables."""
+    known = [value for name, value in os.environ.items() if is_secret(name) and len(value) >= _SHORTEST]
+    found: list[str] = []
+    for word in words:
+        flag = found[-1].lstrip("-") if found and found[-1].startswith("--") else ""
+        if "=" not in flag and is_secret(flag) and not word.startswith("--"):
+            word = HIDDEN
+        word = _ASSIGNED.sub(_hide, word)
+        for value in known:
+            word = word.replace(value, HIDDEN)
+        found.append(word)
+    return found
+
+
+def _hide(match: "re.Match[str]") -> str:
+    quote, name, between, mark, _ = match.groups()
+    return f"{quote}{name}{quote}{between}{mark}{HIDDEN}{mark}" if is_secret(name.lstrip("-")) else match[0]
+
+
+def require_secrets(options: Mapping[str, Any]) -> None:
+    """Raise if an option of an environment is a secret of a saved run that was not given again."""
+    for name, value in options.items():
+        if value == HIDDEN:
+            raise ConfigError(
+                f"the option {name} of the environment is a secret, which is not saved with a run; give it again as "
+                f"--env_options.{name} VALUE, in Python env_options={{{name!r}: ...}}"
+            )
