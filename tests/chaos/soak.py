@@ -332,6 +332,7 @@ class Training:
 
     def calm(self) -> None:
         """Leave it alone until it has reached a budget, and check what it counted."""
+        wait_for(lambda: self.ended() or self.run_dir() is not None, PATIENCE)
         if not self.ended():
             assert self.process is not None
             self.process.terminate()

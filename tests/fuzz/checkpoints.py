@@ -1,5 +1,6 @@
 """Damaged run folders: what is loaded is what one of its checkpoints held, bit for bit, or nothing is."""
 
+import filecmp
 import hashlib
 import os
 import random
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 import whorl
 from whorl.api import load_run
+from whorl.core.errors import CheckpointError
 from whorl.run.trainer import Trainer
 
 sys.path.append(str(Path(__file__).parent))
@@ -42,16 +45,15 @@ _folder = tempfile.TemporaryDirectory()
 
 
 @cache
-def whole_run(algorithm: str) -> tuple[Path, dict[str, set[str]]]:
-    """A run with three checkpoints, and what its policies and its states are when nothing is damaged."""
+def whole_run(algorithm: str) -> tuple[Path, dict[str, tuple[str, str]]]:
+    """A run with three checkpoints, and the policy and the state of each when nothing is damaged."""
     settings = {**SHORT, **RUNS[algorithm], "max_iterations": 3, "total_timesteps": 0}
     settings |= {"sequence_length": 4, "sequence_stride": 4} if algorithm == "drqn" else {}
     run = whorl.train("CartPole-v1", algorithm, settings, runs=_folder.name).run_dir
-    whole: dict[str, set[str]] = {"policy": set(), "state": set()}
+    whole = {}
     for folder in run.glob("checkpoint_*"):
-        whole["policy"].add(digest(whorl.restore(folder).agent.state_dict()))
-        whole["state"].add(state_of(load_run(folder, {})))
-    assert len(whole["state"]) == 3, "the checkpoints are alike"
+        whole[folder.name] = digest(whorl.restore(folder).agent.state_dict()), state_of(load_run(folder, {}))
+    assert len({state for _, state in whole.values()}) == 3, "the checkpoints are alike"
     return run, whole
 
 
@@ -86,7 +88,9 @@ def state_of(trainer: Trainer) -> str:
 
 def damage(draw: random.Random, run: Path) -> None:
     """Change one file of a run folder at random, as a failing disk or a full one does."""
-    victim = draw.choice([path for path in sorted(run.rglob("*")) if path.is_file()])
+    every = [path for path in sorted(run.rglob("*")) if path.is_file()]
+    vital = [path for path in every if path.suffix == ".pt" or path.parent.name == "replay"]
+    victim = draw.choice(every if draw.random() < 0.3 else vital)
     data = bytearray(victim.read_bytes())
     kind = draw.choice(("flip", "flip", "byte", "truncate", "extend", "zero", "delete", "other"))
     at = draw.randrange(len(data)) if data else 0
@@ -109,18 +113,38 @@ def damage(draw: random.Random, run: Path) -> None:
         victim.write_bytes(data)
 
 
+def expected(run: Path, source: Path, asked: Path, resumes: bool) -> str | None:
+    """The newest checkpoint none of whose files was changed; to resume, none of the replay buffer's either."""
+    for folder in [asked] if asked != run else sorted(run.glob("checkpoint_*"), reverse=True):
+        names = [f"{folder.name}/{path.name}" for path in (source / folder.name).iterdir()]
+        if resumes:
+            listed = yaml.safe_load((source / folder.name / "metadata.yaml").read_text()).get("segments", [])
+            names += [str(path.relative_to(source)) for path in source.rglob("*") if path.name in listed]
+        if all(
+            (run / name).is_file() and filecmp.cmp(run / name, source / name, shallow=False) for name in names
+        ):
+            return folder.name
+    return None
+
+
 def load(draw: random.Random, folder: Path) -> str:
-    """A damaged run gives the policy and the state of a whole checkpoint, or an error."""
+    """A damaged run gives the policy or the state of its newest whole checkpoint; without one, an error."""
     source, whole = whole_run(draw.choice(list(RUNS)))
     run = Path(shutil.copytree(source, folder / source.name))
-    for _ in range(draw.choice((1, 1, 2, 4))):
+    for _ in range(draw.choice((1, 1, 2, 4, 9))):
         damage(draw, run)
     asked = draw.choice([run, run, run / "checkpoint_2"])
-    if draw.random() < 0.5:
-        assert digest(whorl.restore(asked).agent.state_dict()) in whole["policy"], "weights changed silently"
-        return "policy"
-    assert state_of(load_run(asked, {})) in whole["state"], "the state changed silently"
-    return "state"
+    resumes = draw.random() < 0.5
+    name = expected(run, source, asked, resumes)
+    try:
+        found = state_of(load_run(asked, {})) if resumes else digest(whorl.restore(asked).agent.state_dict())
+    except CheckpointError:
+        assert name is None, f"{name} is whole, but was not loaded"
+        raise
+    assert name is not None and found == whole[name][resumes], (
+        f"not what was saved; {name} is the newest whole one"
+    )
+    return "state" if resumes else "policy"
 
 
 if __name__ == "__main__":

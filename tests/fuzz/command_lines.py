@@ -118,7 +118,8 @@ def valid(draw: random.Random) -> list[str]:
                 f"--{name}".replace("_", draw.choice("_-")),
                 fits if draw.random() < 0.8 else value(draw),
             ]
-        return words
+        harm = [[], [], [], ["--env_options", CODE], ["--env_options.x", CODE], ["--optimizer", CODE]]
+        return [*words, *draw.choice(harm)]
     words = {
         "resume": [run, *draw.choice((["--total-timesteps", value(draw)], ["--max-iterations", "2"]))],
         "eval": [
