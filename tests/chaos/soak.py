@@ -305,9 +305,8 @@ class Training:
             elif name == "disk":
                 self.fill_disk(self.draw.uniform(2.0, 10.0))
             elif name == "node":
-                self.cluster.remove_node(
-                    self.draw.choice(self.cluster.list_all_nodes[1:]), allow_graceful=False
-                )
+                nodes = sorted(self.cluster.worker_nodes, key=lambda node: node.unique_id)
+                self.cluster.remove_node(self.draw.choice(nodes), allow_graceful=False)
                 add_node(self.cluster)
             self.soak.happened(name)
 

@@ -14,7 +14,7 @@ import yaml
 import whorl
 from whorl.api import prepare
 from whorl.core.registry import Part
-from whorl.settings.merge import configure, settings_of
+from whorl.settings.merge import component_config, configure, settings_of
 from whorl.settings.presets import algorithm_class, algorithms
 from whorl.settings.schema import Choice, Range, bare, fields_of, rules_of
 
@@ -181,6 +181,8 @@ def asked_settings(draw: random.Random, algorithm: str, trains: bool) -> dict[st
     ):
         if not (trains and (key in TRAINABLE or key in NEVER)):
             found[key] = value_of(draw, key, hints[key])
+    if draw.random() < 0.15:
+        found |= components(draw)
     if trains:
         return found | {key: pick(draw) for key, pick in TRAINABLE.items() if key in hints} | ALWAYS
     if draw.random() < 0.3 and found:
@@ -190,6 +192,18 @@ def asked_settings(draw: random.Random, algorithm: str, trains: bool) -> dict[st
         key = draw.choice(list(found))
         found[misspelling(draw, key)] = found.pop(key)
     return found
+
+
+def components(draw: random.Random) -> dict[str, Any]:
+    """Components, with a setting of one of them; some do not exist or do not fit the environment."""
+    names = draw.choice((["rnd"], ["rnd"], ["byol"], ["rnd", "byol"], "rnd", ["rmd"]))
+    owner = draw.choice(("rnd", "byol"))
+    hints = fields_of(component_config(owner))
+    key = draw.choice([name for name in hints if "sizes" not in name])
+    dotted = (
+        {f"{owner}.{key}": value_of(draw, key, hints[key])} if draw.random() < 0.7 and owner in names else {}
+    )
+    return {"components": names, **dotted}
 
 
 def misspelling(draw: random.Random, word: str) -> str:
