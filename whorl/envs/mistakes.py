@@ -93,6 +93,7 @@ def _wrong_array(space: spaces.Box, obs: Any, name: str) -> str:
         return f"{name} has shape {shape} but its space {space.shape}; make them agree"
     if not isinstance(obs, np.ndarray | np.generic):
         return f"{name} is a {type(obs).__name__}; return a numpy array"
+    obs = np.asarray(obs)
     if not np.can_cast(obs.dtype, space.dtype):
         return f"{name} is {obs.dtype} but its space {space.dtype}; cast it or change the space's dtype"
     if np.isnan(obs).any():
