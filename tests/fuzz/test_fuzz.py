@@ -24,17 +24,17 @@ def test_random_settings_train_or_are_refused_in_one_sentence() -> None:
 
 
 def test_random_spaces_go_through_check_training_and_a_saved_policy() -> None:
-    ends = cases.run_all(spaces.travel, spaces.__file__, 6)
+    ends = cases.run_all(spaces.travel, spaces.__file__, 5)
     assert ends["acts"] >= sum(ends.values()) // 2
 
 
 def test_damaged_runs_load_what_was_saved_or_nothing() -> None:
-    ends = cases.run_all(checkpoints.load, checkpoints.__file__, 15)
+    ends = cases.run_all(checkpoints.load, checkpoints.__file__, 12)
     assert ends["policy"] and ends["state"]
 
 
 def test_random_command_lines_end_with_a_status_and_a_sentence() -> None:
-    ends = cases.run_all(command_lines.run, command_lines.__file__, 60)
+    ends = cases.run_all(command_lines.run, command_lines.__file__, 50)
     assert ends["status 0"] >= sum(ends.values()) // 5
 
 

@@ -30,7 +30,9 @@ def _of_process(folder: str) -> dict[str, Any]:
     versions = {
         "python": platform.python_version(),
         "whorl": __version__,
-        "torch": str(torch.__version__),  # with its build, +cu124 or +cpu, which a distribution's version may lack
+        "torch": str(
+            torch.__version__
+        ),  # with its build, +cu124 or +cpu, which a distribution's version may lack
         **{name: _version(name) for name in PACKAGES},
     }
     found: dict[str, Any] = {
