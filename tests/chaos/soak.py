@@ -118,6 +118,8 @@ EVENTS = {"kill": 6, "stop": 5, "slow": 3, "learner": 1, "terminate": 1, "disk":
 """what happens and how often, relative to each other"""
 SETTLING = 30
 """seconds, and rows of metrics, after which a process has loaded all it needs and filled its replay buffer"""
+MEASURED = 1200
+"""seconds of a soak after which the memory of some process must have been measured"""
 GROWTH = 6.0
 """megabytes by which the memory of a process may grow in its life, besides one for each minute"""
 
@@ -270,8 +272,12 @@ class Training:
         """Trouble it for so long, then let it reach a budget."""
         over = time.monotonic() + seconds
         self.start()
+        began = time.monotonic()
+        wait_for(lambda: self.ended() or self.rows() > 0, PATIENCE)
+        # A machine on which processes take long to start needs time for them to do something before they are killed.
+        between = max(4.0, 0.5 * (time.monotonic() - began))
         while time.monotonic() < over:
-            pause = time.monotonic() + self.draw.expovariate(1 / 4.0)
+            pause = time.monotonic() + self.draw.expovariate(1 / between)
             while time.monotonic() < pause and not self.ended():
                 time.sleep(0.1)
             if self.ended():
@@ -487,6 +493,8 @@ def leaky(soak: Soak) -> set[int]:
 
 
 def check_memory(soak: Soak) -> None:
+    if soak.now > MEASURED and not growths(soak):
+        soak.problems.append("no process lived long enough for its memory to be measured")
     for pid, (who, minutes, growth) in growths(soak).items():
         if growth > GROWTH + minutes:
             soak.problems.append(
