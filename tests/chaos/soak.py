@@ -215,13 +215,13 @@ class Training:
     def tree(self) -> list[psutil.Process]:
         """The processes of the training besides the learner; on Ray the actors, which belong to the nodes."""
         assert self.process is not None
-        try:
+        found = []
+        with suppress(psutil.Error):
             found = psutil.Process(self.process.pid).children(recursive=True)
-            if self.cluster:
-                nodes = psutil.Process().children(recursive=True)
-                found += [p for p in nodes if "ray::" in " ".join(p.cmdline()) and p not in found]
-        except psutil.Error:
-            return []
+        for process in psutil.Process().children(recursive=True) if self.cluster else ():
+            with suppress(psutil.Error):
+                if "ray::" in " ".join(process.cmdline()) and process not in found:
+                    found.append(process)
         return found
 
     def ended(self) -> bool:
@@ -288,13 +288,13 @@ class Training:
         self.calm()
 
     def trouble(self) -> None:
-        names = [name for name in EVENTS if self.possible(name)]
-        name = self.draw.choices(names, [EVENTS[name] for name in names])[0]
         others = self.tree()
+        names = [name for name in EVENTS if self.possible(name) and (others or name != "kill")]
+        name = self.draw.choices(names, [EVENTS[name] for name in names])[0]
         victim = self.draw.choice([psutil.Process(self.process.pid), *others]) if self.process else None
         assert self.process is not None and victim is not None
         with suppress(psutil.NoSuchProcess):
-            if name == "kill" and others:
+            if name == "kill":
                 self.draw.choice(others).kill()
             elif name == "stop":
                 stopped(victim, self.draw.uniform(0.5, 5.0), self.draw.uniform(0.5, 5.0), 1)
@@ -454,6 +454,8 @@ def sampled(soak: Soak, training: Training) -> Iterator[None]:
                     settled = soak.now - since > SETTLING and rows - first[process.pid][1] >= SETTLING
                     role = "learner" if each == process.pid else "other"
                     memory = found.memory_info().rss / 2**20
+                    if not memory:  # it has just ended
+                        continue
                     soak.samples.append(Sample(soak.now, training.kind, role, each, memory, settled))
 
     thread = threading.Thread(target=watch)
