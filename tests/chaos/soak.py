@@ -642,12 +642,12 @@ def main() -> int:
     parser.add_argument("--to", type=Path, default=ROOT / "build" / "chaos")
     args = parser.parse_args()
     small = enter_namespace()
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     adopt_orphans()
     kinds = [kind for kind in args.kinds if kind != "ray" or has_ray()]
     soak = run(args.seconds, args.seed, kinds, args.to.resolve(), small)
     draw_memory(soak, args.to / "memory.png")
     growth = [(who, round(minutes, 1), round(mb, 1)) for who, minutes, mb in growths(soak).values()]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     result = {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit.stdout.strip(),
