@@ -236,3 +236,19 @@ def test_agents_with_components_pass_the_conformance_suite(
 ) -> None:
     use(count=CountConfig(), clock=ClockConfig())
     CHECKS[check](subject(algorithm, "vector", "none", "discrete"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("rnd.features", 0),
+        ("rnd.batch_size", -1),
+        ("rnd.proportion", 0),
+        ("byol.tau", 2),
+        ("byol.hidden_size", -8),
+    ],
+)
+def test_a_setting_of_a_component_outside_its_range_is_one_sentence(setting: str, value: int) -> None:
+    name = setting.partition(".")[0]
+    with pytest.raises(ConfigError, match=rf"^{setting} is {value}(\.0)?; it must be (from|above) "):
+        whorl.load("CartPole-v1", "ppo", {"components": [name], setting: value})

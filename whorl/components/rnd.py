@@ -9,7 +9,7 @@ stack is read whole; with replay the reward is computed once, when the rollout i
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,18 @@ from whorl.data.batch import Batch
 from whorl.nets.layers import MLP
 from whorl.nets.normalize import Observations, ReturnScale
 from whorl.ops.losses import masked_mean
+from whorl.settings.schema import (
+    ABOVE_0,
+    Fraction,
+    HiddenSizes,
+    LearningRate,
+    NonNegative,
+    Optimizer,
+    PositiveCount,
+    PositiveLimit,
+    Range,
+    Size,
+)
 
 ROWS_AT_ONCE = 1024
 """rows whose rewards are computed in one pass: bounds the memory of rollouts of images"""
@@ -32,25 +44,25 @@ ROWS_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class RNDConfig:
-    weight: float = 0.5
+    weight: NonNegative = 0.5
     """weight of the intrinsic reward; the environment's has weight 1"""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """discount of the intrinsic return"""
-    lr: float = 1e-4
+    lr: LearningRate = 1e-4
     """learning rate of the predictor"""
-    proportion: float = 0.25
+    proportion: Annotated[float, Range(ABOVE_0, 1)] = 0.25
     """fraction of the rows of a batch that the predictor is trained on"""
-    batch_size: int = 256
+    batch_size: PositiveCount = 256
     """rows per gradient step of the predictor"""
-    features: int = 128
+    features: Size = 128
     """outputs of both networks"""
-    hidden_sizes: tuple[int, ...] = (256,)
+    hidden_sizes: HiddenSizes = (256,)
     """hidden layers of the target network; the predictor has one more"""
-    obs_clip_range: float = 5.0
+    obs_clip_range: PositiveLimit = 5.0
     """normalised observations are clipped to this range"""
     encoder: Part = Part("auto")
     """encoder of both networks: auto, images, flat, or an import path"""
-    optimizer: Part = Part("Adam")
+    optimizer: Optimizer = Part("Adam")
     """optimizer of the predictor"""
 
 
