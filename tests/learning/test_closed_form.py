@@ -219,14 +219,22 @@ def test_a_soft_policy_spreads_as_the_temperature_says(name: str) -> None:
     assert found.log_std.exp().item() == pytest.approx(0.6, abs=0.12)
 
 
-WIDE = {"critic_hidden_sizes": (32, 32), "updates_per_step": 0.9, "lr_schedule": "constant", "actor_lr": 3e-3}
+WIDE = {
+    "critic_hidden_sizes": (32, 32),
+    "updates_per_step": 0.9,
+    "lr_schedule": "constant",
+    # A critic that is slower than its actor sends that to a bound, where its tanh hardly moves.
+    "actor_lr": 3e-3,
+    "critic_lr": 2e-2,
+}
 
 
 @pytest.mark.parametrize("name", agents((*PUSHING, *POLICIES), ("ddpg", "sac", "ppo")))
 def test_the_best_action_within_uneven_bounds_is_reached(name: str) -> None:
     """1.5 in [-0.5, 2]."""
     settings = {"log_std_init": -1.0, "critic_lr": 2e-2} if name in POLICIES else WIDE
-    agent = taught(name, Bounds(), **settings)
+    longer = {"updates_per_step": 2.0} if name == "droq" else {}  # dropout makes its critics slower still
+    agent = taught(name, Bounds(), **{**settings, **longer})
     assert answers(agent, HERE[0]).item() == pytest.approx(1.5, abs=0.2)
 
 
