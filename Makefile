@@ -4,7 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PYTHONUNBUFFERED = 1
 
-.PHONY: help setup demo docs test lint test-full test-gpu audit benchmarks traces versus clean
+.PHONY: help setup demo docs test lint test-full test-gpu test-shuffled test-busy test-matrix chaos audit
+.PHONY: benchmarks traces versus clean
 
 help:
 	@echo "make demo        set up, train PPO on Quadrotor-v0 for two minutes, evaluate, draw"
@@ -12,7 +13,11 @@ help:
 	@echo "make test        set up, lint, type-check and run the tests"
 	@echo "make test-full   the long tests too"
 	@echo "make test-gpu    captured against eager, on a machine with a GPU"
-	@echo "make audit       known vulnerabilities of the installed packages; needs pypi.org"
+	@echo "make audit       known vulnerabilities of the installed packages; needs the network"
+	@echo "make test-shuffled SEED=2   the tests of make test in another order"
+	@echo "make test-busy   the same beside busy processes, at a load of 8"
+	@echo "make test-matrix quick tests with Python 3.10 to 3.13, oldest and newest torch and Gymnasium"
+	@echo "make chaos SECONDS=3600   trainings whose processes are killed, stopped and starved at random"
 	@echo "make benchmarks  side by side with other libraries"
 	@echo "make traces BASE=COMMIT   train every update rule here and at COMMIT, compare bit for bit"
 	@echo "make versus BASE=COMMIT   speed here and at COMMIT, side by side"
@@ -52,6 +57,21 @@ audit: setup
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' > build/audit/installed.txt
 	build/audit/bin/pip-audit -r build/audit/installed.txt --no-deps --disable-pip -f json -o build/audit/report.json; \
 	  $(BIN)/python tests/audit_report.py build/audit/report.json
+
+SEED ?= 1
+test-shuffled: setup
+	$(BIN)/python -m pytest -n 2 -m "not full and not gpu" --shuffle $(SEED)
+
+LOAD ?= 8
+test-busy: setup
+	$(BIN)/python tests/busy.py $(LOAD) $(BIN)/python -m pytest -n 2 -m "not full and not gpu"
+
+test-matrix: setup
+	$(BIN)/python tests/matrix.py $(ARGS)
+
+SECONDS ?= 3600
+chaos: setup
+	$(BIN)/python tests/chaos/soak.py --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 benchmarks: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[benchmarks]"

@@ -61,9 +61,37 @@ def test_targets_are_projected_onto_the_atoms(
     agent = telling(C51, 2, 5, **GRID)
     after = torch.stack((logits(at(0)), logits(PROB)))  # the second choice is better
     batch = told(torch.zeros(1, 2, 5), after.unsqueeze(0), [0], [reward], [discount])
-    found = agent.target(batch, NONE)[0, 0]
+    found = agent.target(batch, NONE)[0][0, 0]
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float32), atol=1e-6, rtol=0)
     assert float(found.sum()) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("reward", "discount", "wanted"),
+    [
+        (0.0, 1.0, 0.0),  # mass at the edges is not outside
+        (1.0, 1.0, 0.1),  # the highest of the five atoms, with 0.1 of the mass, lands at 3
+        (-2.0, 1.0, 0.3),
+        (0.2, 0.9, 0.0),  # 0.2 + 0.9 * 2 is the edge itself, up to rounding
+        (3.0, 0.0, 1.0),
+    ],
+)
+def test_the_mass_that_targets_have_outside_the_atoms_is_told(
+    reward: float, discount: float, wanted: float
+) -> None:
+    agent = telling(C51, 1, 5, **GRID)
+    after = logits(PROB)[None, None]
+    batch = told(torch.zeros(1, 1, 5), after, [0], [reward], [discount])
+    assert float(agent.critic_loss(batch, NONE)[3]["q/clipped"]) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_advice_is_given_where_much_of_the_targets_is_clipped() -> None:
+    agent = build(C51)
+    assert agent.advice({"q/clipped": 0.05}) is None
+    assert agent.advice({}) is None
+    sentence = agent.advice({"q/clipped": 0.42})
+    assert sentence is not None and sentence.startswith("42% of the probability of the targets is outside")
+    assert "[v_min, v_max] = [-10, 10]" in sentence and "set v_min and v_max" in sentence
 
 
 def test_rescaled_atoms_go_through_the_inverse() -> None:
@@ -72,7 +100,7 @@ def test_rescaled_atoms_go_through_the_inverse() -> None:
     agent = telling(C51, 1, 5, n_atoms=5, v_min=0.0, v_max=4.012, rescale_values=True)
     batch = told(torch.zeros(2, 1, 5), logits(at(1)).expand(2, 1, 5), [0, 0], [7.0, 3.0], [1.0, 0.0])
     wanted = torch.tensor([[0, 0, 0.680334, 0.319666, 0], [0, 1, 0, 0, 0]])
-    torch.testing.assert_close(agent.target(batch, NONE)[0], wanted, atol=2e-6, rtol=0)
+    torch.testing.assert_close(agent.target(batch, NONE)[0][0], wanted, atol=2e-6, rtol=0)
 
 
 def published() -> Batch:
@@ -134,7 +162,7 @@ SAFE = torch.tensor([0.0, 0, 0.3, 0.7, 0])
 def test_the_choice_is_that_of_the_highest_mean() -> None:
     agent = telling(C51, 2, 5, **GRID)
     after = torch.stack((logits(RISKY), logits(SAFE))).unsqueeze(0)
-    found = agent.target(told(torch.zeros(1, 2, 5), after, [0], [0.0], [1.0]), NONE)[0, 0]
+    found = agent.target(told(torch.zeros(1, 2, 5), after, [0], [0.0], [1.0]), NONE)[0][0, 0]
     torch.testing.assert_close(found, SAFE, atol=1e-6, rtol=0)
 
 
@@ -154,7 +182,7 @@ def test_double_takes_the_online_nets_choice_and_the_target_nets_distribution() 
     judged = torch.stack((logits(SAFE), logits(RISKY))).unsqueeze(0)  # the online net the first
     batch = told(torch.zeros(1, 2, 5), after, [0], [0.0], [1.0], judged=judged)
     for double, wanted in ((False, at(4)), (True, PROB)):
-        found = telling(C51, 2, 5, double=double, **GRID).target(batch, NONE)[0, 0]
+        found = telling(C51, 2, 5, double=double, **GRID).target(batch, NONE)[0][0, 0]
         torch.testing.assert_close(found, wanted, atol=1e-6, rtol=0)
 
 
@@ -163,7 +191,7 @@ def test_what_is_not_allowed_is_not_in_a_target(double: bool) -> None:
     agent = telling(C51, 3, 5, masked=True, double=double, **GRID)
     after = torch.stack((logits(PROB), logits(at(4)), logits(at(0)))).unsqueeze(0)
     batch = told(torch.zeros(1, 3, 5), after, [0], [0.0], [1.0])
-    found = agent.target(allowing(batch, now=(1, 1, 1), after=(1, 0, 1)), NONE)[0, 0]
+    found = agent.target(allowing(batch, now=(1, 1, 1), after=(1, 0, 1)), NONE)[0][0, 0]
     torch.testing.assert_close(found, PROB, atol=1e-6, rtol=0)
 
 

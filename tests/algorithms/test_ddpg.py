@@ -24,7 +24,8 @@ from torch import Tensor
 from whorl.agents.agent import Context
 from whorl.algorithms.ddpg import DDPG
 from whorl.core.errors import ConfigError
-from whorl.core.spec import Array
+from whorl.core.spec import Array, Spec
+from whorl.settings.merge import configure
 
 
 def test_targets_bootstrap_through_truncation_and_n_steps_but_not_through_termination() -> None:
@@ -50,6 +51,19 @@ def test_the_actor_loss_is_minus_the_value_of_its_own_action() -> None:
     batch = batch_of(obs, torch.zeros(1, 2, 1), [0.0, 0.0], [0.9, 0.9])
     # Q(1, .1) = 4, Q(2, .2) = 8; the successors and the stored actions do not matter
     assert float(agent.actor_loss(batch, agent.draw(batch))) == pytest.approx(-6.0)
+
+
+def test_the_first_published_version_decays_the_weights_of_its_critic_alone() -> None:
+    cfg = configure("ddpg_lillicrap", "Untuned-v0", {}).algo
+    agent = DDPG(Spec(Array((3,)), ONE, 2), cfg)
+    decay = {name: agent._optimizers[name].param_groups[0]["weight_decay"] for name in ("critic", "actor")}
+    assert decay == {"critic": 0.01, "actor": 0.0}
+
+
+def test_both_weight_decays_of_the_critic_add_up() -> None:
+    agent = build(DDPG, weight_decay=0.25, critic_weight_decay=0.5)
+    decay = {name: agent._optimizers[name].param_groups[0]["weight_decay"] for name in ("critic", "actor")}
+    assert decay == {"critic": 0.75, "actor": 0.25}
 
 
 @pytest.mark.parametrize("joins", ["first", "second"])

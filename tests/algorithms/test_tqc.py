@@ -26,6 +26,7 @@ from whorl.algorithms.tqc import TQC, truncated
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Array
 from whorl.ops.distributions import TanhNormal
+from whorl.settings.merge import configure
 
 FACTS = torch.tensor([[1.0, 4, 9], [2, 3, 8]])[:, None, None]
 """two critics' quantiles of one row [critics, T, B, quantiles]"""
@@ -199,3 +200,15 @@ def test_a_critic_must_keep_a_quantile(drop: int) -> None:
         ConfigError, match=f"top_quantiles_to_drop is {drop}, but a critic has 3 quantiles; use at most 2"
     ):
         build(TQC, **settings)
+
+
+@pytest.mark.parametrize(
+    ("env", "drop"),
+    [("HalfCheetah-v5", 0), ("Hopper-v5", 5), ("Walker2d-v5", 2), ("Ant-v5", 2), ("Humanoid-v5", 2)],
+)
+def test_the_presets_have_the_authors_quantiles_and_critics(env: str, drop: int) -> None:
+    """Kuznetsov et al. 2020 and SamsungLabs/tqc_pytorch."""
+    found = configure("tqc", env, {})
+    assert (found.n_critics, found.n_quantiles, found.top_quantiles_to_drop) == (5, 25, drop)
+    assert found.critic_hidden_sizes == (512, 512, 512)
+    assert found.actor_hidden_sizes == (256, 256)

@@ -25,25 +25,25 @@ from whorl.state.policy import export, load_policy
 
 
 @dataclass(frozen=True)
-class CountConfig:
+class VisitsConfig:
     weight: float = 0.1
     cells: int = 32
 
 
-@register("component", "count")
-class Count(Component):
+@register("component", "visits")
+class Visits(Component):
     """A bonus of 1 / sqrt(visits) for the cell of the next observation, cells being random half-spaces."""
 
-    Config = CountConfig
+    Config = VisitsConfig
     visits: Tensor
 
-    def __init__(self, name: str, spec: Spec, cfg: CountConfig, agent: Agent) -> None:
+    def __init__(self, name: str, spec: Spec, cfg: VisitsConfig, agent: Agent) -> None:
         super().__init__(name, spec, cfg, agent)
         self.register_buffer("planes", torch.randn(spec.observation.size, 5))
         self.register_buffer("visits", torch.zeros(cfg.cells))
 
     @classmethod
-    def streams(cls, name: str, cfg: CountConfig) -> tuple[Stream, ...]:
+    def streams(cls, name: str, cfg: VisitsConfig) -> tuple[Stream, ...]:
         return (Stream(name, 0.9, weight=cfg.weight),)
 
     def cell(self, rollout: Batch) -> Tensor:
@@ -95,7 +95,7 @@ class Clock(Component):
 def test_a_component_of_ones_own_trains_end_to_end(
     algorithm: str, use: Callable[..., None], tmp_path: Path
 ) -> None:
-    use(count=CountConfig())
+    use(visits=VisitsConfig())
     settings: dict[str, Any] = {"num_envs": 4, "num_steps": 32, "total_timesteps": 1024, "eval": False}
     settings |= {"batch_size": 32} | (
         {"learning_starts": 100, "random_steps": 0} if algorithm == "dqn" else {}
@@ -103,25 +103,25 @@ def test_a_component_of_ones_own_trains_end_to_end(
     settings |= {"runs": str(tmp_path), "quiet": True, "tensorboard": False}
     trainer = whorl.load("CartPole-v1", algorithm, settings)
     trainer.train()
-    count: Any = trainer.agent.components["count"]
+    count: Any = trainer.agent.components["visits"]
     assert count.visits.sum() == trainer.steps >= 1024
-    assert trainer.agent.spec.streams == (Stream("count", 0.9, weight=0.1),)
+    assert trainer.agent.spec.streams == (Stream("visits", 0.9, weight=0.1),)
 
 
 def test_rewards_reach_the_batch_of_an_on_policy_agent_as_a_stream() -> None:
-    agent = build("ppo", count=CountConfig())
+    agent = build("ppo", visits=VisitsConfig())
     (rollout,) = rollouts(agent)
     experience = agent.experience(torch.Generator())
     experience.add(agent.receive(rollout))
     ((_, batch),) = experience.due()
-    count: Any = agent.components["count"]
+    count: Any = agent.components["visits"]
     assert torch.equal(batch.reward[..., 0], rollout.reward)
-    assert torch.equal(batch.reward[..., 1], count.rewards(rollout)["count"] * rollout.mask)
+    assert torch.equal(batch.reward[..., 1], count.rewards(rollout)["visits"] * rollout.mask)
     assert batch.discount.shape == (STEPS, NUM_ENVS, 2)
 
 
 def test_an_agent_without_stream_heads_gets_the_weighted_sum() -> None:
-    agent = build("dqn", count=CountConfig(weight=0.5))
+    agent = build("dqn", visits=VisitsConfig(weight=0.5))
     received = agent.receive(rollouts(agent)[0])
     experience = agent.experience(torch.Generator().manual_seed(0))
     experience.add(received)
@@ -131,14 +131,14 @@ def test_an_agent_without_stream_heads_gets_the_weighted_sum() -> None:
 
 
 def test_two_streams_of_one_name_are_refused(use: Callable[..., None]) -> None:
-    class Twin(Count):
+    class Twin(Visits):
         @classmethod
-        def streams(cls, name: str, cfg: CountConfig) -> tuple[Stream, ...]:
-            return (Stream("count"),)
+        def streams(cls, name: str, cfg: VisitsConfig) -> tuple[Stream, ...]:
+            return (Stream("visits"),)
 
     register("component", "twin", Twin)
-    with pytest.raises(ConfigError, match="two components have a reward stream called 'count'; leave one"):
-        build("ppo", count=CountConfig(), twin=CountConfig())
+    with pytest.raises(ConfigError, match="two components have a reward stream called 'visits'; leave one"):
+        build("ppo", visits=VisitsConfig(), twin=VisitsConfig())
 
 
 def test_an_unknown_component_is_named() -> None:
@@ -189,13 +189,13 @@ def test_its_own_step_learns_and_reports() -> None:
 def test_tensors_are_sent_to_actors_only_if_acting_reads_them() -> None:
     plain, counts, clock = (
         len(build("ppo", **parts).acting_tensors())
-        for parts in ({}, {"count": CountConfig()}, {"clock": ClockConfig()})
+        for parts in ({}, {"visits": VisitsConfig()}, {"clock": ClockConfig()})
     )
     assert plain == counts == clock - 2  # a weight and a bias
 
 
 def test_an_exported_policy_needs_no_components(use: Callable[..., None]) -> None:
-    use(clock=ClockConfig(), count=CountConfig())
+    use(clock=ClockConfig(), visits=VisitsConfig())
     cell = subject("ppo", "vector", "none", "discrete")
     agent = cell.agent()
     saved = export(agent, cell.configured())
@@ -223,7 +223,7 @@ def test_a_component_without_rewards_or_losses_of_the_agent_changes_no_weight(al
 
 @pytest.mark.parametrize("algorithm", ["dqn", "sac"])
 def test_a_stream_of_weight_zero_changes_no_weight_of_a_replay_agent(algorithm: str) -> None:
-    one, two = build(algorithm), build(algorithm, count=CountConfig(weight=0.0))
+    one, two = build(algorithm), build(algorithm, visits=VisitsConfig(weight=0.0))
     given = rollouts(one, 4)
     for agent in (one, two):
         feed(agent, agent.experience(torch.Generator().manual_seed(0)), given)
@@ -236,5 +236,21 @@ def test_a_stream_of_weight_zero_changes_no_weight_of_a_replay_agent(algorithm: 
 def test_agents_with_components_pass_the_conformance_suite(
     algorithm: str, check: str, use: Callable[..., None]
 ) -> None:
-    use(count=CountConfig(), clock=ClockConfig())
+    use(visits=VisitsConfig(), clock=ClockConfig())
     CHECKS[check](subject(algorithm, "vector", "none", "discrete"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("rnd.features", 0),
+        ("rnd.batch_size", -1),
+        ("rnd.proportion", 0),
+        ("byol.tau", 2),
+        ("byol.hidden_size", -8),
+    ],
+)
+def test_a_setting_of_a_component_outside_its_range_is_one_sentence(setting: str, value: int) -> None:
+    name = setting.partition(".")[0]
+    with pytest.raises(ConfigError, match=rf"^{setting} is {value}(\.0)?; it must be (from|above) "):
+        whorl.load("CartPole-v1", "ppo", {"components": [name], setting: value})

@@ -90,12 +90,12 @@ def test_images_are_normalised_by_running_statistics_too() -> None:
 def test_the_predictor_learns_and_the_target_stays(algorithm: str) -> None:
     agent = build(algorithm, rnd=SMALL)
     rnd: Any = agent.components["rnd"]
-    target = {name: value.clone() for name, value in rnd.target.state_dict().items()}
+    target = {name: value.clone() for name, value in rnd.networks.target.state_dict().items()}
     given = rollouts(agent, 10)
     metrics = feed(agent, agent.experience(torch.Generator().manual_seed(0)), given * 4)
     assert metrics[-1]["loss/rnd"] < 0.5 * metrics[0]["loss/rnd"]
     assert metrics[-1]["rnd/reward"] > 0
-    assert same(target, dict(rnd.target.state_dict()))
+    assert same(target, dict(rnd.networks.target.state_dict()))
     assert rnd.scale.statistics.count > 0 and rnd.networks.observations.statistics["observation"].count > 0
 
 

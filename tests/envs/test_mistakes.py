@@ -241,3 +241,23 @@ def test_only_an_exception_of_the_environments_own_code_brings_a_traceback() -> 
     with pytest.raises(EnvError, match="'level'; give it in env_options") as caught:
         make_env(Needs)  # type: ignore[arg-type]  # the mistake under test
     assert caught.value.details == ""
+
+
+def test_a_number_of_numpy_is_an_observation_of_a_box_without_axes() -> None:
+    """Gymnasium samples whole numbers of such a Box so."""
+
+    class Dial(Clock):
+        def __init__(self, reading: Any = None) -> None:
+            super().__init__(space=spaces.Box(0, 5, (), np.int64))
+            self.reading = reading
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            return np.int64(0), {}
+
+        def step(self, action: Any) -> Any:
+            return self.reading or np.int64(self.time % 5), *super().step(action)[1:]
+
+    assert check(Dial) == []
+    outside = ["the observation of step() holds 9 at [], outside [0, 5]; widen the space or clip"]
+    assert check(lambda: Dial(np.int64(9))) == outside

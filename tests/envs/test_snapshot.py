@@ -102,6 +102,7 @@ def test_every_mujoco_environment_has_finite_bounds_and_continues_exactly(id: st
 
 
 def test_a_used_environment_can_be_taken_back():
+    pytest.importorskip("mujoco")
     env = factory_from_id("Humanoid-v5")()
     env.reset(seed=0)
     actions = draw(env, 60)
@@ -170,6 +171,8 @@ def test_an_environment_may_bring_its_own_snapshot():
 @pytest.mark.parametrize("id", ["CartPole-v1", "HalfCheetah-v5"])
 def test_a_vector_snapshot_survives_a_safe_file_and_continues_exactly(id: str):
     """The last of 33 steps ends an episode of 33, so that one case is a environment that waits for its reset."""
+    if id in MUJOCO:
+        pytest.importorskip("mujoco")
     factory = factory_from_id(id, max_episode_steps=33)
     env, fresh = GymnasiumVector(factory, 3, id), GymnasiumVector(factory, 3, id)
     generator = torch.Generator().manual_seed(0)

@@ -56,11 +56,15 @@ class Still:
     """Always action 0."""
 
     device = torch.device("cpu")
+    tracks = False
 
-    def initial_memory(self, num_envs: int) -> dict[str, Any]:
+    def begin(self, obs: Any, collecting: bool) -> dict[str, Any]:
         return {}
 
-    def act(self, obs: Any, memory: Any, context: Any) -> Any:
+    def follow(self, memory: Any, *row: Any) -> tuple[Any, dict[str, Any]]:
+        return memory, {}
+
+    def act_tracked(self, obs: Any, memory: Any, context: Any) -> Any:
         return Acted(torch.zeros(len(obs), dtype=torch.int64), memory)
 
 

@@ -1,6 +1,7 @@
 """Around the loop: what goes bad is named, what was learned is kept, what belongs to a run stays its own."""
 
 import json
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -381,3 +382,29 @@ def test_what_a_native_environment_measures_is_averaged_too(tmp_path: Path) -> N
     row = json.loads((result.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     assert 1 < row["episode/cells_visited"] < 2
     assert row["episode/coverage"] == pytest.approx(row["episode/cells_visited"] / 17)
+
+
+class Paying(gymnasium.Env):
+    """Pays 1 for every step of endless episodes: with gamma 0.99 the return is 100."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+def test_targets_outside_c51s_atoms_are_one_warning_with_the_remedy(tmp_path: Path) -> None:
+    replay = {"learning_starts": 0, "updates_per_step": 1, "learning_rate": 0.01, "hidden_sizes": [8]}
+    settings = {**SMALL, **replay, "runs": str(tmp_path), "log_freq": 1, "max_iterations": 8}
+    with pytest.warns(UserWarning, match="set v_min and v_max to the lowest and highest") as told:
+        whorl.load(Paying, "c51", {k: v for k, v in settings.items() if k != "n_epochs"}).train()
+    assert len([found for found in told if "v_min" in str(found.message)]) == 1
+    settings = {**settings, "v_min": 0.0, "v_max": 100.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whorl.load(Paying, "c51", {k: v for k, v in settings.items() if k != "n_epochs"}).train()

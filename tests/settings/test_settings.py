@@ -717,3 +717,16 @@ def test_settings_of_a_family_are_not_those_of_a_wrapped_member() -> None:
     assert configure("dqn", "ALE/Pong-v5", {}).clip_reward
     assert configure("dqn", "PongNoFrameskip-v0", {}).clip_reward
     assert not configure("dqn", "ALE/Pong-v5-wrapped", {}).clip_reward
+
+
+MUJOCO = ("Hopper-v5", "Walker2d-v5", "HalfCheetah-v5", "Ant-v5", "Humanoid-v5")
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "gpu"])
+@pytest.mark.parametrize("algorithm", ["redq", "droq"])
+def test_twenty_updates_per_step_come_with_a_budget_of_their_own(algorithm: str, hardware: str) -> None:
+    """A default of a million steps would be twenty million updates."""
+    for env in ("Untuned-v0", *MUJOCO):
+        found = configure(algorithm, env, {"hardware": hardware})
+        assert 0 < found.total_timesteps <= 100_000
+        assert found.updates_per_step == 20

@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import gymnasium
@@ -21,7 +22,7 @@ from whorl.state.policy import SavedPolicy, export, load_policy, pack_spec, unpa
 INF = float("inf")
 LEAVES: dict[str, spaces.Space] = {
     "discrete": spaces.Discrete(3),
-    "discrete from -2, int32": spaces.Discrete(4, start=-2, dtype=np.int32),
+    "discrete from -2": spaces.Discrete(4, start=-2),
     "multi-discrete": spaces.MultiDiscrete([2, 3]),
     "multi-discrete matrix from 5": spaces.MultiDiscrete(
         np.array([[2, 3], [4, 2]]), dtype=np.int16, start=np.array([[5, 0], [1, 2]])
@@ -40,6 +41,8 @@ LEAVES: dict[str, spaces.Space] = {
     "integers with a low bound": spaces.Box(2, INF, (2,), np.int64),
     "bytes": spaces.Box(0, 255, (2,), np.uint8),
 }
+if "dtype" in signature(spaces.Discrete).parameters:  # since Gymnasium 1.2
+    LEAVES["discrete from -2, int32"] = spaces.Discrete(4, start=-2, dtype=np.int32)
 SMALL = {"num_envs": 2, "num_steps": 4}
 
 

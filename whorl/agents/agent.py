@@ -4,7 +4,7 @@ An agent's state is its parameters, buffers, optimizer state and the counter `up
 and no tensor is ever replaced, so an update can be captured as a CUDA graph and a checkpoint restores bit for bit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, ClassVar, TypeVar, cast
@@ -379,6 +379,10 @@ class Agent(Optimized):
         batch = batch.replace(obs=agent.observations(batch.obs))
         stride = self.cfg.sequence_stride
         return {k: v for net in self.networks() for k, v in net.states(batch, stride).items()}
+
+    def advice(self, metrics: Mapping[str, float]) -> str | None:
+        """A sentence about metrics that need the user's attention, shown once in a run; None: nothing to say."""
+        return None
 
     # State
 

@@ -16,6 +16,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import SUCCESSOR, Batch
 from whorl.nets.normalize import ReturnScale
 from whorl.ops.losses import masked_mean
+from whorl.settings.schema import Fraction, NonNegative
 
 ROWS_AT_ONCE = 1024
 """rows whose rewards are computed in one pass: bounds the memory of rollouts of images"""
@@ -25,9 +26,9 @@ ROWS_AT_ONCE = 1024
 class BonusConfig:
     """Settings of every intrinsic reward."""
 
-    weight: float = 0.5
+    weight: NonNegative = 0.5
     """weight of the intrinsic reward; the environment's has weight 1"""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """discount of the intrinsic return"""
     normalize: bool = True
     """divide the reward by the standard deviation of its discounted return"""

@@ -34,8 +34,8 @@ class HasCriticLoss(Protocol):
     def draw(self, batch: Batch) -> Tree:
         """The random numbers of one update."""
 
-    def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Any]:
-        """The loss, the absolute TD errors [T, B], and the mean of Q."""
+    def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Any, ...]:
+        """The loss, the absolute TD errors [T, B], the mean of Q, and further metrics where there are some."""
 
 
 class ReplayAgent(HasCriticLoss, Protocol):

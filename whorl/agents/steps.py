@@ -16,9 +16,11 @@ def replay_step(
     """One step along `critic_loss`, one of the actor if `train_actor` (`improve_actor`), and of the target networks."""
     batch = agent.prepare_batch(batch)
     noise = agent.draw(batch)
-    loss, error, q = agent.critic_loss(batch, noise)
+    loss, error, q, *more = agent.critic_loss(batch, noise)
     agent.minimize("critic", loss, agent.cfg.max_grad_norm)
     metrics: dict[str, Tensor] = {"loss/critic": loss.detach(), "q/mean": q}
+    for further in more:
+        metrics |= further
     if train_actor:
         actor: Any = agent
         metrics |= actor.improve_actor(batch, noise)

@@ -8,6 +8,7 @@ arXiv:1710.02298).
 Differs from the paper: with prioritized replay, priorities are Rainbow's KL(m || p).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -29,6 +30,11 @@ from whorl.nets.q_network import QNetwork, allowed, draw_passes
 from whorl.ops.transforms import categorical_projection
 from whorl.ops.values import best, bootstrap, pick_columns
 from whorl.settings.schema import Range
+
+CLIPPED = "q/clipped"
+"""the metric for the share of the target distribution that lies outside the atoms"""
+MUCH = 0.1
+"""the share above which a warning says so"""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,9 @@ class C51(Agent):
         self.targets = TargetNetworks(cfg)
         self.target_critic = self.targets.add(self.critic)
         self.register_buffer("atoms", torch.linspace(cfg.v_min, cfg.v_max, cfg.n_atoms), persistent=False)
+        # A rounding error beyond an edge, which is where a return of r / (1 - gamma) lies, is not outside.
+        half = (cfg.v_max - cfg.v_min) / 2
+        self.middle, self.reach = cfg.v_min + half, half * (1 + 1e-4)
         self.add_optimizers(critic=cfg.learning_rate)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
@@ -79,27 +88,38 @@ class C51(Agent):
     def draw(self, batch: Batch) -> Tree:
         return draw_passes(self.critic, self.target_critic, self.random("critic"))
 
+    def advice(self, metrics: Mapping[str, float]) -> str | None:
+        share, cfg = metrics.get(CLIPPED, 0.0), self.cfg
+        if share <= MUCH:
+            return None
+        return (
+            f"{share:.0%} of the probability of the targets is outside [v_min, v_max] = [{cfg.v_min:g}, {cfg.v_max:g}] "
+            "and is clipped, so values are wrong; set v_min and v_max to the lowest and highest discounted return"
+        )
+
     @pure
-    def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor]:
-        """-E[sum_k m_k log p_k(s, a)]; the divergences KL(m || p) [T, B]; the mean of Q"""
-        target = self.target(batch, noise)  # [T, B, atoms]
+    def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """-E[sum_k m_k log p_k(s, a)]; the divergences KL(m || p) [T, B]; the mean of Q; how much m was clipped"""
+        target, outside = self.target(batch, noise)  # [T, B, atoms], [T, B]
         log_prob = pick_columns(self.critic(batch.now, noise["online"]), batch.action).log_softmax(-1)
         loss = -(target * log_prob).sum(-1)  # [T, B]
         divergence = loss.detach() + torch.special.xlogy(target, target).sum(-1)
         q = (log_prob.detach().exp() * self.atoms).sum(-1)
         # Rounding may make a divergence slightly negative.
-        return (loss * batch.weight).mean(), divergence.clamp(min=0), q.mean()
+        metrics = {CLIPPED: (outside * batch.share).mean()}
+        return (loss * batch.weight).mean(), divergence.clamp(min=0), q.mean(), metrics
 
     @torch.no_grad()
-    def target(self, batch: Batch, noise: Tree) -> Tensor:
-        """m [T, B, atoms]"""
+    def target(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:
+        """m [T, B, atoms], and the probability [T, B] of returns that lie outside the atoms and are moved to an edge"""
         logits = self.target_critic(batch.next, noise["target"])  # [T, B, choices, atoms]
         select = self.critic(batch.next, noise["select"]) if self.cfg.double else logits
         choice = best(self.mean(select), allowed(batch.next, self.spec))
         prob = pick_columns(logits, choice).softmax(-1)
         atoms = self.atoms.expand(prob.shape)
         location = bootstrap(batch.reward, batch.discount, atoms, self.cfg.rescale_values)
-        return categorical_projection(prob, location, self.atoms)
+        beyond = location.sub(self.middle).abs() > self.reach
+        return categorical_projection(prob, location, self.atoms), (prob * beyond).sum(-1)
 
     def mean(self, logits: Tensor) -> Tensor:
         """Q = sum_k z_k p_k of logits [..., atoms]."""

@@ -4,10 +4,10 @@ critic:   minimise E[(Q(s, a) - y)^2],  y = r + discount * Q'(s', mu'(s'))
 actor:    maximise E[Q(s, mu(s))]
 targets:  theta' <- tau * theta + (1 - tau) * theta' for both
 
-Two versions: Lillicrap's concatenates the action in the critic's second layer and explores with an Ornstein-Uhlenbeck
-process; Fujimoto's ("our DDPG" of arXiv:1802.09477) concatenates it in the first layer and explores with Gaussian
-noise. Differs from Lillicrap: no batch normalisation (`normalize_obs` has running statistics), orthogonal
-initialisation.
+Two versions: Lillicrap's concatenates the action in the critic's second layer, explores with an Ornstein-Uhlenbeck
+process and decays the critic's weights; Fujimoto's ("our DDPG" of arXiv:1802.09477) concatenates it in the first layer
+and explores with Gaussian noise. Differs from Lillicrap: no batch normalisation (`normalize_obs` has running
+statistics), orthogonal initialisation.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from whorl.explore.noise import ActionNoise, NoiseConfig
 from whorl.nets.actor import bounded, deterministic_actor
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
-from whorl.settings.schema import LearningRate
+from whorl.settings.schema import LearningRate, NonNegative
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class DDPGConfig(NoiseConfig, ActorCriticConfig):
     """learning rate of the critics"""
     action_joins: Literal["first", "second"] = "first"
     """layer of the critic that reads the action: first (Fujimoto et al. 2018) or second (Lillicrap et al. 2015)"""
+    critic_weight_decay: NonNegative = 0.0
+    """weight decay of the critic, added to weight_decay (Lillicrap et al. 2015: 0.01)"""
 
 
 class DDPG(Agent):
@@ -57,7 +59,9 @@ class DDPG(Agent):
         self.targets = TargetNetworks(cfg)
         self.target_critic = self.targets.add(self.critic)
         self.target_actor = self.targets.add(self.actor, self.actor.target(self.target_critic.backbone))
-        self.add_optimizers(critic=cfg.critic_lr, actor=cfg.actor_lr)
+        decay = self.optimizer_options(cfg.weight_decay + cfg.critic_weight_decay)
+        self.add_optimizer("critic", self.critic, cfg.optimizer, cfg.critic_lr, **decay)
+        self.add_optimizers(actor=cfg.actor_lr)
 
     def initial_memory(self, num_envs: int) -> Tree:
         return {**self.noise.initial(num_envs), **super().initial_memory(num_envs)}

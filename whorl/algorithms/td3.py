@@ -2,7 +2,9 @@
 
 critics:  minimise sum_i E[(Q_i(s, a) - y)^2],  y = r + discount * min_i Q'_i(s', a')                      (eq. 14)
           a' = clip(mu'(s') + clip(eps, -c, c), -1, 1),  eps ~ N(0, sigma)                                 (eq. 15)
-actor:    maximise E[Q_1(s, mu(s))], every `policy_delay`-th update; the targets move then, and only then
+actor:    maximise E[Q_1(s, mu(s))], every `policy_delay`-th update
+targets:  theta' <- tau * theta + (1 - tau) * theta' for all, every `target_update_interval`-th update; in the paper
+          they move together with the actor, so set both intervals alike
 
 Differs from the paper: the twin critics are one batched ensemble.
 """

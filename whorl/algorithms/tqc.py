@@ -6,7 +6,8 @@ critics:      minimise the quantile Huber loss of every theta_i^m against all y_
               y_k = r + discount * (z_(k) - alpha log pi(a'|s'))
 actor:        minimise E[alpha log pi(a|s) - mean of all quantiles at (s, a)]
 temperature:  minimise -log(alpha) * E[log pi(a|s) + target_entropy]
-The defaults (5 critics, 25 quantiles, 2 dropped per critic) are those of the paper.
+The defaults (5 critics, 25 quantiles, 2 dropped per critic) are those of the paper, which drops 5 on Hopper and 0 on
+HalfCheetah; its critics of 3 x 512 units are in the presets of the MuJoCo tasks.
 """
 
 from dataclasses import dataclass

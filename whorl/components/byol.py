@@ -9,7 +9,7 @@ Differs from the paper: random shifts are the only augmentation; layer norm inst
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,27 +27,36 @@ from whorl.nets.layers import MLP
 from whorl.ops.augment import Channels, shift_images
 from whorl.ops.losses import masked_mean
 from whorl.ops.targets import polyak_
+from whorl.settings.schema import (
+    Fraction,
+    LearningRate,
+    NonNegative,
+    Optimizer,
+    PositiveCount,
+    Range,
+    Size,
+)
 
 
 @dataclass(frozen=True)
 class BYOLConfig:
-    weight: float = 1.0
+    weight: NonNegative = 1.0
     """weight of the loss"""
     joins: Literal["", "critic", "actor"] = ""
     """optimizer of the agent whose loss this one is added to; empty: an optimizer of its own trains the encoder too"""
-    lr: float = 3e-4
+    lr: LearningRate = 3e-4
     """learning rate of its own optimizer"""
-    tau: float = 0.01
+    tau: Fraction = 0.01
     """fraction of the online networks mixed into the target networks per update"""
-    shift: int = 4
+    shift: Annotated[int, Range(0, 1000)] = 4
     """largest random shift, in pixels"""
-    batch_size: int = 256
+    batch_size: PositiveCount = 256
     """rows per gradient step, drawn from the batch"""
-    features: int = 128
+    features: Size = 128
     """outputs of projection and prediction"""
-    hidden_size: int = 256
+    hidden_size: Size = 256
     """width of the hidden layer of projection and prediction"""
-    optimizer: Part = Part("Adam")
+    optimizer: Optimizer = Part("Adam")
     """its own optimizer"""
 
 

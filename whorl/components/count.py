@@ -15,17 +15,18 @@ from whorl.core.registry import register
 from whorl.core.spec import Spec
 from whorl.data.batch import Batch
 from whorl.nets.novelty import Cells
+from whorl.settings.schema import NonNegative, PositiveCount
 
 
 @dataclass(frozen=True)
 class CountConfig(BonusConfig):
-    weight: float = 0.1
+    weight: NonNegative = 0.1
     """weight of the intrinsic reward; the environment's has weight 1"""
     normalize: bool = False
     """divide the reward by the standard deviation of its discounted return"""
-    bins: int = 20
+    bins: PositiveCount = 20
     """cells per dimension of a vector: of its bounds if it has them, else per two units"""
-    cells: int = 1_000_003
+    cells: PositiveCount = 1_000_003
     """size of the table of counts; cells beyond share entries"""
 
 

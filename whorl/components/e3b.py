@@ -19,25 +19,34 @@ from whorl.data.batch import Batch
 from whorl.nets.novelty import InverseDynamics
 from whorl.ops.losses import masked_mean
 from whorl.ops.novelty import elliptical_
+from whorl.settings.schema import (
+    Epsilon,
+    HiddenSizes,
+    LearningRate,
+    Optimizer,
+    PositiveCount,
+    PositiveLimit,
+    Size,
+)
 
 
 @dataclass(frozen=True)
 class E3BConfig(BonusConfig):
-    ridge: float = 0.1
+    ridge: Epsilon = 0.1
     """regularisation of C"""
-    lr: float = 1e-4
+    lr: LearningRate = 1e-4
     """learning rate of the inverse dynamics model"""
-    batch_size: int = 256
+    batch_size: PositiveCount = 256
     """transitions per gradient step, drawn from the batch"""
-    features: int = 64
+    features: Size = 64
     """size of the embedding"""
-    hidden_sizes: tuple[int, ...] = (256,)
+    hidden_sizes: HiddenSizes = (256,)
     """hidden layers of the embedding"""
-    obs_clip_range: float = 5.0
+    obs_clip_range: PositiveLimit = 5.0
     """normalised observations are clipped to this range"""
     encoder: Part = Part("auto")
     """encoder of the embedding: auto, images, flat, or an import path"""
-    optimizer: Part = Part("Adam")
+    optimizer: Optimizer = Part("Adam")
     """optimizer of the inverse dynamics model"""
 
 

@@ -10,6 +10,7 @@ chosen (NGU reads it). Differs from the paper: the memory holds the newest `capa
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -25,41 +26,52 @@ from whorl.nets.normalize import RunningStatistics
 from whorl.nets.novelty import Distillation, InverseDynamics
 from whorl.ops.losses import masked_mean
 from whorl.ops.novelty import episodic_bonus, nearest_distances
+from whorl.settings.schema import (
+    Epsilon,
+    HiddenSizes,
+    LearningRate,
+    NonNegative,
+    Optimizer,
+    PositiveCount,
+    PositiveLimit,
+    Range,
+    Size,
+)
 
 
 @dataclass(frozen=True)
 class EpisodicConfig(BonusConfig):
-    weight: float = 0.3
+    weight: NonNegative = 0.3
     """weight of the intrinsic reward; the environment's has weight 1 (NGU and Agent57 have weights of their own)"""
     normalize: bool = False
     """divide the reward by the standard deviation of its discounted return"""
-    neighbours: int = 10
+    neighbours: PositiveCount = 10
     """nearest observations of the episode that are compared"""
-    capacity: int = 2_000
+    capacity: PositiveCount = 2_000
     """observations of an episode that are kept; NGU: 30,000"""
-    kernel_epsilon: float = 1e-4
+    kernel_epsilon: Epsilon = 1e-4
     """epsilon of the kernel epsilon / (distance + epsilon)"""
-    cluster_distance: float = 8e-3
+    cluster_distance: NonNegative = 8e-3
     """relative distances below this are 0"""
-    pseudo_count: float = 1e-3
+    pseudo_count: Epsilon = 1e-3
     """added to the similarity"""
-    max_similarity: float = 8.0
+    max_similarity: PositiveLimit = 8.0
     """above it the reward is 0"""
-    max_lifelong: float = 5.0
+    max_lifelong: Annotated[float, Range(1, 1e6)] = 5.0
     """bound L of the lifelong factor; 1: episodic novelty alone"""
-    features: int = 32
+    features: Size = 32
     """size of the embedding"""
-    hidden_sizes: tuple[int, ...] = (128,)
+    hidden_sizes: HiddenSizes = (128,)
     """hidden layers of the embedding and of the distilled network"""
-    obs_clip_range: float = 5.0
+    obs_clip_range: PositiveLimit = 5.0
     """normalised observations are clipped to this range"""
-    lr: float = 5e-4
+    lr: LearningRate = 5e-4
     """learning rate of the inverse dynamics model and of the distillation"""
-    batch_size: int = 256
+    batch_size: PositiveCount = 256
     """transitions per gradient step, drawn from the batch"""
     encoder: Part = Part("auto")
     """encoder of all networks: auto, images, flat, or an import path"""
-    optimizer: Part = Part("Adam")
+    optimizer: Optimizer = Part("Adam")
     """optimizer of all networks"""
 
 

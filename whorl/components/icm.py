@@ -24,25 +24,34 @@ from whorl.data.batch import Batch
 from whorl.nets.layers import MLP
 from whorl.nets.novelty import InverseDynamics
 from whorl.ops.losses import masked_mean
+from whorl.settings.schema import (
+    Fraction,
+    HiddenSizes,
+    LearningRate,
+    Optimizer,
+    PositiveCount,
+    PositiveLimit,
+    Size,
+)
 
 
 @dataclass(frozen=True)
 class ICMConfig(BonusConfig):
-    beta: float = 0.2
+    beta: Fraction = 0.2
     """weight of the forward model's loss; the inverse model's has 1 - beta"""
-    lr: float = 5e-4
+    lr: LearningRate = 5e-4
     """learning rate of all its networks"""
-    batch_size: int = 256
+    batch_size: PositiveCount = 256
     """transitions per gradient step, drawn from the batch"""
-    features: int = 64
+    features: Size = 64
     """size of the embedding"""
-    hidden_sizes: tuple[int, ...] = (256,)
+    hidden_sizes: HiddenSizes = (256,)
     """hidden layers of the embedding; the last also of both models"""
-    obs_clip_range: float = 5.0
+    obs_clip_range: PositiveLimit = 5.0
     """normalised observations are clipped to this range"""
     encoder: Part = Part("auto")
     """encoder of the embedding: auto, images, flat, or an import path"""
-    optimizer: Part = Part("Adam")
+    optimizer: Optimizer = Part("Adam")
     """optimizer of all its networks"""
 
 

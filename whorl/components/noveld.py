@@ -20,29 +20,38 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.nets.novelty import Cells, Distillation
 from whorl.ops.losses import masked_mean
+from whorl.settings.schema import (
+    HiddenSizes,
+    LearningRate,
+    NonNegative,
+    Optimizer,
+    PositiveCount,
+    PositiveLimit,
+    Size,
+)
 
 
 @dataclass(frozen=True)
 class NovelDConfig(BonusConfig):
-    alpha: float = 0.5
+    alpha: NonNegative = 0.5
     """weight of the novelty of the observation before"""
-    lr: float = 1e-4
+    lr: LearningRate = 1e-4
     """learning rate of the predictor"""
-    batch_size: int = 256
+    batch_size: PositiveCount = 256
     """rows per gradient step of the predictor, drawn from the batch"""
-    features: int = 128
+    features: Size = 128
     """outputs of both networks"""
-    hidden_sizes: tuple[int, ...] = (256,)
+    hidden_sizes: HiddenSizes = (256,)
     """hidden layers of the target network; the predictor has one more"""
-    obs_clip_range: float = 5.0
+    obs_clip_range: PositiveLimit = 5.0
     """normalised observations are clipped to this range"""
-    bins: int = 20
+    bins: PositiveCount = 20
     """cells per dimension of a vector: of its bounds if it has them, else per two units"""
-    cells: int = 4_096
+    cells: PositiveCount = 4_096
     """size of the table of visited cells of an episode; two cells may share an entry"""
     encoder: Part = Part("auto")
     """encoder of both networks: auto, images, flat, or an import path"""
-    optimizer: Part = Part("Adam")
+    optimizer: Optimizer = Part("Adam")
     """optimizer of the predictor"""
 
 

@@ -9,6 +9,7 @@ stack is read whole; with replay the reward is computed once, when the rollout i
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -22,27 +23,38 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.nets.novelty import Distillation
 from whorl.ops.losses import masked_mean
+from whorl.settings.schema import (
+    ABOVE_0,
+    Count,
+    HiddenSizes,
+    LearningRate,
+    Optimizer,
+    PositiveCount,
+    PositiveLimit,
+    Range,
+    Size,
+)
 
 
 @dataclass(frozen=True)
 class RNDConfig(BonusConfig):
-    lr: float = 1e-4
+    lr: LearningRate = 1e-4
     """learning rate of the predictor"""
-    proportion: float = 0.25
+    proportion: Annotated[float, Range(ABOVE_0, 1)] = 0.25
     """fraction of the rows of a batch that the predictor is trained on"""
-    batch_size: int = 256
+    batch_size: PositiveCount = 256
     """rows per gradient step of the predictor"""
-    features: int = 128
+    features: Size = 128
     """outputs of both networks"""
-    hidden_sizes: tuple[int, ...] = (256,)
+    hidden_sizes: HiddenSizes = (256,)
     """hidden layers of the target network; the predictor has one more"""
-    obs_clip_range: float = 5.0
+    obs_clip_range: PositiveLimit = 5.0
     """normalised observations are clipped to this range"""
-    warmup_steps: int = 1_000
+    warmup_steps: Count = 1_000
     """environment steps at the start that only update the statistics of observations: their reward is 0"""
     encoder: Part = Part("auto")
     """encoder of both networks: auto, images, flat, or an import path"""
-    optimizer: Part = Part("Adam")
+    optimizer: Optimizer = Part("Adam")
     """optimizer of the predictor"""
 
 

@@ -1,6 +1,7 @@
 """Errors: one sentence with what was given, what is allowed, and the nearest valid choice."""
 
 import traceback
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from math import inf
@@ -67,8 +68,11 @@ def extend(error: Exception, text: str) -> None:
     if isinstance(error, WhorlError):
         error.message = f"{error.message}; {text}"
         error.args = (error.message,)
-    elif hasattr(error, "add_note"):  # Python 3.11
+    elif hasattr(error, "add_note"):
         error.add_note(text)
+    else:  # Python 3.10, whose tracebacks do not show notes
+        error.__notes__ = [*getattr(error, "__notes__", ()), text]
+        warnings.warn(text, stacklevel=2)
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

@@ -68,8 +68,9 @@ def wrong_flag(name: str, flag: Any) -> str | None:
 
 def wrong_observation(space: spaces.Space, obs: Any, name: str) -> str | None:
     """Why `obs` is not in `space`."""
-    # Box.contains accepts a list, which is slow to convert at every step.
-    if space.contains(obs) and (not isinstance(space, spaces.Box) or isinstance(obs, np.ndarray)):
+    # Box.contains accepts a list, which is slow to convert at every step. A Box without axes samples numpy's scalars.
+    array = isinstance(obs, np.ndarray | np.generic)
+    if space.contains(obs) and (array or not isinstance(space, spaces.Box)):
         return None
     if isinstance(space, spaces.Dict) and isinstance(obs, dict):
         if set(obs) != set(space.spaces):
@@ -90,8 +91,9 @@ def _wrong_array(space: spaces.Box, obs: Any, name: str) -> str:
     shape = _shape(obs)
     if shape is not None and shape != space.shape:
         return f"{name} has shape {shape} but its space {space.shape}; make them agree"
-    if not isinstance(obs, np.ndarray):
+    if not isinstance(obs, np.ndarray | np.generic):
         return f"{name} is a {type(obs).__name__}; return a numpy array"
+    obs = np.asarray(obs)
     if not np.can_cast(obs.dtype, space.dtype):
         return f"{name} is {obs.dtype} but its space {space.dtype}; cast it or change the space's dtype"
     if np.isnan(obs).any():

@@ -12,6 +12,7 @@ there are exact.
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NoReturn
@@ -150,6 +151,8 @@ class Loop:
         self.progress: Progress | None = None
         self.whole = True
         """whether agent, replay and counters belong together: not while an update runs"""
+        self.advised = False
+        """whether this run has had a warning about its metrics"""
 
     def watch(self, progress: Progress | None) -> None:
         """Report to `progress` from now on."""
@@ -204,6 +207,7 @@ class Loop:
         row = counters.row()
         if self.row_is_due():
             row |= parts.learner.drain()
+            self._advise(row)
             if parts.learners is not None:
                 row |= parts.learners.metrics()
             row |= collector.metrics() | experience.metrics()
@@ -219,6 +223,13 @@ class Loop:
         """Whether the metrics of this iteration are written, however long the run continues."""
         run, counters = self.parts.settings.run, self.counters
         return counters.passed(run.log_freq) or (run.eval and counters.passed(run.eval_freq))
+
+    def _advise(self, row: dict[str, Any]) -> None:
+        """Warn once of what an agent sees in its metrics."""
+        advice = None if self.advised else self.parts.agent.advice(row)
+        if advice is not None:
+            self.advised = True
+            warnings.warn(advice, stacklevel=2)
 
     def _learn(self) -> None:
         """Run the updates that are due."""

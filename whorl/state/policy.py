@@ -421,7 +421,10 @@ def load_policy(saved: dict[str, Any], trust: tuple[str, ...] = (), device: str 
         settings = configure(config["algorithm"], config["env"], config, presets=False)
         cls: Any = algorithm_class(settings.algorithm)[1]
         agent = build_agent(settings, unpack_spec(saved["spec"]), components=cls.tracks)
-    agent.to(device).load_state_dict(saved["module"])
+    known = agent.state_dict()  # the learning rates of components are not
+    agent.to(device).load_state_dict(
+        {name: saved["module"][name] for name in saved["module"] if name in known}
+    )
     return SavedPolicy(agent, settings)
 
 

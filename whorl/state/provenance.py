@@ -16,7 +16,7 @@ import torch
 from whorl.core.version import __version__
 from whorl.settings.secrets import hidden_words
 
-PACKAGES = ("torch", "numpy", "gymnasium")
+PACKAGES = ("numpy", "gymnasium")
 GIT_SECONDS = 5.0
 """after which git is not waited for, as on a slow network drive"""
 
@@ -31,6 +31,9 @@ def _of_process(folder: str) -> dict[str, Any]:
     versions = {
         "python": platform.python_version(),
         "whorl": __version__,
+        "torch": str(
+            torch.__version__
+        ),  # with its build, +cu124 or +cpu, which a distribution's version may lack
         **{name: _version(name) for name in PACKAGES},
     }
     found: dict[str, Any] = {

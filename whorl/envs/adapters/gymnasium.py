@@ -124,7 +124,7 @@ class GymnasiumVector(VectorEnv, Mapped):
     def cells(self) -> Tensor:
         if self.map_shape is None:
             raise EnvError(f"{self.id} has no map; define map_shape and position")
-        return torch.tensor([row * self.map_shape[1] + column for row, column in self._envs.positions()])
+        return torch.tensor([row * self.map_shape[1] + column for row, column in self.stepper.positions()])
 
     def render(self, env_index: int = 0) -> np.ndarray | None:
         return self.stepper.render(env_index)

@@ -1,0 +1,92 @@
+"""The soak of `make chaos` for less than a minute, and whether its checks would find what they look for."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+import soak
+import trouble
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="signals, /proc and mounts of Linux"
+)
+
+
+@pytest.mark.full
+def test_a_minute_of_trouble_leaves_nothing_behind_and_everything_counted(tmp_path: Path) -> None:
+    command = [sys.executable, soak.__file__, "--seconds", "50", "--to", str(tmp_path)]
+    done = subprocess.run([*command, "--kinds", "actors", "workers"], capture_output=True, text=True)
+    (line,) = (tmp_path / "soak.jsonl").read_text().splitlines()
+    found = json.loads(line)
+    assert found["problems"] == [] and done.returncode == 0
+    assert found["trainings"].keys() == {"actors", "workers"}
+    assert sum(found["events"].values()) >= 4 and (tmp_path / "memory.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("rate", "leaks", "problems"), [(0.0, False, 0), (4.0, False, 1), (4.0, True, 0)])
+def test_memory_that_grows_is_a_problem_unless_the_environment_leaks(
+    rate: float, leaks: bool, problems: int, tmp_path: Path
+) -> None:
+    """Four megabytes a minute for five minutes; 6 + 5 are allowed, and a start of 100 does not count."""
+    found = soak.Soak(tmp_path, tmp_path, False, 0)
+    (tmp_path / "notes-actors").mkdir()
+    if leaks:
+        (tmp_path / "notes-actors" / "leak-7").touch()
+    for second in range(330):
+        megabytes = 100.0 + rate * second / 60 if second > 30 else 3.0 * second
+        found.samples.append(soak.Sample(second, "actors", "learner", 7, megabytes, second > 30))
+    soak.check_memory(found)
+    assert len(found.problems) == problems
+    soak.draw_memory(found, tmp_path / "memory.png")
+
+
+def checked(folder: Path, rows: list[dict[str, int]], steps: int, made: int) -> list[str]:
+    """The problems of a run with these rows of metrics, steps in its checkpoint, and steps of its environments."""
+    state = soak.Soak(folder, folder / "disk", False, 0)
+    training = soak.Training(state, "actors")
+    run = training.runs / "run"
+    (run / "checkpoint_1").mkdir(parents=True)
+    (run / "checkpoint_1" / "metadata.yaml").write_text(f"steps: {steps}\n")
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (training.notes / "steps-1-1").write_bytes(made.to_bytes(8, "little"))
+    training.check_state = lambda run, steps: None  # type: ignore[method-assign]  # there is no such file
+    training.check(run, 90, 0)
+    return [text.partition(": ")[2] for text in state.problems]
+
+
+def rows(*steps: int) -> list[dict[str, int]]:
+    return [{"iteration": number, "steps": each} for number, each in enumerate(steps, 1)]
+
+
+def test_counters_that_do_not_add_up_are_problems(tmp_path: Path) -> None:
+    good = rows(48, 96)
+    assert checked(tmp_path / "a", good, 96, 100) == []
+    assert checked(tmp_path / "b", good, 96, 95) == [
+        "96 steps counted and 0 dropped, but environments made 95"
+    ]
+    assert checked(tmp_path / "c", good[1:], 96, 100) == [
+        "iterations are missing in metrics.jsonl, or there twice"
+    ]
+    assert checked(tmp_path / "d", rows(10, 96), 96, 100) == ["iteration 2 counts 86 steps"]
+    late = ["the budget of 90 steps was not reached: 48 steps, status 0"]
+    assert checked(tmp_path / "e", rows(24, 48), 48, 100) == late
+
+
+def test_steps_of_an_environment_are_counted_where_its_end_can_not_undo_them(tmp_path: Path) -> None:
+    env = trouble.Trouble(str(tmp_path))
+    env.reset(seed=0)
+    for _ in range(7):
+        env.step(0)
+    assert trouble.steps_in(tmp_path) == 7
+    with pytest.raises(OSError, match="lost its connection"):
+        trouble.Trouble(str(tmp_path), raises=1.0).step(0)
+    leaky = trouble.Trouble(str(tmp_path), leaks=1.0)
+    leaky.reset(seed=0)
+    with pytest.raises(MemoryError):
+        for _ in range(100):
+            leaky.step(0)
+    assert list(tmp_path.glob("leak-*"))
