@@ -2,7 +2,20 @@
 
 import pytest
 import torch
-from on_policy_blocks import ACTIONS, TREE, Chain, Walk, build, learned_values, poison, rollout, same, weights
+from on_policy_blocks import (
+    ACTIONS,
+    ENTROPY_STEP,
+    TREE,
+    Chain,
+    Walk,
+    build,
+    entropy_step,
+    learned_values,
+    poison,
+    rollout,
+    same,
+    weights,
+)
 from torch import Tensor
 
 from whorl.algorithms.a2c import A2C
@@ -103,3 +116,7 @@ def test_the_critic_bootstraps_through_truncation_but_not_through_termination() 
 def test_the_critic_never_looks_past_a_terminal_state(lam: float) -> None:
     chain = learned_values(A2C, Chain, 300, gae_lambda=lam)
     assert chain[:3] == pytest.approx([0.81, 0.9, 1.0], abs=0.02)
+
+
+def test_the_entropy_bonus_makes_the_policy_more_even() -> None:
+    assert entropy_step(A2C) == ENTROPY_STEP

@@ -1,8 +1,10 @@
 """IMPALA: without lag it is A2C, and V-trace takes back what an older policy's rollouts cost."""
 
 import torch
+from on_policy_blocks import ENTROPY_STEP, build, entropy_step
 
 from whorl import conformance
+from whorl.algorithms.impala import IMPALA
 from whorl.conformance import Run, subject
 from whorl.data.batch import Batch
 
@@ -38,3 +40,20 @@ def test_an_action_that_has_become_less_likely_counts_less() -> None:
     torch.testing.assert_close(less, torch.tensor(0.5))
     last = batch.mask[-1] > 0  # nothing follows the last row within the rollout: rho alone counts there
     torch.testing.assert_close(half[-1][last], 0.5 * same[-1][last])
+
+
+def test_the_entropy_bonus_makes_the_policy_more_even() -> None:
+    assert entropy_step(IMPALA) == ENTROPY_STEP
+
+
+def test_lambda_shortens_the_trace() -> None:
+    agent = build(IMPALA, num_envs=1, gae_lambda=0.5)
+    ones = torch.ones(3, 1)
+    reward, value = torch.tensor([[1.0, 2, 4]]).T, torch.tensor([[1.0, 0, 2, 3]]).T
+    extras = {"log_prob": torch.zeros(3, 1)}
+    batch = Batch({}, ones > 1, {}, reward, 0.5 * ones, ones, ones, extras=extras)
+    advantage, target, _ = agent.trace(batch, value, torch.zeros(3, 1))
+    # delta = 1 + 0 - 1, 2 + 1 - 0, 4 + 1.5 - 2; v - V = delta + .25 * (what follows) with lambda .5
+    torch.testing.assert_close(target - value[:-1], torch.tensor([[0.96875, 3.875, 3.5]]).T)
+    # r + .5 * v' - V: 1 + .5 * 3.875 - 1, 2 + .5 * 5.5 - 0, 4 + 1.5 - 2
+    torch.testing.assert_close(advantage, torch.tensor([[1.9375, 4.75, 3.5]]).T)

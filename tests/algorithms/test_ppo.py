@@ -4,11 +4,13 @@ import pytest
 import torch
 from on_policy_blocks import (
     ACTIONS,
+    ENTROPY_STEP,
     TREE,
     VECTOR,
     Chain,
     Walk,
     build,
+    entropy_step,
     learned_values,
     poison,
     rollout,
@@ -162,3 +164,20 @@ def test_the_critic_bootstraps_through_truncation_but_not_through_termination(ta
 def test_a_batch_size_that_does_not_divide_the_rollout_is_refused_with_one_that_does() -> None:
     with pytest.raises(ValueError, match="batch_size 24 does not divide the 64 rows of a rollout; use 16"):
         build(PPO, observation=VECTOR, batch_size=24).check(64)
+
+
+def test_the_entropy_bonus_makes_the_policy_more_even() -> None:
+    assert entropy_step(PPO, **ONE_PASS) == ENTROPY_STEP
+
+
+def test_rewards_are_divided_by_the_deviation_of_returns_that_include_this_rollout() -> None:
+    agent = build(PPO, normalize_reward=True, gamma=0.5, **ONE_PASS)
+    batch = rollout(agent, steps=4)
+    batch.keep.copy_(torch.tensor([[1.0, 0, 0, 1], [1, 1, 1, 1]]).T)
+    batch.reward.copy_(torch.tensor([[2.0, 1, 0, 4], [0, 2, 0, 0]]).T)
+    scaled = agent.begin_update(batch).reward
+    # Returns so far: 2, 1 + 2 / 2, no transition, 4 after the end of the episode; 0, 2, 1, .5.
+    seen = torch.tensor([2.0, 2, 4, 0, 2, 1, 0.5])
+    assert float(agent.rewards.statistics.count) == 7
+    torch.testing.assert_close(scaled, batch.reward / seen.std(correction=0))
+    torch.testing.assert_close(agent.rewards.running, torch.tensor([4.0, 0.5]))

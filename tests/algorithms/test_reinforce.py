@@ -2,7 +2,20 @@
 
 import pytest
 import torch
-from on_policy_blocks import ACTIONS, TREE, Chain, Walk, build, learned_values, poison, rollout, same, weights
+from on_policy_blocks import (
+    ACTIONS,
+    ENTROPY_STEP,
+    TREE,
+    Chain,
+    Walk,
+    build,
+    entropy_step,
+    learned_values,
+    poison,
+    rollout,
+    same,
+    weights,
+)
 from torch import Tensor
 
 from whorl.algorithms.reinforce import Reinforce
@@ -153,3 +166,7 @@ def test_the_baseline_learns_values_through_truncation_and_not_through_terminati
     assert value[0] == pytest.approx(5.905, abs=0.1)
     chain = learned_values(Reinforce, Chain, 40, baseline=True, lookahead=0)
     assert chain[:3] == pytest.approx([0.81, 0.9, 1.0], abs=0.01)
+
+
+def test_the_entropy_bonus_makes_the_policy_more_even() -> None:
+    assert entropy_step(Reinforce, lookahead=0) == ENTROPY_STEP

@@ -71,6 +71,18 @@ def test_priorities_of_samples_that_reach_back_over_a_gap_are_left_to_replay() -
     assert found == [[0, 0], [0, 0], [0, 6], [7, 7]]
 
 
+def test_a_trajectory_may_be_max_lag_versions_old_and_no_older() -> None:
+    role = role_of("a2c", 1, 2)
+    fleet = Scripted(1, 1, [trajectory(role, 0, number, version) for number, version in ((4, 1), (5, 2))])
+    collector = FleetCollector(fleet, role, role.agent, 1, max_lag=1)
+    collector.version = 2
+    collector.start()  # version 3: the first is two versions old, the second one
+    collector.finish()
+    found = collector.metrics()
+    assert (found["actors/lag"], found["actors/dropped_steps"]) == (1, 1)
+    assert fleet.released == [(0, 4), (0, 5)]
+
+
 def test_who_waits_stands_in_for_as_many_as_are_missing() -> None:
     role = role_of("a2c", 4, 2)
     fleet = Scripted(4, 4, [trajectory(role, actor, 0) for actor in range(4)])

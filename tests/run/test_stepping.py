@@ -128,6 +128,22 @@ def test_a_step_logs_evaluates_and_saves_what_is_due(tmp_path: Path) -> None:
     ]
 
 
+def test_the_first_random_steps_are_random_and_the_others_are_the_policys(tmp_path: Path) -> None:
+    trainer = load("sac", tmp_path, num_steps=8, random_steps=32, max_iterations=4).build()
+    asked: list[bool] = []
+    start = trainer.collector.start
+
+    def noted(random: bool = False) -> None:
+        asked.append(random)
+        start(random)
+
+    trainer.collector.start = noted  # type: ignore[method-assign]
+    with trainer:
+        for _ in range(4):
+            trainer.step()
+    assert asked == [True, True, False, False]  # 16 steps each
+
+
 def test_breaking_off_and_closing_leaves_a_checkpoint_from_which_the_run_continues(tmp_path: Path) -> None:
     whole = load("sac", tmp_path / "whole")
     whole.train()
