@@ -133,11 +133,11 @@ def commit() -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def fingerprint(mutation: Mutation) -> str:
+def fingerprint(mutation: Mutation, root: Path = ROOT) -> str:
     """Changes with the mutation, the file that it is planted in, and its tests."""
     found = hashlib.sha256(repr((mutation.old, mutation.new, mutation.tests)).encode())
     for name in (mutation.file, *sorted({test.partition("::")[0] for test in mutation.tests})):
-        found.update((ROOT / name).read_bytes())
+        found.update((root / name).read_bytes())
     return found.hexdigest()[:16]
 
 
@@ -188,6 +188,7 @@ def chosen(patterns: Sequence[str]) -> list[Mutation]:
 def attempt(mutation: Mutation, copies: "queue.Queue[Copy]", thorough: bool) -> Record:
     """Plant one mutation in a free copy and run its tests."""
     copy, began = copies.get(), time.monotonic()
+    mark = fingerprint(mutation, copy.folder)  # the working tree may have changed since it was copied
     try:
         with copy.mutated(mutation):
             tested = copy.test(mutation.tests, TIMEOUT)
@@ -202,7 +203,7 @@ def attempt(mutation: Mutation, copies: "queue.Queue[Copy]", thorough: bool) -> 
         "seconds": round(time.monotonic() - began, 1),
         "thorough": thorough,
         "commit": commit(),
-        "fingerprint": fingerprint(mutation),
+        "fingerprint": mark,
     }
 
 

@@ -200,9 +200,9 @@ MUTATIONS: list[Mutation] = [
             "(weight * size).mean(-1).mean(-1)",
         ),
         Bug(
-            "quantile loss along the wrong axis",
-            "target.unsqueeze(-2) - quantile.unsqueeze(-1)",
-            "(target.unsqueeze(-1) - quantile.unsqueeze(-2)).mT.contiguous()",
+            "quantile loss: mean and sum swapped",
+            "(weight * size).mean(-1).sum(-1)",
+            "(weight * size).mean(-2).sum(-1)",
         ),
         Bug(
             "sorted quantile loss: slope reversed",

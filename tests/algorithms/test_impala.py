@@ -1,5 +1,6 @@
 """IMPALA: without lag it is A2C, and V-trace takes back what an older policy's rollouts cost."""
 
+import pytest
 import torch
 from on_policy_blocks import ENTROPY_STEP, build, entropy_step
 
@@ -46,14 +47,24 @@ def test_the_entropy_bonus_makes_the_policy_more_even() -> None:
     assert entropy_step(IMPALA) == ENTROPY_STEP
 
 
-def test_lambda_shortens_the_trace() -> None:
-    agent = build(IMPALA, num_envs=1, gae_lambda=0.5)
+@pytest.mark.parametrize(
+    ("settings", "ratio", "error", "advantages"),
+    [
+        # delta = 1 + 0 - 1, 2 + 1 - 0, 4 + 1.5 - 2; v - V = delta + .5 * .5 * (what follows);
+        # A = r + .5 * v' - V: 1 + .5 * 3.875 - 1, 2 + .5 * 5.5 - 0, 4 + 1.5 - 2
+        ({"gae_lambda": 0.5}, 1.0, [0.96875, 3.875, 3.5], [1.9375, 4.75, 3.5]),
+        # rho 2, c 1/2: v - V = 2 * delta + .5 * .5 * (what follows); A = 2 * (r + .5 * v' - V)
+        ({"rho_clip": 2.0, "c_clip": 0.5}, 4.0, [1.9375, 7.75, 7.0], [7.75, 13.0, 7.0]),
+    ],
+)
+def test_lambda_and_the_two_clips_of_the_trace(
+    settings: dict[str, float], ratio: float, error: list[float], advantages: list[float]
+) -> None:
+    agent = build(IMPALA, num_envs=1, **settings)
     ones = torch.ones(3, 1)
     reward, value = torch.tensor([[1.0, 2, 4]]).T, torch.tensor([[1.0, 0, 2, 3]]).T
     extras = {"log_prob": torch.zeros(3, 1)}
     batch = Batch({}, ones > 1, {}, reward, 0.5 * ones, ones, ones, extras=extras)
-    advantage, target, _ = agent.trace(batch, value, torch.zeros(3, 1))
-    # delta = 1 + 0 - 1, 2 + 1 - 0, 4 + 1.5 - 2; v - V = delta + .25 * (what follows) with lambda .5
-    torch.testing.assert_close(target - value[:-1], torch.tensor([[0.96875, 3.875, 3.5]]).T)
-    # r + .5 * v' - V: 1 + .5 * 3.875 - 1, 2 + .5 * 5.5 - 0, 4 + 1.5 - 2
-    torch.testing.assert_close(advantage, torch.tensor([[1.9375, 4.75, 3.5]]).T)
+    advantage, target, _ = agent.trace(batch, value, ones * torch.tensor(ratio).log())
+    torch.testing.assert_close((target - value[:-1])[:, 0], torch.tensor(error))
+    torch.testing.assert_close(advantage[:, 0], torch.tensor(advantages))

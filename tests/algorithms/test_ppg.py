@@ -196,3 +196,22 @@ def test_the_divergence_is_from_the_old_policy_to_the_new_one() -> None:
     # .7 * log(.7 / .2) + .2 * log(.2 / .3) + .1 * log(.1 / .5); the other way round it is .5371
     assert float(found[2]) == pytest.approx(0.63490, abs=1e-5)
     assert float(found[0]) == pytest.approx(float(found[1]) + 0.63490, abs=1e-5)
+
+
+def test_the_auxiliary_phase_fits_the_critic_to_targets_in_the_present_unit() -> None:
+    agent = build(PPG, normalize_reward=True, aux_epochs=1, **{**SMALL, "aux_every": 1})
+    batch = history(agent)
+    agent.rewards.statistics.var.fill_(25.0)
+    seen: list[Tensor] = []
+    distil = agent.distil
+
+    def noted(part: Batch) -> object:
+        seen.append(part.extras["target"])
+        return distil(part)
+
+    agent.distil = noted
+    before = weights(agent.critic)
+    agent.auxiliary(batch)
+    found = torch.cat([part.flatten() for part in seen]).sort().values
+    torch.testing.assert_close(found, batch.extras["target"].flatten().sort().values / 5)
+    assert not any(a.equal(b) for a, b in zip(before, weights(agent.critic)))
