@@ -235,14 +235,15 @@ def main() -> None:
             _check_unchanged(copies.queue[0], due)
         with ThreadPoolExecutor(max(args.jobs, 1)) as pool:
             running = [pool.submit(attempt, mutation, copies, args.thorough) for mutation in due]
-            for future in as_completed(running):
-                record = future.result()
-                records[record["name"]] = record
-                write(records)
-                print(
-                    f"{record['outcome']:9}{record['seconds']:6.1f} s  {record['name']}  {record['by']}",
-                    flush=True,
-                )
+            try:
+                for future in as_completed(running):
+                    record = future.result()
+                    records[record["name"]] = record
+                    write(records)
+                    found = f"{record['outcome']:9}{record['seconds']:6.1f} s  {record['name']}"
+                    print(f"{found}  {record['by']}", flush=True)
+            finally:
+                pool.shutdown(cancel_futures=True)  # after Ctrl-C, the one under way is the last
         for copy in copies.queue:
             copy.close()
     print(summary({m.name: records[m.name] for m in mutations}))

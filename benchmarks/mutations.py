@@ -1178,13 +1178,13 @@ MUTATIONS: list[Mutation] = [
             "returns of dropped episodes go on",
             "                module.running.zero_()\n",
             "                pass\n",
-            "run/test_resume.py run/test_trainer.py run/test_failures.py",
+            "algorithms/test_ppo.py",
         ),
         Bug(
             "the count of updates is not restored",
             '        self.updates = int(state["updates"])\n',
             "",
-            "agents/test_frame.py state/test_policy.py conformance/test_training.py",
+            "agents/test_frame.py",
         ),
         Bug(
             "optimizer state is not restored",
@@ -1268,7 +1268,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "collect/collector.py",
-        "conformance/test_agents.py::test_truncation_is_no_termination envs/test_gymnasium.py algorithms/test_a2c.py",
+        "collect/test_episodes.py",
         Bug(
             "truncation is termination",
             'terminal = tensors["terminated"] | tensors["soft"]',
@@ -1286,7 +1286,7 @@ MUTATIONS: list[Mutation] = [
             "a lost life does not end the return",
             'terminal = tensors["terminated"] | tensors["soft"]',
             'terminal = tensors["terminated"]',
-            "envs/test_atari.py",
+            "collect/test_episodes.py",
         ),
         Bug(
             "the row of a final observation is learned from",
@@ -1302,7 +1302,7 @@ MUTATIONS: list[Mutation] = [
             "a cut does not end returns",
             "            batch.keep[-1] = 0\n",
             "",
-            "run/test_trainer.py run/test_resume.py data/test_replay.py",
+            "collect/test_episodes.py",
         ),
         Bug(
             "memory is stored one row late",
@@ -1325,7 +1325,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "collect/episodes.py",
-        "run/test_trainer.py run/test_callbacks.py envs/test_batches.py envs/test_atari.py",
+        "collect/test_episodes.py",
         Bug(
             "a lost life ends the episode",
             "(batch.keep == 0) & (batch.mask > 0) & ~soft",
@@ -1586,7 +1586,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "run/loop.py",
-        "run/test_stepping.py run/test_trainer.py",
+        "run/test_loop.py run/test_stepping.py run/test_trainer.py",
         Bug(
             "random_steps is never random",
             "collector.start(counters.steps < agent.random_steps)",
@@ -1603,7 +1603,7 @@ MUTATIONS: list[Mutation] = [
             "updates are not settled",
             "            experience.settle(batch, learner.update(phase, batch))\n",
             "            learner.update(phase, batch)\n",
-            "run/test_trainer.py run/test_stepping.py run/test_memory_runs.py learning/test_off_policy.py",
+            "run/test_loop.py",
         ),
         Bug(
             "gaps are not told to replay",
@@ -1647,7 +1647,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "run/learner.py",
-        "run/test_stepping.py run/test_trainer.py run/test_resume.py",
+        "run/test_loop.py",
         Bug("updates are not counted", "            self.agent.updates += 1\n", "            pass\n"),
         Bug("metrics are sums", "self._sums[name].float() / self.count[name]", "self._sums[name].float()"),
         Bug("metrics are never emptied", "        self.count = dict.fromkeys(self.count, 0)\n", ""),
@@ -1656,7 +1656,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "run/evaluate.py",
-        "run/test_stepping.py run/test_trainer.py state/test_policy.py test_api.py",
+        "run/test_evaluate.py",
         Bug(
             "short episodes are favoured",
             "at = torch.minimum(episode, quota)",
@@ -1682,7 +1682,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "run/checkpointing.py",
-        "run/test_resume.py run/test_stepping.py run/test_trainer.py run/test_replay_resume.py",
+        "conformance/test_training.py run/test_stepping.py run/test_trainer.py run/test_callbacks.py",
         Bug("counters are not restored", '        self.counters.load_state_dict(state["counters"])\n', ""),
         Bug(
             "random streams are not restored", '        parts.streams.load_state_dict(state["streams"])\n', ""

@@ -143,6 +143,8 @@ def test_components_are_part_of_the_state() -> None:
     component, other = Pull(), Pull()
     agent, twin = halver(component), halver(other)
     agent.learn("update", batch())
+    agent.updates = 7
     twin.load_state(agent.state())
+    assert twin.updates == 7
     assert float(other.steps) == 1 and float(other.weight.detach()) == 1
     assert {id(component.weight), id(component.steps)} <= {id(tensor) for tensor in agent.state_tensors()}
