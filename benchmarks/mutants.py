@@ -54,7 +54,7 @@ class Copy:
     """A copy of the repository in which files are changed and restored, and a process that runs tests there."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._log = folder / "copy", folder / "log"
+        self.folder, self._log, self._seconds = folder / "copy", folder / "log", folder / "seconds.json"
         for name in tracked():
             into = self.folder / name
             into.parent.mkdir(parents=True, exist_ok=True)
@@ -96,6 +96,7 @@ class Copy:
             "folder": str(self.folder),
             "arguments": arguments,
             "log": str(self._log),
+            "seconds": str(self._seconds),
             "timeout": timeout,
         }
         assert self._tests.stdin is not None and self._tests.stdout is not None
