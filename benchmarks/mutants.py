@@ -4,8 +4,8 @@ The mistakes are in `mutations.py`. Each is planted in a temporary copy of the r
 touched, and its test files run until the first failure. A mutation is *killed* if a test fails or runs out of time,
 else it has *survived*: with `--thorough` the whole gate has a look at it then. A survivor is a missing test.
 
-Results are in `results/mutants.jsonl`, one line per mutation with the commit. A mutation whose file and tests have not
-changed since is not tried again, so a run that was stopped goes on where it was; `--fresh` tries all.
+Results are in `results/mutants.jsonl`, one line per mutation with the commit. A mutation is not tried again while its
+file and the test that killed it stay as they are, so a run that was stopped goes on where it was; `--fresh` tries all.
 """
 
 import argparse
@@ -134,12 +134,23 @@ def commit() -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def fingerprint(mutation: Mutation, root: Path = ROOT) -> str:
-    """Changes with the mutation, the file that it is planted in, and its tests."""
-    found = hashlib.sha256(repr((mutation.old, mutation.new, mutation.tests)).encode())
-    for name in (mutation.file, *sorted({test.partition("::")[0] for test in mutation.tests})):
-        found.update((root / name).read_bytes())
+def fingerprint(mutation: Mutation, by: str, root: Path = ROOT) -> str:
+    """Changes with the mutation, the file that it is planted in, and the test that killed it; all its tests if none."""
+    found = hashlib.sha256(repr((mutation.old, mutation.new)).encode())
+    found.update((root / mutation.file).read_bytes())
+    for test in (by,) if "::" in by else sorted(mutation.tests):
+        file, _, name = test.partition("::")
+        text = (root / file).read_text() if (root / file).is_file() else ""
+        found.update(_function(text, name.partition("[")[0]).encode())
     return found.hexdigest()[:16]
+
+
+def _function(text: str, name: str) -> str:
+    """The source of the test called `name`, empty if it is gone; the whole text without a name."""
+    if not name or f"def {name}(" not in text:
+        return "" if name else text
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    return ast.get_source_segment(text, nodes[0]) or "" if nodes else text
 
 
 def load(path: Path = RESULTS) -> dict[str, Record]:
@@ -189,12 +200,14 @@ def chosen(patterns: Sequence[str]) -> list[Mutation]:
 def attempt(mutation: Mutation, copies: "queue.Queue[Copy]", thorough: bool) -> Record:
     """Plant one mutation in a free copy and run its tests."""
     copy, began = copies.get(), time.monotonic()
-    mark = fingerprint(mutation, copy.folder)  # the working tree may have changed since it was copied
     try:
         with copy.mutated(mutation):
             tested = copy.test(mutation.tests, TIMEOUT)
             if tested.outcome == SURVIVED and thorough:
                 tested = copy.test(["tests"], WHOLE_GATE_TIMEOUT)
+        mark = fingerprint(
+            mutation, tested.by, copy.folder
+        )  # the working tree may have changed since the copy
     finally:
         copies.put(copy)
     return {
@@ -256,7 +269,7 @@ def main() -> None:
 def known(mutation: Mutation, records: dict[str, Record], thorough: bool) -> bool:
     """Whether a mutation need not be tried again."""
     record = records.get(mutation.name)
-    if record is None or record["fingerprint"] != fingerprint(mutation):
+    if record is None or record["fingerprint"] != fingerprint(mutation, record["by"]):
         return False
     return record["outcome"] == KILLED or record["thorough"] or not thorough
 

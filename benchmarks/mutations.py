@@ -57,6 +57,10 @@ def single(file: str, *tests: str) -> str:
     return " ".join(f"{file}::{test}" for test in tests)
 
 
+MEAN_RETURN = single(
+    "run/test_callbacks.py",
+    "test_the_mean_return_is_of_the_last_hundred_episodes_or_the_few_more_of_one_rollout",
+)
 SHARDS = single(
     "distributed/test_replay_shards.py",
     "test_errors_find_the_rows_of_their_shard_and_beta_follows_the_steps_of_all_shards",
@@ -1320,7 +1324,7 @@ MUTATIONS: list[Mutation] = [
             "recurrent states are not restored",
             '        tree.copy_(self.memory, state["memory"])\n',
             "",
-            "run/test_memory_runs.py components/test_component.py",
+            "components/test_component.py",
         ),
     ),
     *planted(
@@ -1597,7 +1601,7 @@ MUTATIONS: list[Mutation] = [
             "weights are never sent",
             "        parts.send_weights()\n        period",
             "        period",
-            "run/test_stepping.py distributed/test_payload.py",
+            "distributed/test_payload.py",
         ),
         Bug(
             "updates are not settled",
@@ -1609,7 +1613,7 @@ MUTATIONS: list[Mutation] = [
             "gaps are not told to replay",
             "            experience.cut(collector.gaps)\n",
             "            pass\n",
-            "distributed/test_fleet.py",
+            "run/test_loop.py",
         ),
         Bug(
             "components see no rollouts",
@@ -1636,12 +1640,14 @@ MUTATIONS: list[Mutation] = [
             "the mean return of all training",
             "                del self.recent[0]\n",
             "                break\n",
+            MEAN_RETURN,
         ),
         Bug("episodes are not counted", '        self.episodes += int(seen["episodes"])\n', ""),
         Bug(
             "the mean return divides by rollouts",
             "episodes = sum(count for count, _ in self.recent)",
             "episodes = len(self.recent)",
+            MEAN_RETURN,
         ),
         Bug("resets repeat their seed", "            counters.resets += 1\n", ""),
     ),

@@ -61,10 +61,10 @@ def test_survivors_are_named_with_their_reasons_and_killed_ones_counted(
     ]
 
 
-def test_a_recorded_result_counts_until_the_file_or_its_tests_change(tmp_path: Path) -> None:
+def test_the_result_of_a_survivor_counts_until_its_file_or_its_tests_change(tmp_path: Path) -> None:
     mutation = MUTATIONS[0]
-    record = {"name": mutation.name, "outcome": "survived", "thorough": False}
-    record["fingerprint"] = mutants.fingerprint(mutation)
+    record = {"name": mutation.name, "outcome": "survived", "by": "", "thorough": False}
+    record["fingerprint"] = mutants.fingerprint(mutation, "")
     path = tmp_path / "mutants.jsonl"
     mutants.write({mutation.name: record, "gone: a bug": {"name": "gone: a bug"}}, path)
     records = mutants.load(path)
@@ -72,3 +72,18 @@ def test_a_recorded_result_counts_until_the_file_or_its_tests_change(tmp_path: P
     assert mutants.known(mutation, records, thorough=False)
     assert not mutants.known(mutation, records, thorough=True)
     assert not mutants.known(mutation, {mutation.name: {**record, "fingerprint": "other"}}, thorough=False)
+
+
+def test_a_killed_one_depends_on_the_test_that_killed_it_and_not_on_its_neighbours(tmp_path: Path) -> None:
+    mutation = Mutation("x.py", "a bug", "a", "b", ("test_x.py",))
+    (tmp_path / "x.py").write_text("a = 1")
+
+    def mark(text: str, by: str) -> str:
+        (tmp_path / "test_x.py").write_text(text)
+        return mutants.fingerprint(mutation, by, tmp_path)
+
+    one, two = "def test_one():\n    assert a\n", "def test_two():\n    assert b\n"
+    by = "test_x.py::test_one[3]"
+    assert mark(one, by) == mark(two + one, by) != mark(one.replace("a", "c"), by)
+    assert mark(two, by) not in (mark(one, by), mark(one, ""))
+    assert mark(one, "") != mark(two + one, "")

@@ -11,6 +11,7 @@ from whorl.agents.agent import Updated
 from whorl.core.errors import DivergedError
 from whorl.run.learner import Learner
 from whorl.run.loop import Counters, Loop
+from whorl.state.streams import Streams
 
 
 @pytest.mark.parametrize(
@@ -110,3 +111,72 @@ def test_the_result_of_each_update_goes_back_to_the_experience() -> None:
     parts: Any = SimpleNamespace(experience=experience, learner=learns)
     Loop(parts, Counters(), lambda episode: None, lambda rollout: None)._learn()
     assert settled == [(1, ("update", 1)), (2, ("auxiliary", 2))]
+
+
+class Recorded:
+    """A collector and an experience that note what is asked of them; rollouts are of no kind that has rows."""
+
+    overlaps = False
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.gaps = torch.tensor([True, False])
+        drained = dict.fromkeys(
+            ("steps", "episodes", "return", "length", "bad_observation", "bad_reward"), 0.0
+        )
+        self.episode_statistics = SimpleNamespace(drain=lambda: {**drained, "steps": 8.0}, ended=[])
+
+    def start(self, random: bool) -> None: ...
+
+    def finish(self, cut: bool) -> str:
+        self.calls.append(("finish", cut))
+        return "rollout"
+
+    def reset(self, seed: int) -> None:
+        self.calls.append(("reset", seed))
+
+    def cut(self, where: torch.Tensor) -> None:
+        self.calls.append(("cut", where.tolist()))
+
+    def add(self, rollout: str) -> None:
+        self.calls.append(("add", rollout))
+
+    def due(self) -> list[Any]:
+        return []
+
+
+def looped(both: Recorded, period: int) -> tuple[Loop, Streams]:
+    agent = SimpleNamespace(progress=torch.zeros(()), random_steps=0, spec=SimpleNamespace(measures=()))
+    run = SimpleNamespace(log_freq=10**9, eval=False)
+    streams = Streams(5)
+    parts: Any = SimpleNamespace(
+        agent=agent,
+        acting=SimpleNamespace(collector=both),
+        experience=both,
+        learner=None,
+        learners=None,
+        streams=streams,
+        acts_apart=False,
+        reset_period=period,
+        send_weights=lambda: None,
+        settings=SimpleNamespace(run=run),
+    )
+    return Loop(parts, Counters(), lambda episode: None, lambda rollout: None), streams
+
+
+def test_the_experience_hears_of_gaps_before_the_rows_that_follow_them() -> None:
+    both = Recorded()
+    loop, _ = looped(both, 0)
+    loop.iterate(0.0)
+    assert both.calls == [("finish", False), ("cut", [True, False]), ("add", "rollout")]
+    assert loop.counters.steps == 8
+
+
+def test_environments_without_snapshots_are_reset_every_so_many_iterations_with_new_seeds() -> None:
+    both = Recorded()
+    loop, streams = looped(both, 2)
+    for _ in range(4):
+        loop.iterate(0.0)
+    assert [cut for name, cut in both.calls if name == "finish"] == [False, True, False, True]
+    seeds = [seed for name, seed in both.calls if name == "reset"]
+    assert seeds == [streams.seed("env", "1"), streams.seed("env", "2")]
