@@ -1664,9 +1664,9 @@ MUTATIONS: list[Mutation] = [
         "run/evaluate.py",
         "run/test_evaluate.py",
         Bug(
-            "short episodes are favoured",
-            "at = torch.minimum(episode, quota)",
-            "at = torch.minimum(episode, quota * 0 + most)",
+            "evaluation ends with the quickest environment",
+            "bool((episode[0] >= quota).all())",
+            "bool((episode[0] >= quota).any())",
         ),
         Bug("evaluation explores", "greedy=deterministic)", "greedy=False)"),
         Bug(

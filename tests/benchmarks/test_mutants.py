@@ -84,6 +84,6 @@ def test_a_killed_one_depends_on_the_test_that_killed_it_and_not_on_its_neighbou
 
     one, two = "def test_one():\n    assert a\n", "def test_two():\n    assert b\n"
     by = "test_x.py::test_one[3]"
-    assert mark(one, by) == mark(two + one, by) != mark(one.replace("a", "c"), by)
+    assert mark(one, by) == mark(two + one, by) != mark(one.replace("assert a", "assert c"), by)
     assert mark(two, by) not in (mark(one, by), mark(one, ""))
     assert mark(one, "") != mark(two + one, "")
