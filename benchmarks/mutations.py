@@ -1698,6 +1698,7 @@ MUTATIONS: list[Mutation] = [
             "sums of metrics are not restored",
             '        parts.learner.load_state_dict(state["learner"])\n',
             "",
+            "run/test_trainer.py::test_a_run_that_goes_on_writes_that_window_whole",
         ),
         Bug(
             "environments are not restored",
@@ -1708,21 +1709,25 @@ MUTATIONS: list[Mutation] = [
             "a checkpoint after every iteration",
             "due = counters.steps // run.checkpoint_freq > counters.saved_steps // run.checkpoint_freq",
             "due = True",
+            "run/test_stepping.py::test_a_step_logs_evaluates_and_saves_what_is_due",
         ),
         Bug(
             "diverged weights are saved",
             "        parts.learner.check_finite()\n        self.saved",
             "        self.saved",
+            "run/test_trainer.py::test_a_checkpoint_never_holds_weights_that_are_not_finite",
         ),
         Bug(
             "learning rates are taken from another run",
             'own = ("progress", "lr_", "rewards.running")',
             'own = ("progress", "rewards.running")',
+            "run/test_trainer.py::test_a_warm_start_takes_weights_but_not_rates_and_any_number_of_envs",
         ),
         Bug(
             "a warm start without optimizer state",
             "            state[name] = saved[name]\n",
             "            pass\n",
+            "run/test_callbacks.py::test_an_optimizer_whose_weights_do_not_all_fit_starts_afresh",
         ),
     ),
     *planted(
@@ -1732,11 +1737,13 @@ MUTATIONS: list[Mutation] = [
             "one iteration beyond the budget",
             "return done >= total or bool(self._stop_reason)",
             "return done > total or bool(self._stop_reason)",
+            "run/test_stepping.py::test_after_the_budget_the_iterator_is_exhausted_and_a_step_is_refused",
         ),
         Bug(
             "progress starts at the end",
             "self.loop.iterate(min(done / max(total, 1), 1.0))",
             "self.loop.iterate(1.0 - min(done / max(total, 1), 1.0))",
+            "run/test_stepping.py::test_the_first_random_steps_are_random_and_progress_is_the_share_of_the_budget_that_is_spent",
         ),
     ),
     *planted(

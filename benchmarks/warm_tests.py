@@ -19,6 +19,7 @@ SLOW = (
     "torch",
     "torch.distributed",
     "torch.testing",
+    "torch._dynamo",  # imported by the first step of an optimizer
     "numpy",
     "gymnasium",
     "yaml",
