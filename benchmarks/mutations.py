@@ -886,9 +886,9 @@ MUTATIONS: list[Mutation] = [
             "if False:\n            mask = mask",
         ),
         Bug(
-            "stored memory of another stride",
+            "stored memory of the next stride",
             "slot // ring.stride * ring.num_envs + env_index",
-            "slot * ring.num_envs // ring.stride + env_index",
+            "(slot // ring.stride + 1) % (ring.slots // ring.stride) * ring.num_envs + env_index",
         ),
         Bug(
             "sequences need one row less",
