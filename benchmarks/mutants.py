@@ -33,10 +33,11 @@ from mutations import MUTATIONS, Mutation
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.jsonl"
 WARM = Path(__file__).with_name("warm_tests.py")
 GATE = ("-m", "not full and not gpu")
-TIMEOUT = 180.0
+TIMEOUT = 600.0
 """seconds for the tests of one mutation; one that makes a test hang is noticed, too"""
 WHOLE_GATE_TIMEOUT = 3600.0
 KILLED, SURVIVED = "killed", "survived"
+OUT_OF_TIME = "no end within"
 
 Record = dict[str, Any]
 
@@ -107,7 +108,7 @@ class Copy:
         if status == "0":
             return Tested(SURVIVED, "")
         if status == "timeout":
-            return Tested(KILLED, f"no end within {timeout:g} s")
+            return Tested(KILLED, f"{OUT_OF_TIME} {timeout:g} s")
         if status in ("1", "2"):  # a test has failed, or could not be imported
             return Tested(KILLED, _failed(output))
         if status.startswith("-"):
@@ -182,6 +183,7 @@ def summary(records: dict[str, Record]) -> str:
         for mutation, record in tried
         if record["outcome"] == SURVIVED
     ]
+    lines += [f"{record['by']}: {m.name}" for m, record in tried if record["by"].startswith(OUT_OF_TIME)]
     share = 100 * killed / max(len(tried), 1)
     return "\n".join([*lines, f"{killed} of {len(tried)} killed: {share:.1f} %"])
 

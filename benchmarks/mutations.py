@@ -1436,7 +1436,6 @@ MUTATIONS: list[Mutation] = [
             "following = tree.index(rollout.obs, slice(1, None))",
             "following = tree.index(rollout.obs, slice(0, -1))",
         ),
-        Bug("the target is trained", "self.target.requires_grad_(False)", "pass"),
         Bug(
             "the stream is episodic", "episodic=False, weight=cfg.weight", "episodic=True, weight=cfg.weight"
         ),
