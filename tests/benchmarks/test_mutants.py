@@ -53,7 +53,7 @@ def test_survivors_are_named_with_their_reasons_and_killed_ones_counted(
     ]
     monkeypatch.setattr(mutants, "MUTATIONS", table)
     outcomes = ("killed", "survived", "killed")
-    records = {mutation.name: {"outcome": outcome} for mutation, outcome in zip(table, outcomes)}
+    records = {mutation.name: {"outcome": outcome, "by": ""} for mutation, outcome in zip(table, outcomes)}
     lines = mutants.summary(records).splitlines()
     assert lines[-2:] == [
         "survived: ops/x.py: axis (both axes have one entry)",
