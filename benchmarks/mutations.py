@@ -61,6 +61,7 @@ MEAN_RETURN = single(
     "run/test_callbacks.py",
     "test_the_mean_return_is_of_the_last_hundred_episodes_or_the_few_more_of_one_rollout",
 )
+WEIGHT = single("components/test_rnd.py", "test_masked_rows_have_no_reward_and_the_stream_is_not_episodic")
 SHARDS = single(
     "distributed/test_replay_shards.py",
     "test_errors_find_the_rows_of_their_shard_and_beta_follows_the_steps_of_all_shards",
@@ -1452,8 +1453,9 @@ MUTATIONS: list[Mutation] = [
             "masked rows train the predictor",
             "batch.mask.flatten().index_select(0, index))\n            agent",
             "torch.ones_like(index, dtype=torch.float32))\n            agent",
+            "components/test_rnd.py::test_rows_that_are_no_transitions_do_not_train_the_predictor",
         ),
-        Bug("weight is never read", "weight=cfg.weight),)", "weight=1.0),)"),
+        Bug("weight is never read", "weight=cfg.weight),)", "weight=1.0),)", WEIGHT),
     ),
     *planted(
         "components/byol.py",
