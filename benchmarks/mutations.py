@@ -658,6 +658,7 @@ MUTATIONS: list[Mutation] = [
             "importance weights are left out",
             "return (loss * batch.weight).mean(), divergence",
             "return (loss * batch.share).mean(), divergence",
+            "algorithms/test_c51.py algorithms/test_dqn.py",
         ),
     ),
     *planted(
@@ -674,6 +675,7 @@ MUTATIONS: list[Mutation] = [
             "importance weights are left out",
             "return (loss * batch.weight).mean(), (mean",
             "return (loss * batch.share).mean(), (mean",
+            "algorithms/test_qr_dqn.py algorithms/test_dqn.py",
         ),
         Bug(
             "targets from the online network",
@@ -725,6 +727,7 @@ MUTATIONS: list[Mutation] = [
             "importance weights are left out",
             "loss = (error.square() * batch.weight).mean()",
             "loss = (error.square() * batch.share).mean()",
+            "algorithms/test_ddpg.py algorithms/test_replay_agents.py",
         ),
         Bug(
             "the target actor has no pair",
@@ -772,12 +775,6 @@ MUTATIONS: list[Mutation] = [
             "(log_prob - self.entropy_target(batch))",
         ),
         Bug(
-            "the actor's loss trains the temperature",
-            "alpha = self.temperature().detach()\n        loss = (",
-            "alpha = self.temperature()\n        loss = (",
-            "algorithms/test_sac.py conformance/test_agents.py",
-        ),
-        Bug(
             "the actor minimises its value",
             "loss = ((alpha * log_prob - q) * batch.share).mean()",
             "loss = ((alpha * log_prob + q) * batch.share).mean()",
@@ -798,8 +795,14 @@ MUTATIONS: list[Mutation] = [
             "importance weights are left out",
             "loss = (error.square().sum(0) * batch.weight).mean()",
             "loss = (error.square().sum(0) * batch.share).mean()",
+            "algorithms/test_sac.py algorithms/test_replay_agents.py",
         ),
-        Bug("q_regularization is never read", "if self.cfg.q_regularization:", "if False:"),
+        Bug(
+            "q_regularization is never read",
+            "if self.cfg.q_regularization:",
+            "if False:",
+            "algorithms/test_replay_agents.py",
+        ),
     ),
     *planted(
         "algorithms/tqc.py",
@@ -1464,9 +1467,9 @@ MUTATIONS: list[Mutation] = [
             "targets never move", "        polyak_(self.target_encoder, agent.encoder(), self.cfg.tau)\n", ""
         ),
         Bug(
-            "the target gets a gradient",
-            "        with torch.no_grad():\n            target =",
-            "        if True:\n            target =",
+            "the target of the same view",
+            "self.target_projection(self.target_encoder(other))",
+            "self.target_projection(self.target_encoder(view))",
         ),
         Bug(
             "opposite views attract",
