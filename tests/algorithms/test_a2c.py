@@ -143,3 +143,13 @@ def test_the_critic_steps_towards_fixed_targets_of_its_own_rows() -> None:
         before = agent.critic.head.bias.clone()
     agent.update(batch)
     torch.testing.assert_close(agent.critic.head.bias.detach() - before, -error.reshape(1))
+
+
+def test_the_loss_is_minus_the_mean_of_log_probabilities_times_advantages() -> None:
+    agent = build(A2C, ent_coef=0.0)
+    batch = rollout(agent)
+    with torch.no_grad():
+        loss, _ = agent.actor_loss(batch, batch.reward)
+        log_prob = agent.actor(batch.now).log_prob(batch.action)
+    rows = batch.mask > 0
+    torch.testing.assert_close(loss, -(log_prob[rows] * batch.reward[rows]).mean())
