@@ -1786,7 +1786,7 @@ MUTATIONS: list[Mutation] = [
             "trajectories go to any place",
             "if self._held[at] == trajectory.previous), own)",
             "if self._held[at] == trajectory.name), own)",
-            "distributed/test_fleet.py distributed/test_fleet_collector.py",
+            "distributed/test_fleet_collector.py",
         ),
         Bug(
             "dropped steps are counted",

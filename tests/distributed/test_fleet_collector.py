@@ -83,6 +83,20 @@ def test_a_trajectory_may_be_max_lag_versions_old_and_no_older() -> None:
     assert fleet.released == [(0, 4), (0, 5)]
 
 
+def test_a_trajectory_goes_where_its_rows_continue_those_of_the_rollout_before() -> None:
+    role = role_of("a2c", 2, 2)
+    orders = [(0, 0), (1, 0)], [(1, 1), (1, 2)], [(1, 3), (0, 1)]  # actor and number
+    fleet = Scripted(2, 2, *([trajectory(role, *each) for each in order] for order in orders))
+    collector = FleetCollector(fleet, role, role.agent, 2, max_lag=None)
+    found = []
+    for _ in orders:
+        collector.start()
+        collector.finish()
+        found.append(collector.gaps.tolist())
+    # The second actor fills both places; in the third rollout it goes on in the first place, not in its own.
+    assert found == [[True, True], [True, False], [False, True]]
+
+
 def test_who_waits_stands_in_for_as_many_as_are_missing() -> None:
     role = role_of("a2c", 4, 2)
     fleet = Scripted(4, 4, [trajectory(role, actor, 0) for actor in range(4)])
