@@ -1810,7 +1810,7 @@ MUTATIONS: list[Mutation] = [
             "all actors have the same seed",
             'part = f"actor {actor} life {life}"',
             'part = f"life {life}"',
-            "distributed/test_payload.py distributed/test_fleet_collector.py",
+            "distributed/test_fleet_collector.py",
         ),
     ),
     *planted(

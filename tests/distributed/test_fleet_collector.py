@@ -15,10 +15,11 @@ from whorl.core.errors import ConfigError
 from whorl.distributed import fleet as fleets
 from whorl.distributed import process
 from whorl.distributed.actor import RemoteActor, Role, Trajectory
-from whorl.distributed.fleet import Fleet, FleetCollector
+from whorl.distributed.fleet import Fleet, FleetCollector, make_fleet
 from whorl.envs.make import find
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
+from whorl.state.streams import Streams
 
 
 class Scripted:
@@ -95,6 +96,18 @@ def test_a_trajectory_goes_where_its_rows_continue_those_of_the_rollout_before()
         found.append(collector.gaps.tolist())
     # The second actor fills both places; in the third rollout it goes on in the first place, not in its own.
     assert found == [[True, True], [True, False], [False, True]]
+
+
+def test_no_two_actors_and_no_two_lives_of_one_share_seeds() -> None:
+    source = find("CartPole-v1")
+    cfg = configure("a2c", "CartPole-v1", {"num_envs": 4, "actors": 4})
+    collector = make_fleet(source, build_agent(cfg, source.spec(4), 0), cfg.run, Streams(0))
+    try:
+        seeds = [collector.fleet.seed(actor, life) for actor in range(4) for life in range(2)]
+    finally:
+        collector.close()
+    for numbers in zip(*seeds):  # of acting, and of the environments
+        assert len(set(numbers)) == 8
 
 
 def test_who_waits_stands_in_for_as_many_as_are_missing() -> None:
