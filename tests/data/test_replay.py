@@ -369,3 +369,13 @@ def test_the_size_told_beforehand_is_the_size_it_has() -> None:
     cfg = OffPolicyConfig(buffer_size=1000)
     store = replay_of(cfg, spec_of(4), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
     assert store.bytes == replay_bytes(spec_of(4), 1000) == 24_000
+
+
+def test_a_cut_is_one_gap_and_not_one_before_every_later_rollout() -> None:
+    record, ring = Recorder(2, end=0.0), Ring(spec(2), 2 * 40)
+    ring.add(record.rollout(4))
+    ring.cut()
+    for _ in range(2):
+        ring.add(record.rollout(4))
+    # Only the row before the gap has no successor.
+    assert ring.columns["mask"][:12].all(1).tolist() == [row != 3 for row in range(12)]
