@@ -14,7 +14,7 @@ from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Continuous, Spec
 from whorl.data import samplers
 from whorl.data.batch import Batch
-from whorl.data.replay import Replay, check_replay, replay_of
+from whorl.data.replay import Replay, check_replay, clipped, replay_of, weighted
 from whorl.data.ring import Ring, replay_bytes
 from whorl.data.samplers import Priorities
 from whorl.data.sum_tree import DeviceSumTree
@@ -379,3 +379,20 @@ def test_a_cut_is_one_gap_and_not_one_before_every_later_rollout() -> None:
         ring.add(record.rollout(4))
     # Only the row before the gap has no successor.
     assert ring.columns["mask"][:12].all(1).tolist() == [row != 3 for row in range(12)]
+
+
+def test_a_row_s_weight_is_its_share_times_its_importance_weight() -> None:
+    batch = Recorder(2, end=0.0).rollout(3)
+    batch.mask[0, 1] = 0  # five of six rows are learned from
+    found = weighted(batch, {"weight": torch.tensor([0.5, 1.0])})
+    share = torch.tensor([[1.2, 0.0], [1.2, 1.2], [1.2, 1.2]])
+    torch.testing.assert_close(found.share, share)
+    torch.testing.assert_close(found.weight, share * torch.tensor([0.5, 1.0]))
+    torch.testing.assert_close(weighted(batch, {}).weight, share)
+
+
+def test_rewards_are_clipped_on_both_sides() -> None:
+    batch = Recorder(2, end=0.0).rollout(2)
+    batch.reward.copy_(torch.tensor([[-3.0, -0.5], [0.5, 3.0]]))
+    assert clipped(batch, 1.0).reward.tolist() == [[-1.0, -0.5], [0.5, 1.0]]
+    assert clipped(batch, 0.0).reward.tolist() == batch.reward.tolist()
