@@ -1093,7 +1093,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "data/rollouts.py",
-        "algorithms/test_ppo.py algorithms/test_ppg.py",
+        "data/test_rollouts.py algorithms/test_ppo.py algorithms/test_ppg.py",
         Bug(
             "minibatches keep their order",
             ".argsort()\n    # One gather",
