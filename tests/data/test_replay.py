@@ -396,3 +396,16 @@ def test_rewards_are_clipped_on_both_sides() -> None:
     batch.reward.copy_(torch.tensor([[-3.0, -0.5], [0.5, 3.0]]))
     assert clipped(batch, 1.0).reward.tolist() == [[-1.0, -0.5], [0.5, 1.0]]
     assert clipped(batch, 0.0).reward.tolist() == batch.reward.tolist()
+
+
+def test_the_exponent_of_importance_weights_grows_with_the_steps_added() -> None:
+    store = Replay(
+        *(spec(2), "cpu", torch.Generator()),
+        view=Transitions(1),
+        gamma=GAMMA,
+        buffer_size=80,
+        batch_size=4,
+        priorities=Priorities(beta=0.4, beta_steps=100),
+    )
+    store.add(Recorder(2, end=0.0).rollout(10))
+    assert float(store.sampler.beta) == pytest.approx(0.4 + 0.6 * 0.2)  # type: ignore[attr-defined]

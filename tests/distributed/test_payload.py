@@ -80,6 +80,7 @@ NUM_ENVS, STEPS = 2, 8
 @pytest.mark.parametrize("settings", [
     {"n_step": 1},
     {"n_step": 3},
+    {"n_step": 3, "clip_reward": True, "reward_clip_range": 0.25},
     {"memory": "lstm", "memory_size": 8, "sequence_length": 6, "burn_in": 3, "stride": 4, "n_step": 2},
 ])  # fmt: skip
 def test_an_actor_finds_the_priorities_that_replay_would(settings: dict[str, Any]) -> None:

@@ -97,8 +97,11 @@ def test_errors_find_the_rows_of_their_shard_and_beta_follows_the_steps_of_all_s
     assert {number for number, _ in taken} == {0, 1}
     betas: list[float] = []
     for number, link in enumerate(fed.replay.links):
-        sampler = link.call("state")["sampler"]
-        mass = sampler["leaves"]
+        state = link.call("state")
+        sampler, mass = state["sampler"], state["sampler"]["leaves"]
+        assert (
+            state["ring"]["slots"] == 400 // NUM_ENVS
+        )  # its share of the buffer, for its share of the environments
         betas.append(float(sampler["beta"]))
         seen = torch.cat([index for of, index in taken if of == number]).unique()
         expected = (1.0 + seen + 100 * number + 1e-6) ** fed.agent.cfg.priority_alpha
