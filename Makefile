@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 export PYTHONUNBUFFERED = 1
 
 .PHONY: help setup demo docs test lint test-full test-gpu test-shuffled test-busy test-matrix chaos audit
-.PHONY: benchmarks traces versus clean
+.PHONY: benchmarks traces versus mutants clean
+
 
 help:
 	@echo "make demo        set up, train PPO on Quadrotor-v0 for two minutes, evaluate, draw"
@@ -21,6 +22,7 @@ help:
 	@echo "make benchmarks  side by side with other libraries"
 	@echo "make traces BASE=COMMIT   train every update rule here and at COMMIT, compare bit for bit"
 	@echo "make versus BASE=COMMIT   speed here and at COMMIT, side by side"
+	@echo "make mutants     plant mistakes one at a time and see whether tests notice (hours)"
 
 setup: $(VENV)/.done
 
@@ -95,6 +97,9 @@ traces: setup
 
 versus: setup
 	$(BIN)/python benchmarks/versus.py $(BASE) $(ARGS)
+
+mutants: setup
+	$(BIN)/python benchmarks/mutants.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

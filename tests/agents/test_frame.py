@@ -127,6 +127,8 @@ def test_the_norm_of_gradients_is_measured_before_they_are_clipped() -> None:
     assert float(value) == pytest.approx(1.5, abs=1e-5)  # 2 - .5 * 1
     agent.minimize("net", 0.5 * weight.square().sum(), gate=torch.zeros(()))
     assert float(value) == pytest.approx(1.5, abs=1e-5)
+    agent.minimize("net", 0.5 * weight.square().sum(), 10.0)
+    assert float(value) == pytest.approx(0.75, abs=1e-5)  # a gradient below the norm is left as it is
 
 
 def test_a_component_joins_an_optimizer_and_learns_after_the_agent() -> None:
@@ -143,6 +145,8 @@ def test_components_are_part_of_the_state() -> None:
     component, other = Pull(), Pull()
     agent, twin = halver(component), halver(other)
     agent.learn("update", batch())
+    agent.updates = 7
     twin.load_state(agent.state())
+    assert twin.updates == 7
     assert float(other.steps) == 1 and float(other.weight.detach()) == 1
     assert {id(component.weight), id(component.steps)} <= {id(tensor) for tensor in agent.state_tensors()}

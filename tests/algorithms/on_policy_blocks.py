@@ -4,6 +4,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -92,6 +93,29 @@ def rollout(agent: Any, steps: int = 8, seed: int = 0) -> Batch:
         memories=tree.stack(memories),
         extras={"log_prob": torch.stack(log_probs)},
     )
+
+
+def entropy_step(cls: type[Agent], **settings: Any) -> list[float]:
+    """How far one update with ent_coef .5 moves the logits of a policy (.7, .2, .1) that nothing but entropy pulls at.
+
+    SGD with rate 1, no rewards and values of 0: the move is .5 * dH/dlogit_i = -.5 * p_i * (log p_i + H), with
+    H = .7 * .35667 + .2 * 1.60944 + .1 * 2.30259 = .80182.
+    """
+    options = {"ent_coef": 0.5, "optimizer": Part("SGD"), "actor_lr": 1.0, "max_grad_norm": 0.0}
+    agent = build(cls, **options, **settings)
+    heads = [agent.actor.head.logits, *([agent.critic.head] if hasattr(agent, "critic") else [])]
+    with torch.no_grad():
+        for head in heads:
+            head.weight.zero_()
+        heads[0].bias.copy_(torch.tensor([0.7, 0.2, 0.1]).log())
+        before = heads[0].bias.clone()
+    batch = rollout(agent)
+    agent.update(batch.replace(reward=torch.zeros_like(batch.reward)))
+    return (heads[0].bias.detach() - before).tolist()
+
+
+ENTROPY_STEP = pytest.approx([-0.15580, 0.08076, 0.07504], abs=1e-5)
+"""-.35 * (-.35667 + .80182), -.1 * (-1.60944 + .80182), -.05 * (-2.30259 + .80182)"""
 
 
 def poison(batch: Batch) -> None:

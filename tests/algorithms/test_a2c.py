@@ -2,10 +2,24 @@
 
 import pytest
 import torch
-from on_policy_blocks import ACTIONS, TREE, Chain, Walk, build, learned_values, poison, rollout, same, weights
+from on_policy_blocks import (
+    ACTIONS,
+    ENTROPY_STEP,
+    TREE,
+    Chain,
+    Walk,
+    build,
+    entropy_step,
+    learned_values,
+    poison,
+    rollout,
+    same,
+    weights,
+)
 from torch import Tensor
 
 from whorl.algorithms.a2c import A2C
+from whorl.core.registry import Part
 from whorl.data.batch import Batch
 from whorl.settings.merge import configure
 
@@ -103,3 +117,39 @@ def test_the_critic_bootstraps_through_truncation_but_not_through_termination() 
 def test_the_critic_never_looks_past_a_terminal_state(lam: float) -> None:
     chain = learned_values(A2C, Chain, 300, gae_lambda=lam)
     assert chain[:3] == pytest.approx([0.81, 0.9, 1.0], abs=0.02)
+
+
+def test_the_entropy_bonus_makes_the_policy_more_even() -> None:
+    assert entropy_step(A2C) == ENTROPY_STEP
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_advantages_are_normalised_if_asked_for_and_targets_never(normalize: bool) -> None:
+    agent = build(A2C, gae_lambda=0.8, normalize_advantage=normalize)
+    found, target = agent.estimate(block([1, 1, 1, 1], [0.9] * 4), V)
+    plain = torch.tensor([1.0971, -0.42069, 1.4296, 2.43])
+    expected = (plain - plain.mean()) / plain.std(correction=0) if normalize else plain
+    torch.testing.assert_close(found[:, 0], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(target[:, 0], plain + V[:-1, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_the_critic_steps_towards_fixed_targets_of_its_own_rows() -> None:
+    agent = build(A2C, optimizer=Part("SGD"), critic_lr=1.0, max_grad_norm=0.0, gae_lambda=0.0)
+    batch = rollout(agent)
+    with torch.no_grad():
+        value = agent.critic(batch.all)
+        target = batch.reward + batch.discount * value[1:]
+        error = ((value[:-1] - target) * batch.mask).sum() / batch.mask.sum()
+        before = agent.critic.head.bias.clone()
+    agent.update(batch)
+    torch.testing.assert_close(agent.critic.head.bias.detach() - before, -error.reshape(1))
+
+
+def test_the_loss_is_minus_the_mean_of_log_probabilities_times_advantages() -> None:
+    agent = build(A2C, ent_coef=0.0)
+    batch = rollout(agent)
+    with torch.no_grad():
+        loss, _ = agent.actor_loss(batch, batch.reward)
+        log_prob = agent.actor(batch.now).log_prob(batch.action)
+    rows = batch.mask > 0
+    torch.testing.assert_close(loss, -(log_prob[rows] * batch.reward[rows]).mean())

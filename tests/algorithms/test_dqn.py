@@ -278,7 +278,8 @@ def test_what_is_not_allowed_is_never_done(settings: dict[str, Any], given: dict
 
 
 def test_warm_up_choices_are_even() -> None:
-    taken = build(DQN).act(torch.zeros(30_000, 3), {}, context(30_000, random=True)).action
+    agent = build(DQN, exploration_initial_eps=0.0, exploration_final_eps=0.0)
+    taken = agent.act(torch.zeros(30_000, 3), {}, context(30_000, random=True)).action
     # within four deviations of sqrt(30000 * 2/9)
     assert (torch.bincount(taken, minlength=3) - 10_000).abs().max() < 4 * (30_000 * 2 / 9) ** 0.5
 

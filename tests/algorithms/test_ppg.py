@@ -4,7 +4,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from on_policy_blocks import ACTIONS, TREE, Chain, Walk, build, learned_values, poison, rollout, same, weights
+from on_policy_blocks import (
+    ACTIONS,
+    ENTROPY_STEP,
+    TREE,
+    Chain,
+    Walk,
+    build,
+    entropy_step,
+    learned_values,
+    poison,
+    rollout,
+    same,
+    weights,
+)
 from torch import Tensor
 
 from whorl.algorithms.ppg import PPG
@@ -165,3 +178,40 @@ def test_the_critic_bootstraps_through_truncation_but_not_through_termination() 
     assert value[0] == pytest.approx(5.905, abs=0.1)
     chain = learned_values(PPG, Chain, 60, **settings)
     assert chain[:3] == pytest.approx([0.81, 0.9, 1.0], abs=0.01)
+
+
+def test_the_entropy_bonus_makes_the_policy_more_even() -> None:
+    assert entropy_step(PPG, **SMALL) == ENTROPY_STEP
+
+
+def test_the_divergence_is_from_the_old_policy_to_the_new_one() -> None:
+    agent = build(PPG, **SMALL)
+    for actor, probabilities in ((agent.old_actor, (0.7, 0.2, 0.1)), (agent.actor, (0.2, 0.3, 0.5))):
+        with torch.no_grad():
+            actor.head.logits.weight.zero_()
+            actor.head.logits.bias.copy_(torch.tensor(probabilities).log())
+    batch = rollout(agent)
+    with torch.no_grad():
+        found = agent.auxiliary_loss(batch.now, {"target": batch.reward, "mask": batch.mask})
+    # .7 * log(.7 / .2) + .2 * log(.2 / .3) + .1 * log(.1 / .5); the other way round it is .5371
+    assert float(found[2]) == pytest.approx(0.63490, abs=1e-5)
+    assert float(found[0]) == pytest.approx(float(found[1]) + 0.63490, abs=1e-5)
+
+
+def test_the_auxiliary_phase_fits_the_critic_to_targets_in_the_present_unit() -> None:
+    agent = build(PPG, normalize_reward=True, aux_epochs=1, **{**SMALL, "aux_every": 1})
+    batch = history(agent)
+    agent.rewards.statistics.var.fill_(25.0)
+    seen: list[Tensor] = []
+    distil = agent.distil
+
+    def noted(part: Batch) -> object:
+        seen.append(part.extras["target"])
+        return distil(part)
+
+    agent.distil = noted
+    before = weights(agent.critic)
+    agent.auxiliary(batch)
+    found = torch.cat([part.flatten() for part in seen]).sort().values
+    torch.testing.assert_close(found, batch.extras["target"].flatten().sort().values / 5)
+    assert not any(a.equal(b) for a, b in zip(before, weights(agent.critic)))

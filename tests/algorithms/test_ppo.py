@@ -1,14 +1,18 @@
 """PPO: a first pass that is the plain policy gradient, targets worked by hand, gates and rates on the device."""
 
+from typing import Any
+
 import pytest
 import torch
 from on_policy_blocks import (
     ACTIONS,
+    ENTROPY_STEP,
     TREE,
     VECTOR,
     Chain,
     Walk,
     build,
+    entropy_step,
     learned_values,
     poison,
     rollout,
@@ -21,7 +25,7 @@ from whorl.agents.agent import Context
 from whorl.algorithms.ppo import PPO
 from whorl.core.registry import Part
 from whorl.core.spec import MASK_KEY, Array, Discrete
-from whorl.data.batch import Batch
+from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import minibatches
 from whorl.ops.losses import row_weight
 
@@ -162,3 +166,128 @@ def test_the_critic_bootstraps_through_truncation_but_not_through_termination(ta
 def test_a_batch_size_that_does_not_divide_the_rollout_is_refused_with_one_that_does() -> None:
     with pytest.raises(ValueError, match="batch_size 24 does not divide the 64 rows of a rollout; use 16"):
         build(PPO, observation=VECTOR, batch_size=24).check(64)
+
+
+def test_the_entropy_bonus_makes_the_policy_more_even() -> None:
+    assert entropy_step(PPO, **ONE_PASS) == ENTROPY_STEP
+
+
+def test_rewards_are_divided_by_the_deviation_of_returns_that_include_this_rollout() -> None:
+    agent = build(PPO, normalize_reward=True, gamma=0.5, **ONE_PASS)
+    batch = rollout(agent, steps=4)
+    batch.keep.copy_(torch.tensor([[1.0, 0, 0, 1], [1, 1, 1, 1]]).T)
+    batch.reward.copy_(torch.tensor([[2.0, 1, 0, 4], [0, 2, 0, 0]]).T)
+    scaled = agent.begin_update(batch).reward
+    # Returns so far: 2, 1 + 2 / 2, no transition, 4 after the end of the episode; 0, 2, 1, .5.
+    seen = torch.tensor([2.0, 2, 4, 0, 2, 1, 0.5])
+    assert float(agent.rewards.statistics.count) == 7
+    torch.testing.assert_close(scaled, batch.reward / seen.std(correction=0))
+    torch.testing.assert_close(agent.rewards.running, torch.tensor([4.0, 0.5]))
+    agent.forget()  # the environments are reset
+    assert agent.rewards.running.tolist() == [0, 0]
+
+
+def decided(agent: PPO) -> PPO:
+    """The agent with the policy (.7, .2, .1) everywhere."""
+    with torch.no_grad():
+        agent.actor.head.logits.weight.zero_()
+        agent.actor.head.logits.bias.copy_(torch.tensor([0.7, 0.2, 0.1]).log())
+    return agent
+
+
+def minibatch() -> tuple[Rows, dict[str, Tensor]]:
+    """Four rows with ratios 1.4, 1, .5 and 1, of which the last is no transition."""
+    four = torch.zeros(1, 4)
+    rows = Batch(torch.zeros(2, 4, 3), torch.zeros(2, 4) > 1, {}, four, four, four, four).now
+    data = {
+        "action": torch.tensor([[0, 1, 2, 0]]),
+        "log_prob": torch.tensor([[0.5, 0.2, 0.2, 0.7]]).log(),
+        "advantage": torch.tensor([[1.0, 2.0, -1.0, 5.0]]),
+        "weight": torch.tensor([[4 / 3, 4 / 3, 4 / 3, 0.0]]),
+    }
+    return rows, data
+
+
+def test_the_loss_of_the_actor_and_its_distance_by_hand() -> None:
+    agent = decided(build(PPO, clip_range=0.1, normalize_advantage="none"))
+    rows, data = minibatch()
+    with torch.no_grad():
+        loss, log_ratio, entropy = agent.actor_loss(rows, data, measure=True)
+        _, kl, clipped = agent.distance(log_ratio, entropy, data)
+    # min(1.4, 1.1), 2, min(-.5, -.9)
+    assert float(loss) == pytest.approx(-(1.1 + 2 - 0.9) / 3)
+    # .4 - log 1.4, 0, -.5 - log .5
+    assert float(kl) == pytest.approx((0.063528 + 0.193147) / 3, abs=1e-5)
+    assert float(clipped) == pytest.approx(2 / 3)
+
+
+def test_advantages_are_normalised_over_the_unmasked_rows_of_a_minibatch() -> None:
+    agent = decided(build(PPO, clip_range=10.0, normalize_advantage="minibatch"))
+    rows, data = minibatch()
+    with torch.no_grad():
+        loss = agent.actor_loss(rows, data, measure=False)[0]
+    # 1, 2, -1: mean 2/3, deviation sqrt(14) / 3
+    normal = [(a - 2 / 3) / (14**0.5 / 3) for a in (1, 2, -1)]
+    assert float(loss) == pytest.approx(-(1.4 * normal[0] + normal[1] + 0.5 * normal[2]) / 3)
+
+
+@pytest.mark.parametrize(("kind", "mean", "deviation"), [("rollout", 0.0, 1.0), ("none", 1.134, 1.02292)])
+def test_advantages_are_normalised_over_the_rollout_or_not_at_all(
+    kind: str, mean: float, deviation: float
+) -> None:
+    agent = build(PPO, gae_lambda=0.8, normalize_advantage=kind)
+    agent.critic.forward = lambda rows: V
+    ones = torch.ones(4, 1)
+    found = agent.estimate(Batch({}, ones > 1, {}, R, 0.9 * ones, ones, ones))[
+        0
+    ]  # 1.0971 -.42069 1.4296 2.43
+    assert float(found.mean()) == pytest.approx(mean, abs=1e-5)
+    assert float(found.std(correction=0)) == pytest.approx(deviation, abs=1e-5)
+
+
+@pytest.mark.parametrize(("clip_value", "expected"), [(True, 6.125), (False, 2.0)])
+def test_clip_value_clips_the_prediction_around_its_old_value(clip_value: bool, expected: float) -> None:
+    agent = build(PPO, clip_value=clip_value, clip_range_vf=0.5)
+    agent.critic.forward = lambda rows: torch.tensor([[3.0, 3.0]])
+    # V 3, old 1, target 5: 1/2 * max(2^2, 3.5^2). The second row is no transition.
+    data = {"value": [[1.0, 1.0]], "target": [[5.0, 100.0]], "weight": [[2.0, 0.0]]}
+    found = agent.critic_loss(None, {name: torch.tensor(value) for name, value in data.items()})
+    assert float(found) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("progress", "factor"), [(0.0, 1.2**2), (1.0, 1.0)])
+def test_the_target_divergence_falls_with_progress(progress: float, factor: float) -> None:
+    settings = {"target_kl": 1e-2, "final_kl": 1e-6, "n_epochs": 2, "batch_size": 16, "actor_lr": 1e-3}
+    agent = build(PPO, lr_schedule=Part("kl"), **settings)
+    agent.progress.fill_(progress)
+    agent.update(rollout(agent))
+    # The first pass sees ratio 1 and lets the rate grow; the second sees a divergence between 2e-8 and 5e-3.
+    assert float(agent.lr_actor) == pytest.approx(1e-3 * factor, rel=1e-5)
+
+
+def test_rows_that_are_no_transitions_have_no_weight_in_either_loss() -> None:
+    agent = build(PPO, **ONE_PASS)
+    seen: list[Tensor] = []
+    for name in ("actor_loss", "critic_loss"):
+        plain = getattr(agent, name)
+
+        def noted(rows: Rows, data: dict[str, Tensor], *rest: bool, plain: Any = plain) -> Any:
+            seen.append(data["weight"])
+            return plain(rows, data, *rest)
+
+        setattr(agent, name, noted)
+    agent.update(rollout(agent))
+    # 15 of 16 rows are transitions: weights of 16/15, whose mean is 1
+    for weight in seen:
+        assert sorted(weight.flatten().tolist()) == pytest.approx([0.0] + [16 / 15] * 15)
+    assert len(seen) == 2
+
+
+def test_observations_are_learned_from_after_the_update() -> None:
+    agent = build(PPO, normalize_obs=True, **ONE_PASS)
+    batch = rollout(agent)
+    agent.update(batch)
+    rows = batch.obs[:-1].flatten(0, 1)
+    statistics = agent.observations.statistics["observation"]
+    torch.testing.assert_close(statistics.mean, rows.mean(0))
+    torch.testing.assert_close(statistics.var, rows.var(0, correction=0))

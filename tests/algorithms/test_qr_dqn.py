@@ -83,6 +83,10 @@ def test_targets_priorities_and_means_by_hand() -> None:
     assert float(q) == 4.0
     rows = [pairwise(torch.tensor([2.0, 3.0, 7.0]), agent.tau, y) for y in wanted]
     torch.testing.assert_close(loss, torch.stack(rows).mean())
+    more = told([now], [after], [1], [9.0], [0.0])
+    assert agent.critic_loss(more, NONE)[1].tolist() == [
+        [5.0]
+    ]  # a return above what was expected counts as well
 
 
 def test_the_choice_is_that_of_the_highest_mean() -> None:

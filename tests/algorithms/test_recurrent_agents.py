@@ -227,3 +227,11 @@ def test_whoever_acts_elsewhere_is_sent_what_acting_reads_and_nothing_twice(obse
     assert len(set(sent)) == len(sent)
     read = [*agent.actor.parameters(), *agent.critic.backbone.parameters()]
     assert {id(tensor) for tensor in read} <= set(sent)
+
+
+@pytest.mark.parametrize("refresh", [False, True])
+def test_stored_states_are_refreshed_if_the_setting_says_so(refresh: bool) -> None:
+    cell = conformance.subject("dqn", "vector", "lstm", "discrete", **SMALL, refresh_memory=refresh)
+    agent = cell.agent(0)
+    found = agent.experience(torch.Generator()).refresh
+    assert found == (agent.refreshed if refresh else None)

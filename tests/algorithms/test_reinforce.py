@@ -2,7 +2,20 @@
 
 import pytest
 import torch
-from on_policy_blocks import ACTIONS, TREE, Chain, Walk, build, learned_values, poison, rollout, same, weights
+from on_policy_blocks import (
+    ACTIONS,
+    ENTROPY_STEP,
+    TREE,
+    Chain,
+    Walk,
+    build,
+    entropy_step,
+    learned_values,
+    poison,
+    rollout,
+    same,
+    weights,
+)
 from torch import Tensor
 
 from whorl.algorithms.reinforce import Reinforce
@@ -153,3 +166,32 @@ def test_the_baseline_learns_values_through_truncation_and_not_through_terminati
     assert value[0] == pytest.approx(5.905, abs=0.1)
     chain = learned_values(Reinforce, Chain, 40, baseline=True, lookahead=0)
     assert chain[:3] == pytest.approx([0.81, 0.9, 1.0], abs=0.01)
+
+
+def test_the_entropy_bonus_makes_the_policy_more_even() -> None:
+    assert entropy_step(Reinforce, lookahead=0) == ENTROPY_STEP
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_policy_learns_from_the_return_less_the_baseline(normalize: bool) -> None:
+    agent = agent_for(baseline=True, normalize_returns=normalize)
+    batch = rollout(agent)
+    returns, value = agent.estimate(batch)
+    seen: list[Tensor] = []
+    improve = agent.improve_policy
+
+    def noted(batch: Batch, advantage: Tensor, learned: Tensor) -> dict[str, Tensor]:
+        seen.append(advantage)
+        return improve(batch, advantage, learned)
+
+    agent.improve_policy = noted
+    with torch.no_grad():
+        log_prob = agent.actor(batch.now).log_prob(batch.action)
+    loss = agent.update(batch).metrics["loss/actor"]
+    expected = returns - value
+    torch.testing.assert_close(seen[0], expected)
+    rows = batch.mask > 0
+    factor = expected[rows]
+    if normalize:
+        factor = (factor - factor.mean()) / factor.std(correction=0)
+    torch.testing.assert_close(loss, -(log_prob[rows] * factor).mean(), atol=1e-5, rtol=1e-4)

@@ -1,6 +1,7 @@
 """Bootstrap your own latent: the sign of the loss, what it trains, how its targets move, both kinds of optimizer."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,30 @@ def test_joined_gradients_are_added_to_the_critics() -> None:
     own = dict(joined.critic.named_parameters())  # type: ignore[union-attr]
     moved = [name for name, value in alone.critic.named_parameters() if not torch.equal(value, own[name])]  # type: ignore[union-attr]
     assert any("encoder" in name for name in moved)
+
+
+def test_the_loss_is_weighted_and_adds_both_orders_of_two_views() -> None:
+    agent: Any = build("dqn", IMAGE, byol=replace(SMALL, weight=3.0))
+    byol, batch = agent.components["byol"], rows(agent)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def distance(view: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        seen.append((view, other))
+        return torch.full((len(view),), float(len(seen)))
+
+    byol.distance = distance
+    loss = byol.loss(batch.replace(mask=torch.ones_like(batch.mask)))
+    (one, two), (again, first) = seen
+    assert not torch.equal(one, two) and torch.equal(one, first) and torch.equal(two, again)
+    assert (float(loss), float(byol.last_loss)) == (9.0, 3.0)  # 3 * (1 + 2)
+
+
+def test_the_prediction_from_a_view_is_held_against_the_target_of_the_other() -> None:
+    agent: Any = build("dqn", IMAGE, byol=SMALL)
+    byol = agent.components["byol"]
+    view, other = torch.rand(2, 5, 16, 16, 3)
+    byol.prediction.forward = lambda _: byol.target_projection(byol.target_encoder(other))
+    torch.testing.assert_close(byol.distance(view, other), torch.zeros(5), atol=1e-5, rtol=0)
 
 
 def test_the_loss_of_masked_rows_does_not_count() -> None:

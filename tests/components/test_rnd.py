@@ -113,6 +113,19 @@ def test_only_a_proportion_of_the_rows_is_learned_from() -> None:
     assert sum(steps) == STEPS * NUM_ENVS // 4 // 8
 
 
+def test_rows_that_are_no_transitions_do_not_train_the_predictor() -> None:
+    def loss(poisoned: bool) -> float:
+        agent = build("a2c", rnd=SMALL)
+        batch = rollouts(agent)[0]
+        batch.mask[3] = 0  # its successor is the first observation of another episode
+        if poisoned:
+            batch.obs[4] += 100.0
+        component: Any = agent.components["rnd"]
+        return float(component.update(agent, batch)["loss/rnd"])
+
+    assert loss(False) == loss(True)
+
+
 @pytest.mark.parametrize(
     "observation", [IMAGE, {"a": Array((2,)), "b": Array((3,)), MASK_KEY: Array((3,), "int8")}]
 )

@@ -14,7 +14,7 @@ from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Continuous, Spec
 from whorl.data import samplers
 from whorl.data.batch import Batch
-from whorl.data.replay import Replay, check_replay, replay_of
+from whorl.data.replay import Replay, check_replay, clipped, replay_of, weighted
 from whorl.data.ring import Ring, replay_bytes
 from whorl.data.samplers import Priorities
 from whorl.data.sum_tree import DeviceSumTree
@@ -440,3 +440,43 @@ def test_the_size_told_beforehand_is_the_size_it_has() -> None:
     cfg = OffPolicyConfig(buffer_size=1000)
     store = replay_of(cfg, spec_of(4), torch.device("cpu"), torch.Generator(), lambda batch: batch.mask)
     assert store.bytes == replay_bytes(spec_of(4), 1000) == 24_000
+
+
+def test_a_cut_is_one_gap_and_not_one_before_every_later_rollout() -> None:
+    record, ring = Recorder(2, end=0.0), Ring(spec(2), 2 * 40)
+    ring.add(record.rollout(4))
+    ring.cut()
+    for _ in range(2):
+        ring.add(record.rollout(4))
+    # Only the row before the gap has no successor.
+    assert ring.columns["mask"][:12].all(1).tolist() == [row != 3 for row in range(12)]
+
+
+def test_a_row_s_weight_is_its_share_times_its_importance_weight() -> None:
+    batch = Recorder(2, end=0.0).rollout(3)
+    batch.mask[0, 1] = 0  # five of six rows are learned from
+    found = weighted(batch, {"weight": torch.tensor([0.5, 1.0])})
+    share = torch.tensor([[1.2, 0.0], [1.2, 1.2], [1.2, 1.2]])
+    torch.testing.assert_close(found.share, share)
+    torch.testing.assert_close(found.weight, share * torch.tensor([0.5, 1.0]))
+    torch.testing.assert_close(weighted(batch, {}).weight, share)
+
+
+def test_rewards_are_clipped_on_both_sides() -> None:
+    batch = Recorder(2, end=0.0).rollout(2)
+    batch.reward.copy_(torch.tensor([[-3.0, -0.5], [0.5, 3.0]]))
+    assert clipped(batch, 1.0).reward.tolist() == [[-1.0, -0.5], [0.5, 1.0]]
+    assert clipped(batch, 0.0).reward.tolist() == batch.reward.tolist()
+
+
+def test_the_exponent_of_importance_weights_grows_with_the_steps_added() -> None:
+    store = Replay(
+        *(spec(2), "cpu", torch.Generator()),
+        view=Transitions(1),
+        gamma=GAMMA,
+        buffer_size=80,
+        batch_size=4,
+        priorities=Priorities(beta=0.4, beta_steps=100),
+    )
+    store.add(Recorder(2, end=0.0).rollout(10))
+    assert float(store.sampler.beta) == pytest.approx(0.4 + 0.6 * 0.2)  # type: ignore[attr-defined]

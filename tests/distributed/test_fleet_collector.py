@@ -15,10 +15,11 @@ from whorl.core.errors import ConfigError
 from whorl.distributed import fleet as fleets
 from whorl.distributed import process
 from whorl.distributed.actor import RemoteActor, Role, Trajectory
-from whorl.distributed.fleet import Fleet, FleetCollector
+from whorl.distributed.fleet import Fleet, FleetCollector, make_fleet
 from whorl.envs.make import find
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
+from whorl.state.streams import Streams
 
 
 class Scripted:
@@ -88,6 +89,44 @@ def test_rows_behind_a_gap_keep_their_memory_and_claim_no_new_episode() -> None:
         held = tree.leaves({"memory": rollout.memory, "memories": rollout.memories})
         assert held and all((leaf == number).all() for leaf in held)
         assert collector.gaps.all() and not rollout.reset.any()
+
+
+def test_a_trajectory_may_be_max_lag_versions_old_and_no_older() -> None:
+    role = role_of("a2c", 1, 2)
+    fleet = Scripted(1, 1, [trajectory(role, 0, number, version) for number, version in ((4, 1), (5, 2))])
+    collector = FleetCollector(fleet, role, role.agent, 1, max_lag=1)
+    collector.version = 2
+    collector.start()  # version 3: the first is two versions old, the second one
+    collector.finish()
+    found = collector.metrics()
+    assert (found["actors/lag"], found["actors/dropped_steps"]) == (1, 1)
+    assert fleet.released == [(0, 4), (0, 5)]
+
+
+def test_a_trajectory_goes_where_its_rows_continue_those_of_the_rollout_before() -> None:
+    role = role_of("a2c", 2, 2)
+    orders = [(0, 0), (1, 0)], [(1, 1), (1, 2)], [(1, 3), (0, 1)]  # actor and number
+    fleet = Scripted(2, 2, *([trajectory(role, *each) for each in order] for order in orders))
+    collector = FleetCollector(fleet, role, role.agent, 2, max_lag=None)
+    found = []
+    for _ in orders:
+        collector.start()
+        collector.finish()
+        found.append(collector.gaps.tolist())
+    # The second actor fills both places; in the third rollout it goes on in the first place, not in its own.
+    assert found == [[True, True], [True, False], [False, True]]
+
+
+def test_no_two_actors_and_no_two_lives_of_one_share_seeds() -> None:
+    source = find("CartPole-v1")
+    cfg = configure("a2c", "CartPole-v1", {"num_envs": 4, "actors": 4})
+    collector = make_fleet(source, build_agent(cfg, source.spec(4), 0), cfg.run, Streams(0))
+    try:
+        seeds = [collector.fleet.seed(actor, life) for actor in range(4) for life in range(2)]
+    finally:
+        collector.close()
+    for numbers in zip(*seeds):  # of acting, and of the environments
+        assert len(set(numbers)) == 8
 
 
 def test_who_waits_stands_in_for_as_many_as_are_missing() -> None:

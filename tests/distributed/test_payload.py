@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import whorl
-from whorl.agents.agent import Agent
+from whorl.agents.agent import Agent, Context
 from whorl.collect.collector import LocalCollector
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
@@ -80,6 +80,7 @@ NUM_ENVS, STEPS = 2, 8
 @pytest.mark.parametrize("settings", [
     {"n_step": 1},
     {"n_step": 3},
+    {"n_step": 3, "clip_reward": True, "reward_clip_range": 0.25},
     {"memory": "lstm", "memory_size": 8, "sequence_length": 6, "burn_in": 3, "stride": 4, "n_step": 2},
 ])  # fmt: skip
 def test_an_actor_finds_the_priorities_that_replay_would(settings: dict[str, Any]) -> None:
@@ -155,6 +156,26 @@ def test_the_first_actor_begins_as_a_loop_without_actors_would() -> None:
     alone = LocalCollector(source.vector(NUM_ENVS), agent, STEPS, torch.Generator().manual_seed(5))
     alone.reset(7)
     assert torch.equal(alone.collect().action, body.collector.storage.tensors["action"])
+
+
+def test_an_actor_acts_at_random_if_asked_and_knows_the_numbers_of_its_environments() -> None:
+    source = find("CartPole-v1")
+    agent = build_agent(configure("dqn", "CartPole-v1", {"num_envs": 6}), source.spec(6), 0)
+    actor = ActorProcess(Role(agent, source, NUM_ENVS, STEPS), 2, (5, 7))
+    seen: list[tuple[bool, list[int]]] = []
+    act = agent.act_and_track
+
+    def noted(obs: Any, memory: Any, context: Context) -> Any:
+        assert context.env_index is not None
+        seen.append((context.random, context.env_index.tolist()))
+        return act(obs, memory, context)
+
+    actor.agent.act_and_track = noted  # type: ignore[method-assign]
+    first = 2 * NUM_ENVS
+    for random in (True, False):
+        seen.clear()
+        actor.roll(random)
+        assert seen == [(random, list(range(first, first + NUM_ENVS)))] * STEPS
 
 
 class Convolving(Agent):

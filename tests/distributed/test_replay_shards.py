@@ -82,8 +82,12 @@ def test_one_shard_draws_what_a_ring_beside_the_learner_would(fed: Fed) -> None:
     assert drawn == int(0.25 * (own.steps - 40)) > 20
 
 
-@pytest.mark.parametrize("fed", [{"shards": 2, "prioritized": True}], indirect=True)
-def test_errors_find_the_rows_of_the_shard_that_they_were_drawn_from(fed: Fed) -> None:
+@pytest.mark.parametrize(
+    "fed",
+    [{"shards": 2, "prioritized": True, "priority_beta": 0.4, "priority_beta_steps": 200}],
+    indirect=True,
+)
+def test_errors_find_the_rows_of_their_shard_and_beta_follows_the_steps_of_all_shards(fed: Fed) -> None:
     taken: list[tuple[int, torch.Tensor]] = []
     for _ in range(4):
         fed.replay.add(fed.collector.collect())
@@ -92,12 +96,21 @@ def test_errors_find_the_rows_of_the_shard_that_they_were_drawn_from(fed: Fed) -
             index = batch.extras["index"].clone()
             taken.append((number, index))
             fed.replay.settle(batch, SimpleNamespace(priority=(1.0 + index + 100 * number).unsqueeze(0)))
-    assert {number for number, _ in taken} == {0, 1}
+    assert [number for number, _ in taken] == [at % 2 for at in range(len(taken))], "in turn"
+    betas: list[float] = []
     for number, link in enumerate(fed.replay.links):
-        mass = link.call("state")["sampler"]["leaves"]
+        state = link.call("state")
+        sampler, mass = state["sampler"], state["sampler"]["leaves"]
+        assert (
+            state["ring"]["slots"] == 400 // NUM_ENVS
+        )  # its share of the buffer, for its share of the environments
+        betas.append(float(sampler["beta"]))
         seen = torch.cat([index for of, index in taken if of == number]).unique()
         expected = (1.0 + seen + 100 * number + 1e-6) ** fed.agent.cfg.priority_alpha
         assert torch.allclose(mass[seen].double(), expected.double(), rtol=1e-4)
+    # Each shard sees its half of the steps, of which there are 200 until beta is 1.
+    assert 64 < fed.replay.steps <= 4 * NUM_ENVS * STEPS
+    assert sum(betas) / 2 == pytest.approx(0.4 + 0.6 * fed.replay.steps / 200)
 
 
 @pytest.mark.parametrize("fed", [{"shards": 2, "prioritized": True}], indirect=True)

@@ -102,6 +102,9 @@ def test_clipped_value_loss_by_hand() -> None:
     value, old = torch.tensor([3.0, 3.0]), torch.tensor([1.0, 1.0])
     got = clipped_value_loss(value, old, torch.tensor([2.0, 5.0]), 0.5)
     torch.testing.assert_close(got, torch.tensor([0.5, 6.125]))
+    # V 1.2 is within .5 of old 1 and stays: 1/2 * 1.2^2
+    near = clipped_value_loss(torch.tensor([1.2]), torch.tensor([1.0]), torch.tensor([0.0]), 0.5)
+    torch.testing.assert_close(near, torch.tensor([0.72]))
 
 
 def test_huber_by_hand() -> None:

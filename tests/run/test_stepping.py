@@ -128,6 +128,25 @@ def test_a_step_logs_evaluates_and_saves_what_is_due(tmp_path: Path) -> None:
     ]
 
 
+def test_the_first_random_steps_are_random_and_progress_is_the_share_of_the_budget_that_is_spent(
+    tmp_path: Path,
+) -> None:
+    trainer = load("sac", tmp_path, num_steps=8, random_steps=32, max_iterations=4).build()
+    asked: list[tuple[bool, float]] = []
+    start = trainer.collector.start
+
+    def noted(random: bool = False) -> None:
+        asked.append((random, float(trainer.agent.progress)))
+        start(random)
+
+    trainer.collector.start = noted  # type: ignore[method-assign]
+    with trainer:
+        for _ in range(4):
+            trainer.step()
+    # 16 steps each, and a quarter of the budget
+    assert asked == [(True, 0.0), (True, 0.25), (False, 0.5), (False, 0.75)]
+
+
 def test_breaking_off_and_closing_leaves_a_checkpoint_from_which_the_run_continues(tmp_path: Path) -> None:
     whole = load("sac", tmp_path / "whole")
     whole.train()

@@ -1,0 +1,2022 @@
+"""The mistakes that `mutants.py` plants: what a reviewer would look for, one line of the package each.
+
+An entry says what the mistake is, the text that is replaced, which must occur exactly once in its file, and the new
+text. The test files that ought to notice it are named per file of the package, or with the entry. A test checks that
+all entries still apply: where the code has changed, change the entry with it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One mistake."""
+
+    file: str
+    bug: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    """files, or single tests in the form FILE::TEST, from the root of the repository"""
+    survives: str = ""
+    """why no test notices it, if none can"""
+
+    @property
+    def name(self) -> str:
+        return f"{self.file.removeprefix('whorl/')}: {self.bug}"
+
+    def apply(self, text: str) -> str:
+        """The text of the file with the mistake."""
+        count = text.count(self.old)
+        if count != 1:
+            raise ValueError(
+                f"{self.name}: {self.old!r} occurs {count} times in {self.file}; change it to a text that occurs once"
+            )
+        return text.replace(self.old, self.new)
+
+
+@dataclass(frozen=True)
+class Bug:
+    what: str
+    old: str
+    new: str
+    tests: str = ""
+    survives: str = ""
+
+
+def planted(file: str, tests: str, *bugs: Bug) -> Iterator[Mutation]:
+    """The mistakes of one file of the package, with the tests of all that name none themselves."""
+    for bug in bugs:
+        names = tuple(f"tests/{name}" for name in (bug.tests or tests).split())
+        yield Mutation(f"whorl/{file}", bug.what, bug.old, bug.new, names, bug.survives)
+
+
+def single(file: str, *tests: str) -> str:
+    """Some tests of a file whose others take long."""
+    return " ".join(f"{file}::{test}" for test in tests)
+
+
+MEAN_RETURN = single(
+    "run/test_callbacks.py",
+    "test_the_mean_return_is_of_the_last_hundred_episodes_or_the_few_more_of_one_rollout",
+)
+WEIGHT = single("components/test_rnd.py", "test_masked_rows_have_no_reward_and_the_stream_is_not_episodic")
+SHARDS = single(
+    "distributed/test_replay_shards.py",
+    "test_errors_find_the_rows_of_their_shard_and_beta_follows_the_steps_of_all_shards",
+    "test_updates_are_due_as_often_as_without_shards",
+    "test_one_shard_draws_what_a_ring_beside_the_learner_would",
+    "test_a_resumed_run_equals_one_that_was_never_stopped",
+)
+LEARNERS = single(
+    "distributed/test_learners.py",
+    "test_a_replica_in_a_process_makes_two_of_one",
+    "test_what_is_written_outside_of_an_update_reaches_the_replica",
+    "test_two_learners_are_one_with_the_joint_batch",
+    "test_learners_that_draw_apart_stay_equal_to_the_last_bit",
+)
+
+MUTATIONS: list[Mutation] = [
+    *planted(
+        "ops/returns.py",
+        "ops/test_returns.py",
+        Bug("GAE ignores lambda", "(discount * keep).mul_(lam)", "(discount * keep)"),
+        Bug("GAE runs past the end of an episode", "(discount * keep).mul_(lam)", "(discount * 1).mul_(lam)"),
+        Bug("GAE adds the value", ".sub_(value[:-1])", ".add_(value[:-1])"),
+        Bug(
+            "GAE bootstraps from the same row",
+            "torch.addcmul(reward, discount, value[1:])",
+            "torch.addcmul(reward, discount, value[:-1])",
+        ),
+        Bug(
+            "a nan in a masked row spreads",
+            "finite = torch.nan_to_num(term, nan=0.0, posinf=0.0, neginf=0.0)",
+            "finite = term",
+        ),
+        Bug("reverse scan starts at zero", "carry = last\n", "carry = torch.zeros_like(last)\n"),
+        Bug(
+            "lambda return loses the share of the value",
+            "discount * (1 - weight) * value[1:]",
+            "discount * value[1:]",
+        ),
+        Bug(
+            "discounted return with another lambda",
+            "bootstrap_value, keep, 1.0)",
+            "bootstrap_value, keep, 0.95)",
+        ),
+        Bug(
+            "n-step return with n + 1 rewards",
+            "range(min(n, reward.shape[0]) - 1)",
+            "range(min(n, reward.shape[0]))",
+        ),
+        Bug(
+            "n-step return crosses episodes",
+            "torch.where(continues, torch.cat((target[1:], value[-1:])), value[1:])",
+            "torch.cat((target[1:], value[-1:]))",
+        ),
+        Bug("V-trace does not clip rho", "rho = ratio.clamp(max=rho_clip)", "rho = ratio"),
+        Bug(
+            "V-trace swaps its clips",
+            "ratio.clamp(max=c_clip)).masked_fill(ends, 0.0)",
+            "ratio.clamp(max=rho_clip)).masked_fill(ends, 0.0)",
+        ),
+        Bug(
+            "V-trace ignores lambda",
+            "discount * lam * ratio.clamp(max=c_clip)",
+            "discount * ratio.clamp(max=c_clip)",
+        ),
+        Bug("V-trace crosses episodes", ".clamp(max=c_clip)).masked_fill(ends, 0.0)", ".clamp(max=c_clip))"),
+        Bug("V-trace advantage without rho", "return target, rho * (reward", "return target, (reward"),
+        Bug(
+            "V-trace advantage from the value, not from the target",
+            "successor = torch.where(ends, value[1:], torch.cat((target[1:], value[-1:])))",
+            "successor = value[1:]",
+        ),
+        Bug(
+            "Retrace takes the trace of the same row",
+            "torch.cat((trace[1:], torch.zeros_like(trace[:1])))",
+            "trace",
+        ),
+        Bug("Retrace does not clip", "trace = lam * ratio.clamp(max=c_clip)", "trace = lam * ratio"),
+        Bug(
+            "Retrace crosses episodes",
+            "(discount * following).masked_fill(keep == 0, 0.0)",
+            "discount * following",
+        ),
+    ),
+    *planted(
+        "ops/losses.py",
+        "ops/test_losses.py",
+        Bug(
+            "masked rows are in the mean",
+            "return blank(value, mask).sum() / _count(value, mask)",
+            "return value.mean()",
+        ),
+        Bug(
+            "masked rows are counted",
+            "collectives.total((mask > 0).sum())",
+            "collectives.total((mask > -1).sum())",
+        ),
+        Bug("an ensemble is counted once", ".clamp(min=1) * shared", ".clamp(min=1)"),
+        Bug(
+            "row weight is the plain mask",
+            "return mask / collectives.mean(mask.mean())",
+            "return mask * collectives.mean(mask.mean())",
+        ),
+        Bug(
+            "advantages are divided by their variance",
+            "_joint_mean(centred.square(), mask).sqrt()",
+            "_joint_mean(centred.square(), mask)",
+        ),
+        Bug(
+            "advantages are not centred",
+            "centred = blank(value - _joint_mean(value, mask), mask)",
+            "centred = blank(value, mask)",
+        ),
+        Bug(
+            "PPO takes the maximum",
+            "torch.minimum(ratio * advantage, advantage + clip",
+            "torch.maximum(ratio * advantage, advantage + clip",
+        ),
+        Bug("PPO clips the wrong side of bad actions", "clip * advantage.abs()", "clip * advantage"),
+        Bug("the ratio overflows", "log_ratio.clamp(max=MAX_LOG_RATIO).exp()", "log_ratio.exp()"),
+        Bug(
+            "value clipping takes the minimum",
+            "torch.maximum(loss(value, target), loss(near, target))",
+            "torch.minimum(loss(value, target), loss(near, target))",
+        ),
+        Bug(
+            "value clipping around zero",
+            "near = old_value + _within(value - old_value, clip)",
+            "near = old_value + _within(value, clip)",
+        ),
+        Bug(
+            "Huber loss of any threshold 1", 'reduction="none", delta=delta)', 'reduction="none", delta=1.0)'
+        ),
+        Bug(
+            "quantile weights are reversed",
+            "(tau.unsqueeze(-1) - (error < 0).to(tau.dtype)).abs()",
+            "(tau.unsqueeze(-1) - (error > 0).to(tau.dtype)).abs()",
+        ),
+        Bug(
+            "quantile loss is averaged over the predicted quantiles",
+            "(weight * size).mean(-1).sum(-1)",
+            "(weight * size).mean(-1).mean(-1)",
+        ),
+        Bug(
+            "quantile loss: mean and sum swapped",
+            "(weight * size).mean(-1).sum(-1)",
+            "(weight * size).mean(-2).sum(-1)",
+        ),
+        Bug(
+            "sorted quantile loss: slope reversed",
+            "slope = ((1 - tau) * slope_under - tau * slope_over)",
+            "slope = (tau * slope_under - (1 - tau) * slope_over)",
+        ),
+        Bug(
+            "sorted quantile loss: tau reversed",
+            "(((1 - tau) * under + tau * over) / count)",
+            "((tau * under + (1 - tau) * over) / count)",
+        ),
+        Bug(
+            "sorted quantile loss: Huber offset",
+            "kappa * (far_left * (x - kappa / 2) - sum_left)",
+            "kappa * (far_left * (x - kappa) - sum_left)",
+        ),
+        Bug(
+            "explained variance of the value",
+            "left = _masked_variance(target - value, mask)",
+            "left = _masked_variance(value, mask)",
+        ),
+    ),
+    *planted(
+        "ops/distributions.py",
+        "ops/test_distributions.py",
+        Bug(
+            "Gaussian sample without its deviation",
+            "torch.addcmul(self.mean, self.log_std.exp(), noise)",
+            "self.mean + noise",
+        ),
+        Bug(
+            "Gaussian log-probability without the deviation",
+            "-(0.5 * noise.square() + self.log_std).sum(-1)",
+            "-(0.5 * noise.square()).sum(-1)",
+        ),
+        Bug(
+            "Gaussian log-probability scaled the wrong way",
+            "(action - self.mean) * (-self.log_std).exp()",
+            "(action - self.mean) * self.log_std.exp()",
+        ),
+        Bug(
+            "Gaussian entropy of one dimension",
+            "0.5 * self.mean.shape[-1] * (log(2 * pi) + 1)",
+            "0.5 * (log(2 * pi) + 1)",
+        ),
+        Bug(
+            "Gaussian KL reversed",
+            "log_scale = self.log_std - other.log_std",
+            "log_scale = other.log_std - self.log_std",
+        ),
+        Bug(
+            "tanh correction added",
+            "self.before.log_prob(before) - _log_tanh_slope(before)",
+            "self.before.log_prob(before) + _log_tanh_slope(before)",
+        ),
+        Bug(
+            "tanh correction missing in samples",
+            "return before.tanh(), log_prob - _log_tanh_slope(before)",
+            "return before.tanh(), log_prob",
+        ),
+        Bug("tanh correction halved", "return 2 * (log(2) - before", "return (log(2) - before"),
+        Bug(
+            "entropy estimate of the wrong sign",
+            "return -self.sample_with_log_prob(noise)[1]",
+            "return self.sample_with_log_prob(noise)[1]",
+        ),
+        Bug(
+            "masked choices keep their logits",
+            "torch.where(mask > 0, logits, _masked_logit(logits.dtype))",
+            "logits",
+        ),
+        Bug(
+            "Gumbel noise subtracted",
+            "(self.log_probs - (-uniform.log()).log())",
+            "(self.log_probs + (-uniform.log()).log())",
+        ),
+        Bug(
+            "categorical entropy of the wrong sign",
+            "return -(self.probs * self.log_probs).sum(-1)",
+            "return (self.probs * self.log_probs).sum(-1)",
+        ),
+        Bug(
+            "categorical KL reversed",
+            "(self.probs * (self.log_probs - other.log_probs)).sum(-1)",
+            "(other.probs * (other.log_probs - self.log_probs)).sum(-1)",
+        ),
+        Bug(
+            "several choices: mean of log-probabilities",
+            "return self.each.log_prob(action).sum(-1)",
+            "return self.each.log_prob(action).mean(-1)",
+        ),
+        Bug(
+            "joint log-probability of the first part",
+            "    for part in parts[1:]:\n        total = total + part\n",
+            "    for part in parts[1:]:\n        total = total + 0 * part\n",
+        ),
+    ),
+    *planted(
+        "ops/transforms.py",
+        "ops/test_transforms.py",
+        Bug(
+            "value rescaling without its linear part",
+            "((size + 1).sqrt() + 1) + epsilon * value",
+            "((size + 1).sqrt() + 1)",
+        ),
+        Bug("inverse of value rescaling is not one", "return m * (m.abs() + 2)", "return m * (m.abs() + 1)"),
+        Bug("C51 projection does not clip locations", ".clamp_(0, 1)", ""),
+        Bug("C51 projection shifted by an atom", "low = atoms[:-1]", "low = atoms[1:]"),
+    ),
+    *planted(
+        "ops/values.py",
+        "ops/test_values.py",
+        Bug(
+            "masked actions are the best",
+            "q.masked_fill(~allowed, -torch.inf)",
+            "q.masked_fill(allowed, -torch.inf)",
+        ),
+        Bug("soft policy ignores its temperature", "logits = q / temperature", "logits = q"),
+        Bug(
+            "soft policy's log without the temperature", "(temperature * log_pi).clamp(min=lowest)", "log_pi"
+        ),
+        Bug(
+            "bootstrap discounts the reward",
+            "return reward + discount * value\n",
+            "return discount * (reward + value)\n",
+        ),
+        Bug(
+            "rescaled bootstrap without the inverse",
+            "value_rescale(reward + discount * value_rescale_inverse(value))",
+            "value_rescale(reward + discount * value)",
+        ),
+    ),
+    *planted(
+        "ops/targets.py",
+        "ops/test_targets.py",
+        Bug(
+            "target networks move by 1 - tau",
+            "torch._foreach_lerp_(into, source, tau)",
+            "torch._foreach_lerp_(into, source, 1 - tau)",
+        ),
+        Bug(
+            "hard update copies the other way",
+            "    if into:\n        torch._foreach_copy_(into, source)\n    _copy_buffers_(target, online)",
+            "    if into:\n        torch._foreach_copy_(source, into)\n    _copy_buffers_(target, online)",
+        ),
+        Bug(
+            "buffers of targets are never copied",
+            "        torch._foreach_lerp_(into, source, tau)\n    _copy_buffers_(target, online)",
+            "        torch._foreach_lerp_(into, source, tau)",
+        ),
+    ),
+    *planted(
+        "ops/schedules.py",
+        "ops/test_schedules.py",
+        Bug(
+            "linear schedule ends at 1 - end", "1 - (1 - end) * progress if end", "1 - end * progress if end"
+        ),
+        Bug(
+            "cosine schedule over a whole period", "torch.cos(pi * progress)", "torch.cos(2 * pi * progress)"
+        ),
+        Bug("warm-up never ends", "(progress / fraction).clamp(max=1)", "progress"),
+    ),
+    *planted(
+        "ops/augment.py",
+        "ops/test_augment.py",
+        Bug("shifts go one way only", ".long().clamp(max=2 * pad) - pad", ".long().clamp(max=2 * pad)"),
+        Bug(
+            "shifts swap height and width",
+            "offset[..., 1:]).clamp(0, width - 1)",
+            "offset[..., :1]).clamp(0, width - 1)",
+        ),
+    ),
+    *planted(
+        "nets/normalize.py",
+        "nets/test_running_statistics.py",
+        Bug("variance without the term between blocks", " + delta.square() * share * (1 - share)", ""),
+        Bug(
+            "statistics count masked rows",
+            "total = collectives.total(weight.sum())",
+            "total = collectives.total(torch.ones_like(weight).sum())",
+        ),
+        Bug(
+            "mean moves by the old share",
+            "self.mean.add_(delta * share)",
+            "self.mean.add_(delta * (1 - share))",
+        ),
+        Bug("count is never updated", "self.count.copy_(both)", "pass"),
+        Bug("cached scale is never updated", "self.scale.copy_((self.var + EPSILON).rsqrt())", "pass"),
+        Bug(
+            "cached shift has the wrong sign",
+            "self.shift.copy_(-self.mean * self.scale)",
+            "self.shift.copy_(self.mean * self.scale)",
+        ),
+        Bug(
+            "observation clip ignored",
+            "return value.clamp(-self.clip, self.clip) if self.clip > 0 else value",
+            "return value",
+        ),
+        Bug("return scale not cut at episode ends", "running = running * keep[row]", "running = running * 1"),
+        Bug(
+            "return scale undiscounted",
+            "running = running * gamma + reward[row]",
+            "running = running + reward[row]",
+        ),
+        Bug(
+            "return scale forgets between rollouts", "self.running.copy_(collectives.whole(running))", "pass"
+        ),
+        Bug(
+            "rewards divided by their variance",
+            "(self.statistics.var + EPSILON).rsqrt()",
+            "(self.statistics.var + EPSILON).reciprocal()",
+        ),
+        Bug(
+            "reward clip ignored",
+            "return reward.clamp(-self.clip, self.clip) if self.clip > 0 else reward",
+            "return reward",
+        ),
+    ),
+    *planted(
+        "algorithms/ppo.py",
+        "algorithms/test_ppo.py",
+        Bug(
+            "entropy bonus of the wrong sign",
+            "loss = loss - self.cfg.ent_coef",
+            "loss = loss + self.cfg.ent_coef",
+        ),
+        Bug(
+            "the ratio is upside down",
+            'policy.log_prob(data["action"]) - data["log_prob"]',
+            'data["log_prob"] - policy.log_prob(data["action"])',
+        ),
+        Bug("the objective is minimised", "loss = -(clipped_surrogate", "loss = (clipped_surrogate"),
+        Bug(
+            "advantages are never normalised",
+            'if cfg.normalize_advantage == "rollout":',
+            'if cfg.normalize_advantage == "never":',
+        ),
+        Bug("value targets without the value", "target = advantage + value[:-1]", "target = advantage"),
+        Bug("value clipping is never read", "if self.cfg.clip_value:", "if False:"),
+        Bug(
+            "the rate grows with the divergence",
+            "torch.where(kl < target / 2, 1.2, 1.0)",
+            "torch.where(kl > target / 2, 1.2, 1.0)",
+        ),
+        Bug("the target divergence is not annealed", "(1 - (1 - cfg.final_kl) * self.progress)", "1"),
+        Bug(
+            "the divergence has the wrong sign",
+            "((past - log_ratio) * weight).mean()",
+            "((log_ratio - past) * weight).mean()",
+        ),
+        Bug("kl_cut is never applied", "gate = gate * (kl < cfg.kl_cut)", "gate = gate * (kl < 1e9)"),
+        Bug(
+            "masked rows are in the actor's loss",
+            '"weight": row_weight(batch.mask),',
+            '"weight": torch.ones_like(batch.mask),',
+        ),
+        Bug(
+            "masked rows are in the critic's loss",
+            "weight = row_weight(batch.mask)\n",
+            "weight = torch.ones_like(batch.mask)\n",
+        ),
+        Bug(
+            "the clipping range is fixed",
+            "clipped_surrogate(log_ratio, advantage, self.cfg.clip_range)",
+            "clipped_surrogate(log_ratio, advantage, 0.2)",
+        ),
+        Bug(
+            "clipped rows are counted by the log ratio",
+            "clipped = (past.abs() > self.cfg.clip_range)",
+            "clipped = (past > self.cfg.clip_range)",
+        ),
+    ),
+    *planted(
+        "algorithms/a2c.py",
+        "algorithms/test_a2c.py",
+        Bug(
+            "entropy bonus of the wrong sign",
+            "return loss - self.cfg.ent_coef * entropy, entropy",
+            "return loss + self.cfg.ent_coef * entropy, entropy",
+        ),
+        Bug(
+            "the policy gradient is descended",
+            "loss = -masked_mean(policy.log_prob",
+            "loss = masked_mean(policy.log_prob",
+        ),
+        Bug(
+            "targets carry the critic's gradient",
+            "self.estimate(batch, value.detach())",
+            "self.estimate(batch, value)",
+        ),
+        Bug("normalize_advantage is never read", "if self.cfg.normalize_advantage:", "if False:"),
+        Bug(
+            "the critic is fitted to its successor",
+            "error = 0.5 * (value[:-1] - target).square()",
+            "error = 0.5 * (value[1:] - target).square()",
+        ),
+    ),
+    *planted(
+        "algorithms/impala.py",
+        "algorithms/test_impala.py",
+        Bug(
+            "entropy bonus of the wrong sign",
+            "loss - cfg.ent_coef * entropy",
+            "loss + cfg.ent_coef * entropy",
+        ),
+        Bug(
+            "lambda is never read",
+            "cfg.rho_clip, cfg.c_clip, cfg.gae_lambda",
+            "cfg.rho_clip, cfg.c_clip, 1.0",
+        ),
+        Bug(
+            "clips are swapped",
+            "cfg.rho_clip, cfg.c_clip, cfg.gae_lambda",
+            "cfg.c_clip, cfg.rho_clip, cfg.gae_lambda",
+        ),
+        Bug(
+            "the ratio is upside down",
+            "(blank(log_prob, batch.mask) - log_mu)",
+            "(log_mu - blank(log_prob, batch.mask))",
+        ),
+    ),
+    *planted(
+        "algorithms/ppg.py",
+        "algorithms/test_ppg.py",
+        Bug(
+            "entropy bonus of the wrong sign",
+            "return loss - self.cfg.ent_coef * entropy",
+            "return loss + self.cfg.ent_coef * entropy",
+        ),
+        Bug(
+            "KL of the auxiliary phase reversed",
+            "old.kl(self.actor.head(features, allowed))",
+            "self.actor.head(features, allowed).kl(old)",
+        ),
+        Bug("the old policy is never copied", "hard_update_(self.old_actor, self.actor)", "pass"),
+        Bug("bc_coef is never read", "error + self.cfg.bc_coef * kl", "error + kl"),
+        Bug(
+            "targets are kept in scaled units",
+            'kept={"target": target * self.reward_unit()}',
+            'kept={"target": target}',
+        ),
+        Bug(
+            "targets are not scaled back",
+            'batch.extras["target"] / self.reward_unit()',
+            'batch.extras["target"]',
+        ),
+        Bug(
+            "the auxiliary phase leaves the critic out",
+            '        self.minimize("critic", loss, self.cfg.max_grad_norm)\n',
+            "        pass\n",
+        ),
+    ),
+    *planted(
+        "algorithms/reinforce.py",
+        "algorithms/test_reinforce.py",
+        Bug(
+            "entropy bonus of the wrong sign",
+            "return loss - self.cfg.ent_coef * entropy, entropy",
+            "return loss + self.cfg.ent_coef * entropy, entropy",
+        ),
+        Bug(
+            "the baseline is added", "self.sum_streams(returns - value)", "self.sum_streams(returns + value)"
+        ),
+        Bug(
+            "lookahead is never read",
+            "learned[mask.shape[0] - self.cfg.lookahead :] = 0",
+            "learned[mask.shape[0] :] = 0",
+        ),
+        Bug("normalize_returns is never read", "if self.cfg.normalize_returns:", "if False:"),
+    ),
+    *planted(
+        "algorithms/pqn.py",
+        "algorithms/test_pqn.py",
+        Bug("lambda is never read", "batch.keep, self.cfg.q_lambda)", "batch.keep, 0.65)"),
+        Bug("masked actions are bootstrapped from", "best(q, allowed(batch.all, self.spec))", "best(q)"),
+        Bug(
+            "masked rows are learned from",
+            '"weight": row_weight(batch.mask),',
+            '"weight": torch.ones_like(batch.mask),',
+        ),
+        Bug("one pass only", "for _ in range(cfg.n_epochs):", "for _ in range(1):"),
+    ),
+    *planted(
+        "algorithms/dqn.py",
+        "algorithms/test_dqn.py",
+        Bug(
+            "targets from the online network",
+            'next_q = self.target_critic(batch.next, noise["target"])',
+            'next_q = self.critic(batch.next, noise["target"])',
+        ),
+        Bug(
+            "double selects with the target network",
+            'self.critic(batch.next, noise["select"]).squeeze(-1) if self.cfg.double',
+            "next_q if self.cfg.double",
+        ),
+        Bug(
+            "importance weights are left out",
+            "return (loss * batch.weight).mean(), error.detach().abs()",
+            "return (loss * batch.share).mean(), error.detach().abs()",
+        ),
+        Bug(
+            "masked actions are bootstrapped from",
+            "best(select, allowed(batch.next, self.spec))",
+            "best(select)",
+        ),
+        Bug("Munchausen's bonus is not clipped", ".clamp(cfg.munchausen_low, 0)", ""),
+        Bug(
+            "Munchausen's soft value without entropy",
+            "(prob * (q - log_pi)).chunk(2)[1]",
+            "(prob * q).chunk(2)[1]",
+        ),
+        Bug(
+            "Munchausen's bonus of the next state",
+            "pick(log_pi.chunk(2)[0], batch.action)",
+            "pick(log_pi.chunk(2)[1], batch.action)",
+        ),
+        Bug("the squared loss is never read", 'if self.cfg.loss == "huber" else', "if True else"),
+        Bug(
+            "rescale_values is never read",
+            "batch.discount, value, self.cfg.rescale_values)",
+            "batch.discount, value, False)",
+        ),
+    ),
+    *planted(
+        "algorithms/c51.py",
+        "algorithms/test_c51.py",
+        Bug(
+            "targets carry no discount",
+            "bootstrap(batch.reward, batch.discount, atoms",
+            "bootstrap(batch.reward, torch.ones_like(batch.discount), atoms",
+        ),
+        Bug(
+            "priorities are cross-entropies",
+            "loss.detach() + torch.special.xlogy(target, target).sum(-1)",
+            "loss.detach()",
+        ),
+        Bug(
+            "actions by the mode of the distribution",
+            "return (logits.softmax(-1) * self.atoms).sum(-1)",
+            "return self.atoms[logits.argmax(-1)]",
+        ),
+        Bug(
+            "double is never read",
+            'self.critic(batch.next, noise["select"]) if self.cfg.double else logits',
+            "logits",
+        ),
+        Bug(
+            "importance weights are left out",
+            "return (loss * batch.weight).mean(), divergence",
+            "return (loss * batch.share).mean(), divergence",
+            "algorithms/test_c51.py algorithms/test_dqn.py",
+        ),
+    ),
+    *planted(
+        "algorithms/qr_dqn.py",
+        "algorithms/test_qr_dqn.py",
+        Bug(
+            "quantiles at the edges of their bins",
+            "(torch.arange(cfg.n_quantiles) + 0.5)",
+            "(torch.arange(cfg.n_quantiles) + 1.0)",
+        ),
+        Bug("targets are not sorted", "theta.sort(-1).values", "theta"),
+        Bug("kappa is never read", "theta.sort(-1).values, self.cfg.kappa)", "theta.sort(-1).values, 1.0)"),
+        Bug(
+            "importance weights are left out",
+            "return (loss * batch.weight).mean(), (mean",
+            "return (loss * batch.share).mean(), (mean",
+            "algorithms/test_qr_dqn.py algorithms/test_dqn.py",
+        ),
+        Bug(
+            "targets from the online network",
+            'theta = self.target_critic(batch.next, noise["target"])',
+            'theta = self.critic(batch.next, noise["target"])',
+        ),
+        Bug("priorities of the signed error", "(mean - theta.mean(-1)).abs()", "(mean - theta.mean(-1))"),
+    ),
+    *planted(
+        "algorithms/iqn.py",
+        "algorithms/test_iqn.py",
+        Bug(
+            "fractions of the policy at the edges",
+            "(torch.arange(cfg.n_policy_fractions) + 0.5)",
+            "(torch.arange(cfg.n_policy_fractions) + 1.0)",
+        ),
+        Bug(
+            "the loss uses the target's fractions",
+            'quantile_huber(quantile, noise["tau"], target',
+            'quantile_huber(quantile, noise["target_tau"], target',
+        ),
+        Bug("kappa is never read", "target, self.cfg.kappa)", "target, 1.0)"),
+        Bug(
+            "targets from the online network",
+            "features = self.target_critic.backbone(batch.next)",
+            "features = self.critic.backbone(batch.next)",
+        ),
+        Bug("Munchausen's soft value without entropy", "(z - log_next.unsqueeze(-2))", "z"),
+    ),
+    *planted(
+        "algorithms/ddpg.py",
+        "algorithms/test_ddpg.py",
+        Bug(
+            "the actor minimises its value",
+            "return -(self.critic(batch.now, action)[0] * batch.share).mean()",
+            "return (self.critic(batch.now, action)[0] * batch.share).mean()",
+        ),
+        Bug(
+            "targets from the online actor",
+            'action = self.target_actor(batch.next, noise["target_actor"])',
+            'action = self.actor(batch.next, noise["target_actor"])',
+        ),
+        Bug(
+            "targets from the online critic",
+            'value = self.target_critic(batch.next, action, noise["target_critic"])[0]',
+            'value = self.critic(batch.next, action, noise["target_critic"])[0]',
+        ),
+        Bug(
+            "importance weights are left out",
+            "loss = (error.square() * batch.weight).mean()",
+            "loss = (error.square() * batch.share).mean()",
+            "algorithms/test_ddpg.py algorithms/test_replay_agents.py",
+        ),
+        Bug(
+            "the target actor has no pair",
+            "self.targets.add(self.actor, self.actor.target(self.target_critic.backbone))",
+            "self.actor.target(self.target_critic.backbone)",
+        ),
+    ),
+    *planted(
+        "algorithms/td3.py",
+        "algorithms/test_td3.py",
+        Bug("the maximum of the twins", 'noise["target_critic"]).amin(0)', 'noise["target_critic"]).amax(0)'),
+        Bug(
+            "smoothing is not clipped",
+            '(noise["smoothing"] * cfg.target_noise).clamp(-bound, bound)',
+            'noise["smoothing"] * cfg.target_noise',
+        ),
+        Bug("target actions leave their range", "+ smoothing).clamp(-1, 1)", "+ smoothing)"),
+        Bug(
+            "the actor moves one update early",
+            "train_actor = (self.updates + 1) % self.cfg.policy_delay == 0",
+            "train_actor = self.updates % self.cfg.policy_delay == 0",
+        ),
+        Bug(
+            "the actor follows the mean of the twins",
+            "-(self.critic.first(batch.now, action) * batch.share).mean()",
+            "-(self.critic(batch.now, action).mean(0) * batch.share).mean()",
+        ),
+    ),
+    *planted(
+        "algorithms/sac.py",
+        "algorithms/test_sac.py",
+        Bug(
+            "the target adds log pi",
+            "(value - self.temperature() * log_prob)",
+            "(value + self.temperature() * log_prob)",
+        ),
+        Bug(
+            "the temperature moves the wrong way",
+            "-self.temperature.log_alpha * (log_prob + self.entropy_target(batch))",
+            "self.temperature.log_alpha * (log_prob + self.entropy_target(batch))",
+        ),
+        Bug(
+            "the target entropy has the wrong sign",
+            "(log_prob + self.entropy_target(batch))",
+            "(log_prob - self.entropy_target(batch))",
+        ),
+        Bug(
+            "the actor minimises its value",
+            "loss = ((alpha * log_prob - q) * batch.share).mean()",
+            "loss = ((alpha * log_prob + q) * batch.share).mean()",
+        ),
+        Bug("the same subset for all", 'noise[f"{which}_subset"].topk', 'noise["target_subset"].topk'),
+        Bug(
+            "the maximum over the subset",
+            "values.index_select(0, subset).amin(0)",
+            "values.index_select(0, subset).amax(0)",
+        ),
+        Bug("actor_q is never read", 'if self.cfg.actor_q == "mean":', "if False:"),
+        Bug(
+            "discrete values without their probabilities",
+            "return (probs * values).sum(-1), (",
+            "return values.mean(-1), (",
+        ),
+        Bug(
+            "importance weights are left out",
+            "loss = (error.square().sum(0) * batch.weight).mean()",
+            "loss = (error.square().sum(0) * batch.share).mean()",
+            "algorithms/test_sac.py algorithms/test_replay_agents.py",
+        ),
+        Bug(
+            "q_regularization is never read",
+            "if self.cfg.q_regularization:",
+            "if False:",
+            "algorithms/test_replay_agents.py",
+        ),
+    ),
+    *planted(
+        "algorithms/tqc.py",
+        "algorithms/test_tqc.py",
+        Bug(
+            "drops as many in all as per critic",
+            "pooled.shape[-1] - len(quantile) * drop",
+            "pooled.shape[-1] - drop",
+        ),
+        Bug(
+            "drops the smallest quantiles",
+            "return pooled[..., : pooled.shape[-1] - len(quantile) * drop]",
+            "return pooled[..., len(quantile) * drop :]",
+        ),
+        Bug(
+            "the target adds log pi",
+            "soft = kept - (self.temperature() * log_prob)",
+            "soft = kept + (self.temperature() * log_prob)",
+        ),
+        Bug(
+            "quantiles at the edges of their bins",
+            "(torch.arange(cfg.n_quantiles) + 0.5)",
+            "(torch.arange(cfg.n_quantiles) + 1.0)",
+        ),
+        Bug(
+            "quantiles of all critics in one ladder",
+            "midpoints.repeat(cfg.n_critics)",
+            "midpoints.repeat_interleave(cfg.n_critics)",
+        ),
+    ),
+    *planted(
+        "algorithms/crossq.py",
+        "algorithms/test_crossq.py",
+        Bug("running statistics of the critics never move", "        self.critic.merge_(moments)\n", ""),
+        Bug("running statistics of the actor never move", "            self.actor.merge_(moments)\n", ""),
+        Bug(
+            "the maximum of the critics in the target",
+            "after.amin(0) - self.temperature()",
+            "after.amax(0) - self.temperature()",
+        ),
+        Bug(
+            "the critics learn with running statistics",
+            "values, moments = self.critic.learn(both)",
+            "values, moments = self.critic(both), self.critic.learn(both)[1]",
+        ),
+        Bug(
+            "the actor moves in every update",
+            "train_actor=(self.updates + 1) % self.cfg.policy_delay == 0",
+            "train_actor=True",
+        ),
+    ),
+    *planted(
+        "data/views.py",
+        "data/test_replay.py data/test_sequences.py data/test_discounting.py",
+        Bug(
+            "n-step reward without discounts",
+            "torch.where(here, weight * reward, 0.0).sum(0, keepdim=True)",
+            "torch.where(here, reward, 0.0).sum(0, keepdim=True)",
+        ),
+        Bug("n-step discount one power too low", "discount=discount[-1:],", "discount=weight[-1:],"),
+        Bug(
+            "n-step returns cross episodes",
+            "counts = torch.cat((mask, keep[:-1])).cumprod(0).bool()",
+            "counts = torch.cat((mask, torch.ones_like(keep[:-1]))).cumprod(0).bool()",
+        ),
+        Bug(
+            "n-step bootstraps one row late",
+            "after = ring.cells(slot + counts.sum(0), env_index)",
+            "after = ring.cells(slot + self.n_step, env_index)",
+        ),
+        Bug(
+            "the successor wraps at the wrong place",
+            "(start + ring.num_envs) % (ring.slots * ring.num_envs)",
+            "(start + ring.num_envs).clamp(max=ring.slots * ring.num_envs - 1)",
+        ),
+        Bug(
+            "rows that are no transitions are drawn",
+            'return ring.take("mask", start) & ring.has_stack(start)',
+            "return ring.has_stack(start)",
+        ),
+        Bug("burn-in rows are learned from", "mask[: self.burn_in].zero_()", "pass"),
+        Bug(
+            "whole episodes run into the next",
+            "ends = ~real[: count - 1] if self.whole else",
+            "ends = ~real[: count - 1] if False else",
+        ),
+        Bug(
+            "stored memory of the next stride",
+            "slot // ring.stride * ring.num_envs + env_index",
+            "(slot // ring.stride + 1) % (ring.slots // ring.stride) * ring.num_envs + env_index",
+        ),
+        Bug(
+            "sequences need one row less",
+            "return self.burn_in + self.length + self.n_step - 1",
+            "return self.burn_in + self.length + self.n_step - 2",
+        ),
+        Bug(
+            "sequence n-step discounts keep running",
+            "weight = torch.where(here, weight * discount[row], weight)",
+            "weight = weight * discount[row]",
+        ),
+        Bug(
+            "sequence n-step bootstraps from the next row",
+            "ahead = ahead + counts",
+            "ahead = ahead + (step == 0)",
+        ),
+        Bug(
+            "sequence n-step returns cross episodes", "counts = counts & keep[row]", "counts = counts & True"
+        ),
+        Bug(
+            "masked rewards reach the batch",
+            "stored = torch.where(tree.expand(real, stored), stored, 0.0)",
+            "stored = stored * 1.0",
+        ),
+    ),
+    *planted(
+        "data/ring.py",
+        "data/test_replay.py data/test_sequences.py data/test_stacks.py",
+        Bug("rows beyond the end are lost", "into[: len(value) - first].copy_(value[first:])", "pass"),
+        Bug("gaps are not closed", 'self.columns["mask"][newest].logical_and_(~gap)', "pass"),
+        Bug("returns cross a gap", 'self.columns["keep"][before].logical_and_(~gap)', "pass"),
+        Bug("a cut lasts for ever", "self._cut.zero_()", "pass"),
+        Bug(
+            "frame stacks cross episodes",
+            '(~self.take("reset", seen[0])).long()',
+            '(self.take("reset", seen[0]) | True).long()',
+        ),
+        Bug("the oldest frame is stored", "leaf.shape[leaf.axis] - width, width)", "0, width)"),
+        Bug(
+            "frame stacks newest first",
+            "seen.insert(0, self.cells(slot, env_index))",
+            "seen.append(self.cells(slot, env_index))",
+        ),
+        Bug(
+            "stacks of overwritten rows are drawn",
+            "self.rows + steps - self.slots + self.history)",
+            "self.rows + steps - self.slots)",
+        ),
+        Bug(
+            "refreshed memory one stride late",
+            "number = torch.arange(1, count + 1",
+            "number = torch.arange(0, count",
+            "data/test_sequences.py algorithms/test_recurrent_agents.py",
+        ),
+        Bug(
+            "where the last rollout ended is not restored",
+            '        tree.restore_(self._next_reset, state["next_reset"])\n',
+            "",
+            "data/test_replay.py data/test_sequences.py data/test_stacks.py state/test_segments.py",
+        ),
+    ),
+    *planted(
+        "data/replay.py",
+        "data/test_replay.py data/test_samplers.py data/test_sequences.py",
+        Bug(
+            "learning_starts is never read", "max(0, self.steps - self.learning_starts)", "max(0, self.steps)"
+        ),
+        Bug(
+            "fractions of updates are lost",
+            "self.updates_per_step = Fraction(str(updates_per_step))",
+            "self.updates_per_step = max(1, int(updates_per_step))",
+        ),
+        Bug(
+            "masked rows are counted as steps",
+            "self.steps += int(rollout.mask.sum())",
+            "self.steps += rollout.mask.numel()",
+        ),
+        Bug(
+            "overwritten rows are still drawn",
+            "        self.sampler.release(gone, self.view.allowed(ring, gone))\n",
+            "",
+        ),
+        Bug(
+            "importance weights are not applied",
+            'weight = share * extras["weight"] if "weight" in extras else share',
+            "weight = share",
+        ),
+        Bug(
+            "rewards are clipped on one side",
+            "reward=rollout.reward.clamp(-limit, limit)",
+            "reward=rollout.reward.clamp(max=limit)",
+        ),
+        Bug(
+            "beta never grows",
+            "        self.sampler.anneal(self.steps, progress)\n",
+            "",
+            "run/test_budgets.py data/test_samplers.py",
+        ),
+        Bug(
+            "the count of batches is not restored",
+            'self.steps, self.drawn = int(state["steps"]), int(state["drawn"])',
+            'self.steps, self.drawn = int(state["steps"]), 0',
+        ),
+        Bug("the sampler is not restored", '        self.sampler.load_state_dict(state["sampler"])\n', ""),
+        Bug(
+            "shares of a sequence ignore its mask",
+            "row_weight(batch.mask) if batch.shape[0] > 1 else batch.mask",
+            "torch.ones_like(batch.mask)",
+        ),
+        Bug(
+            "initial priorities are left out",
+            "elif self.initial_priority is not None and len(new):",
+            "elif False:",
+            "data/test_replay.py data/test_samplers.py data/test_sequences.py algorithms/test_replay_agents.py",
+        ),
+    ),
+    *planted(
+        "data/samplers.py",
+        "data/test_samplers.py data/test_replay.py",
+        Bug(
+            "beta does not end at 1",
+            "self.cfg.beta + (1 - self.cfg.beta) * share",
+            "self.cfg.beta + self.cfg.beta * share",
+        ),
+        Bug(
+            "beta grows past 1",
+            "min(1.0, steps / horizon)",
+            "steps / horizon",
+        ),
+        Bug(
+            "sequence priority of the mean alone",
+            "eta * size.amax(0) + (1 - eta)",
+            "(1 - eta) * size.amax(0) + eta",
+        ),
+        Bug(
+            "sequence priority counts masked rows",
+            "count = (mask > 0).sum(0).clamp(min=1)",
+            "count = len(mask)",
+        ),
+        Bug(
+            "uniform sampling of the oldest rows",
+            ".long().add_(self.first).remainder_(self.size)",
+            ".long().remainder_(self.size)",
+        ),
+        Bug("released rows stay in the queue", "        self.count.sub_(gone)\n", ""),
+    ),
+    *planted(
+        "data/sum_tree.py",
+        "data/test_sum_tree.py data/test_samplers.py",
+        Bug(
+            "priorities without their exponent (host)",
+            "priority = np.power(size, self.alpha, out=size)",
+            "priority = size",
+        ),
+        Bug(
+            "priorities without their exponent (device)",
+            "priority = error.add_(self.epsilon).pow_(self.alpha)",
+            "priority = error.add_(self.epsilon)",
+        ),
+        Bug(
+            "weights the wrong way up",
+            "weight = priority.min() / priority",
+            "weight = priority / priority.max()",
+        ),
+        Bug("weights without beta", "np.power(weight, beta.item(), out=weight)", "pass"),
+        Bug(
+            "priority clip is never read (host)",
+            "            np.clip(size, *self.clip, out=size)\n",
+            "            pass\n",
+        ),
+        Bug("rows that are gone come back", "        priority *= self._leaves.take(index) > 0\n", ""),
+        Bug(
+            "the largest priority is never updated",
+            "        np.maximum(self._largest, priority.max(), out=self._largest)\n",
+            "",
+        ),
+        Bug(
+            "sums are not refreshed",
+            "        np.maximum.at(self._leaves, index, priority)\n        self._refresh(index)",
+            "        np.maximum.at(self._leaves, index, priority)",
+        ),
+        Bug(
+            "strata are drawn from their ends",
+            "self.find(held.ends - held.uniform * (1 / count))",
+            "self.find(held.ends)",
+        ),
+    ),
+    *planted(
+        "data/discounting.py",
+        "data/test_discounting.py",
+        Bug(
+            "gamma after a terminal state",
+            "return continues * self._of(self.gamma, env_index)",
+            "return torch.ones_like(continues) * self._of(self.gamma, env_index)",
+        ),
+        Bug("stream weights are never read", "environment + stream.weight * reward", "environment + reward"),
+        Bug(
+            "streams share the environment's gamma",
+            "[self.gamma, *(stream.gamma for stream in self.streams)]",
+            "[self.gamma, *(self.gamma for stream in self.streams)]",
+        ),
+        Bug("intrinsic streams end with the episode", "keep if episodic else torch.ones_like(keep)", "keep"),
+    ),
+    *planted(
+        "data/rollouts.py",
+        "data/test_rollouts.py algorithms/test_ppo.py algorithms/test_ppg.py",
+        Bug(
+            "minibatches keep their order",
+            ".argsort()\n    # One gather",
+            "\n    order = torch.arange(len(order))\n    # One gather",
+        ),
+        Bug(
+            "chunks start from other memories",
+            "memory = tree.map(lambda leaf: leaf.index_select(0, order), memory)",
+            "memory = tree.map(lambda leaf: leaf, memory)",
+        ),
+        Bug(
+            "chunks mix time and environments",
+            ".transpose(0, 1)\n        return parts",
+            "\n        return parts",
+        ),
+        Bug(
+            "half of a rollout is never learned from",
+            "for start in range(0, chunks * num_envs, count):",
+            "for start in range(0, max(count, chunks * num_envs // 2), count):",
+        ),
+    ),
+    *planted(
+        "data/batch.py",
+        "data/test_sequences.py algorithms/test_recurrent_agents.py algorithms/test_dqn.py",
+        Bug(
+            "next rows are the current ones",
+            "self._rows(1, self.shape[0] + 1), ahead",
+            "self._rows(0, self.shape[0]), ahead",
+        ),
+        Bug(
+            "n-step rows are not looked up",
+            "return replace(self._rows(1, self.shape[0] + 1), ahead=self.ahead)",
+            "return self._rows(1, self.shape[0] + 1)",
+        ),
+    ),
+    *planted(
+        "data/initial_priorities.py",
+        "distributed/test_payload.py",
+        Bug(
+            "errors belong to the oldest starts",
+            "found[-(len(new) // self.num_envs) :]",
+            "found[: len(new) // self.num_envs]",
+        ),
+        Bug("rewards are not clipped", "cfg.reward_clip_range if cfg.clip_reward else 0.0", "0.0"),
+    ),
+    *planted(
+        "data/gradients.py",
+        "distributed/test_payload.py",
+        Bug("gradients are added, not averaged", "share = 1 / len(parts)", "share = 1.0"),
+        Bug(
+            "only the first gradient counts",
+            "found = tree.map(torch.add, found, part.found)",
+            "found = tree.map(lambda a, b: a + a, found, part.found)",
+        ),
+    ),
+    *planted(
+        "agents/agent.py",
+        "agents/test_frame.py",
+        Bug(
+            "reward statistics never updated",
+            "        agent.rewards.merge_(rollout.reward, rollout.keep, rollout.mask, self.cfg.gamma)\n",
+            "",
+            "algorithms/test_ppo.py",
+        ),
+        Bug(
+            "observation statistics never updated",
+            "        agent.observations.merge_(tree.index(rollout.obs, slice(0, -1)), torch.ones_like(rollout.mask))\n",
+            "        pass\n",
+            "algorithms/test_ppo.py",
+        ),
+        Bug(
+            "rewards are not scaled",
+            "reward=agent.rewards(rollout.reward)",
+            "reward=rollout.reward",
+            "algorithms/test_ppo.py",
+        ),
+        Bug(
+            "actions of masked rows reach the gradient",
+            "obs=agent.observations(rollout.obs), action=action,",
+            "obs=agent.observations(rollout.obs),",
+            "algorithms/test_ppo.py",
+        ),
+        Bug(
+            "stream weights are never read",
+            "total = total + stream.weight * other",
+            "total = total + other",
+            "algorithms/test_reward_streams.py",
+        ),
+        Bug(
+            "returns of dropped episodes go on",
+            "                module.running.zero_()\n",
+            "                pass\n",
+            "algorithms/test_ppo.py",
+        ),
+        Bug(
+            "the count of updates is not restored",
+            '        self.updates = int(state["updates"])\n',
+            "",
+            "agents/test_frame.py",
+        ),
+        Bug(
+            "optimizer state is not restored",
+            '        self.load_optimizer_state(state["optimizers"])\n',
+            "",
+            "agents/test_frame.py conformance/test_training.py",
+        ),
+        Bug("components never learn", 'if phase != "update" or not self.components:', "if True:"),
+        Bug(
+            "components do not see resets",
+            "component.track(held, obs, action, next_obs, reset)",
+            "component.track(held, obs, action, next_obs, torch.zeros_like(reset))",
+            "components/test_component.py",
+        ),
+    ),
+    *planted(
+        "agents/optimizers.py",
+        "agents/test_frame.py",
+        Bug(
+            "gradients are clipped to twice the norm",
+            "(max_norm / (norm + 1e-6)).clamp(max=1.0)",
+            "(2 * max_norm / (norm + 1e-6)).clamp(max=1.0)",
+        ),
+        Bug(
+            "small gradients are scaled up",
+            "(max_norm / (norm + 1e-6)).clamp(max=1.0)",
+            "(max_norm / (norm + 1e-6))",
+        ),
+        Bug("the gate is never read", "rate if gate is None else rate * gate", "rate"),
+        Bug("joined losses are left out", "loss = loss + joined(", "loss = loss + 0 * joined("),
+        Bug(
+            "learning rates are not annealed",
+            'getattr(self, f"lr_{name}").copy_(rate * factor)',
+            'getattr(self, f"lr_{name}").copy_(rate)',
+            "ops/test_schedules.py",
+        ),
+        Bug(
+            "the rate of a gradient from elsewhere is lost",
+            'getattr(self, f"lr_{name}").copy_(rate)\n        self._steppers',
+            "self._steppers",
+            "distributed/test_payload.py",
+        ),
+    ),
+    *planted(
+        "agents/targets.py",
+        "agents/test_frame.py",
+        Bug(
+            "targets move one update early",
+            "(updates + 1) % self.interval == 0",
+            "updates % self.interval == 0",
+        ),
+        Bug("targets always copy", "polyak_(target, online, self.tau)", "polyak_(target, online, 1.0)"),
+        Bug("target_memory is never read", "if not self.own_memory:", "if False:"),
+        Bug("targets are trained", "copy.deepcopy(online).requires_grad_(False)", "copy.deepcopy(online)"),
+    ),
+    *planted(
+        "agents/steps.py",
+        "algorithms/test_replay_agents.py",
+        Bug("targets never move", "    agent.targets.update_(move_targets)\n", ""),
+        Bug("the actor is never trained", "if train_actor:", "if False:"),
+        Bug(
+            "priorities are never returned",
+            "return Updated(metrics, priority=error)",
+            "return Updated(metrics)",
+        ),
+    ),
+    *planted(
+        "agents/experience.py",
+        "algorithms/test_replay_agents.py",
+        Bug(
+            "normalize_obs of replay agents is never read",
+            "        if self.cfg.normalize_obs:\n            obs = ",
+            "        if False:\n            obs = ",
+        ),
+        Bug(
+            "refresh_memory is never read",
+            "agent.refreshed if self.cfg.refresh_memory and agent.stores_memory else None",
+            "None",
+            "algorithms/test_recurrent_agents.py",
+        ),
+    ),
+    *planted(
+        "collect/collector.py",
+        "collect/test_episodes.py",
+        Bug(
+            "truncation is termination",
+            'terminal = tensors["terminated"] | tensors["soft"]',
+            'terminal = tensors["terminated"] | tensors["truncated"] | tensors["soft"]',
+        ),
+        Bug(
+            "termination is truncation",
+            'terminal = tensors["terminated"] | tensors["soft"]',
+            'terminal = tensors["soft"]',
+        ),
+        Bug(
+            "returns cross truncations", '(~(terminal | tensors["truncated"])).float()', "(~terminal).float()"
+        ),
+        Bug(
+            "a lost life does not end the return",
+            'terminal = tensors["terminated"] | tensors["soft"]',
+            'terminal = tensors["terminated"]',
+            "collect/test_episodes.py",
+        ),
+        Bug(
+            "the row of a final observation is learned from",
+            "real = ~self.reset[1:]",
+            "real = self.reset[1:] | True",
+        ),
+        Bug(
+            "rewards of rows that are no transitions count",
+            'reward=tensors["reward"] * mask',
+            'reward=tensors["reward"] * 1',
+        ),
+        Bug(
+            "a cut does not end returns",
+            "            batch.keep[-1] = 0\n",
+            "",
+            "collect/test_episodes.py",
+        ),
+        Bug(
+            "memory is stored one row late",
+            "if store.memories and t % store.stride == 0:",
+            "if store.memories and t % store.stride == store.stride - 1:",
+            "algorithms/test_recurrent_agents.py run/test_memory_runs.py conformance/test_agents.py",
+        ),
+        Bug(
+            "the open observation is not restored",
+            'for name in ("obs", "reset", "memory"):',
+            'for name in ("reset", "memory"):',
+            "conformance/test_training.py run/test_stepping.py",
+        ),
+        Bug(
+            "recurrent states are not restored",
+            'for name in ("obs", "reset", "memory"):',
+            'for name in ("obs", "reset"):',
+            "components/test_component.py",
+        ),
+    ),
+    *planted(
+        "collect/episodes.py",
+        "collect/test_episodes.py",
+        Bug(
+            "a lost life ends the episode",
+            "(batch.keep == 0) & (batch.mask > 0) & ~soft",
+            "(batch.keep == 0) & (batch.mask > 0)",
+        ),
+        Bug(
+            "returns leave out earlier rollouts",
+            "torch.where(any_ended, self.open + until, 0.0).sum(1)",
+            "torch.where(any_ended, until, 0.0).sum(1)",
+        ),
+        Bug(
+            "open episodes count twice",
+            "torch.where(any_ended, earned[:, -1] - until, self.open + earned[:, -1])",
+            "torch.where(any_ended, earned[:, -1], self.open + earned[:, -1])",
+        ),
+        Bug(
+            "sums are never emptied",
+            "        self.sums.zero_()\n        return found",
+            "        return found",
+        ),
+        Bug(
+            "bad rewards go unnoticed",
+            "~torch.isfinite(batch.reward).all()]",
+            "torch.zeros((), dtype=torch.bool)]",
+        ),
+    ),
+    *planted(
+        "explore/epsilon_greedy.py",
+        "explore/test_choice.py",
+        Bug("epsilon never ends", "(progress / share).clamp(max=1)", "(progress * share).clamp(max=1)"),
+        Bug("epsilon grows", "return first + (last - first) * done", "return last + (first - last) * done"),
+        Bug("greedy with probability epsilon", "drawn[:, 0] < epsilon", "drawn[:, 0] > epsilon"),
+        Bug(
+            "random actions ignore the mask",
+            "best(drawn[:, 1:], allowed), best(q, allowed))",
+            "best(drawn[:, 1:]), best(q, allowed))",
+        ),
+        Bug(
+            "the ladder is upside down",
+            "torch.linspace(0, 1, spec.num_envs)",
+            "torch.linspace(1, 0, spec.num_envs)",
+        ),
+        Bug("eval_epsilon is never read", "epsilon = self.cfg.eval_epsilon\n", "epsilon = 0.0\n"),
+        Bug(
+            "Boltzmann multiplies by the temperature",
+            "best(q / temperature + gumbel, allowed)",
+            "best(q * temperature + gumbel, allowed)",
+        ),
+    ),
+    *planted(
+        "explore/noise.py",
+        "explore/test_noise.py",
+        Bug("noise of a fixed scale", "noise = scale * torch.randn", "noise = 0.1 * torch.randn"),
+        Bug(
+            "OU noise drifts",
+            "before * (1 - cfg.noise_theta) + noise",
+            "before * (1 + cfg.noise_theta) + noise",
+        ),
+        Bug(
+            "OU noise crosses episodes",
+            'torch.where(context.reset.unsqueeze(-1), 0.0, memory[MEMORY]["x"])',
+            'memory[MEMORY]["x"]',
+        ),
+        Bug("noise does not fall", "action = (action + left * noise)", "action = (action + noise)"),
+        Bug("actions leave their range", "+ left * noise).clamp(-1, 1)", "+ left * noise)"),
+        Bug(
+            "random actions on one side",
+            "generator=generator, device=device) * 2 - 1",
+            "generator=generator, device=device)",
+        ),
+    ),
+    *planted(
+        "explore/acting.py",
+        "algorithms/test_replay_agents.py algorithms/test_dqn.py",
+        Bug(
+            "random steps are the policy's (values)",
+            "    if context.random:\n        after = critic.advance",
+            "    if False:\n        after = critic.advance",
+        ),
+        Bug(
+            "evaluation samples",
+            "policy.mode() if context.greedy else",
+            "policy.mode() if False else",
+            "algorithms/test_sac.py algorithms/test_ppo.py algorithms/test_replay_agents.py",
+        ),
+        Bug(
+            "evaluation is noisy",
+            "noise = {} if context.greedy else critic.draw(context.generator)",
+            "noise = critic.draw(context.generator)",
+            "algorithms/test_rainbow.py algorithms/test_dqn.py",
+        ),
+        Bug(
+            "noise in evaluation",
+            "    if context.greedy:\n        return Acted(action, after)\n",
+            "",
+            "algorithms/test_ddpg.py algorithms/test_td3.py algorithms/test_replay_agents.py",
+        ),
+    ),
+    *planted(
+        "components/rnd.py",
+        "components/test_rnd.py",
+        Bug(
+            "the reward of the observation before",
+            "in_parts(self.error, tree.index(rollout.obs, slice(1, None)))",
+            "in_parts(self.error, tree.index(rollout.obs, slice(0, -1)))",
+        ),
+        Bug("the stream is episodic", "    episodic = False\n", "    episodic = True\n"),
+        Bug(
+            "observation statistics never updated",
+            "        self.networks.merge_(tree.index(rollout.obs, slice(1, None)), rollout.mask)\n",
+            "        pass\n",
+        ),
+        Bug(
+            "the proportion is never read", "count = max(1, int(rows * self.cfg.proportion))", "count = rows"
+        ),
+        Bug(
+            "masked rows train the predictor",
+            "batch.mask.flatten().index_select(0, index))\n            agent",
+            "torch.ones_like(index, dtype=torch.float32))\n            agent",
+            "components/test_rnd.py::test_rows_that_are_no_transitions_do_not_train_the_predictor",
+        ),
+    ),
+    *planted(
+        "agents/bonus.py",
+        "components/test_rnd.py components/test_bonuses.py",
+        Bug("rewards are not scaled", "reward = self.scale(bonus)", "reward = bonus"),
+        Bug("weight is never read", "weight=cfg.weight),)", "weight=1.0),)", WEIGHT),
+        Bug("the next observation of n-step samples", "batch.extras.get(SUCCESSOR)", "None"),
+    ),
+    *planted(
+        "components/icm.py",
+        "components/test_bonuses.py",
+        Bug(
+            "the reward is the inverse model's",
+            "return 0.5 * (self.forward_model",
+            "return 0 * (self.forward_model",
+        ),
+        Bug("the inverse model is not trained", "(1 - self.cfg.beta) * inverse", "0 * inverse"),
+    ),
+    *planted(
+        "components/count.py",
+        "components/test_bonuses.py",
+        Bug("cells of the observation before", "slice(1, None)", "slice(0, -1)"),
+        Bug("masked rows are counted", "rollout.mask.flatten()", "torch.ones(cell.numel())"),
+        Bug("the count itself is the reward", ".clamp(min=1).rsqrt()", ".clamp(min=1)"),
+    ),
+    *planted(
+        "components/noveld.py",
+        "components/test_bonuses.py",
+        Bug("alpha is never read", "self.cfg.alpha * novelty[:-1]", "novelty[:-1]"),
+        Bug("every visit is rewarded", 'return gain * rollout.extras[f"{self.name}_first"]', "return gain"),
+        Bug("visits cross episodes", ".masked_fill_(reset.unsqueeze(1), False)", ""),
+    ),
+    *planted(
+        "components/e3b.py",
+        "components/test_bonuses.py",
+        Bug("the matrix crosses episodes", "torch.where(reset[:, None, None], fresh, inverse)", "inverse"),
+        Bug("the observation before", "self.inverse(next_obs))", "self.inverse(obs))"),
+    ),
+    *planted(
+        "components/episodic.py",
+        "components/test_bonuses.py",
+        Bug("memories cross episodes", ".masked_fill(reset, 0)", ""),
+        Bug("the observation before", "value = self.inverse(next_obs)", "value = self.inverse(obs)"),
+        Bug("lifelong novelty is ignored", "bonus * lifelong.clamp", "bonus * 0 * lifelong.clamp"),
+        Bug("the mean of errors never moves", "        self.errors.merge_(", "        (lambda *_: None)("),
+        Bug("the newest observation is not kept", "held.scatter_(1, place", "held.scatter(1, place"),
+    ),
+    *planted(
+        "ops/novelty.py",
+        "ops/test_novelty.py",
+        Bug("the most distant", "largest=False", "largest=True"),
+        Bug("empty places are neighbours", "number >= count", "number > count"),
+        Bug("distances are not relative", "distance / scale.clamp", "distance * scale.clamp"),
+        Bug("no limit of similarity", "similarity > most, 0.0", "similarity > most, 1 / similarity"),
+        Bug("the matrix is never updated", "alpha=-1", "alpha=0"),
+    ),
+    *planted(
+        "explore/policies.py",
+        "explore/test_policies.py algorithms/test_policy_families.py",
+        Bug("policy 0 explores", "    found[0] = 0.0\n", "    found[0] = most\n"),
+        Bug(
+            "discounts reversed",
+            "(last - number) * log(1 - most) + number * log(1 - least)",
+            "(last - number) * log(1 - least) + number * log(1 - most)",
+        ),
+        Bug("no bonus for rare arms", "self.beta * known.rsqrt()", "0 * known.rsqrt()"),
+        Bug("unseen arms are never tried", "known.rsqrt(), torch.inf)", "known.rsqrt(), -torch.inf)"),
+        Bug(
+            "episodes that go on are counted",
+            "torch.where(where.unsqueeze(1), entry",
+            "torch.where(where.unsqueeze(1) | True, entry",
+        ),
+        Bug("the worst policy is evaluated", "-torch.inf).argmax()", "torch.inf).argmin()"),
+    ),
+    *planted(
+        "algorithms/ngu.py",
+        "algorithms/test_policy_families.py",
+        Bug("beta is ignored", "self.beta[index] * torch.stack", "torch.stack"),
+        Bug("one discount for all", "* self.discounts[index]", "* 0.99"),
+        Bug("traces never end", "(batch.action == choice[:-1]) / ", "1 / "),
+        Bug("returns cross episodes", "batch.keep[..., 0],", "torch.ones_like(batch.keep[..., 0]),"),
+    ),
+    *planted(
+        "algorithms/agent57.py",
+        "algorithms/test_policy_families.py",
+        Bug(
+            "both learn from both rewards",
+            "(environment, torch.stack(others).sum(0))",
+            "(environment + torch.stack(others).sum(0), torch.stack(others).sum(0))",
+        ),
+        Bug(
+            "the policy of one network",
+            "choice = best(self.mixed(q[0], q[1], policies)",
+            "choice = best((q[0])",
+        ),
+        Bug(
+            "priorities of the other weight",
+            "priority = weight * errors[0].abs() + (1 - weight)",
+            "priority = (1 - weight) * errors[0].abs() + weight",
+        ),
+        Bug("the trust region keeps what leads away", "used = used * ~outside", "used = used * outside"),
+        Bug("errors of all policies alike", "error / spread if", "error if"),
+        Bug("the tolerance is never read", "value - self.cfg.soft_lambda * value.abs()", "value"),
+        Bug(
+            "deviations never move",
+            "            deviation.merge_(error, index, mask)\n",
+            "            pass\n",
+        ),
+    ),
+    *planted(
+        "components/byol.py",
+        "components/test_byol.py",
+        Bug(
+            "targets never move", "        polyak_(self.target_encoder, agent.encoder(), self.cfg.tau)\n", ""
+        ),
+        Bug(
+            "the target of the same view",
+            "self.target_projection(self.target_encoder(other))",
+            "self.target_projection(self.target_encoder(view))",
+        ),
+        Bug(
+            "opposite views attract",
+            "return 2 - 2 * F.cosine_similarity",
+            "return 2 + 2 * F.cosine_similarity",
+        ),
+        Bug(
+            "one order of the views only",
+            "error = self.distance(one, two) + self.distance(two, one)",
+            "error = 2 * self.distance(one, two)",
+        ),
+        Bug("weight is never read", "return self.cfg.weight * loss", "return loss"),
+    ),
+    *planted(
+        "nets/memory.py",
+        "nets/test_memory.py",
+        Bug("LSTM state crosses episodes in acting", "before = _cleared(memory, reset)", "before = memory"),
+        Bug(
+            "LSTM state crosses episodes in learning",
+            "opens = reset.clone()",
+            "opens = torch.zeros_like(reset)",
+        ),
+        Bug("the first row does not reset", "first = _cleared(state, reset[0])", "first = state"),
+        Bug(
+            "burn-in gets gradients",
+            "        with torch.no_grad():\n            before, state",
+            "        if True:\n            before, state",
+        ),
+        Bug(
+            "the last action crosses episodes",
+            "torch.cat(parts, -1).masked_fill(reset.unsqueeze(-1), 0.0)",
+            "torch.cat(parts, -1)",
+        ),
+        Bug(
+            "the last reward is not clipped",
+            'last["reward"].clamp(-self.clip, self.clip) if self.clip',
+            'last["reward"] if self.clip',
+        ),
+    ),
+    *planted(
+        "nets/rows.py",
+        "nets/test_memory.py",
+        Bug(
+            "rows: gradient crosses episodes",
+            "dh = torch.bmm(found[row], recurrent) * keep[row]",
+            "dh = torch.bmm(found[row], recurrent)",
+        ),
+        Bug(
+            "rows: burn-in gets gradients",
+            "reversed(range(ctx.burn_in, len(gates)))",
+            "reversed(range(0, len(gates)))",
+        ),
+        Bug("rows: GRU state crosses episodes", "h = h * keep[row]", "h = h * 1"),
+    ),
+    *planted(
+        "nets/noisy.py",
+        "nets/test_noisy.py",
+        Bug("noise is not factorised by its root", "return raw.sign() * raw.abs().sqrt()", "return raw"),
+        Bug("bias has no noise", "torch.addcmul(self.bias, self.bias_scale, out)", "self.bias"),
+    ),
+    *planted(
+        "nets/q_network.py",
+        "nets/test_value_nets.py",
+        Bug(
+            "dueling without the mean advantage",
+            "return value + advantage - advantage.mean(-2, keepdim=True)",
+            "return value + advantage",
+        ),
+        Bug(
+            "dueling mean over atoms", "advantage.mean(-2, keepdim=True)", "advantage.mean(-1, keepdim=True)"
+        ),
+        Bug("cosines start at 1", "pi * torch.arange(cosines)", "pi * torch.arange(1, cosines + 1)"),
+    ),
+    *planted(
+        "nets/q_ensemble.py",
+        "nets/test_critics.py",
+        Bug("dropout does not scale up", "value / (1 - self.dropout))", "value)"),
+        Bug(
+            "dropout keeps its share",
+            "noise[str(number)] < self.dropout, 0.0",
+            "noise[str(number)] > self.dropout, 0.0",
+        ),
+    ),
+    *planted(
+        "nets/renorm.py",
+        "nets/test_renorm.py",
+        Bug("running variance never moves", "        self.var.lerp_(moments[1], 1 - self.momentum)\n", ""),
+        Bug(
+            "momentum is reversed",
+            "self.mean.lerp_(moments[0], 1 - self.momentum)",
+            "self.mean.lerp_(moments[0], self.momentum)",
+        ),
+        Bug("warm-up one batch too long", "self.count >= self.warmup", "self.count > self.warmup"),
+    ),
+    *planted(
+        "nets/temperature.py",
+        "nets/test_actor.py algorithms/test_sac.py",
+        Bug(
+            "target entropy of one dimension",
+            "return self.entropy_per_dimension * size",
+            "return self.entropy_per_dimension",
+        ),
+        Bug(
+            "alpha starts at its logarithm",
+            "torch.tensor(log(alpha) if alpha > 0",
+            "torch.tensor(alpha if alpha > 0",
+        ),
+    ),
+    *planted(
+        "nets/preprocessor.py",
+        "algorithms/test_replay_agents.py",
+        Bug(
+            "reward_scale is never read",
+            "reward if self.reward_scale == 1 else reward * self.reward_scale",
+            "reward",
+        ),
+        Bug(
+            "augment is never read",
+            "        if self.pad:\n            lead",
+            "        if False:\n            lead",
+        ),
+    ),
+    *planted(
+        "run/loop.py",
+        "run/test_loop.py run/test_stepping.py run/test_trainer.py",
+        Bug(
+            "random_steps is never random",
+            "collector.start(counters.steps < agent.random_steps)",
+            "collector.start(False)",
+        ),
+        Bug("progress is never set", "        agent.progress.fill_(progress)\n", ""),
+        Bug(
+            "weights are never sent",
+            "        parts.send_weights()\n        period",
+            "        period",
+            "distributed/test_payload.py",
+        ),
+        Bug(
+            "updates are not settled",
+            "            experience.settle(batch, learner.update(phase, batch))\n",
+            "            learner.update(phase, batch)\n",
+            "run/test_loop.py",
+        ),
+        Bug(
+            "gaps are not told to replay",
+            "            experience.cut(collector.gaps)\n",
+            "            pass\n",
+            "run/test_loop.py",
+        ),
+        Bug(
+            "components see no rollouts",
+            "            rollout = agent.receive(rollout)\n",
+            "            pass\n",
+            "components/test_component.py",
+        ),
+        Bug(
+            "passed one step late",
+            "self.steps // interval > self.steps_before // interval",
+            "(self.steps - 1) // interval > (self.steps_before - 1) // interval",
+        ),
+        Bug(
+            "the budget furthest from its end",
+            "return max(limits, key=lambda limit: limit[0] / limit[1])",
+            "return min(limits, key=lambda limit: limit[0] / limit[1])",
+        ),
+        Bug(
+            "new episodes are never cleared",
+            "self.new_episodes, self.new_return, self.new_length = 0, 0.0, 0.0",
+            "pass",
+        ),
+        Bug(
+            "the mean return of all training",
+            "                del self.recent[0]\n",
+            "                break\n",
+            MEAN_RETURN,
+        ),
+        Bug("episodes are not counted", '        self.episodes += int(seen["episodes"])\n', ""),
+        Bug(
+            "the mean return divides by rollouts",
+            "episodes = sum(count for count, _ in self.recent)",
+            "episodes = len(self.recent)",
+            MEAN_RETURN,
+        ),
+        Bug("resets repeat their seed", "            counters.resets += 1\n", ""),
+    ),
+    *planted(
+        "run/learner.py",
+        "run/test_loop.py",
+        Bug("updates are not counted", "            self.agent.updates += 1\n", "            pass\n"),
+        Bug("metrics are sums", "self._sums[name].float() / self.count[name]", "self._sums[name].float()"),
+        Bug("metrics are never emptied", "        self.count = dict.fromkeys(self.count, 0)\n", ""),
+        Bug(
+            "metrics are not restored",
+            "        self.count = {name: int(number) for name, number in count.items()}\n",
+            "",
+        ),
+        Bug("diverged weights go unnoticed", "            if not good:\n", "            if False:\n"),
+    ),
+    *planted(
+        "run/evaluate.py",
+        "run/test_evaluation.py",
+        Bug(
+            "evaluation ends with the quickest environment",
+            "if bool(done.all()):",
+            "if bool(done.any()):",
+        ),
+        Bug("evaluation explores", "greedy=deterministic)", "greedy=False)"),
+        Bug(
+            "rows of resets are counted",
+            "(~reset).long().unsqueeze(0)",
+            "torch.ones_like(reset).long().unsqueeze(0)",
+        ),
+        Bug(
+            "truncated episodes never end",
+            "ended = step.terminated | step.truncated",
+            "ended = step.terminated",
+        ),
+        Bug(
+            "all evaluations use one seed",
+            'self.parts.streams.seed("eval", str(iteration))',
+            'self.parts.streams.seed("eval", "0")',
+        ),
+        Bug("evaluation with old weights", "        self.parts.send_weights()\n        seed", "        seed"),
+    ),
+    *planted(
+        "run/checkpointing.py",
+        "conformance/test_training.py run/test_stepping.py run/test_trainer.py run/test_callbacks.py",
+        Bug("counters are not restored", '        self.counters.load_state_dict(state["counters"])\n', ""),
+        Bug(
+            "random streams are not restored", '        parts.streams.load_state_dict(state["streams"])\n', ""
+        ),
+        Bug("replay is not restored", '        parts.experience.load_state_dict(state["experience"])\n', ""),
+        Bug(
+            "sums of metrics are not restored",
+            '        parts.learner.load_state_dict(state["learner"])\n',
+            "",
+            "run/test_trainer.py::test_a_run_that_goes_on_writes_that_window_whole",
+        ),
+        Bug(
+            "environments are not restored",
+            '            acting.env.restore(state["env"])\n',
+            "            pass\n",
+        ),
+        Bug(
+            "a checkpoint after every iteration",
+            "due = counters.steps // run.checkpoint_freq > counters.saved_steps // run.checkpoint_freq",
+            "due = True",
+            "run/test_stepping.py::test_a_step_logs_evaluates_and_saves_what_is_due",
+        ),
+        Bug(
+            "diverged weights are saved",
+            "        parts.learner.check_finite()\n        self.saved",
+            "        self.saved",
+            "run/test_trainer.py::test_a_checkpoint_never_holds_weights_that_are_not_finite",
+        ),
+        Bug(
+            "learning rates are taken from another run",
+            'own = ("progress", "lr_", "rewards.running")',
+            'own = ("progress", "rewards.running")',
+            "run/test_trainer.py::test_a_warm_start_takes_weights_but_not_rates_and_any_number_of_envs",
+        ),
+        Bug(
+            "a warm start without optimizer state",
+            "            state[name] = saved[name]\n",
+            "            pass\n",
+            "run/test_callbacks.py::test_an_optimizer_whose_weights_do_not_all_fit_starts_afresh",
+        ),
+    ),
+    *planted(
+        "run/trainer.py",
+        "run/test_stepping.py run/test_trainer.py",
+        Bug(
+            "one iteration beyond the budget",
+            "return done >= total or bool(self._stop_reason)",
+            "return done > total or bool(self._stop_reason)",
+            "run/test_stepping.py::test_after_the_budget_the_iterator_is_exhausted_and_a_step_is_refused",
+        ),
+        Bug(
+            "progress starts at the end",
+            "self.loop.iterate(min(done / max(total, 1), 1.0))",
+            "self.loop.iterate(1.0 - min(done / max(total, 1), 1.0))",
+            "run/test_stepping.py::test_the_first_random_steps_are_random_and_progress_is_the_share_of_the_budget_that_is_spent",
+        ),
+    ),
+    *planted(
+        "state/streams.py",
+        "state/test_streams.py",
+        Bug("parts of a stream are equal", "if part:\n            entropy", "if False:\n            entropy"),
+        Bug("all streams are one", "entropy = [self._seed, NAMES.index(name)]", "entropy = [self._seed]"),
+        Bug(
+            "positions are not restored",
+            "self.generator(name, device, part).set_state(state[key].cpu())",
+            "self.generator(name, device, part)",
+        ),
+    ),
+    *planted(
+        "distributed/fleet.py",
+        "distributed/test_fleet_collector.py distributed/test_payload.py",
+        Bug("max_lag off by one", "lag <= self.max_lag", "lag < self.max_lag"),
+        Bug("versions do not count", "        self.version += 1\n", ""),
+        Bug(
+            "gaps are never marked",
+            "        self.gaps[envs] = gap\n",
+            "        self.gaps[envs] = False\n",
+            "distributed/test_fleet.py",
+        ),
+        Bug(
+            "priorities across a gap are kept",
+            "max(0, self._earlier - self._unbroken[place] * self._completed)",
+            "0",
+        ),
+        Bug(
+            "one trajectory more is taken for unbroken",
+            "self._unbroken[place] = 0 if gap else",
+            "self._unbroken[place] = 1 if gap else",
+        ),
+        Bug(
+            "trajectories go to any place",
+            "if self._held[at] == trajectory.previous), own)",
+            "if self._held[at] == trajectory.name), own)",
+            "distributed/test_fleet_collector.py",
+        ),
+        Bug(
+            "dropped steps are counted",
+            '            self._log("dropped", trajectory.seen["steps"])\n',
+            '            self._count(trajectory)\n            self._log("dropped", trajectory.seen["steps"])\n',
+            "distributed/test_fleet.py distributed/test_fleet_collector.py",
+        ),
+        Bug(
+            "actors that wait are let go at once",
+            "if self.max_lag == 0:\n            self._waiting",
+            "if False:\n            self._waiting",
+            "distributed/test_fleet_collector.py distributed/test_payload.py",
+        ),
+        Bug(
+            "resumed actors repeat their seeds",
+            "[life + 1 for life in self.fleet.lives]",
+            "list(self.fleet.lives)",
+            "distributed/test_fleet_collector.py distributed/test_fleet.py",
+        ),
+        Bug(
+            "all actors have the same seed",
+            'part = f"actor {actor} life {life}"',
+            'part = f"life {life}"',
+            "distributed/test_fleet_collector.py",
+        ),
+    ),
+    *planted(
+        "distributed/actor.py",
+        "distributed/test_payload.py",
+        Bug(
+            "all actors number their environments alike",
+            "range(number * role.num_envs, (number + 1) * role.num_envs)",
+            "range(0, role.num_envs)",
+            "distributed/test_payload.py distributed/test_fleet.py",
+        ),
+        Bug(
+            "priorities are never sent",
+            '    "priorities": PrioritizedRowsPayload,',
+            '    "priorities": RowsPayload,',
+        ),
+        Bug(
+            "random actions are never asked for",
+            "rollout = self.collector.collect(random=random)",
+            "rollout = self.collector.collect()",
+        ),
+    ),
+    *planted(
+        "distributed/replay_shards.py",
+        SHARDS,
+        Bug(
+            "shards do not divide beta's steps",
+            "priority_beta_steps=cfg.priority_beta_steps // cfg.shards",
+            "priority_beta_steps=cfg.priority_beta_steps",
+        ),
+        Bug(
+            "every shard has the whole buffer",
+            "buffer_size=cfg.buffer_size // cfg.shards",
+            "buffer_size=cfg.buffer_size",
+        ),
+        Bug("one shard gives all batches", "self._turn = (number + 1) % count", "self._turn = number"),
+        Bug("learning_starts is never read", "max(0, self.steps - self._learn_after)", "max(0, self.steps)"),
+        Bug(
+            "errors go to the next shard",
+            "            self._settle(*self._from, error)\n",
+            "            self._settle(self.links[0], self._from[1], error)\n",
+        ),
+        Bug(
+            "the turn is not restored",
+            'for name in ("steps", "drawn", "turn"))',
+            'for name in ("steps", "drawn", "drawn"))',
+        ),
+        Bug("shards share a seed", 'f"shard {shard} life {life}"', 'f"life {life}"'),
+    ),
+    *planted(
+        "distributed/learners.py",
+        LEARNERS,
+        Bug(
+            "all learners get the first part",
+            "env_slice(tensors, slice(part * size, (part + 1) * size))",
+            "env_slice(tensors, slice(0, size))",
+        ),
+        Bug("changed tensors are not sent", "if tensor._version != self._sent[n]]", "if self._sent[n] < 0]"),
+        Bug(
+            "metrics are those of the first learner",
+            ".mean(0).to(device)\n        metrics",
+            "[0].to(device)\n        metrics",
+        ),
+        Bug(
+            "replicas draw the same noise",
+            'part = f"{name} of learner {self.member.rank}, {round.phase} {round.updates}"',
+            'part = f"{name}, {round.phase} {round.updates}"',
+        ),
+    ),
+    *planted(
+        "distributed/group.py",
+        "distributed/test_learners.py::test_a_replica_in_a_process_makes_two_of_one",
+        Bug(
+            "gradients are added, not averaged", "means = flat.div_(self.size).split(", "means = flat.split("
+        ),
+    ),
+    *planted(
+        "core/collectives.py",
+        "distributed/test_learners.py::test_two_learners_are_one_with_the_joint_batch",
+        Bug("means over learners are sums", "total(value) / _here.ranks.size", "total(value)"),
+        Bug(
+            "every learner has the first part",
+            "value.chunk(_here.ranks.size)[_here.ranks.rank]",
+            "value.chunk(_here.ranks.size)[0]",
+        ),
+    ),
+    *planted(
+        "distributed/worker_collector.py",
+        "distributed/test_pool.py run/test_stepping.py",
+        Bug(
+            "workers never read the weights",
+            "        if not self.hold:\n            self._read_weights()\n",
+            "",
+        ),
+    ),
+]

@@ -1,0 +1,33 @@
+"""Minibatches of a rollout: every row once per pass, in a new order each time."""
+
+import torch
+from torch import Tensor
+
+from whorl.data.batch import Batch
+from whorl.data.rollouts import minibatches
+
+STEPS, NUM_ENVS = 8, 4
+
+
+def orders(passes: int) -> list[list[int]]:
+    """The numbers of the rows as they come in each pass."""
+    number = torch.arange(STEPS * NUM_ENVS).reshape(STEPS, NUM_ENVS)
+    ones, generator = torch.ones(STEPS, NUM_ENVS), torch.Generator().manual_seed(0)
+    obs = torch.arange(STEPS * NUM_ENVS + NUM_ENVS).reshape(STEPS + 1, NUM_ENVS)
+    batch = Batch(obs, torch.zeros(STEPS + 1, NUM_ENVS) > 1, {}, ones, ones, ones, ones)
+    found = []
+    for _ in range(passes):
+        parts: list[Tensor] = []
+        for rows, data in minibatches(batch, {"number": number}, 8, generator):
+            assert rows.obs.equal(data["number"])
+            assert data["number"].shape == (1, 8)
+            parts.append(data["number"][0])
+        found.append(torch.cat(parts).tolist())
+    return found
+
+
+def test_every_row_comes_once_per_pass_in_a_new_order() -> None:
+    first, second = orders(2)
+    every = list(range(STEPS * NUM_ENVS))
+    assert sorted(first) == sorted(second) == every
+    assert first != every and second != every and first != second
