@@ -19,11 +19,13 @@ from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.data.batch import Batch
 from whorl.data.replay import replay_of
+from whorl.distributed import replay_shards
 from whorl.distributed.replay_shards import Shard, ShardedReplay
 from whorl.distributed.tensors import SharedSlots, layout_of
 from whorl.envs.make import find
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
+from whorl.state.streams import Streams
 
 NUM_ENVS, STEPS = 4, 8
 SETTINGS = {
@@ -109,6 +111,16 @@ def test_errors_find_the_rows_of_their_shard_and_beta_follows_the_steps_of_all_s
     # Each shard sees its half of the steps, of which there are 200 until beta is 1.
     assert 64 < fed.replay.steps <= 4 * NUM_ENVS * STEPS
     assert sum(betas) / 2 == pytest.approx(0.4 + 0.6 * fed.replay.steps / 200)
+
+
+def test_no_two_shards_and_no_two_lives_of_one_share_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = find("CartPole-v1")
+    cfg = configure("dqn", "CartPole-v1", {**SETTINGS, "shards": 2})
+    agent = build_agent(cfg, source.spec(NUM_ENVS), 0)
+    collector = LocalCollector(source.vector(NUM_ENVS), agent, STEPS, torch.Generator())
+    monkeypatch.setattr(replay_shards, "ShardedReplay", lambda agent, rows, seed, *rest: seed)
+    seed: Any = replay_shards.make_shards(agent, collector, cfg.run, Streams(0), torch.device("cpu"))
+    assert len({seed(shard, life) for shard in range(3) for life in range(2)}) == 6
 
 
 class Slow:
