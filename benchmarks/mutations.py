@@ -1971,7 +1971,12 @@ MUTATIONS: list[Mutation] = [
             'for name in ("steps", "drawn", "turn"))',
             'for name in ("steps", "drawn", "drawn"))',
         ),
-        Bug("shards share a seed", 'f"shard {shard} life {life}"', 'f"life {life}"'),
+        Bug(
+            "shards share a seed",
+            'f"shard {shard} life {life}"',
+            'f"life {life}"',
+            "distributed/test_replay_shards.py::test_no_two_shards_and_no_two_lives_of_one_share_a_seed",
+        ),
     ),
     *planted(
         "distributed/learners.py",

@@ -20,12 +20,14 @@ from whorl.core.errors import ConfigError
 from whorl.data import memory_check
 from whorl.data.batch import Batch
 from whorl.data.replay import allocated_bytes, replay_of
+from whorl.distributed import replay_shards
 from whorl.distributed.remote import RestartPolicy
 from whorl.distributed.replay_shards import Shard, ShardedReplay
 from whorl.distributed.tensors import SharedSlots, layout_of
 from whorl.envs.make import find
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
+from whorl.state.streams import Streams
 
 NUM_ENVS, STEPS = 4, 8
 SETTINGS = {
@@ -152,6 +154,16 @@ def test_a_shard_that_begins_in_the_middle_of_an_episode_starts_no_sample_there(
             drawn = shard.replay.sampler.draw(100, shard.generator)[0]
             assert set(drawn.tolist()) == set(starts)
     assert any(resets) and not resets[0]
+
+
+def test_no_two_shards_and_no_two_lives_of_one_share_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = find("CartPole-v1")
+    cfg = configure("dqn", "CartPole-v1", {**SETTINGS, "shards": 2})
+    agent = build_agent(cfg, source.spec(NUM_ENVS), 0)
+    collector = LocalCollector(source.vector(NUM_ENVS), agent, STEPS, torch.Generator())
+    monkeypatch.setattr(replay_shards, "ShardedReplay", lambda agent, rows, seed, *rest: seed)
+    seed: Any = replay_shards.make_shards(agent, collector, cfg.run, Streams(0), torch.device("cpu"))
+    assert len({seed(shard, life) for shard in range(3) for life in range(2)}) == 6
 
 
 class Slow:
