@@ -22,7 +22,7 @@ help:
 	@echo "make benchmarks  side by side with other libraries"
 	@echo "make traces BASE=COMMIT   train every update rule here and at COMMIT, compare bit for bit"
 	@echo "make versus BASE=COMMIT   speed here and at COMMIT, side by side"
-	@echo "make mutants     plant mistakes one at a time and see whether tests notice (hours)"
+	@echo "make mutants     plant mistakes one at a time and see whether a test notices (half an hour)"
 
 setup: $(VENV)/.done
 

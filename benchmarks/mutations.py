@@ -2017,7 +2017,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "distributed/worker_collector.py",
-        "distributed/test_pool.py run/test_stepping.py",
+        "run/test_memory_runs.py::test_without_it_every_rollout_has_the_newest",
         Bug(
             "workers never read the weights",
             "        if not self.hold:\n            self._read_weights()\n",

@@ -87,9 +87,10 @@ def test_within_an_episode_weights_stay_and_at_its_start_the_newest_are_taken(
     assert torch.equal(torch.stack(watch.done), expected)
 
 
-def test_without_it_every_rollout_has_the_newest(tmp_path: Path) -> None:
-    watch = SystemMetrics()
-    whorl.load("Pendulum-v1", "counting", {**SETTINGS, "runs": str(tmp_path)}, callbacks=[watch]).train()
+@pytest.mark.parametrize("workers", [0, 1])
+def test_without_it_every_rollout_has_the_newest(workers: int, tmp_path: Path) -> None:
+    watch, given = SystemMetrics(), {**SETTINGS, "workers": workers, "runs": str(tmp_path)}
+    whorl.load("Pendulum-v1", "counting", given, callbacks=[watch]).train()
     assert torch.stack(watch.done)[:, 0].tolist() == rows(14 * ROLLOUT, hold=False)
 
 
