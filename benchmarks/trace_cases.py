@@ -183,7 +183,11 @@ INHERITED = {
     "actor_critic": "a2c",
     "reinforce_baseline": "reinforce",
     **dict.fromkeys(
-        ("double_dqn", "dueling_dqn", "noisy_dqn", "prioritized_dqn", "apex_dqn", "drqn", "r2d2"), "dqn"
+        (
+            *("double_dqn", "dueling_dqn", "noisy_dqn", "prioritized_dqn", "apex_dqn", "drqn", "r2d2"),
+            *("ngu", "agent57"),
+        ),
+        "dqn",
     ),
     **dict.fromkeys(("rainbow", "c51_dqn"), "c51"),
     "btr": "iqn",
@@ -439,6 +443,8 @@ def _presets() -> Iterator[Case]:
         yield case(f"preset {preset}", CARTPOLE, preset)
     for preset in ("drqn", "r2d2"):
         yield case(f"preset {preset}", MAZE, preset, **memory)
+    for preset in ("ngu", "agent57"):
+        yield case(f"preset {preset}", MAZE, preset, **memory, num_policies=4)
     for preset in ("rdpg", "rtd3", "rsac", "rsac_share"):
         yield case(f"preset {preset}", VELOCITY, preset, **memory)
     for preset in ("ddpg_lillicrap", "redq", "droq"):

@@ -1,6 +1,5 @@
 """Every update rule × every check, and four toy agents; presets and components are at least built and updated."""
 
-from dataclasses import fields
 from itertools import product
 from typing import Any
 
@@ -150,17 +149,26 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-OWN_NETS = {"crossq": ("noisy", "dueling-noisy", "dropout", "residual")}
-"""Rules with their own networks, and the network options that they refuse"""
+REFUSED = {
+    "crossq": ("noisy", "dueling-noisy", "dropout", "residual"),
+    "agent57": ("dueling-noisy", "boltzmann"),
+    "ngu": ("dueling-noisy", "boltzmann"),
+}
+"""Rules with their own networks or exploration, and the options that they refuse"""
+
+
+def options_of(rule: str, options: str) -> dict[str, Any]:
+    """The options that are settings of a rule."""
+    known = conformance.settings_of(rule)
+    return {key: value for key, value in OPTIONS[options].items() if key in known}
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("rule", REPLAYED)
 def test_replay_options_keep_the_contracts(rule: str, options: str) -> None:
-    if options in OWN_NETS.get(rule, ()):
-        pytest.skip(f"{rule} has nets of its own")
-    known = {f.name for f in fields(algorithm_class(rule)[1].Config)}
-    taken = {key: value for key, value in OPTIONS[options].items() if key in known}
+    if options in REFUSED.get(rule, ()):
+        pytest.skip(f"{rule} has networks or exploration of its own")
+    taken = options_of(rule, options)
     if not taken:
         pytest.skip(f"{rule} has none of these settings")
     for check in CHECKS.values():
@@ -190,7 +198,7 @@ def test_options_of_memory_keep_the_contracts(options: str) -> None:
 @pytest.mark.parametrize("options", ["prioritized", "prioritized-n-step"])
 @pytest.mark.parametrize("rule", REPLAYED)
 def test_truncation_is_no_termination_with_priorities_and_n_steps(rule: str, options: str) -> None:
-    conformance.tells_truncation_from_termination(plain(rule, **OPTIONS[options]))
+    conformance.tells_truncation_from_termination(plain(rule, **options_of(rule, options)))
 
 
 @pytest.mark.parametrize(

@@ -170,9 +170,9 @@ def test_settings_say_what_a_sequence_is() -> None:
     cfg = OffPolicyConfig(
         memory="lstm", sequence_length=8, burn_in=4, sequence_stride=2, n_step=3, last_reward=True
     )
-    assert view_of(cfg) == Sequences(8, 4, 2, 3, False, True)
+    assert view_of(cfg) == Sequences(8, 4, 2, 3, False, ("reward",))
     whole = OffPolicyConfig(memory="gru", sequence_length=50, whole_episodes=True)
-    assert view_of(whole) == Sequences(50, 0, 1, 1, True, False)
+    assert view_of(whole) == Sequences(50, 0, 1, 1, True)
 
 
 def spec_of(num_envs: int) -> Spec:

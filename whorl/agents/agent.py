@@ -179,11 +179,7 @@ class Agent(Optimized):
         return remember(memory, action, reward, columns), columns
 
     def initial_memory(self, num_envs: int) -> Tree:
-        """Memory before the first row; empty for agents without memory."""
-        return self.network_memory(num_envs)
-
-    def network_memory(self, num_envs: int) -> Tree:
-        """The part of it that belongs to networks, keyed by network, which is stored with rollouts."""
+        """Memory before the first row, keyed by network; empty for agents without memory."""
         nets = self.networks()
         return {k: v for net in nets for k, v in net.initial_memory(num_envs, self.device).items()}
 
@@ -336,7 +332,7 @@ class Agent(Optimized):
 
     def stored(self, num_envs: int = 1) -> Tree:
         """The memory as it is stored with rollouts and in replay; empty if it is not."""
-        return self.network_memory(num_envs) if self.stores_memory else {}
+        return self.initial_memory(num_envs) if self.stores_memory else {}
 
     def check(self, rows: int) -> None:
         """Raise a `ConfigError` if the settings do not fit rollouts of `rows` rows or this agent."""

@@ -124,6 +124,10 @@ class Agent57(Agent):
         }
         return {**super().initial_memory(num_envs), FAMILY: family}
 
+    def stored(self, num_envs: int = 1) -> Tree:
+        memory = super().stored(num_envs)
+        return {key: value for key, value in memory.items() if key != FAMILY}
+
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         held, reset = memory[FAMILY], context.reset
         # The last reward of an episode is known in the row of its final observation.

@@ -85,6 +85,10 @@ class NGU(Agent):
         index = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         return {**super().initial_memory(num_envs), FAMILY: {"index": index}}
 
+    def stored(self, num_envs: int = 1) -> Tree:
+        memory = super().stored(num_envs)
+        return {key: value for key, value in memory.items() if key != FAMILY}
+
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         """Evaluation follows policy 0."""
         index = torch.where(context.reset, draw_policy(self, context), memory[FAMILY]["index"])

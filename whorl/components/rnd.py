@@ -50,7 +50,7 @@ class RNDConfig(BonusConfig):
     """hidden layers of the target network; the predictor has one more"""
     obs_clip_range: PositiveLimit = 5.0
     """normalised observations are clipped to this range"""
-    warmup_steps: Count = 1_000
+    warmup_steps: Count = 0
     """environment steps at the start that only update the statistics of observations: their reward is 0"""
     encoder: Part = Part("auto")
     """encoder of both networks: auto, images, flat, or an import path"""

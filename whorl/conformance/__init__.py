@@ -42,6 +42,7 @@ from whorl.conformance.subjects import (
     component_names,
     copied,
     same,
+    settings_of,
     subject,
 )
 from whorl.core.errors import ConfigError
@@ -77,6 +78,7 @@ __all__ = [
     "replays_log_probs",
     "resumes_exactly",
     "same",
+    "settings_of",
     "subject",
     "targets_move_by_their_rule_alone",
     "tells_truncation_from_termination",

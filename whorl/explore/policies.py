@@ -12,6 +12,7 @@ from whorl.core.errors import ConfigError
 from whorl.core.tree import Tree
 from whorl.data.batch import LAST, POLICY
 from whorl.explore.noise import random_action
+from whorl.nets.q_network import choices_of
 from whorl.settings.schema import Fraction, NonNegative, Range
 
 FAMILY = "family"
@@ -120,6 +121,7 @@ class Bandit:
 def require_policies(agent: Any) -> None:
     """Raise if an agent with a family of policies lacks the memory or the intrinsic reward that it reads."""
     cfg, name = agent.cfg, type(agent).__name__
+    choices_of(agent.spec, name)
     if cfg.memory == "none":
         raise ConfigError(f"{name} is recurrent, but memory is none; choose lstm, gru or attention")
     if not agent.spec.streams:
