@@ -163,14 +163,14 @@ def test_an_actor_acts_at_random_if_asked_and_knows_the_numbers_of_its_environme
     agent = build_agent(configure("dqn", "CartPole-v1", {"num_envs": 6}), source.spec(6), 0)
     actor = ActorProcess(Role(agent, source, NUM_ENVS, STEPS), 2, (5, 7))
     seen: list[tuple[bool, list[int]]] = []
-    act = agent.act_and_track
+    act = agent.act_tracked
 
     def noted(obs: Any, memory: Any, context: Context) -> Any:
         assert context.env_index is not None
         seen.append((context.random, context.env_index.tolist()))
         return act(obs, memory, context)
 
-    actor.agent.act_and_track = noted  # type: ignore[method-assign]
+    actor.agent.act_tracked = noted  # type: ignore[method-assign]
     first = 2 * NUM_ENVS
     for random in (True, False):
         seen.clear()
