@@ -141,7 +141,7 @@ def test_a_shard_that_begins_in_the_middle_of_an_episode_starts_no_sample_there(
     collector.reset(3)
     collector.collect()
     rows = SharedSlots(layout_of(collector.storage.batch().tensors()), 1)
-    shard = Shard(agent.cfg, agent.spec, agent.stored(), 0, rows, rows)
+    shard = Shard(agent.cfg, agent.spec, agent.stored(), agent.replay_options(), 0, rows, rows)
     resets = []
     for _ in range(4):
         rollout = collector.collect()
@@ -233,7 +233,7 @@ def test_a_shard_that_has_lost_the_beginning_of_its_only_episode_says_so() -> No
     collector = LocalCollector(source.vector(1), agent, STEPS, torch.Generator().manual_seed(1))
     collector.reset(3)
     rows = SharedSlots(layout_of(collector.storage.batch().tensors()), 1)
-    shard = Shard(agent.cfg, agent.spec, agent.stored(), 0, rows, rows)
+    shard = Shard(agent.cfg, agent.spec, agent.stored(), agent.replay_options(), 0, rows, rows)
     with pytest.raises(
         ConfigError, match="no episode begins in the 40 rows that replay holds of each environment"
     ):

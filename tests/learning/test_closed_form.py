@@ -18,7 +18,7 @@ from whorl.collect.collector import LocalCollector
 from whorl.conformance import Run, Subject
 from whorl.conformance.subjects import settings_of
 from whorl.core.spec import empty_action, to_env
-from whorl.data.batch import Batch, remember
+from whorl.data.batch import Batch
 from whorl.settings.presets import preset_names
 
 torch.set_num_threads(1)
@@ -80,6 +80,8 @@ REMEMBERING_ACTORS = ("rdpg", "rtd3", "rsac", "rsac_share")
 POLICIES = ("a2c", "a3c", "actor_critic", "impala", "ppo", "ppg", "reinforce", "reinforce_baseline")
 ON_POLICY = (*POLICIES, "pqn")
 PUSHING = (*ACTORS, *REMEMBERING_ACTORS)
+EXPLORING = ("agent57", "ngu", "ppo_icm", "ppo_rnd")
+"""learn the values of other rewards too: see algorithms/test_policy_families.py and tests/components"""
 ALL = (*VALUES, *REMEMBERING_VALUES, *ON_POLICY, *PUSHING)
 ROLLOUTS = {"ppo": 30, "ppg": 30, "pqn": 60, **dict.fromkeys(("a2c", "a3c", "actor_critic", "impala"), 120)}
 """rollouts that an on-policy agent learns from; others make 120 or, with replay, about 300 updates from 8 rollouts"""
@@ -89,7 +91,7 @@ OWN = {"crossq": {"updates_per_step": 1.0}}
 
 
 def test_every_agent_is_among_them() -> None:
-    assert sorted(ALL) == sorted(preset_names())
+    assert sorted((*ALL, *EXPLORING)) == sorted(preset_names())
 
 
 def agents(names: Iterable[str], common: tuple[str, ...]) -> list[Any]:
@@ -136,20 +138,21 @@ def answers(agent: Agent, obs: Tensor) -> Tensor:
     count = len(obs)
     context = Context(torch.ones(count, dtype=torch.bool), torch.Generator(), greedy=True)
     with torch.no_grad():
-        acted = agent.act(obs, agent.acting_memory(count), context)
+        acted = agent.act_tracked(obs, agent.begin(obs, collecting=False), context)
     return to_env(agent.spec.action, acted.action)
 
 
 def earned(agent: Agent, world: World, steps: int = 60) -> float:
     """Mean return of a greedy agent, whose memory goes on from one episode to the next unless it resets it."""
     obs, count = world.reset(7), world.spec.num_envs
-    memory, reset = agent.acting_memory(count), torch.ones(count, dtype=torch.bool)
+    memory, reset = agent.begin(obs, collecting=False), torch.ones(count, dtype=torch.bool)
     total, episodes = 0.0, 0
     for _ in range(steps):
         with torch.no_grad():
-            acted = agent.act(obs, memory, Context(reset, torch.Generator(), greedy=True))
-        step = world.step(acted.action)
-        memory, obs, reset = remember(acted.memory, acted.action, step.reward), step.obs, step.reset
+            acted = agent.act_tracked(obs, memory, Context(reset, torch.Generator(), greedy=True))
+            before, step = obs.clone(), world.step(acted.action)
+            row = (before, acted.action, step.reward, step.obs, step.reset)
+            memory, obs, reset = agent.follow(acted.memory, *row)[0], step.obs, step.reset
         total, episodes = total + float(step.reward.sum()), episodes + int(step.terminated.sum())
     return total / episodes
 
