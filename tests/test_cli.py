@@ -18,6 +18,7 @@ import yaml
 from torch import nn
 
 import whorl
+from whorl.cli import completion as completion_module
 from whorl.cli import main
 from whorl.cli.commands import COMMANDS, EvalFlags, PlotFlags, ResumeFlags, TrainFlags
 from whorl.cli.completion import script
@@ -26,7 +27,7 @@ from whorl.cli.groups import GROUPS, group_of
 from whorl.cli.report import show_runs
 from whorl.cli.seeds import shares
 from whorl.core.errors import ConfigError
-from whorl.settings.presets import algorithm_class, preset_names, read_yaml
+from whorl.settings.presets import algorithm_class, algorithms, preset_names, read_yaml
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import fields_of, help_of
 from whorl.state.runlock import RunLock
@@ -319,7 +320,7 @@ def test_off_policy_flags_say_where_they_belong(capsys: pytest.CaptureFixture[st
         ),
         (
             "crossq --tau 0.1",
-            "tau is a setting of C51, DDPG, DQN and others; crossq ignores it",
+            "tau is a setting of Agent57, C51, DDPG and others; crossq ignores it",
         ),
         ("ppo --aux-every 3", "aux_every is a setting of PPG; ppo ignores it"),
     ],
@@ -556,10 +557,13 @@ def test_the_whole_help_has_every_setting_of_every_algorithm_once_and_in_a_group
         assert main(["train", algorithm, "--help-all"]) == 0
         out = capsys.readouterr().out
         titles = [line[:-1] for line in out.splitlines() if line and line[0].isalpha() and line.endswith(":")]
-        assert titles == [group for group in GROUPS if group in titles], algorithm
+        groups = [title for title in titles if not title.startswith("component ")]
+        assert groups == [group for group in GROUPS if group in groups], algorithm
         config = algorithm_class(algorithm)[1].Config  # type: ignore[attr-defined]
         known = fields_of(RunConfig, config, TrainFlags).keys() - set(getattr(config, "unused", ()))
         shown = [line.split()[0] for line in out.splitlines() if line.startswith("  --")]
+        parts = tuple(f"--{title.removeprefix('component ')}." for title in titles if title not in groups)
+        shown = [flag for flag in shown if not (parts and flag.startswith(parts))]
         assert sorted(shown) == sorted(
             [f"--{name.replace('_', '-')}" for name in known] + ["--env_options.NAME"]
         )
@@ -856,7 +860,10 @@ def test_cores_are_shared_out() -> None:
 @pytest.fixture(scope="module")
 def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("completion") / "whorl.bash"
-    path.write_text(script("bash"))
+    odd = {"it's $(odd)": "a user's own, whose name a shell would read otherwise"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(completion_module, "algorithms", lambda: {**algorithms(), **odd})
+        path.write_text(script("bash"))
     return path
 
 
@@ -865,7 +872,7 @@ def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("words", "found"),
     [
         (["tr"], {"train"}),
-        (["train", "pp"], {"ppo", "ppg"}),
+        (["train", "pp"], {"ppo", "ppg", "ppo_icm", "ppo_rnd"}),
         (["train", "ppo", "CartPole-v"], {"CartPole-v0", "CartPole-v1"}),
         (["train", "ppo", "X", "--clip-ran"], {"--clip-range", "--clip-range-vf"}),
         (["train", "dqn", "X", "--clip-ran"], set()),
@@ -891,7 +898,7 @@ def test_bash_completes(words: list[str], found: set[str], completion: Path, tmp
     out = subprocess.run(
         ["bash", "--norc", "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True
     )
-    assert set(filter(None, out.stdout.split("\n"))) == found
+    assert set(filter(None, out.stdout.split("\n"))) == found, out.stderr
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

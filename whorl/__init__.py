@@ -10,12 +10,14 @@ from whorl.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from whorl.algorithms.a2c import A2CConfig
+    from whorl.algorithms.agent57 import Agent57Config
     from whorl.algorithms.c51 import C51Config
     from whorl.algorithms.crossq import CrossQConfig
     from whorl.algorithms.ddpg import DDPGConfig
     from whorl.algorithms.dqn import DQNConfig
     from whorl.algorithms.impala import IMPALAConfig
     from whorl.algorithms.iqn import IQNConfig
+    from whorl.algorithms.ngu import NGUConfig
     from whorl.algorithms.ppg import PPGConfig
     from whorl.algorithms.ppo import PPOConfig
     from whorl.algorithms.pqn import PQNConfig
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "A2CConfig",
+    "Agent57Config",
     "BestCheckpoint",
     "C51Config",
     "Callback",
@@ -41,6 +44,7 @@ __all__ = [
     "IMPALAConfig",
     "IQNConfig",
     "Logger",
+    "NGUConfig",
     "PPGConfig",
     "PPOConfig",
     "PQNConfig",

@@ -297,7 +297,7 @@ def last_step() -> Tree:
 
 
 def test_choices_before_are_one_hot_and_rewards_clipped() -> None:
-    read = LastStep(ACTION, ("action", "reward"), 1.0)
+    read = LastStep(ACTION, MemorySettings(inputs=("action", "reward")), 1.0)
     found = read(last_step(), torch.tensor([False, False]))
     assert found.tolist() == [
         [0.5, -1.0, 0, 0, 1, 0, 1, 1, 0, 0, -1.0],
@@ -307,7 +307,9 @@ def test_choices_before_are_one_hot_and_rewards_clipped() -> None:
 
 
 def test_without_a_clip_rewards_are_read_whole() -> None:
-    found = LastStep(ACTION, ("reward",), 0.0)(last_step(), torch.tensor([False, False]))
+    found = LastStep(ACTION, MemorySettings(inputs=("reward",)), 0.0)(
+        last_step(), torch.tensor([False, False])
+    )
     assert found.tolist() == [[-3.0], [0.5]]
 
 
@@ -315,7 +317,9 @@ def test_before_an_episode_there_is_nothing_whatever_stands_there() -> None:
     last = last_step()
     last["action"]["steer"][1] = torch.nan
     last["reward"][1] = torch.nan
-    found = LastStep(ACTION, ("action", "reward"), 1.0)(last, torch.tensor([False, True]))
+    found = LastStep(ACTION, MemorySettings(inputs=("action", "reward")), 1.0)(
+        last, torch.tensor([False, True])
+    )
     assert found[1].tolist() == [0.0] * 11
     assert found[0].isfinite().all()
 

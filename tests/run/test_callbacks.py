@@ -99,11 +99,15 @@ class Random:
     """Takes part in an evaluation."""
 
     device = torch.device("cpu")
+    tracks = False
 
-    def initial_memory(self, num_envs: int) -> dict[str, Any]:
+    def begin(self, obs: Any, collecting: bool) -> dict[str, Any]:
         return {}
 
-    def act(self, obs: torch.Tensor, memory: Any, context: Any) -> Acted:
+    def follow(self, memory: Any, *row: Any) -> tuple[Any, dict[str, Any]]:
+        return memory, {}
+
+    def act_tracked(self, obs: torch.Tensor, memory: Any, context: Any) -> Acted:
         return Acted(torch.zeros(len(obs), dtype=torch.int64), memory)
 
 

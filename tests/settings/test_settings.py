@@ -30,6 +30,7 @@ from whorl.core.spec import Array, Discrete, Spec
 from whorl.data.config import ReplayConfig
 from whorl.explore.epsilon_greedy import ExplorationConfig
 from whorl.explore.noise import NoiseConfig
+from whorl.explore.policies import BanditConfig, PoliciesConfig
 from whorl.nets.actor import ActorCriticNetworkConfig
 from whorl.nets.layers import ACTIVATIONS
 from whorl.nets.memory import MemoryConfig
@@ -674,7 +675,7 @@ FAMILIES = (
         OffPolicyConfig,
     ),
     *(ActorCriticNetworkConfig, ActorCriticConfig, QNetworkConfig, ExplorationConfig, ValueConfig),
-    *(MunchausenConfig, NoiseConfig, EntropyConfig),
+    *(MunchausenConfig, NoiseConfig, EntropyConfig, PoliciesConfig, BanditConfig),
 )
 
 

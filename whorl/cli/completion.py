@@ -5,6 +5,7 @@ to the environment packages that were installed when it was printed. No library 
 import torch at every press of the key, and shtab would repeat the settings of each algorithm.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
@@ -33,6 +34,8 @@ _OWN: dict[str, type] = {
     "list": ListFlags,
 }
 _BOOLEAN = ("true", "false")
+_PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
+"""words that mean themselves in every shell; others, which only users' own names can be, are not completed"""
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,14 @@ def _words() -> _Words:
         hints[command] |= run
     hints["resume"] |= {name: run[name] for name in MAY_CHANGE if name in run}
     settings: dict[str, dict[str, Any]] = {}
-    for name in algorithms():
+    known = {name: about for name, about in algorithms().items() if _PLAIN.fullmatch(name)}
+    for name in known:
         every = settings_of(algorithm_class(name)[1], name)
         settings[name] = {key: hint for key, hint in every.items() if key not in run}
     for found in (*hints.values(), *settings.values()):
         choices |= {_flag(key): values for key, hint in found.items() if (values := _choices(hint))}
     return _Words(
-        algorithms(),
+        known,
         _environments(),
         {name: [*_flags(found), "--help"] for name, found in hints.items()},
         {name: _flags(found) for name, found in settings.items()},
@@ -83,7 +87,7 @@ def _words() -> _Words:
 def _environments() -> list[str]:
     from whorl.envs.adapter import adapters
 
-    return sorted({id for adapter in adapters() for id in adapter.ids()})
+    return sorted({id for adapter in adapters() for id in adapter.ids() if _PLAIN.fullmatch(id)})
 
 
 def _flag(name: str) -> str:
@@ -98,9 +102,10 @@ def _choices(hint: Any) -> list[str]:
     kind = bare(hint)
     if kind is bool:
         return list(_BOOLEAN)
+    names = [name for rule in rules_of(hint) if isinstance(rule, Choice) for name in rule.names]
     if get_origin(kind) is Literal:
-        return [str(option) for option in get_args(kind)]
-    return [name for rule in rules_of(hint) if isinstance(rule, Choice) for name in rule.names]
+        names = [str(option) for option in get_args(kind)]
+    return [name for name in names if _PLAIN.fullmatch(name)]
 
 
 def _cases(table: Mapping[str, Iterable[str]], target: str) -> str:

@@ -297,7 +297,10 @@ class Replay(Experience):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps, self.drawn = int(state["steps"]), int(state["drawn"])
-        self._gaps = bool(state.get("gaps", False))
+        gaps = state.get("gaps", False)
+        if not isinstance(gaps, bool):
+            raise ValueError(f"gaps is {gaps!r}, not true or false")
+        self._gaps = gaps
         self.ring.load_state_dict(state["ring"])
         if "manifest" in state["ring"]:
             if self.store is None:
