@@ -299,7 +299,8 @@ def test_ctrl_c_is_acknowledged_at_once_saves_and_raises(
     assert whorl.resume(result.run_dir).iterations == 6
 
 
-def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["front", "background"])
+def test_the_second_ctrl_c_stops_at_once(tmp_path: Path, handler: Any) -> None:
     class Press(whorl.Callback):
         def on_rollout(self, trainer: Any, rollout: Any) -> None:
             os.kill(os.getpid(), signal.SIGINT)
@@ -308,8 +309,13 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(60)  # cut short by the second one
 
-    with pytest.raises(KeyboardInterrupt) as error:
-        whorl.load("CartPole-v1", "ppo", {**ROLLOUTS, "runs": str(tmp_path)}, callbacks=[Press()]).train()
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt) as error:
+            whorl.load("CartPole-v1", "ppo", {**ROLLOUTS, "runs": str(tmp_path)}, callbacks=[Press()]).train()
+        assert signal.getsignal(signal.SIGINT) == handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not isinstance(error.value, Interrupted)
     assert not (run_of(tmp_path) / "run.lock").exists()
 

@@ -67,6 +67,7 @@ def keep_freed_memory() -> None:
 def first_interrupt(handle: Callable[[str], None]) -> Iterator[None]:
     """Within, the first Ctrl-C (or SIGTERM) calls `handle` with its name; the next one goes to the previous handler.
 
+    A process in the background of a script ignores Ctrl-C by default; there the next one raises KeyboardInterrupt, too.
     Signals can be handled in the main thread only; in another one nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -79,6 +80,8 @@ def first_interrupt(handle: Callable[[str], None]) -> Iterator[None]:
 
     def receive(number: int, frame: FrameType | None) -> None:
         restore()
+        if before[signal.SIGINT] == signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         handle(CTRL_C if number == signal.SIGINT else signal.Signals(number).name)
 
     before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
