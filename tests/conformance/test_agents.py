@@ -46,7 +46,8 @@ REMEMBERED = {
     **{rule: [("vector", "lstm", "discrete")] for rule in ("c51", "iqn", "qr_dqn")},
     **{rule: [("vector", "lstm", "continuous")] for rule in ("ddpg", "td3", "tqc")},
     "dqn": [("vector", "lstm", "discrete"), ("image", "gru", "discrete")],
-    **{rule: [("vector", "lstm", "discrete"), ("dict", "gru", "masked")] for rule in ("agent57", "ngu")},
+    "agent57": [("vector", "lstm", "discrete")],
+    "ngu": [("dict", "gru", "masked")],
     "sac": [("image", "lstm", "continuous"), ("vector", "attention", "continuous")],
 }
 """Cells that cover every kind of each axis, with memory by rule; the full suite runs the others."""
@@ -163,8 +164,22 @@ def options_of(rule: str, options: str) -> dict[str, Any]:
     return {key: value for key, value in OPTIONS[options].items() if key in known}
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("rule", REPLAYED)
+LONG = ("agent57", "ngu")
+"""Rules whose checks take long; the full suite runs all their options"""
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        pytest.param(
+            rule,
+            options,
+            marks=[pytest.mark.full] if rule in LONG and options != "prioritized-n-step" else [],
+        )
+        for rule in REPLAYED
+        for options in OPTIONS
+    ],
+)
 def test_replay_options_keep_the_contracts(rule: str, options: str) -> None:
     if options in REFUSED.get(rule, ()):
         pytest.skip(f"{rule} has networks or exploration of its own")
@@ -231,9 +246,14 @@ COMPONENT_CHECKS = {**CHECKS, "gives_aligned_rewards": conformance.gives_aligned
 
 @pytest.mark.parametrize("check", COMPONENT_CHECKS)
 @pytest.mark.parametrize(
-    "algorithm", ["ppo", "dqn", *(pytest.param(name, marks=pytest.mark.full) for name in ("a2c", "sac"))]
+    ("component", "algorithm"),
+    [
+        pytest.param(component, algorithm, marks=[] if algorithm in ("ppo", also) else [pytest.mark.full])
+        for component in conformance.component_names()
+        for also in ["dqn" if component in ("byol", "episodic", "rnd") else ""]
+        for algorithm in ("ppo", "dqn", "a2c", "sac")
+    ],
 )
-@pytest.mark.parametrize("component", conformance.component_names())
 def test_a_component_keeps_the_contracts(component: str, algorithm: str, check: str) -> None:
     found = conformance.component_subject(component, algorithm)
     if found is None:
