@@ -128,6 +128,8 @@ class Recorded:
 
     def start(self, random: bool) -> None: ...
 
+    def anneal(self, progress: float) -> None: ...
+
     def finish(self, cut: bool) -> str:
         self.calls.append(("finish", cut))
         return "rollout"
