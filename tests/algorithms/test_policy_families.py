@@ -60,6 +60,7 @@ def plain_retrace(
 @torch.no_grad()
 def test_the_target_of_ngu_is_retrace_of_the_mixed_reward() -> None:
     agent, batch = learned("ngu", retrace_lambda=0.9)
+    batch.keep[::3] = 0  # more time limits, so that traces would cross them
     q = agent.critic(batch.all).squeeze(-1)
     index = batch.extras[POLICY]
     assert len(index.unique()) > 1
@@ -95,6 +96,7 @@ def test_each_network_of_agent57_learns_from_its_own_stream_alone(stream: int, n
 @torch.no_grad()
 def test_the_targets_of_agent57_are_retrace_with_the_policy_of_both() -> None:
     agent, batch = learned("agent57", retrace_lambda=0.9, extrinsic_priority=0.8)
+    batch.keep[::3] = 0  # more time limits, so that traces would cross them
     index = batch.extras[POLICY]
     online = [net(batch.all).squeeze(-1) for net in (agent.critic, agent.intrinsic)]
     both = inverse(online[0]) + agent.beta[batch.last[POLICY][: len(index) + 1]].unsqueeze(-1) * inverse(

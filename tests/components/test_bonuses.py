@@ -9,13 +9,14 @@ from blocks import IMAGE, NUM_ENVS, STEPS, VECTOR, build, feed, rollouts
 from torch import Tensor
 
 from whorl.agents.agent import COMPONENTS, Agent
+from whorl.agents.bonus import drawn
 from whorl.collect.collector import LocalCollector
 from whorl.components.count import CountConfig
 from whorl.components.e3b import E3BConfig
 from whorl.components.episodic import EpisodicConfig
 from whorl.components.icm import ICMConfig
 from whorl.components.noveld import NovelDConfig
-from whorl.conformance import RandomWorld
+from whorl.conformance import RandomWorld, Run, subject
 from whorl.core.spec import Array
 from whorl.data.batch import Batch
 from whorl.nets.novelty import Cells
@@ -146,6 +147,17 @@ def test_the_inverse_model_learns_which_action_was_taken(name: str, algorithm: s
     ]
     assert torch.stack(found[-5:]).mean() < torch.stack(found[:5]).mean() - 0.01
     assert component.needs_successor
+
+
+def test_models_learn_from_consecutive_observations_whatever_the_steps_of_a_return() -> None:
+    cell = subject("dqn", "vector", "none", "discrete", components=["icm"], n_step=3)
+    run = Run(cell)
+    for rollout in cell.rollouts(run.agent, 3):
+        run.experience.add(run.agent.receive(rollout))
+    rows = run.experience.ring.columns["obs"].flatten(0, 1)
+    obs, _, following, _ = drawn(run.experience.sample(), 1000, torch.Generator())
+    place = (obs.unsqueeze(1) == rows).all(-1).float().argmax(1)
+    assert torch.equal(following, rows[place + run.agent.spec.num_envs])
 
 
 def test_the_reward_of_icm_is_in_the_returns_of_the_critic() -> None:
