@@ -86,8 +86,8 @@ class Component(nn.Module):
     ) -> tuple[Tree, dict[str, Tensor]]:
         """While collecting, once the environments have answered: the memory after this row, and its `columns` [B, ...].
 
-        Where `reset` [B] is true the row is no step: `next_obs` starts an episode, and the memory has to start anew
-        with it. It may be changed in place.
+        Where `reset` [B] is true the row is no step: `next_obs` starts an episode, and the memory has to start with
+        it. It may be changed in place.
         """
         raise NotImplementedError
 

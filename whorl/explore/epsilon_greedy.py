@@ -61,8 +61,9 @@ class Exploration(nn.Module):
     def probability(self, q: Tensor, action: Tensor, obs: Tree, context: Context, progress: Tensor) -> Tensor:
         """The probability [B] with which epsilon-greedy exploration takes `action` [B] at Q values [B, choices]."""
         allowed = obs[MASK_KEY] > 0 if self.masked else None
-        epsilon = self.cfg.eval_epsilon if context.greedy else self.epsilon(context.env_index, progress)
-        epsilon = torch.as_tensor(1.0 if context.random else epsilon, device=q.device)
+        epsilon: Tensor | float = 1.0
+        if not context.random:
+            epsilon = self.cfg.eval_epsilon if context.greedy else self.epsilon(context.env_index, progress)
         choices = q.shape[-1] if allowed is None else allowed.sum(-1)
         return epsilon / choices + (1 - epsilon) * (action == best(q, allowed))
 
