@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import whorl
-from whorl.core.errors import CheckpointError, DivergedError, EnvError, WhorlError
+from whorl.core.errors import CheckpointError, ConfigError, DivergedError, EnvError, WhorlError
 from whorl.run.checkpointing import RESTARTS
 from whorl.run.reporting import Interrupted, Terminated
 from whorl.state import checkpoint
@@ -388,3 +388,22 @@ def test_a_killed_run_is_resumed_and_a_running_one_refused(tmp_path: Path) -> No
         process.wait()
     saved = newest(run_of(tmp_path)).metadata["iterations"]
     assert whorl.resume(run_of(tmp_path), max_iterations=saved + 1).iterations == saved + 1
+
+
+def test_an_exhausted_gpu_names_the_settings_to_lower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = whorl.load("CartPole-v1", "ppo", {**ROLLOUTS, "runs": str(tmp_path)})
+    trainer.step()
+
+    def exhausted(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
+
+    monkeypatch.setattr(trainer.loop, "iterate", exhausted)
+    with pytest.raises(ConfigError) as raised:
+        trainer.step()
+    trainer.close()
+    assert str(raised.value).startswith(
+        "the GPU has no memory left; lower num_envs (2), num_steps (8), batch_size (16) or"
+    )
+    assert f"continue with: whorl resume {trainer.run_dir}" in str(raised.value)

@@ -1,7 +1,7 @@
 """From settings to the parts of a run: environment, agent, collector, experience, learner."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -257,6 +257,29 @@ def choose_device(name: str) -> torch.device:
             raise ConfigError(f"device is {name!r}, but there are {torch.cuda.device_count()} GPUs")
         return torch.device("cuda", device.index or 0)
     return device
+
+
+@contextmanager
+def gpu_memory(settings: Settings) -> Iterator[None]:
+    """Say which settings to lower where the memory of a GPU is exhausted within."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        names = ("num_envs", "num_steps", "batch_size", "buffer_size")
+        values = {name: getattr(settings, name, None) for name in names}
+        given = ", ".join(f"{name} ({value:,})" for name, value in values.items() if value)
+        raise ConfigError(
+            f"the GPU has no memory left{_in_use()}; lower {given} or the sizes of the networks, "
+            "put the replay buffer on the host with replay_device=cpu where there is one, or use device=cpu"
+        ) from error
+
+
+def _in_use() -> str:
+    if not torch.cuda.is_available():
+        return ""
+    free, total = torch.cuda.mem_get_info()
+    own = torch.cuda.memory_reserved()
+    return f" ({own / 2**30:.1f} of {total / 2**30:.1f} GiB taken by this process, {free / 2**30:.1f} free)"
 
 
 @torch.no_grad()

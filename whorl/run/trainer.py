@@ -32,7 +32,7 @@ from whorl.data.experience import Experience
 from whorl.envs.make import Source
 from whorl.log.console import Console
 from whorl.log.writers import Log
-from whorl.run.build import Needs, Parts, build, learner_threads
+from whorl.run.build import Needs, Parts, build, gpu_memory, learner_threads
 from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots, check_callbacks, overridden
 from whorl.run.checkpointing import RESTARTS, Checkpointing, load_weights, use_checkpoint
 from whorl.run.evaluate import Evaluation, Evaluator
@@ -222,12 +222,12 @@ class Trainer:
         self._inside_step = True
         began, before = time.perf_counter(), self.wall_time
         done, total, _ = self._spent()
-        with self._failures(collecting=True):
+        with self._failures(collecting=True), gpu_memory(self.settings):
             row = self._row = self.loop.iterate(min(done / max(total, 1), 1.0))
         if "time/waited_for_actors" in row:
             row |= self._system.metrics(self.agent.updates, row["time/waited_for_actors"])
         row["time/elapsed"] = self.wall_time = before + time.perf_counter() - began
-        with self._failures():
+        with self._failures(), gpu_memory(self.settings):
             self._observe(row)
         if self.loop.row_is_due():
             self._own_folder().beat()
@@ -429,7 +429,8 @@ class Trainer:
             check_callbacks(self.callbacks)
             hooks = ("on_rollout", "on_step", "on_episode")
             needs = Needs(*(bool(overridden(self.callbacks, hook)) for hook in hooks))
-            self._parts = build(self.source, self.settings, needs, self._notify)
+            with gpu_memory(self.settings):
+                self._parts = build(self.source, self.settings, needs, self._notify)
             self.settings = self._parts.settings
             if needs.steps:
                 collector: Any = self.collector
