@@ -11,7 +11,6 @@ environment. MlpPolicy is theirs for images, too, because their convolutions do 
 MiniGrid's dictionary is flattened for them by `FlatObsWrapper`, as RL Zoo does it.
 """
 
-import argparse
 import json
 import math
 import time
@@ -22,12 +21,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 import gymnasium
-from jobs import Record, known_seconds, origin, read, run_jobs, train
+from jobs import CommandLine, Record, known_seconds, origin, read_all, run_with, train
 
 import whorl
 
 OURS, THEIRS = "whorl", "sb3"
-SEEDS = (1, 2, 3)
 EPISODES = 20
 ON_POLICY = {
     "CartPole-v1": 100_000,
@@ -280,36 +278,19 @@ Machine: {", ".join(where)}. Commit {", ".join(commits) or "unknown"}, {max(reco
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="train what is not in the output yet")
-    run.add_argument("--output", type=Path, required=True)
-    run.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    run.add_argument("--seconds", type=float, default=540, help="time of the whole call")
-    run.add_argument("--limit", type=float, default=270, help="seconds of training of one job")
-    run.add_argument("--scale", type=float, default=1.0, help="factor of all numbers of steps")
-    run.add_argument("--algorithms", nargs="+", default=list(STEPS), choices=list(STEPS))
-    run.add_argument("--envs", nargs="+", default=list(ON_POLICY), choices=list(ON_POLICY))
-    run.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    job = commands.add_parser("job", help="one training (used by run)")
-    job.add_argument("job", type=json.loads)
-    job.add_argument("--limit", type=float, default=math.inf)
-    report = commands.add_parser("report", help="the table of what is in the output")
-    report.add_argument("output", type=Path, nargs="+")
-    report.add_argument("--write", type=Path, help="write a page with the table there, too")
-    report.add_argument("--commit", default="", help="of runs on a machine without git")
-    args = parser.parse_args()
+    line = CommandLine.of(__doc__, limit=270)
+    line.run.add_argument("--scale", type=float, default=1.0, help="factor of all numbers of steps")
+    line.run.add_argument("--algorithms", nargs="+", default=list(STEPS), choices=list(STEPS))
+    line.run.add_argument("--envs", nargs="+", default=list(ON_POLICY), choices=list(ON_POLICY))
+    line.report.add_argument("--write", type=Path, help="write a page with the table there, too")
+    args = line.parser.parse_args()
     if args.command == "job":
         print(json.dumps(one(args.job, args.limit)))
     elif args.command == "run":
         found = all_jobs(args.algorithms, args.envs, args.seeds, args.scale)
-        limit = ("--limit", str(args.limit))
-        run_jobs(found, args.output, args.jobs, args.seconds, partial(estimate, limit=args.limit), limit)
+        run_with(args, found, partial(estimate, limit=args.limit))
     else:
-        found = [record for path in args.output for record in read(path)]
-        records = [{**record, "commit": record["commit"] or args.commit} for record in found]
+        records = read_all(args)
         print(table(records))
         if args.write:
             args.write.write_text(page(records), "utf-8")

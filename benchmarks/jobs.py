@@ -1,11 +1,12 @@
 """Many trainings in processes of their own, each pinned to its share of the cores; results are lines of JSON.
 
-Used by `defaults.py` and `presets.py`. A job is one line of arguments of the script itself. Its record is appended to
-the output as it finishes, so that a call that was stopped, or ran out of time, is continued by the same command:
-finished jobs are skipped. A job that would not finish in the time that is left is not started; one that is still
-running when the time is over is stopped and leaves no record.
+Used by `defaults.py`, `presets.py` and `studies.py`. A job is one line of arguments of the script itself. Its record is
+appended to the output as it finishes, so that a call that was stopped, or ran out of time, is continued by the same
+command: finished jobs are skipped. A job that would not finish in the time that is left is not started; one that is
+still running when the time is over is stopped and leaves no record.
 """
 
+import argparse
 import json
 import math
 import os
@@ -32,6 +33,41 @@ ROOT = Path(__file__).resolve().parent.parent
 Record = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class CommandLine:
+    """The arguments that scripts of many trainings share; each adds its own to `run` and `report`."""
+
+    parser: argparse.ArgumentParser
+    run: argparse.ArgumentParser
+    report: argparse.ArgumentParser
+
+    @staticmethod
+    def of(description: str | None, limit: float) -> "CommandLine":
+        formatter = argparse.RawDescriptionHelpFormatter
+        parser = argparse.ArgumentParser(description=description, formatter_class=formatter)
+        commands = parser.add_subparsers(dest="command", required=True)
+        run = commands.add_parser("run", help="train what is not in the output yet")
+        run.add_argument("--output", type=Path, required=True)
+        run.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+        run.add_argument("--jobs", type=int, default=1, help="runs at a time; they share the cores evenly")
+        run.add_argument("--gpu", action="store_true", help="runs see the GPU")
+        run.add_argument("--seconds", type=float, default=540, help="time of the whole call")
+        run.add_argument("--limit", type=float, default=limit, help="seconds of training of one run")
+        job = commands.add_parser("job", help="one training (used by run)")
+        job.add_argument("job", type=json.loads)
+        job.add_argument("--limit", type=float, default=math.inf)
+        report = commands.add_parser("report", help="the table of what is in the output")
+        report.add_argument("output", type=Path, nargs="+")
+        report.add_argument("--commit", default="", help="of runs on a machine without git")
+        return CommandLine(parser, run, report)
+
+
+def read_all(args: argparse.Namespace) -> list[Record]:
+    """The records that `report` was given."""
+    records = [record for path in args.output for record in read(path)]
+    return [{**record, "commit": record["commit"] or args.commit} for record in records]
+
+
 def read(path: Path) -> list[Record]:
     """The records of a file, none where it is missing; a last line that was cut off is left out."""
     found = []
@@ -39,6 +75,16 @@ def read(path: Path) -> list[Record]:
         with suppress(json.JSONDecodeError):
             found.append(json.loads(line))
     return found
+
+
+def run_with(
+    args: argparse.Namespace,
+    jobs: Sequence[Mapping[str, Any]],
+    estimate: Callable[[Mapping[str, Any], list[Record]], float],
+) -> None:
+    """`run_jobs` with the arguments of `run`."""
+    limit = ("--limit", str(args.limit))
+    run_jobs(jobs, args.output, args.jobs, args.seconds, estimate, limit, args.gpu)
 
 
 def run_jobs(

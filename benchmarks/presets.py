@@ -10,7 +10,6 @@ puts on the pages. The return is that of 100 deterministic episodes of the last 
 budget after `--limit` seconds is stopped and recorded as such.
 """
 
-import argparse
 import json
 import math
 import tempfile
@@ -21,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 import yaml
-from jobs import ROOT, Record, known_seconds, origin, read, run_jobs, train
+from jobs import ROOT, CommandLine, Record, known_seconds, origin, read_all, run_with, train
 
 from whorl.log.plot import plot_runs
 from whorl.settings.merge import configure
@@ -178,38 +177,19 @@ def result(algorithm: str, env: str, name: str, runs: Sequence[Record]) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="train what is not in the output yet")
-    run.add_argument("--output", type=Path, required=True)
-    run.add_argument("--groups", nargs="+", default=list(GROUPS), choices=list(GROUPS))
-    run.add_argument("--algorithms", nargs="+", default=list(RATES[False]), choices=list(RATES[False]))
-    run.add_argument("--envs", nargs="+", default=[])
-    run.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    run.add_argument("--jobs", type=int, default=1, help="runs at a time; they share the cores evenly")
-    run.add_argument("--gpu", action="store_true", help="runs see the GPU")
-    run.add_argument("--seconds", type=float, default=540, help="time of the whole call")
-    run.add_argument("--limit", type=float, default=480, help="seconds of training of one run")
-    job = commands.add_parser("job", help="one training (used by run)")
-    job.add_argument("job", type=json.loads)
-    job.add_argument("--limit", type=float, default=math.inf)
-    record = commands.add_parser("report", help="write results and curves of what is in the output")
-    record.add_argument("output", type=Path, nargs="+")
-    record.add_argument("--to", type=Path, help="write all files there instead")
-    record.add_argument("--commit", default="", help="of runs on a machine without git")
-    args = parser.parse_args()
+    line = CommandLine.of(__doc__, limit=480)
+    line.run.add_argument("--groups", nargs="+", default=list(GROUPS), choices=list(GROUPS))
+    line.run.add_argument("--algorithms", nargs="+", default=list(RATES[False]), choices=list(RATES[False]))
+    line.run.add_argument("--envs", nargs="+", default=[])
+    line.report.add_argument("--to", type=Path, help="write all files there instead")
+    args = line.parser.parse_args()
     if args.command == "job":
         print(json.dumps(one(args.job, args.limit)))
     elif args.command == "run":
         found = all_jobs(args.groups, args.algorithms, args.envs, args.seeds, args.gpu)
-        expected = partial(estimate, limit=args.limit, gpu=args.gpu)
-        limit = ("--limit", str(args.limit))
-        run_jobs(found, args.output, args.jobs, args.seconds, expected, limit, args.gpu)
+        run_with(args, found, partial(estimate, limit=args.limit, gpu=args.gpu))
     else:
-        records = [record for path in args.output for record in read(path)]
-        print(report([{**r, "commit": r["commit"] or args.commit} for r in records], args.to))
+        print(report(read_all(args), args.to))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,154 @@
+"""The same agent with and without a method, on several seeds, in one table and one picture.
+
+    python benchmarks/studies.py run --studies deep_sea disco_maze --jobs 8 --gpu --seconds 540 --output studies.jsonl
+    python benchmarks/studies.py report studies.jsonl
+
+Every run is a process with its share of the cores. `report` prints the tables and writes, for each study,
+`benchmarks/results/study_NAME.json` and `docs/curves/study_NAME.png`. The score is the mean of the last tenth of a
+run's training of the study's metric, or the return of deterministic episodes of the last policy. A run that has not
+spent its budget after `--limit` seconds is stopped, and the table shows its steps.
+"""
+
+import json
+import math
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+from jobs import ROOT, CommandLine, Record, known_seconds, origin, read_all, run_with, train
+
+from whorl.log.plot import plot_runs
+
+ROWS = 300
+"""rows of metrics kept of a run"""
+RETURN, SUCCESS = "episode/return", "episode/success_rate"
+NOVELTY = ("none", "count", "rnd", "icm", "noveld", "e3b", "episodic")
+
+
+@dataclass(frozen=True)
+class Study:
+    """Variants of an agent on environments."""
+
+    envs: tuple[str, ...]
+    variants: Mapping[str, tuple[str, Mapping[str, Any]]]
+    """algorithm and its settings by the label of the curve"""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """of all variants"""
+    metric: str = RETURN
+    """what is compared: of training, the mean over the last tenth"""
+    episodes: int = 20
+    """played deterministically after training"""
+
+
+STUDIES: dict[str, Study] = {}
+
+
+def all_jobs(names: Iterable[str], seeds: Sequence[int], variants: Sequence[str]) -> list[dict[str, Any]]:
+    """One seed of everything first."""
+    return [
+        {"study": name, "env": env, "variant": variant, "seed": seed}
+        for seed in seeds
+        for name in names
+        for env in STUDIES[name].envs
+        for variant in STUDIES[name].variants
+        if not variants or variant in variants
+    ]
+
+
+def one(job: Mapping[str, Any], limit: float) -> Record:
+    study = STUDIES[job["study"]]
+    algorithm, own = study.variants[job["variant"]]
+    settings = {**study.settings, **own, "seed": job["seed"]}
+    found = train(job["env"], algorithm, settings, study.episodes, limit)
+    every = math.ceil(len(found.rows) / ROWS)
+    rows = [row for number, row in enumerate(found.rows) if number % every == 0 or study.metric not in row]
+    config = {**found.config, "variant": job["variant"]}
+    values = [row[study.metric] for row in found.rows if study.metric in row]
+    last = values[-math.ceil(len(values) / 10) :]
+    shown = ("steps", "time/elapsed", study.metric)
+    return {
+        **found.record,
+        **origin(),
+        "score": fmean(last) if last else None,
+        "rows": [{name: row[name] for name in shown if name in row} for row in rows],
+        "config": config,
+    }
+
+
+def estimate(job: Mapping[str, Any], records: list[Record], limit: float) -> float:
+    """Seconds that a job takes; the whole limit before any of its kind is known."""
+    study = STUDIES[job["study"]]
+    steps = study.variants[job["variant"]][1].get("total_timesteps", study.settings.get("total_timesteps", 0))
+    known = known_seconds(records, job, (("study", "env", "variant"),), steps) if steps else None
+    return min(known or math.inf, limit) + 20
+
+
+def report(records: Iterable[Record], to: Path | None) -> str:
+    """Write the results and the picture of every study; their tables."""
+    studies: dict[str, list[Record]] = {}
+    for record in records:
+        studies.setdefault(record["job"]["study"], []).append(record)
+    texts = []
+    for name, runs in studies.items():
+        runs.sort(key=lambda run: (run["job"]["env"], run["job"]["variant"], run["job"]["seed"]))
+        draw(name, runs, (to or ROOT / "docs" / "curves") / f"study_{name}.png")
+        kept = [{key: value for key, value in run.items() if key not in ("rows", "config")} for run in runs]
+        path = (to or ROOT / "benchmarks" / "results") / f"study_{name}.json"
+        path.write_text(json.dumps({"metric": STUDIES[name].metric, "runs": kept}, indent=1) + "\n", "utf-8")
+        texts.append(f"{name}: {STUDIES[name].metric}\n\n{table(runs)}")
+    return "\n\n".join(texts)
+
+
+def table(runs: Sequence[Record]) -> str:
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for run in runs:
+        groups.setdefault((run["job"]["env"], run["job"]["variant"]), []).append(run)
+    lines = ["| environment | agent | score | played return | steps | wall time | seeds |", "|---" * 7 + "|"]
+    for (env, variant), found in groups.items():
+        steps, seconds = (fmean(run[key] for run in found) for key in ("steps", "wall_time"))
+        cells = (env, variant, spread(found, "score"), spread(found, "return"), f"{steps:,.0f}")
+        lines.append(f"| {' | '.join(cells)} | {seconds:,.0f} s | {len(found)} |")
+    return "\n".join(lines)
+
+
+def spread(runs: Sequence[Record], key: str) -> str:
+    values = [run[key] for run in runs if run[key] is not None]
+    if not values:
+        return ""
+    return f"{fmean(values):.3g} ({min(values):.3g} to {max(values):.3g})"
+
+
+def draw(name: str, runs: Sequence[Record], path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for number, run in enumerate(runs):
+            place = Path(folder, str(number))
+            place.mkdir()
+            (place / "config.yaml").write_text(yaml.safe_dump(run["config"]))
+            (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in run["rows"]))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folders = [Path(folder, str(number)) for number in range(len(runs))]
+        plot_runs(folders, path, metrics=(STUDIES[name].metric,), group_by=("variant",))
+
+
+def main() -> None:
+    line = CommandLine.of(__doc__, limit=480)
+    line.run.add_argument("--studies", nargs="+", default=list(STUDIES), choices=list(STUDIES))
+    line.run.add_argument("--variants", nargs="+", default=[], help="only these")
+    line.report.add_argument("--to", type=Path, help="write all files there instead")
+    args = line.parser.parse_args()
+    if args.command == "job":
+        print(json.dumps(one(args.job, args.limit)))
+    elif args.command == "run":
+        found = all_jobs(args.studies, args.seeds, args.variants)
+        run_with(args, found, partial(estimate, limit=args.limit))
+    else:
+        print(report(read_all(args), args.to))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Studies: what is trained, and the table of what came out."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import whorl
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import studies
+from studies import Study
+
+SMALL = {
+    "total_timesteps": 600,
+    "num_envs": 4,
+    "num_steps": 32,
+    "batch_size": 64,
+    "eval": False,
+    "workers": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    variants = {"plain": ("ppo", {}), "counts": ("ppo", {"components": ["count"]})}
+    study = Study(("CartPole-v1",), variants, {**SMALL, "log_freq": 1}, episodes=2)
+    monkeypatch.setitem(studies.STUDIES, "tiny", study)
+
+
+def test_one_seed_of_everything_comes_first() -> None:
+    jobs = studies.all_jobs(["tiny"], (1, 2), ())
+    assert [(job["seed"], job["variant"]) for job in jobs] == [
+        (1, "plain"),
+        (1, "counts"),
+        (2, "plain"),
+        (2, "counts"),
+    ]
+    assert [job["variant"] for job in studies.all_jobs(["tiny"], (1,), ["counts"])] == ["counts"]
+
+
+def test_runs_are_recorded_and_drawn(tmp_path: Path) -> None:
+    records = [
+        {"job": job, **studies.one(job, limit=60), "total_time": 1.0, "cores": 1}
+        for job in studies.all_jobs(["tiny"], (1,), ())
+    ]
+    assert "count" in records[1]["config"]["components"]
+    text = studies.report(records, tmp_path)
+    assert "| CartPole-v1 | counts |" in text and "| CartPole-v1 | plain |" in text
+    assert (tmp_path / "study_tiny.png").stat().st_size > 1000
+    kept = json.loads((tmp_path / "study_tiny.json").read_text())
+    assert kept["metric"] == "episode/return" and [run["job"]["variant"] for run in kept["runs"]] == [
+        "counts",
+        "plain",
+    ]
+
+
+@pytest.mark.parametrize("name", studies.STUDIES)
+def test_the_settings_of_a_study_are_known(name: str) -> None:
+    study = studies.STUDIES[name]
+    for env in study.envs:
+        for algorithm, own in study.variants.values():
+            whorl.load(env, algorithm, {**study.settings, **own}).close()
