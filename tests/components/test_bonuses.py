@@ -155,9 +155,23 @@ def test_models_learn_from_consecutive_observations_whatever_the_steps_of_a_retu
     for rollout in cell.rollouts(run.agent, 3):
         run.experience.add(run.agent.receive(rollout))
     rows = run.experience.ring.columns["obs"].flatten(0, 1)
-    obs, _, following, _ = drawn(run.experience.sample(), 1000, torch.Generator())
+    (obs, _, following, _), *_ = drawn(run.experience.sample(), 1.0, 1000, torch.Generator())
     place = (obs.unsqueeze(1) == rows).all(-1).float().argmax(1)
     assert torch.equal(following, rows[place + run.agent.spec.num_envs])
+
+
+@pytest.mark.parametrize(
+    ("proportion", "size", "sizes"), [(0.25, 8, [8, 8]), (0.25, 100, [64]), (1.0, 24, [24, 24])]
+)
+def test_components_learn_from_their_share_of_a_batch_in_whole_minibatches(
+    proportion: float, size: int, sizes: list[int]
+) -> None:
+    (rollout,) = rollouts(build("ppo"))
+    assert rollout.mask.numel() == 64
+    found = list(drawn(rollout, proportion, size, torch.Generator()))
+    assert [len(mask) for *_, mask in found] == sizes
+    rows = torch.cat([obs for obs, *_ in found])
+    assert len(rows.unique(dim=0)) == len(rows), "no row is drawn twice"
 
 
 def test_the_reward_of_icm_is_in_the_returns_of_the_critic() -> None:

@@ -44,6 +44,22 @@ def test_the_reward_belongs_to_the_transition_into_the_new_observation() -> None
     assert rewarded.argmax() == 5 * NUM_ENVS + 2
 
 
+@pytest.mark.parametrize("axis", [0, 2])
+def test_of_stacked_frames_only_the_newest_counts(axis: int) -> None:
+    shape = tuple(4 if number == axis else 16 for number in range(3))
+    agent = build("ppo", Array(shape, "uint8", 0.0, 255.0, stack=4, axis=axis), rnd=SMALL)
+    rnd: Any = agent.components["rnd"]
+    generator = torch.Generator().manual_seed(0)
+    obs = torch.randint(256, (3, 2, *shape), generator=generator, dtype=torch.uint8)
+    rnd.networks.merge_(obs, torch.ones(3, 2))
+    assert rnd.networks.observations.statistics["observation"].mean.numel() == 16 * 16
+    older, newer = obs.clone(), obs.clone()
+    older.narrow(2 + axis, 0, 3).random_(generator=generator)
+    newer.narrow(2 + axis, 3, 1).random_(generator=generator)
+    assert torch.equal(rnd.error(older), rnd.error(obs))
+    assert not torch.equal(rnd.error(newer), rnd.error(obs))
+
+
 def test_masked_rows_have_no_reward_and_the_stream_is_not_episodic() -> None:
     agent = build("ppo", rnd=SMALL)
     assert agent.spec.streams == (Stream("rnd", 0.99, episodic=False, weight=0.5),)

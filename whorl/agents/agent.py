@@ -139,6 +139,8 @@ class Agent(Optimized):
         for component in components:
             component.observe(seen)
             rewards.update(component.rewards(seen))
+        # Rollouts are learned from on this device; replay may be on the device of the rollout.
+        rollout = rollout if self.off_policy else seen
         rewards = {name: value.to(rollout.mask.device) for name, value in rewards.items()}
         return with_streams(rollout, self.spec.streams, rewards)
 

@@ -1,8 +1,8 @@
 """What intrinsic rewards have in common: a reward stream, and their division by the deviation of its return."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,12 +11,24 @@ from whorl.agents.agent import Agent
 from whorl.agents.component import Component
 from whorl.core import tree
 from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
 from whorl.core.spec import Spec, Stream
 from whorl.core.tree import Tree
 from whorl.data.batch import SUCCESSOR, Batch
 from whorl.nets.normalize import ReturnScale
 from whorl.ops.losses import masked_mean
-from whorl.settings.schema import Fraction, NonNegative
+from whorl.settings.schema import (
+    ABOVE_0,
+    Fraction,
+    HiddenSizes,
+    LearningRate,
+    NonNegative,
+    Optimizer,
+    PositiveCount,
+    PositiveLimit,
+    Range,
+    Size,
+)
 
 ROWS_AT_ONCE = 1024
 """rows whose rewards are computed in one pass: bounds the memory of rollouts of images"""
@@ -32,6 +44,28 @@ class BonusConfig:
     """discount of the intrinsic return"""
     normalize: bool = True
     """divide the reward by the standard deviation of its discounted return"""
+
+
+@dataclass(frozen=True)
+class LearnedBonusConfig(BonusConfig):
+    """Settings of intrinsic rewards with networks of their own."""
+
+    lr: LearningRate = 1e-4
+    """learning rate of its networks"""
+    proportion: Annotated[float, Range(ABOVE_0, 1)] = 0.25
+    """fraction of the rows of a batch that its networks learn from, at least batch_size rows"""
+    batch_size: PositiveCount = 256
+    """rows per gradient step"""
+    features: Size = 128
+    """outputs of its networks"""
+    hidden_sizes: HiddenSizes = (256,)
+    """hidden layers after the encoder; a network that learns to imitate another one has its last layer twice"""
+    obs_clip_range: PositiveLimit = 5.0
+    """normalised observations are clipped to this range"""
+    encoder: Part = Part("auto")
+    """encoder of its networks: auto, images, flat, or an import path"""
+    optimizer: Optimizer = Part("Adam")
+    """optimizer of its networks"""
 
 
 class Bonus(Component):
@@ -64,6 +98,11 @@ class Bonus(Component):
         self.mean_reward.copy_(masked_mean(reward, rollout.mask))
         return {self.name: reward}
 
+    def minibatches(self, agent: Agent, batch: Batch) -> Iterator[tuple[Tree, Tree, Tree, Tensor]]:
+        """What the networks of this component learn from: see `drawn`."""
+        cfg: Any = self.cfg
+        return drawn(batch, cfg.proportion, cfg.batch_size, agent.random(self.name))
+
     def bonus(self, rollout: Batch) -> Tensor:
         """The reward [T, B] before it is scaled; row t belongs to the transition from `obs[t]` to `obs[t + 1]`."""
         raise NotImplementedError
@@ -82,22 +121,21 @@ def in_parts(function: Callable[..., Tensor], *rows: Tree) -> Tensor:
     )
 
 
-def drawn(batch: Batch, count: int, generator: torch.Generator) -> tuple[Tree, Tree, Tree, Tensor]:
-    """Up to `count` transitions of a batch: observations, actions, the observations after them, mask [count].
+def drawn(
+    batch: Batch, proportion: float, size: int, generator: torch.Generator
+) -> Iterator[tuple[Tree, Tree, Tree, Tensor]]:
+    """Minibatches of up to `size` transitions: observations, actions, the observations after them, mask [size].
 
-    With n-step returns a sample of replay bootstraps several rows later; the next observation is then in its extras.
+    Together they are a random `proportion` of the batch, at least one minibatch. With n-step returns a sample of replay
+    bootstraps several rows later; the next observation is then in its extras.
     """
-    rows = len(batch.mask)
+    rows, total = len(batch.mask), batch.mask.numel()
     following = batch.extras.get(SUCCESSOR)
     if following is None:
         following = tree.index(batch.obs, slice(1, rows + 1))
-    parts = (tree.index(batch.obs, slice(0, rows)), batch.action, following, batch.mask)
-    total = batch.mask.numel()
-    if count < total:
-        index = torch.rand(total, generator=generator, device=batch.mask.device).argsort()[:count]
-    else:
-        index = torch.arange(total, device=batch.mask.device)
-    found: Any = tuple(
-        tree.map(lambda leaf: leaf.flatten(0, 1).index_select(0, index), part) for part in parts
-    )
-    return found
+    parts: Any = (tree.index(batch.obs, slice(0, rows)), batch.action, following, batch.mask)
+    parts = tuple(tree.map(lambda leaf: leaf.flatten(0, 1), part) for part in parts)
+    count = max(1, int(total * proportion) // size) * size
+    order = torch.rand(total, generator=generator, device=batch.mask.device).argsort()
+    for index in order[:count].split(size):
+        yield tuple(tree.map(lambda leaf: leaf.index_select(0, index), part) for part in parts)  # noqa: B023 - used at once

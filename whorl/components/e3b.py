@@ -10,44 +10,24 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent
-from whorl.agents.bonus import Bonus, BonusConfig, drawn
+from whorl.agents.bonus import Bonus, LearnedBonusConfig
 from whorl.core import tree
-from whorl.core.registry import Part, register
+from whorl.core.registry import register
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.nets.novelty import InverseDynamics
 from whorl.ops.losses import masked_mean
 from whorl.ops.novelty import elliptical_
-from whorl.settings.schema import (
-    Epsilon,
-    HiddenSizes,
-    LearningRate,
-    Optimizer,
-    PositiveCount,
-    PositiveLimit,
-    Size,
-)
+from whorl.settings.schema import Epsilon, Size
 
 
 @dataclass(frozen=True)
-class E3BConfig(BonusConfig):
+class E3BConfig(LearnedBonusConfig):
     ridge: Epsilon = 0.1
     """regularisation of C"""
-    lr: LearningRate = 1e-4
-    """learning rate of the inverse dynamics model"""
-    batch_size: PositiveCount = 256
-    """transitions per gradient step, drawn from the batch"""
     features: Size = 64
     """size of the embedding"""
-    hidden_sizes: HiddenSizes = (256,)
-    """hidden layers of the embedding"""
-    obs_clip_range: PositiveLimit = 5.0
-    """normalised observations are clipped to this range"""
-    encoder: Part = Part("auto")
-    """encoder of the embedding: auto, images, flat, or an import path"""
-    optimizer: Optimizer = Part("Adam")
-    """optimizer of the inverse dynamics model"""
 
 
 @register("component", "e3b")
@@ -84,7 +64,9 @@ class E3B(Bonus):
         return rollout.extras[self.name]
 
     def update(self, agent: Agent, batch: Batch) -> dict[str, Tensor]:
-        obs, action, following, mask = drawn(batch, self.cfg.batch_size, agent.random(self.name))
-        loss = masked_mean(self.inverse.loss(self.inverse(obs), self.inverse(following), action), mask)
-        agent.minimize(self.name, loss)
-        return {f"loss/{self.name}": loss.detach(), **self.metrics()}
+        losses = []
+        for obs, action, following, mask in self.minibatches(agent, batch):
+            loss = masked_mean(self.inverse.loss(self.inverse(obs), self.inverse(following), action), mask)
+            agent.minimize(self.name, loss)
+            losses.append(loss.detach())
+        return {f"loss/{self.name}": torch.stack(losses).mean(), **self.metrics()}

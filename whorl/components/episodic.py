@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent
-from whorl.agents.bonus import Bonus, BonusConfig, drawn
+from whorl.agents.bonus import Bonus, LearnedBonusConfig
 from whorl.core import tree
-from whorl.core.registry import Part, register
+from whorl.core.registry import register
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
@@ -31,7 +31,6 @@ from whorl.settings.schema import (
     HiddenSizes,
     LearningRate,
     NonNegative,
-    Optimizer,
     PositiveCount,
     PositiveLimit,
     Range,
@@ -40,7 +39,7 @@ from whorl.settings.schema import (
 
 
 @dataclass(frozen=True)
-class EpisodicConfig(BonusConfig):
+class EpisodicConfig(LearnedBonusConfig):
     weight: NonNegative = 0.3
     """weight of the intrinsic reward; the environment's has weight 1 (NGU and Agent57 have weights of their own)"""
     normalize: bool = False
@@ -63,16 +62,8 @@ class EpisodicConfig(BonusConfig):
     """size of the embedding"""
     hidden_sizes: HiddenSizes = (128,)
     """hidden layers of the embedding and of the distilled network"""
-    obs_clip_range: PositiveLimit = 5.0
-    """normalised observations are clipped to this range"""
     lr: LearningRate = 5e-4
     """learning rate of the inverse dynamics model and of the distillation"""
-    batch_size: PositiveCount = 256
-    """transitions per gradient step, drawn from the batch"""
-    encoder: Part = Part("auto")
-    """encoder of all networks: auto, images, flat, or an import path"""
-    optimizer: Optimizer = Part("Adam")
-    """optimizer of all networks"""
 
 
 @register("component", "episodic")
@@ -142,12 +133,15 @@ class Episodic(Bonus):
         return rollout.extras[self.name]
 
     def update(self, agent: Agent, batch: Batch) -> dict[str, Tensor]:
-        obs, action, following, mask = drawn(batch, self.cfg.batch_size, agent.random(self.name))
-        inverse = masked_mean(self.inverse.loss(self.inverse(obs), self.inverse(following), action), mask)
-        error = masked_mean(self.error(following), mask)
-        agent.minimize(self.name, inverse + error)
+        losses = []
+        for obs, action, following, mask in self.minibatches(agent, batch):
+            inverse = masked_mean(self.inverse.loss(self.inverse(obs), self.inverse(following), action), mask)
+            error = masked_mean(self.error(following), mask)
+            agent.minimize(self.name, inverse + error)
+            losses.append(torch.stack([inverse, error]).detach())
+        inverse, error = torch.stack(losses).mean(0).unbind()
         return {
-            f"loss/{self.name}_inverse": inverse.detach(),
-            f"loss/{self.name}_distillation": error.detach(),
+            f"loss/{self.name}_inverse": inverse,
+            f"loss/{self.name}_distillation": error,
             **self.metrics(),
         }

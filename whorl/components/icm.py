@@ -15,44 +15,26 @@ import torch
 from torch import Tensor, nn
 
 from whorl.agents.agent import Agent
-from whorl.agents.bonus import Bonus, BonusConfig, drawn, in_parts
+from whorl.agents.bonus import Bonus, LearnedBonusConfig, in_parts
 from whorl.core import tree
-from whorl.core.registry import Part, register
+from whorl.core.registry import register
 from whorl.core.spec import Spec, flat_action_size, flatten_action
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.nets.layers import MLP
 from whorl.nets.novelty import InverseDynamics
 from whorl.ops.losses import masked_mean
-from whorl.settings.schema import (
-    Fraction,
-    HiddenSizes,
-    LearningRate,
-    Optimizer,
-    PositiveCount,
-    PositiveLimit,
-    Size,
-)
+from whorl.settings.schema import Fraction, LearningRate, Size
 
 
 @dataclass(frozen=True)
-class ICMConfig(BonusConfig):
+class ICMConfig(LearnedBonusConfig):
     beta: Fraction = 0.2
     """weight of the forward model's loss; the inverse model's has 1 - beta"""
     lr: LearningRate = 5e-4
     """learning rate of all its networks"""
-    batch_size: PositiveCount = 256
-    """transitions per gradient step, drawn from the batch"""
     features: Size = 64
     """size of the embedding"""
-    hidden_sizes: HiddenSizes = (256,)
-    """hidden layers of the embedding; the last also of both models"""
-    obs_clip_range: PositiveLimit = 5.0
-    """normalised observations are clipped to this range"""
-    encoder: Part = Part("auto")
-    """encoder of the embedding: auto, images, flat, or an import path"""
-    optimizer: Optimizer = Part("Adam")
-    """optimizer of all its networks"""
 
 
 @register("component", "icm")
@@ -89,13 +71,12 @@ class ICM(Bonus):
         return 0.5 * (self.forward_model(given) - after).square().sum(-1)
 
     def update(self, agent: Agent, batch: Batch) -> dict[str, Tensor]:
-        obs, action, following, mask = drawn(batch, self.cfg.batch_size, agent.random(self.name))
-        before, after = self.inverse(obs), self.inverse(following)
-        inverse = masked_mean(self.inverse.loss(before, after, action), mask)
-        forward = masked_mean(self.forward_error(before.detach(), action, after.detach()), mask)
-        agent.minimize(self.name, (1 - self.cfg.beta) * inverse + self.cfg.beta * forward)
-        return {
-            f"loss/{self.name}_inverse": inverse.detach(),
-            f"loss/{self.name}_forward": forward.detach(),
-            **self.metrics(),
-        }
+        losses = []
+        for obs, action, following, mask in self.minibatches(agent, batch):
+            before, after = self.inverse(obs), self.inverse(following)
+            inverse = masked_mean(self.inverse.loss(before, after, action), mask)
+            forward = masked_mean(self.forward_error(before.detach(), action, after.detach()), mask)
+            agent.minimize(self.name, (1 - self.cfg.beta) * inverse + self.cfg.beta * forward)
+            losses.append(torch.stack([inverse, forward]).detach())
+        inverse, forward = torch.stack(losses).mean(0).unbind()
+        return {f"loss/{self.name}_inverse": inverse, f"loss/{self.name}_forward": forward, **self.metrics()}

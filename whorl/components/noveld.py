@@ -12,47 +12,25 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent
-from whorl.agents.bonus import Bonus, BonusConfig, drawn, in_parts
+from whorl.agents.bonus import Bonus, LearnedBonusConfig, in_parts
 from whorl.core import tree
-from whorl.core.registry import Part, register
+from whorl.core.registry import register
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.nets.novelty import Cells, Distillation
 from whorl.ops.losses import masked_mean
-from whorl.settings.schema import (
-    HiddenSizes,
-    LearningRate,
-    NonNegative,
-    Optimizer,
-    PositiveCount,
-    PositiveLimit,
-    Size,
-)
+from whorl.settings.schema import NonNegative, PositiveCount
 
 
 @dataclass(frozen=True)
-class NovelDConfig(BonusConfig):
+class NovelDConfig(LearnedBonusConfig):
     alpha: NonNegative = 0.5
     """weight of the novelty of the observation before"""
-    lr: LearningRate = 1e-4
-    """learning rate of the predictor"""
-    batch_size: PositiveCount = 256
-    """rows per gradient step of the predictor, drawn from the batch"""
-    features: Size = 128
-    """outputs of both networks"""
-    hidden_sizes: HiddenSizes = (256,)
-    """hidden layers of the target network; the predictor has one more"""
-    obs_clip_range: PositiveLimit = 5.0
-    """normalised observations are clipped to this range"""
     bins: PositiveCount = 20
     """cells per dimension of a vector: of its bounds if it has them, else per two units"""
     cells: PositiveCount = 4_096
     """size of the table of visited cells of an episode; two cells may share an entry"""
-    encoder: Part = Part("auto")
-    """encoder of both networks: auto, images, flat, or an import path"""
-    optimizer: Optimizer = Part("Adam")
-    """optimizer of the predictor"""
 
 
 @register("component", "noveld")
@@ -95,7 +73,9 @@ class NovelD(Bonus):
         return gain * rollout.extras[f"{self.name}_first"]
 
     def update(self, agent: Agent, batch: Batch) -> dict[str, Tensor]:
-        obs, _, _, mask = drawn(batch, self.cfg.batch_size, agent.random(self.name))
-        loss = masked_mean(self.networks(obs).square().mean(-1), mask)
-        agent.minimize(self.name, loss)
-        return {f"loss/{self.name}": loss.detach(), **self.metrics()}
+        losses = []
+        for _, _, following, mask in self.minibatches(agent, batch):
+            loss = masked_mean(self.networks(following).square().mean(-1), mask)
+            agent.minimize(self.name, loss)
+            losses.append(loss.detach())
+        return {f"loss/{self.name}": torch.stack(losses).mean(), **self.metrics()}

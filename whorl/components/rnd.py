@@ -2,60 +2,34 @@
 
 reward_t = mean_k (predictor(s_{t+1}) - target(s_{t+1}))_k^2 / std of the discounted sum of these errors
 The target network is random and fixed; the predictor learns to imitate it on the observations that are visited. Both
-read observations normalised by running statistics and clipped to +-5. The reward stream is not episodic.
+read observations, of a frame stack the newest one, normalised by running statistics and clipped to +-5. The reward
+stream is not episodic.
 
-Differs from the paper: the predictor is trained once per update on part of its rows, not in every PPO epoch; a frame
-stack is read whole; with replay the reward is computed once, when the rollout is added.
+Differs from the paper: the predictor is trained once per update on part of its rows, not in every PPO epoch; with
+replay the reward is computed once, when the rollout is added.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent
-from whorl.agents.bonus import Bonus, BonusConfig, in_parts
+from whorl.agents.bonus import Bonus, LearnedBonusConfig, in_parts
 from whorl.core import tree
-from whorl.core.registry import Part, register
+from whorl.core.registry import register
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.nets.novelty import Distillation
 from whorl.ops.losses import masked_mean
-from whorl.settings.schema import (
-    ABOVE_0,
-    Count,
-    HiddenSizes,
-    LearningRate,
-    Optimizer,
-    PositiveCount,
-    PositiveLimit,
-    Range,
-    Size,
-)
+from whorl.settings.schema import Count
 
 
 @dataclass(frozen=True)
-class RNDConfig(BonusConfig):
-    lr: LearningRate = 1e-4
-    """learning rate of the predictor"""
-    proportion: Annotated[float, Range(ABOVE_0, 1)] = 0.25
-    """fraction of the rows of a batch that the predictor is trained on"""
-    batch_size: PositiveCount = 256
-    """rows per gradient step of the predictor"""
-    features: Size = 128
-    """outputs of both networks"""
-    hidden_sizes: HiddenSizes = (256,)
-    """hidden layers of the target network; the predictor has one more"""
-    obs_clip_range: PositiveLimit = 5.0
-    """normalised observations are clipped to this range"""
+class RNDConfig(LearnedBonusConfig):
     warmup_steps: Count = 0
     """environment steps at the start that only update the statistics of observations: their reward is 0"""
-    encoder: Part = Part("auto")
-    """encoder of both networks: auto, images, flat, or an import path"""
-    optimizer: Optimizer = Part("Adam")
-    """optimizer of the predictor"""
 
 
 @register("component", "rnd")
@@ -89,14 +63,9 @@ class RND(Bonus):
         return self.networks(obs).square().mean(-1)
 
     def update(self, agent: Agent, batch: Batch) -> dict[str, Tensor]:
-        rows, generator = batch.mask.numel(), agent.random(self.name)
-        count = max(1, int(rows * self.cfg.proportion))
-        chosen = torch.rand(rows, generator=generator, device=batch.mask.device).argsort()[:count]
-        following = tree.map(lambda leaf: leaf[1 : len(batch.mask) + 1].flatten(0, 1), batch.obs)
         losses = []
-        for index in chosen.split(self.cfg.batch_size):
-            error = self.error(tree.map(lambda leaf: leaf.index_select(0, index), following))  # noqa: B023 - used at once
-            loss = masked_mean(error, batch.mask.flatten().index_select(0, index))
+        for _, _, following, mask in self.minibatches(agent, batch):
+            loss = masked_mean(self.error(following), mask)
             agent.minimize(self.name, loss)
             losses.append(loss.detach())
         return {f"loss/{self.name}": torch.stack(losses).mean(), **self.metrics()}

@@ -34,27 +34,31 @@ class Embedding(nn.Module):
 class Distillation(nn.Module):
     """Random network distillation (Burda et al. 2018): the error of a network that learns to imitate a random one.
 
-    Observations are normalised by running statistics, images too, and clipped.
+    Observations are normalised by running statistics, images too, and clipped; of a frame stack only the newest counts.
     """
 
     def __init__(
         self, observation: SpecTree, encoder: Part, hidden: tuple[int, ...], features: int, clip: float
     ) -> None:
         super().__init__()
+        self.stacked = observation
         # All leaves as float vectors, so that images and one-hots are normalised by running statistics too.
-        observation = tree.map(lambda leaf: replace(leaf, dtype="float32", binary=False), observation)
+        observation = tree.map(lambda leaf: replace(leaf.frame, dtype="float32", binary=False), observation)
         self.observations = Observations(observation, True, clip)
         self.target = Embedding(observation, encoder, hidden, features).requires_grad_(False)
         self.predictor = Embedding(observation, encoder, (*hidden, *hidden[-1:]), features)
 
     def merge_(self, obs: Tree, mask: Tensor) -> None:
         """Add observations [T, B, ...] to the statistics, except where `mask` [T, B] is 0."""
-        self.observations.merge_(tree.map(Tensor.float, obs), mask)
+        self.observations.merge_(self._newest(obs), mask)
 
     def forward(self, obs: Tree) -> Tensor:
         """Differences [..., features] between prediction and target."""
-        seen = self.observations(tree.map(Tensor.float, obs))
+        seen = self.observations(self._newest(obs))
         return self.predictor(seen) - self.target(seen)
+
+    def _newest(self, obs: Tree) -> Tree:
+        return tree.map(lambda leaf, value: newest_frame(leaf, value).float(), self.stacked, obs)
 
 
 class InverseDynamics(nn.Module):
@@ -103,6 +107,15 @@ class InverseDynamics(nn.Module):
         return total
 
 
+def newest_frame(leaf: Array, value: Tensor) -> Tensor:
+    """The newest frame of observations [..., *leaf.shape]; all of them where frames are not stacked."""
+    if leaf.stack == 1:
+        return value
+    width = leaf.shape[leaf.axis] // leaf.stack
+    lead = value.dim() - len(leaf.shape)
+    return value.narrow(lead + leaf.axis, leaf.shape[leaf.axis] - width, width)
+
+
 class Cells(nn.Module):
     """Numbers observations by the cell that they fall into, 0 to `count` - 1.
 
@@ -141,9 +154,7 @@ class Cells(nn.Module):
 
     def _reduced(self, leaf: Array, value: Tensor) -> Tensor:
         lead = value.dim() - len(leaf.shape)
-        if leaf.stack > 1:
-            width = leaf.shape[leaf.axis] // leaf.stack
-            value = value.narrow(lead + leaf.axis, leaf.shape[leaf.axis] - width, width)
+        value = newest_frame(leaf, value)
         shape = value.shape[lead:]
         if leaf.dtype == "uint8" and len(shape) >= 2 and max(shape) >= 32:
             image = value.flatten(0, lead - 1) if lead else value.unsqueeze(0)

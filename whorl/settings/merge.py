@@ -115,6 +115,9 @@ def configure(
     if presets:
         circumstances = _circumstances(tuned, user, hints, configs[1], chosen, kind)
         tuned = [part for layer in tuned for part in layers_where(layer, circumstances)]
+        # A preset may hold settings of components that are tuned for an environment, in case they are used.
+        unused = set(known("component")) - {*chosen, *hints}
+        tuned = [{key: value for key, value in part.items() if key not in unused} for part in tuned]
         user = [part for layer in user for part in layers_where(layer, circumstances)]
     merged, default, given = _merged(tuned, hints, chosen), _merged(tuned, hints, chosen), set[str]()
     epochs: dict[str, Any] = {}
