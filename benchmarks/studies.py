@@ -45,7 +45,48 @@ class Study:
     """played deterministically after training"""
 
 
-STUDIES: dict[str, Study] = {}
+def with_novelty(algorithm: str, names: Iterable[str] = NOVELTY) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """An algorithm alone and with each of these components."""
+    return {
+        name: (algorithm, {} if name == "none" else {"components": [name]})
+        for name in dict.fromkeys(("none", *names))
+    }
+
+
+HARD_GRIDS = (
+    "MiniGrid-DoorKey-8x8-v0",
+    "MiniGrid-MultiRoom-N6-v0",
+    "MiniGrid-KeyCorridorS3R3-v0",
+    "MiniGrid-ObstructedMaze-2Dlh-v0",
+)
+STUDIES: dict[str, Study] = {
+    "deep_sea": Study(
+        ("DeepSea-v0",),
+        with_novelty("ppo"),
+        {"env_options": {"size": 30}, "total_timesteps": 500_000, "eval": False},
+    ),
+    "disco_maze": Study(
+        ("DiscoMaze-v0",),
+        with_novelty("ppo", ("rnd", "episodic")),
+        {"eval": False},
+        metric="episode/coverage",
+        episodes=64,
+    ),
+    "minigrid": Study(HARD_GRIDS, with_novelty("ppo", ("noveld", "e3b")), {"eval": False}),
+    "rainbow": Study(
+        ("MinAtar/Asterix-v1",),
+        {
+            "preset": ("rainbow", {}),
+            "adam_eps 1.5e-5": ("rainbow", {"adam_eps": 1.5e-5}),
+            "adam_eps 1e-6, sigma 0.1": ("rainbow", {"adam_eps": 1e-6, "noisy_sigma": 0.1}),
+            "epsilon-greedy": ("rainbow", {"noisy": False, "exploration": "epsilon"}),
+            "uniform replay": ("rainbow", {"prioritized": False}),
+            "1 step": ("rainbow", {"n_step": 1}),
+            "c51": ("c51", {}),
+        },
+        {"total_timesteps": 400_000, "eval": False},
+    ),
+}
 
 
 def all_jobs(names: Iterable[str], seeds: Sequence[int], variants: Sequence[str]) -> list[dict[str, Any]]:
