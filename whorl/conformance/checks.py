@@ -250,8 +250,10 @@ def captured_equals_eager(subject: Subject) -> None:
     eager, captured = Run(subject, device="cuda"), Run(subject, device="cuda")
     captured.agent.runner = Capture()
     rollouts = subject.rollouts(eager.agent, 4)
-    eager.feed(rollouts)
-    captured.feed(rollouts)
+    # Sums of convolutions in varying order differ in the last bits, which Adam magnifies where gradients vanish.
+    with torch.backends.cudnn.flags(benchmark=False, deterministic=True):
+        eager.feed(rollouts)
+        captured.feed(rollouts)
     one, two = eager.agent.state()["module"], captured.agent.state()["module"]
     for name in one:
         close = torch.allclose(one[name].double(), two[name].double(), rtol=1e-4, atol=1e-6)
