@@ -218,13 +218,23 @@ def _knows_values(subject: Subject, world: Walk, last: float, rounds: int, toler
         return
     # The walk repeats after limit + 1 rows, so after that many rollouts it is where it began.
     rollouts = subject.rollouts(run.agent, world.limit + 1, world)
+    wanted = {5: last, 0: last * 0.9**5}
+    found = dict.fromkeys(wanted, 0.0)
     for number in range(rounds):
         run.feed([rollouts[number % len(rollouts)]])
-    with torch.no_grad():
-        value = read(walk_states(world.spec).now)[:, 0]
-    for state, wanted in ((5, last), (0, last * 0.9**5)):
-        found, name = value[state].item(), "terminal Walk" if world.terminal else "Walk"
-        assert abs(found - wanted) < tolerance, f"{name}: V({state}) is {found:.2f}, not {wanted:.2g}"
+        if number % 10 == 9 or number == rounds - 1:
+            with torch.no_grad():
+                value = read(walk_states(world.spec).now)[:, 0]
+            found = {state: value[state].item() for state in wanted}
+            # Wrong values of the endless walk lie below the right ones; those of the other come past them.
+            if not world.terminal and all(
+                abs(found[state] - wanted[state]) < tolerance / 4 for state in wanted
+            ):
+                return
+    name = "terminal Walk" if world.terminal else "Walk"
+    for state in wanted:
+        told = f"{name}: V({state}) is {found[state]:.2f}, not {wanted[state]:.2g}"
+        assert abs(found[state] - wanted[state]) < tolerance, told
 
 
 def can_be_captured(subject: Subject) -> None:
