@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, overload
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium.error import DependencyNotInstalled
 
@@ -31,6 +32,7 @@ from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
+from whorl.settings.draws import draw_all, read_draws, take_random
 from whorl.settings.merge import Settings, chosen_fields, configure, plain_fields
 from whorl.settings.presets import algorithm_of, algorithms, read_file
 from whorl.settings.run import MAY_CHANGE, RunConfig
@@ -121,7 +123,7 @@ def prepare(
     env_options: Mapping[str, Any] | None,
     settings: Mapping[str, Any],
 ) -> tuple[Source, Settings]:
-    """The environment and all settings of a run; see `load`."""
+    """The environment and all settings of a run; see `load`. What `random_params` name is drawn with the run's seed."""
     objects: dict[str, Any] = {}
     given = {} if env_options is None else {"env_options": dict(env_options)}
     if dataclasses.is_dataclass(algorithm):
@@ -130,21 +132,32 @@ def prepare(
         given |= chosen_fields(chosen)
     if isinstance(config, RunConfig):
         objects |= plain_fields(config)
-    asked = _settings(config, settings)
-    made = find(env, _options_in(files, [given, asked], env))
+    drawn, layers = take_random(
+        [*(layer for path in files for layer in read_file(path)), _settings(config, settings)]
+    )
+    *layers, asked = layers
+    made = find(env, _options_in(layers, [given, asked], env))
 
     def made_with(options: Mapping[str, Any]) -> Source:
         return made.with_options({**made.options, **options})
 
-    found = configure(
-        algorithm,
-        made.id,
-        {**given, **made.settings(asked)},
-        files,
-        options=made.options if made.named else None,
-        objects=objects,
-        kind=lambda options: kind_of(made_with(options)),
-    )
+    def configured(random: Mapping[str, Any]) -> Settings:
+        return configure(
+            algorithm,
+            made.id,
+            {**given, **made.settings(asked), **random},
+            layers,
+            options=made.options if made.named else None,
+            objects=objects,
+            kind=lambda options: kind_of(made_with(options)),
+        )
+
+    found = configured({})
+    if drawn is not None:
+        values = (
+            {name: getattr(found, str(name), None) for name in drawn} if isinstance(drawn, Mapping) else {}
+        )
+        found = configured(draw_all(read_draws(drawn, values), np.random.default_rng(found.run.seed)))
     source = made_with(found.env_options)
     source.check(found.run)
     return source, dataclasses.replace(found, env_options=dict(source.options))
@@ -241,7 +254,6 @@ def load_population(
     setup.check(chosen, base, draws, source.spec(base.run.num_envs))
     run = base.run
     folder = new_run_folder(Path(run.runs), f"evolve_{base.algorithm}", source.id, run.tag)
-    setup.save(folder, chosen, base, draws)
     return Evolver(folder, source, base, chosen, draws)
 
 

@@ -301,7 +301,7 @@ def evolve(words: list[str]) -> int:
         raise ConfigError(f"evolve takes one settings file{got}: whorl {COMMANDS['evolve'].usage}")
     layers = read_file(names[0]) if names else []
     algorithm = next((layer["algorithm"] for layer in reversed(layers) if layer.get("algorithm")), "ppo")
-    name, cls, _ = algorithm_class(str(algorithm))
+    _, cls, _ = algorithm_class(str(algorithm))
     about = (
         "Settings of the population; those of its learners (whorl train ALGORITHM ENV --help) are flags too."
     )

@@ -53,7 +53,7 @@ def show_evolved(result: "Evolved", settings: Settings) -> None:
             "steps of all learners": result.steps,
             "best score": result.mean_return,
             "learner": result.learner,
-            **{name: value for name, value in (result.params or {}).items()},
+            **dict(result.params or {}),
             "wall time": f"{result.wall_time:.1f} s",
             "folder": str(result.run_dir),
         }

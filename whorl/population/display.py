@@ -34,6 +34,10 @@ class Display(Console):
         self.scores: dict[int, Lived] = {}
         self.best: Lived | None = None
 
+    def __enter__(self) -> "Display":
+        super().__enter__()
+        return self
+
     def plan(self, plans: Sequence[Plan], folders: Mapping[int, Path]) -> None:
         """A generation begins."""
         self.plans, self.folders = plans, folders
@@ -52,7 +56,7 @@ class Display(Console):
         """Show what the learners have logged meanwhile."""
         self._draw_live()
 
-    def generation(self, population: Population, folder: Path) -> None:
+    def generation(self, population: Population) -> None:
         """A generation is over, or the population is resumed after one."""
         self._done = self._count = population.generation
         if not population.history:

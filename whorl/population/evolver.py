@@ -17,7 +17,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,15 @@ from whorl.population.display import Display
 from whorl.population.member import Member, Report, Task, read_report
 from whorl.population.rules import Lived, Plan, Population, select
 from whorl.run.reporting import Interrupted, Result, Terminated
-from whorl.settings.draws import Draw
-from whorl.settings.merge import Settings
+from whorl.settings.draws import RANDOM, Draw
+from whorl.settings.merge import Settings, plain_fields
 from whorl.state import checkpoint
 from whorl.state.runlock import RunLock
 from whorl.state.streams import Streams
 
 CONFIG, LINEAGE, CURVE = "population.yaml", "lineage.jsonl", "population.png"
+POPULATION, LEARNERS = "population", "learners"
+"""parts of population.yaml, besides random_params"""
 POLL_SECONDS = 0.5
 
 
@@ -81,8 +83,10 @@ class Evolver:
             lock = RunLock(self.folder)
             stack.callback(lock.release)
             stack.enter_context(first_interrupt(self._interrupt))
-            self.display = stack.enter_context(Display(self.config, self.settings, self.folder))
-            self.display.generation(self.population, self.folder)
+            self._save_config()
+            self.display = Display(self.config, self.settings, self.folder)
+            stack.enter_context(self.display)
+            self.display.generation(self.population)
             if not self._over():
                 self.restarts = RestartPolicy(run.actor_restarts, run.restarts_per_hour, self.display.message)
                 self.backend = make_backend(run.ray, self._processes())
@@ -96,6 +100,14 @@ class Evolver:
         if self._signal:
             raise Interrupted(result) if self._signal == CTRL_C else Terminated(result)
         return result
+
+    def _save_config(self) -> None:
+        found = {
+            POPULATION: plain_fields(self.config),
+            RANDOM: {name: draw.plain() for name, draw in self.population.draws.items()},
+            LEARNERS: self.settings.saved(),
+        }
+        files.write_atomic(self.folder / CONFIG, yaml.safe_dump(found, sort_keys=False).encode())
 
     def _generation(self) -> None:
         """Plan and train one generation, and write it down unless a signal came."""
@@ -113,7 +125,7 @@ class Evolver:
         write_lineage(self.folder, self.population.history)
         self._save_best(rows)
         draw_population(self.population.history, self.population.draws, self.folder / CURVE, self._title())
-        self.display.generation(self.population, self.folder)
+        self.display.generation(self.population)
         if not any(math.isfinite(row.score) for row in rows):
             raise WhorlError(
                 f"all {len(rows)} learners diverged in generation {rows[0].generation}; the last one: {rows[-1].note}; "
@@ -276,10 +288,8 @@ class Crew:
         """Let an idle process work on a task."""
         remote = self.idle.pop()
         self.busy[id(remote)] = (remote, slot, task)
-        try:
+        with suppress(RemoteError):  # `ready` reports that it died
             remote.post("train", task)
-        except RemoteError:
-            pass  # `ready` reports that it died
 
     def ready(self, timeout: float) -> list[tuple[int, Task, Any]]:
         """Places, tasks and reports, or errors, of the processes that are done."""

@@ -1,4 +1,4 @@
-"""One learner for one generation: it starts from its newest checkpoint, takes over weights, trains, is evaluated, saves.
+"""One learner for one generation: it starts from its newest checkpoint, takes over weights, trains and is evaluated.
 
 What a generation does depends on its task and on checkpoints alone, so that a learner whose process dies, or a
 population that is resumed, repeats it bit for bit.

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from whorl.population.config import EvolveConfig
-from whorl.settings.draws import Draw, draw_all
+from whorl.settings.draws import Draw, Interval, draw_all
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Population:
     def _selected_params(self, rng: np.random.Generator, best: Sequence[Lived]) -> dict[str, Any]:
         found = {}
         for name, draw in self.draws.items():
-            rows = best if hasattr(draw, "std") else [row for row in self.history if row.selected]
+            rows = best if isinstance(draw, Interval) else [row for row in self.history if row.selected]
             found[name] = draw.select(rng, [row.params[name] for row in rows])
         return found
 

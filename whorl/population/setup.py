@@ -4,23 +4,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from whorl.core import files
 from whorl.core.errors import CheckpointError, ConfigError, nearest
 from whorl.core.spec import Spec
 from whorl.data.config import ReplayConfig
 from whorl.population.config import MAY_CHANGE, EvolveConfig
-from whorl.population.evolver import CONFIG
+from whorl.population.evolver import CONFIG, LEARNERS, POPULATION
 from whorl.settings.aliases import canonical, translated
-from whorl.settings.draws import Draw, read_draws
-from whorl.settings.merge import Settings, plain_fields, settings_of
+from whorl.settings.draws import RANDOM, Draw, read_draws, take_random
+from whorl.settings.merge import Settings, settings_of
 from whorl.settings.presets import algorithm_class, read_yaml
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import build, fields_of
 from whorl.state.policy import build_agent
 
-RANDOM = "random_params"
 DEFAULTS: dict[str, Any] = {"tensorboard": False, "keep_checkpoints": 2}
 """settings of learners where nobody chose them: many short trainings"""
 FIXED = {
@@ -57,19 +53,11 @@ def split(layers: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], Any, lis
     """Settings of the population, `random_params`, and the layers of the learners' settings."""
     hints = fields_of(EvolveConfig)
     own: dict[str, Any] = {}
-    drawn: Any = None
-    rest = []
+    drawn, layers = take_random(layers)
     for layer in layers:
-        kept = {}
-        for key, value in layer.items():
-            name = canonical(str(key), hints)
-            if name in hints:
-                own[name] = value
-            elif name == RANDOM:
-                drawn = {**(drawn or {}), **value} if isinstance(value, Mapping) else value
-            else:
-                kept[key] = value
-        rest.append(kept)
+        own |= {canonical(str(key), hints): value for key, value in layer.items()}
+    own = {name: value for name, value in own.items() if name in hints}
+    rest = [{k: v for k, v in layer.items() if canonical(str(k), hints) not in hints} for layer in layers]
     return own, drawn, rest
 
 
@@ -123,8 +111,8 @@ def check(config: EvolveConfig, settings: Settings, draws: Mapping[str, Draw], s
             other.check(rows)
             if _shapes(other) != _shapes(agent):
                 raise ConfigError(
-                    f"{RANDOM}.{name} changes the shape of the networks, but learners take over each other's weights; "
-                    f"draw settings of learning instead, and compare values of {name} with whorl train"
+                    f"{RANDOM}.{name} changes the shape of the networks, but learners take over each other's "
+                    f"weights; draw settings of learning instead, and compare values of {name} with whorl train"
                 )
 
 
@@ -146,7 +134,8 @@ def _configured(settings: Settings, name: str) -> Any:
     """The value of a setting that may be drawn."""
     head, _, option = name.partition(".")
     if option and head in settings.components:
-        own = fields_of(type(settings.components[head]))
+        kind: Any = type(settings.components[head])
+        own = fields_of(kind)
         if option not in own:
             raise ConfigError(f"{RANDOM}: {head} has no setting {option!r}; {nearest(option, own)}")
         return getattr(settings.components[head], option)
@@ -176,22 +165,12 @@ def _shapes(agent: Any) -> dict[str, Any]:
     return {name: tuple(value.shape) for name, value in agent.state_dict().items()}
 
 
-def save(folder: Path, config: EvolveConfig, settings: Settings, draws: Mapping[str, Draw]) -> None:
-    """Write population.yaml."""
-    found = {
-        "population": plain_fields(config),
-        RANDOM: {name: draw.plain() for name, draw in draws.items()},
-        "learners": settings.saved(),
-    }
-    files.write_atomic(folder / CONFIG, yaml.safe_dump(found, sort_keys=False).encode())
-
-
 def load(folder: Path, changes: Mapping[str, Any]) -> tuple[EvolveConfig, dict[str, Any], Any]:
     """Settings of the population, those of its learners and `random_params`, with some changed."""
     path = folder / CONFIG
     try:
         found = read_yaml(path.read_text("utf-8"), str(path))
-        own, learners, drawn = dict(found["population"]), dict(found["learners"]), found[RANDOM]
+        own, learners, drawn = dict(found[POPULATION]), dict(found[LEARNERS]), found[RANDOM]
     except (OSError, TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} can't be read: {error}") from None
     hints, run = fields_of(EvolveConfig), fields_of(RunConfig)

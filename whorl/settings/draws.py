@@ -7,7 +7,7 @@ random_params:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from whorl.core.errors import ConfigError, nearest
 from whorl.settings.schema import coerce, wrong
 
+RANDOM = "random_params"
 FORMS = "a list of values, {low, high, log} or {std, truncated}"
 _KEYS = ("in", "low", "high", "log", "std", "truncated")
 
@@ -119,6 +120,24 @@ class Interval:
 
 
 Draw = Choices | Interval
+
+
+def take_random(layers: Iterable[Mapping[str, Any]]) -> tuple[Any, list[dict[str, Any]]]:
+    """`random_params` out of layers of settings, also as `random_params.NAME`, and the layers without them."""
+    drawn: Any = None
+    rest = []
+    for layer in layers:
+        kept = {}
+        for key, value in layer.items():
+            head, _, name = str(key).replace("-", "_").partition(".")
+            if head != RANDOM:
+                kept[key] = value
+                continue
+            value = {str(key).partition(".")[2]: value} if name else value
+            both = isinstance(value, Mapping) and isinstance(drawn, Mapping)
+            drawn = {**drawn, **value} if both else value
+        rest.append(kept)
+    return drawn, rest
 
 
 def read_draws(given: Any, value_of: Mapping[str, Any]) -> dict[str, Draw]:

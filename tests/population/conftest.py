@@ -1,0 +1,90 @@
+"""Small populations, whose learners live in this process unless a test is about processes."""
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+
+import whorl
+from whorl.distributed.remote import RemoteError
+from whorl.population import evolver
+
+# A Ray cluster runs whatever it is sent, so only these tests may connect to it. Ray reads this when it is imported.
+os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+
+SMALL: dict[str, Any] = {
+    "algorithm": "ppo",
+    "env": "CartPoleContinuous-v0",
+    "population": 3,
+    "generations": 3,
+    "generation_steps": 64,
+    "num_envs": 4,
+    "num_steps": 16,
+    "batch_size": 64,
+    "n_epochs": 1,
+    "n_eval_episodes": 2,
+    "hidden_sizes": [8],
+    "quiet": True,
+    "random_params": {"gamma": [0.9, 0.99], "learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}},
+}
+
+
+class InlineRemote:
+    """An object in this process."""
+
+    node, pid = "", 0
+
+    def __init__(self, name: str, held: Any) -> None:
+        self.name, self.held, self.calls = name, held, [(None, ())]
+
+    def post(self, method: str, *arguments: Any) -> None:
+        self.calls.append((method, arguments))
+
+    def take(self, timeout: float | None = None) -> Any:
+        method, arguments = self.calls.pop(0)
+        try:
+            return None if method is None else getattr(self.held, method)(*arguments)
+        except whorl.core.errors.WhorlError as error:
+            raise RemoteError(f"{self.name}: {error.message}") from None
+
+    def close(self) -> None: ...
+
+
+class InlineBackend:
+    """Runs the learners in this process, one after the other."""
+
+    dashboard, host, gpus = "", "", None
+
+    def start(self, name: str, make: Any, *arguments: Any, cpus: float = 0, gpus: float = 0) -> Any:
+        return InlineRemote(name, make(*arguments))
+
+    def wait(self, remotes: Sequence[Any], timeout: float) -> list[Any]:
+        return list(remotes[:1])
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evolver, "make_backend", lambda *_: InlineBackend())
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> dict[str, Any]:
+    return {**SMALL, "runs": str(tmp_path)}
+
+
+class Forgetful(CartPoleEnv):
+    """A cart-pole of somebody else: nobody knows what its state is, so there is no snapshot of it."""
+
+
+@pytest.fixture
+def forgetful() -> Iterator[str]:
+    whorl.register("environment", "Forgetful-v0", lambda: gymnasium.wrappers.TimeLimit(Forgetful(), 60))
+    yield "Forgetful-v0"
+    whorl.core.registry._registered["environment"].pop("Forgetful-v0")
