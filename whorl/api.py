@@ -242,8 +242,8 @@ def load_population(
 ) -> Evolver:
     """The population that `evolve` runs, in a new folder."""
     own, drawn, layers = setup.split([*read_file(config), settings])
-    setup.check_layers(layers)
     algorithm = setup.named(layers, "algorithm", "sac")
+    setup.check_layers(layers, algorithm)
     given = setup.named(layers, "env", "Pendulum-v1") if env is None else env
     layers = [
         {key: value for key, value in layer.items() if key not in ("algorithm", "env")} for layer in layers

@@ -70,8 +70,15 @@ class InlineBackend:
 
 
 @pytest.fixture
+def inline_backend() -> type:
+    return InlineBackend
+
+
+@pytest.fixture
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learners in this process, and no picture, which takes longer than they do."""
     monkeypatch.setattr(evolver, "make_backend", lambda *_: InlineBackend())
+    monkeypatch.setattr(evolver, "draw_population", lambda *_: None)
 
 
 @pytest.fixture

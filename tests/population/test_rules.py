@@ -71,7 +71,7 @@ def test_a_generation_of_the_cross_entropy_method_by_hand() -> None:
     plans = {plan.slot: plan for plan in population.next()}
     kept = plans.pop(1)
     assert kept == Plan(1, 1, 1, {"gamma": 0.99, "lr": 2e-3}, "own")
-    # Selected: places 1 (0.99, 2e-3) and 2 (0.9, 3e-3). Each gamma has the count 1 + 1, so their probabilities are equal.
+    # Selected: places 1 (0.99, 2e-3) and 2 (0.9, 3e-3). Each gamma has the count 1 + 1: equal probabilities.
     logs = np.log([2e-3, 3e-3])
     for slot, plan in plans.items():
         rng = np.random.default_rng([SEED, 2, slot])
@@ -118,7 +118,9 @@ def test_a_learner_that_is_selected_four_times_less_than_the_average_is_removed(
     ]
     # After 8 generations 16 selections: 5.33 on average. 2 * 4 = 8 is above it, 1 * 4 below.
     assert removed_learners(history, 4.0) == {}
-    history = [replace(one, selected=one.slot == 0 or (one.slot == 1) == (one.generation > 1)) for one in history]
+    history = [
+        replace(one, selected=one.slot == 0 or (one.slot == 1) == (one.generation > 1)) for one in history
+    ]
     found = removed_learners(history, 4.0)
     assert list(found) == [2]
     assert found[2] == "learner 2 was selected 1 times, the average is 5.3"

@@ -74,6 +74,8 @@ class Evolver:
         self.folder, self.source, self.settings, self.config = folder, source, settings, config
         self.population = Population(config, draws, settings.run.seed, read_lineage(folder))
         self._signal = ""
+        self._drawn = 0
+        """the last generation in the picture"""
         self._began = time.monotonic()
 
     def train(self) -> Evolved:
@@ -96,6 +98,7 @@ class Evolver:
                 lock.check()
                 lock.beat()
                 self._generation()
+            self._draw_curve()
         result = self._result()
         if self._signal:
             raise Interrupted(result) if self._signal == CTRL_C else Terminated(result)
@@ -124,7 +127,6 @@ class Evolver:
         self.population = replace(self.population, history=[*self.population.history, *rows])
         write_lineage(self.folder, self.population.history)
         self._save_best(rows)
-        draw_population(self.population.history, self.population.draws, self.folder / CURVE, self._title())
         self.display.generation(self.population)
         if not any(math.isfinite(row.score) for row in rows):
             raise WhorlError(
@@ -138,7 +140,10 @@ class Evolver:
         folder = self.folder / f"learner_{plan.learner}"
         folder.mkdir(exist_ok=True)
         seeds = Streams(run.seed)
-        settings = self.settings.replace(**plan.params, seed=seeds.seed("learner", f"learner {plan.learner}"))
+        seed = seeds.seed("learner", f"learner {plan.learner}")
+        settings = self.settings.replace(
+            **plan.params, seed=seed, ray=""
+        )  # the learner itself is on the cluster
         common = self.config.rule == "cem" and self.config.common_start and plan.origin == "new"
         weights = population.weight_seed(plan.slot, generation) if plan.origin == "drawn" else 0
         return Task(
@@ -171,6 +176,7 @@ class Evolver:
                 slot, task = queue.popleft()
                 self.display.started(slot)
                 self.crew.give(slot, task)
+            self._draw_curve()  # while the learners train
             for slot, task, found in self.crew.ready(POLL_SECONDS):
                 name = f"learner {task.learner}"
                 if isinstance(found, RemoteError):
@@ -184,6 +190,14 @@ class Evolver:
                     self.display.message(f"{name} diverged: {found.note}")
             self.display.refresh()
         return reports
+
+    def _draw_curve(self) -> None:
+        """Bring the picture up to date."""
+        population = self.population
+        if self._drawn < population.generation:
+            self._drawn = population.generation
+            title = f"{self.config.rule} of {self.config.population} {self.settings.algorithm} on {self.settings.env}"
+            draw_population(population.history, population.draws, self.folder / CURVE, title)
 
     def _rows(self, plans: Sequence[Plan], reports: Mapping[int, Report]) -> list[Lived]:
         scores = [reports[plan.slot].score for plan in plans]
@@ -250,11 +264,6 @@ class Evolver:
             self.population.generation,
             best.learner if best else 0,
             dict(best.params) if best else {},
-        )
-
-    def _title(self) -> str:
-        return (
-            f"{self.config.rule} of {self.config.population} {self.settings.algorithm} on {self.settings.env}"
         )
 
     def _processes(self) -> int:

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whorl.core.errors import CheckpointError, ConfigError, nearest
+from whorl.core.errors import CheckpointError, ConfigError, misspelt, nearest
 from whorl.core.spec import Spec
 from whorl.data.config import ReplayConfig
 from whorl.population.config import MAY_CHANGE, EvolveConfig
 from whorl.population.evolver import CONFIG, LEARNERS, POPULATION
-from whorl.settings.aliases import canonical, translated
+from whorl.settings.aliases import canonical, is_expansion, translated
 from whorl.settings.draws import RANDOM, Draw, read_draws, take_random
 from whorl.settings.merge import Settings, settings_of
 from whorl.settings.presets import algorithm_class, read_yaml
@@ -69,13 +69,18 @@ def named(layers: Sequence[Mapping[str, Any]], key: str, example: str) -> Any:
     return found[-1]
 
 
-def check_layers(layers: Iterable[Mapping[str, Any]]) -> None:
-    """Raise for settings of learners that a population decides."""
-    hints = fields_of(RunConfig)
+def check_layers(layers: Iterable[Mapping[str, Any]], algorithm: str) -> None:
+    """Raise for settings of learners that a population decides, and for misspelt ones of the population."""
+    hints = settings_of(algorithm_class(algorithm)[1])
     for key in (str(key) for layer in layers for key in layer):
         name = canonical(key, hints)
         if name in FIXED:
             raise ConfigError(f"{key} can't be set for a population: {FIXED[name]}")
+        word = misspelt(name, fields_of(EvolveConfig))
+        if word and name not in hints and not is_expansion(name, hints):
+            raise ConfigError(
+                f"neither a population nor {algorithm} has a setting {key!r}; did you mean {word!r}?"
+            )
 
 
 def budget(config: EvolveConfig) -> dict[str, Any]:
@@ -95,8 +100,8 @@ def check(config: EvolveConfig, settings: Settings, draws: Mapping[str, Draw], s
         )
     if config.keep_best >= config.population:
         raise ConfigError(
-            f"keep_best is {config.keep_best}, but there are {config.population} learners; use fewer, so that some draw "
-            "new weights"
+            f"keep_best is {config.keep_best}, but there are {config.population} learners; use fewer, so that some "
+            "draw new weights"
         )
     if config.min_std > config.max_std:
         raise ConfigError(f"min_std is {config.min_std} and max_std {config.max_std}; the least comes first")
