@@ -2,7 +2,8 @@
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import whorl
-from whorl.distributed.remote import RemoteError
 from whorl.population import evolver
+
+sys.path.append(str(Path(__file__).parent))
+from inline import InlineBackend
 
 # A Ray cluster runs whatever it is sent, so only these tests may connect to it. Ray reads this when it is imported.
 os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
@@ -32,41 +35,6 @@ SMALL: dict[str, Any] = {
     "quiet": True,
     "random_params": {"gamma": [0.9, 0.99], "learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}},
 }
-
-
-class InlineRemote:
-    """An object in this process."""
-
-    node, pid = "", 0
-
-    def __init__(self, name: str, held: Any) -> None:
-        self.name, self.held, self.calls = name, held, [(None, ())]
-
-    def post(self, method: str, *arguments: Any) -> None:
-        self.calls.append((method, arguments))
-
-    def take(self, timeout: float | None = None) -> Any:
-        method, arguments = self.calls.pop(0)
-        try:
-            return None if method is None else getattr(self.held, method)(*arguments)
-        except whorl.core.errors.WhorlError as error:
-            raise RemoteError(f"{self.name}: {error.message}") from None
-
-    def close(self) -> None: ...
-
-
-class InlineBackend:
-    """Runs the learners in this process, one after the other."""
-
-    dashboard, host, gpus = "", "", None
-
-    def start(self, name: str, make: Any, *arguments: Any, cpus: float = 0, gpus: float = 0) -> Any:
-        return InlineRemote(name, make(*arguments))
-
-    def wait(self, remotes: Sequence[Any], timeout: float) -> list[Any]:
-        return list(remotes[:1])
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture
