@@ -89,9 +89,10 @@ def test_counts_of_selected_values_are_those_of_all_generations() -> None:
     again[2] = replace(again[2], params={"gamma": 0.99, "lr": 1e-3})
     population = replace(first, history=[*first.history, *again])
     # 0.99 was selected three times, 0.9 once: counts 4 and 2.
-    for plan in (plan for plan in population.next() if plan.origin == "drawn"):
-        rng = np.random.default_rng([SEED, 3, plan.slot])
-        assert plan.params["gamma"] == (0.9 if rng.random() < 2 / 6 else 0.99)
+    for seed in range(20):
+        for plan in (plan for plan in replace(population, seed=seed).next() if plan.origin == "drawn"):
+            rng = np.random.default_rng([seed, 3, plan.slot])
+            assert plan.params["gamma"] == (0.9 if rng.random() < 2 / 6 else 0.99)
 
 
 def test_without_keep_best_all_weights_are_drawn() -> None:

@@ -187,21 +187,19 @@ def select(scores: Sequence[float], share: float) -> list[bool]:
 
 
 def removed_learners(history: Sequence[Lived], factor: float) -> dict[int, str]:
-    """The learners that were selected `factor` times less often than the average of all, with the reason.
+    """The learners that were selected `factor` times less often than a learner of their age is on average.
 
-    Nobody is removed before the average is `factor`, as a learner that was selected once must have had the chance to be
-    selected more often. The selections of a place's earlier learners count for the average only.
+    Nobody is removed before that average is `factor`: one selection more or less must not decide. With the reason.
     """
+    if factor <= 0:
+        return {}
     newest = [row for row in history if row.generation == history[-1].generation]
     counts = Counter(row.learner for row in history if row.selected)
-    average = sum(counts.values()) / len(newest)
-    if factor <= 0 or average < factor:
-        return {}
-    rate = average / history[-1].generation
+    rate = sum(counts.values()) / len(history)
     return {
-        row.learner: f"learner {row.learner} was selected {counts[row.learner]} times, the average is {average:.1f}"
+        row.learner: f"learner {row.learner} was selected {counts[row.learner]} times, the average is "
+        f"{rate * row.age:.1f}"
         for row in newest
-        # A learner that came later had fewer generations to be selected in.
         if rate * row.age >= factor and counts[row.learner] * factor < rate * row.age
     }
 
