@@ -2024,4 +2024,100 @@ MUTATIONS: list[Mutation] = [
             "",
         ),
     ),
+    *planted(
+        "population/rules.py",
+        "population/test_rules.py",
+        Bug(
+            "the worst are selected",
+            "key=lambda slot: (-scores[slot], slot))",
+            "key=lambda slot: (scores[slot], slot))",
+        ),
+        Bug("deviation of a sample", "stack.std(0, correction=0)", "stack.std(0)"),
+        Bug("deviations are not bounded", "std[name].clamp(config.min_std, config.max_std)", "std[name]"),
+        Bug(
+            "all places draw the same settings",
+            "default_rng([self.seed, generation, slot])",
+            "default_rng([self.seed, generation])",
+        ),
+        Bug(
+            "the best copy the worst",
+            "worst = {row.slot for row in ranked[len(ranked) - count :]}",
+            "worst = {row.slot for row in ranked[:count]}",
+        ),
+        Bug("counts of this generation alone", "[row for row in self.history if row.selected]", "best"),
+        Bug(
+            "a diverged learner continues",
+            "learner, age = (next(numbers), 0) if note else (row.learner, row.age)",
+            "learner, age = row.learner, row.age",
+        ),
+        Bug("removed too early", "if rate * row.age >= factor and counts", "if counts"),
+        Bug("settings are never drawn anew", "rng.random() < self.config.resample", "rng.random() < 0"),
+    ),
+    *planted(
+        "population/member.py",
+        "population/test_evolve.py",
+        Bug(
+            "target networks keep the parent's weights",
+            "polyak_(target, online, 1.0)",
+            "polyak_(target, online, 0.0)",
+            "population/test_evolve.py::test_target_networks_of_drawn_weights_are_copies_of_them",
+        ),
+        Bug(
+            "a copy keeps its learning rate",
+            "    agent.reset_rates()\n",
+            "",
+            "population/test_evolve.py::test_a_copy_has_weights_and_optimizer_state_of_its_parent_and_learning_rates_of_its_own",
+        ),
+        Bug(
+            "optimizer state is not copied",
+            '    agent.load_optimizer_state(found[0]["optimizers"])\n',
+            "",
+            "population/test_evolve.py::test_a_copy_has_weights_and_optimizer_state_of_its_parent_and_learning_rates_of_its_own",
+        ),
+        Bug(
+            "checkpoints of an unreported attempt stay",
+            "        _forget_attempts(folder, task.age)\n",
+            "",
+            "population/test_evolve.py::test_a_population_killed_at_any_moment_and_resumed_equals_an_unbroken_one",
+        ),
+        Bug(
+            "the report comes before the checkpoint",
+            "        evaluation = trainer.evaluate()\n",
+            "        evaluation = trainer.evaluate()\n"
+            "        found = Report(task.generation, evaluation.mean_return, trainer.steps, task.age + 1)\n"
+            "        write_report(folder, found)\n",
+            "population/test_evolve.py::test_a_population_killed_at_any_moment_and_resumed_equals_an_unbroken_one",
+        ),
+    ),
+    *planted(
+        "population/evolver.py",
+        "population/test_evolve.py",
+        Bug(
+            "all learners have one seed",
+            'f"learner {plan.learner}")\n        settings',
+            '"learner")\n        settings',
+            "population/test_evolve.py::test_the_first_weights_of_all_are_the_same_unless_that_is_switched_off",
+        ),
+        Bug(
+            "a failed task is dropped",
+            "                    queue.appendleft((slot, task))\n",
+            "",
+            "population/test_evolve.py::test_a_process_killed_with_9_is_replaced_and_nothing_changes",
+        ),
+    ),
+    *planted(
+        "settings/draws.py",
+        "settings/test_draws.py",
+        Bug("counts start at 0", "[1 + sum(one == value", "[0 + sum(one == value"),
+        Bug(
+            "logarithms are forgotten",
+            "math.log(value) if self.log else",
+            "math.log10(value) if self.log else",
+        ),
+        Bug(
+            "bounds do not hold",
+            "return self._number(min(max(moved, self.low), self.high))",
+            "return self._number(moved)",
+        ),
+    ),
 ]

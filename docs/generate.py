@@ -29,6 +29,7 @@ import yaml
 
 from whorl.core.errors import nearest
 from whorl.core.registry import Part
+from whorl.population.config import EvolveConfig
 from whorl.settings.aliases import ALIASES, NOTES
 from whorl.settings.conditions import WHERE
 from whorl.settings.merge import config_of, configure
@@ -120,9 +121,13 @@ def list_aliases(page: Path) -> str:
     for alias, targets in ALIASES.items():
         for target in targets:
             found.setdefault(target, []).append(f"`{alias}`")
-    loop = fields_of(RunConfig)
+    loop, population = fields_of(RunConfig), fields_of(EvolveConfig)
     rows = [
-        (f"`{name}`", ", ".join(aliases), "all" if name in loop else owners(name))
+        (
+            f"`{name}`",
+            ", ".join(aliases),
+            "all" if name in loop else "populations" if name in population else owners(name),
+        )
         for name, aliases in found.items()
     ]
     return table(("setting", "also called", "algorithms"), rows)

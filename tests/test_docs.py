@@ -12,9 +12,11 @@ import pytest
 
 import whorl
 from whorl.core import registry
+from whorl.population.config import EvolveConfig
 from whorl.settings.aliases import translated
 from whorl.settings.merge import settings_of
 from whorl.settings.presets import algorithm_class
+from whorl.settings.schema import fields_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -122,8 +124,11 @@ def test_every_page_is_reached_from_the_index() -> None:
 
 
 SETTINGS = [
-    settings_of(algorithm_class(name)[1])
-    for name in ("ppo", "ppg", "impala", "a2c", "td3", "sac", "tqc", "dqn", "c51", "qr_dqn", "iqn", "pqn")
+    *(
+        settings_of(algorithm_class(name)[1])
+        for name in ("ppo", "ppg", "impala", "a2c", "td3", "sac", "tqc", "dqn", "c51", "qr_dqn", "iqn", "pqn")
+    ),
+    fields_of(EvolveConfig),
 ]
 
 

@@ -14,6 +14,7 @@ import dataclasses
 import re
 import shlex
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,10 +29,18 @@ import whorl
 from whorl import cli
 from whorl.core import registry
 from whorl.core.errors import WhorlError
+from whorl.envs.make import find
 from whorl.envs.native import WORLDS
+from whorl.population import evolver, setup
+from whorl.population.config import EvolveConfig
+from whorl.population.evolver import Evolver
 from whorl.run.reporting import Result
 from whorl.run.trainer import Trainer
 from whorl.settings.merge import configure
+from whorl.settings.schema import build
+
+sys.path.append(str(Path(__file__).parent / "population"))
+from inline import InlineBackend
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -83,6 +92,9 @@ def page_folder(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) 
     """A folder with what commands name; afterwards whatever the page registered is forgotten."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Trainer, "train", shortened)
+    monkeypatch.setattr(Evolver, "train", evolve_shortly)
+    monkeypatch.setattr(evolver, "make_backend", lambda *_: InlineBackend())
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     torch.set_num_threads(1)
     for name in ("RUN", "RUN1", "RUN2", "runs/first", "runs/second"):
         shutil.copytree(trained, tmp_path / name)
@@ -162,8 +174,14 @@ def check_command(words: list[str], page: Path) -> None:
 
 
 def check_settings(settings: dict[str, object]) -> None:
-    """Settings of a YAML block have to suit one algorithm together."""
+    """Settings of a YAML block have to suit one algorithm together; those of a population name theirs."""
     mistakes = []
+    own, drawn, (settings,) = setup.split([settings])
+    build(EvolveConfig, own)
+    if own:
+        found = configure(settings["algorithm"], settings["env"], settings)
+        setup.check(build(EvolveConfig, own), found, setup.read_params(drawn, found), find(found.env).spec(1))
+        return
     for algorithm in ("ppo", "dqn", "sac", "td3"):
         try:
             configure(algorithm, "", settings)
@@ -173,7 +191,7 @@ def check_settings(settings: dict[str, object]) -> None:
     raise AssertionError("\n".join(mistakes))
 
 
-train_whole = Trainer.train
+train_whole, evolve_whole = Trainer.train, Evolver.train
 
 
 def shortened(trainer: Trainer) -> Result:
@@ -188,6 +206,18 @@ def shortened(trainer: Trainer) -> Result:
     run = dataclasses.replace(run, workers=0, n_eval_episodes=1, quiet=True, tensorboard=False)
     trainer.settings = dataclasses.replace(trainer.settings, run=run)
     return train_whole(trainer)
+
+
+def evolve_shortly(population: Evolver) -> Result:
+    """`Evolver.train` of two learners for one generation, in this process."""
+    run = dataclasses.replace(population.settings.run, n_eval_episodes=1, num_envs=4, quiet=True)
+    population.settings = dataclasses.replace(population.settings, run=run).replace(
+        num_steps=32, batch_size=128
+    )
+    config = dataclasses.replace(population.config, population=2, generations=1, generation_steps=128)
+    population.config = config
+    population.population = dataclasses.replace(population.population, config=config)
+    return evolve_whole(population)
 
 
 class StopEarly(whorl.Callback):

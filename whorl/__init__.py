@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from whorl.algorithms.sac import SACConfig
     from whorl.algorithms.td3 import TD3Config
     from whorl.algorithms.tqc import TQCConfig
-    from whorl.api import algorithms, check, evaluate, load, make, register, restore, resume, train
+    from whorl.api import algorithms, check, evaluate, evolve, load, make, register, restore, resume, train
     from whorl.core.process import configure_process
     from whorl.log.writers import Logger
+    from whorl.population.config import EvolveConfig
     from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots, StopAtReturn, WarmStart
     from whorl.settings.run import RunConfig
 
@@ -41,6 +42,7 @@ __all__ = [
     "CrossQConfig",
     "DDPGConfig",
     "DQNConfig",
+    "EvolveConfig",
     "IMPALAConfig",
     "IQNConfig",
     "Logger",
@@ -61,6 +63,7 @@ __all__ = [
     "check",
     "configure_process",
     "evaluate",
+    "evolve",
     "load",
     "make",
     "register",
@@ -70,6 +73,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "EvolveConfig": "whorl.population.config",
     "Logger": "whorl.log.writers",
     "RunConfig": "whorl.settings.run",
     "configure_process": "whorl.core.process",

@@ -1,13 +1,15 @@
-"""The public API: make, load, train, resume, restore, evaluate, check, algorithms, register."""
+"""The public API: make, load, train, evolve, resume, restore, evaluate, check, algorithms, register."""
 
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, overload
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium.error import DependencyNotInstalled
 
@@ -21,12 +23,16 @@ from whorl.envs.make import Made, Source, find, takes
 from whorl.envs.mistakes import make_env
 from whorl.envs.wrappers import split
 from whorl.log.video import save_video
+from whorl.population import setup
+from whorl.population.config import EvolveConfig
+from whorl.population.evolver import Evolved, Evolver, is_population
 from whorl.run.build import choose_device, kind_of
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
+from whorl.settings.draws import draw_all, read_draws, take_random
 from whorl.settings.merge import Settings, chosen_fields, configure, plain_fields
 from whorl.settings.presets import algorithm_of, algorithms, read_file
 from whorl.settings.run import MAY_CHANGE, RunConfig
@@ -34,9 +40,20 @@ from whorl.settings.schema import build
 from whorl.settings.secrets import HIDDEN, require_secrets
 from whorl.state import checkpoint
 from whorl.state.policy import SavedPolicy, load_policy, unpack_spec
-from whorl.state.runfolder import resolve_run
+from whorl.state.runfolder import new_run_folder, resolve_run
 
-__all__ = ["algorithms", "check", "evaluate", "load", "make", "register", "restore", "resume", "train"]
+__all__ = [
+    "algorithms",
+    "check",
+    "evaluate",
+    "evolve",
+    "load",
+    "make",
+    "register",
+    "restore",
+    "resume",
+    "train",
+]
 
 
 class AlgorithmConfig(Protocol):
@@ -102,11 +119,11 @@ def prepare(
     env: Any,
     algorithm: Any,
     config: Mapping[str, Any] | RunConfig | None,
-    files: Sequence[str | Path],
+    files: Sequence[str | Path | Mapping[str, Any]],
     env_options: Mapping[str, Any] | None,
     settings: Mapping[str, Any],
 ) -> tuple[Source, Settings]:
-    """The environment and all settings of a run; see `load`."""
+    """The environment and all settings of a run; see `load`. What `random_params` name is drawn with the run's seed."""
     objects: dict[str, Any] = {}
     given = {} if env_options is None else {"env_options": dict(env_options)}
     if dataclasses.is_dataclass(algorithm):
@@ -115,21 +132,32 @@ def prepare(
         given |= chosen_fields(chosen)
     if isinstance(config, RunConfig):
         objects |= plain_fields(config)
-    asked = _settings(config, settings)
-    made = find(env, _options_in(files, [given, asked], env))
+    drawn, layers = take_random(
+        [*(layer for path in files for layer in read_file(path)), _settings(config, settings)]
+    )
+    *layers, asked = layers
+    made = find(env, _options_in(layers, [given, asked], env))
 
     def made_with(options: Mapping[str, Any]) -> Source:
         return made.with_options({**made.options, **options})
 
-    found = configure(
-        algorithm,
-        made.id,
-        {**given, **made.settings(asked)},
-        files,
-        options=made.options if made.named else None,
-        objects=objects,
-        kind=lambda options: kind_of(made_with(options)),
-    )
+    def configured(random: Mapping[str, Any]) -> Settings:
+        return configure(
+            algorithm,
+            made.id,
+            {**given, **made.settings(asked), **random},
+            layers,
+            options=made.options if made.named else None,
+            objects=objects,
+            kind=lambda options: kind_of(made_with(options)),
+        )
+
+    found = configured({})
+    if drawn is not None:
+        values = (
+            {name: getattr(found, str(name), None) for name in drawn} if isinstance(drawn, Mapping) else {}
+        )
+        found = configured(draw_all(read_draws(drawn, values), np.random.default_rng(found.run.seed)))
     source = made_with(found.env_options)
     source.check(found.run)
     return source, dataclasses.replace(found, env_options=dict(source.options))
@@ -180,8 +208,64 @@ def resume(
     """
     changes = {key: value for path in files for layer in read_file(path) for key, value in layer.items()}
     changes |= _settings(config, settings)
+    folder = resolve_run(run)
+    if is_population(folder):
+        return resume_population(folder, changes, env, trust).train()
     changes |= {} if env_options is None else {"env_options": dict(env_options)}
     return load_run(run, changes, env=env, callbacks=callbacks, loggers=loggers, trust=trust).train()
+
+
+def evolve(
+    config: str | Path | Mapping[str, Any],
+    *,
+    env: Any = None,
+    env_options: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Evolved:
+    """Train a population of learners, in processes or on Ray; `resume` continues it.
+
+    Args:
+        config: a YAML file or a mapping with `algorithm`, `env`, settings of the population (`EvolveConfig`) and of its
+            learners, and `random_params`.
+        env: an environment that no id finds: a class or function that makes it.
+        settings: come before those of `config`.
+    """
+    return load_population(config, env=env, env_options=env_options, settings=settings).train()
+
+
+def load_population(
+    config: str | Path | Mapping[str, Any],
+    *,
+    env: Any = None,
+    env_options: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> Evolver:
+    """The population that `evolve` runs, in a new folder."""
+    own, drawn, layers = setup.split([*read_file(config), settings])
+    algorithm = setup.named(layers, "algorithm", "sac")
+    setup.check_layers(layers, algorithm)
+    given = setup.named(layers, "env", "Pendulum-v1") if env is None else env
+    layers = [
+        {key: value for key, value in layer.items() if key not in ("algorithm", "env")} for layer in layers
+    ]
+    chosen = build(EvolveConfig, own)
+    source, base = prepare(given, algorithm, setup.budget(chosen), [setup.DEFAULTS, *layers], env_options, {})
+    draws = setup.read_params(drawn, base)
+    setup.check(chosen, base, draws, source.spec(base.run.num_envs))
+    run = base.run
+    folder = new_run_folder(Path(run.runs), f"evolve_{base.algorithm}", source.id, run.tag)
+    return Evolver(folder, source, base, chosen, draws)
+
+
+def resume_population(
+    folder: Path, changes: Mapping[str, Any], env: Any = None, trust: Sequence[str] = ()
+) -> Evolver:
+    """A population as it was after its last complete generation."""
+    chosen, learners, drawn = setup.load(folder, changes)
+    with only_trusted(tuple(trust)):
+        base = configure(learners["algorithm"], learners["env"], learners, presets=False)
+        source = _source(env, base)
+    return Evolver(folder, source, base, chosen, setup.read_params(drawn, base))
 
 
 def load_run(
@@ -232,7 +316,7 @@ def restore(
     """The trained policy of a run or checkpoint, with its normalisers, memory and action scaling."""
     _refuse(restore, unknown)
     folder = resolve_run(run)
-    if best and folder.name != checkpoint.BEST:
+    if (best or is_population(folder)) and folder.name != checkpoint.BEST:
         folder = (folder.parent if folder.name.startswith("checkpoint_") else folder) / checkpoint.BEST
     found = checkpoint.load(folder) if folder.name == checkpoint.BEST else find_checkpoint(folder)
     chosen = str(choose_device(device))
@@ -314,7 +398,9 @@ def _settings(config: Mapping[str, Any] | RunConfig | None, keywords: Mapping[st
     return {**values, **keywords}
 
 
-def _options_in(files: Sequence[str | Path], given: Sequence[Mapping[str, Any]], env: Any) -> dict[str, Any]:
+def _options_in(
+    files: Sequence[str | Path | Mapping[str, Any]], given: Sequence[Mapping[str, Any]], env: Any
+) -> dict[str, Any]:
     """The options among settings that a class or function needs to make its first environment."""
     if isinstance(env, str | gymnasium.Env) or not callable(env):
         return {}

@@ -7,9 +7,11 @@ from torch import nn
 
 from whorl.core.errors import ConfigError, misspelt
 from whorl.core.registry import Part
+from whorl.population.config import EvolveConfig
 from whorl.settings.aliases import ALIASES, EXPANSIONS, NOTES, canonical
 from whorl.settings.merge import configure, settings_of
 from whorl.settings.presets import algorithm_class, preset_names, rules
+from whorl.settings.schema import fields_of
 
 EARLIER = (
     *("lanes", "rollout_steps", "max_epochs", "total_steps", "learner_device", "worker_device", "slabs"),
@@ -28,7 +30,7 @@ def found(algorithm: str, **settings: Any) -> dict[str, Any]:
 
 
 def every() -> list[dict[str, Any]]:
-    return [settings_of(cls) for cls in rules().values()]
+    return [*(settings_of(cls) for cls in rules().values()), fields_of(EvolveConfig)]
 
 
 @pytest.mark.parametrize("alias", ALIASES)

@@ -164,6 +164,11 @@ class Optimized(nn.Module):
             for name, rate in self._rates.items():
                 getattr(self, f"lr_{name}").copy_(rate * factor)
 
+    def reset_rates(self) -> None:
+        """Set every learning rate to the configured one."""
+        for name, rate in self._rates.items():
+            getattr(self, f"lr_{name}").fill_(rate)
+
     def optimizer_state(self) -> dict[str, list[dict[str, Tensor]]]:
         """The tensors of every optimizer's state, parameter by parameter."""
         return {

@@ -1,4 +1,4 @@
-"""The command `whorl`: train, resume, eval, plot, list, check, config, completion."""
+"""The command `whorl`: train, evolve, resume, eval, plot, list, check, config, completion."""
 
 import os
 import signal

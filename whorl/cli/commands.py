@@ -18,7 +18,7 @@ from whorl.cli.report import show_columns, show_runs, show_table
 from whorl.core.errors import ConfigError, EnvError
 from whorl.core.registry import registered
 from whorl.settings.merge import Settings, config_of, configure, merge
-from whorl.settings.presets import algorithm_class, algorithms, preset_names, same_name
+from whorl.settings.presets import algorithm_class, algorithms, preset_names, read_file, same_name
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import Device, Range, build, fields_of, wrong
 
@@ -273,14 +273,52 @@ def resume(words: list[str]) -> int:
         print(parser.format_help())
         return 0
     run, own, changes = _one(parser, words, ResumeFlags)
-    from whorl.api import load_run
+    from whorl.api import load_run, resume_population
     from whorl.cli.seeds import run_trainer
+    from whorl.population.evolver import is_population
+    from whorl.state.runfolder import resolve_run
 
+    if is_population(resolve_run(run)):
+        return run_trainer(resume_population(resolve_run(run), changes, trust=own.trust))
     return run_trainer(load_run(run, changes, trust=own.trust))
 
 
 def _resume_settings() -> dict[str, Any]:
-    return {**_all_settings(), **fields_of(RunConfig)}
+    from whorl.population.config import EvolveConfig
+
+    return {**_all_settings(), **fields_of(RunConfig), **fields_of(EvolveConfig)}
+
+
+def evolve(words: list[str]) -> int:
+    """train a population of learners: the best are selected, the others continue from them"""
+    from whorl.population.config import EvolveConfig
+
+    whole = "--help-all" in words
+    asked, words = _wants_help(words)
+    names, rest = _leading(words)
+    if len(names) != 1 and not (asked and not names):
+        got = f", but got {' and '.join(map(repr, names))}" if names else ""
+        raise ConfigError(f"evolve takes one settings file{got}: whorl {COMMANDS['evolve'].usage}")
+    layers = read_file(names[0]) if names else []
+    algorithm = next((layer["algorithm"] for layer in reversed(layers) if layer.get("algorithm")), "ppo")
+    _, cls, _ = algorithm_class(str(algorithm))
+    about = (
+        "Settings of the population; those of its learners (whorl train ALGORITHM ENV --help) are flags too."
+    )
+    parser = FlagParser("evolve", COMMANDS["evolve"].usage, about, _all_settings, nested=True)
+    parser.hints["env_options"] = dict
+    for config in (EvolveConfig(), *((RunConfig(), config_of(cls)()) if whole or not asked else ())):
+        parser.add_config(config, "population" if isinstance(config, EvolveConfig) else "learners")
+    if asked:
+        print(parser.format_help())
+        return 0
+    stray, settings = parser.read(rest)
+    if stray:
+        raise _stray(stray[0])
+    from whorl.api import load_population
+    from whorl.cli.seeds import run_trainer
+
+    return run_trainer(load_population(names[0], settings=settings))
 
 
 def evaluate(words: list[str]) -> int:
@@ -416,6 +454,7 @@ COMMANDS = {
     "train": Command(
         train, "train ALGORITHM ENV [--config FILE] [--seeds 1 2 3 [--parallel 3]] [--SETTING VALUE ...]"
     ),
+    "evolve": Command(evolve, "evolve CONFIG [--rule cem|pbt] [--population N] [--SETTING VALUE ...]"),
     "resume": Command(resume, "resume RUN [--total-timesteps N] [--SETTING VALUE ...]"),
     "eval": Command(
         evaluate, "eval RUN [--episodes N] [--video [PATH]] [--json] [--best] [--env_options.NAME VALUE]"

@@ -19,6 +19,7 @@ from whorl.cli.commands import (
     TrainFlags,
 )
 from whorl.core.errors import ConfigError, nearest
+from whorl.population.config import EvolveConfig
 from whorl.settings.merge import settings_of
 from whorl.settings.presets import algorithm_class, algorithms
 from whorl.settings.run import MAY_CHANGE, RunConfig
@@ -65,8 +66,9 @@ def _words() -> _Words:
     choices: dict[str, list[str]] = {}
     own = {name: fields_of(cls) for name, cls in _OWN.items()}
     hints = {command: dict(own.get(command, {})) for command in COMMANDS}
-    for command in ("train", "config"):
+    for command in ("train", "config", "evolve"):
         hints[command] |= run
+    hints["evolve"] |= fields_of(EvolveConfig)
     hints["resume"] |= {name: run[name] for name in MAY_CHANGE if name in run}
     settings: dict[str, dict[str, Any]] = {}
     known = {name: about for name, about in algorithms().items() if _PLAIN.fullmatch(name)}

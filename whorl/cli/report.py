@@ -14,6 +14,7 @@ from whorl.core.registry import KINDS, registered
 from whorl.settings.merge import Settings
 
 if TYPE_CHECKING:
+    from whorl.population.evolver import Evolved
     from whorl.run.reporting import Result
 
 _PATH = re.compile(r"(?!whorl\.|torch\.)[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
@@ -41,6 +42,26 @@ def show_result(result: "Result", settings: Settings) -> None:
         trust = trusted(settings)
         print(f"evaluate: {command('eval', result.run_dir, *trust)}")
         print(f"continue: {command('resume', result.run_dir, *_more(result), *trust)}")
+
+
+def show_evolved(result: "Evolved", settings: Settings) -> None:
+    """The best learner of a population, and the commands to go on with."""
+    show_table(
+        {
+            "stopped because": result.reason,
+            "generations": result.generations,
+            "steps of all learners": result.steps,
+            "best score": result.mean_return,
+            "learner": result.learner,
+            **dict(result.params or {}),
+            "wall time": f"{result.wall_time:.1f} s",
+            "folder": str(result.run_dir),
+        }
+    )
+    trust = trusted(settings)
+    print(f"evaluate: {command('eval', result.run_dir, *trust)}")
+    more = [] if result.interrupted else ["--generations", str(2 * result.generations)]
+    print(f"continue: {command('resume', result.run_dir, *more, *trust)}")
 
 
 def show_seeds(results: Mapping[int, "Result | None"]) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
-from whorl.cli.report import command, in_lines, show_result, show_seeds, trusted
+from whorl.cli.report import command, in_lines, show_evolved, show_result, show_seeds, trusted
 from whorl.cli.status import INTERRUPTED, MISTAKE, TERMINATED
 from whorl.core.errors import ConfigError, WhorlError
 from whorl.log.console import DISPLAY, LIVE_SECONDS, Console, Consoles, summary
@@ -52,10 +52,19 @@ class Job:
 def run_trainer(trainer: Any) -> int:
     """Train to the end or to a signal, show the result, and give the exit status."""
     try:
-        show_result(trainer.train(), trainer.settings)
+        _show(trainer.train(), trainer.settings)
     except (KeyboardInterrupt, SystemExit) as stop:
         return _show_interrupted(stop, trainer.settings)
     return 0
+
+
+def _show(result: "Result", settings: Settings) -> None:
+    from whorl.population.evolver import Evolved
+
+    if isinstance(result, Evolved):
+        show_evolved(result, settings)
+    else:
+        show_result(result, settings)
 
 
 def train_seeds(job: Job, seeds: Sequence[int], parallel: int) -> int:
@@ -99,7 +108,7 @@ def _show_interrupted(stop: KeyboardInterrupt | SystemExit, settings: Settings) 
     result = getattr(stop, "result", None)
     if result is None:
         raise stop
-    show_result(result, settings)
+    _show(result, settings)
     return TERMINATED if isinstance(stop, SystemExit) else INTERRUPTED
 
 

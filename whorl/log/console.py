@@ -140,7 +140,7 @@ class Console:
         table.add_column(style="bold", overflow="fold")
         table.add_column(justify="right", overflow="fold")
         for key, value in values.items():
-            table.add_row(Text(self._legible(key)), Text(self._legible(_amount(value))))
+            table.add_row(Text(self._legible(key)), Text(self._legible(amount(value))))
         with self._surviving():
             self._terminal.print(table)
 
@@ -185,7 +185,7 @@ class Console:
             if len(self._joined([*parts, part])) <= width:
                 parts.append(part)
         numbers = Text(self._joined(parts), no_wrap=True, overflow="crop")
-        return Group(*_heading(self._legible(self.title)), head, numbers)
+        return Group(*heading(self._legible(self.title)), head, numbers)
 
     def _cell(self) -> tuple[str, str]:
         """What a notebook shows, as HTML and as text."""
@@ -215,9 +215,9 @@ class Console:
         rate = row.get("time/steps_per_second", self._rate() if self.unit == "steps" else 0.0)
         parts = [f"{rate:,.0f} steps/s"] if isinstance(rate, int | float) and rate > 0 else []
         if "episode/return" in row:
-            parts.append(f"return {_amount(row['episode/return'])}")
+            parts.append(f"return {amount(row['episode/return'])}")
         if "evaluation/return" in row:
-            parts.append(f"evaluation {_amount(row['evaluation/return'])}")
+            parts.append(f"evaluation {amount(row['evaluation/return'])}")
         return parts
 
     def _left(self) -> str:
@@ -315,7 +315,7 @@ class Consoles(Console):
             picture = ProgressBar(total=1.0, completed=bar._share(), width=size)
             text = Text(f" {bar._share():>4.0%}  {self._joined(parts)}", no_wrap=True, overflow="crop")
             table.add_row(Text(f"{name:<{label}}", style="bold"), picture, text)
-        return Group(*_heading(self._legible(self.title)), table)
+        return Group(*heading(self._legible(self.title)), table)
 
 
 class _Bar(Console):
@@ -363,7 +363,7 @@ def summary(settings: Settings, device: str) -> str:
     return ", ".join(parts)
 
 
-def _heading(title: str) -> list[Text]:
+def heading(title: str) -> list[Text]:
     """The title, of which only the first line is emphasised."""
     styles = ["bold cyan", *["dim"] * title.count("\n")]
     lines = zip(title.split("\n"), styles) if title else ()
@@ -393,7 +393,7 @@ def _digits(number: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _amount(value: float | int | str) -> str:
+def amount(value: float | int | str) -> str:
     """A readable number: about four digits, without an exponent if possible."""
     if isinstance(value, int):
         return f"{value:,}"

@@ -23,7 +23,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "env_timeout": "step_timeout",
         "actors": "num_actors num_workers num_env_runners num_rollout_workers",
         "trajectories_per_batch": "slabs",
-        "n_eval_episodes": "eval_episodes num_eval_episodes evaluation_duration",
+        "n_eval_episodes": "eval_episodes num_eval_episodes evaluation_duration evolver_cem_length",
         "runs": "logdir log_dir",
         "tag": "exp_name",
         "use_wandb": "wandb track log_wandb",
@@ -103,6 +103,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "n_target_fractions": "num_tau_prime_samples target_sample_size",
         "n_policy_fractions": "num_quantile_samples online_sample_size",
         "double": "double_q is_double",
+        # Populations
+        "elite": "evolver_cem_best",
+        "remove_worst": "evolver_remove_worst",
     }.items()
     for alias in aliases.split()
 }
@@ -170,6 +173,11 @@ NOTES: dict[str, str] = {
     "save_freq": "set checkpoint_freq, in environment steps",
     "save_model_freq": "set checkpoint_freq, in environment steps",
     "lr_decay": "set lr_schedule to linear",
+    "evolver_enabled": "a population is trained by whorl evolve CONFIG",
+    **dict.fromkeys(
+        ("evolver_cem_min_length", "evolver_cem_time"),
+        "a generation ends when all learners have made generation_steps",
+    ),
     "replay_buffer_class": "set prioritized",
     "replay_buffer_config": "set buffer_size, prioritized, priority_alpha and priority_beta",
 }

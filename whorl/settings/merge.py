@@ -85,7 +85,7 @@ def configure(
     algorithm: str,
     env: str,
     arguments: Mapping[str, Any],
-    files: Iterable[str | Path] = (),
+    files: Iterable[str | Path | Mapping[str, Any]] = (),
     presets: bool = True,
     changes: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = MappingProxyType({}),

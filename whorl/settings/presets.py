@@ -160,8 +160,13 @@ def read_yaml(text: str, what: str) -> Any:
         raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def read_file(path: str | Path, seen: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
-    """The layers of a YAML file of settings: those of files and presets that it `inherits:`, then its own."""
+def read_file(path: "str | Path | Mapping[str, Any]", seen: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
+    """The layers of a YAML file of settings: those of files and presets that it `inherits:`, then its own.
+
+    A mapping is a layer that was read already.
+    """
+    if isinstance(path, Mapping):
+        return [dict(path)]
     path = Path(path)
     if not path.is_file():
         others = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []

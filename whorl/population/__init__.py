@@ -1,0 +1,1 @@
+"""A population of learners: they train, the best are selected, and the others continue from them."""
