@@ -27,7 +27,7 @@ from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
-from whorl.settings.merge import Settings, chosen_fields, configure, plain_fields
+from whorl.settings.merge import Settings, chosen_fields, configure, merge, plain_fields
 from whorl.settings.presets import algorithm_of, algorithms, read_file
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
@@ -124,7 +124,7 @@ def prepare(
     found = configure(
         algorithm,
         made.id,
-        {**given, **made.settings(asked)},
+        {**given, **_determined(made, files, given, asked), **asked},
         files,
         options=made.options if made.named else None,
         objects=objects,
@@ -323,6 +323,21 @@ def _options_in(files: Sequence[str | Path], given: Sequence[Mapping[str, Any]],
         if isinstance(layer.get("env_options"), Mapping):
             found |= layer["env_options"]
     return found
+
+
+def _determined(
+    made: Source, files: Sequence[str | Path], given: Mapping[str, Any], asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Settings that a batched environment determines, unless they were asked for."""
+    if made.adapter is None or made.adapter.single:
+        return made.settings(asked)
+    # The number of environments depends on options, which are among the settings.
+    layers: list[Mapping[str, Any]] = [layer for path in files for layer in read_file(path)]
+    found: dict[str, Any] = {}
+    for layer in (*layers, given, asked):
+        merge(found, {key: value for key, value in layer.items() if key.startswith("env_options")}, {})
+    source = made.with_options({**made.options, **found.get("env_options", {})})
+    return source.settings({key: value for layer in layers for key, value in layer.items()} | dict(asked))
 
 
 def _refuse(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
