@@ -1,4 +1,4 @@
-"""Unity ML-Agents: players (`unity:PATH`) and the editor (`unity:editor`), whose agents are the environments of a batch.
+"""Unity ML-Agents: players (`unity:PATH`) and the editor (`unity:editor`). Each agent is one environment of a batch.
 
 The messages are those of `mlagents_envs`, which is not needed. Several behaviours in one scene are told apart by the
 option `behavior`: one is trained, the agents of others do nothing.
@@ -132,9 +132,9 @@ def layout_of(behavior: Behavior) -> Any:
 def _probe(id: str, options: UnityOptions) -> Scene:
     """Start a player to find its behaviours, and count the agents that ask before one of them asks again."""
     nobody = Behavior("", (), 0, ())
-    idle = Agents(
-        nobody, Buffers([], *np.zeros((5, 0), bool), np.zeros((0, 0)))
-    )  # has no rows, so nobody learns
+    nothing = np.zeros(0)
+    # Without rows, all agents do nothing.
+    idle = Agents(nobody, Buffers([], nothing, nothing, nothing, nothing, nothing, nothing))
     found: dict[str, Behavior] = {}
     seen: set[tuple[str, int]] = set()
     player = Player(path_of(id, options), options, 0, 0)

@@ -1,1 +1,1 @@
-"""Unity ML-Agents' protocol: messages, side channels, players, sensors and agents; `adapters/unity.py` makes it a batch."""
+"""Unity ML-Agents' protocol: messages, side channels, players, sensors and agents. See `whorl.envs.adapters.unity`."""

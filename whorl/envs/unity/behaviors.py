@@ -41,7 +41,7 @@ class Behavior:
         if self.branches:
             one = len(self.branches) == 1
             parts[DISCRETE] = (
-                spaces.Discrete(self.branches[0]) if one else spaces.MultiDiscrete(self.branches)
+                spaces.Discrete(self.branches[0]) if one else spaces.MultiDiscrete(list(self.branches))
             )
         return spaces.Dict(parts) if len(parts) == 2 else next(iter(parts.values()))
 

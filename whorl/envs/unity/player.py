@@ -193,7 +193,7 @@ class Player:
     def _start(self, command: list[str]) -> None:
         graphics = ["-nographics", "-batchmode"] if self.options.no_graphics else []
         words = [*command, *graphics, "--mlagents-port", str(self.port), *self.options.arguments]
-        self._output = tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the player
         try:
             # A session of its own: an interrupt in the terminal ends the run, which then ends its players.
             self._process = subprocess.Popen(
