@@ -61,7 +61,7 @@ _MESSAGES = {
     "3 compressedChannelMapping bool, 4 hybridActions bool, 5 trainingAnalytics bool, "
     "6 variableLengthObservation bool, 7 multiAgentGroups bool",
 }
-"""message -> its fields, `number name type`: [] repeated, {} a map from strings to a nested message, | part of a oneof"""
+"""message -> its fields, `number name type`: [] repeated, {} map from strings to a nested message, | part of a oneof"""
 
 
 def grpc() -> Any:
