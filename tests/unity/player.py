@@ -87,14 +87,15 @@ class Gatherer:
     """
 
     key = "Gatherer?team=0"
-    reach, limit = 0.2, 50
+    reach = 0.2
 
     def __init__(self, id: int, generator: random.Random, parameters: dict[str, float]) -> None:
         self.id, self.random, self.parameters = id, generator, parameters
-        self.period = 1 + id % int(parameters.get("periods", 3))
         self.begin()
 
     def begin(self) -> None:
+        self.period = 1 + self.id % int(self.parameters.get("periods", 3))
+        self.limit = int(self.parameters.get("limit", 50))
         self.position, self.target = self.random.uniform(-1, 1), self.random.uniform(-1, 1)
         self.hand = self.random.randrange(2)
         self.decisions, self.reward, self.taken = 0, 0.0, False
@@ -289,8 +290,11 @@ def main() -> None:
     parser.add_argument("--dies", type=int, default=0, help="end at this exchange")
     parser.add_argument("--hangs", type=int, default=0, help="stop answering at this exchange")
     parser.add_argument("--once", default="", help="file that remembers that one player has died or hung")
+    parser.add_argument("--alone", default="", help="file that makes every player but the first end at once")
     parser.add_argument("--record", default="", help="file for all messages, a call and its answer per line")
     args, _ = parser.parse_known_args()
+    if args.alone and not first_time(args.alone):
+        raise SystemExit("another player was here before")
     player = Player(args)
     with grpc.insecure_channel(f"localhost:{args.mlagents_port}") as channel:
         call = channel.unary_unary(

@@ -37,6 +37,7 @@ def main() -> None:
     env = UnityEnvironment(None, seed=11, side_channels=[engine, parameters], timeout_wait=30)
     engine.set_configuration_parameters(84, 84, 5, 20.0, -1, 60)
     parameters.set_float_parameter("periods", 2.0)
+    parameters.set_float_parameter("limit", 3.0)
     parameters.set_uniform_sampler_parameters("mass", 0.5, 1.5, 11)
     parameters.set_gaussian_sampler_parameters("wind", 0.0, 2.0, 11)
     parameters.set_multirangeuniform_sampler_parameters("gap", [(0.0, 1.0), (2.0, 3.0)], 11)

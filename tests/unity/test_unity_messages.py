@@ -21,7 +21,7 @@ from whorl.envs.unity.side_channels import ENGINE, PARAMETERS, engine_settings, 
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
 CALLS = [(bytes.fromhex(call["player"]), bytes.fromhex(call["python"])) for call in RECORDED["calls"]]
 GATHERER, WATCHER = "Gatherer?team=0", "Watcher?team=1"
-SENT = {"periods": 2.0, "mass": {"uniform": [0.5, 1.5]}, "wind": {"gaussian": [0.0, 2.0]}}
+SENT = {"periods": 2.0, "limit": 3.0, "mass": {"uniform": [0.5, 1.5]}, "wind": {"gaussian": [0.0, 2.0]}}
 
 
 def read(data: bytes) -> Any:
@@ -135,6 +135,8 @@ def test_agents_are_read_as_the_original_package_reads_them() -> None:
             here, want = [info for info in infos if info.done == done], told[GATHERER][part]
             ends += done * len(here)
             assert [info.id for info in here] == want["ids"]
+            if done:
+                assert [info.max_step_reached for info in here] == told[GATHERER]["interrupted"]
             assert np.allclose([info.reward for info in here], want["rewards"])
             for number, sensor in enumerate(behavior.sensors):
                 found = [sensor.read(info.observations[number]) for info in here]
@@ -145,10 +147,11 @@ def test_agents_are_read_as_the_original_package_reads_them() -> None:
         if masks:
             forbidden = [~behavior.allowed(info.action_mask) for info in infos if not info.done]
             assert np.array_equal(np.concatenate([np.array(mask) for mask in masks], 1), forbidden)
+    assert ends >= 3
 
 
 def test_actions_are_sent_as_the_original_package_sends_them() -> None:
-    agents, behavior = scene()
+    agents, _ = scene()
     compared = 0
     for step, (call, answer) in enumerate(CALLS[2:-1]):
         agents.take(read(call))

@@ -60,7 +60,7 @@ class WaitingCollector(LocalCollector):
             fresh = {"action": acted.action, "extras": {**self._held["extras"], **acted.extras}}
             self._held = tree.where(self._waits, self._held, fresh)
             answer = tree.to(_tensors(self.env.step(self._held["action"])), self.agent.device)
-            self._waits = answer.pop("waits").clone()  # the environment's own may change with its next step
+            self._waits.copy_(answer.pop("waits"))
             answered = ~self._waits
             following = answer.pop("obs"), answer.pop("next_reset")
             after, columns = self.agent.follow(

@@ -50,8 +50,10 @@ class UnityOptions:
     """start players without graphics; camera sensors then see nothing"""
     areas: Annotated[int, Range(1, 10_000)] = 1
     """copies of the training area that a player makes, where its scene can replicate one"""
+    start_timeout: Positive = 60.0
+    """seconds within which a player has to connect"""
     timeout: Positive = 60.0
-    """seconds within which a player has to connect and to answer; one that does not is restarted"""
+    """seconds within which a player has to answer; one that does not is restarted"""
     exact: bool = False
     """start players anew at every reset, with its seed, so that a resumed run of a deterministic player is exact"""
 

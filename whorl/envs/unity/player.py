@@ -6,11 +6,13 @@ it is to do next. So a call stays open while the policy thinks, and `exchange` a
 
 import contextlib
 import queue
+import socket
 import subprocess
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from typing import Any
 
 from whorl.core.errors import EnvError
@@ -173,15 +175,15 @@ class Player:
         # The editor knows its port; for players the next free one is taken.
         ports = [first] if self.options.editor or not first else range(first, min(first + PORTS, 65_536))
         for port in ports:
-            server = rpc.server(
-                ThreadPoolExecutor(2, f"unity-{self.number}"), options=[("grpc.so_reuseport", 0), *size]
-            )
+            if port and not _is_free(port):
+                continue
+            server = rpc.server(_DaemonThreads(), options=[("grpc.so_reuseport", 0), *size])
             server.add_generic_rpc_handlers(
                 (rpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
             )
             try:
                 found = server.add_insecure_port(f"localhost:{port}")
-            except RuntimeError:  # in use
+            except RuntimeError:  # another process was faster
                 continue
             if found:
                 server.start()
@@ -215,9 +217,35 @@ class Player:
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._answers.get(timeout=LOOK)
-            # Python waits at its exit for threads: without this a forgotten player would keep it alive.
-            if self._closed.is_set() or not threading.main_thread().is_alive() or not context.is_active():
+            if self._closed.is_set() or not context.is_active():
                 return _goodbye()
+
+
+class _DaemonThreads(Executor):
+    """A thread per call. Python does not wait for it at its exit, as it would for those of a `ThreadPoolExecutor`."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="unity", daemon=True).start()
+        return future
+
+
+def _is_free(port: int) -> bool:
+    """Whether nobody listens on a port; gRPC is content with one of two addresses."""
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _goodbye() -> Any:
