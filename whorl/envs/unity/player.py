@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import Any, Literal
 
 from whorl.core.errors import EnvError
 from whorl.envs.unity.messages import CLOSE, METHOD, OK, RESET, SERVICE, VERSION, grpc, messages
@@ -59,7 +59,7 @@ class Player:
 
     def connect(self) -> Any:
         """Wait for the player, reset it, and return its first message; behaviours are announced in it."""
-        first = self.receive()
+        first = self.receive("start_timeout")
         told = first.unity_output.rl_initialization_output
         self._check_version(told.communication_version)
         reply = messages().UnityMessageProto()
@@ -120,8 +120,10 @@ class Player:
         self._open = False
         self._answers.put(message)
 
-    def receive(self) -> Any:
-        until = time.monotonic() + self.options.timeout
+    def receive(self, limit: Literal["timeout", "start_timeout"] = "timeout") -> Any:
+        """The next message of the player, awaited for as long as an option says."""
+        seconds = getattr(self.options, limit)
+        until = time.monotonic() + seconds
         while True:
             with contextlib.suppress(queue.Empty):
                 call = self._calls.get(timeout=LOOK)
@@ -134,18 +136,13 @@ class Player:
             if status is not None:
                 raise PlayerLost(f"{self.name} ended with status {status}{self._last_words()}")
             if time.monotonic() > until:
-                raise PlayerLost(self._silence())
+                what = f"did not answer within {seconds:g} seconds, the option {limit}"
+                raise PlayerLost(f"{self.name} {what if limit == 'timeout' else self._absence(what)}")
 
-    def _silence(self) -> str:
-        seconds = f"{self.options.timeout:g} seconds, the option timeout"
+    def _absence(self, what: str) -> str:
         if self._process is None:
-            return (
-                f"{self.name} did not answer on port {self.port} within {seconds}; press Play in the editor"
-            )
-        return (
-            f"{self.name} did not answer on port {self.port} within {seconds}; it must be a build with an agent whose "
-            "behaviour type is Default, and use the ML-Agents package"
-        )
+            return f"{what}, on port {self.port}; press Play in the editor"
+        return f"{what}, on port {self.port}; it must be built with ML-Agents and an agent of behaviour type Default"
 
     def _last_words(self) -> str:
         """The last line that the player wrote."""
