@@ -22,7 +22,14 @@ from whorl.envs.unity.sensors import Sensor
 PLAYER = str(Path(__file__).parent / "player.py")
 ID = f"unity:{PLAYER}"
 BALL = Behavior("Ball", (Sensor("VectorSensor_size6", (6,), False, False),), 2, ())
-SMALL = {"total_timesteps": 192, "num_steps": 8, "batch_size": 32, "tensorboard": False, "quiet": True}
+SMALL = {
+    "total_timesteps": 192,
+    "num_steps": 8,
+    "batch_size": 32,
+    "tensorboard": False,
+    "quiet": True,
+    "n_epochs": 1,
+}
 SMALL |= {"actor_hidden_sizes": [8], "critic_hidden_sizes": [8], "device": "cpu"}
 
 
@@ -155,9 +162,12 @@ def one_sentence(error: WhorlError) -> str:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"args": "--mlagents-port 1", "timeout": 1.0}, "did not answer on port"),
         (
-            {"args": "--agents none", "timeout": 9.0},
+            {"args": "--mlagents-port 1", "start_timeout": 1.0},
+            "within 1 seconds, the option start_timeout, on port",
+        ),
+        (
+            {"args": "--agents none"},
             "ended with status 2: player.py: error: argument --agents",
         ),
         ({"args": "--version 2.0.0"}, "has version 2.0.0 of ML-Agents' communication, and 1.5.0 is needed"),
