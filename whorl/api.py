@@ -33,7 +33,7 @@ from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
 from whorl.settings.draws import draw_all, read_draws, take_random
-from whorl.settings.merge import Settings, chosen_fields, configure, plain_fields
+from whorl.settings.merge import Settings, chosen_fields, configure, merge, plain_fields
 from whorl.settings.presets import algorithm_of, algorithms, read_file
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
@@ -141,11 +141,13 @@ def prepare(
     def made_with(options: Mapping[str, Any]) -> Source:
         return made.with_options({**made.options, **options})
 
+    determined = _determined(made, layers, given, asked)
+
     def configured(random: Mapping[str, Any]) -> Settings:
         return configure(
             algorithm,
             made.id,
-            {**given, **made.settings(asked), **random},
+            {**given, **determined, **asked, **random},
             layers,
             options=made.options if made.named else None,
             objects=objects,
@@ -409,6 +411,20 @@ def _options_in(
         if isinstance(layer.get("env_options"), Mapping):
             found |= layer["env_options"]
     return found
+
+
+def _determined(
+    made: Source, layers: Sequence[Mapping[str, Any]], given: Mapping[str, Any], asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Settings that a batched environment determines, unless they were asked for."""
+    if made.adapter is None or made.adapter.single:
+        return made.settings(asked)
+    # The number of environments depends on options, which are among the settings.
+    found: dict[str, Any] = {}
+    for layer in (*layers, given, asked):
+        merge(found, {key: value for key, value in layer.items() if key.startswith("env_options")}, {})
+    source = made.with_options({**made.options, **found.get("env_options", {})})
+    return source.settings({key: value for layer in layers for key, value in layer.items()} | dict(asked))
 
 
 def _refuse(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:

@@ -18,6 +18,12 @@ from whorl.settings.presets import read_yaml
 from whorl.settings.schema import Choice, Renamed, bare, coerce, describe, fields_of, help_of, rules_of
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+OPTION_FLAGS: dict[str, tuple[str, type]] = {
+    "editor": ("editor", bool),
+    "port": ("port", int),
+    "env_args": ("args", str),
+}
+"""options of Unity environments that have a flag of their own: --port is --env_options.port"""
 _BOOLEANS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
 
 
@@ -126,6 +132,9 @@ class FlagParser(argparse.ArgumentParser):
             return (f"{name}.{path}", None, False) if path and (nested or self._passes(name)) else None
         if name in hints:
             return name, hints[name], False
+        if name in OPTION_FLAGS and "env_options" in hints:
+            option, kind = OPTION_FLAGS[name]
+            return f"env_options.{option}", kind, False
         if is_expansion(head, hints):
             hint = EXPANSIONS[head][0]
             return head, None if hint is str else hint, False

@@ -284,6 +284,8 @@ class Storage:
         self.memories: Tree = tensors["memories"]
         self.steps = len(tensors["reward"])
         self.stride = self.steps // len(tree.first(self.memories)) if self.memories else 1
+        self.length: Tensor | None = None
+        """[B] rows of each environment, where some are shorter than the rollout; None: all rows"""
 
     @staticmethod
     def allocate(agent: Agent, num_envs: int, steps: int) -> "Storage":
@@ -338,6 +340,8 @@ class Storage:
         """The rollout as a batch without discounts: the only place where episode ends become numbers."""
         tensors = self.tensors
         real = ~self.reset[1:]
+        if self.length is not None:
+            real = real & (torch.arange(self.steps, device=real.device).unsqueeze(1) < self.length)
         mask = real.float()
         terminal = tensors["terminated"] | tensors["soft"]
         going = (~(terminal | tensors["truncated"])).float()

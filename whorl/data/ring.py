@@ -89,7 +89,7 @@ class Ring:
                 f"rows and {self.num_envs} environments with memory every {self.stride} rows; change num_steps or "
                 "buffer_size"
             )
-        self._close_gaps(rollout.reset[0])
+        self._close_gaps(rollout.reset[0], rollout.mask[0] > 0)
         given = rollout.tensors()
         given["obs"] = tree.map(_newest, self.observation, given["obs"])
         rows = {name: tree.index(given[name], slice(0, steps)) for name in self.columns if name != "extras"}
@@ -137,16 +137,17 @@ class Ring:
         """
         self._cut.logical_or_(torch.ones_like(self._cut) if where is None else where.to(self.device))
 
-    def _close_gaps(self, reset: Tensor) -> None:
+    def _close_gaps(self, reset: Tensor, real: Tensor) -> None:
         """Where the new rows do not follow, the newest row has no successor: it is no longer a transition.
 
-        Returns stop one row earlier and bootstrap from that row's observation, which is still valid.
+        Returns stop one row earlier and bootstrap from that row's observation, which is still valid. Where the first
+        new row is no step, returns stop before it.
         """
         gap = (reset.to(self.device) & ~self._next_reset) | self._cut
         if self.rows:
             newest, before = (self.rows - 1) % self.slots, (self.rows - 2) % self.slots
             self.columns["mask"][newest].logical_and_(~gap)
-            self.columns["keep"][newest].logical_and_(~gap)
+            self.columns["keep"][newest].logical_and_(~gap & real.to(self.device))
             self.columns["keep"][before].logical_and_(~gap)
 
     def take(self, name: str, cell: Tensor) -> Tree:

@@ -22,11 +22,22 @@ from whorl.envs.spaces import Factory
 from whorl.envs.wrappers import observation_wrappers, split
 
 if TYPE_CHECKING:
+    from whorl.core.spec import Spec
     from whorl.envs.make import Source
     from whorl.envs.vector import VectorEnv
 
 MODULES = (
-    *("dm_control", "minatar", "native", "atari", "minigrid", "pybullet", "bumps_bullet", "imported"),
+    *(
+        "unity",
+        "dm_control",
+        "minatar",
+        "native",
+        "atari",
+        "minigrid",
+        "pybullet",
+        "bumps_bullet",
+        "imported",
+    ),
     "gymnasium",
 )
 """in `whorl.envs.adapters`, in the order in which they are asked whether they own an id; gymnasium owns the rest"""
@@ -41,6 +52,8 @@ class Adapter:
     """the modules that must be importable"""
     modules: tuple[str, ...] = ()
     """prefixes of the modules that define its environment classes"""
+    single: bool = True
+    """whether an id can be made alone, as a `gymnasium.Env`; otherwise `vector`, `spec` and `num_envs` are defined"""
     cheap: bool = False
     """whether a step takes so little time that worker processes would only slow it down"""
 
@@ -67,6 +80,18 @@ class Adapter:
     def batches(self, options: Mapping[str, Any]) -> bool:
         """Whether the library itself steps all copies as one batch, so that there are no workers."""
         return False
+
+    def alone(self, id: str, options: Mapping[str, Any]) -> bool:
+        """Whether there can't be a second copy beside the first, so that training is not evaluated."""
+        return False
+
+    def num_envs(self, id: str, options: Mapping[str, Any]) -> int | None:
+        """The number of environments that the library itself determines; None: any number can be made."""
+        return None
+
+    def spec(self, id: str, options: Mapping[str, Any]) -> "Spec":
+        """What an agent may know of one environment, where it can't be made alone."""
+        raise NotImplementedError
 
     def vector(self, source: "Source", num_envs: int, device: Any, compile: bool) -> "VectorEnv | None":
         """`num_envs` copies stepped as one batch; None: they are stepped one after another."""

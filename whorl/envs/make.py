@@ -89,8 +89,17 @@ class Source:
 
     @property
     def num_envs(self) -> int | None:
-        """The number of environments of a batch that the user gave; None: any number can be made."""
-        return None if self.batch is None else self.batch.spec.num_envs
+        """The number of environments of a batch that the user gave, or of the library; None: any can be made."""
+        if self.batch is not None:
+            return self.batch.spec.num_envs
+        return None if self.adapter is None else self.adapter.num_envs(self.id, self.options)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one copy only, so that training can't be evaluated."""
+        if self.batch is not None:
+            return self.batch.factory is None
+        return self.adapter is not None and self.adapter.alone(self.id, self.options)
 
     @property
     def batched(self) -> bool:
@@ -115,6 +124,8 @@ class Source:
         """What an agent may know of `num_envs` environments, without making them."""
         if self.batch is not None:
             return self.batch.spec.with_num_envs(num_envs)
+        if self.adapter is not None and not self.adapter.single:
+            return self.adapter.spec(self.id, self.options).with_num_envs(num_envs)
         if self.batched:
             return self.vector(1).spec.with_num_envs(num_envs)
         return to_spec(probe(self.factory), num_envs)
@@ -150,22 +161,24 @@ class Source:
         return any(adapter.cheap and module.startswith(adapter.modules) for adapter in adapters())
 
     def settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """`config`, with what a batched environment determines unless `config` names it."""
-        if self.batch is None:
-            return dict(config)
+        """What a batched environment determines and `config` does not name."""
+        if self.num_envs is None:
+            return {}
         found: dict[str, Any] = {"num_envs": self.num_envs}
-        if self.batch.factory is None and "eval" not in config:
+        if self.alone and "eval" not in config:
             found["eval"] = False
+            remedy = "one instance was given; pass a function that makes it"
+            if self.batch is None:
+                remedy = "there is one; evaluate with whorl eval afterwards"
             warnings.warn(
-                f"evaluation is off, because it needs a second copy of {self.id} and one instance was given; "
-                "pass a function that makes it",
-                stacklevel=4,
+                f"evaluation is off, because it needs a second copy of {self.id} and {remedy}", stacklevel=5
             )
-        return {**found, **config}
+        return {name: value for name, value in found.items() if name not in config}
 
     def check(self, run: RunConfig) -> None:
-        """Raise where settings do not fit a batched environment that the user gave."""
+        """Raise where settings do not fit a batched environment."""
         if self.batch is None:
+            self._check_library(run)
             return
         needed = self.batch.spec.num_envs * max(run.actors, 1)
         if run.num_envs != needed:
@@ -179,6 +192,19 @@ class Source:
             raise ConfigError(
                 f"{what} of {self.id}, but one instance was given; pass a function that makes it, or set "
                 f"{'actors to 0' if run.actors else 'eval to false'}"
+            )
+
+    def _check_library(self, run: RunConfig) -> None:
+        """The same for one whose library steps it."""
+        if self.adapter is None or self.adapter.single:
+            return
+        if run.actors:
+            raise ConfigError(
+                f"actors is {run.actors}, but {self.id} is stepped by one process; set actors to 0"
+            )
+        if run.eval and self.alone:
+            raise ConfigError(
+                f"evaluation needs a second copy of {self.id}, and there is one; set eval to false"
             )
 
 
@@ -283,7 +309,7 @@ def _from_id(id: str, options: dict[str, Any]) -> Source:
     else:
         adapter = adapter_of(id)
         source = Source(adapter.full_id(id), factory_from_id(id, **options), options, adapter)
-    if options.keys() - {"render_mode"}:
+    if options.keys() - {"render_mode"} and (source.adapter is None or source.adapter.single):
         # Options come from the user, so one that the environment does not take is reported now.
         try:
             make_env(source.factory).close()

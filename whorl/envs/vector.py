@@ -33,6 +33,9 @@ class Step:
     """[B] bool: a life was lost: the value of what follows is 0, but the episode continues"""
     measures: Tensor | None = None
     """[B, N] numbers about an episode that ended, in the order of the spec's `measures`"""
+    waits: Tensor | None = None
+    """[B] bool: nothing happened yet: `obs` is unchanged, the action stays in effect until the step that answers it,
+    and actions in between are ignored"""
 
 
 @runtime_checkable
@@ -75,6 +78,13 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Free what the environment holds."""
+
+
+@runtime_checkable
+class Waiting(Protocol):
+    """A `VectorEnv` of which a step may leave some environments without an answer, as `Step.waits` tells."""
+
+    waits: bool
 
 
 @runtime_checkable

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from whorl.agents.agent import Agent
 from whorl.collect.collector import Collector, LocalCollector
+from whorl.collect.waiting import WaitingCollector
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Continuous
@@ -23,7 +24,7 @@ from whorl.distributed.remote import Notify, warn
 from whorl.distributed.replay_shards import make_shards
 from whorl.distributed.worker_collector import WorkerCollector
 from whorl.envs.make import Source
-from whorl.envs.vector import VectorEnv
+from whorl.envs.vector import VectorEnv, Waiting
 from whorl.nets.images import has_images
 from whorl.run.learner import Learner
 from whorl.settings.merge import Settings
@@ -213,7 +214,11 @@ def _acting(
     # A graph can't ask whether all environments start an episode, nor call a callback at every step.
     capture = device.type == "cuda" and env.capturable and not run.hold_policy and not needs.steps
     generator = streams.generator("act", device)
-    local = LocalCollector(env, acts, run.num_steps, generator, capture, renew=renew)
+    waiting = isinstance(env, Waiting)
+    if waiting and needs.steps:
+        raise _unseen(f"environments of {source.id} answer", "on_episode")
+    kind = WaitingCollector if waiting else LocalCollector
+    local = kind(env, acts, run.num_steps, generator, capture, renew=renew)
     local.episode_statistics.record = needs.episodes
     return Acting(local, env, policy, workers=workers)
 

@@ -109,17 +109,22 @@ def run_episodes(
             step = env.step(acted.action)
             obs, reset = tree.to(step.obs, device), step.reset.to(device, copy=True)
             reward = step.reward.to(device, copy=True)
-            memory = agent.follow(acted.memory, before, acted.action, reward, obs, reset)[0]
+            after = agent.follow(acted.memory, before, acted.action, reward, obs, reset)[0]
+            idle = reset  # rows that are no step
+            if step.waits is not None:
+                waits = step.waits.to(device)
+                after, idle = tree.where(waits, memory, after), reset | waits
+            memory = after
             at = torch.where(cut, quota, torch.minimum(episode, quota))
             returns.scatter_add_(0, at, step.reward.to(device, torch.float64).unsqueeze(0))
-            lengths.scatter_add_(0, at, (~reset).long().unsqueeze(0))
+            lengths.scatter_add_(0, at, (~idle).long().unsqueeze(0))
             ended = step.terminated | step.truncated
             if success is not None and step.measures is not None and bool(ended.any()):
                 told = torch.where(ended, step.measures[:, success], torch.nan).to(device)
                 # nan in the rows of episodes that go on is overwritten at their ends
                 successes.scatter_(0, at, told.unsqueeze(0))
             ended = ended.to(device)
-            length = torch.where(ended | reset, 0, length + 1)
+            length = torch.where(ended | reset, 0, length + (~idle).long())
             newly = (length == max_steps) & ~cut & (episode[0] < quota)
             cuts += newly.sum()
             episode += (ended & ~cut) | newly

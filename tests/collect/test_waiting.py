@@ -1,0 +1,249 @@
+"""Environments that answer late: what is collected of each is what it would be if all answered at once."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from whorl.agents.agent import Acted, Agent
+from whorl.collect.collector import LocalCollector
+from whorl.collect.waiting import WaitingCollector
+from whorl.core.spec import Array, Continuous, Spec
+from whorl.data.batch import Batch
+from whorl.data.replay import Replay
+from whorl.data.views import Sequences, Transitions, View
+from whorl.envs.vector import Step, VectorEnv
+from whorl.run.evaluate import run_episodes
+
+NUM_ENVS, STEPS, STRIDE = 4, 12, 4
+SPEC = Spec(Array((3,)), Continuous((1,), (-1.0,), (1.0,)), NUM_ENVS)
+
+
+class Counters(VectorEnv):
+    """Environment b counts its steps and remembers its actions; its episodes have b + 3 steps, every second is cut."""
+
+    id = "counters"
+
+    def __init__(self) -> None:
+        self.spec = SPEC
+        self.limit = torch.arange(NUM_ENVS) + 3
+
+    def reset(self, seed: int) -> Tensor:
+        self.time = torch.zeros(NUM_ENVS, dtype=torch.int64)
+        self.episode = torch.zeros(NUM_ENVS, dtype=torch.int64)
+        self.sum = torch.zeros(NUM_ENVS)
+        return self.observe()
+
+    def observe(self) -> Tensor:
+        return torch.stack((self.time.float() + 100 * self.episode, self.sum, self.limit.float()), 1)
+
+    def step(self, action: Tensor) -> Step:
+        return self.advance(action, torch.ones(NUM_ENVS, dtype=torch.bool))
+
+    def advance(self, action: Tensor, moves: Tensor) -> Step:
+        over = self.time == self.limit
+        reset, acts = over & moves, ~over & moves
+        self.time = torch.where(reset, 0, self.time + acts)
+        self.episode = self.episode + reset
+        self.sum = torch.where(reset, 0.0, self.sum + torch.where(acts, action[:, 0], 0.0))
+        ended = acts & (self.time == self.limit)
+        cut = ended & (self.episode % 2 == 1)
+        reward = torch.where(acts, action[:, 0] + self.time, 0.0)
+        return Step(self.observe(), reward, ended & ~cut, cut, reset)
+
+
+class Late(Counters):
+    """The same, but an environment may take several steps to answer; actions while it does are ignored."""
+
+    waits = True
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def reset(self, seed: int) -> Tensor:
+        self.pending = torch.zeros(NUM_ENVS, dtype=torch.bool)
+        self.action = torch.zeros(NUM_ENVS, 1)
+        return super().reset(seed)
+
+    def step(self, action: Tensor) -> Step:
+        self.action = torch.where(self.pending.unsqueeze(1), self.action, action)
+        moves = torch.rand(NUM_ENVS, generator=self.generator) < torch.tensor([1.0, 0.7, 0.4, 0.2])
+        found = self.advance(self.action, moves)
+        self.pending = ~moves
+        found.waits = ~moves
+        return found
+
+
+class Remembering(Agent):
+    """Acts on what it has seen in the episode; the action grows with each call, so that a held one is told apart."""
+
+    stores_memory, stride = True, STRIDE
+
+    def initial_memory(self, num_envs: int) -> Any:
+        return {"seen": torch.zeros(num_envs, 1)}
+
+    def act(self, obs: Any, memory: Any, context: Any) -> Acted:
+        kept = torch.where(context.reset.unsqueeze(1), 0.0, memory["seen"])
+        seen = 0.5 * kept + obs[:, :1]
+        return Acted(torch.cos(seen), {"seen": seen}, {"seen_before": kept[:, 0]})
+
+
+class Restless(Remembering):
+    """Another action every time, even for the same observation."""
+
+    calls = 0
+
+    def act(self, obs: Any, memory: Any, context: Any) -> Acted:
+        self.calls += 1
+        acted = super().act(obs, memory, context)
+        return Acted(torch.full((NUM_ENVS, 1), float(self.calls)), acted.memory, acted.extras)
+
+
+def collect(kind: Any, env: Any, rollouts: int, agent: type[Agent] = Remembering) -> list[Batch]:
+    collector = kind(env, agent(SPEC, None), STEPS, torch.Generator())
+    collector.reset(0)
+    found = []
+    for _ in range(rollouts):
+        batch = collector.collect()
+        found.append(batch.replace(**{k: _clone(v) for k, v in batch.tensors().items()}))
+    return found
+
+
+def _clone(value: Any) -> Any:
+    return {k: _clone(v) for k, v in value.items()} if isinstance(value, dict) else value.clone()
+
+
+def rows(batches: list[Batch], env: int) -> list[tuple[float, ...]]:
+    """What is known of each step of an environment."""
+    found = []
+    for batch in batches:
+        for t in range(STEPS):
+            if batch.mask[t, env]:
+                found.append(
+                    (
+                        *batch.obs[t, env].tolist(),
+                        *batch.action[t, env].tolist(),
+                        float(batch.reward[t, env]),
+                        float(batch.continues[t, env]),
+                        *batch.obs[t + 1, env].tolist(),
+                        float(batch.extras["seen_before"][t, env]),
+                    )
+                )
+    return found
+
+
+def test_each_environment_has_the_rows_that_it_would_have_if_it_answered_at_once() -> None:
+    prompt, late = collect(LocalCollector, Counters(), 8), collect(WaitingCollector, Late(), 24)
+    for env in range(NUM_ENVS):
+        want, got = rows(prompt, env), rows(late, env)
+        length = min(len(want), len(got))
+        assert length > 40
+        assert got[:length] == want[:length]
+
+
+def test_rows_hold_the_action_that_was_in_effect_and_not_a_later_one() -> None:
+    """Rewards are action + time, and each call gives another action."""
+    for batch in collect(WaitingCollector, Late(), 6, Restless):
+        time = batch.obs[1:, :, 0] % 100
+        real = batch.mask > 0
+        assert torch.equal(batch.reward[real], (batch.action[..., 0] + time)[real])
+        assert 0 < real.float().mean() < 0.8
+
+
+def test_nothing_is_kept_across_rows_that_are_missing() -> None:
+    for batch in collect(WaitingCollector, Late(), 6):
+        assert not (batch.keep[:-1] * (1 - batch.mask[1:])).any()
+        # Within an episode nothing else is cut.
+        goes_on = (batch.mask[:-1] * batch.mask[1:]) > 0
+        assert batch.keep[:-1][goes_on].all()
+
+
+def test_stored_memory_is_that_before_the_row() -> None:
+    for batch in collect(WaitingCollector, Late(), 4):
+        for block in range(STEPS // STRIDE):
+            row = block * STRIDE
+            real = (batch.mask[row] > 0) & ~batch.reset[row]
+            assert torch.equal(
+                batch.memories["seen"][block, real, 0], batch.extras["seen_before"][row][real]
+            )
+
+
+def test_episodes_are_counted_once_and_in_full() -> None:
+    collector = WaitingCollector(Late(), Remembering(SPEC, None), STEPS, torch.Generator())
+    collector.episode_statistics.record = True
+    collector.reset(0)
+    for _ in range(10):
+        collector.collect()
+    ended = collector.episode_statistics.ended
+    assert len(ended) > 30
+    assert all(episode.length == episode.env_index + 3 for episode in ended)
+
+
+@pytest.mark.parametrize("view", [Transitions(1), Transitions(3), Sequences(4, stride=STRIDE)], ids=str)
+@pytest.mark.parametrize("steps", [STEPS, STRIDE])
+def test_replay_never_joins_rows_that_do_not_follow_each_other(view: View, steps: int) -> None:
+    agent = Remembering(SPEC, None)
+    replay = Replay(
+        SPEC,
+        "cpu",
+        torch.Generator().manual_seed(0),
+        view=view,
+        gamma=1.0,
+        buffer_size=60 * NUM_ENVS,
+        batch_size=64,
+        learning_starts=0,
+        memory=agent.initial_memory(1) if isinstance(view, Sequences) else None,
+        stride=view.stride,
+    )
+    collector = WaitingCollector(Late(1), agent, steps, torch.Generator())
+    collector.reset(0)
+    drawn = 0
+    for number in range(30):
+        replay.add(collector.collect())
+        if number < 6:
+            continue
+        batch = replay.sample()
+        drawn += int(batch.mask.sum())
+        now, ahead = batch.obs[:-1], batch.obs[1:]
+        real = batch.mask > 0
+        # Episodes are told apart by hundreds; within one, sums of actions are what rewards add up to.
+        same = (now[..., 0] // 100 == ahead[..., 0] // 100) & real
+        assert torch.equal(same, real)
+        if view != Transitions(3):
+            want = ahead[..., 1] - now[..., 1] + ahead[..., 0] % 100
+            assert torch.allclose(batch.reward[real], want[real], atol=1e-4)
+        else:
+            first, last = (now[..., 0] % 100).long(), (ahead[..., 0] % 100).long()
+            times = torch.tensor([[sum(range(a + 1, b + 1)) for a, b in zip(first[0], last[0])]])
+            want = ahead[..., 1] - now[..., 1] + times
+            assert torch.allclose(batch.reward[real], want[real], atol=1e-3)
+            assert int((last - first)[real].min()) >= 1
+    assert drawn > 200
+
+
+def test_replay_of_single_rows_bootstraps_from_the_observation_before_a_missing_row() -> None:
+    agent = Remembering(SPEC, None)
+    agent.stride = 1
+    replay = Replay(
+        SPEC, "cpu", torch.Generator(), view=Transitions(3), gamma=1.0, buffer_size=400, batch_size=64
+    )
+    collector = WaitingCollector(Late(2), agent, 1, torch.Generator())
+    collector.reset(0)
+    for _ in range(80):
+        replay.add(collector.collect())
+    for _ in range(20):
+        batch = replay.sample()
+        first, last = (batch.obs[:, :, 0] % 100).long()
+        assert (last > first).all()
+        terminated = (last == batch.obs[1, :, 2]) & (batch.obs[1, :, 0] // 100 % 2 == 0)
+        assert torch.equal(batch.discount[0] == 0, terminated)  # never a return that lost its bootstrap value
+        want = batch.obs[1, :, 1] - batch.obs[0, :, 1]
+        want = want + torch.tensor([sum(range(a + 1, b + 1)) for a, b in zip(first, last)])
+        assert torch.allclose(batch.reward[0], want, atol=1e-3)
+
+
+def test_evaluation_counts_steps_and_not_rows() -> None:
+    found = run_episodes(Remembering(SPEC, None), Late(3), 12, seed=0)
+    assert sorted(found.lengths) == sorted(list(range(3, 3 + NUM_ENVS)) * 3)

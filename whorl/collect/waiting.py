@@ -1,0 +1,121 @@
+"""Collecting from environments that answer at different times, such as agents of a game that ask when they like.
+
+Each environment has a row of its own to write to, and advances when it answers (`Step.waits`). Until then its
+observation, memory and action stay: a row holds the action that was in effect, and the row after it what followed. The
+rows that an environment is short of at the end of a rollout are masked; nothing is carried across them, values
+bootstrap from the last observation, and the next rollout goes on there.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whorl.agents.agent import Context
+from whorl.collect.collector import LocalCollector
+from whorl.core import tree
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch
+
+
+class WaitingCollector(LocalCollector):
+    """A `LocalCollector` for environments with `waits`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        device = self.agent.device
+        self._waits = torch.zeros(self.num_envs, dtype=torch.bool, device=device)
+        """environments that have an action which they have not answered"""
+        self._held: dict[str, Tree] = tree.clone(
+            {name: tree.index(self.storage.tensors[name], 0) for name in ("action", "extras")}
+        )
+        """actions and extras in effect [B, ...]"""
+        self._all = torch.arange(self.num_envs, device=device)
+
+    def begin(self, obs: Tree, reset: Tensor | None = None) -> None:
+        super().begin(obs, reset)
+        self._waits.zero_()
+
+    def finish(self, cut: bool = False) -> Batch:
+        batch = super().finish(cut)
+        # A row that is no step is followed by nothing of the row before it.
+        batch.keep[:-1].mul_(batch.mask[1:])
+        return batch
+
+    def roll(self, random: bool = False) -> None:
+        store, steps = self.storage, self.steps
+        tree.copy_(tree.index(store.obs, 0), tree.index(store.obs, steps))
+        store.reset[0].copy_(store.reset[steps])
+        row = torch.zeros_like(self._all)
+        memory = self.memory
+        for t in range(steps):
+            obs, reset = _read(store.obs, row, self._all), store.reset[row, self._all]
+            if self.renew is not None and bool(reset.all()):
+                self.renew()
+            if store.memories:
+                opens = row % store.stride == 0
+                _write(store.memories, memory, row // store.stride, self._all, opens)
+            context = Context(reset, self.generator, random=random, env_index=self._all)
+            acted = self.agent.act_tracked(obs, memory, context)
+            fresh = {"action": acted.action, "extras": {**self._held["extras"], **acted.extras}}
+            self._held = tree.where(self._waits, self._held, fresh)
+            answer = tree.to(_tensors(self.env.step(self._held["action"])), self.agent.device)
+            self._waits.copy_(answer.pop("waits"))
+            answered = ~self._waits
+            following = answer.pop("obs"), answer.pop("next_reset")
+            after, columns = self.agent.follow(
+                acted.memory, obs, self._held["action"], answer["reward"], *following
+            )
+            memory = tree.where(self._waits, memory, after)
+            written = {
+                **answer,
+                "action": self._held["action"],
+                "extras": {**self._held["extras"], **columns},
+            }
+            _write({name: store.tensors[name] for name in written}, written, row, self._all, answered)
+            ahead = {"obs": store.obs, "reset": store.reset}
+            _write(ahead, dict(zip(ahead, following)), row + 1, self._all, answered)
+            row = row + answered
+            if self.watch is not None:
+                self.watch((t + 1) / steps)
+        tree.copy_(self.memory, memory)
+        self._pad(row)
+
+    def _pad(self, row: Tensor) -> None:
+        """Fill the rows that an environment is short of: nothing happens in them, and they are masked."""
+        store, steps = self.storage, self.steps
+        number = torch.arange(steps + 1, device=row.device).unsqueeze(1)  # [T+1, 1]
+        newest, opens = _read(store.obs, row, self._all), store.reset[row, self._all]
+        beyond = number > row  # [T+1, B]
+        tree.copy_(
+            store.obs, tree.where(beyond, tree.map(lambda a, b: b.expand_as(a), store.obs, newest), store.obs)
+        )
+        # The row at which the next rollout goes on may be the first of an episode.
+        store.reset.copy_(torch.where(beyond, opens & (number == steps), store.reset))
+        store.length = row
+        for name in ("reward", "terminated", "truncated", "soft"):
+            store.tensors[name].masked_fill_(number[:-1] >= row, 0)
+
+
+def _tensors(step: Any) -> dict[str, Tree]:
+    """What is stored of a step, by the names of the storage."""
+    found = {"obs": step.obs, "next_reset": step.reset, "waits": step.waits}
+    found |= {name: getattr(step, name) for name in ("reward", "terminated", "truncated")}
+    return found | {
+        name: getattr(step, name) for name in ("soft", "measures") if getattr(step, name) is not None
+    }
+
+
+def _read(columns: Tree, row: Tensor, env: Tensor) -> Tree:
+    """[B, ...] of columns [T, B, ...], each environment at its own row."""
+    return tree.map(lambda leaf: leaf[row, env], columns)
+
+
+def _write(columns: Tree, values: Tree, row: Tensor, env: Tensor, where: Tensor) -> None:
+    """Write values [B, ...] of some environments, each at its own row."""
+    row, env = row[where], env[where]
+
+    def put(column: Tensor, value: Tensor) -> None:
+        column[row, env] = value[where].to(column.dtype)
+
+    tree.map(put, columns, values)

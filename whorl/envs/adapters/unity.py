@@ -1,0 +1,296 @@
+"""Unity ML-Agents: players (`unity:PATH`) and the editor (`unity:editor`). Each agent is one environment of a batch.
+
+The messages are those of `mlagents_envs`, which is not needed. Several behaviours in one scene are told apart by the
+option `behavior`: one is trained, the agents of others do nothing.
+"""
+
+import atexit
+import json
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from whorl.core.errors import ConfigError, EnvError
+from whorl.core.spec import Spec
+from whorl.core.tree import Tree
+from whorl.envs.adapter import Adapter
+from whorl.envs.adapters.gymnasium import to_spec, to_step
+from whorl.envs.spaces import Factory, batch_decoder, leaf_at, make_layout
+from whorl.envs.stepping import Buffers, env_seed
+from whorl.envs.unity.agents import Agents
+from whorl.envs.unity.behaviors import Behavior, announced, choose
+from whorl.envs.unity.options import EDITOR, UnityOptions, read_options
+from whorl.envs.unity.player import Player, PlayerLost
+from whorl.envs.unity.side_channels import parameters
+from whorl.envs.vector import Step, VectorEnv
+from whorl.envs.wrappers import split
+
+if TYPE_CHECKING:
+    from whorl.envs.make import Source
+
+FAILURES = 3
+"""failures of one player without an answer in between after which the run ends"""
+FAILURES_PER_HOUR = 30
+PROBED = 100
+"""messages that are read at most to find out how many agents there are"""
+
+
+@dataclass
+class Scene:
+    """What is known of a scene: the behaviour that is trained and how many agents of it a player has."""
+
+    behavior: Behavior
+    agents: int
+    editor: Player | None = None
+    """a connection with the editor, which can't be started again"""
+
+
+class UnityAdapter(Adapter):
+    """Ids `unity:PATH`, with the path of a built player, and `unity:editor`."""
+
+    extra = "unity"
+    single = False
+
+    def __init__(self) -> None:
+        self._scenes: dict[str, Scene] = {}
+
+    def owns(self, id: str) -> bool:
+        return id.partition(":")[0] == "unity"
+
+    def check_options(self, id: str, options: dict[str, Any]) -> dict[str, Any]:
+        if wrapping := split(options)[1]:
+            raise EnvError(
+                f"{id} is stepped as a batch, which {', '.join(wrapping)} can't change; stack observations in Unity"
+            )
+        read_options(id, options)
+        return options
+
+    def factory(self, id: str, options: dict[str, Any]) -> Factory:
+        def single() -> gymnasium.Env:
+            raise EnvError(
+                f"{id} is a batch of environments, one per agent; pass it to whorl.load or whorl.train"
+            )
+
+        return single
+
+    def batches(self, options: Mapping[str, Any]) -> bool:
+        return True
+
+    def alone(self, id: str, options: Mapping[str, Any]) -> bool:
+        return read_options(id, options).editor
+
+    def num_envs(self, id: str, options: Mapping[str, Any]) -> int:
+        return self._scene(id, options).agents * read_options(id, options).players
+
+    def spec(self, id: str, options: Mapping[str, Any]) -> Spec:
+        return to_spec(layout_of(self._scene(id, options).behavior), 1)
+
+    def vector(self, source: "Source", num_envs: int, device: Any, compile: bool) -> "UnityVector":
+        options = read_options(source.id, source.options)
+        scene = self._scene(source.id, source.options)
+        if num_envs % options.players:
+            raise ConfigError(
+                f"num_envs is {num_envs}, which {options.players} players can't share equally; leave num_envs out, or "
+                f"use {options.players * scene.agents}"
+            )
+        editor, scene.editor = scene.editor, None
+        return UnityVector(source.id, options, scene.behavior, num_envs, editor)
+
+    def _scene(self, id: str, options: Mapping[str, Any]) -> Scene:
+        """What a player tells about its scene, asked once."""
+        key = json.dumps([id, dict(options)], sort_keys=True, default=str)
+        if key not in self._scenes:
+            self._scenes[key] = _probe(id, read_options(id, options))
+        return self._scenes[key]
+
+
+ADAPTERS = (UnityAdapter(),)
+
+
+def path_of(id: str, options: UnityOptions) -> str | None:
+    """The path in an id; None for the editor."""
+    path = id.partition(":")[2]
+    if options.editor or path == EDITOR:
+        return None
+    if not path:
+        raise EnvError("unity needs the path of a built player, unity:PATH, or unity:editor")
+    return path
+
+
+def layout_of(behavior: Behavior) -> Any:
+    """Observations and actions of a behaviour as arrays."""
+    mask: Any = "info" if behavior.branches else "none"
+    return make_layout(behavior.observation_space, behavior.action_space, mask)
+
+
+def _probe(id: str, options: UnityOptions) -> Scene:
+    """Start a player to find its behaviours, and count the agents that ask before one of them asks again."""
+    nobody = Behavior("", (), 0, ())
+    nothing = np.zeros(0)
+    # Without rows, all agents do nothing.
+    idle = Agents(nobody, Buffers([], nothing, nothing, nothing, nothing, nothing, nothing))
+    found: dict[str, Behavior] = {}
+    seen: set[tuple[str, int]] = set()
+    player = Player(path_of(id, options), options, 0, 0)
+    try:
+        message = player.connect()
+        for _ in range(PROBED):
+            found |= announced(message)
+            infos = message.unity_output.rl_output.agentInfos
+            asking = [(key, info.id) for key in infos for info in infos[key].value if not info.done]
+            if seen.intersection(asking):
+                break
+            seen.update(asking)
+            idle.take(message)
+            message = player.exchange(idle.message())
+        behavior = choose(found, options.behavior)
+    except BaseException:
+        player.kill()
+        raise
+    if options.editor:
+        atexit.register(player.close)
+    else:
+        player.close()
+    agents = sum(behavior.owns(key) for key, _ in seen)
+    return Scene(behavior, agents, player if options.editor else None)
+
+
+class UnityVector(VectorEnv):
+    """The agents of one behaviour in one or more players. There are no snapshots.
+
+    A player that ends or hangs is replaced; its episodes are dropped, and their rows are masked.
+    """
+
+    waits = True
+
+    def __init__(
+        self, id: str, options: UnityOptions, behavior: Behavior, num_envs: int, editor: Player | None = None
+    ) -> None:
+        self.id, self.options, self.behavior = id, options, behavior
+        self.layout = layout_of(behavior)
+        self.spec = to_spec(self.layout, num_envs)
+        buffers = Buffers.empty(self.layout, num_envs)
+        self._step = to_step(self.layout, buffers)
+        self._waits = torch.zeros(num_envs, dtype=torch.bool)
+        self._decode = batch_decoder(behavior.action_space)
+        each = num_envs // options.players
+        self._rows = [slice(start, start + each) for start in range(0, num_envs, each)]
+        self._agents = [Agents(behavior, buffers[rows]) for rows in self._rows]
+        self._players = [] if editor is None else [editor]
+        self._settings = [b""] * options.players
+        """bytes that side channels are to send to each player"""
+        self._failures: list[list[float]] = [[] for _ in self._rows]
+        """when each player failed"""
+        self._useless = [0] * options.players
+        """failures of each player since it answered last"""
+        self._seed = 0
+
+    def reset(self, seed: int) -> Tree:
+        self._seed = seed
+        if self.options.exact and not self.options.editor:
+            self.close()
+        for agents in self._agents:
+            agents.clear()
+            agents.begin()
+        if self._players:
+            for number, player in enumerate(self._players):
+                self._receive(number, player.reset)
+        else:
+            self._players = [self._start(number) for number in range(self.options.players)]
+            try:
+                for player, agents in zip(self._players, self._agents):
+                    agents.take(player.connect())
+            except BaseException:
+                self.close()
+                raise
+        self._advance()
+        return self._step.obs
+
+    def step(self, action: Tree) -> Step:
+        given = [leaf_at(action, leaf).cpu().numpy() for leaf in self.layout.action]
+        continuous, discrete = self.behavior.split(self._decode(given))
+        for rows, agents in zip(self._rows, self._agents):
+            agents.act(continuous[rows], discrete[rows])
+            agents.begin()
+        self._advance()
+        return replace(self._step, soft=None, measures=None, waits=self._waits)
+
+    def set_parameters(self, **values: Any) -> None:
+        """Set environment parameters of all players with their next message, as a curriculum does."""
+        self._settings = [held + parameters(values, self._seed) for held in self._settings]
+
+    def close(self) -> None:
+        for player in self._players:
+            player.close()
+        self._players = []
+
+    def _advance(self) -> None:
+        """Let all players go on until each has an agent for which the policy has to act."""
+        going = [number for number, agents in enumerate(self._agents) if agents.can_go_on]
+        for number in going:
+            self._send(number)
+        for number in going:
+            began, agents = time.monotonic(), self._agents[number]
+            self._receive(number, self._players[number].receive)
+            while agents.can_go_on:
+                if time.monotonic() - began > self.options.timeout:
+                    raise EnvError(
+                        f"no agent of behaviour {self.behavior.name!r} in {self._players[number].name} asked for a "
+                        f"decision for {self.options.timeout:g} seconds, the option timeout"
+                    )
+                self._send(number)
+                self._receive(number, self._players[number].receive)
+        np.concatenate([~agents.answered for agents in self._agents], out=self._waits.numpy())
+
+    def _send(self, number: int) -> None:
+        held, self._settings[number] = self._settings[number], b""
+        self._players[number].send(self._agents[number].message(held))
+
+    def _receive(self, number: int, call: Callable[[], Any]) -> None:
+        """Enter the next message of a player; one that is lost is replaced."""
+        try:
+            self._agents[number].take(call())
+            self._useless[number] = 0
+        except PlayerLost as error:
+            self._replace(number, error)
+
+    def _replace(self, number: int, error: PlayerLost) -> None:
+        """Start another player instead of one that is lost, and enter its first message."""
+        agents = self._agents[number]
+        while True:
+            self._players[number].kill()
+            self._count(number, error)
+            warnings.warn(f"{error.message}; it is started again, and its episodes are dropped", stacklevel=2)
+            agents.clear()
+            self._players[number] = self._start(number)
+            try:
+                agents.take(self._players[number].connect())
+            except PlayerLost as again:
+                error = again
+            else:
+                return
+
+    def _count(self, number: int, error: PlayerLost) -> None:
+        """Note a failure; raise where there are too many."""
+        now = time.monotonic()
+        recent = [then for then in self._failures[number] if now - then < 3600]
+        self._failures[number] = [*recent, now]
+        self._useless[number] += 1
+        if self._useless[number] >= FAILURES or len(recent) >= FAILURES_PER_HOUR:
+            often = (
+                f"{self._useless[number]} times in a row"
+                if len(recent) < FAILURES_PER_HOUR
+                else "too often in an hour"
+            )
+            raise EnvError(f"{error.message}; it failed {often}, so the run ends")
+
+    def _start(self, number: int) -> Player:
+        # A player that replaces another one does not repeat its episodes.
+        seed = env_seed(self._seed, number + self.options.players * len(self._failures[number]))
+        return Player(path_of(self.id, self.options), self.options, number, seed)
