@@ -11,9 +11,13 @@ from whorl.envs.native.car import CarHeavenHell, CarHeavenHellTop, CarHeavenHell
 from whorl.envs.native.cart_pole import CartPoleContinuous
 from whorl.envs.native.deep_sea import DeepSea
 from whorl.envs.native.disco_maze import DiscoMaze
+from whorl.envs.native.goal import Goal
 from whorl.envs.native.mountain_car import SparseMountainCar
+from whorl.envs.native.moving import Moving
 from whorl.envs.native.noisy_tv import NoisyTVMaze
 from whorl.envs.native.pendulum import Pendulum, PendulumVariableLength
+from whorl.envs.native.platform import Platform
+from whorl.envs.native.point_mass import CatchPoint, HardMove
 from whorl.envs.native.quad_pendulum import QuadInvPendulum
 from whorl.envs.native.quadrotor import Quadrotor
 from whorl.envs.native.repeat import RepeatFirst, RepeatPrevious
@@ -54,6 +58,12 @@ TASKS: dict[str, tuple[type[World], dict[str, Any], str]] = {
     "RepeatPrevious": (RepeatPrevious, {}, "-"),
     "RepeatFirst": (RepeatFirst, {}, "-"),
     "Bumps": (Bumps, {}, "-"),
+    "Platform": (Platform, {}, "-"),
+    "Goal": (Goal, {}, "-"),
+    "CatchPoint": (CatchPoint, {}, "-"),
+    "HardMove": (HardMove, {}, "-"),
+    "Moving": (Moving, {}, "-"),
+    "Sliding": (Moving, {"sliding": True}, "-"),
 }
 """by the prefix of the ids: class, options, and suffixes, which select what is observed (- for none)"""
 
@@ -95,11 +105,16 @@ __all__ = [
     "CarHeavenHellTopRelative",
     "CartPoleContinuous",
     "CartPoleSwingUpVariableLength",
+    "CatchPoint",
     "DeepSea",
     "DiscoMaze",
+    "Goal",
+    "HardMove",
+    "Moving",
     "NoisyTVMaze",
     "Pendulum",
     "PendulumVariableLength",
+    "Platform",
     "QuadInvPendulum",
     "Quadrotor",
     "RepeatFirst",
