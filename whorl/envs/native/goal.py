@@ -103,15 +103,16 @@ class Goal(Sensed):
         )
         target = torch.where(kick, torch.stack([x, x if self.kick_x_only else y]), goal_line)
         errors = 2 * self.uniform(6 * MOST_TICKS, self.generator).view(MOST_TICKS, 2, 3, -1) - 1
-        now = [state["place"], state["speed"], state["facing"]]
+        place, speed, facing = state["place"], state["speed"], state["facing"]
         busy = torch.ones_like(self.ended)
         for number in range(MOST_TICKS):
-            moved, rests = self._tick(*now, target, errors[number])
-            now = [torch.where(busy, new, old) for new, old in zip(moved, now)]
-            busy = busy & ~(_scored(now[0]) | _lost(now[0]) | (kick & rests))
+            moved, rests = self._tick(place, speed, facing, target, errors[number])
+            place, speed, facing = (
+                torch.where(busy, new, old) for new, old in zip(moved, (place, speed, facing))
+            )
+            busy = busy & ~(_scored(place) | _lost(place) | (kick & rests))
             if not self.every_tick and not bool(busy.any()):
                 break
-        place, speed, facing = now
         scored, lost = _scored(place), _lost(place)
         reward = torch.where(scored, PRIZE, torch.where(lost, -_goal_distance(place[:, 2]), 0))
         return {"place": place, "speed": speed, "facing": facing}, reward, scored | lost
