@@ -1,4 +1,4 @@
-"""Draws native environments, one frame each: docs/images/exploration.png and hybrid.png."""
+"""Draws native environments, one frame each: docs/images/exploration.png, hybrid.png and recall.png."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from whorl.envs.native import (
+    WORLDS,
     CatchPoint,
     DeepSea,
     DiscoMaze,
@@ -28,6 +29,7 @@ IMAGES = Path(__file__).parent / "images"
 def main() -> None:
     draw_exploration()
     draw_hybrid()
+    draw_recall()
 
 
 def draw_exploration() -> None:
@@ -69,10 +71,19 @@ def draw_hybrid() -> None:
     save(worlds, "hybrid.png")
 
 
+def draw_recall() -> None:
+    worlds = [WORLDS[f"{name}-v0"](1) for name in ("Hallway", "Queue", "Stack")]
+    for world, steps in zip(worlds, (14, 19, 20)):
+        world.reset(5)
+        follow(world, [0] * steps)
+    worlds[2].state["kept"][:, 0] = torch.tensor([1, 3, 0, 2])
+    save(worlds, "recall.png")
+
+
 def save(worlds: Sequence[World], name: str) -> None:
-    """Frames of six worlds in two rows."""
+    """Frames of worlds, three in a row."""
     frames = [world.render() for world in worlds]
-    rows = [np.concatenate(frames[:3], 1), np.concatenate(frames[3:], 1)]
+    rows = [np.concatenate(frames[first : first + 3], 1) for first in range(0, len(frames), 3)]
     Image.fromarray(np.concatenate(rows)).save(IMAGES / name, optimize=True)
 
 

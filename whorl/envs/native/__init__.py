@@ -20,6 +20,7 @@ from whorl.envs.native.platform import Platform
 from whorl.envs.native.point_mass import CatchPoint, HardMove
 from whorl.envs.native.quad_pendulum import QuadInvPendulum
 from whorl.envs.native.quadrotor import Quadrotor
+from whorl.envs.native.recall import Recall
 from whorl.envs.native.repeat import RepeatFirst, RepeatPrevious
 from whorl.envs.native.sparse_swing_up import SparseCartPoleSwingUp
 from whorl.envs.native.swing_up import CartPoleSwingUpVariableLength
@@ -57,6 +58,9 @@ TASKS: dict[str, tuple[type[World], dict[str, Any], str]] = {
     "SparseCartPoleSwingUp": (SparseCartPoleSwingUp, {}, "-"),
     "RepeatPrevious": (RepeatPrevious, {}, "-"),
     "RepeatFirst": (RepeatFirst, {}, "-"),
+    "Hallway": (Recall, {"items": 8, "depth": 1, "gaps": (3, 10)}, "-"),
+    "Queue": (Recall, {}, "-"),
+    "Stack": (Recall, {"order": "stack"}, "-"),
     "Bumps": (Bumps, {}, "-"),
     "Platform": (Platform, {}, "-"),
     "Goal": (Goal, {}, "-"),
@@ -117,6 +121,7 @@ __all__ = [
     "Platform",
     "QuadInvPendulum",
     "Quadrotor",
+    "Recall",
     "RepeatFirst",
     "RepeatPrevious",
     "SparseCartPoleSwingUp",

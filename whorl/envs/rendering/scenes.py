@@ -285,6 +285,27 @@ def symbol_scene(symbols: Sequence[int], shown: Mapping[str, str]) -> np.ndarray
     return scene.finished(shown)
 
 
+def recall_scene(
+    symbol: int | None, kept: Sequence[int], asked: int | None, depth: int, shown: Mapping[str, str]
+) -> np.ndarray:
+    """The symbol shown, large, or a question mark; below it what is kept, with a ring around what is asked for."""
+    scene = Scene(min(0.8 * render.WIDTH / depth, 70), 0.5, 0.5)
+    colour = render.GRID if symbol is None else SYMBOLS[symbol % len(SYMBOLS)]
+    scene.box((-0.6, 1.5), (0.6, 0.3), colour)
+    words = "?" if asked is not None else "" if symbol is None else str(symbol)
+    scene.text((0, 1.75), f"shown {words}".strip(), render.INK)
+    for place in range(depth):
+        x = place - (depth - 1) / 2
+        scene.box((x - 0.35, -0.65), (x + 0.35, -1.35), PAPER)
+        if place < len(kept):
+            scene.box((x - 0.3, -0.7), (x + 0.3, -1.3), SYMBOLS[kept[place] % len(SYMBOLS)])
+            scene.text((x, -1.55), str(kept[place]), render.INK)
+        if place == asked:
+            scene.ring((x, -1), 0.5, render.INK, 3)
+    scene.text((0, -0.4), "kept, oldest first", render.INK)
+    return scene.finished(shown)
+
+
 def bumps_scene(
     place: float,
     angle: float,
