@@ -1,4 +1,4 @@
-"""Draws docs/images/exploration.png: native environments to explore, one frame each."""
+"""Draws native environments, one frame each: docs/images/exploration.png, hybrid.png and recall.png."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,13 +7,32 @@ import numpy as np
 import torch
 from PIL import Image
 
-from whorl.envs.native import DeepSea, DiscoMaze, NoisyTVMaze, SparseCartPoleSwingUp, SparseMountainCar, World
+from whorl.envs.native import (
+    WORLDS,
+    CatchPoint,
+    DeepSea,
+    DiscoMaze,
+    Goal,
+    HardMove,
+    Moving,
+    NoisyTVMaze,
+    Platform,
+    SparseCartPoleSwingUp,
+    SparseMountainCar,
+    World,
+)
 from whorl.envs.native.grid import Maze
 
-IMAGE = Path(__file__).parent / "images" / "exploration.png"
+IMAGES = Path(__file__).parent / "images"
 
 
 def main() -> None:
+    draw_exploration()
+    draw_hybrid()
+    draw_recall()
+
+
+def draw_exploration() -> None:
     sea, disco, tv = DeepSea(1, size=12, randomize_actions=False), DiscoMaze(1), NoisyTVMaze(1)
     dark = NoisyTVMaze(1, size=15, tv=False, maze_seed=1)
     car, pole = SparseMountainCar(1), SparseCartPoleSwingUp(1)
@@ -26,9 +45,46 @@ def main() -> None:
     follow(dark, walk(dark)[:30])
     car.state["place"].fill_(0.2)
     pole.state["body"].copy_(torch.tensor([[0.4], [0.0], [0.9], [-2.0]]))
+    save(worlds, "exploration.png")
+
+
+def draw_hybrid() -> None:
+    worlds = Platform(1), Goal(1), CatchPoint(1), HardMove(1), Moving(1), Moving(1, sliding=True)
+    platform, goal, catch, move, moving, sliding = worlds
+    for world in worlds:
+        world.reset(3)
+    platform.state["body"][:, 0] = torch.tensor([130.0, 96, 39, 118, 730, -30, -30])
+    goal.state["place"][..., 0] = torch.tensor([[1.8, 11.0, 2.8], [5.8, 3.0, 7.0]])
+    goal.state["facing"][:, 0] = torch.tensor([0.9, 2.7])
+    spots = ((-0.5, -0.3, 0.4, 0.5), (0.3, -0.6, -0.5, 0.4), (-0.6, -0.4, 0.5, 0.3), (0.2, -0.5, 0.6, 0.5))
+    for world, (x, y, right, up) in zip(worlds[2:], spots):
+        world.state["place"][:, 0], world.state["target"][:, 0] = (
+            torch.tensor([x, y]),
+            torch.tensor([right, up]),
+        )
+    catch.state["speed"][:, 0], move.state["speed"][:, 0] = (
+        torch.tensor([0.5, 0.4]),
+        torch.tensor([-0.4, 0.5]),
+    )
+    for world, course in ((moving, 0.6), (sliding, 2.2)):
+        world.state["facing"].fill_(0.6), world.state["course"].fill_(course), world.state["speed"].fill_(2.0)
+    save(worlds, "hybrid.png")
+
+
+def draw_recall() -> None:
+    worlds = [WORLDS[f"{name}-v0"](1) for name in ("Hallway", "Queue", "Stack")]
+    for world, steps in zip(worlds, (14, 19, 20)):
+        world.reset(5)
+        follow(world, [0] * steps)
+    worlds[2].state["kept"][:, 0] = torch.tensor([1, 3, 0, 2])
+    save(worlds, "recall.png")
+
+
+def save(worlds: Sequence[World], name: str) -> None:
+    """Frames of worlds, three in a row."""
     frames = [world.render() for world in worlds]
-    rows = [np.concatenate(frames[:3], 1), np.concatenate(frames[3:], 1)]
-    Image.fromarray(np.concatenate(rows)).save(IMAGE, optimize=True)
+    rows = [np.concatenate(frames[first : first + 3], 1) for first in range(0, len(frames), 3)]
+    Image.fromarray(np.concatenate(rows)).save(IMAGES / name, optimize=True)
 
 
 def follow(world: World, actions: Sequence[int]) -> None:

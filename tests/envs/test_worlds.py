@@ -11,8 +11,9 @@ from torch import Tensor
 
 import whorl
 from whorl.conformance import capture_safe
+from whorl.core import tree
 from whorl.core.errors import ConfigError
-from whorl.core.spec import Discrete, empty_action
+from whorl.core.spec import Continuous, Discrete, empty_action
 from whorl.envs.native import WORLDS, World
 from whorl.envs.native.sensed import Sensed
 from whorl.envs.vector import Step
@@ -38,10 +39,19 @@ KNOWN = {
     "TMazeLong": (204, {"": 4}),
     "RepeatPrevious": (64, {"": 4}),
     "RepeatFirst": (64, {"": 4}),
+    "Hallway": (176, {"": 5}),
+    "Queue": (32, {"": 5}),
+    "Stack": (32, {"": 5}),
     "Bumps": (50, {"": 2}),
     "SparseMountainCar": (200, {"": 2}),
     "SparseMountainCarContinuous": (999, {"": 2}),
     "SparseCartPoleSwingUp": (1000, {"": 7}),
+    "Platform": (200, {"": 9}),
+    "Goal": (100, {"": 17}),
+    "CatchPoint": (25, {"": 4}),
+    "HardMove": (30, {"": 4}),
+    "Moving": (201, {"": 10}),
+    "Sliding": (201, {"": 10}),
 }
 """by the beginning of its ids: the limit of steps, and how many numbers are seen, by the ending"""
 GRIDS = {"DeepSea-v0": 10, "DeepSeaStochastic-v0": 10, "DiscoMaze-v0": 500, "NoisyTVMaze-v0": 200}
@@ -49,7 +59,7 @@ GRIDS = {"DeepSea-v0": 10, "DeepSeaStochastic-v0": 10, "DiscoMaze-v0": 500, "Noi
 SENSED = {f"{name}{end}-v0": limit for name, (limit, ends) in KNOWN.items() for end in ends}
 LIMITS = {**SENSED, **GRIDS}
 SIZES = {f"{name}{end}-v0": size for name, (_, ends) in KNOWN.items() for end, size in ends.items()}
-TIMED = ("CarHeavenHellEpisodic", "CarHeavenHellTopRelative")
+TIMED = ("CarHeavenHellEpisodic", "CarHeavenHellTopRelative", "Moving", "Sliding")
 """worlds in which running out of time is an end"""
 FIRST = [f"{name}{next(iter(ends))}-v0" for name, (_, ends) in KNOWN.items()]
 MOVED = [id for id in FIRST if "compile" in inspect.signature(WORLDS[id]).parameters]
@@ -67,16 +77,33 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def actions(world: World, seed: int) -> Tensor:
+def actions(world: World, seed: int) -> tree.Tree:
     generator = torch.Generator().manual_seed(seed)
-    if isinstance(world.spec.action, Discrete):
-        return torch.randint(world.spec.action.n, (world.num_envs,), generator=generator)
-    return torch.rand(world.num_envs, world.spec.action.size, generator=generator) * 2 - 1
+
+    def drawn(leaf: Discrete | Continuous) -> Tensor:
+        if isinstance(leaf, Discrete):
+            return torch.randint(leaf.n, (world.num_envs,), generator=generator)
+        return torch.rand(world.num_envs, leaf.size, generator=generator) * 2 - 1
+
+    return tree.map(drawn, world.spec.action)
 
 
-def others(world: World, action: Tensor) -> Tensor:
+def others(world: World, action: tree.Tree) -> tree.Tree:
     """In every environment another action."""
-    return (action + 1) % world.spec.action.n if isinstance(world.spec.action, Discrete) else -action
+
+    def other(leaf: Discrete | Continuous, part: Tensor) -> Tensor:
+        return (part + 1) % leaf.n if isinstance(leaf, Discrete) else -part
+
+    return tree.map(other, world.spec.action, action)
+
+
+def still(world: World) -> tree.Tree:
+    """An action of each environment that ends no episode."""
+    action = empty_action(world.spec.action, (world.num_envs,))
+    if world.id.startswith("Goal"):  # a kick to the player's own position
+        action["1"][:, 0] = -1
+        action["1"][:, 1] = world.state["place"][1, 0] / 15
+    return action
 
 
 def flat(step: Step) -> Tensor:
@@ -100,11 +127,12 @@ def test_an_episode_has_its_own_limit_and_ends_by_truncation_unless_time_is_part
     world = WORLDS[id](2)
     world.reset(0)
     world.steps.fill_(LIMITS[id] - 2)
-    still = empty_action(world.spec.action, (2,))
+    if "time" in world.state:
+        world.state["time"].fill_(LIMITS[id] - 2)
     if id.startswith("DiscoMaze"):
         world.state["walls"].zero_()  # a wall would end the episode
         world.state["place"].fill_(220)
-    before, last = world.step(still), world.step(still)
+    before, last = world.step(still(world)), world.step(still(world))
     assert not (before.terminated | before.truncated).any()
     timed = id.startswith(TIMED)
     assert last.truncated.all() != timed and last.terminated.all() == timed
@@ -125,7 +153,7 @@ def test_runs_repeat_by_seed_and_snapshots_continue_bit_for_bit(id: str):
     other.reset(4)
     assert all(torch.equal(other.state[key], first[key]) for key in first)
     other.reset(5)
-    same_start = id.startswith("DeepSea")
+    same_start = id.startswith(("DeepSea", "Platform"))
     assert all(torch.equal(other.state[key], first[key]) for key in first) == same_start
     assert [x.data_ptr() for x in world.state_tensors()] == places
 
@@ -134,17 +162,27 @@ def test_runs_repeat_by_seed_and_snapshots_continue_bit_for_bit(id: str):
 def test_no_env_influences_another(id: str):
     world, other = WORLDS[id](9), WORLDS[id](9)
     world.reset(1), other.reset(1)
-    for t in range(5):
+    for t in range(30 if id.startswith("Hallway") else 5):  # there nothing is asked in the first steps
         action = actions(world, t)
         changed = others(world, action)
-        changed[3] = action[3]
+        tree.map(lambda new, old: new[3].copy_(old[3]), changed, action)
         a, b = world.step(action), other.step(changed)
         assert torch.equal(a.obs[3], b.obs[3]) and a.reward[3] == b.reward[3]
     pairs = zip((flat(a), *world.state.values()), (flat(b), *other.state.values()))
     assert not all(torch.equal(x, y) for x, y in pairs)
 
 
-DRAWN = ("Repeat", "DeepSeaStochastic", "DiscoMaze", "NoisyTV")
+DRAWN = (
+    "Repeat",
+    "Hallway",
+    "Queue",
+    "Stack",
+    "DeepSeaStochastic",
+    "DiscoMaze",
+    "NoisyTV",
+    "Platform",
+    "Goal",
+)
 """worlds that draw random numbers at every step"""
 
 
@@ -156,7 +194,7 @@ def test_one_env_moves_like_the_same_env_of_many(id: str):
         value.copy_(many.state[key][..., 7:8])
     for t in range(3):
         action = actions(many, t)
-        a, b = many.step(action), one.step(action[7:8])
+        a, b = many.step(action), one.step(tree.index(action, slice(7, 8)))
         if a.reset[7]:
             break  # each world draws starts of its own
         torch.testing.assert_close(a.obs[7:8], b.obs, atol=1e-5, rtol=1e-5)
@@ -167,14 +205,20 @@ def test_one_env_moves_like_the_same_env_of_many(id: str):
 def test_actions_beyond_the_bounds_are_clipped(id: str):
     world, other = WORLDS[id](9), WORLDS[id](9)
     world.reset(0), other.reset(0)
-    action = torch.full((9, world.spec.action.size), 7.0)
-    assert torch.equal(flat(world.step(action)), flat(other.step(action.clamp(-1, 1))))
+    action = actions(world, 0)
+    for leaf in tree.leaves(action):
+        if leaf.is_floating_point():
+            leaf.fill_(7.0)
+    clipped = tree.map(lambda leaf: leaf.clamp(max=1) if leaf.is_floating_point() else leaf, action)
+    assert torch.equal(flat(world.step(action)), flat(other.step(clipped)))
 
 
 @every_world
 def test_a_step_can_be_captured(id: str):
     world = WORLDS[id](16)
     world.reset(0)
+    if hasattr(world, "every_tick"):
+        world.every_tick = True  # as on a GPU
     action = actions(world, 0)
     with capture_safe():
         world.step(action)
@@ -193,7 +237,7 @@ def test_it_draws_itself(id: str):
     world = WORLDS[id](2)
     world.reset(0)
     first = world.render(1)
-    world.step(torch.ones_like(empty_action(world.spec.action, (2,))))
+    world.step(tree.map(torch.ones_like, empty_action(world.spec.action, (2,))))
     assert first.shape == (360, 480, 3) and first.dtype == np.uint8
     assert (world.render(1) != first).any()
 
@@ -234,7 +278,7 @@ def test_compiled_motion_agrees_with_eager(id: str):
 )
 def test_a_captured_step_replays_what_eager_steps_do(id: str, options: dict[str, bool]):
     captured, eager = (WORLDS[id](512, "cuda", **options) for _ in range(2))
-    action = actions(eager, 0).cuda()
+    action = tree.to(actions(eager, 0), "cuda")
     captured.reset(0), eager.reset(0)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):

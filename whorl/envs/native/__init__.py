@@ -11,11 +11,16 @@ from whorl.envs.native.car import CarHeavenHell, CarHeavenHellTop, CarHeavenHell
 from whorl.envs.native.cart_pole import CartPoleContinuous
 from whorl.envs.native.deep_sea import DeepSea
 from whorl.envs.native.disco_maze import DiscoMaze
+from whorl.envs.native.goal import Goal
 from whorl.envs.native.mountain_car import SparseMountainCar
+from whorl.envs.native.moving import Moving
 from whorl.envs.native.noisy_tv import NoisyTVMaze
 from whorl.envs.native.pendulum import Pendulum, PendulumVariableLength
+from whorl.envs.native.platform import Platform
+from whorl.envs.native.point_mass import CatchPoint, HardMove
 from whorl.envs.native.quad_pendulum import QuadInvPendulum
 from whorl.envs.native.quadrotor import Quadrotor
+from whorl.envs.native.recall import Recall
 from whorl.envs.native.repeat import RepeatFirst, RepeatPrevious
 from whorl.envs.native.sparse_swing_up import SparseCartPoleSwingUp
 from whorl.envs.native.swing_up import CartPoleSwingUpVariableLength
@@ -53,7 +58,16 @@ TASKS: dict[str, tuple[type[World], dict[str, Any], str]] = {
     "SparseCartPoleSwingUp": (SparseCartPoleSwingUp, {}, "-"),
     "RepeatPrevious": (RepeatPrevious, {}, "-"),
     "RepeatFirst": (RepeatFirst, {}, "-"),
+    "Hallway": (Recall, {"items": 8, "depth": 1, "gaps": (3, 10)}, "-"),
+    "Queue": (Recall, {}, "-"),
+    "Stack": (Recall, {"order": "stack"}, "-"),
     "Bumps": (Bumps, {}, "-"),
+    "Platform": (Platform, {}, "-"),
+    "Goal": (Goal, {}, "-"),
+    "CatchPoint": (CatchPoint, {}, "-"),
+    "HardMove": (HardMove, {}, "-"),
+    "Moving": (Moving, {}, "-"),
+    "Sliding": (Moving, {"sliding": True}, "-"),
 }
 """by the prefix of the ids: class, options, and suffixes, which select what is observed (- for none)"""
 
@@ -95,13 +109,19 @@ __all__ = [
     "CarHeavenHellTopRelative",
     "CartPoleContinuous",
     "CartPoleSwingUpVariableLength",
+    "CatchPoint",
     "DeepSea",
     "DiscoMaze",
+    "Goal",
+    "HardMove",
+    "Moving",
     "NoisyTVMaze",
     "Pendulum",
     "PendulumVariableLength",
+    "Platform",
     "QuadInvPendulum",
     "Quadrotor",
+    "Recall",
     "RepeatFirst",
     "RepeatPrevious",
     "SparseCartPoleSwingUp",

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from whorl.core import tree
 from whorl.core.arrays import SUCCESS, SUCCESS_KEYS
-from whorl.core.spec import ActionLeaf, Array, Continuous, Discrete, MultiDiscrete
+from whorl.core.spec import ActionLeaf, Array, Continuous, Discrete, MultiDiscrete, TupleSpec
 from whorl.envs.native import WORLDS
 
 
@@ -63,6 +63,8 @@ class WorldEnv(gymnasium.Env):
 
 def _space(spec: Any) -> spaces.Space[Any]:
     """The Gymnasium space of an observation or action tree."""
+    if isinstance(spec, TupleSpec):
+        return spaces.Tuple([_space(value) for value in spec.values()])
     if isinstance(spec, dict):
         return spaces.Dict({key: _space(value) for key, value in spec.items()})
     if isinstance(spec, Array):
@@ -91,4 +93,12 @@ def _canonical(spec: Any, action: Any) -> tree.Tree:
         ]
         return torch.tensor([scaled])
 
-    return tree.map(leaf, spec, action)
+    return tree.map(leaf, spec, _keyed(spec, action))
+
+
+def _keyed(spec: Any, action: Any) -> Any:
+    """The inverse of `whorl.core.spec.as_nested`: an action with dicts where the environment has Tuple spaces."""
+    if not isinstance(spec, dict):
+        return action
+    parts = dict(zip(spec, action)) if isinstance(spec, TupleSpec) else action
+    return {key: _keyed(branch, parts[key]) for key, branch in spec.items()}

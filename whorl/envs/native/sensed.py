@@ -9,7 +9,7 @@ from torch import Tensor
 
 from whorl.core import tree
 from whorl.core.errors import ConfigError
-from whorl.core.spec import Array, Continuous, Discrete, Spec
+from whorl.core.spec import Array, Continuous, Discrete, Spec, SpecTree, TupleSpec
 from whorl.envs.native.world import State, World
 
 Choices: TypeAlias = Mapping[str, Sequence[int]]
@@ -34,7 +34,7 @@ class Sensed(World):
         self,
         num_envs: int,
         device: torch.device | str,
-        action: Continuous | Discrete,
+        action: SpecTree,
         observe: str,
         concat: int,
         max_steps: int,
@@ -126,3 +126,8 @@ def wrapped(angle: Tensor) -> Tensor:
 def box(low: float, high: float, size: int = 1) -> Continuous:
     """An action of `size` numbers with the same bounds."""
     return Continuous((size,), (low,) * size, (high,) * size)
+
+
+def hybrid(choices: int, low: Sequence[float], high: Sequence[float]) -> TupleSpec:
+    """A hybrid action: one of `choices`, and the parameters of all of them with their bounds."""
+    return TupleSpec({"0": Discrete(choices), "1": Continuous((len(low),), tuple(low), tuple(high))})

@@ -12,6 +12,7 @@ from whorl.envs.rendering import quadrotor as render
 from whorl.envs.rendering.quadrotor import Colour, Point
 
 WATER, DEEP, GOLD, PAPER = (176, 214, 234), (120, 178, 214), (232, 176, 32), (255, 255, 255)
+GRASS = (104, 170, 108)
 SYMBOLS = (render.FULL, render.NOSE, render.GOAL, render.FAILED)
 
 
@@ -189,6 +190,83 @@ def hill_scene(x: float, goal: float, left: float, right: float, shown: Mapping[
     return scene.finished(shown)
 
 
+def field_scene(
+    place: Sequence[float],
+    target: Sequence[float],
+    radius: float,
+    arrows: Sequence[Point],
+    shown: Mapping[str, str],
+) -> np.ndarray:
+    """A square field of half side 1 from above: the target, the agent, and arrows from it: motion, then direction."""
+    scene = Scene(150, 0.62, 0.5)
+    scene.box((-1, 1), (1, -1), PAPER)
+    for line in np.linspace(-1, 1, 9):
+        scene.line([(line, -1), (line, 1)], render.SKY_LOW, 1)
+        scene.line([(-1, line), (1, line)], render.SKY_LOW, 1)
+    scene.disc(_pair(target), scene.unit * radius, (*render.GOAL, 110))
+    scene.ring(_pair(target), radius, render.GOAL, 2)
+    x, y = _pair(place)
+    for (across, up), colour in zip(arrows, (render.CALM, render.NOSE)):
+        scene.line([(x, y), (x + across, y + up)], colour, 5)
+    scene.disc((x, y), 8, render.INK)
+    scene.disc((x, y), 5.5, render.FULL)
+    return scene.finished(shown)
+
+
+def platform_scene(
+    player: Point,
+    enemies: Sequence[float],
+    platforms: Sequence[tuple[float, float]],
+    height: float,
+    size: Point,
+    shown: Mapping[str, str],
+) -> np.ndarray:
+    """Platforms by their left ends and widths from the side, the two enemies, the player, and a flag at the end."""
+    end = sum(platforms[-1])
+    scene = Scene(0.92 * render.WIDTH / end, 0.04, 0.78)
+    for left, width in platforms:
+        scene.box((left, height), (left + width, 0), render.FRAME)
+        scene.box((left, height), (left + width, height - 8), render.GOAL)
+    scene.line([(end, height), (end, height + 90)], render.INK, 3)
+    scene.pen.polygon(
+        [scene.at(p) for p in ((end, height + 90), (end - 45, height + 75), (end, height + 60))], fill=GOLD
+    )
+    wide, tall = size
+    for x in enemies:
+        scene.box((x, height + tall), (x + wide, height), render.FAILED)
+    x, y = player
+    scene.box((x, y + tall), (x + wide, y), render.FULL)
+    scene.disc((x + 0.7 * wide, y + 0.7 * tall), 1.5, PAPER)
+    return scene.finished(shown)
+
+
+def pitch_scene(
+    player: Point,
+    keeper: Point,
+    ball: Point,
+    facing: Sequence[float],
+    size: tuple[float, float, float],
+    reach: float,
+    shown: Mapping[str, str],
+) -> np.ndarray:
+    """Half a pitch (length, width, width of the goal) from above; player and keeper with their directions."""
+    length, width, goal = size
+    scene = Scene(0.86 * render.HEIGHT / width, 0.36, 0.5)
+    scene.box((0, width / 2), (length, -width / 2), GRASS)
+    for side in (-1, 1):
+        scene.line([(0, side * width / 2), (length, side * width / 2)], PAPER, 2)
+    scene.line([(length, -width / 2), (length, width / 2)], PAPER, 2)
+    scene.box((length, goal / 2), (length + 2.44, -goal / 2), (*PAPER, 150))
+    scene.line([(length, -goal / 2), (length, goal / 2)], GOLD, 3)
+    scene.disc(keeper, scene.unit * reach, (*render.FAILED, 60))
+    for at, angle, colour in zip((player, keeper), facing, (render.FULL, render.FAILED)):
+        scene.disc(at, 0.9 * scene.unit, colour)
+        scene.line([at, (at[0] + 1.2 * math.cos(angle), at[1] + 1.2 * math.sin(angle))], render.INK, 2)
+    scene.disc(ball, 0.5 * scene.unit, render.INK)
+    scene.disc(ball, 0.4 * scene.unit, PAPER)
+    return scene.finished(shown)
+
+
 def symbol_scene(symbols: Sequence[int], shown: Mapping[str, str]) -> np.ndarray:
     """Tiles from the symbol to repeat, with a ring, to the one shown now, large; -1 is an empty tile."""
     scene = Scene(min(0.8 * render.WIDTH / len(symbols), 70), 0.5, 0.58)
@@ -204,6 +282,27 @@ def symbol_scene(symbols: Sequence[int], shown: Mapping[str, str]) -> np.ndarray
             scene.text((x, 0.75), "asked", render.INK)
         if last:
             scene.text((x, 0.75), "shown", render.INK)
+    return scene.finished(shown)
+
+
+def recall_scene(
+    symbol: int | None, kept: Sequence[int], asked: int | None, depth: int, shown: Mapping[str, str]
+) -> np.ndarray:
+    """The symbol shown, large, or a question mark; below it what is kept, with a ring around what is asked for."""
+    scene = Scene(min(0.8 * render.WIDTH / depth, 70), 0.5, 0.5)
+    colour = render.GRID if symbol is None else SYMBOLS[symbol % len(SYMBOLS)]
+    scene.box((-0.6, 1.5), (0.6, 0.3), colour)
+    words = "?" if asked is not None else "" if symbol is None else str(symbol)
+    scene.text((0, 1.75), f"shown {words}".strip(), render.INK)
+    for place in range(depth):
+        x = place - (depth - 1) / 2
+        scene.box((x - 0.35, -0.65), (x + 0.35, -1.35), PAPER)
+        if place < len(kept):
+            scene.box((x - 0.3, -0.7), (x + 0.3, -1.3), SYMBOLS[kept[place] % len(SYMBOLS)])
+            scene.text((x, -1.55), str(kept[place]), render.INK)
+        if place == asked:
+            scene.ring((x, -1), 0.5, render.INK, 3)
+    scene.text((0, -0.4), "kept, oldest first", render.INK)
     return scene.finished(shown)
 
 
