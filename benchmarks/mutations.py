@@ -381,6 +381,17 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "ops/gradients.py",
+        "ops/test_gradients.py",
+        Bug("opposing gradients are added", "agree[number] > 0", "agree[number] < 0"),
+        Bug("each parameter decides alone", "if products and not separately:", "if False:"),
+        Bug(
+            "heads of the further loss are not trained",
+            "if number in agree else added",
+            "if number in agree else 0",
+        ),
+    ),
+    *planted(
         "nets/normalize.py",
         "nets/test_running_statistics.py",
         Bug("variance without the term between blocks", " + delta.square() * share * (1 - share)", ""),
@@ -1227,7 +1238,7 @@ MUTATIONS: list[Mutation] = [
             "(max_norm / (norm + 1e-6))",
         ),
         Bug("the gate is never read", "rate if gate is None else rate * gate", "rate"),
-        Bug("joined losses are left out", "loss = loss + joined(", "loss = loss + 0 * joined("),
+        Bug("joined losses are left out", "loss = loss + added", "loss = loss + 0 * added"),
         Bug(
             "learning rates are not annealed",
             'getattr(self, f"lr_{name}").copy_(rate * factor)',
@@ -1572,8 +1583,11 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "components/byol.py",
         "components/test_byol.py",
+        Bug("targets never move", "        polyak_(self.target_encoder, self.encoder, self.cfg.tau)\n", ""),
         Bug(
-            "targets never move", "        polyak_(self.target_encoder, agent.encoder(), self.cfg.tau)\n", ""
+            "the target projection never moves",
+            "        polyak_(self.target_projection, self.projection, self.cfg.tau)\n",
+            "",
         ),
         Bug(
             "the target of the same view",
@@ -1587,10 +1601,34 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "one order of the views only",
-            "error = self.distance(one, two) + self.distance(two, one)",
-            "error = 2 * self.distance(one, two)",
+            "self.distance(one, two) + self.distance(two, one)",
+            "2 * self.distance(one, two)",
         ),
-        Bug("weight is never read", "return self.cfg.weight * loss", "return loss"),
+    ),
+    *planted(
+        "agents/auxiliary.py",
+        "components/test_auxiliary.py",
+        Bug(
+            "weight is never read", "return self.cfg.weight * loss", "return loss", "components/test_byol.py"
+        ),
+        Bug(
+            "positives cross episodes",
+            "real.gather(0, inside) & (ahead < count)",
+            "(ahead < count)",
+        ),
+    ),
+    *planted(
+        "components/atc.py",
+        "components/test_auxiliary.py",
+        Bug("targets never move", "polyak_(self.target_projection", "(self.target_projection"),
+        Bug("the anchor has no residual", "anchor + self.prediction(anchor)", "self.prediction(anchor)"),
+    ),
+    *planted(
+        "components/siamese_q.py",
+        "components/test_auxiliary.py",
+        Bug(
+            "the target is the online critic", "self._values(agent.target_critic", "self._values(agent.critic"
+        ),
     ),
     *planted(
         "nets/memory.py",

@@ -250,7 +250,7 @@ COMPONENT_CHECKS = {**CHECKS, "gives_aligned_rewards": conformance.gives_aligned
     [
         pytest.param(component, algorithm, marks=[] if algorithm in ("ppo", also) else [pytest.mark.full])
         for component in conformance.component_names()
-        for also in ["dqn" if component in ("byol", "episodic", "rnd") else ""]
+        for also in ["dqn" if component in ("byol", "episodic", "rnd", "siamese_q") else ""]
         for algorithm in ("ppo", "dqn", "a2c", "sac")
     ],
 )

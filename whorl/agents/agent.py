@@ -302,7 +302,7 @@ class Agent(Optimized):
             "gamma": self.gamma,
             "separate_streams": self.separate_streams,
             "extras": self.columns(),
-            "successor": any(component.needs_successor for component in components),
+            "successors": tuple(sorted({steps for one in components for steps in one.looks_ahead})),
         }
 
     def encoder(self) -> nn.Module:

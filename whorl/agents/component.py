@@ -68,6 +68,11 @@ class Component(nn.Module):
         return {}
 
     @property
+    def looks_ahead(self) -> tuple[int, ...]:
+        """How many steps after each action are the observations that `update` reads besides those of the agent."""
+        return (1,) if self.needs_successor else ()
+
+    @property
     def immediate(self) -> bool:
         """Whether its rewards are known while acting: columns of `track` with the names of its streams."""
         return False
