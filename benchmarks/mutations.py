@@ -381,6 +381,24 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "nets/backbone.py",
+        "algorithms/test_privileged.py",
+        Bug(
+            "critics do not read privileged observations",
+            "known = self.beside(rows.selected)",
+            "known = 0 * self.beside(rows.selected)",
+        ),
+    ),
+    *planted(
+        "nets/actor.py",
+        "algorithms/test_privileged.py",
+        Bug(
+            "policies read privileged observations",
+            "public = split_observation(spec.observation, cfg.privileged_obs)[0]",
+            "public = spec.observation",
+        ),
+    ),
+    *planted(
         "ops/gradients.py",
         "ops/test_gradients.py",
         Bug("opposing gradients are added", "agree[number] > 0", "agree[number] < 0"),

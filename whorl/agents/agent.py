@@ -189,6 +189,11 @@ class Agent(Optimized):
         return getattr(self.cfg, "random_steps", 0)
 
     @property
+    def privileged(self) -> tuple[str, ...]:
+        """Keys of the observation that exist in training only, which `act` does not read."""
+        return getattr(self.cfg, "privileged_obs", ())
+
+    @property
     def device(self) -> torch.device:
         return self.progress.device
 
