@@ -399,6 +399,27 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "nets/latent.py",
+        "components/test_prediction.py",
+        Bug(
+            "the balance is swapped",
+            "return balance * to_prior + (1 - balance) * to_posterior",
+            "return (1 - balance) * to_prior + balance * to_posterior",
+        ),
+        Bug("free nats are never read", "fixed.kl(prior).clamp(min=free_nats)", "fixed.kl(prior)"),
+        Bug("latents cross episodes", "h = h * (~reset[row]).unsqueeze(-1)", "h = h * 1.0"),
+        Bug(
+            "imagination samples from the posterior's state",
+            "_gaussian(self.prior(h)).mean), -1))",
+            "z), -1))",
+        ),
+    ),
+    *planted(
+        "components/prediction.py",
+        "components/test_prediction.py",
+        Bug("rewards of masked rows count", "- reward).square() * real", "- reward).square()"),
+    ),
+    *planted(
         "ops/gradients.py",
         "ops/test_gradients.py",
         Bug("opposing gradients are added", "agree[number] > 0", "agree[number] < 0"),

@@ -312,8 +312,18 @@ class Agent(Optimized):
 
     def encoder(self) -> nn.Module:
         """The module that maps prepared observations to features, and that the critic's optimizer trains."""
-        net: Any = getattr(self, "critic", None) or getattr(self, "actor", None)
-        return net.backbone.encoder
+        return self.backbone_of("critic").encoder
+
+    def backbone_of(self, network: str) -> Any:
+        """The backbone of a network of this agent, or of the other where it has only one, or the one that all share."""
+        found = (getattr(self, name, None) for name in (network, "critic", "actor"))
+        net: Any = next(net for net in found if net is not None)
+        return net.backbone if hasattr(net, "backbone") else self.backbone
+
+    def pictures(self) -> dict[str, Tensor]:
+        """Images to look at, uint8 [height, width, 1 or 3] by name; logged to TensorBoard with each evaluation."""
+        components: list[Any] = list(self.components.values())
+        return {name: image for component in components for name, image in component.pictures(self).items()}
 
     @property
     def off_policy(self) -> bool:

@@ -33,6 +33,8 @@ class AuxiliaryConfig:
     """weight of the loss"""
     joins: Literal["", "critic", "actor"] = ""
     """optimizer of the agent whose loss this one is added to; empty: an optimizer of its own trains the encoder too"""
+    network: Literal["critic", "actor"] = "critic"
+    """without joins: whose encoder it trains, where actor and critic have one each (agents that learn from rollouts)"""
     adaptive: Adaptive = "off"
     """with joins: add the gradient only where its cosine with the agent's own is positive: layer (each weight or bias
     decides alone), whole (all shared parameters together), off (add it everywhere)"""
@@ -84,6 +86,11 @@ class Auxiliary(Component):
             agent.join_optimizer(cfg.joins, own, self.loss, cfg.adaptive)
         else:
             agent.add_optimizer(self.name, [*shared, *own], cfg.optimizer, cfg.lr)
+
+    @property
+    def backbone(self) -> Any:
+        """The backbone that it trains: the one of the optimizer that it joins, or of `network`."""
+        return self._agent[0].backbone_of(self.cfg.joins or self.cfg.network)
 
     @property
     def generator(self) -> torch.Generator:
@@ -144,9 +151,8 @@ class Views(Auxiliary):
 
     @property
     def encoder(self) -> Any:
-        """The encoder that it trains: the actor's own if it joins the actor's optimizer, else the critic's."""
-        agent: Any = self._agent[0]
-        return agent.actor.backbone.encoder if self.cfg.joins == "actor" else agent.encoder()
+        """The encoder that it trains."""
+        return self.backbone.encoder
 
     def view(self, obs: Tree) -> Tree:
         """Prepared observations [..., ...] with every image changed at random."""

@@ -67,6 +67,10 @@ class Component(nn.Module):
         """Learn from a batch, after the agent has; returns metrics. Runs as a `@captured` step."""
         return {}
 
+    def pictures(self, agent: "Agent") -> dict[str, Tensor]:
+        """Images to look at, uint8 [height, width, 1 or 3] by name; asked for with each evaluation."""
+        return {}
+
     @property
     def looks_ahead(self) -> tuple[int, ...]:
         """How many steps after each action are the observations that `update` reads besides those of the agent."""
