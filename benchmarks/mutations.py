@@ -420,6 +420,16 @@ MUTATIONS: list[Mutation] = [
         Bug("rewards of masked rows count", "- reward).square() * real", "- reward).square()"),
     ),
     *planted(
+        "explore/acting.py",
+        "components/test_rnd_actions.py",
+        Bug(
+            "the least novel action is taken",
+            "chooser.score(obs, actions).argmax(0)",
+            "chooser.score(obs, actions).argmin(0)",
+        ),
+        Bug("evaluation chooses too", "chooser is None or context.greedy", "chooser is None"),
+    ),
+    *planted(
         "ops/gradients.py",
         "ops/test_gradients.py",
         Bug("opposing gradients are added", "agree[number] > 0", "agree[number] < 0"),
@@ -1521,6 +1531,7 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "components/icm.py",
         "components/test_bonuses.py",
+        Bug("the inverse error is never the reward", 'if self.cfg.error == "inverse":', "if False:"),
         Bug(
             "the reward is the inverse model's",
             "return 0.5 * (self.forward_model",

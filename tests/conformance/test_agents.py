@@ -250,7 +250,13 @@ COMPONENT_CHECKS = {**CHECKS, "gives_aligned_rewards": conformance.gives_aligned
     [
         pytest.param(component, algorithm, marks=[] if algorithm in ("ppo", also) else [pytest.mark.full])
         for component in conformance.component_names()
-        for also in ["dqn" if component in ("byol", "episodic", "rnd", "siamese_q") else ""]
+        for also in [
+            "sac"
+            if component == "rnd_actions"
+            else "dqn"
+            if component in ("byol", "episodic", "rnd", "siamese_q")
+            else ""
+        ]
         for algorithm in ("ppo", "dqn", "a2c", "sac")
     ],
 )

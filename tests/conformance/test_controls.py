@@ -207,7 +207,7 @@ def test_conform_component_says_what_it_works_with_and_finds_rewards_in_wrong_co
     assert conformance.conform_component("crossed", ["a2c"], crossed={"shift": 0}) == ["a2c"]
 
 
-FITTING = {"siamese_q": ("dqn", "sac")}
+FITTING = {"siamese_q": ("dqn", "sac"), "rnd_actions": ("sac",)}
 """components that need a part which only some algorithms have"""
 
 

@@ -86,6 +86,16 @@ class Component(nn.Module):
         """Whether it has a part in acting: then its tensors are sent to the processes that act."""
         return type(self).track is not Component.track
 
+    @property
+    def candidates(self) -> int:
+        """Actions sampled from a stochastic policy while exploring, of which the one with the best `score` is taken; 0:
+        the first is taken."""
+        return 0
+
+    def score(self, obs: Tree, action: Tree) -> Tensor:
+        """How much it wants each of several actions [n, B, ...] for observations [B, ...]: [n, B]."""
+        raise NotImplementedError
+
     def initial_memory(self, num_envs: int) -> Tree:
         """Memory per environment at the start of an episode, [num_envs, ...]."""
         return {}
