@@ -430,6 +430,34 @@ MUTATIONS: list[Mutation] = [
         Bug("evaluation chooses too", "chooser is None or context.greedy", "chooser is None"),
     ),
     *planted(
+        "algorithms/option_critic.py",
+        "algorithms/test_option_critic.py",
+        Bug(
+            "options that are worse do not end",
+            "beta * (advantage + self.cfg",
+            "-beta * (advantage + self.cfg",
+        ),
+        Bug("the cost of a change is never read", "advantage + self.cfg.deliberation_cost", "advantage"),
+        Bug(
+            "terminations learn from terminal states",
+            "batch.share * (batch.discount > 0)",
+            "batch.share * 1.0",
+        ),
+        Bug(
+            "the value on arrival ends where it goes on",
+            "(1 - beta) * pick(values, option) + beta * self.over_options(values)",
+            "beta * pick(values, option) + (1 - beta) * self.over_options(values)",
+        ),
+        Bug(
+            "the choice of options is greedy in values",
+            "epsilon = self.cfg.option_epsilon\n",
+            "epsilon = 0.0\n",
+        ),
+        Bug("options never end", "context.reset | (chance[0] < ends)", "context.reset"),
+        Bug("options last beyond episodes", "context.reset | (ends > 0.5)", "(ends > 0.5)"),
+        Bug("option values are not soft", "soft = q - self.temperature()[option] * log_prob", "soft = q"),
+    ),
+    *planted(
         "ops/gradients.py",
         "ops/test_gradients.py",
         Bug("opposing gradients are added", "agree[number] > 0", "agree[number] < 0"),

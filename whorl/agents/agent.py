@@ -101,6 +101,8 @@ class Agent(Optimized):
     """whether an on-policy agent may learn from rollouts of an older policy"""
     tracks: ClassVar[bool] = False
     """whether acting reads what components keep track of, so that evaluation and saved policies need them too"""
+    q_of_actions: ClassVar[bool] = True
+    """whether its critic values an action in a state alone, so that saved policies can tell Q values"""
     separate_streams: ClassVar[bool] = False
     """whether updates receive every reward stream separately, [T, B, 1 + S], instead of their weighted sum [T, B]"""
     runner: Callable[..., Updated] | None = None

@@ -28,8 +28,10 @@ def offered(agent: Any) -> list[str]:
         found.append("value")
     if actor is not None and not isinstance(getattr(actor, "head", None), DeterministicHead):
         found += ["probabilities"] * (mask_size(action_choices(agent.spec.action)) > 0) + ["log_prob"]
-    if critic is not None and (
-        hasattr(agent, "q_values") or hasattr(agent, "q") or isinstance(critic, QEnsemble)
+    if (
+        agent.q_of_actions
+        and critic is not None
+        and (hasattr(agent, "q_values") or hasattr(agent, "q") or isinstance(critic, QEnsemble))
     ):
         found.append("q_values")
     return found
