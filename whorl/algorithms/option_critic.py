@@ -37,7 +37,7 @@ from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.temperature import EntropyConfig, Temperature, undecayed
 from whorl.ops.distributions import Categorical, TanhNormal
-from whorl.settings.schema import Fraction, LearningRate, Number, PositiveCount, Probability, Range
+from whorl.settings.schema import Fraction, LearningRate, NonNegative, PositiveCount, Probability, Range
 
 OPTION = "option"
 """the option that acted: in the memory, and a column of replay"""
@@ -52,7 +52,7 @@ class OptionCriticConfig(EntropyConfig, ActorCriticConfig):
     """number of options"""
     option_epsilon: Probability = 0.1
     """probability of a random option where one is chosen"""
-    deliberation_cost: Number = 0.01
+    deliberation_cost: NonNegative = 0.01
     """value by which a change of option must be better than going on (Harb et al. 2018)"""
     termination_lr: LearningRate = 3e-4
     """learning rate of the terminations"""
