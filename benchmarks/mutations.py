@@ -381,6 +381,94 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "nets/backbone.py",
+        "algorithms/test_privileged.py",
+        Bug(
+            "critics do not read privileged observations",
+            "known = self.beside(rows.selected)",
+            "known = 0 * self.beside(rows.selected)",
+        ),
+    ),
+    *planted(
+        "nets/actor.py",
+        "algorithms/test_privileged.py",
+        Bug(
+            "policies read privileged observations",
+            "public = split_observation(spec.observation, cfg.privileged_obs)[0]",
+            "public = spec.observation",
+        ),
+    ),
+    *planted(
+        "nets/latent.py",
+        "components/test_prediction.py",
+        Bug(
+            "the balance is swapped",
+            "return balance * to_prior + (1 - balance) * to_posterior",
+            "return (1 - balance) * to_prior + balance * to_posterior",
+        ),
+        Bug("free nats are never read", "fixed.kl(prior).clamp(min=free_nats)", "fixed.kl(prior)"),
+        Bug("latents cross episodes", "h = h * (~reset[row]).unsqueeze(-1)", "h = h * 1.0"),
+        Bug(
+            "imagination samples from the posterior's state",
+            "_gaussian(self.prior(h)).mean), -1))",
+            "z), -1))",
+        ),
+    ),
+    *planted(
+        "components/prediction.py",
+        "components/test_prediction.py",
+        Bug("rewards of masked rows count", "- reward).square() * real", "- reward).square()"),
+    ),
+    *planted(
+        "explore/acting.py",
+        "components/test_rnd_actions.py",
+        Bug(
+            "the least novel action is taken",
+            "chooser.score(obs, actions).argmax(0)",
+            "chooser.score(obs, actions).argmin(0)",
+        ),
+        Bug("evaluation chooses too", "chooser is None or context.greedy", "chooser is None"),
+    ),
+    *planted(
+        "algorithms/option_critic.py",
+        "algorithms/test_option_critic.py",
+        Bug(
+            "options that are worse do not end",
+            "beta * (advantage + self.cfg",
+            "-beta * (advantage + self.cfg",
+        ),
+        Bug("the cost of a change is never read", "advantage + self.cfg.deliberation_cost", "advantage"),
+        Bug(
+            "terminations learn from terminal states",
+            "batch.share * (batch.discount > 0)",
+            "batch.share * 1.0",
+        ),
+        Bug(
+            "the value on arrival ends where it goes on",
+            "(1 - beta) * pick(values, option) + beta * self.over_options(values)",
+            "beta * pick(values, option) + (1 - beta) * self.over_options(values)",
+        ),
+        Bug(
+            "the choice of options is greedy in values",
+            "epsilon = self.cfg.option_epsilon\n",
+            "epsilon = 0.0\n",
+        ),
+        Bug("options never end", "context.reset | (chance[0] < ends)", "context.reset"),
+        Bug("options last beyond episodes", "context.reset | (ends > 0.5)", "(ends > 0.5)"),
+        Bug("option values are not soft", "soft = q - self.temperature()[option] * log_prob", "soft = q"),
+    ),
+    *planted(
+        "ops/gradients.py",
+        "ops/test_gradients.py",
+        Bug("opposing gradients are added", "agree[number] > 0", "agree[number] < 0"),
+        Bug("each parameter decides alone", "if products and not separately:", "if False:"),
+        Bug(
+            "heads of the further loss are not trained",
+            "if number in agree else added",
+            "if number in agree else 0",
+        ),
+    ),
+    *planted(
         "nets/normalize.py",
         "nets/test_running_statistics.py",
         Bug("variance without the term between blocks", " + delta.square() * share * (1 - share)", ""),
@@ -1227,7 +1315,7 @@ MUTATIONS: list[Mutation] = [
             "(max_norm / (norm + 1e-6))",
         ),
         Bug("the gate is never read", "rate if gate is None else rate * gate", "rate"),
-        Bug("joined losses are left out", "loss = loss + joined(", "loss = loss + 0 * joined("),
+        Bug("joined losses are left out", "loss = loss + added", "loss = loss + 0 * added"),
         Bug(
             "learning rates are not annealed",
             'getattr(self, f"lr_{name}").copy_(rate * factor)',
@@ -1471,6 +1559,7 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "components/icm.py",
         "components/test_bonuses.py",
+        Bug("the inverse error is never the reward", 'if self.cfg.error == "inverse":', "if False:"),
         Bug(
             "the reward is the inverse model's",
             "return 0.5 * (self.forward_model",
@@ -1572,8 +1661,11 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "components/byol.py",
         "components/test_byol.py",
+        Bug("targets never move", "        polyak_(self.target_encoder, self.encoder, self.cfg.tau)\n", ""),
         Bug(
-            "targets never move", "        polyak_(self.target_encoder, agent.encoder(), self.cfg.tau)\n", ""
+            "the target projection never moves",
+            "        polyak_(self.target_projection, self.projection, self.cfg.tau)\n",
+            "",
         ),
         Bug(
             "the target of the same view",
@@ -1587,10 +1679,34 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "one order of the views only",
-            "error = self.distance(one, two) + self.distance(two, one)",
-            "error = 2 * self.distance(one, two)",
+            "self.distance(one, two) + self.distance(two, one)",
+            "2 * self.distance(one, two)",
         ),
-        Bug("weight is never read", "return self.cfg.weight * loss", "return loss"),
+    ),
+    *planted(
+        "agents/auxiliary.py",
+        "components/test_auxiliary.py",
+        Bug(
+            "weight is never read", "return self.cfg.weight * loss", "return loss", "components/test_byol.py"
+        ),
+        Bug(
+            "positives cross episodes",
+            "real.gather(0, inside) & (ahead < count)",
+            "(ahead < count)",
+        ),
+    ),
+    *planted(
+        "components/atc.py",
+        "components/test_auxiliary.py",
+        Bug("targets never move", "polyak_(self.target_projection", "(self.target_projection"),
+        Bug("the anchor has no residual", "anchor + self.prediction(anchor)", "self.prediction(anchor)"),
+    ),
+    *planted(
+        "components/siamese_q.py",
+        "components/test_auxiliary.py",
+        Bug(
+            "the target is the online critic", "self._values(agent.target_critic", "self._values(agent.critic"
+        ),
     ),
     *planted(
         "nets/memory.py",

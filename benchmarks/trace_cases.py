@@ -176,6 +176,7 @@ BASES = {
     "sac": CONTROL,
     "tqc": {**CONTROL, "n_critics": 3, "n_quantiles": 5, "n_drop_atoms": 1},
     "crossq": {**CONTROL, "renorm_warmup": 100},
+    "option_critic": {**CONTROL, "num_options": 3},
 }
 """settings of every update rule, small enough for a case to take a second or two"""
 INHERITED = {
@@ -344,6 +345,8 @@ def _values() -> Iterator[Case]:
 
 
 def _control() -> Iterator[Case]:
+    yield case("option_critic", PENDULUM, "option_critic")
+    yield case("option_critic discrete, prioritized", CARTPOLE, "option_critic", prioritized=True)
     for rule in (*CONTROL_RULES, "crossq"):
         yield case(f"{rule}", PENDULUM, rule)
         yield case(f"{rule} prioritized 3 steps", PENDULUM, rule, **PRIORITIES, priority_clip=[0.01, 1.0])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from whorl.algorithms.impala import IMPALAConfig
     from whorl.algorithms.iqn import IQNConfig
     from whorl.algorithms.ngu import NGUConfig
+    from whorl.algorithms.option_critic import OptionCriticConfig
     from whorl.algorithms.ppg import PPGConfig
     from whorl.algorithms.ppo import PPOConfig
     from whorl.algorithms.pqn import PQNConfig
@@ -47,6 +48,7 @@ __all__ = [
     "IQNConfig",
     "Logger",
     "NGUConfig",
+    "OptionCriticConfig",
     "PPGConfig",
     "PPOConfig",
     "PQNConfig",
@@ -96,7 +98,7 @@ def _module_of(name: str) -> str:
     if not name.endswith("Config"):
         return "whorl.api"
     stem = name.removesuffix("Config").lower()
-    return f"whorl.algorithms.{'qr_dqn' if stem == 'qrdqn' else stem}"
+    return f"whorl.algorithms.{ {'qrdqn': 'qr_dqn', 'optioncritic': 'option_critic'}.get(stem, stem) }"
 
 
 def __dir__() -> list[str]:

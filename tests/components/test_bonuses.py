@@ -186,6 +186,37 @@ def test_the_reward_of_icm_is_in_the_returns_of_the_critic() -> None:
     assert torch.equal(batch.reward, received.reward), "PPO has a value and an advantage for it"
 
 
+def test_icm_can_reward_the_error_of_the_inverse_model() -> None:
+    agent: Any = build("ppo", icm=replace(CONFIGS["icm"], error="inverse"))
+    icm, (rollout,) = agent.components["icm"], rollouts(agent)
+    icm.observe(rollout)
+    before, after = icm.inverse(rollout.obs[:-1]), icm.inverse(rollout.obs[1:])
+    found = icm.bonus(rollout)
+    torch.testing.assert_close(found, icm.inverse.loss(before, after, rollout.action))
+    assert not torch.allclose(found, icm.forward_error(before, rollout.action, after))
+
+
+def test_an_intrinsic_reward_is_counted_once_in_priorities() -> None:
+    """The TD error of new rows, of their sample and of its update, with a critic of 0: the reward and its weight."""
+    weight = 0.5
+    settings: dict[str, Any] = {"prioritized": True, "priority_on_add": True, "n_step": 1, "batch_size": 16}
+    settings |= {"components": ["icm"], "icm": {"weight": weight}}
+    cell = subject("dqn", "vector", "none", "discrete", **settings)
+    run = Run(cell)
+    agent: Any = run.agent
+    for net in (agent.critic, agent.target_critic):
+        for value in net.parameters():
+            value.detach().zero_()
+    for rollout in cell.rollouts(agent, 2):
+        run.experience.add(agent.receive(rollout))
+    batch = run.experience.sample()
+    stored = run.experience.ring.take("reward", batch.extras["index"].unsqueeze(0))
+    total = stored[..., 0] + weight * stored[..., 1]
+    torch.testing.assert_close(batch.reward, total)
+    torch.testing.assert_close(agent.errors(batch), total.abs())
+    torch.testing.assert_close(agent.learn("update", batch).priority, total.abs())
+
+
 def test_noveld_rewards_the_difference_of_novelty_at_the_first_visit() -> None:
     agent = build("ppo", noveld=CONFIGS["noveld"])
     noveld: Any = agent.components["noveld"]

@@ -15,6 +15,7 @@ from whorl.core.spec import Array
 
 SMALL = BYOLConfig(features=8, hidden_size=16, batch_size=16, shift=2)
 JOINED = BYOLConfig(features=8, hidden_size=16, batch_size=16, shift=2, joins="critic")
+NEXT = replace(SMALL, predicts="next")
 
 
 def rows(agent: Any) -> Any:
@@ -48,12 +49,14 @@ def test_the_loss_trains_encoder_and_heads_but_no_target() -> None:
 def test_targets_move_by_tau(cfg: BYOLConfig) -> None:
     agent: Any = build("dqn", IMAGE, byol=cfg)
     byol = agent.components["byol"]
-    before = [value.clone() for value in byol.target_encoder.parameters()]
+    pairs = ((byol.target_encoder, agent.encoder()), (byol.target_projection, byol.projection))
+    before = [value.clone() for target, _ in pairs for value in target.parameters()]
     (rollout,) = rollouts(agent)
     batch = agent.experience(torch.Generator().manual_seed(0))
     batch.add(rollout)
     agent.learn("update", batch.sample())
-    online, after = list(agent.encoder().parameters()), list(byol.target_encoder.parameters())
+    online = [value for _, net in pairs for value in net.parameters()]
+    after = [value for target, _ in pairs for value in target.parameters()]
     for old, new, value in zip(before, after, online):
         torch.testing.assert_close(new, (1 - cfg.tau) * old + cfg.tau * value)
         assert not torch.equal(new, old)
@@ -67,6 +70,27 @@ def test_the_loss_falls(algorithm: str, cfg: BYOLConfig) -> None:
     metrics = feed(agent, agent.experience(torch.Generator().manual_seed(0)), given * 3)
     losses = torch.stack([found["loss/byol"] for found in metrics])
     assert losses[-4:].mean() < losses[:2].mean()
+
+
+def test_the_loss_falls_to_0_where_views_agree() -> None:
+    agent: Any = build("dqn", IMAGE, byol=replace(SMALL, shift=0, lr=3e-3, batch_size=64))
+    byol, (rollout,) = agent.components["byol"], rollouts(agent)
+    first = float(byol.loss(rollout, agent.observations).detach())
+    for _ in range(30):
+        byol.update(agent, rollout)
+    assert float(byol.last_loss) < 0.2 * first
+
+
+def test_the_next_observation_is_predicted_from_the_action() -> None:
+    agent: Any = build("dqn", IMAGE, byol=replace(NEXT, shift=0))
+    byol, (rollout,) = agent.components["byol"], rollouts(agent)
+    obs, action = agent.observations(rollout.obs).flatten(0, 1)[:6], rollout.action.flatten()[:6]
+    code = byol.step(torch.cat((byol.projection(byol.encoder(obs)), torch.eye(3)[action]), -1))
+    after = byol.target_projection(byol.target_encoder(agent.observations(rollout.obs).flatten(0, 1)[4:10]))
+    byol.draw = lambda batch, count: torch.arange(6)  # the environments of row 0, and two of row 1
+    cosine = torch.cosine_similarity(byol.prediction(code), after, dim=-1)
+    assert rollout.mask.flatten()[:6].all()
+    torch.testing.assert_close(byol.errors(rollout, agent.observations)[0], 2 - 2 * cosine)
 
 
 def test_joined_gradients_are_added_to_the_critics() -> None:
@@ -92,7 +116,7 @@ def test_the_loss_is_weighted_and_adds_both_orders_of_two_views() -> None:
     byol, batch = agent.components["byol"], rows(agent)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def distance(view: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    def distance(view: torch.Tensor, other: torch.Tensor, action: None = None) -> torch.Tensor:
         seen.append((view, other))
         return torch.full((len(view),), float(len(seen)))
 
@@ -133,7 +157,15 @@ def test_its_step_can_be_captured(cfg: BYOLConfig) -> None:
 
 
 @pytest.mark.parametrize("check", [name for name in CHECKS if name != "keeps_its_settings"])
-@pytest.mark.parametrize("cfg", [SMALL, JOINED])
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        SMALL,
+        JOINED,
+        pytest.param(replace(JOINED, adaptive="layer"), marks=pytest.mark.full),
+        pytest.param(NEXT, marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.parametrize(
     ("algorithm", "action"), [("ppo", "discrete"), ("sac", "continuous"), ("dqn", "discrete")]
 )

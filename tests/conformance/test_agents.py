@@ -42,6 +42,14 @@ TREES = {
     rule: [("vector", "none", "tree"), ("dict", "gru", "masked-tree")]
     for rule in ("a2c", "impala", "ppg", "ppo", "reinforce", "toy_policy_gradient")
 }
+FEW = {
+    "option_critic": [
+        ("vector", "none", "continuous"),
+        ("dict", "none", "masked"),
+        ("vector", "lstm", "continuous"),
+    ]
+}
+"""The cells of a rule with many networks, whose checks take long"""
 REMEMBERED = {
     **{rule: [("vector", "lstm", "discrete")] for rule in ("c51", "iqn", "qr_dqn")},
     **{rule: [("vector", "lstm", "continuous")] for rule in ("ddpg", "td3", "tqc")},
@@ -54,7 +62,7 @@ REMEMBERED = {
 
 
 def common(rule: str) -> list[tuple[str, str, str]]:
-    return [*COMMON, *REMEMBERED.get(rule, ON_POLICY), *TREES.get(rule, [])]
+    return FEW.get(rule) or [*COMMON, *REMEMBERED.get(rule, ON_POLICY), *TREES.get(rule, [])]
 
 
 def cells() -> list[object]:
@@ -126,7 +134,12 @@ def plain(name: str, memory: str = "none", **settings: Any) -> Subject:
     raise AssertionError(f"{name} takes neither discrete nor continuous actions")
 
 
-@pytest.mark.parametrize("rule", RULES)
+def some(names: list[str]) -> list[Any]:
+    """Parameters: rules with many networks are part of the full suite only."""
+    return [pytest.param(name, marks=pytest.mark.full if name in FEW else ()) for name in names]
+
+
+@pytest.mark.parametrize("rule", some(RULES))
 def test_truncation_is_no_termination(rule: str) -> None:
     # With tanh, the rounds of this check are too few to learn a value of 10 in one step per rollout.
     smooth = {"activation": "elu"} if rule in ("a2c", "impala") else {}
@@ -164,7 +177,7 @@ def options_of(rule: str, options: str) -> dict[str, Any]:
     return {key: value for key, value in OPTIONS[options].items() if key in known}
 
 
-LONG = ("agent57", "ngu")
+LONG = ("agent57", "ngu", "option_critic")
 """Rules whose checks take long; the full suite runs all their options"""
 
 
@@ -211,7 +224,7 @@ def test_options_of_memory_keep_the_contracts(options: str) -> None:
 
 
 @pytest.mark.parametrize("options", ["prioritized", "prioritized-n-step"])
-@pytest.mark.parametrize("rule", REPLAYED)
+@pytest.mark.parametrize("rule", some(REPLAYED))
 def test_truncation_is_no_termination_with_priorities_and_n_steps(rule: str, options: str) -> None:
     conformance.tells_truncation_from_termination(plain(rule, **options_of(rule, options)))
 
@@ -250,7 +263,13 @@ COMPONENT_CHECKS = {**CHECKS, "gives_aligned_rewards": conformance.gives_aligned
     [
         pytest.param(component, algorithm, marks=[] if algorithm in ("ppo", also) else [pytest.mark.full])
         for component in conformance.component_names()
-        for also in ["dqn" if component in ("byol", "episodic", "rnd") else ""]
+        for also in [
+            "sac"
+            if component == "rnd_actions"
+            else "dqn"
+            if component in ("byol", "episodic", "rnd", "siamese_q")
+            else ""
+        ]
         for algorithm in ("ppo", "dqn", "a2c", "sac")
     ],
 )

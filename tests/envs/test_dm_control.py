@@ -76,6 +76,27 @@ def test_a_task_has_several_spellings(id: str):
 
 
 @installed
+@pytest.mark.parametrize(
+    ("name", "repeats"), [("cartpole-swingup", 8), ("walker_walk", 2), ("cheetah-run", 4)]
+)
+def test_tasks_from_pixels_repeat_actions_and_stack_three_frames(draw, name: str, repeats: int):
+    env = draw(f"{name}-pixels")
+    assert env.spec.id == f"dm_control/{name.replace('_', '-')}-pixels-v0"
+    assert env.unwrapped.frame_skip == repeats and env.unwrapped.frame_stack == 3
+    obs, _ = env.reset(seed=0)
+    assert obs.shape == (84, 84, 3) and obs.dtype == np.uint8
+
+
+@installed
+def test_the_state_can_be_observed_beside_pixels(draw):
+    both, alone = draw("cartpole-swingup", pixels=True, state=True), draw("cartpole-swingup")
+    seen, state = both.reset(seed=3)[0], alone.reset(seed=3)[0]
+    assert both.observation_space.contains(seen) and np.array_equal(seen["state"], state)
+    with pytest.raises(EnvError, match="state is true, but without pixels"):
+        factory_from_id("dm_control/cartpole-swingup", state=True)()
+
+
+@installed
 def test_an_unknown_task_names_the_nearest():
     with pytest.raises(EnvError, match="task 'cartpole-swingpu'; did you mean 'cartpole-swingup'"):
         make("cartpole-swingpu")

@@ -74,7 +74,7 @@ VALUES = (
     *("dqn", "double_dqn", "dueling_dqn", "prioritized_dqn", "noisy_dqn", "apex_dqn", "c51", "c51_dqn"),
     *("rainbow", "qr_dqn", "iqn", "btr"),
 )
-ACTORS = ("ddpg", "ddpg_lillicrap", "td3", "sac", "tqc", "redq", "droq", "crossq")
+ACTORS = ("ddpg", "ddpg_lillicrap", "td3", "sac", "tqc", "redq", "droq", "crossq", "option_critic")
 REMEMBERING_VALUES = ("drqn", "r2d2")
 REMEMBERING_ACTORS = ("rdpg", "rtd3", "rsac", "rsac_share")
 POLICIES = ("a2c", "a3c", "actor_critic", "impala", "ppo", "ppg", "reinforce", "reinforce_baseline")
@@ -86,8 +86,16 @@ ALL = (*VALUES, *REMEMBERING_VALUES, *ON_POLICY, *PUSHING)
 ROLLOUTS = {"ppo": 30, "ppg": 30, "pqn": 60, **dict.fromkeys(("a2c", "a3c", "actor_critic", "impala"), 120)}
 """rollouts that an on-policy agent learns from; others make 120 or, with replay, about 300 updates from 8 rollouts"""
 
-OWN = {"crossq": {"updates_per_step": 1.0}}
-"""settings of one agent: CrossQ's normalisation needs more updates to settle"""
+OWN = {
+    "crossq": {"updates_per_step": 1.0},
+    "option_critic": {
+        "updates_per_step": 1.0,
+        "num_options": 2,
+        "termination_lr": 1e-2,
+        "deliberation_cost": 0.0,
+    },
+}
+"""settings of one agent: CrossQ's normalisation needs more updates to settle, options share the experience"""
 
 
 def test_every_agent_is_among_them() -> None:

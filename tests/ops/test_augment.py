@@ -1,4 +1,4 @@
-"""Shifts are exact moves of pixels, and one rule says what an image is and where its channels stand."""
+"""Shifts and crops move pixels exactly, colours are factors, one rule says what an image is and where channels are."""
 
 from typing import Any
 
@@ -9,7 +9,16 @@ from torch import Tensor
 
 from whorl.conformance import capture_safe
 from whorl.core.spec import Array
-from whorl.ops.augment import Picture, picture, random_shift, shift_images
+from whorl.ops.augment import (
+    NOISE,
+    Augmentation,
+    Picture,
+    picture,
+    random_colour,
+    random_crop,
+    random_intensity,
+    random_shift,
+)
 
 
 def by_hand(image: Tensor, pad: int, noise: Tensor) -> Tensor:
@@ -94,7 +103,7 @@ def test_only_the_images_of_a_tree_are_shifted() -> None:
         "grid": torch.rand(2, 5, 3, 3, 2),
     }
     noise = torch.rand(2, 5, 2)
-    shifted = shift_images(obs, spec, 3, noise)
+    shifted = Augmentation(shift=3)(obs, spec, noise)
     assert torch.equal(shifted["front"], random_shift(obs["front"], 3, noise, "last"))
     assert torch.equal(shifted["back"]["stack"], random_shift(obs["back"]["stack"], 3, noise, "first"))
     assert shifted["back"]["speed"] is obs["back"]["speed"]
@@ -102,13 +111,60 @@ def test_only_the_images_of_a_tree_are_shifted() -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 8, 8, 3), (5, 3, 8, 8)])
-def test_a_shift_reads_no_value(shape: tuple[int, ...]) -> None:
-    images, noise = torch.rand(shape), torch.rand(5, 2)
+def test_augmentations_read_no_value(shape: tuple[int, ...]) -> None:
+    images, noise = torch.rand(shape), torch.rand(5, NOISE)
     with capture_safe():
-        shift_images(images, Array(shape[1:]), 2, noise)
+        Augmentation(shift=2, crop=0.3, colour=0.2, intensity=0.1)(images, Array(shape[1:]), noise)
+
+
+def test_a_crop_is_a_window_enlarged_by_repeating_pixels() -> None:
+    image = torch.arange(16).reshape(1, 4, 4)
+    # Half of each side is cut off; of the three places in each direction, the last row and the middle column.
+    window = torch.tensor([[9, 9, 10, 10], [9, 9, 10, 10], [13, 13, 14, 14], [13, 13, 14, 14]])
+    almost_one = 1 - 1e-6
+    assert torch.equal(random_crop(image, 0.5, torch.tensor([almost_one, almost_one, 0.4]))[0], window)
+
+
+def test_nothing_is_cropped_at_the_smallest_noise_or_without_a_share() -> None:
+    images = torch.rand(3, 2, 5, 6)
+    assert torch.equal(random_crop(images, 0.5, torch.zeros(3, 3)), images)
+    assert torch.equal(random_crop(images, 0.0, torch.rand(3, 3)), images)
+
+
+def test_crops_of_both_layouts_are_the_same() -> None:
+    images, noise = torch.rand(6, 3, 9, 12), torch.rand(6, 3)
+    last = random_crop(images.permute(0, 2, 3, 1), 0.4, noise, "last")
+    assert torch.equal(last.permute(0, 3, 1, 2), random_crop(images, 0.4, noise))
+
+
+def test_colours_are_multiplied_and_frames_share_their_factors() -> None:
+    images, noise = torch.ones(6, 2, 2), torch.tensor([0.0, 0.5, 1.0])
+    found = random_colour(images, 0.2, noise, frames=2)
+    torch.testing.assert_close(found[:, 0, 0], torch.tensor([0.8, 1.0, 1.2, 0.8, 1.0, 1.2]))
+    last = random_colour(images.permute(1, 2, 0), 0.2, noise, frames=2, channels="last")
+    torch.testing.assert_close(last.permute(2, 0, 1), found)
+
+
+def test_grey_images_have_one_factor_for_all_channels() -> None:
+    found = random_colour(torch.ones(4, 2, 2), 0.2, torch.tensor([0.0, 0.5, 1.0]), frames=4)
+    torch.testing.assert_close(found, torch.full((4, 2, 2), 0.8))
+
+
+def test_intensity_is_one_factor_for_the_image() -> None:
+    found = random_intensity(torch.ones(2, 3, 2, 2), 0.1, torch.tensor([[0.0], [1.0]]))
+    torch.testing.assert_close(found, torch.tensor([0.9, 1.1]).reshape(2, 1, 1, 1).expand(2, 3, 2, 2))
+
+
+def test_brightened_images_of_bytes_stay_in_their_range_and_others_do_not() -> None:
+    images, noise = torch.ones(1, 3, 4, 4), torch.ones(1, NOISE)
+    brighter = Augmentation(intensity=0.5)
+    assert float(brighter(images, Array((3, 4, 4), "uint8"), noise).max()) == 1
+    assert float(brighter(images, Array((3, 4, 4)), noise).max()) == 1.5
 
 
 def test_wrong_shapes_are_told() -> None:
+    with pytest.raises(ValueError, match="share 1"):
+        random_crop(torch.rand(2, 3, 8, 8), 1.0, torch.rand(2, 3))
     with pytest.raises(ValueError, match="pad -1"):
         random_shift(torch.rand(2, 3, 8, 8), -1, torch.rand(2, 2))
     with pytest.raises(ValueError, match=r"noise \(2, 1\)"):

@@ -101,6 +101,8 @@ class Agent(Optimized):
     """whether an on-policy agent may learn from rollouts of an older policy"""
     tracks: ClassVar[bool] = False
     """whether acting reads what components keep track of, so that evaluation and saved policies need them too"""
+    q_of_actions: ClassVar[bool] = True
+    """whether its critic values an action in a state alone, so that saved policies can tell Q values"""
     separate_streams: ClassVar[bool] = False
     """whether updates receive every reward stream separately, [T, B, 1 + S], instead of their weighted sum [T, B]"""
     runner: Callable[..., Updated] | None = None
@@ -189,6 +191,11 @@ class Agent(Optimized):
     def random_steps(self) -> int:
         """Environment steps at the start of training that take random actions."""
         return getattr(self.cfg, "random_steps", 0)
+
+    @property
+    def privileged(self) -> tuple[str, ...]:
+        """Keys of the observation that exist in training only, which `act` does not read."""
+        return getattr(self.cfg, "privileged_obs", ())
 
     @property
     def device(self) -> torch.device:
@@ -304,13 +311,23 @@ class Agent(Optimized):
             "gamma": self.gamma,
             "separate_streams": self.separate_streams,
             "extras": self.columns(),
-            "successor": any(component.needs_successor for component in components),
+            "successors": tuple(sorted({steps for one in components for steps in one.looks_ahead})),
         }
 
     def encoder(self) -> nn.Module:
         """The module that maps prepared observations to features, and that the critic's optimizer trains."""
-        net: Any = getattr(self, "critic", None) or getattr(self, "actor", None)
-        return net.backbone.encoder
+        return self.backbone_of("critic").encoder
+
+    def backbone_of(self, network: str) -> Any:
+        """The backbone of a network of this agent, or of the other where it has only one, or the one that all share."""
+        found = (getattr(self, name, None) for name in (network, "critic", "actor"))
+        net: Any = next(net for net in found if net is not None)
+        return net.backbone if hasattr(net, "backbone") else self.backbone
+
+    def pictures(self) -> dict[str, Tensor]:
+        """Images to look at, uint8 [height, width, 1 or 3] by name; logged to TensorBoard with each evaluation."""
+        components: list[Any] = list(self.components.values())
+        return {name: image for component in components for name, image in component.pictures(self).items()}
 
     @property
     def off_policy(self) -> bool:

@@ -67,6 +67,15 @@ class Component(nn.Module):
         """Learn from a batch, after the agent has; returns metrics. Runs as a `@captured` step."""
         return {}
 
+    def pictures(self, agent: "Agent") -> dict[str, Tensor]:
+        """Images to look at, uint8 [height, width, 1 or 3] by name; asked for with each evaluation."""
+        return {}
+
+    @property
+    def looks_ahead(self) -> tuple[int, ...]:
+        """How many steps after each action are the observations that `update` reads besides those of the agent."""
+        return (1,) if self.needs_successor else ()
+
     @property
     def immediate(self) -> bool:
         """Whether its rewards are known while acting: columns of `track` with the names of its streams."""
@@ -76,6 +85,16 @@ class Component(nn.Module):
     def acts(self) -> bool:
         """Whether it has a part in acting: then its tensors are sent to the processes that act."""
         return type(self).track is not Component.track
+
+    @property
+    def candidates(self) -> int:
+        """Actions sampled from a stochastic policy while exploring, of which the one with the best `score` is taken; 0:
+        the first is taken."""
+        return 0
+
+    def score(self, obs: Tree, action: Tree) -> Tensor:
+        """How much it wants each of several actions [n, B, ...] for observations [B, ...]: [n, B]."""
+        raise NotImplementedError
 
     def initial_memory(self, num_envs: int) -> Tree:
         """Memory per environment at the start of an episode, [num_envs, ...]."""

@@ -19,14 +19,20 @@ from whorl.ops.distributions import Categorical, Distribution, MultiCategorical
 
 
 def offered(agent: Any) -> list[str]:
-    """The methods of a saved policy that this agent has the networks for."""
+    """The methods of a saved policy that this agent has the networks for; critics may read more than a policy sees."""
     critic, actor = getattr(agent, "critic", None), getattr(agent, "actor", None)
     found = ["act", "predict"]
-    if callable(getattr(agent, "value", None)) or isinstance(critic, Value):
+    if agent.privileged:
+        critic = None
+    elif callable(getattr(agent, "value", None)) or isinstance(critic, Value):
         found.append("value")
     if actor is not None and not isinstance(getattr(actor, "head", None), DeterministicHead):
         found += ["probabilities"] * (mask_size(action_choices(agent.spec.action)) > 0) + ["log_prob"]
-    if hasattr(agent, "q_values") or hasattr(agent, "q") or isinstance(critic, QEnsemble):
+    if (
+        agent.q_of_actions
+        and critic is not None
+        and (hasattr(agent, "q_values") or hasattr(agent, "q") or isinstance(critic, QEnsemble))
+    ):
         found.append("q_values")
     return found
 

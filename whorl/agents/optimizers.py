@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
@@ -12,11 +13,15 @@ from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, construct, known, resolve
 from whorl.data.batch import Batch
+from whorl.ops.gradients import add_agreeing_
 from whorl.ops.targets import pieces
 
 Stepper: TypeAlias = Callable[[Sequence[Tensor], Tensor], None]
 """applies gradients at a learning rate"""
 Self = TypeVar("Self", bound="Optimized")
+Adaptive: TypeAlias = Literal["off", "layer", "whole"]
+"""where the gradient of a joined loss is added: everywhere, or where it agrees with the main gradient, each weight or
+bias on its own or all shared parameters together"""
 
 UNFIT = {
     "ASGD": "its steps use the learning rate of the step before",
@@ -27,6 +32,16 @@ UNFIT = {
     "SparseAdam": "it accepts sparse gradients only",
 }
 """optimizers of torch that cannot be used here, and why"""
+
+
+@dataclass(frozen=True)
+class JoinedLoss:
+    """A loss that is minimised together with that of an optimizer."""
+
+    loss: Callable[[Batch], Tensor]
+    adaptive: Adaptive
+    shared: tuple[int, ...]
+    """which parameters of the optimizer the main loss trains too"""
 
 
 class Optimized(nn.Module):
@@ -46,7 +61,7 @@ class Optimized(nn.Module):
         self._rates: dict[str, float] = {}
         self._schedule: Callable[[Tensor], Tensor] | None = None
         self._steppers: dict[str, Stepper] = {}
-        self._joined: dict[str, list[Callable[[Batch], Tensor]]] = {}
+        self._joined: dict[str, list[JoinedLoss]] = {}
         self._batch: Batch | None = None
         """what a captured step learns from, for joined losses"""
         # Fraction of the training budget that is used up; the training loop writes it in place before each update.
@@ -62,12 +77,22 @@ class Optimized(nn.Module):
         self._optimizers[name] = build_optimizer(self._parameters_of[name], part, lr, defaults)
 
     def join_optimizer(
-        self, name: str, modules: nn.Module | Iterable[nn.Module], loss: Callable[[Batch], Tensor]
+        self,
+        name: str,
+        modules: nn.Module | Iterable[nn.Module],
+        loss: Callable[[Batch], Tensor],
+        adaptive: Adaptive = "off",
     ) -> None:
-        """Let optimizer `name` train `modules` too, with `loss` (of the batch with normalised observations) added."""
-        self._parameters_of[name] += _parameters(modules)
+        """Let optimizer `name` train `modules` too, with `loss` (of the batch with normalised observations) added.
+
+        If `adaptive`, the gradient of `loss` for parameters that were the optimizer's before is added only where its
+        cosine with the gradient of the optimizer's own loss is positive (`Adaptive`).
+        """
+        before = self._parameters_of[name]
+        self._parameters_of[name] = before + _parameters(modules)
         self._optimizers[name].param_groups[0]["params"] = list(self._parameters_of[name])
-        self._joined.setdefault(name, []).append(loss)
+        joined = JoinedLoss(loss, adaptive, tuple(range(len(before))))
+        self._joined.setdefault(name, []).append(joined)
 
     def prepare(self: Self, device: torch.device | str, seeds: Callable[[str], torch.Generator]) -> Self:
         """Move to `device`, and create the state and the random generator of every optimizer there."""
@@ -123,11 +148,20 @@ class Optimized(nn.Module):
             gate: 0-dim; where it is 0, the moments of the optimizer advance but no parameter moves.
             measure: return the norm of the gradients before clipping, which costs a pass over them.
         """
+        gated: list[tuple[JoinedLoss, Tensor]] = []
         for joined in self._joined.get(name, ()):
             assert self._batch is not None
             module: Any = self
-            loss = loss + joined(self._batch.replace(obs=module.observations(self._batch.obs)))
+            added = joined.loss(self._batch.replace(obs=module.observations(self._batch.obs)))
+            if joined.adaptive == "off":
+                loss = loss + added
+            else:
+                gated.append((joined, added))
         gradients = self._gradients(name, loss)
+        main = tuple(g.clone() for g in gradients) if len(gated) > 1 else gradients
+        for joined, added in gated:
+            further = self._gradients(name, added)
+            add_agreeing_(gradients, further, main, joined.shared, joined.adaptive == "layer")
         norm: Tensor | None = None
         if measure or max_norm > 0:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))

@@ -45,7 +45,14 @@ class CrossQConfig(EntropyConfig, ActorCriticConfig):
         *("tau", "target_update_interval"),
         *("memory", "memory_size", "memory_layers", "memory_heads", "memory_window", "last_action"),
         *("last_reward", "share_memory", "target_memory", "stored_memory", "refresh_memory"),
-        *("sequence_length", "burn_in", "sequence_stride", "whole_episodes", "priority_eta"),
+        *(
+            "sequence_length",
+            "burn_in",
+            "sequence_stride",
+            "whole_episodes",
+            "priority_eta",
+            "privileged_obs",
+        ),
     )
     learning_starts: Count = 5_000
     """environment steps before the first update"""

@@ -4,12 +4,14 @@ phi embeds observations; an inverse model tells the action from phi(s_t), phi(s_
 phi(s_{t+1}) from phi(s_t) and the action:
 reward_t = 1/2 |forward(phi(s_t), a_t) - phi(s_{t+1})|^2 / std of the discounted sum of these errors
 loss     = (1 - beta) * inverse loss + beta * 1/2 |forward(phi(s_t), a_t) - phi(s_{t+1})|^2
+With `error: inverse` the reward is the inverse model's loss instead: how badly the action can be told.
 
 Differs from the paper: phi learns from the inverse model alone, so that it cannot make the forward model's task easy
 by becoming constant; the reward is divided by a running deviation, as in RND.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +31,9 @@ from whorl.settings.schema import Fraction, LearningRate, Size
 
 @dataclass(frozen=True)
 class ICMConfig(LearnedBonusConfig):
+    error: Literal["forward", "inverse"] = "forward"
+    """whose error is the reward: the forward model's (what follows was not predicted) or the inverse model's (the
+    action can't be told from what follows)"""
     beta: Fraction = 0.2
     """weight of the forward model's loss; the inverse model's has 1 - beta"""
     lr: LearningRate = 5e-4
@@ -60,7 +65,10 @@ class ICM(Bonus):
 
     def bonus(self, rollout: Batch) -> Tensor:
         def error(obs: Tree, action: Tree, following: Tree) -> Tensor:
-            return self.forward_error(self.inverse(obs), action, self.inverse(following))
+            before, after = self.inverse(obs), self.inverse(following)
+            if self.cfg.error == "inverse":
+                return self.inverse.loss(before, after, action)
+            return self.forward_error(before, action, after)
 
         now, after = (tree.index(rollout.obs, part) for part in (slice(0, -1), slice(1, None)))
         return in_parts(error, now, rollout.action, after)

@@ -6,6 +6,7 @@ A finite bound of a continuous dimension is at canonical -1 (low) or 1 (high): d
 Values beyond a bound are clipped to it. `to_env` maps canonical actions to the environment's own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite, prod
 from typing import Any, TypeAlias
@@ -17,6 +18,7 @@ from whorl.core import tree
 from whorl.core.action_masks import Choices, mask_size
 from whorl.core.arrays import MASK_KEY as MASK_KEY
 from whorl.core.arrays import Array as Array
+from whorl.core.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,24 @@ class Spec:
     def with_num_envs(self, num_envs: int) -> "Spec":
         """The same spec with another number of environments."""
         return replace(self, num_envs=num_envs)
+
+
+def split_observation(observation: SpecTree, privileged: Sequence[str]) -> tuple[SpecTree, SpecTree]:
+    """What a policy may read of an observation, and its keys that exist in training only (`privileged_obs`)."""
+    if not privileged:
+        return observation, {}
+    keys = list(observation) if isinstance(observation, dict) else []
+    for name in privileged:
+        if name not in keys or name == MASK_KEY:
+            known = [key for key in keys if key != MASK_KEY]
+            remedy = nearest(name, known) if known else "it needs an observation with keys, a Dict"
+            raise ConfigError(f"privileged_obs names {name!r}, which the observation does not have; {remedy}")
+    public = {key: leaf for key, leaf in observation.items() if key not in privileged}
+    if not set(public) - {MASK_KEY}:
+        raise ConfigError(
+            f"privileged_obs names all keys of the observation ({', '.join(privileged)}); leave the policy one of them"
+        )
+    return public, {key: observation[key] for key in observation if key in privileged}
 
 
 def differences(saved: Spec, now: Spec) -> list[str]:

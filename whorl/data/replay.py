@@ -416,13 +416,13 @@ def replay_of(
     gamma: Gamma | None = None,
     separate_streams: bool = False,
     extras: Mapping[str, Array] | None = None,
-    successor: bool = False,
+    successors: tuple[int, ...] = (),
 ) -> Replay:
     """The replay buffer that the settings describe; `gamma` is the settings' unless given.
 
-    With `successor` transitions give the observation right after the action too (`Transitions`).
+    Transitions give the observations `successors` steps later too (`Transitions`).
     """
-    view = view_of(cfg, successor)
+    view = view_of(cfg, successors)
     priorities = Priorities(
         alpha=cfg.priority_alpha,
         beta=cfg.priority_beta,
@@ -470,10 +470,10 @@ def allocated_bytes(
     return size + sampler_bytes(starts, device, cfg.prioritized)
 
 
-def view_of(cfg: ReplayConfig, successor: bool = False) -> View:
+def view_of(cfg: ReplayConfig, successors: tuple[int, ...] = ()) -> View:
     """The kind of sample: transitions, or sequences for recurrent networks."""
     if not cfg.recurrent:
-        return Transitions(cfg.n_step, successor)
+        return Transitions(cfg.n_step, successors)
     return Sequences(
         cfg.sequence_length,
         cfg.burn_in,

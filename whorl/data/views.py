@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from whorl.core import tree
-from whorl.data.batch import LAST, POLICY, STREAMS, SUCCESSOR, Batch, led_by
+from whorl.core.tree import Tree
+from whorl.data.batch import LAST, POLICY, STREAMS, Batch, led_by, successor_key
 from whorl.data.discounting import Discounting
 from whorl.data.ring import Ring, take
 
@@ -43,15 +44,16 @@ class Transitions:
     observation at the end of an episode.
 
     Args:
-        successor: with n-step returns, give the observation right after the action too, in the extras.
+        successors: give the observations so many steps later too, or the last of the episode where it ends before, in
+            the extras (`successor_key`).
     """
 
     n_step: int = 1
-    successor: bool = False
+    successors: tuple[int, ...] = ()
 
     @property
     def span(self) -> int:
-        return self.n_step
+        return max(self.n_step, *self.successors, 1)
 
     @property
     def stride(self) -> int:
@@ -61,9 +63,19 @@ class Transitions:
         return ring.take("mask", start) & ring.has_stack(start)
 
     def gather(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
-        if self.n_step == 1:
-            return self._single(ring, start, discounting)
-        return self._folded(ring, start, discounting)
+        make = self._single if self.n_step == 1 else self._folded
+        batch = make(ring, start, discounting)
+        for steps in self.successors:
+            if steps != self.n_step:  # that one is row 1
+                batch.extras = {**batch.extras, successor_key(steps): self._later(ring, start, steps)}
+        return batch
+
+    def _later(self, ring: Ring, start: Tensor, steps: int) -> Tree:
+        """Observations [1, B, ...] up to `steps` rows after the starts, none of them behind the end of the episode."""
+        slot, env_index = start // ring.num_envs, start % ring.num_envs
+        ahead = torch.arange(steps - 1, device=start.device).unsqueeze(1)
+        further = ring.take("keep", ring.cells(slot + ahead, env_index)).cumprod(0).sum(0) if steps > 1 else 0
+        return ring.observe(ring.cells(slot + 1 + further, env_index).unsqueeze(0))
 
     def _single(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
         """One-step transitions: the start's own values, and the row after it."""
@@ -97,9 +109,6 @@ class Transitions:
         weight = torch.cat((torch.ones_like(discount[:1]), discount[:-1]))
         after = ring.cells(slot + counts.sum(0), env_index)
         reset = ring.take("reset", start)
-        extras = ring.take("extras", start.unsqueeze(0))
-        if self.successor:
-            extras = {**extras, SUCCESSOR: ring.observe(ring.cells(slot + 1, env_index).unsqueeze(0))}
         return Batch(
             obs=ring.observe(torch.stack((start, after))),
             reset=torch.stack((reset, torch.zeros_like(reset))),
@@ -108,7 +117,7 @@ class Transitions:
             discount=discount[-1:],
             keep=discounting.keep((keep | ~counts).all(0, keepdim=True)),
             mask=mask.float(),
-            extras=extras,
+            extras=ring.take("extras", start.unsqueeze(0)),
         )
 
 

@@ -550,7 +550,7 @@ def _not_here(batch: Batch) -> Tensor:
 
 def _example_batch(cfg: ReplayConfig, spec: Spec, memory: Tree, options: dict[str, Any]) -> Batch:
     """A batch with the shapes of those that a shard samples."""
-    view = view_of(cfg, options["successor"])
+    view = view_of(cfg, options["successors"])
     slots = -(-(view.span + history_of(spec) + 2) // view.stride) * view.stride
     ring = Ring(spec, slots * spec.num_envs, extras=options["extras"], memory=memory, stride=view.stride)
     start = torch.zeros(cfg.batch_size, dtype=torch.int64)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from whorl.agents.agent import Acted, Context
 from whorl.agents.protocols import Acting, ActorCriticAgent, NoisyAgent, PolicyAgent, ValueAgent
+from whorl.core import tree
 from whorl.core.tree import Tree
 from whorl.data.batch import Rows
 from whorl.explore.noise import random_action
@@ -46,7 +47,25 @@ def act_by_actor(agent: ActorCriticAgent, obs: Tree, memory: Tree, context: Cont
     policy, after = _evaluate(agent, obs, memory, context)
     if context.random:
         return _random(agent, obs, after, context)
-    return Acted(sample(policy, context), after)
+    return Acted(chosen(agent, obs, policy, context), after)
+
+
+def chosen(agent: Any, obs: Tree, policy: Any, context: Context) -> Tree:
+    """A sample of the policy; where a component chooses among several (`Component.candidates`), the one it wants most.
+
+    If greedy, the mode.
+    """
+    chooser = next((part for part in agent.components.values() if part.candidates), None)
+    if chooser is None or context.greedy:
+        return sample(policy, context)
+    actions = tree.stack([sample(policy, context) for _ in range(chooser.candidates)])  # [n, B, ...]
+    wanted = chooser.score(obs, actions).argmax(0)  # [B]
+
+    def pick(leaf: Tensor) -> Tensor:
+        place = tree.expand(wanted.unsqueeze(0), leaf)
+        return leaf.gather(0, place.expand(1, *leaf.shape[1:]))[0]
+
+    return tree.map(pick, actions)
 
 
 def act_with_noise(agent: NoisyAgent, obs: Tree, memory: Tree, context: Context) -> Acted:

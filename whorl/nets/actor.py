@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
-from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, Spec
+from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, Spec, split_observation
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.config import ReplayConfig
@@ -42,6 +42,8 @@ class ActorCriticNetworkConfig(MemoryConfig, ReplayConfig):
     """explore by noisy layers in the actor (Fortunato et al. 2018): factorised, without noise in evaluation"""
     share_memory: bool = False
     """with memory: one memory for actor and critics, trained by the critics' loss; false: one per network"""
+    privileged_obs: tuple[str, ...] = ()
+    """keys of a Dict observation that exist in training only: critics read them, the policy never does"""
 
 
 class Actor(BackboneNet):
@@ -57,7 +59,8 @@ class Actor(BackboneNet):
         super().__init__()
         remembers = cfg.share_memory and bool(reads.memories)
         sees = remembers or any(True for _ in reads.encoder.parameters())
-        observed = Array((reads.size if remembers else reads.encoder.size,)) if sees else spec.observation
+        public = split_observation(spec.observation, cfg.privileged_obs)[0]
+        observed = Array((reads.summary_size if remembers else reads.encoder.size,)) if sees else public
         settings = BackboneSettings(
             cfg.actor_hidden_sizes,
             cfg.activation,
@@ -86,7 +89,7 @@ class Actor(BackboneNet):
         if not self.reads:
             return self.backbone.encode(rows)
         if self.remembers:
-            return self.reads[0](rows).detach()
+            return self.reads[0].summary(lambda: self.reads[0].encode(rows), rows).detach()
         return self.reads[0].encoder(rows.obs if self.backbone.memories else rows.selected).detach()
 
     def prepare(self, batch: Batch) -> Batch:

@@ -90,6 +90,8 @@ class Backbone(nn.Module):
     Args:
         action: the action space, needed if the memory reads the previous action.
         members: number of memories; with more than one, features are [members, R, B, size].
+        beside: observations that only the hidden layers read, beside the output of encoder and memory: what a critic
+            knows and a policy does not (`privileged_obs`). Memory and `step` need none of them.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Backbone(nn.Module):
         settings: BackboneSettings,
         action: SpecTree | None = None,
         members: int = 1,
+        beside: SpecTree | None = None,
     ) -> None:
         super().__init__()
         self.name = name
@@ -112,6 +115,10 @@ class Backbone(nn.Module):
                 width += self.last.size
             self.memories.extend(build_memory(memory, width) for _ in range(members))
             width = memory.size
+        self.summary_size = width
+        self.beside = construct("encoder", settings.encoder, beside) if beside else None
+        if self.beside is not None:
+            width += int(self.beside.size)
         self.torso, self.size = torso(settings, width)
         self.random = hasattr(self.torso, "draw")
 
@@ -131,12 +138,20 @@ class Backbone(nn.Module):
         self, encode: Callable[[], Tensor], rows: Rows, noise: Tree | None = None, members: int = 0
     ) -> Tensor:
         """Features of rows; `encode` is called only if the memory has not been unrolled over them yet."""
+        found = self.summary(encode, rows, members)
+        if self.beside is not None:
+            known = self.beside(rows.selected)
+            found = torch.cat((found, known.expand(*found.shape[:-1], -1)), -1)
+        return self.read(found, noise)
+
+    def summary(self, encode: Callable[[], Tensor], rows: Rows, members: int = 0) -> Tensor:
+        """The outputs of encoder and memory alone."""
         if not self.memories:
-            return self.read(encode(), noise)
+            return encode()
         known = rows.summaries.get(id(self))  # not by name, which target networks share
         parts = self.summarise(encode(), rows, members) if known is None else known[: members or None]
         found = [rows.select(part) for part in parts]
-        return self.read(found[0] if len(self.memories) == 1 else torch.stack(found), noise)
+        return found[0] if len(self.memories) == 1 else torch.stack(found)
 
     def summarise(self, encoded: Tensor, rows: Rows, members: int = 0) -> list[Tensor]:
         """Outputs [R, B, size] of each memory for all rows [R, B, ...]."""

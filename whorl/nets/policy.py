@@ -8,7 +8,16 @@ from torch import Tensor, nn
 
 from whorl.core.action_masks import mask_size
 from whorl.core.registry import Part
-from whorl.core.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec, SpecTree, action_choices
+from whorl.core.spec import (
+    MASK_KEY,
+    ActionLeaf,
+    Continuous,
+    Discrete,
+    Spec,
+    SpecTree,
+    action_choices,
+    split_observation,
+)
 from whorl.core.tree import Tree
 from whorl.data.batch import Rows
 from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings
@@ -41,6 +50,8 @@ class NetworkConfig(MemoryConfig):
     """hidden layers of the policy: mlp, a registered name, an import path, or a list of layers"""
     critic_network: Part = Part("mlp")
     """hidden layers of the critic, in the same form"""
+    privileged_obs: tuple[str, ...] = ()
+    """keys of a Dict observation that exist in training only: the critic reads them, the policy never does"""
 
 
 class GaussianHead(nn.Module):
@@ -117,7 +128,8 @@ class Policy(BackboneNet):
     def __init__(self, name: str, spec: Spec, cfg: NetworkConfig) -> None:
         super().__init__()
         settings = _settings(cfg, cfg.actor_hidden_sizes, cfg.actor_network)
-        self.backbone = Backbone(name, spec.observation, settings, spec.action)
+        public = split_observation(spec.observation, cfg.privileged_obs)[0]
+        self.backbone = Backbone(name, public, settings, spec.action)
         self.head = policy_head(spec.action, self.backbone.size, cfg)
         self.masked = spec.masked
 
@@ -136,7 +148,8 @@ class Value(BackboneNet):
     def __init__(self, name: str, spec: Spec, cfg: NetworkConfig, outputs: int = 1) -> None:
         super().__init__()
         settings = _settings(cfg, cfg.critic_hidden_sizes, cfg.critic_network)
-        self.backbone = Backbone(name, spec.observation, settings, spec.action)
+        public, privileged = split_observation(spec.observation, cfg.privileged_obs)
+        self.backbone = Backbone(name, public, settings, spec.action, beside=privileged)
         self.follows = bool(self.backbone.memories)
         """whether its memory is updated while acting"""
         self.separate = bool(spec.streams)

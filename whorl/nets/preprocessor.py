@@ -13,7 +13,7 @@ from whorl.data.batch import Batch
 from whorl.data.config import ReplayConfig
 from whorl.nets.images import has_images
 from whorl.nets.normalize import Observations
-from whorl.ops.augment import LEAST_SIDE, Channels, shift_images
+from whorl.ops.augment import LEAST_SIDE, Augmentation, Channels
 from whorl.settings.schema import Positive, PositiveLimit, Range
 
 
@@ -47,6 +47,7 @@ class Preprocessor(Observations):
     def __init__(self, spec: Spec, cfg: PreprocessorConfig) -> None:
         super().__init__(spec.observation, cfg.normalize_obs, cfg.obs_clip_range if cfg.clip_obs else 0)
         self.observation, self.pad, self.reward_scale = spec.observation, cfg.augment, cfg.reward_scale
+        self.augmentation = Augmentation(shift=cfg.augment)
         # A registered encoder may use this option for something else.
         channels = cfg.encoder.options.get("channels")
         self.channels: Channels = channels if channels in ("first", "last") else "auto"
@@ -62,7 +63,7 @@ class Preprocessor(Observations):
         if self.pad:
             lead = (batch.reset.shape[0], batch.reset.shape[1], 2)
             noise = torch.rand(lead, generator=generator, device=batch.reset.device)
-            obs = shift_images(obs, self.observation, self.pad, noise, self.channels)
+            obs = self.augmentation(obs, self.observation, noise, self.channels)
         return batch.replace(obs=self(obs), reward=self.scaled(batch.reward))
 
     def scaled(self, reward: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from whorl.core.errors import ConfigError, nearest
 from whorl.core.registry import Part
-from whorl.core.spec import Spec
+from whorl.core.spec import Spec, split_observation
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.nets.actor import ActorCriticNetworkConfig
@@ -47,9 +47,9 @@ class QEnsemble(BackboneNet):
         reader = BackboneSettings(
             (), cfg.activation, Part("mlp"), cfg.encoder, memory_settings(cfg), reward_clip=reward_limit(cfg)
         )
-        self.backbone = Backbone(
-            name, spec.observation, reader, spec.action, 1 if cfg.share_memory else members
-        )
+        public, privileged = split_observation(spec.observation, cfg.privileged_obs)
+        memories = 1 if cfg.share_memory else members
+        self.backbone = Backbone(name, public, reader, spec.action, memories, privileged)
         self.follows = bool(self.backbone.memories) and not cfg.share_memory and cfg.stores_memory
         """whether its memory is updated while acting, only to be stored in replay"""
         self.members, self.outputs = members, outputs

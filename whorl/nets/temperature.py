@@ -37,15 +37,16 @@ class EntropyConfig:
 
 
 class Temperature(nn.Module):
-    """alpha = exp(log_alpha), which is always positive."""
+    """alpha = exp(log_alpha), which is always positive: one number, or `count` of them."""
 
-    def __init__(self, alpha: float, tuned: bool) -> None:
+    def __init__(self, alpha: float, tuned: bool, count: int | None = None) -> None:
         super().__init__()
         if tuned and not alpha > 0:
             raise ConfigError(
                 f"alpha is {alpha:g}, which cannot be tuned; use a value above 0, or set tune_alpha to false"
             )
-        self.log_alpha = nn.Parameter(torch.tensor(log(alpha) if alpha > 0 else float("-inf")))
+        start = torch.tensor(log(alpha) if alpha > 0 else float("-inf"))
+        self.log_alpha = nn.Parameter(start if count is None else start.repeat(count))
 
     def forward(self) -> Tensor:
         return self.log_alpha.exp()

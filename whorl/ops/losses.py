@@ -42,6 +42,18 @@ def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
     return blank(value, mask).sum() / _count(value, mask)
 
 
+def contrast(logits: Tensor, mask: Tensor) -> Tensor:
+    """InfoNCE (van den Oord et al. 2018, arXiv:1807.03748) of logits [N, N]: -log softmax(logits[i])[i] for each row i.
+
+    Columns whose `mask` [N] is 0 are no negatives of other rows.
+    """
+    if logits.dim() != 2 or logits.shape != (len(mask), len(mask)):
+        raise ValueError(f"logits {tuple(logits.shape)} and mask {tuple(mask.shape)}; need [N, N] and [N]")
+    here = torch.eye(len(mask), dtype=torch.bool, device=mask.device)
+    counted = torch.where((mask > 0) | here, logits, -1e9)
+    return -counted.log_softmax(-1).diagonal()
+
+
 def row_weight(mask: Tensor) -> Tensor:
     """Weights [T, B] that turn a plain mean over all rows, or over a minibatch of them, into one over unmasked rows.
 

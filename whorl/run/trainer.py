@@ -342,6 +342,8 @@ class Trainer:
         if run.eval and (self.counters.passed(run.eval_freq) or (self.finished and not self.interrupted)):
             evaluation = self.evaluate()
             row.update(evaluation.metrics())
+            for name, image in self.agent.pictures().items():
+                self.log.picture(name, image.cpu().numpy(), self.steps)
             for callback in self.callbacks:
                 callback.on_evaluation(self, evaluation)
 

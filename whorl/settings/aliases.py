@@ -35,6 +35,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "log_std_range": "log_std_bound",
         "memory_size": "lstm_hidden_size lstm_cell_size rnn_hidden_size",
         "memory_layers": "n_lstm_layers rnn_num_layers",
+        "privileged_obs": "extra_obs",
         "noisy": "use_noisy",
         "noisy_sigma": "sigma0",
         # Optimizers

@@ -30,6 +30,7 @@ from whorl.core.spec import (
     empty_action,
     empty_obs,
     from_env,
+    split_observation,
     to_env,
 )
 from whorl.core.tree import Tree
@@ -89,10 +90,13 @@ class SavedPolicy:
         self.settings = settings
         self.spec = agent.spec
         self._generator = torch.Generator(agent.device).manual_seed(0)
-        self._shown = tree.map(_own_shape, self.spec.observation)
+        observation = split_observation(agent.spec.observation, agent.privileged)[0]
+        self._reads = replace(agent.spec, observation=observation)
+        """the spec without what exists in training only"""
+        self._shown = tree.map(_own_shape, observation)
         """what the environment gives: one frame of a stack"""
         self._state: PolicyState | None = None
-        stacked = any(leaf.stack > 1 for leaf in tree.leaves(self.spec.observation))
+        stacked = any(leaf.stack > 1 for leaf in tree.leaves(observation))
         self._remembers = stacked or bool(agent.initial_memory(1))
 
     def reset(self, where: np.ndarray | Tensor | None = None) -> None:
@@ -206,12 +210,12 @@ class SavedPolicy:
             )
 
     def _read(self, obs: Any, mask: Any) -> _Seen:
-        obs = _as_stored(obs, mask, self.spec, self._shown)
+        obs = _as_stored(obs, mask, self._reads, self._shown)
         single = _is_single(obs, self._shown)
         tensors = tree.map(
             lambda leaf, like: torch.as_tensor(leaf, device=self.agent.device).to(getattr(torch, like.dtype)),
             obs,
-            self.spec.observation,
+            self._reads.observation,
         )
         if single:
             tensors = tree.map(lambda leaf: leaf.unsqueeze(0), tensors)
@@ -226,7 +230,7 @@ class SavedPolicy:
 
     def _start(self, number: int) -> PolicyState:
         device = self.agent.device
-        nothing = empty_obs(self.spec.observation, (number,), device)
+        nothing = empty_obs(self._reads.observation, (number,), device)
         with torch.no_grad():
             memory = self.agent.begin(nothing, collecting=False)
         return PolicyState(
@@ -238,7 +242,7 @@ class SavedPolicy:
 
     def _entered(self, seen: _Seen, state: PolicyState, reward: Any) -> tuple[Tree, Tree]:
         """The stacked frames with this observation, and the memory before it."""
-        frames = tree.map(partial(_stacked, state.fresh), self.spec.observation, state.frames, seen.obs)
+        frames = tree.map(partial(_stacked, state.fresh), self._reads.observation, state.frames, seen.obs)
         if LAST not in state.memory:
             return frames, state.memory
         if reward is None and self.agent.cfg.last_reward and not bool(state.fresh.all()):

@@ -29,6 +29,10 @@ UNLIMITED = 1e10
 ALWAYS_DRAWN = {("quadruped", "escape")}
 """tasks that upload their terrain to the renderer even if nothing is rendered"""
 LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
+PIXELS = "-pixels"
+"""suffix of ids that observe images as in PlaNet and DrQ: three frames, actions repeated as often as `REPEATS` says"""
+REPEATS = {"cartpole": 8, "finger": 2, "walker": 2}
+"""steps per action from pixels by domain; 4 for all others (Hafner et al. 2019, arXiv:1811.04551)"""
 VIEW = (480, 640)
 """height and width of rendered frames"""
 REMEDY = (
@@ -38,7 +42,7 @@ REMEDY = (
 
 
 class DmControlAdapter(RegisteredAdapter):
-    """dm_control/domain-task; -v0, dmc/ and underscores for dashes are understood too."""
+    """dm_control/domain-task or dm_control/domain-task-pixels; -v0, dmc/ and underscores for dashes are understood."""
 
     extra = "dm-control"
     packages = ("dm_control",)
@@ -49,13 +53,18 @@ class DmControlAdapter(RegisteredAdapter):
 
     def entry(self, id: str) -> EnvSpec:
         name = re.sub(r"-v0$", "", id.partition("/")[2])
+        pixels = re.search(r"[-_]pixels$", name) is not None
+        name = re.sub(r"[-_]pixels$", "", name)
         tasks = {f"{domain}-{task}": (domain, task) for domain, task in _suite().ALL_TASKS}
         known = {_plain(key): key for key in tasks}
         if _plain(name) not in known:
             raise EnvError(f"unknown dm_control task {name!r}; {nearest(name, tasks)}")
         key = known[_plain(name)]
         domain, task = tasks[key]
-        kwargs = {"domain": domain, "task": task}
+        kwargs: dict[str, Any] = {"domain": domain, "task": task}
+        if pixels:
+            kwargs |= {"pixels": True, "frame_skip": REPEATS.get(domain, 4), "stack": 3}
+            key += PIXELS
         return EnvSpec(f"dm_control/{key}-v0", f"{__name__}:DmControl", kwargs=kwargs)
 
 
@@ -70,6 +79,8 @@ class DmControl(gymnasium.Env):
         flatten: concatenate all observations to one vector; else a dict with dm_control's names.
         pixels: observe only camera images, uint8 [height, width, 3], or [height, width, 1] with `gray`.
         camera: index or name; -1 is MuJoCo's free camera.
+        state: with `pixels`: a dict of them and the state as one vector (`pixels`, `state`).
+        stack: frames that an observation has, unless the option `frame_stack` is given.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012 - Gymnasium's own declaration
@@ -85,14 +96,20 @@ class DmControl(gymnasium.Env):
         width: int = 84,
         camera: int | str = 0,
         gray: bool = False,
+        state: bool = False,
+        stack: int = 1,
         render_mode: str | None = None,
     ) -> None:
+        if state and not pixels:
+            raise EnvError(
+                "state is true, but without pixels the state is all there is; set pixels, or leave it out"
+            )
         for name, value in (("frame_skip", frame_skip), ("height", height), ("width", width)):
             if value < 1:
                 raise EnvError(f"{name} is {value}; it must be 1 or more")
         self.domain, self.task = domain, task
         self.frame_skip, self.flatten, self.pixels, self.gray = frame_skip, flatten, pixels, gray
-        self.render_mode = render_mode
+        self.render_mode, self.state, self.frame_stack = render_mode, state, stack
         self._env = _load(domain, task)
         self._physics = self._env.physics
         self._seeded = False
@@ -110,10 +127,12 @@ class DmControl(gymnasium.Env):
         self.action_space = spaces.Box(low.astype(np.float32), high.astype(np.float32))
         shapes = {key: leaf.shape or (1,) for key, leaf in self._env.observation_spec().items()}
         self.observation_space: spaces.Space
+        vector = _unbounded((sum(int(np.prod(shape)) for shape in shapes.values()),))
         if pixels:
-            self.observation_space = spaces.Box(0, 255, (height, width, 1 if gray else 3), np.uint8)
+            image = spaces.Box(0, 255, (height, width, 1 if gray else 3), np.uint8)
+            self.observation_space = spaces.Dict({"pixels": image, "state": vector}) if state else image
         elif flatten:
-            self.observation_space = _unbounded((sum(int(np.prod(shape)) for shape in shapes.values()),))
+            self.observation_space = vector
         else:
             self.observation_space = spaces.Dict({key: _unbounded(shape) for key, shape in shapes.items()})
 
@@ -178,13 +197,14 @@ class DmControl(gymnasium.Env):
         self._upload_terrain()
 
     def _observe(self, now: Any) -> Any:
+        leaves = now.observation
         if self.pixels:
             # A copy, because dm_control renders into the same array again.
             frame = np.array(self._lens.render())  # [height, width, 3]
-            return np.rint(frame @ LUMINANCE)[..., None].astype(np.uint8) if self.gray else frame
-        leaves = now.observation
+            frame = np.rint(frame @ LUMINANCE)[..., None].astype(np.uint8) if self.gray else frame
+            return {"pixels": frame, "state": _vector(leaves)} if self.state else frame
         if self.flatten:
-            return np.concatenate([np.ravel(leaf) for leaf in leaves.values()], dtype=np.float32)
+            return _vector(leaves)
         return {key: np.array(leaf, np.float32, ndmin=1) for key, leaf in leaves.items()}
 
     def _prepare_drawing(self, height: int, width: int, camera: int | str) -> None:
@@ -284,6 +304,11 @@ def _windowless() -> str:
 def _arrays(model: Any) -> dict[str, np.ndarray]:
     found = {name: getattr(model, name) for name in dir(model) if not name.startswith("_")}
     return {name: x for name, x in found.items() if isinstance(x, np.ndarray) and x.size}
+
+
+def _vector(leaves: dict[str, Any]) -> np.ndarray:
+    """All observations as one vector, in dm_control's order."""
+    return np.concatenate([np.ravel(leaf) for leaf in leaves.values()], dtype=np.float32)
 
 
 def _unbounded(shape: tuple[int, ...]) -> spaces.Box:
