@@ -164,6 +164,9 @@ class Agent57(Agent):
         ended = torch.where(rollout.mask > 0, rollout.extras[ENDED], -1)
         self.returns.add_(ended.to(self.device), rollout.extras[RETURN].to(self.device))
 
+    def row_metrics(self) -> dict[str, float]:
+        return {f"policies/episodes_{i}": count for i, count in enumerate(self.returns.count.tolist())}
+
     # Learning
 
     def update(self, batch: Batch) -> Updated:

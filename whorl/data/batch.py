@@ -27,6 +27,8 @@ STREAMS = "streams"
 """in what a memory reads of the previous step: its intrinsic rewards [B, S]"""
 SUCCESSOR = "successor"
 """in `Batch.extras` of single transitions with n-step returns: the observation right after the action, if asked for"""
+CELL = "cell"
+"""in `Batch.extras` of a rollout: the cell of the map that each step led to, where the environment has a map"""
 POLICY = "policy"
 """in what a memory reads: the index of the policy that acts in this row [B], where an agent has several"""
 

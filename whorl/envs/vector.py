@@ -33,6 +33,8 @@ class Step:
     """[B] bool: a life was lost: the value of what follows is 0, but the episode continues"""
     measures: Tensor | None = None
     """[B, N] numbers about an episode that ended, in the order of the spec's `measures`"""
+    cells: Tensor | None = None
+    """[B] int64: the agent's cell on the spec's map, counted row by row; with `map_shape` only"""
 
 
 @runtime_checkable
@@ -81,8 +83,12 @@ class VectorEnv(Protocol):
 class Mapped(Protocol):
     """A `VectorEnv` that may say where its agents are, so that visits and bonuses can be drawn as a heat map."""
 
-    map_shape: tuple[int, int] | None = None
-    """rows and columns of the map; None: there is none"""
+    spec: Spec
+
+    @property
+    def map_shape(self) -> tuple[int, int] | None:
+        """Rows and columns of the map; None: there is none."""
+        return self.spec.map_shape
 
     def cells(self) -> Tensor:
         """The cell of each agent [B] int64, counted row by row: row * columns + column."""

@@ -26,6 +26,7 @@ from whorl.envs.make import Source
 from whorl.envs.vector import VectorEnv
 from whorl.nets.images import has_images
 from whorl.run.learner import Learner
+from whorl.run.maps import VisitMap
 from whorl.settings.merge import Settings
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
@@ -66,6 +67,8 @@ class Parts:
     experience: Experience
     learners: Learners | None
     learner: Learner
+    map: VisitMap | None = None
+    """visits by cell, where the environment has a map"""
 
     @property
     def acts_apart(self) -> bool:
@@ -134,7 +137,8 @@ def build(source: Source, settings: Settings, needs: Needs, notify: Notify = war
         shared = None if learners is None else learners.update
         learner = Learner(agent, device.type == "cuda" and shared is None, run.compile, shared)
         stack.pop_all()
-    return Parts(settings, device, streams, agent, acting, experience, learners, learner)
+    visits = None if agent.spec.map_shape is None else VisitMap(agent.spec, device)
+    return Parts(settings, device, streams, agent, acting, experience, learners, learner, visits)
 
 
 def kind_of(source: Source) -> tuple[str, ...]:
