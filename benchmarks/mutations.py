@@ -1540,12 +1540,9 @@ MUTATIONS: list[Mutation] = [
             "        pass\n",
         ),
         Bug(
-            "the proportion is never read", "count = max(1, int(rows * self.cfg.proportion))", "count = rows"
-        ),
-        Bug(
             "masked rows train the predictor",
-            "batch.mask.flatten().index_select(0, index))\n            agent",
-            "torch.ones_like(index, dtype=torch.float32))\n            agent",
+            "masked_mean(self.error(following), mask)",
+            "self.error(following).mean()",
             "components/test_rnd.py::test_rows_that_are_no_transitions_do_not_train_the_predictor",
         ),
     ),
@@ -1555,6 +1552,8 @@ MUTATIONS: list[Mutation] = [
         Bug("rewards are not scaled", "reward = self.scale(bonus)", "reward = bonus"),
         Bug("weight is never read", "weight=cfg.weight),)", "weight=1.0),)", WEIGHT),
         Bug("the next observation of n-step samples", "batch.extras.get(SUCCESSOR)", "None"),
+        Bug("the proportion is never read", "int(total * proportion) // size", "total // size"),
+        Bug("one minibatch, whatever the batch", "max(1, int(total * proportion) // size) * size", "size"),
     ),
     *planted(
         "components/icm.py",
@@ -1595,6 +1594,29 @@ MUTATIONS: list[Mutation] = [
         Bug("lifelong novelty is ignored", "bonus * lifelong.clamp", "bonus * 0 * lifelong.clamp"),
         Bug("the mean of errors never moves", "        self.errors.merge_(", "        (lambda *_: None)("),
         Bug("the newest observation is not kept", "held.scatter_(1, place", "held.scatter(1, place"),
+    ),
+    *planted(
+        "nets/novelty.py",
+        "components/test_rnd.py",
+        Bug("the oldest frame", "leaf.shape[leaf.axis] - width, width)", "0, width)"),
+    ),
+    *planted(
+        "run/maps.py",
+        "run/test_maps.py::test_visits_and_rewards_are_summed_by_the_cell_that_a_step_led_to",
+        Bug(
+            "masked rows are visits",
+            "self.visits.index_add_(0, cell, real.long())",
+            "self.visits.index_add_(0, cell, torch.ones_like(cell))",
+        ),
+        Bug(
+            "the reward of the environment", "rollout.reward[..., 1 + number]", "rollout.reward[..., number]"
+        ),
+        Bug("sums instead of means", "self.rewards / self.visits", "self.rewards"),
+    ),
+    *planted(
+        "run/checkpointing.py",
+        "run/test_maps.py::test_a_resumed_run_has_the_same_map",
+        Bug("maps are not restored", 'parts.map.load_state_dict(state["map"])', "pass"),
     ),
     *planted(
         "ops/novelty.py",
@@ -1641,8 +1663,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "the policy of one network",
-            "choice = best(self.mixed(q[0], q[1], policies)",
-            "choice = best((q[0])",
+            "greedy = best(self.mixed(q[0], q[1], policies)",
+            "greedy = best((q[0])",
         ),
         Bug(
             "priorities of the other weight",
@@ -1652,6 +1674,9 @@ MUTATIONS: list[Mutation] = [
         Bug("the trust region keeps what leads away", "used = used * ~outside", "used = used * outside"),
         Bug("errors of all policies alike", "error / spread if", "error if"),
         Bug("the tolerance is never read", "value - self.cfg.soft_lambda * value.abs()", "value"),
+        Bug("the policy head is not followed", "if cfg.policy_head else greedy", "if False else greedy"),
+        Bug("a far policy is updated", "weight * (kl <= self.cfg.policy_max_kl)", "weight"),
+        Bug("the policy imitates itself", "greedy[:-1], legal", "choice[:-1], legal"),
         Bug(
             "deviations never move",
             "            deviation.merge_(error, index, mask)\n",

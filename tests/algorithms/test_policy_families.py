@@ -1,11 +1,13 @@
 """NGU and Agent57: targets beside a plain loop, streams that stay apart, inputs and columns of the family."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from whorl.agents.agent import Context
 from whorl.conformance import Run, subject
 from whorl.core.errors import ConfigError
 from whorl.data.batch import LAST, POLICY, STREAMS, Batch
@@ -163,6 +165,56 @@ def test_errors_are_divided_by_the_deviation_of_their_policy() -> None:
     first = batch.extras[POLICY] == 1
     mean = errors[0][seen & first].square().mean()
     torch.testing.assert_close(agent.deviation.square[1], 4.0 + 0.01 * (mean - 4.0))
+
+
+def test_the_policy_head_imitates_the_greedy_policy_where_it_is_near_its_target() -> None:
+    """Of three rows one is too far away: KL(pi' || pi) of (0.5, 0.5) and (0.99, 0.01) is 1.61."""
+    agent, _ = learned("agent57", policy_head=True, policy_max_kl=0.5)
+    prob = torch.tensor([[0.5, 0.5], [0.8, 0.2], [0.99, 0.01]]).unsqueeze(1)  # [3, 1, choices]
+    logits = prob.log().requires_grad_()
+    even = torch.zeros(3, 1, 2)
+    greedy = torch.tensor([[0], [1], [1]])
+    loss, kl = agent.policy_loss(logits, even, greedy, None, torch.ones(3, 1))
+    assert loss.item() == pytest.approx(-(math.log(0.5) + math.log(0.2)) / 3)
+    near = 0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2)
+    far = 0.5 * math.log(0.5 / 0.99) + 0.5 * math.log(0.5 / 0.01)
+    assert kl.item() == pytest.approx((near + far) / 3) and near < 0.5 < far
+    (gradient,) = torch.autograd.grad(loss, logits)
+    torch.testing.assert_close(gradient[:, 0], torch.tensor([[-0.5, 0.5], [0.8, -0.8], [0.0, 0.0]]) / 3)
+    legal = torch.tensor([[True, False]]).expand(4, 1, 2)
+    masked, _ = agent.policy_loss(logits, even, torch.zeros(3, 1, dtype=torch.long), legal, torch.ones(3, 1))
+    assert masked.item() == 0, "the only action that is allowed has probability 1"
+
+
+@torch.no_grad()
+def test_the_policy_head_takes_the_place_of_the_greedy_policy() -> None:
+    agent, batch = learned("agent57", policy_head=True, retrace_lambda=0.9)
+    outputs = agent.critic(batch.all)
+    choice = outputs[..., 1].argmax(-1)
+    expected = plain_retrace(
+        batch.reward[..., 0],
+        batch.discount[..., 0] * agent.discounts[batch.extras[POLICY]],
+        batch.keep[..., 0],
+        inverse(agent.target_critic(batch.all)[..., 0].double()).float(),
+        choice,
+        batch.action,
+        batch.extras[BEHAVIOUR],
+        0.9,
+    )
+    losses, errors, metrics = agent.losses(batch)
+    seen = batch.mask > 0
+    taken = outputs[:-1, ..., 0].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(errors[0][seen], (taken - h(expected))[seen], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(losses[0], metrics["loss/critic"] + metrics["loss/policy"])
+    memory = agent.begin(batch.obs[0])
+    context = Context(torch.ones(batch.shape[1], dtype=torch.bool), torch.Generator(), greedy=True)
+    acted = agent.act_tracked(batch.obs[0], memory, context)
+    scores, _ = agent.evaluate_row(
+        agent.observations(batch.obs[0]),
+        {**memory, "last": {**memory["last"], POLICY: acted.extras[POLICY]}},
+        context.reset,
+    )
+    assert torch.equal(acted.action, scores.argmax(-1))
 
 
 @pytest.mark.parametrize("algorithm", AGENTS)

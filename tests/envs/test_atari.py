@@ -76,6 +76,7 @@ def choices(env: Atari, count: int, seed: int = 0) -> list[int]:
         ("Pong", "ALE/Pong-v5", 0.25),
         ("PongNoFrameskip-v4", "PongNoFrameskip-v4", 0.0),
         ("ALE/MontezumaRevenge-v5", "ALE/MontezumaRevenge-v5", 0.25),
+        ("Montezuma", "ALE/MontezumaRevenge-v5", 0.25),
     ],
 )
 def test_an_id_finds_its_game(id: str, whole: str, sticky: float):

@@ -223,6 +223,10 @@ class Agent(Optimized):
         component: Any = self.components[name]
         return Updated(component.update(self, batch))
 
+    def row_metrics(self) -> dict[str, float]:
+        """Metrics that are read only when a row is written, besides those of updates."""
+        return {}
+
     def prepare_batch(self, batch: Batch) -> Batch:
         """A replayed batch ready for the losses: learning rates are annealed, observations normalised and augmented,
         rewards scaled, and memories unrolled once for all passes of the update (`shares_unroll`)."""

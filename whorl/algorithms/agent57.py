@@ -10,6 +10,8 @@ Options of MEME (Kapturowski et al. 2023, arXiv:2209.07550), off by default:
 trust_region   no gradient where |Q_j - Q'_j| > trust_region * sigma_i and the step would lead further away
 normalize_td   errors are divided by sigma_i, their running deviation for each policy
 soft_lambda    Retrace continues where Q'(s, a) >= V' - soft_lambda * |V'|, instead of at greedy actions only
+policy_head    a second output of Qe's network, pi, imitates the greedy policy of Q, and its best action replaces
+               the greedy one in acting and in V': minimise -log pi(argmax Q) where KL(pi' || pi) <= policy_max_kl
 The intrinsic reward is that of the component `episodic`. Evaluation follows the policy with the best recent returns.
 """
 
@@ -43,10 +45,13 @@ from whorl.explore.policies import (
 from whorl.nets.normalize import DeviationByPolicy
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_network import QNetwork, allowed
+from whorl.ops.losses import masked_mean
 from whorl.ops.transforms import value_rescale, value_rescale_inverse
 from whorl.ops.values import best, pick, retrace_target
 from whorl.settings.schema import Fraction, NonNegative, PositiveCount, Range
 
+ILLEGAL = -1e9
+"""logit of an action that the mask forbids"""
 ENDED, RETURN = "ended_policy", "ended_return"
 """columns of the first row of an episode: the policy of the episode before, or -1, and its return"""
 
@@ -68,6 +73,10 @@ class Agent57Config(BanditConfig, PoliciesConfig, ExplorationConfig, ValueConfig
     """MEME: divide errors by their running deviation for each policy"""
     soft_lambda: Annotated[float, Range(0, 100)] = 0.0
     """MEME: tolerance of soft Q(lambda), as a fraction of the value; 0: Retrace with the greedy policy"""
+    policy_head: bool = False
+    """MEME: act by a policy that imitates the greedy one, and so changes less from update to update"""
+    policy_max_kl: NonNegative = 0.5
+    """with policy_head: no update where its KL divergence from the target network's policy is above this"""
 
 
 class Agent57(Agent):
@@ -90,7 +99,7 @@ class Agent57(Agent):
                 f"bandit_window is {cfg.bandit_window}, but each of {cfg.num_policies} policies has to fit in; use a "
                 "larger window or fewer num_policies"
             )
-        self.critic = QNetwork("agent57", spec, cfg)
+        self.critic = QNetwork("agent57", spec, cfg, columns=1 + cfg.policy_head)
         self.intrinsic = QNetwork("agent57_intrinsic", spec, cfg)
         self.observations, self.explore = Preprocessor(spec, cfg), Exploration(spec, cfg)
         self.bandit = Bandit(cfg.num_policies, cfg.bandit_window, cfg.bandit_beta, cfg.bandit_epsilon)
@@ -143,11 +152,13 @@ class Agent57(Agent):
         return acted
 
     def evaluate_row(self, obs: Tree, memory: Tree, reset: Tensor) -> tuple[Tensor, Tree]:
-        """Q values [B, choices] of one row, and the memory after it."""
+        """Q values [B, choices] of one row, or logits with `policy_head`, and the memory after it."""
         extrinsic, after = self.critic.step(obs, memory, reset)
         intrinsic, other = self.intrinsic.step(obs, memory, reset)
-        values = (extrinsic.squeeze(-1), intrinsic.squeeze(-1))
-        return self.mixed(*values, memory[LAST][POLICY]), {**after, **other}
+        after = {**after, **other}
+        if self.cfg.policy_head:
+            return extrinsic[..., 1], after
+        return self.mixed(extrinsic[..., 0], intrinsic[..., 0], memory[LAST][POLICY]), after
 
     def mixed(self, extrinsic: Tensor, intrinsic: Tensor, index: Tensor) -> Tensor:
         """Q [..., choices] of both values [..., choices] for the policies `index` [...]."""
@@ -164,6 +175,9 @@ class Agent57(Agent):
         ended = torch.where(rollout.mask > 0, rollout.extras[ENDED], -1)
         self.returns.add_(ended.to(self.device), rollout.extras[RETURN].to(self.device))
 
+    def row_metrics(self) -> dict[str, float]:
+        return {f"policies/episodes_{i}": count for i, count in enumerate(self.returns.count.tolist())}
+
     # Learning
 
     def update(self, batch: Batch) -> Updated:
@@ -172,7 +186,7 @@ class Agent57(Agent):
     @captured
     def step(self, batch: Batch, *, move_targets: bool) -> Updated:
         batch = self.prepare_batch(batch)
-        losses, errors, means = self.losses(batch)
+        losses, errors, metrics = self.losses(batch)
         self.minimize("critic", losses[0], self.cfg.max_grad_norm)
         self.minimize("intrinsic", losses[1], self.cfg.max_grad_norm)
         index, mask = batch.last[POLICY][:-1], batch.mask
@@ -181,24 +195,21 @@ class Agent57(Agent):
         self.targets.update_(move_targets)
         weight = self.cfg.extrinsic_priority
         priority = weight * errors[0].abs() + (1 - weight) * errors[1].abs()
-        metrics = {
-            "loss/critic": losses[0].detach(),
-            "loss/intrinsic": losses[1].detach(),
-            "q/mean": means[0],
-            "q/intrinsic": means[1],
-            "policies/best": self.returns.best().float(),
-        }
+        metrics = {**metrics, "policies/best": self.returns.best().float()}
         return Updated(metrics, priority=priority)
 
     @pure
-    def losses(self, batch: Batch) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Of both networks: E[1/2 (Q(s, a) - h(G))^2], the TD errors [T, B], the mean of Q."""
+    def losses(self, batch: Batch) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
+        """Of both networks: E[1/2 (Q(s, a) - h(G))^2], and the TD errors [T, B]; metrics."""
         rows, cfg, policies = batch.all, self.cfg, batch.last[POLICY]
-        index = policies[:-1]
-        q = [net(rows).squeeze(-1) for net in (self.critic, self.intrinsic)]  # [T+1, B, choices]
+        index, legal = policies[:-1], allowed(rows, self.spec)
+        found, other = self.critic(rows), self.intrinsic(rows)  # [T+1, B, choices, columns]
+        q = [found[..., 0], other[..., 0]]
         with torch.no_grad():
-            lagging = [net(rows).squeeze(-1) for net in (self.target_critic, self.target_intrinsic)]
-            choice = best(self.mixed(q[0], q[1], policies), allowed(rows, self.spec))  # [T+1, B]
+            old, other = self.target_critic(rows), self.target_intrinsic(rows)
+            lagging = [old[..., 0], other[..., 0]]
+            greedy = best(self.mixed(q[0], q[1], policies), legal)  # [T+1, B]
+            choice = best(found[..., 1], legal) if cfg.policy_head else greedy
             ratio = self.ratio(batch, choice, self.mixed(lagging[0], lagging[1], policies))
             environment, *others = batch.reward.unbind(-1)
             discount = batch.discount[..., 0] * self.discounts[index]
@@ -208,7 +219,7 @@ class Agent57(Agent):
                 for reward, values in zip((environment, torch.stack(others).sum(0)), lagging)
             ]
         losses, errors, means = [], [], []
-        for online, old, target, deviation in zip(
+        for online, before, target, deviation in zip(
             q, lagging, targets, (self.deviation, self.intrinsic_deviation)
         ):
             taken = pick(online[:-1], batch.action)
@@ -216,14 +227,32 @@ class Agent57(Agent):
             spread = deviation.of(index)  # [T, B]
             used = batch.weight
             if cfg.trust_region:
-                away = (taken - pick(old[:-1], batch.action)).detach()
+                away = (taken - pick(before[:-1], batch.action)).detach()
                 outside = (away.abs() > cfg.trust_region * spread) & (away.sign() != error.detach().sign())
                 used = used * ~outside
             scaled = error / spread if cfg.normalize_td else error
             losses.append((0.5 * scaled.square() * used).mean())
             errors.append(error.detach())
             means.append(taken.detach().mean())
-        return losses, errors, means
+        names = ("loss/critic", "loss/intrinsic", "q/mean", "q/intrinsic")
+        metrics = dict(zip(names, [*(loss.detach() for loss in losses), *means]))
+        if cfg.policy_head:
+            logits = [x[:-1, ..., 1] for x in (found, old)]
+            loss, kl = self.policy_loss(logits[0], logits[1], greedy[:-1], legal, batch.weight)
+            losses[0] = losses[0] + loss
+            metrics.update({"loss/policy": loss.detach(), "policy/kl": kl})
+        return losses, errors, metrics
+
+    def policy_loss(
+        self, logits: Tensor, old: Tensor, greedy: Tensor, legal: Tensor | None, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """E[-log pi(greedy)] of logits [T, B, choices] where pi is near the target network's; mean KL(pi' || pi)."""
+        if legal is not None:
+            logits, old = (torch.where(legal[:-1], x, ILLEGAL) for x in (logits, old))
+        log_prob, before = logits.log_softmax(-1), old.log_softmax(-1)
+        kl = (before.exp() * (before - log_prob.detach())).sum(-1)  # [T, B]
+        used = weight * (kl <= self.cfg.policy_max_kl)
+        return -(pick(log_prob, greedy) * used).mean(), masked_mean(kl, (weight > 0).float())
 
     def ratio(self, batch: Batch, choice: Tensor, q: Tensor) -> Tensor:
         """pi(a) / mu(a) [T, B] of the greedy policy; with soft_lambda 1 where the action is nearly as good, else 0."""

@@ -78,7 +78,11 @@ class PlotFlags:
     """Flags of `whorl plot`."""
 
     output: str = ""
-    """.png, .svg or .pdf file to write; default: plot.png, in the run's folder if there is one run"""
+    """.png, .svg or .pdf file to write; default: plot.png, map.png or arms.png, in the folder of a single run"""
+    map: bool = False
+    """draw where the agents of one run have been, and its intrinsic rewards there, instead of curves"""
+    arms: bool = False
+    """draw which policies the bandit of one Agent57 run chose over time, instead of curves"""
     metric: tuple[str, ...] = ("episode/return",)
     """metrics to plot, one row of panels each"""
     x: Literal["steps", "time", "episodes"] = "steps"
@@ -379,11 +383,18 @@ def plot(words: list[str]) -> int:
     own = build(PlotFlags, values)
     if not names:
         raise ConfigError("name at least one run: whorl plot RUN [RUN ...]")
-    from whorl.log.plot import Style, plot_runs
+    from whorl.log.plot import Style, plot_arms, plot_map, plot_runs
     from whorl.state.runfolder import resolve_run
 
     folders = [_run_folder(resolve_run(name)) for name in names]
-    output = Path(own.output) if own.output else (folders[0] if len(folders) == 1 else Path()) / "plot.png"
+    kind = "map" if own.map else "arms" if own.arms else "plot"
+    default = (folders[0] if len(folders) == 1 else Path()) / f"{kind}.png"
+    output = Path(own.output) if own.output else default
+    if kind != "plot":
+        if len(folders) > 1:
+            raise ConfigError(f"--{kind} draws one run, but {len(folders)} were named; leave out all but one")
+        print((plot_map if own.map else plot_arms)(folders[0], output))
+        return 0
     style = Style(own.x, own.statistic, own.band, own.smooth)
     print(plot_runs(folders, output, own.metric, own.group_by, style))
     return 0
@@ -460,7 +471,8 @@ COMMANDS = {
         evaluate, "eval RUN [--episodes N] [--video [PATH]] [--json] [--best] [--env_options.NAME VALUE]"
     ),
     "plot": Command(
-        plot, "plot RUN [RUN ...] [--output FILE.pdf] [--metric NAME ...] [--x steps|time|episodes]"
+        plot,
+        "plot RUN [RUN ...] [--output FILE.pdf] [--metric NAME ...] [--x steps|time|episodes] [--map | --arms]",
     ),
     "list": Command(show_list, "list [--envs | --runs]"),
     "check": Command(check, "check ENV [--env_options.NAME VALUE]"),

@@ -18,7 +18,7 @@ from whorl.core.cuda_graphs import record
 from whorl.core.errors import ConfigError
 from whorl.core.spec import empty_action, empty_obs
 from whorl.core.tree import Tree
-from whorl.data.batch import LAST, Batch, led_by
+from whorl.data.batch import CELL, LAST, Batch, led_by
 from whorl.data.config import ReplayConfig
 from whorl.envs.vector import Step, VectorEnv
 
@@ -270,6 +270,8 @@ class Row:
             self.soft.copy_(step.soft)
         if step.measures is not None:
             self.measures.copy_(step.measures)
+        if step.cells is not None:
+            self.extras[CELL].copy_(step.cells)
 
 
 class Storage:
@@ -299,6 +301,8 @@ class Storage:
             acted = agent.act_tracked(obs, agent.begin(obs), context)
             nothing = torch.zeros(num_envs, device=device)
             _, columns = agent.follow(acted.memory, obs, acted.action, nothing, obs, no_flags)
+        if spec.map_shape is not None:
+            columns = {**columns, CELL: torch.zeros(num_envs, dtype=torch.int64, device=device)}
         if steps % agent.stride:
             name = "sequence_stride" if isinstance(agent.cfg, ReplayConfig) else "chunk_length"
             raise ConfigError(

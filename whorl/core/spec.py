@@ -96,6 +96,8 @@ class Spec:
     """names of episode statistics besides return and length; agents do not read them"""
     streams: tuple[Stream, ...] = ()
     """reward streams besides the environment's; with them `reward` has a trailing axis [..., 1 + streams]"""
+    map_shape: tuple[int, int] | None = None
+    """rows and columns of a map on which every step tells where the agent is; agents do not read it"""
 
     @property
     def masked(self) -> bool:

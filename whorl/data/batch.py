@@ -27,15 +27,15 @@ STREAMS = "streams"
 """in what a memory reads of the previous step: its intrinsic rewards [B, S]"""
 SUCCESSOR = "successor"
 """in `Batch.extras` of single transitions with n-step returns: the observation right after the action, if asked for"""
+CELL = "cell"
+"""in `Batch.extras` of a rollout: the cell of the map that each step led to, where the environment has a map"""
+POLICY = "policy"
+"""in what a memory reads: the index of the policy that acts in this row [B], where an agent has several"""
 
 
 def successor_key(steps: int) -> str:
     """Where `Batch.extras` of single transitions have the observation `steps` steps later, if asked for."""
     return SUCCESSOR if steps == 1 else f"{SUCCESSOR}_{steps}"
-
-
-POLICY = "policy"
-"""in what a memory reads: the index of the policy that acts in this row [B], where an agent has several"""
 
 
 def remember(memory: Tree, action: Tree, reward: Tensor, columns: Mapping[str, Tensor]) -> Tree:

@@ -6,6 +6,7 @@ A worker that dies or raises ends the pool with an error that names it; a parent
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -195,7 +196,7 @@ class WorkerPool:
         self._parts: list[list[Step]] = [[] for _ in groups]
         for buffer in range(BUFFERS):
             obs = [shared[f"obs/{index}"][buffer] for index in range(len(layout.observation))]
-            names = ("reward", "terminated", "truncated", "reset", "soft", "measures")
+            names = ("reward", "terminated", "truncated", "reset", "soft", "measures", "cells")
             whole = Buffers(obs, *(shared[name][buffer] for name in names))
             self._whole.append(to_step(layout, whole))
             for group, rows in enumerate(groups):
@@ -358,11 +359,12 @@ def _array_specs(
     asked = [
         ArraySpec(ARRAY_PREFIX + name, shape, str(np.dtype(kind))) for name, (shape, kind) in arrays.items()
     ]
-    return [*obs, *action, reward, *flags, measures, *asked]
+    cells = ArraySpec("cells", (BUFFERS, num_envs), "int64")
+    return [*obs, *action, reward, *flags, measures, cells, *asked]
 
 
 def _copy(step: Step) -> Step:
-    return Step(step.obs, step.reward, step.terminated, step.truncated, step.reset, step.soft, step.measures)
+    return replace(step)
 
 
 def make_vector(

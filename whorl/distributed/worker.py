@@ -50,7 +50,7 @@ class EnvWorker:
         self._outputs = []
         for buffer in range(BUFFERS):
             obs = [arrays[f"obs/{index}"][buffer] for index in range(len(layout.observation))]
-            names = ("reward", "terminated", "truncated", "reset", "soft", "measures")
+            names = ("reward", "terminated", "truncated", "reset", "soft", "measures", "cells")
             whole = Buffers(obs, *(arrays[name][buffer] for name in names))
             self._outputs.append([whole[part.rows] for part in slices])
         self.commands = [

@@ -56,6 +56,8 @@ class Layout:
     """whether `info["soft_end"]` may report a lost life"""
     measures: tuple[str, ...] = ()
     """names of numbers in `info` that are read at the end of an episode; see `stepping.measured`"""
+    map_shape: tuple[int, int] | None = None
+    """rows and columns of the map on which the attribute `position` tells where the agent is; None: there is none"""
 
 
 def probe(factory: Factory) -> Layout:
@@ -81,6 +83,7 @@ def describe(env: gymnasium.Env) -> Layout:
         snapshots=snapshot_env(env) is not None,
         soft_ends=bool(attribute(env, "soft_ends", False)),
         measures=(*measures, SUCCESS),
+        map_shape=attribute(env, "map_shape", None),
     )
 
 
@@ -109,6 +112,7 @@ def make_layout(
     snapshots: bool = False,
     soft_ends: bool = False,
     measures: tuple[str, ...] = (),
+    map_shape: tuple[int, int] | None = None,
 ) -> Layout:
     """The layout of environments with these spaces."""
     action = tuple(_action_leaves(action_space))
@@ -120,9 +124,8 @@ def make_layout(
         if not isinstance(observation_space, spaces.Dict | spaces.Tuple):
             observation = [replace(x, path=("obs",)) for x in observation]
         observation.append(_mask_leaf(action_space))
-    return Layout(
-        observation_space, action_space, mask, snapshots, tuple(observation), action, soft_ends, measures
-    )
+    told = (soft_ends, measures, map_shape)
+    return Layout(observation_space, action_space, mask, snapshots, tuple(observation), action, *told)
 
 
 def check_stack(stack: Any) -> int:

@@ -28,7 +28,6 @@ from whorl.envs.spaces import (
     Factory,
     Layout,
     action_decoder,
-    attribute,
     mask_reader,
     observation_parts,
 )
@@ -51,13 +50,15 @@ class Buffers:
     reset: np.ndarray
     soft: np.ndarray
     measures: np.ndarray
+    cells: np.ndarray
 
     @classmethod
     def empty(cls, layout: Layout, rows: int) -> "Buffers":
         obs = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in layout.observation]
         terminated, truncated, reset, soft = np.zeros((4, rows), bool)
         measures = np.zeros((rows, len(layout.measures)), np.float32)
-        return cls(obs, np.zeros(rows, np.float32), terminated, truncated, reset, soft, measures)
+        cells = np.zeros(rows, np.int64)
+        return cls(obs, np.zeros(rows, np.float32), terminated, truncated, reset, soft, measures, cells)
 
     def __getitem__(self, rows: Any) -> "Buffers":
         """Views of some rows."""
@@ -153,7 +154,7 @@ class EnvStepper:
         reset.fill(False)
         out.soft.fill(False)
         pending, steps, plain, soft_ends = self.pending, self._steps, self._plain, self.layout.soft_ends
-        write = out.obs[0].__setitem__
+        write, mapped = out.obs[0].__setitem__, self.layout.map_shape
         calls = self._calls[start] = self._calls.get(start, 0) + 1
         env_index, row, result = start, 0, NOTHING
         self._entered += 1
@@ -184,6 +185,9 @@ class EnvStepper:
                     self._write(out.obs, row, obs, env_index, reset[row])
                 if self._masked:
                     out.obs[-1][row] = self._masks[env_index](info)
+                if mapped is not None:
+                    line, column = self.envs[env_index].get_wrapper_attr("position")
+                    out.cells[row] = line * mapped[1] + column
             self._at = -1
         except Exception as error:  # an environment may raise anything
             self._fail(env_index, "reset()" if reset[row] else "step()", result, error)
@@ -213,11 +217,6 @@ class EnvStepper:
             held = [frames for frames in self._frames if frames is not None]
             for frames, saved in zip(held, snapshot.get("frames", []), strict=True):
                 frames.held[env_index] = saved
-
-    @property
-    def map_shape(self) -> tuple[int, int] | None:
-        """Rows and columns of the map that the environments declare as `map_shape`; None: they have none."""
-        return attribute(self.envs[0], "map_shape", None)
 
     def positions(self) -> list[tuple[int, int]]:
         """Row and column of each agent on the map, from the attribute `position` of its environment."""

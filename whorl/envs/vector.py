@@ -36,6 +36,8 @@ class Step:
     waits: Tensor | None = None
     """[B] bool: nothing happened yet: `obs` is unchanged, the action stays in effect until the step that answers it,
     and actions in between are ignored"""
+    cells: Tensor | None = None
+    """[B] int64: the agent's cell on the spec's map, counted row by row; with `map_shape` only"""
 
 
 @runtime_checkable
@@ -91,8 +93,12 @@ class Waiting(Protocol):
 class Mapped(Protocol):
     """A `VectorEnv` that may say where its agents are, so that visits and bonuses can be drawn as a heat map."""
 
-    map_shape: tuple[int, int] | None = None
-    """rows and columns of the map; None: there is none"""
+    spec: Spec
+
+    @property
+    def map_shape(self) -> tuple[int, int] | None:
+        """Rows and columns of the map; None: there is none."""
+        return self.spec.map_shape
 
     def cells(self) -> Tensor:
         """The cell of each agent [B] int64, counted row by row: row * columns + column."""

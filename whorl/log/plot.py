@@ -20,6 +20,7 @@ from matplotlib.transforms import offset_copy
 
 from whorl.core.errors import WhorlError, nearest
 from whorl.log.console import compact
+from whorl.log.maps import read_maps, shades
 from whorl.log.statistics import (
     Curve,
     Floats,
@@ -35,6 +36,8 @@ from whorl.settings.presets import read_yaml
 
 RETURN = "episode/return"
 EVALUATION = "evaluation/return"
+ARM = "policies/episodes_"
+"""metrics that count the episodes of each policy of Agent57"""
 COLOURS = ("#2a6fbb", "#e07b39", "#3a9a6b", "#b5446e", "#7a5fb0", "#8a8d3b", "#3aa6b9", "#a0522d")
 LINES = ("-", (0, (6, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
 """line styles, for more curves than there are colours"""
@@ -166,8 +169,7 @@ def plot_runs(
             are seeds of one curve. Empty: every setting in which runs of an algorithm differ, except the seed and what
             concerns only reports, or (not over time) only where a run is computed.
     """
-    if output.suffix.lower() not in ENDINGS:
-        raise WhorlError(f"a plot can't be written as {output.name!r}; end the name in {', '.join(ENDINGS)}")
+    _check_ending(output)
     if not run_folders:
         raise WhorlError("there are no runs to plot; give at least one run folder")
     found = [_read(Path(folder)) for folder in run_folders]
@@ -188,10 +190,7 @@ def plot_runs(
     columns = min(3, len(environments)) if len(wanted) == 1 else len(environments)
     down = -(-len(environments) // columns) * len(wanted)
     size = (max(7.0, 5.2 * columns), 4.3 * down) if len(environments) * len(wanted) > 1 else (7.6, 4.6)
-    figure = Figure(
-        figsize=size, dpi=150, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12), facecolor="white"
-    )
-    FigureCanvasAgg(figure)
+    figure = _figure(size)
     panels = figure.subplots(down, columns, squeeze=False).flatten()
     pairs = [(name, environment) for name in wanted for environment in environments]
     below = 0
@@ -202,6 +201,81 @@ def plot_runs(
     for panel in panels[len(pairs) :]:
         panel.remove()
     figure.set_size_inches(size[0], size[1] + LEGEND_LINE * below * down)
+    return _save(figure, output)
+
+
+def plot_map(run_folder: Path, output: Path) -> Path:
+    """Draw the maps of a run: visits of every cell, and the mean of each intrinsic reward there."""
+    _check_ending(output)
+    maps = read_maps(run_folder)
+    rows, columns = maps["visits"].shape
+    width = min(4.2, max(2.6, 4.2 * columns / rows))
+    figure = _figure((max(4.0, (width + 1.1) * len(maps)), max(2.4, width * rows / columns + 0.7)))
+    for panel, (name, values) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items()):
+        panel.set_facecolor("#c8c8c8")
+        drawn = panel.imshow(shades(name, values), cmap="viridis", interpolation="nearest")
+        bar = figure.colorbar(drawn, ax=panel, shrink=0.85)
+        if name == "visits":
+            bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: compact(10**x - 1)))
+        panel.set_title("visits" if name == "visits" else f"mean reward of {name}", loc="left", fontsize=11)
+        panel.set_xticks([])
+        panel.set_yticks([])
+    return _save(figure, output)
+
+
+def plot_arms(run_folder: Path, output: Path) -> Path:
+    """Draw which policies the bandit of an Agent57 run chose: their shares of the episodes between rows of metrics."""
+    _check_ending(output)
+    run = _read(run_folder)
+    names = [f"{ARM}{number}" for number in range(sum(run.has(f"{ARM}{i}") for i in range(1000)))]
+    rows = [row for row in run.rows if all(name in row for name in names)]
+    if not names or len(rows) < 2:
+        raise WhorlError(
+            f"{run_folder} has no rows with {ARM}0 and so on, which Agent57 writes; nothing to draw"
+        )
+    steps = _numbers("steps", rows)
+    count = np.stack([_numbers(name, rows) for name in names])  # [arms, rows]
+    # At most as many columns as can be told apart.
+    taken = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), 161)).astype(int))
+    episodes = np.diff(count[:, taken], axis=1)
+    total = episodes.sum(0)
+    share = np.where(total > 0, episodes / np.maximum(total, 1), np.nan)
+    figure = _figure((7.6, 4.2))
+    panel = figure.subplots()
+    panel.set_facecolor("#c8c8c8")
+    edges = np.arange(len(names) + 1) - 0.5
+    drawn = panel.pcolormesh(steps[taken], edges, share, cmap="viridis", vmin=0)
+    bar = figure.colorbar(drawn, ax=panel)
+    bar.set_label("share of episodes")
+    best = [row for row in rows if "policies/best" in row]
+    if best:
+        panel.step(
+            _numbers("steps", best), _numbers("policies/best", best), color="#e07b39", where="post", lw=1.2
+        )
+    panel.set_title(
+        f"{run.algorithm} on {run.env}: policies chosen, and the best (line)", loc="left", fontsize=11
+    )
+    panel.set_xlabel("steps")
+    panel.set_ylabel("policy (0 exploits)")
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: compact(x)))
+    panel.yaxis.set_major_locator(MaxNLocator(integer=True))
+    return _save(figure, output)
+
+
+def _check_ending(output: Path) -> None:
+    if output.suffix.lower() not in ENDINGS:
+        raise WhorlError(f"a plot can't be written as {output.name!r}; end the name in {', '.join(ENDINGS)}")
+
+
+def _figure(size: tuple[float, float]) -> Figure:
+    figure = Figure(
+        figsize=size, dpi=150, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12), facecolor="white"
+    )
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Figure, output: Path) -> Path:
     output.parent.mkdir(parents=True, exist_ok=True)
     # The same runs give the same file, and letters stay letters in a PDF.
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(output.suffix.lower())

@@ -27,6 +27,7 @@ from whorl.envs.make import Source
 from whorl.envs.vector import VectorEnv, Waiting
 from whorl.nets.images import has_images
 from whorl.run.learner import Learner
+from whorl.run.maps import VisitMap
 from whorl.settings.merge import Settings
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
@@ -67,6 +68,8 @@ class Parts:
     experience: Experience
     learners: Learners | None
     learner: Learner
+    map: VisitMap | None = None
+    """visits by cell, where the environment has a map"""
 
     @property
     def acts_apart(self) -> bool:
@@ -135,7 +138,8 @@ def build(source: Source, settings: Settings, needs: Needs, notify: Notify = war
         shared = None if learners is None else learners.update
         learner = Learner(agent, device.type == "cuda" and shared is None, run.compile, shared)
         stack.pop_all()
-    return Parts(settings, device, streams, agent, acting, experience, learners, learner)
+    visits = None if agent.spec.map_shape is None else VisitMap(agent.spec, device)
+    return Parts(settings, device, streams, agent, acting, experience, learners, learner, visits)
 
 
 def kind_of(source: Source) -> tuple[str, ...]:

@@ -61,6 +61,7 @@ class Checkpointing:
             "collector": {} if restart else parts.acting.collector.state_dict(),
             "env": env.snapshot() if env.snapshots and not restart else {},
             "counters": self.counters.state_dict(),
+            "map": {} if parts.map is None else parts.map.state_dict(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -71,6 +72,8 @@ class Checkpointing:
         parts.experience.load_state_dict(state["experience"])
         parts.streams.load_state_dict(state["streams"])
         self.counters.load_state_dict(state["counters"])
+        if parts.map is not None and state.get("map"):  # runs of earlier versions have none
+            parts.map.load_state_dict(state["map"])
         restart = state["collector"] == {}
         if not restart:
             acting.collector.load_state_dict(state["collector"])

@@ -27,6 +27,8 @@ class Evaluation:
     lengths: list[int]
     successes: list[bool] = field(default_factory=list)
     """whether each episode succeeded, of those whose last `info` has `is_success` or `success`"""
+    measures: dict[str, float] = field(default_factory=dict)
+    """means of the environment's other episode statistics"""
     cut: int = 0
     """episodes that were cut at the limit of steps, and counted with their returns so far"""
 
@@ -56,6 +58,7 @@ class Evaluation:
             "evaluation/return_max": max(self.returns),
             "evaluation/length": self.mean_length,
             **({} if rate is None else {f"evaluation/{SUCCESS}": rate}),
+            **{f"evaluation/{name}": value for name, value in self.measures.items()},
         }
 
 
@@ -90,9 +93,8 @@ def run_episodes(
     returns = torch.zeros(most + 1, num_envs, dtype=torch.float64, device=device)
     lengths = torch.zeros(most + 1, num_envs, dtype=torch.int64, device=device)
     episode = torch.zeros(1, num_envs, dtype=torch.int64, device=device)
-    measures = env.spec.measures
-    success = measures.index(SUCCESS) if SUCCESS in measures else None
-    successes = torch.full((most + 1, num_envs), torch.nan, device=device)
+    names = env.spec.measures
+    measures = torch.full((most + 1, num_envs, len(names)), torch.nan, device=device)
     obs = tree.to(env.reset(seed), device)
     reset = torch.ones(num_envs, dtype=torch.bool, device=device)
     length = torch.zeros(num_envs, dtype=torch.int64, device=device)
@@ -119,10 +121,10 @@ def run_episodes(
             returns.scatter_add_(0, at, step.reward.to(device, torch.float64).unsqueeze(0))
             lengths.scatter_add_(0, at, (~idle).long().unsqueeze(0))
             ended = step.terminated | step.truncated
-            if success is not None and step.measures is not None and bool(ended.any()):
-                told = torch.where(ended, step.measures[:, success], torch.nan).to(device)
+            if step.measures is not None and bool(ended.any()):
+                told = torch.where(ended.unsqueeze(1), step.measures, torch.nan).to(device)
                 # nan in the rows of episodes that go on is overwritten at their ends
-                successes.scatter_(0, at, told.unsqueeze(0))
+                measures.scatter_(0, at.unsqueeze(-1).expand_as(told.unsqueeze(0)), told.unsqueeze(0))
             ended = ended.to(device)
             length = torch.where(ended | reset, 0, length + (~idle).long())
             newly = (length == max_steps) & ~cut & (episode[0] < quota)
@@ -141,8 +143,12 @@ def run_episodes(
                 cut, length, reset = torch.zeros_like(cut), torch.zeros_like(length), torch.ones_like(reset)
                 memory = agent.begin(obs, collecting=False)
     counted = (torch.arange(most + 1, device=device).unsqueeze(1) < quota) & (lengths > 0)
-    told = successes[counted & successes.isfinite()]
-    found = Evaluation(returns[counted].tolist(), lengths[counted].tolist(), (told > 0).tolist(), int(cuts))
+    reports = {name: column[column.isfinite()] for name, column in zip(names, measures[counted].T)}
+    successes = reports.pop(SUCCESS, torch.zeros(0)) > 0
+    means = {name: float(column.mean()) for name, column in reports.items() if len(column)}
+    found = Evaluation(
+        returns[counted].tolist(), lengths[counted].tolist(), successes.tolist(), means, int(cuts)
+    )
     if found.cut:
         count = f"{found.cut} of {len(found.returns)} episodes"
         warnings.warn(

@@ -24,7 +24,7 @@ from whorl.collect.episodes import Episode, reported
 from whorl.core import tree
 from whorl.core.errors import DivergedError
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch
+from whorl.data.batch import CELL, Batch
 from whorl.run.build import Parts
 from whorl.run.learner import REMEDY
 from whorl.run.progress import Progress
@@ -195,6 +195,8 @@ class Loop:
         self.whole = False
         if received:
             rollout = agent.receive(rollout)
+            if parts.map is not None and CELL in rollout.extras:
+                parts.map.add(rollout)
         collected = time.perf_counter()
         experience.add(rollout)
         if not overlaps:
@@ -206,7 +208,7 @@ class Loop:
             collector.reset(parts.streams.seed("env", str(counters.resets)))
         row = counters.row()
         if self.row_is_due():
-            row |= parts.learner.drain()
+            row |= parts.learner.drain() | agent.row_metrics()
             self._advise(row)
             if parts.learners is not None:
                 row |= parts.learners.metrics()

@@ -31,6 +31,7 @@ from whorl.core.process import CTRL_C, configure_process, first_interrupt
 from whorl.data.experience import Experience
 from whorl.envs.make import Source
 from whorl.log.console import Console
+from whorl.log.maps import heat_map, save_maps, shades
 from whorl.log.writers import Log
 from whorl.run.build import Needs, Parts, build, gpu_memory, learner_threads
 from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots, check_callbacks, overridden
@@ -361,6 +362,8 @@ class Trainer:
         if self.checkpointing.last_due():
             self.checkpointing.drop_open_episodes()
             self.save()
+        elif not self.settings.run.save_model:
+            self._report_map()
         counts = self.counters
         result = self._result = Result(
             self.run_dir,
@@ -377,6 +380,16 @@ class Trainer:
         name = f"{self.settings.algorithm}-{self.source.id}-policy"
         self._reporting.upload(self.checkpointing.saved, name)
         return result
+
+    def _report_map(self) -> None:
+        """Save the map of visited cells in the run's folder, and log its pictures."""
+        visits = self.parts.map
+        if visits is None or self.run_dir is None:
+            return
+        maps = visits.arrays()
+        save_maps(self.run_dir, maps)
+        for name, values in maps.items():
+            self.log.picture(f"map/{name}", heat_map(shades(name, values)), self.steps)
 
     # Failures
 
@@ -533,6 +546,7 @@ class Trainer:
         self._own_folder().beat()
         self.log.flush()
         folder = self.checkpointing.save(self._metadata())
+        self._report_map()
         for callback in self.callbacks:
             callback.on_checkpoint(self, folder)
         return folder

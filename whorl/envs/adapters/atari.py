@@ -36,6 +36,8 @@ STICKY = {"ALE/5": 0.25, "NoFrameskip0": 0.25, "NoFrameskip4": 0.0}
 """probability of a sticky action by version of the id"""
 NOT_ATARI = {"Blackjack"}
 """games whose name alone means an environment of Gymnasium"""
+SHORT = {"Montezuma": "MontezumaRevenge"}
+"""names that games have besides their own"""
 BACKENDS = ("ale", "envpool")
 """what steps the games: ALE in this process and its workers, or EnvPool's threads"""
 NOOP, FIRE = 0, 1
@@ -92,7 +94,7 @@ class AtariAdapter(RegisteredAdapter):
             return False
         if found["prefix"] or found["plain"]:
             return True
-        game, version = found["game"], found["version"]
+        game, version = SHORT.get(found["game"], found["game"]), found["version"]
         return game in games() and game not in NOT_ATARI and version in (None, "0", "4")
 
     def ids(self) -> Iterable[str]:
@@ -103,7 +105,7 @@ class AtariAdapter(RegisteredAdapter):
         found = ID.fullmatch(id)
         assert found is not None
         _ale()
-        game, number = found["game"], found["version"]
+        game, number = SHORT.get(found["game"], found["game"]), found["version"]
         if game not in games():
             raise EnvError(f"unknown Atari game {game!r}; {nearest(game, games())}")
         if found["plain"]:

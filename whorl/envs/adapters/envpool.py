@@ -35,7 +35,7 @@ class EnvPoolVector(VectorEnv):
         layout = describe(env)
         env.close()
         # EnvPool does not show the memory of the console, from which rooms are counted.
-        self.spec = replace(to_spec(layout, num_envs), measures=())
+        self.spec = replace(to_spec(layout, num_envs), measures=(), map_shape=None)
         self._soft_ends = layout.soft_ends
         # EnvPool has channels first, [stack * 3, height, width]; ours are last.
         self._colours = not self._options["gray_scale"]

@@ -94,7 +94,6 @@ class GymnasiumVector(VectorEnv, Mapped):
         num_envs = len(stepped)
         self.spec = to_spec(self.layout, num_envs)
         self.snapshots = self.layout.snapshots
-        self.map_shape = stepped.map_shape
         self._buffers = Buffers.empty(self.layout, num_envs)
         self._action = [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self.layout.action]
         self._action_tensors = nest(self.layout.action, [torch.from_numpy(leaf) for leaf in self._action])
@@ -136,7 +135,9 @@ class GymnasiumVector(VectorEnv, Mapped):
 def to_spec(layout: Layout, num_envs: int) -> Spec:
     """What an agent may know of an environment with this layout."""
     observation = nest(layout.observation, [leaf.array for leaf in layout.observation])
-    return Spec(observation, action_spec(layout.action_space), num_envs, layout.measures)
+    return Spec(
+        observation, action_spec(layout.action_space), num_envs, layout.measures, (), layout.map_shape
+    )
 
 
 def action_spec(space: spaces.Space) -> SpecTree:
@@ -163,7 +164,10 @@ def to_step(layout: Layout, buffers: Buffers) -> Step:
     share = torch.from_numpy
     obs = nest(layout.observation, [share(leaf) for leaf in buffers.obs])
     flags = buffers.terminated, buffers.truncated, buffers.reset, buffers.soft, buffers.measures
-    return Step(obs, share(buffers.reward), *(share(flag) for flag in flags))
+    step = Step(obs, share(buffers.reward), *(share(flag) for flag in flags))
+    if layout.map_shape is not None:
+        step.cells = share(buffers.cells)
+    return step
 
 
 def to_tensors(value: Any) -> Any:

@@ -134,7 +134,7 @@ def _probe(id: str, options: UnityOptions) -> Scene:
     nobody = Behavior("", (), 0, ())
     nothing = np.zeros(0)
     # Without rows, all agents do nothing.
-    idle = Agents(nobody, Buffers([], nothing, nothing, nothing, nothing, nothing, nothing))
+    idle = Agents(nobody, Buffers([], *([nothing] * 7)))
     found: dict[str, Behavior] = {}
     seen: set[tuple[str, int]] = set()
     player = Player(path_of(id, options), options, 0, 0)
@@ -219,7 +219,7 @@ class UnityVector(VectorEnv):
             agents.act(continuous[rows], discrete[rows])
             agents.begin()
         self._advance()
-        return replace(self._step, soft=None, measures=None, waits=self._waits)
+        return replace(self._step, soft=None, measures=None, cells=None, waits=self._waits)
 
     def set_parameters(self, **values: Any) -> None:
         """Set environment parameters of all players with their next message, as a curriculum does."""

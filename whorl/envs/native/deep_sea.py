@@ -55,11 +55,12 @@ class DeepSea(World):
             raise ConfigError(f"size is {size}; it must be at least 2 rows and columns")
         self.size = self.max_steps = size
         self.stochastic = stochastic
-        self.map_shape = (size, size)
         found = (1 - 1 / size) ** (size - 1) if stochastic else 1.0
         self.optimal_return = found - COST
         """the mean return of the best policy"""
-        self.spec = Spec(Array((size * size,), "float32", 0, 1), Discrete(2), num_envs, (SUCCESS,))
+        self.spec = Spec(
+            Array((size * size,), "float32", 0, 1), Discrete(2), num_envs, (SUCCESS,), map_shape=(size, size)
+        )
         meaning = torch.ones(size * size, dtype=torch.int64)
         if randomize_actions:
             meaning.random_(2, generator=torch.Generator().manual_seed(mapping_seed))

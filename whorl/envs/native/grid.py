@@ -46,12 +46,12 @@ class Maze(World):
         if max_steps < 1:
             raise ConfigError(f"max_steps is {max_steps}; it must be at least 1")
         self.size, self.max_steps = size, max_steps
-        self.map_shape = (size, size)
         self.nodes = (size // 2) ** 2
         self.open_cells = 2 * self.nodes - 1
         """cells that are no walls: the nodes of a tree and its edges"""
         image = Array((size + strip, size, 3), "uint8", 0, 255)
-        self.spec = Spec(image, Discrete(actions), num_envs, (*MEASURES, *measures))
+        told = (*MEASURES, *measures)
+        self.spec = Spec(image, Discrete(actions), num_envs, told, map_shape=(size, size))
         self._cells = torch.arange(size * size, device=self.device)[:, None]  # [cells, 1]
         self._moves = torch.tensor([-size, 1, size, -1] + [0] * (actions - 4), device=self.device)
         first, second, cell = edges(size)

@@ -94,6 +94,8 @@ class World(VectorEnv, Mapped, ABC):
         step = Step(self.observe(self.state), reward, terminated, truncated, reset)
         if self.spec.measures:
             step.measures = torch.stack([x.float() for x in self.measure(self.state)], 1)  # [B, N]
+        if self.spec.map_shape is not None:
+            step.cells = self.cells()
         return step
 
     def snapshot(self) -> dict[str, Any]:
