@@ -849,23 +849,23 @@ MUTATIONS: list[Mutation] = [
         "algorithms/test_sac.py",
         Bug(
             "the target adds log pi",
-            "(value - self.temperature() * log_prob)",
-            "(value + self.temperature() * log_prob)",
+            "(value - self.temperature.cost(drawn.log_prob))",
+            "(value + self.temperature.cost(drawn.log_prob))",
         ),
         Bug(
             "the temperature moves the wrong way",
-            "-self.temperature.log_alpha * (log_prob + self.entropy_target(batch))",
-            "self.temperature.log_alpha * (log_prob + self.entropy_target(batch))",
+            "-self.temperature.log_alpha * too_low",
+            "self.temperature.log_alpha * too_low",
         ),
         Bug(
             "the target entropy has the wrong sign",
-            "(log_prob + self.entropy_target(batch))",
-            "(log_prob - self.entropy_target(batch))",
+            "log_prob + self.actions.entropy_target(batch)",
+            "log_prob - self.actions.entropy_target(batch)",
         ),
         Bug(
             "the actor minimises its value",
-            "loss = ((alpha * log_prob - q) * batch.share).mean()",
-            "loss = ((alpha * log_prob + q) * batch.share).mean()",
+            "loss = ((self.temperature.cost(log_prob) - q) * batch.share).mean()",
+            "loss = ((self.temperature.cost(log_prob) + q) * batch.share).mean()",
         ),
         Bug("the same subset for all", 'noise[f"{which}_subset"].topk', 'noise["target_subset"].topk'),
         Bug(
@@ -874,11 +874,6 @@ MUTATIONS: list[Mutation] = [
             "values.index_select(0, subset).amax(0)",
         ),
         Bug("actor_q is never read", 'if self.cfg.actor_q == "mean":', "if False:"),
-        Bug(
-            "discrete values without their probabilities",
-            "return (probs * values).sum(-1), (",
-            "return values.mean(-1), (",
-        ),
         Bug(
             "importance weights are left out",
             "loss = (error.square().sum(0) * batch.weight).mean()",
@@ -907,8 +902,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "the target adds log pi",
-            "soft = kept - (self.temperature() * log_prob)",
-            "soft = kept + (self.temperature() * log_prob)",
+            "soft = kept - self.temperature.cost(",
+            "soft = kept + self.temperature.cost(",
         ),
         Bug(
             "quantiles at the edges of their bins",
@@ -920,6 +915,60 @@ MUTATIONS: list[Mutation] = [
             "midpoints.repeat(cfg.n_critics)",
             "midpoints.repeat_interleave(cfg.n_critics)",
         ),
+    ),
+    *planted(
+        "ops/drawn.py",
+        "algorithms/test_mixed_actions.py algorithms/test_sac.py",
+        Bug(
+            "discrete values without their probabilities",
+            "(self.probs * values).sum(-1)",
+            "values.mean(-1)",
+        ),
+        Bug(
+            "the density of every choice counts alike",
+            "self.mean(self.log_density) if each else self.log_density",
+            "self.log_density.mean(-1) if each else self.log_density",
+        ),
+    ),
+    *planted(
+        "ops/mixed.py",
+        "algorithms/test_mixed_actions.py",
+        Bug(
+            "combinations in another order",
+            "total.unsqueeze(-1) + part.unsqueeze(-2)",
+            "total.unsqueeze(-2) + part.unsqueeze(-1)",
+        ),
+        Bug(
+            "the density of a whole action is that of its choices",
+            "found[0] + found[1]\n\n    def entropy",
+            "found[0]\n\n    def entropy",
+        ),
+    ),
+    *planted(
+        "nets/soft_actions.py",
+        "algorithms/test_mixed_actions.py",
+        Bug(
+            "the least of each option is summed",
+            "return drawn.mean(reduce(values)) if self.joint else reduce(drawn.mean(values))",
+            "return drawn.mean(reduce(values))",
+        ),
+        Bug(
+            "the sum has one choice",
+            "found.select(axis, 0) if self.joint else",
+            "found.select(axis, 0) if True else",
+        ),
+        Bug("masks do not lower the target entropy", "if not self.masked or", "if True or"),
+        Bug(
+            "greedy choices take what is masked",
+            "torch.where(uniform > 0, value, -torch.inf)",
+            "value",
+        ),
+        Bug("only the greedy choice learns", "(1 - epsilon) * greedy + epsilon * uniform", "greedy"),
+    ),
+    *planted(
+        "nets/temperature.py",
+        "algorithms/test_mixed_actions.py",
+        Bug("the first temperature for all", "alpha.reshape(-1, *[1]", "alpha[:1].reshape(-1, *[1]"),
     ),
     *planted(
         "algorithms/crossq.py",
@@ -1824,8 +1873,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "alpha starts at its logarithm",
-            "torch.tensor(log(alpha) if alpha > 0",
-            "torch.tensor(alpha if alpha > 0",
+            "log(value) if value > 0 else",
+            "value if value > 0 else",
         ),
     ),
     *planted(

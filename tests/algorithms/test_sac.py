@@ -26,7 +26,7 @@ from whorl.agents.agent import Context
 from whorl.algorithms.sac import SAC
 from whorl.algorithms.td3 import TD3
 from whorl.core.errors import ConfigError
-from whorl.core.spec import MASK_KEY, Array, Discrete, MultiDiscrete
+from whorl.core.spec import MASK_KEY, Array, Discrete
 from whorl.data.batch import Batch
 from whorl.nets.actor import SquashedHead
 from whorl.ops.distributions import Categorical, TanhNormal
@@ -205,7 +205,7 @@ def test_without_temperature_targets_hold_no_entropy() -> None:
 def test_the_target_entropy_is_minus_the_number_of_dimensions(
     settings: dict[str, Any], expected: float
 ) -> None:
-    assert build(SAC, **settings).target_entropy == expected
+    assert build(SAC, **settings).actions.targets[0] == expected
 
 
 def test_a_narrow_policy_without_temperature_has_the_targets_of_td3_without_smoothing() -> None:
@@ -329,9 +329,9 @@ def test_updates_over_choices_use_no_random_numbers() -> None:
 
 
 def test_the_target_entropy_over_choices_is_half_of_the_uniform_ones() -> None:
-    assert build(SAC, Discrete(3)).target_entropy == pytest.approx(0.5 * 1.0986123)
-    assert build(SAC, Discrete(3), entropy_ratio=0.98).target_entropy == pytest.approx(0.98 * 1.0986123)
-    assert build(SAC, Discrete(3), target_entropy=0.7).target_entropy == 0.7
+    assert build(SAC, Discrete(3)).actions.targets[0] == pytest.approx(0.5 * 1.0986123)
+    assert build(SAC, Discrete(3), entropy_ratio=0.98).actions.targets[0] == pytest.approx(0.98 * 1.0986123)
+    assert build(SAC, Discrete(3), target_entropy=0.7).actions.targets[0] == 0.7
 
 
 def test_the_target_entropy_counts_the_choices_that_each_row_allows() -> None:
@@ -339,7 +339,7 @@ def test_the_target_entropy_counts_the_choices_that_each_row_allows() -> None:
     batch = transitions(agent, rows=3)
     batch.obs[MASK_KEY][0] = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]])
     # .5 * (log 1 + log 2 + log 3) / 3
-    assert float(agent.entropy_target(batch)) == pytest.approx(0.2986266, abs=1e-6)
+    assert float(agent.actions.entropy_target(batch)) == pytest.approx(0.2986266, abs=1e-6)
     entropy = float(learn(agent, batch).metrics["policy/entropy"])
     assert agent.temperature.log_alpha.item() == pytest.approx(0.2986266 - entropy, abs=1e-6)
     batch.obs[MASK_KEY][0] = torch.tensor([0, 0, 1])
@@ -350,14 +350,18 @@ def test_the_target_entropy_counts_the_choices_that_each_row_allows() -> None:
 
 def test_a_target_entropy_given_as_a_number_holds_for_all_rows() -> None:
     agent = build(SAC, Discrete(3), MASKED, target_entropy=0.3)
-    assert agent.entropy_target(transitions(agent)) == 0.3
+    assert agent.actions.entropy_target(transitions(agent)) == 0.3
 
 
-def test_other_actions_are_told_what_is_taken() -> None:
+@pytest.mark.parametrize("number", [-0.1, 1.2])
+def test_a_target_entropy_that_no_policy_has_is_one_sentence(number: float) -> None:
+    """The temperature would fall or rise for ever (Advanced-SAC: -n)."""
     with pytest.raises(
-        ConfigError, match=r"sac needs continuous or discrete actions, .* has multidiscrete actions"
-    ):
-        build(SAC, MultiDiscrete((2, 3)))
+        ConfigError, match=rf"target_entropy is {number}, but the entropy of 3 actions lies"
+    ) as e:
+        build(SAC, Discrete(3), target_entropy=number)
+    assert "\n" not in str(e.value)
+    build(SAC, Discrete(3), target_entropy=number, tune_alpha=False)
 
 
 def test_the_slope_of_the_actor_loss_over_choices_is_that_of_its_values() -> None:

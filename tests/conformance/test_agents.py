@@ -28,6 +28,8 @@ def rules() -> list[str]:
 
 
 RULES = [*rules(), *TOYS]
+SOFT = ("sac", "tqc")
+"""Rules that take mixed actions with bounds only; the others have them as trees"""
 CELLS = list(product(OBSERVATIONS, MEMORIES, ACTIONS))
 COMMON = [
     ("vector", "none", "discrete"),
@@ -52,17 +54,25 @@ FEW = {
 """The cells of a rule with many networks, whose checks take long"""
 REMEMBERED = {
     **{rule: [("vector", "lstm", "discrete")] for rule in ("c51", "iqn", "qr_dqn")},
-    **{rule: [("vector", "lstm", "continuous")] for rule in ("ddpg", "td3", "tqc")},
+    **{rule: [("vector", "lstm", "continuous")] for rule in ("ddpg", "td3")},
+    "tqc": [("vector", "lstm", "continuous"), ("vector", "none", "masked-mixed")],
     "dqn": [("vector", "lstm", "discrete"), ("image", "gru", "discrete")],
     "agent57": [("vector", "lstm", "discrete")],
     "ngu": [("dict", "gru", "masked")],
-    "sac": [("image", "lstm", "continuous"), ("vector", "attention", "continuous")],
+    "sac": [
+        ("image", "lstm", "continuous"),
+        ("vector", "attention", "continuous"),
+        ("vector", "none", "mixed"),
+    ],
 }
 """Cells that cover every kind of each axis, with memory by rule; the full suite runs the others."""
 
 
 def common(rule: str) -> list[tuple[str, str, str]]:
-    return FEW.get(rule) or [*COMMON, *REMEMBERED.get(rule, ON_POLICY), *TREES.get(rule, [])]
+    if rule in FEW:
+        return FEW[rule]
+    cells = [cell for cell in COMMON if rule != "tqc" or cell[2] == "continuous"]
+    return [*cells, *REMEMBERED.get(rule, ON_POLICY), *TREES.get(rule, [])]
 
 
 def cells() -> list[object]:
@@ -75,6 +85,7 @@ def cells() -> list[object]:
         )
         for rule in RULES
         for cell in CELLS
+        if rule in SOFT or "mixed" not in cell[2]
     ]
 
 
@@ -122,7 +133,7 @@ def plain(name: str, memory: str = "none", **settings: Any) -> Subject:
     """A subject with vector observations and the first kind of action that the algorithm takes."""
     if name in preset_names():
         memory = load_preset(name)["settings"].get("memory", memory)
-    for action in ("discrete", "continuous"):
+    for action in ("continuous", "discrete") if name == "tqc" else ("discrete", "continuous"):
         try:
             found = conformance.subject(
                 name, "vector", memory, action, **{**SETTINGS.get(name, {}), **settings}
@@ -201,6 +212,39 @@ def test_replay_options_keep_the_contracts(rule: str, options: str) -> None:
         pytest.skip(f"{rule} has none of these settings")
     for check in CHECKS.values():
         check(plain(rule, **taken))
+
+
+MIXED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "conditioned": ("sac", "none", "masked-mixed", {"action_coupling": "conditioned"}),
+    "sums": ("sac", "none", "masked-mixed", {"joint_choices": 2}),
+    "greedy": ("tqc", "none", "mixed", {"discrete_dqn_like": True, "action_coupling": "conditioned"}),
+    "greedy-memory": ("rsac", "gru", "masked-mixed", {"discrete_dqn_like": True}),
+    "choices": ("tqc", "none", "multi-binary", {}),
+    "conditioned-memory": ("rsac", "lstm", "mixed", {"action_coupling": "conditioned", "n_step": 2}),
+    "shared-memory": ("rsac_share", "lstm", "mixed", {}),
+    "subsets": ("redq", "none", "mixed", {"action_coupling": "conditioned"}),
+    "dropout": ("droq", "none", "mixed", {"action_coupling": "conditioned"}),
+}
+"""Options of mixed actions, each on a preset"""
+LONG_MIXED = (
+    "greedy",
+    "dropout",
+    "conditioned-memory",
+    "greedy-memory",
+    "shared-memory",
+    "subsets",
+    "choices",
+)
+
+
+@pytest.mark.parametrize(
+    "options", [pytest.param(name, marks=[pytest.mark.full] if name in LONG_MIXED else []) for name in MIXED]
+)
+def test_options_of_mixed_actions_keep_the_contracts(options: str) -> None:
+    name, memory, action, settings = MIXED[options]
+    found = conformance.subject(name, "vector", memory, action, **settings)
+    for check in CHECKS.values():
+        check(found)
 
 
 SEQUENCES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -25,7 +25,7 @@ import spaces
 NAMES = tuple(algorithms())
 DISCRETE = ("CartPole-v1", "Taxi-v4", "RepeatFirst-v0", "Acrobot-v1")
 CONTINUOUS = ("Pendulum-v1", "PendulumFull-v0", "MountainCarContinuous-v0")
-CONTINUOUS_ONLY = ("ddpg", "ddpg_lillicrap", "rdpg", "td3", "rtd3", "tqc", "crossq")
+CONTINUOUS_ONLY = ("ddpg", "ddpg_lillicrap", "rdpg", "td3", "rtd3", "crossq")
 WORDS = (
     "",
     "none",

@@ -19,8 +19,8 @@ import cases
 
 FLOATS, WHOLE = ("float32", "float64", "float16"), ("uint8", "int8", "int32", "int64", "uint16")
 KEYS = ("a", "b", "camera", "position", "a b", "ä", "0", "obs", "goal/x", "a.b")
-ALL_ACTIONS = ("ppo", "ppo", "a2c", "impala", "reinforce", "ppg")
-REPLAY = ("sac", "td3", "dqn", "c51")
+ALL_ACTIONS = ("ppo", "ppo", "a2c", "impala", "reinforce", "ppg", "sac", "tqc")
+REPLAY = ("sac", "tqc", "td3", "dqn", "c51")
 SHORT = {
     "quiet": True,
     "eval": False,

@@ -134,11 +134,11 @@ def test_columns_of_a_bounded_action_are_counted() -> None:
             Discrete(3),
             "td3 needs continuous actions, but this environment has discrete actions; use sac or ppo",
         ),
-        (MultiDiscrete((2, 3)), "but this environment has multidiscrete actions; use ppo"),
+        (MultiDiscrete((2, 3)), "but this environment has multidiscrete actions; use sac, tqc, ppo"),
         (
             {"arm": TWO},
             "td3 needs continuous actions, but this environment has Dict or Tuple actions; "
-            "use ppo, ppg, a2c, impala or reinforce",
+            "use sac, tqc, ppo, ppg, a2c, impala or reinforce",
         ),
         (
             Continuous((3,), (-1.0, -1.0, float("-inf")), (1.0, 1.0, 2.0)),

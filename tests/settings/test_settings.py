@@ -37,6 +37,7 @@ from whorl.nets.memory import MemoryConfig
 from whorl.nets.policy import NetworkConfig
 from whorl.nets.preprocessor import PreprocessorConfig
 from whorl.nets.q_network import QNetworkConfig
+from whorl.nets.soft_actions import SoftActionsConfig
 from whorl.nets.temperature import EntropyConfig
 from whorl.settings.aliases import SHARED_OFF_POLICY
 from whorl.settings.merge import Settings, config_of, configure, settings_of
@@ -675,7 +676,7 @@ FAMILIES = (
         OffPolicyConfig,
     ),
     *(ActorCriticNetworkConfig, ActorCriticConfig, QNetworkConfig, ExplorationConfig, ValueConfig),
-    *(MunchausenConfig, NoiseConfig, EntropyConfig, PoliciesConfig, BanditConfig),
+    *(MunchausenConfig, NoiseConfig, EntropyConfig, SoftActionsConfig, PoliciesConfig, BanditConfig),
 )
 
 

@@ -3,19 +3,22 @@
 All functions take one row of prepared observations, `Rows` [1, B], and return [B, ...].
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
 from whorl.agents.agent import Agent
+from whorl.core import tree
 from whorl.core.action_masks import mask_size
-from whorl.core.spec import Discrete, SpecTree, TupleSpec, action_choices
+from whorl.core.spec import Continuous, Discrete, SpecTree, TupleSpec, action_choices
 from whorl.core.tree import Tree
 from whorl.data.batch import Rows
 from whorl.nets.actor import DeterministicHead
 from whorl.nets.policy import Value
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.ops.distributions import Categorical, Distribution, MultiCategorical
+from whorl.ops.mixed import Mixed
 
 
 def offered(agent: Any) -> list[str]:
@@ -26,7 +29,10 @@ def offered(agent: Any) -> list[str]:
         critic = None
     elif callable(getattr(agent, "value", None)) or isinstance(critic, Value):
         found.append("value")
-    if actor is not None and not isinstance(getattr(actor, "head", None), DeterministicHead):
+    greedy = getattr(
+        getattr(agent, "actions", None), "greedy", False
+    )  # choices of the critics have no policy
+    if actor is not None and not greedy and not isinstance(getattr(actor, "head", None), DeterministicHead):
         found += ["probabilities"] * (mask_size(action_choices(agent.spec.action)) > 0) + ["log_prob"]
     if (
         agent.q_of_actions
@@ -53,23 +59,26 @@ def distribution(agent: Any, rows: Rows) -> Distribution:
 
 def q_values(agent: Any, rows: Rows, action: Tree | None) -> Tensor:
     """Q(s, a) [B] of a canonical action [B, ...], or of every discrete action [B, n]; the minimum over critics."""
-    critic, discrete = agent.critic, isinstance(agent.spec.action, Discrete)
-    taken = None if action is None else action.unsqueeze(0)
+    critic = agent.critic
+    taken = None if action is None else tree.map(lambda part: part.unsqueeze(0), action)
     if hasattr(agent, "q"):
         return agent.q(agent.backbone(rows), taken)[0]
-    if not discrete:
-        found = critic(
-            rows, taken
-        )  # [critics, 1, B], or a distribution as quantiles [critics, 1, B, quantiles]
-        return (found.mean((0, -1)) if critic.outputs else found.amin(0))[0]
-    found = (
-        critic(rows).amin(0) if isinstance(critic, QEnsemble) else agent.q_values(critic.backbone(rows), {})
-    )[0]
-    return found if action is None else found.gather(-1, action.unsqueeze(-1))[..., 0]
+    if hasattr(agent, "q_values"):
+        found = agent.q_values(critic.backbone(rows), {})[0]
+        return found if action is None else found.gather(-1, action.unsqueeze(-1))[..., 0]
+    actions = getattr(agent, "actions", None)  # of soft actor-critics
+    if actions is None:
+        return critic(rows, taken).amin(0)[0]
+    values = critic(rows, None if taken is None else actions.read(taken))  # [critics, 1, B, ...]
+    values = values.mean(-1) if len(critic.outputs) > len(actions.outputs) else values  # of quantiles
+    values = values if taken is None else actions.pick(values, taken)
+    return (values.mean(0) if len(critic.outputs) > len(actions.outputs) else values.amin(0))[0]
 
 
 def probabilities(spec: SpecTree, policy: Any) -> Any:
     """Probabilities [B, n] of each discrete choice, nested as the action space; None for continuous parts."""
+    if isinstance(policy, Mixed):
+        return _nested(spec, iter([part.exp()[0] for part in policy.each]))
     if isinstance(spec, dict):
         parts = {key: probabilities(branch, policy.parts[key]) for key, branch in spec.items()}
         return tuple(parts.values()) if isinstance(spec, TupleSpec) else parts
@@ -78,6 +87,16 @@ def probabilities(spec: SpecTree, policy: Any) -> Any:
     if isinstance(policy, MultiCategorical):
         return [policy.each.probs[0, :, number, :n] for number, n in enumerate(spec.nvec)]
     return None
+
+
+def _nested(spec: SpecTree, choices: Iterator[Tensor]) -> Any:
+    """What belongs to each discrete choice, nested as the action space; None for continuous parts."""
+    if isinstance(spec, dict):
+        parts = {key: _nested(branch, choices) for key, branch in spec.items()}
+        return tuple(parts.values()) if isinstance(spec, TupleSpec) else parts
+    if isinstance(spec, Continuous):
+        return None
+    return next(choices) if isinstance(spec, Discrete) else [next(choices) for _ in spec.nvec]
 
 
 def untracked(agent: Agent, memory: Tree) -> bool:

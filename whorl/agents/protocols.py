@@ -7,7 +7,7 @@ from torch import Tensor
 
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch
+from whorl.data.batch import Batch, Rows
 from whorl.nets.normalize import Observations
 
 
@@ -84,6 +84,17 @@ class ActorCriticAgent(PolicyAgent, Protocol):
     """An off-policy agent with an `Actor` and a `QEnsemble`."""
 
     critic: Any
+
+
+class SoftAgent(ActorCriticAgent, Protocol):
+    """A soft actor-critic."""
+
+    actions: Any
+    """its `SoftActions`"""
+    temperature: Any
+
+    def q_of_choices(self, rows: Rows, reads: Tensor) -> Tensor:
+        """Q values [critics, T, B, choices] of the critics for what they read of actions (`Drawn.reads`)."""
 
 
 class NoisyAgent(ActorCriticAgent, Protocol):

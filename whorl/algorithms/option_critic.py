@@ -95,7 +95,7 @@ class OptionCritic(Agent):
             "option_values", spec, cfg, lambda width: Outputs(width, count, 1.0), reads
         )
         self.termination = Actor("termination", spec, cfg, lambda width: Outputs(width, count, 0.01), reads)
-        self.temperature = Temperature(cfg.alpha, cfg.tune_alpha, count)
+        self.temperature = Temperature((cfg.alpha,) * count, cfg.tune_alpha)
         self.targets = TargetNetworks(cfg)
         self.target_critic = self.targets.add(self.critic)
         target = self.option_values.target(self.target_critic.backbone)

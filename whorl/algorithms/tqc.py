@@ -6,13 +6,14 @@ critics:      minimise the quantile Huber loss of every theta_i^m against all y_
               y_k = r + discount * (z_(k) - alpha log pi(a'|s'))
 actor:        minimise E[alpha log pi(a|s) - mean of all quantiles at (s, a)]
 temperature:  minimise -log(alpha) * E[log pi(a|s) + target_entropy]
+Discrete actions and the discrete part of mixed ones are not sampled (`whorl.nets.soft_actions`): the critics' loss is
+sum_d pi(d|s') times the loss against the y_k of a' = (d, c), truncated for each d apart, the actor's loss likewise.
 The defaults (5 critics, 25 quantiles, 2 dropped per critic) are those of the paper, which drops 5 on Hopper and 0 on
 HalfCheetah; its critics of 3 x 512 units are in the presets of the MuJoCo tasks.
 """
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -21,21 +22,23 @@ from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import ActorCriticConfig
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
+from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
-from whorl.explore.acting import act_by_actor
-from whorl.nets.actor import Actor, SquashedHead, bounded
+from whorl.explore.acting import act_by_soft_actor, acting_tensors_with_critic
+from whorl.nets.actor import Actor
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
-from whorl.nets.temperature import EntropyConfig, Temperature, undecayed
+from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
+from whorl.nets.temperature import undecayed
 from whorl.ops.losses import sorted_quantile_huber
 from whorl.settings.schema import Count, PositiveCount, Range, Size
 
 
 @dataclass(frozen=True)
-class TQCConfig(EntropyConfig, ActorCriticConfig):
+class TQCConfig(SoftActionsConfig, ActorCriticConfig):
     n_critics: Annotated[int, Range(1, 1000)] = 5
     """number of critics"""
     n_quantiles: Size = 25
@@ -62,13 +65,13 @@ class TQC(Agent):
                 f"top_quantiles_to_drop is {cfg.top_quantiles_to_drop}, but a critic has {cfg.n_quantiles} quantiles; "
                 f"use at most {cfg.n_quantiles - 1}"
             )
-        size = bounded(spec, "tqc")
-        self.target_entropy = cfg.target(size)
         self.observations = Preprocessor(spec, cfg)
-        self.critic = QEnsemble("critic", spec, cfg, cfg.n_critics, (cfg.n_quantiles,), actions=size)
-        head = partial(SquashedHead, size=size, bound=cfg.log_std_range)
-        self.actor = Actor("actor", spec, cfg, head, self.critic.backbone)
-        self.temperature = Temperature(cfg.alpha, cfg.tune_alpha)
+        self.actions = SoftActions(spec, cfg, "tqc", sums=False)
+        ensemble = (cfg.n_critics, (*self.actions.outputs, cfg.n_quantiles), self.actions.inputs)
+        self.critic = QEnsemble("critic", spec, cfg, *ensemble)
+        self.actor = Actor("actor", spec, cfg, self.actions.head, self.critic.backbone)
+        self.actions.check_memory(self.critic)
+        self.temperature = self.actions.temperature()
         self.targets = TargetNetworks(cfg)
         self.target_critic = self.targets.add(self.critic)
         midpoints = (torch.arange(cfg.n_quantiles) + 0.5) / cfg.n_quantiles
@@ -86,11 +89,19 @@ class TQC(Agent):
             )
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        return act_by_actor(self, obs, memory, context)
+        return act_by_soft_actor(self, obs, memory, context)
+
+    def acting_tensors(self) -> list[Tensor]:
+        return acting_tensors_with_critic(self, super().acting_tensors())
+
+    def q_of_choices(self, rows: Rows, reads: Tensor) -> Tensor:
+        return self.critic(rows, reads).mean(-1)
 
     def value(self, rows: Rows) -> Tensor:
-        """The mean of all quantiles at the mode of the policy, of rows [T, B]."""
-        return self.critic(rows, self.actor(rows).mode()).mean((0, -1))
+        """The mean of all quantiles of rows [T, B], at the mode of the policy where actions are continuous."""
+        drawn = self.actor(rows).drawn()
+        values = self.critic(rows, drawn.reads).mean(-1)
+        return self.actions.chosen(drawn, values, self.temperature, 0.0).mean(values.mean(0))
 
     def update(self, batch: Batch) -> Updated:
         train_actor = (self.updates + 1) % self.cfg.policy_delay == 0
@@ -101,52 +112,60 @@ class TQC(Agent):
         loss, log_prob = self.actor_loss(batch, noise)
         self.minimize("actor", loss, self.cfg.max_grad_norm)
         if self.cfg.tune_alpha:
-            self.minimize("alpha", -self.temperature.log_alpha * (log_prob + self.target_entropy))
-        alpha = self.temperature().detach()
-        return {"loss/actor": loss.detach(), "policy/entropy": -log_prob, "policy/alpha": alpha}
+            too_low = log_prob + self.actions.entropy_target(batch)
+            self.minimize("alpha", (-self.temperature.log_alpha * too_low).sum())
+        return {"loss/actor": loss.detach(), **self.actions.metrics(log_prob, self.temperature().detach())}
 
     def draw(self, batch: Batch) -> Tree:
         """Noise of actions, noisy layers and dropout."""
         rows, critic, actor = batch.mask.numel(), self.random("critic"), self.random("actor")
+        found: dict[str, Any] = {}
+        if self.actions.parts.size:
+            found["action"] = self.actions.noise(batch.shape, actor)
+            found["next_action"] = self.actions.noise(batch.shape, critic)
         return {
-            "action": torch.randn(batch.action.shape, generator=actor, device=self.device),
-            "next_action": torch.randn(batch.action.shape, generator=critic, device=self.device),
+            **found,
             "layers": self.actor.draw(actor),
             "next_layers": self.actor.draw(critic),
             "critic": self.critic.draw(rows, critic),
-            "target_critic": self.target_critic.draw(rows, critic),
-            "actor_critic": self.critic.draw(rows, actor),
+            "target_critic": self.target_critic.draw(rows * self.actions.passes, critic),
+            "actor_critic": self.critic.draw(rows * self.actions.passes, actor),
         }
 
     @pure
     def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor]:
         """The quantile Huber loss, mean over quantiles and critics; the TD errors of the means [T, B]; the mean of Q"""
         with torch.no_grad():
-            policy = self.actor(batch.next, noise["next_layers"])
-            action, log_prob = policy.sample_with_log_prob(noise["next_action"])
-            z = self.target_critic(batch.next, action, noise["target_critic"])  # [critics, T, B, quantiles]
-            kept = truncated(z, self.cfg.top_quantiles_to_drop)  # [T, B, K]
-            soft = kept - (self.temperature() * log_prob).unsqueeze(-1)
+            drawn = self.actor(batch.next, noise["next_layers"]).drawn(noise.get("next_action"))
+            z = self.target_critic(batch.next, drawn.reads, noise["target_critic"])
+            kept = truncated(z, self.cfg.top_quantiles_to_drop)  # [T, B, K], or [T, B, choices, K]
+            drawn = self.actions.chosen(drawn, kept.mean(-1).unsqueeze(0), self.temperature, 0.0)
+            soft = kept - self.temperature.cost(drawn.log_prob_each).unsqueeze(-1)
             # Discounts are not negative, so targets stay sorted.
-            target = batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * soft
-        quantile = self.critic(batch.now, batch.action, noise["critic"]).movedim(0, -2).flatten(-2)
-        loss = (sorted_quantile_huber(quantile, self.tau, target) * batch.weight).mean() / len(self.tau)
+            target = tree.expand(batch.reward, soft) + tree.expand(batch.discount, soft) * soft
+        values = self.critic(batch.now, self.actions.read(batch.action), noise["critic"])
+        quantile = self.actions.pick(values, batch.action, after=1).movedim(0, -2).flatten(-2)
+        pairs = quantile if target.dim() == 3 else quantile.unsqueeze(-2).expand(*target.shape[:-1], -1)
+        row = drawn.mean(sorted_quantile_huber(pairs, self.tau, target))  # [T, B]
+        loss = (row * batch.weight).mean() / len(self.tau)
         if self.cfg.q_regularization:
             loss = loss + self.cfg.q_regularization * (quantile.square().mean(-1) * batch.weight).mean()
         mean = quantile.detach().mean(-1)
-        return loss, (mean - target.mean(-1)).abs(), mean.mean()
+        return loss, (mean - drawn.mean(target.mean(-1))).abs(), mean.mean()
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:
         """E[alpha log pi(a|s) - mean of all quantiles at (s, a)]; E[log pi]"""
-        action, log_prob = self.actor(batch.now, noise["layers"]).sample_with_log_prob(noise["action"])
-        q = self.critic(batch.now, action, noise["actor_critic"]).mean((0, -1))
-        alpha = self.temperature().detach()
-        loss = ((alpha * log_prob - q) * batch.share).mean()
-        return loss, (log_prob.detach() * batch.share).mean()
+        drawn = self.actor(batch.now, noise["layers"]).drawn(noise.get("action"))
+        with torch.set_grad_enabled(drawn.reads is not None):
+            values = self.critic(batch.now, drawn.reads, noise["actor_critic"])
+        drawn = self.actions.chosen(drawn, values.mean(-1), self.temperature)
+        q, log_prob = drawn.mean(values.mean((0, -1))), drawn.log_prob
+        loss = ((self.temperature.cost(log_prob) - q) * batch.share).mean()
+        return loss, (log_prob.detach() * batch.share).mean((-2, -1))
 
 
 def truncated(quantile: Tensor, drop: int) -> Tensor:
-    """All quantiles [critics, T, B, M] pooled and sorted, without the `critics * drop` largest: [T, B, K]."""
+    """All quantiles [critics, ..., M] pooled and sorted, without the `critics * drop` largest: [..., K]."""
     pooled = quantile.movedim(0, -2).flatten(-2).sort(-1).values
     return pooled[..., : pooled.shape[-1] - len(quantile) * drop]

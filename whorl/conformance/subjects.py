@@ -92,6 +92,11 @@ TREE: dict[str, Any] = {
     "arm": TupleSpec({"0": Continuous((2,), (-1.0, 0.0), (1.0, float("inf"))), "1": Discrete(3)}),
     "tools": MultiDiscrete((2, 3)),
 }
+MIXED: dict[str, Any] = {
+    **TREE,
+    "arm": TupleSpec({"0": Continuous((2,), (-1.0, 0.0), (1.0, 5.0)), "1": Discrete(3)}),
+}
+"""the same with bounds"""
 ACTIONS: dict[str, Any] = {
     "discrete": Discrete(3),
     "multi-discrete": MultiDiscrete((2, 3)),
@@ -100,6 +105,8 @@ ACTIONS: dict[str, Any] = {
     "tree": TREE,
     "masked": Discrete(3),
     "masked-tree": TREE,
+    "mixed": MIXED,
+    "masked-mixed": MIXED,
 }
 """Kinds of actions; those called masked come with an action mask in the observation"""
 MEMORIES = ("none", "lstm", "gru", "attention")

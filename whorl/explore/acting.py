@@ -5,10 +5,10 @@ from typing import Any
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Context
-from whorl.agents.protocols import Acting, ActorCriticAgent, NoisyAgent, PolicyAgent, ValueAgent
+from whorl.agents.protocols import Acting, ActorCriticAgent, NoisyAgent, PolicyAgent, SoftAgent, ValueAgent
 from whorl.core import tree
 from whorl.core.tree import Tree
-from whorl.data.batch import Rows
+from whorl.data.batch import LAST, Rows
 from whorl.explore.noise import random_action
 from whorl.nets.q_network import allowed
 from whorl.ops.values import best, pick
@@ -66,6 +66,29 @@ def chosen(agent: Any, obs: Tree, policy: Any, context: Context) -> Tree:
         return leaf.gather(0, place.expand(1, *leaf.shape[1:]))[0]
 
     return tree.map(pick, actions)
+
+
+def act_by_soft_actor(agent: SoftAgent, obs: Tree, memory: Tree, context: Context) -> Acted:
+    """As `act_by_actor`; with `discrete_dqn_like` the discrete choices are epsilon-greedy on the critics' values."""
+    actions = agent.actions
+    if not actions.greedy or context.random:
+        return act_by_actor(agent, obs, memory, context)
+    policy, after = _evaluate(agent, obs, memory, context)
+    drawn = policy.drawn(None if context.greedy else policy.noise(context.generator)["continuous"])
+    seen = {"obs": agent.observations(obs), "last": memory.get(LAST, {})}
+    one = tree.map(lambda leaf: leaf.unsqueeze(0), seen)
+    rows = Rows(one["obs"], context.reset.unsqueeze(0), memory, 0, 0, 1, one["last"])
+    values = agent.q_of_choices(rows, drawn.reads.unsqueeze(0))[:, 0]  # [critics, B, choices]
+    drawn = actions.chosen(drawn, values, agent.temperature, 0.0 if context.greedy else None)
+    return Acted(actions.sample(drawn, context.generator)[0], after)
+
+
+def acting_tensors_with_critic(agent: SoftAgent, tensors: list[Tensor]) -> list[Tensor]:
+    """What acting reads, `tensors`, with the critics if they choose actions."""
+    if not agent.actions.greedy:
+        return tensors
+    own = (t for part in (agent.critic, agent.temperature) for t in (*part.parameters(), *part.buffers()))
+    return list({id(tensor): tensor for tensor in (*tensors, *own)}.values())
 
 
 def act_with_noise(agent: NoisyAgent, obs: Tree, memory: Tree, context: Context) -> Acted:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from whorl.agents.agent import Context
 from whorl.core import tree
-from whorl.core.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec
+from whorl.core.action_masks import mask_size
+from whorl.core.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec, action_choices
 from whorl.core.tree import Tree
 from whorl.settings.schema import Fraction, Probability, Range
 
@@ -37,18 +38,34 @@ def random_action(spec: Spec, obs: Tree, generator: torch.Generator) -> Tree:
     """Uniformly random canonical actions for every environment of `obs`; masked actions are not taken."""
     like = tree.first(obs)
     num_envs, device = len(like), like.device
+    allowed = _masks_by_leaf(spec, obs)
 
-    def leaf(action: ActionLeaf) -> Tensor:
+    def leaf(action: ActionLeaf, mask: Tensor | None) -> Tensor:
         if isinstance(action, Continuous):
             return torch.rand(num_envs, action.size, generator=generator, device=device) * 2 - 1
         if isinstance(action, Discrete):
             chance = torch.rand(num_envs, action.n, generator=generator, device=device)
-            return (
-                torch.where(obs[MASK_KEY] > 0, chance, -1.0).argmax(-1) if spec.masked else chance.argmax(-1)
-            )
-        sizes = torch.tensor(action.nvec, device=device)
-        chance = torch.rand(num_envs, len(action.nvec), generator=generator, device=device)
-        return (chance * sizes).long()
+            return (chance if mask is None else torch.where(mask, chance, -1.0)).argmax(-1)
+        if mask is None:
+            sizes = torch.tensor(action.nvec, device=device)
+            chance = torch.rand(num_envs, len(action.nvec), generator=generator, device=device)
+            return (chance * sizes).long()
+        chance = torch.where(mask, torch.rand(mask.shape, generator=generator, device=device), -1.0)
+        return torch.stack([part.argmax(-1) for part in chance.split(action.nvec, -1)], -1)
+
+    return tree.map(leaf, spec.action, allowed)
+
+
+def _masks_by_leaf(spec: Spec, obs: Tree) -> Tree:
+    """The part of the flat action mask of each leaf of the action tree [B, options]; None without masks."""
+    at = 0
+
+    def leaf(action: ActionLeaf) -> Tensor | None:
+        nonlocal at
+        if not spec.masked or isinstance(action, Continuous):
+            return None
+        first, at = at, at + mask_size(action_choices(action))
+        return obs[MASK_KEY][..., first:at] > 0
 
     return tree.map(leaf, spec.action)
 

@@ -150,19 +150,26 @@ class DeterministicHead(nn.Module):
         return self.action(features).tanh()
 
 
-def bounded(spec: Spec, algorithm: str, takes: str = "continuous") -> int:
+def bounded(spec: Spec, algorithm: str, kinds: str = "continuous") -> int:
     """Size of a continuous action with finite bounds; a `ConfigError` for any other action space."""
     action = spec.action
     if not isinstance(action, Continuous):
         kind = "Dict or Tuple" if isinstance(action, dict) else type(action).__name__.lower()
         raise ConfigError(
-            f"{algorithm} needs {takes} actions, but this environment has {kind} actions; "
-            f"use {'sac or ppo' if isinstance(action, Discrete) else 'ppo, ppg, a2c, impala or reinforce'}"
+            f"{algorithm} needs {kinds} actions, but this environment has {kind} actions; "
+            f"use {'sac or ppo' if isinstance(action, Discrete) else 'sac, tqc, ppo, ppg, a2c, impala or reinforce'}"
         )
-    if not all(action.bounded):
-        number = action.bounded.index(False)
-        raise ConfigError(
-            f"{algorithm} needs bounded actions, but dimension {number} ranges from {action.low[number]:g} to "
-            f"{action.high[number]:g}; set bounds with gymnasium.wrappers.TransformAction, or use ppo"
-        )
+    require_bounds(action, algorithm)
     return action.size
+
+
+def require_bounds(action: Continuous, algorithm: str, path: str = "") -> None:
+    """A `ConfigError` if a dimension of a continuous action, at `path` of an action tree, has no bounds."""
+    if all(action.bounded):
+        return
+    number = action.bounded.index(False)
+    raise ConfigError(
+        f"{algorithm} needs bounded actions, but dimension {number}{f' of {path!r}' if path else ''} ranges from "
+        f"{action.low[number]:g} to {action.high[number]:g}; set bounds with gymnasium.wrappers.TransformAction, or "
+        "use ppo"
+    )

@@ -22,14 +22,15 @@ from whorl.settings.schema import coerce
 
 
 class QEnsemble(BackboneNet):
-    """Rows, and continuous actions -> [members, T, B, *outputs].
+    """Rows, and actions [T, B, columns] -> [members, T, B, *outputs], or with several in a row [T, B, N, columns] ->
+    [members, T, B, N, *outputs].
 
     All members share one encoder, which their loss trains. Each has its own memory, or with `share_memory` all share
     one.
 
     Args:
         outputs: shape of one member's output per row: () for a value, (n,) for one per discrete action or quantile.
-        actions: size of the continuous action that is evaluated; 0 if each discrete action has its own output.
+        actions: columns of the actions that are evaluated; 0 if each discrete action has its own output.
         join: number of hidden layers before the action is concatenated (Lillicrap et al. 2016: one).
     """
 
@@ -52,6 +53,8 @@ class QEnsemble(BackboneNet):
         self.backbone = Backbone(name, public, reader, spec.action, memories, privileged)
         self.follows = bool(self.backbone.memories) and not cfg.share_memory and cfg.stores_memory
         """whether its memory is updated while acting, only to be stored in replay"""
+        self.can_follow = not self.backbone.memories or cfg.share_memory or self.follows
+        """whether it can be evaluated while acting, because it has no memory or its memory is kept"""
         self.members, self.outputs = members, outputs
         columns = prod(outputs)
         if cfg.critic_network.name == "mlp":
@@ -98,6 +101,9 @@ class QEnsemble(BackboneNet):
         features = self.backbone(rows, members=members)  # [T, B, size], or [members, T, B, size]
         lead = features.shape[-3:-1]
         flat = None if action is None else action.flatten(0, -2)
+        if action is not None and action.dim() == 4:  # several actions in every row
+            features = features.unsqueeze(-2).expand(*features.shape[:-1], action.shape[-2], -1)
+            features, lead = features.flatten(-3, -2), action.shape[:-1]
         values = self.nets(features.flatten(-3, -2), flat, noise, members)  # [members, rows, columns]
         return values.reshape(members, *lead, *self.outputs)
 

@@ -23,7 +23,8 @@ class EntropyConfig:
     alpha_lr: LearningRate = 3e-4
     """learning rate of the entropy coefficient"""
     target_entropy: Annotated[Literal["auto"] | float, Range(-(10**6), 10**6)] = "auto"
-    """auto: entropy_per_dimension times the number of dimensions (SAC, discrete actions: entropy_ratio * log(n))"""
+    """auto: entropy_per_dimension times the number of dimensions (SAC and TQC, discrete actions: entropy_ratio *
+    log(n)); with mixed actions that of the continuous part"""
     entropy_per_dimension: Number = -1.0
     """target entropy per dimension of the action, scaled to [-1, 1]"""
     log_std_range: LogStdRange = (-20.0, 2.0)
@@ -37,19 +38,28 @@ class EntropyConfig:
 
 
 class Temperature(nn.Module):
-    """alpha = exp(log_alpha), which is always positive: one number, or `count` of them."""
+    """alpha = exp(log_alpha), which is always positive: one number, or several: of kinds of actions, of options."""
 
-    def __init__(self, alpha: float, tuned: bool, count: int | None = None) -> None:
+    def __init__(self, alpha: float | tuple[float, ...], tuned: bool) -> None:
         super().__init__()
-        if tuned and not alpha > 0:
-            raise ConfigError(
-                f"alpha is {alpha:g}, which cannot be tuned; use a value above 0, or set tune_alpha to false"
-            )
-        start = torch.tensor(log(alpha) if alpha > 0 else float("-inf"))
-        self.log_alpha = nn.Parameter(start if count is None else start.repeat(count))
+        several = alpha if isinstance(alpha, tuple) else (alpha,)
+        for value in several:
+            if tuned and not value > 0:
+                raise ConfigError(
+                    f"alpha is {value:g}, which cannot be tuned; use a value above 0, or set tune_alpha to false"
+                )
+        logs = [log(value) if value > 0 else float("-inf") for value in several]
+        self.log_alpha = nn.Parameter(torch.tensor(logs if isinstance(alpha, tuple) else logs[0]))
 
     def forward(self) -> Tensor:
         return self.log_alpha.exp()
+
+    def cost(self, log_prob: Tensor) -> Tensor:
+        """alpha * log pi [...], summed over kinds where log pi is [kinds, ...]; no gradient flows into alpha."""
+        alpha = self().detach()
+        if alpha.dim() == 0:
+            return alpha * log_prob
+        return (alpha.reshape(-1, *[1] * (log_prob.dim() - 1)) * log_prob).sum(0)
 
 
 def undecayed(optimizer: Part) -> Part:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whorl.core.tree import Tree
+from whorl.ops.drawn import Drawn
 
 MASKED_LOGIT = -1e9
 """So far below any other logit that the probability is exactly 0, but finite, so that 0 * log 0 is 0"""
@@ -81,7 +82,7 @@ class Normal(Distribution):
     def kl(self, other: Distribution) -> Tensor:
         """sum_i log(sigma'_i / sigma_i) + (sigma_i^2 + (mu_i - mu'_i)^2) / (2 * sigma'_i^2) - 1/2"""
         if not isinstance(other, Normal):
-            raise _unlike(self, other)
+            raise unlike(self, other)
         log_scale = self.log_std - other.log_std
         distance = (self.mean - other.mean) * (-other.log_std).exp()
         return (0.5 * ((2 * log_scale).exp() + distance.square() - 1) - log_scale).sum(-1)
@@ -127,13 +128,19 @@ class TanhNormal(Distribution):
     def kl(self, other: Distribution) -> Tensor:
         """Exact: an invertible map of both distributions does not change their KL divergence."""
         if not isinstance(other, TanhNormal):
-            raise _unlike(self, other)
+            raise unlike(self, other)
         return self.before.kl(other.before)
 
     def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Exact for any noise, because the value before the tanh is known."""
         before, log_prob = self.before.sample_with_log_prob(noise)
         return before.tanh(), log_prob - _log_tanh_slope(before)
+
+    def drawn(self, noise: Tensor | None = None) -> Drawn:
+        """The action for `noise`, by default the mode, and its log-density."""
+        return Drawn(
+            *self.sample_with_log_prob(torch.zeros_like(self.before.mean) if noise is None else noise)
+        )
 
 
 class Categorical(Distribution):
@@ -181,8 +188,12 @@ class Categorical(Distribution):
     def kl(self, other: Distribution) -> Tensor:
         """sum_i p_i * (log p_i - log p'_i)"""
         if not isinstance(other, Categorical):
-            raise _unlike(self, other)
+            raise unlike(self, other)
         return (self.probs * (self.log_probs - other.log_probs)).sum(-1)
+
+    def drawn(self, noise: Tensor | None = None) -> Drawn:
+        """All probabilities; nothing is sampled."""
+        return Drawn(None, None, self.log_probs, self.probs)
 
 
 class MultiCategorical(Distribution):
@@ -221,7 +232,7 @@ class MultiCategorical(Distribution):
 
     def kl(self, other: Distribution) -> Tensor:
         if not isinstance(other, MultiCategorical):
-            raise _unlike(self, other)
+            raise unlike(self, other)
         return self.each.kl(other.each).sum(-1)
 
 
@@ -256,7 +267,7 @@ class Joint(Distribution):
 
     def kl(self, other: Distribution) -> Tensor:
         if not isinstance(other, Joint):
-            raise _unlike(self, other)
+            raise unlike(self, other)
         return _total([part.kl(other.parts[key]) for key, part in self.parts.items()])
 
     def sample_with_log_prob(self, noise: dict[str, Tree]) -> tuple[dict[str, Tree], Tensor]:
@@ -295,7 +306,8 @@ def _check_last(name: str, given: Tensor, like: Tensor) -> None:
         )
 
 
-def _unlike(one: Distribution, other: Distribution) -> ValueError:
+def unlike(one: Distribution, other: Distribution) -> ValueError:
+    """The error of a KL divergence between two classes."""
     return ValueError(
         f"no KL divergence from {type(one).__name__} to {type(other).__name__}; both must be of the same class"
     )
