@@ -1978,7 +1978,7 @@ MUTATIONS: list[Mutation] = [
         Bug("evaluation explores", "greedy=deterministic)", "greedy=False)"),
         Bug(
             "rows of resets are counted",
-            "(~reset).long().unsqueeze(0)",
+            "(~idle).long().unsqueeze(0)",
             "torch.ones_like(reset).long().unsqueeze(0)",
         ),
         Bug(

@@ -73,6 +73,19 @@ STUDIES: dict[str, Study] = {
         episodes=64,
     ),
     "minigrid": Study(HARD_GRIDS, with_novelty("ppo", ("noveld", "e3b")), {"eval": False}),
+    "hybrid": Study(
+        ("Platform-v0", "Goal-v0", "CatchPoint-v0", "HardMove-v0", "Moving-v0"),
+        {
+            "sac, conditioned": ("sac", {"action_coupling": "conditioned"}),
+            "sac, independent": ("sac", {"action_coupling": "independent"}),
+            "tqc, conditioned": ("tqc", {"action_coupling": "conditioned"}),
+            "tqc, independent": ("tqc", {"action_coupling": "independent"}),
+            "ppo": ("ppo", {}),
+        },
+        {"eval": False},
+        metric=SUCCESS,
+        episodes=200,
+    ),
     "rainbow": Study(
         ("MinAtar/Asterix-v1",),
         {
