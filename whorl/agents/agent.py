@@ -103,6 +103,8 @@ class Agent(Optimized):
     """whether acting reads what components keep track of, so that evaluation and saved policies need them too"""
     separate_streams: ClassVar[bool] = False
     """whether updates receive every reward stream separately, [T, B, 1 + S], instead of their weighted sum [T, B]"""
+    collects_greedily: bool = False
+    """whether rollouts are collected with greedy actions; see the setting `disable_sample`"""
     runner: Callable[..., Updated] | None = None
 
     def __init__(self, spec: Spec, cfg: Any) -> None:
