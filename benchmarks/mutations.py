@@ -2289,8 +2289,8 @@ MUTATIONS: list[Mutation] = [
             "population/test_evolve.py::test_the_first_weights_of_all_are_the_same_unless_that_is_switched_off",
         ),
         Bug(
-            "a failed task is dropped",
-            "                    queue.appendleft((slot, task))\n",
+            "a failure is neither counted nor announced",
+            "                    self.restarts.failed(name, found)\n",
             "",
             "population/test_evolve.py::test_a_process_killed_with_9_is_replaced_and_nothing_changes",
         ),

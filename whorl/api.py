@@ -255,7 +255,9 @@ def load_population(
     draws = setup.read_params(drawn, base)
     setup.check(chosen, base, draws, source.spec(base.run.num_envs))
     run = base.run
-    folder = new_run_folder(Path(run.runs), f"evolve_{base.algorithm}", source.id, run.tag)
+    folder = new_run_folder(
+        Path(run.runs), f"evolve_{base.algorithm}", source.id, run.tag, run.name, run.seed
+    )
     return Evolver(folder, source, base, chosen, draws)
 
 

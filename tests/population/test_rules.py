@@ -150,6 +150,15 @@ def test_a_generation_of_population_based_training_by_hand() -> None:
     assert plan.params == {"gamma": gamma, "lr": pytest.approx(lr)}
 
 
+@pytest.mark.parametrize(("exploit", "copies"), [(0.0, 0), (0.25, 1), (0.5, 2)])
+def test_in_a_small_population_at_least_one_copies(exploit: float, copies: int) -> None:
+    rows = [lived(slot, float(slot)) for slot in range(5)]
+    plans = Population(EvolveConfig(rule="pbt", population=5, exploit=exploit), DRAWS, SEED, rows).next()
+    assert [plan.slot for plan in plans if plan.origin == "copied"] == list(range(copies))
+    plans = Population(EvolveConfig(rule="pbt", population=2, exploit=exploit), DRAWS, SEED, rows[:2]).next()
+    assert sum(plan.origin == "copied" for plan in plans) == min(copies, 1)
+
+
 def test_what_is_drawn_anew_and_what_is_perturbed() -> None:
     rows = [lived(0, 2.0), lived(1, 9.0, 0.99, 5e-3)]
     perturbed, anew = set(), set()

@@ -105,6 +105,8 @@ class Agent(Optimized):
     """whether its critic values an action in a state alone, so that saved policies can tell Q values"""
     separate_streams: ClassVar[bool] = False
     """whether updates receive every reward stream separately, [T, B, 1 + S], instead of their weighted sum [T, B]"""
+    collects_greedily: bool = False
+    """whether rollouts are collected with greedy actions; see the setting `disable_sample`"""
     runner: Callable[..., Updated] | None = None
 
     def __init__(self, spec: Spec, cfg: Any) -> None:

@@ -23,7 +23,7 @@ _NAMES = {
         "networks": "encoder log_std_range",
         "algorithm": "gamma components",
         "exploration": "random_steps",
-        "logging": "runs tag log_freq tensorboard screenshot_freq use_wandb wandb_project wandb_entity wandb_mode "
+        "logging": "runs tag name log_freq tensorboard screenshot_freq use_wandb wandb_project wandb_entity wandb_mode "
         "loggers log_file quiet",
     }.items()
     for name in names.split()

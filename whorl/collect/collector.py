@@ -157,7 +157,8 @@ class LocalCollector(Collector):
                 if store.memories and t % store.stride == 0:
                     part = tree.index(store.memories, (t // store.stride, num_envs))
                     tree.copy_(part, memories[number])
-                context = Context(here.reset, self.generator, random=random, env_index=self._env[number])
+                greedy = self.agent.collects_greedily
+                context = Context(here.reset, self.generator, greedy, random, self._env[number])
                 acted = self.agent.act_tracked(here.obs, memories[number], context)
                 memories[number] = acted.memory
                 tree.copy_(here.action, acted.action)

@@ -50,7 +50,18 @@ LEGEND_LINE = 0.19
 ENDINGS = (".png", ".svg", ".pdf")
 
 REPORTING = (
-    *("seed", "tag", "runs", "quiet", "log_freq", "log_file", "loggers", "tensorboard", "screenshot_freq"),
+    *(
+        "seed",
+        "tag",
+        "name",
+        "runs",
+        "quiet",
+        "log_freq",
+        "log_file",
+        "loggers",
+        "tensorboard",
+        "screenshot_freq",
+    ),
     *("eval", "eval_freq", "n_eval_episodes", "eval_max_steps", "save_model", "checkpoint_freq"),
     "keep_checkpoints",
     *("use_wandb", "wandb_project", "wandb_entity", "wandb_mode"),

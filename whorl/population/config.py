@@ -38,7 +38,7 @@ class EvolveConfig:
     """cem: a learner that was selected so many times less often than the average is replaced by a new one, with an
     empty replay buffer, once the average is so large; 0: never"""
     exploit: Annotated[float, Range(0, 0.5)] = 0.25
-    """pbt: share of the learners, the worst ones, that copy one of as many best ones"""
+    """pbt: share of the learners, the worst ones, that copy one of as many best ones, at least one; 0: nobody copies"""
     resample: Fraction = 0.25
     """pbt: probability that a setting of a copy is drawn anew instead of perturbed"""
     perturb: tuple[Positive, ...] = (0.8, 1.2)

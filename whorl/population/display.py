@@ -92,8 +92,8 @@ class Display(Console):
 
     def _table(self) -> RenderableType:
         names = list(self.plans[0].params) if self.plans else []
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in ("learner", "weights", "last score", "steps", "return now", *names, ""):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for name in ("learner", "weights", "score", "steps", "return", *names, ""):
             table.add_column(name, justify="left" if name in ("weights", "") else "right", no_wrap=True)
         leader = max(self.scores.values(), key=lambda row: row.score, default=None)
         for plan in self.plans:

@@ -147,7 +147,7 @@ class Population:
         """The worst copy one of the best, and perturb its settings."""
         config, generation = self.config, self.generation + 1
         ranked = self.ranked()
-        count = math.floor(config.exploit * len(ranked) + 1e-9)
+        count = max(1, math.floor(config.exploit * len(ranked) + 1e-9)) if config.exploit else 0
         best = [row for row in ranked[: max(count, 1)] if math.isfinite(row.score)]
         worst = {row.slot for row in ranked[len(ranked) - count :]}
         numbers = self._new_numbers()

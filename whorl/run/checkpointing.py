@@ -19,6 +19,8 @@ from whorl.state.runfolder import resolve_run
 T = TypeVar("T")
 RESTARTS = "restarts_episodes"
 """in the metadata of a checkpoint whose environments begin new episodes, because one of them had failed"""
+TRIGGERS = ("save_model", "save_replay_buffer")
+"""files in a run folder that ask for a checkpoint, which holds both"""
 SHOWN = 12
 """tensors that a message names"""
 
@@ -83,10 +85,14 @@ class Checkpointing:
             acting.collector.reset(parts.streams.seed("env", str(self.counters.resets)))
 
     def due(self) -> bool:
-        """Whether a checkpoint is due after this iteration."""
+        """Whether a checkpoint is due after this iteration, by its frequency or because a file asks for it."""
         run, counters = self.parts.settings.run, self.counters
         due = counters.steps // run.checkpoint_freq > counters.saved_steps // run.checkpoint_freq
-        return run.save_model and due and self._exact()
+        return run.save_model and (due or self.asked()) and self._exact()
+
+    def asked(self) -> bool:
+        """Whether the user has put a file into the run folder that asks for a checkpoint."""
+        return self.run_dir is not None and any((self.run_dir / name).exists() for name in TRIGGERS)
 
     def last_due(self) -> bool:
         """Whether the end of training leaves something to save."""
@@ -139,6 +145,9 @@ class Checkpointing:
         )
         if checkpoint.retain(self.run_dir, parts.settings.run.keep_checkpoints):
             self._sweep()
+        for name in TRIGGERS:
+            with suppress(OSError):  # there is none
+                (self.run_dir / name).unlink()
         return folder
 
     def save_best(self, metadata: Mapping[str, Any]) -> None:

@@ -494,7 +494,9 @@ class Trainer:
 
     def _new_folder(self) -> Path:
         run = self.settings.run
-        folder = new_run_folder(Path(run.runs), self.settings.algorithm, self.source.id, run.tag)
+        folder = new_run_folder(
+            Path(run.runs), self.settings.algorithm, self.source.id, run.tag, run.name, run.seed
+        )
         text = yaml.safe_dump(self.settings.saved(), sort_keys=False)
         files.write_atomic(folder / checkpoint.CONFIG, text.encode())
         return folder

@@ -163,11 +163,11 @@ def read_yaml(text: str, what: str) -> Any:
 def read_file(path: "str | Path | Mapping[str, Any]", seen: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
     """The layers of a YAML file of settings: those of files and presets that it `inherits:`, then its own.
 
-    A mapping is a layer that was read already.
+    `FILE:NAME` adds the settings under that name in the file's `variants:`. A mapping is a layer that was read already.
     """
     if isinstance(path, Mapping):
         return [dict(path)]
-    path = Path(path)
+    path, variant = _file_and_variant(Path(path))
     if not path.is_file():
         others = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         hint = f"; {nearest(path.name, others)}" if others else ""
@@ -187,10 +187,38 @@ def read_file(path: "str | Path | Mapping[str, Any]", seen: tuple[Path, ...] = (
             f"{what} has a section for each environment, as files of RL Baselines3 Zoo do; save the settings of one, "
             f"such as {sections[0]}, in a file of their own, without its name above them"
         )
+    variants = content.pop("variants", None) or {}
+    if not isinstance(variants, dict) or not all(isinstance(one, dict) for one in variants.values()):
+        raise ConfigError(f"variants in {what} must be a mapping of names to settings")
+    chosen = _variant(variant, variants, what) if variant else []
+    inherited = [layer for name in _parents(content) for layer in _inherited(name, path, seen)]
+    return [*inherited, content, *chosen]
+
+
+def _file_and_variant(path: Path) -> tuple[Path, str]:
+    """A path and what follows the last colon, if there is a file before it."""
+    file, _, variant = str(path).rpartition(":")
+    return (Path(file), variant) if not path.is_file() and file and Path(file).is_file() else (path, "")
+
+
+def _variant(
+    name: str, variants: Mapping[str, Any], what: str, seen: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
+    """The layers of a variant: those of the variants that it `inherits:`, then its own."""
+    if name not in variants:
+        hint = nearest(name, variants) if variants else "it has no variants"
+        raise ConfigError(f"{what} has no variant {name!r}; {hint}")
+    if name in seen:
+        raise ConfigError(f"variant {name!r} in {what} inherits from itself")
+    content = dict(variants[name])
+    parents = [layer for one in _parents(content) for layer in _variant(one, variants, what, (*seen, name))]
+    return [*parents, content]
+
+
+def _parents(content: dict[str, Any]) -> list[str]:
+    """What settings inherit from, taken out of them."""
     parents = content.pop("inherits", None) or []
-    names = parents if isinstance(parents, list) else [parents]
-    inherited = [layer for name in names for layer in _inherited(str(name), path, seen)]
-    return [*inherited, content]
+    return [str(name) for name in (parents if isinstance(parents, list) else [parents])]
 
 
 def _is_section(key: Any, value: Any) -> bool:

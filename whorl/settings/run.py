@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from whorl.settings.schema import Count, Device, PositiveCount, Range, Renamed
+from whorl.settings.schema import Count, Device, PositiveCount, Range, Renamed, Template
 
 Threads = Annotated[int, Range(1, 1000)]
 
@@ -59,6 +59,8 @@ class RunConfig:
     process: an actor is replaced, a worker ends the run with a checkpoint; 0: wait for ever"""
     learners: Annotated[int, Range(1, 1000)] = 1
     """data-parallel learners, which share each batch and average gradients: this process and replicas of it"""
+    disable_sample: bool = False
+    """collect with greedy actions, as in evaluation, except for random_steps"""
     hold_policy: bool = False
     """keep the acting weights fixed until all environments reset together (with workers: all of a worker's), so that
     recurrent states match the weights"""
@@ -97,6 +99,9 @@ class RunConfig:
     """folder in which run folders are created"""
     tag: str = ""
     """suffix of the run folder's name"""
+    name: Annotated[str, Template("time", "env", "algo", "seed", "host", "tag")] = ""
+    """name of the run folder, in which {time}, {env}, {algo}, {seed}, {host} and {tag} are filled in; empty: algorithm,
+    environment, time and tag"""
     log_freq: PositiveCount = 1_000
     """environment steps between rows of metrics"""
     tensorboard: bool = True

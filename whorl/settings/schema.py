@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from string import Formatter
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from whorl.core.errors import ConfigError, nearest
@@ -65,6 +66,27 @@ class Pattern:
     def check(self, name: str, value: Any) -> None:
         if not re.fullmatch(self.pattern, value):
             raise wrong(name, value, self.words)
+
+
+@dataclass(frozen=True)
+class Template:
+    """Text in which words in braces are filled in."""
+
+    words: tuple[str, ...]
+
+    def __init__(self, *words: str) -> None:
+        object.__setattr__(self, "words", words)
+
+    def check(self, name: str, value: Any) -> None:
+        try:
+            fields = [field for _, field, _, _ in Formatter().parse(value) if field is not None]
+        except ValueError as error:
+            raise ConfigError(f"{name} is {value!r}, which is no template: {error}") from None
+        for field in fields:
+            if field not in self.words:
+                raise ConfigError(
+                    f"{name} is {value!r}; {{{field}}} is not known: {nearest(field, self.words)}"
+                )
 
 
 @dataclass(frozen=True)

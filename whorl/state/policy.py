@@ -439,7 +439,9 @@ def build_agent(settings: Settings, spec: Spec, seed: int = 0, components: bool 
         torch.manual_seed(seed)
         if not components:
             return cls(spec, settings.algo)
-        return with_components(partial(cls, cfg=settings.algo), spec, getattr(settings, "components", {}))
+        agent = with_components(partial(cls, cfg=settings.algo), spec, getattr(settings, "components", {}))
+    agent.collects_greedily = settings.run.disable_sample
+    return agent
 
 
 def pack_spec(spec: Spec) -> dict[str, Any]:

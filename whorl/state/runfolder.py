@@ -1,6 +1,7 @@
 """Run folders: `runs/PPO_Quadrotor-v0_2026-11-15_03-10-22`, one per training run, never reused."""
 
 import re
+import socket
 from datetime import datetime
 from pathlib import Path
 
@@ -12,13 +13,30 @@ RUNS = Path("runs")
 _LONGEST = 80  # characters of an environment id or tag in the name; file systems allow 255 in all
 
 
-def new_run_folder(runs: Path, algorithm: str, env_id: str, tag: str = "") -> Path:
-    """Create `runs/ALGO_ENV_date_time[_tag]`, and `runs` when it is missing."""
+def new_run_folder(
+    runs: Path, algorithm: str, env_id: str, tag: str = "", name: str = "", seed: int = 0
+) -> Path:
+    """Create `runs/ALGO_ENV_date_time[_tag]`, or what `name` says, and `runs` when it is missing.
+
+    Args:
+        name: a template with {time}, {env}, {algo}, {seed}, {host} and {tag}.
+    """
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     parts = [_safe(algorithm).upper(), _safe(env_id), now, _safe(tag)]
+    found = "_".join(part for part in parts if part)
+    if name:
+        words = {
+            "time": now,
+            "env": env_id,
+            "algo": algorithm,
+            "seed": seed,
+            "host": socket.gethostname(),
+            "tag": tag,
+        }
+        found = _safe(name.format_map(words))
     try:
         runs.mkdir(parents=True, exist_ok=True)
-        return _create(runs / "_".join(part for part in parts if part))
+        return _create(runs / found)
     except OSError as error:
         raise CheckpointError(f"can't create a run folder in {runs}: {files.reason(error)}") from error
 
