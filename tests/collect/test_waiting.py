@@ -165,9 +165,7 @@ def test_stored_memory_is_that_before_the_row() -> None:
         for block in range(STEPS // STRIDE):
             row = block * STRIDE
             real = (batch.mask[row] > 0) & ~batch.reset[row]
-            assert torch.equal(
-                batch.memories["seen"][block, real, 0], batch.extras["seen_before"][row][real]
-            )
+            assert torch.equal(batch.memories["seen"][block, real, 0], batch.extras["seen_before"][row][real])
 
 
 def test_episodes_are_counted_once_and_in_full() -> None:

@@ -111,15 +111,16 @@ def test_ends_and_time_limits_become_terminated_and_truncated() -> None:
 
 def test_a_player_that_dies_is_replaced_and_its_rows_begin_anew(tmp_path: Path) -> None:
     env = ball(4, args=f"--dies 6 --once {tmp_path / 'died'}")
-    env.reset(0)
+    first = env.reset(0).clone()
     steps: list[Any] = []
     found = _warnings(
-        lambda: steps.extend((s.reset.clone(), s.waits.clone(), s.reward.clone()) for s in _steps(env, 12))
+        lambda: steps.extend((s.reset.clone(), s.reward.clone(), s.obs.clone()) for s in _steps(env, 12))
     )
     assert len(found) == 1 and "ended with status 7; it is started again" in found[0]
-    lost = [number for number, (reset, _, _) in enumerate(steps) if reset.all()]
-    assert lost == [4]  # two exchanges to begin with, then one per step
-    assert (steps[4][2] == 0).all() and (steps[5][2] > 0).all()
+    assert [number for number, (reset, _, _) in enumerate(steps) if reset.all()] == [4]
+    (_, reward, obs), (_, next_reward, _) = steps[4:6]
+    assert (reward == 0).all() and (next_reward > 0).all()
+    assert not torch.equal(obs, first)  # the new player does not repeat the episodes of the old one
     env.close()
 
 
