@@ -63,13 +63,16 @@ def test_a_run_trains_mixed_actions_with_masks_of_agents_that_decide_at_differen
     tmp_path: Path,
 ) -> None:
     """The player ends with an error if a mask is not kept, or if actions are not one for each agent that asked."""
-    options = {"args": "--task gather --agents 4 --watchers 2", "behavior": "Gatherer"}
+    options = {
+        "args": "--task gather --agents 4 --watchers 2",
+        "behavior": "Gatherer",
+        "parameters": {"limit": 5},
+    }
     settings = {**SMALL, "total_timesteps": 96, "runs": str(tmp_path), "eval": False}
     trainer = whorl.load(ID, "ppo", settings, env_options=options)
     assert trainer.settings.run.num_envs == 4
-    with_warnings = [warning for warning in _warnings(trainer.train) if "started again" in warning]
-    assert not with_warnings
-    assert trainer.counters.steps >= 96 and trainer.counters.episodes > 0
+    assert not [warning for warning in _warnings(trainer.train) if "started again" in warning]
+    assert trainer.counters.steps >= 96 and trainer.counters.episodes >= 12
 
 
 def _warnings(call: Any) -> list[str]:
