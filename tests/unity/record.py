@@ -92,7 +92,7 @@ def _descriptor() -> Any:
 
 
 def fields(message: Any) -> dict[str, dict[str, list[Any]]]:
-    """Number, type, whether repeated and nested message of every field of a message and of those inside it, by message."""
+    """Number, type, whether repeated, and nested message of every field of a message and of those in it, by message."""
     found: dict[str, dict[str, list[Any]]] = {message.full_name: {}}
     for field in message.fields:
         inner = field.message_type

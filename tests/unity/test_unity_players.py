@@ -11,6 +11,7 @@ import torch
 
 import whorl
 from whorl.cli import main
+from whorl.cli.commands import _settings_parser
 from whorl.core.errors import ConfigError, EnvError, WhorlError
 from whorl.envs.adapters import unity
 from whorl.envs.adapters.unity import UnityVector
@@ -241,7 +242,8 @@ def test_the_editor_connects_from_outside_and_is_not_evaluated(
         "--editor",
         "--port",
         str(port),
-        "--env-args=ignored",
+        "--env-args",
+        "--level 3",
         "--runs",
         str(tmp_path),
         "--device",
@@ -279,3 +281,17 @@ def test_a_resumed_run_repeats_what_an_uninterrupted_one_does(tmp_path: Path) ->
     one, other = (whorl.restore(run, trust=["unity"]) for run in (whole.run_dir, half.run_dir))
     weights = [dict(policy.agent.state_dict()) for policy in (one, other)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_flags_of_their_own_are_options_of_the_environment() -> None:
+    parser = _settings_parser("train sac")
+    names, found = parser.read(["--env-args", "--level 3 --fast", "--port", "5010", "--editor"])
+    assert not names
+    assert found == {
+        "env_options.args": "--level 3 --fast",
+        "env_options.port": 5010,
+        "env_options.editor": True,
+    }
+    assert read_options(ID, {"args": "--level 3 --fast"}).arguments == ["--level", "3", "--fast"]
+    with pytest.raises(ConfigError, match="--port is 'x'; it must be a whole number"):
+        parser.read(["--port", "x"])
