@@ -63,16 +63,17 @@ def test_what_an_agent_knows_comes_from_the_player() -> None:
 def test_a_run_trains_mixed_actions_with_masks_of_agents_that_decide_at_different_times(
     tmp_path: Path,
 ) -> None:
-    """The player ends with an error if a mask is not kept, or if actions are not one for each agent that asked."""
-    options = {
-        "args": "--task gather --agents 4 --watchers 2",
-        "behavior": "Gatherer",
-        "parameters": {"limit": 5},
-    }
+    """The player ends with an error if a mask is not kept, or if actions are not one for each agent that asked.
+
+    It is killed once in the middle, and the run goes on.
+    """
+    words = f"--task gather --agents 4 --watchers 2 --dies 20 --once {tmp_path / 'died'}"
+    options = {"args": words, "behavior": "Gatherer", "parameters": {"limit": 5}}
     settings = {**SMALL, "total_timesteps": 96, "runs": str(tmp_path), "eval": False}
     trainer = whorl.load(ID, "ppo", settings, env_options=options)
     assert trainer.settings.run.num_envs == 4
-    assert not [warning for warning in _warnings(trainer.train) if "started again" in warning]
+    replaced = [warning for warning in _warnings(trainer.train) if "started again" in warning]
+    assert len(replaced) == 1 and "ended with status 7" in replaced[0]
     assert trainer.counters.steps >= 96 and trainer.counters.episodes >= 12
 
 
