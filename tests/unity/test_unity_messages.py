@@ -114,7 +114,7 @@ def test_parameters_that_cannot_be_sent_are_one_sentence(given: dict[str, Any], 
 def scene() -> tuple[Agents, Any]:
     first = read(CALLS[2][0])
     behavior = choose(announced(first), "Gatherer")
-    return Agents(behavior, Buffers.empty(layout_of(behavior), 3)), behavior
+    return Agents(behavior, Buffers.empty(layout_of(behavior), 3), {}), behavior
 
 
 def test_behaviours_are_announced_as_the_player_has_them() -> None:

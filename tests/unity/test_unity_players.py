@@ -236,7 +236,18 @@ def test_the_editor_connects_from_outside_and_is_not_evaluated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
-    words = [sys.executable, PLAYER, "--mlagents-port", str(port), "--agents", "4"]
+    words = [
+        sys.executable,
+        PLAYER,
+        "--mlagents-port",
+        str(port),
+        "--task",
+        "gather",
+        "--agents",
+        "4",
+        "--watchers",
+        "2",
+    ]
     editor = subprocess.Popen(words)
     settings = [f"--{name.replace('_', '-')}" for name in ("quiet", "no_tensorboard")]
     flags = [
@@ -250,7 +261,16 @@ def test_the_editor_connects_from_outside_and_is_not_evaluated(
         "--device",
         "cpu",
     ]
-    sizes = ["--total-timesteps", "64", "--num-steps", "8", "--batch-size", "32"]
+    sizes = [
+        "--total-timesteps",
+        "64",
+        "--num-steps",
+        "8",
+        "--batch-size",
+        "32",
+        "--env_options.behavior",
+        "Gatherer",
+    ]
     try:
         assert main(["train", "ppo", "unity:editor", *flags, *sizes, *settings]) == 0
         assert "evaluation is off" in capsys.readouterr().err
