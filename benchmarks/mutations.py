@@ -1061,6 +1061,12 @@ MUTATIONS: list[Mutation] = [
         Bug("rows beyond the end are lost", "into[: len(value) - first].copy_(value[first:])", "pass"),
         Bug("gaps are not closed", 'self.columns["mask"][newest].logical_and_(~gap)', "pass"),
         Bug("returns cross a gap", 'self.columns["keep"][before].logical_and_(~gap)', "pass"),
+        Bug(
+            "returns go into a row that is no step",
+            "logical_and_(~gap & real.to(self.device))",
+            "logical_and_(~gap)",
+            "collect/test_waiting.py",
+        ),
         Bug("a cut lasts for ever", "self._cut.zero_()", "pass"),
         Bug(
             "frame stacks cross episodes",
@@ -1414,6 +1420,87 @@ MUTATIONS: list[Mutation] = [
             "agent.refreshed if self.cfg.refresh_memory and agent.stores_memory else None",
             "None",
             "algorithms/test_recurrent_agents.py",
+        ),
+    ),
+    *planted(
+        "collect/waiting.py",
+        "collect/test_waiting.py",
+        Bug("returns cross missing rows", "batch.keep[:-1].mul_(batch.mask[1:])", "pass"),
+        Bug(
+            "memory goes on while waiting",
+            "memory = tree.where(self._waits, memory, after)",
+            "memory = after",
+        ),
+        Bug(
+            "a later action is stored",
+            "self._held = tree.where(self._waits, self._held, fresh)",
+            "self._held = fresh",
+        ),
+        Bug("padding counts as steps", "        store.length = row\n", ""),
+        Bug(
+            "the first row of an episode is forgotten",
+            "opens & (number == steps)",
+            "False & (number == steps)",
+        ),
+    ),
+    *planted(
+        "envs/unity/agents.py",
+        "unity/test_unity_agents.py",
+        Bug(
+            "time limits are terminal",
+            "self.out.terminated[row] = not info.max_step_reached",
+            "self.out.terminated[row] = True",
+        ),
+        Bug("the final observation is skipped", "elif self.answered[row]:", "elif False:"),
+        Bug("first observations keep a reward", "        self.out.reward[row] = 0.0\n", ""),
+        Bug("the player goes on without an action", "row is None or self.state[row] == ACTING", "True"),
+        Bug("group rewards are lost", "info.reward + info.group_reward", "info.reward"),
+        Bug(
+            "actions of waiting agents are replaced",
+            "ready = self.state == READY",
+            "ready = self.state != EMPTY",
+        ),
+        Bug("dead agents keep their rows", "next(iter(unowned or gone), None)", "next(iter(unowned), None)"),
+    ),
+    *planted(
+        "envs/unity/behaviors.py",
+        "unity/test_unity_agents.py unity/test_unity_messages.py",
+        Bug("masks say what is forbidden", "return ~np.array(mask, bool)", "return np.array(mask, bool)"),
+        Bug("idle agents ignore masks", "int(part.argmax())", "0"),
+    ),
+    *planted(
+        "envs/unity/sensors.py",
+        "unity/test_unity_sensors.py",
+        Bug(
+            "channels stay first",
+            "np.moveaxis(data, 0, 2) if self.first else data",
+            "data.reshape(self.shape)",
+        ),
+        Bug(
+            "dropped channels are counted", "range(max(mapping) + 1)", "range(min(mapping), max(mapping) + 1)"
+        ),
+    ),
+    *planted(
+        "envs/unity/side_channels.py",
+        "unity/test_unity_messages.py",
+        Bug("UUIDs in network order", "channel.bytes_le", "channel.bytes"),
+        Bug("distributions without their seed", 'struct.pack("<ii", 1, seed)', 'struct.pack("<i", 1)'),
+    ),
+    *planted(
+        "envs/adapters/unity.py",
+        "unity/test_unity_players.py",
+        Bug(
+            "a new player repeats the lost one",
+            "number + self.options.players * len(self._failures[number])",
+            "number",
+        ),
+        Bug(
+            "players share their seed", "env_seed(self._seed, number + ", "env_seed(self._seed, 0 * number + "
+        ),
+        Bug(
+            "lost episodes go on",
+            "            agents.clear()\n            self._players",
+            "            self._players",
         ),
     ),
     *planted(

@@ -179,6 +179,40 @@ def test_episodes_are_counted_once_and_in_full() -> None:
     assert all(episode.length == episode.env_index + 3 for episode in ended)
 
 
+class Dropping(Late):
+    """Now and then environments 1 and 2 begin anew in the middle of an episode, as if they had been replaced."""
+
+    calls = 0
+
+    def step(self, action: Tensor) -> Step:
+        self.calls += 1
+        if self.calls % 17:
+            return super().step(action)
+        self.action = torch.where(self.pending.unsqueeze(1), self.action, action)
+        dropped = torch.tensor([False, True, True, False])
+        self.time[dropped], self.sum[dropped] = 0, 0.0
+        self.episode += dropped
+        self.pending = ~dropped
+        nothing = torch.zeros(NUM_ENVS)
+        return Step(self.observe(), nothing, nothing > 0, nothing > 0, dropped, waits=~dropped)
+
+
+@pytest.mark.parametrize("steps", [1, STEPS])
+def test_episodes_that_are_dropped_are_not_counted(steps: int) -> None:
+    agent = Remembering(SPEC, None)
+    agent.stride = 1
+    collector = WaitingCollector(Dropping(), agent, steps, torch.Generator())
+    collector.episode_statistics.record = True
+    collector.reset(0)
+    for _ in range(240 // steps):
+        collector.collect()
+    ended = collector.episode_statistics.ended
+    assert {episode.env_index for episode in ended} == {0, 1, 2, 3}
+    assert all(episode.length == episode.env_index + 3 for episode in ended)
+    sums = collector.episode_statistics.drain()
+    assert sums["length"] == sum(episode.length for episode in ended)
+
+
 @pytest.mark.parametrize("view", [Transitions(1), Transitions(3), Sequences(4, stride=STRIDE)], ids=str)
 @pytest.mark.parametrize("steps", [STEPS, STRIDE])
 def test_replay_never_joins_rows_that_do_not_follow_each_other(view: View, steps: int) -> None:

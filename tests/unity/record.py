@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -77,12 +78,34 @@ def main() -> None:
         "made with": "mlagents-envs 1.1.0, protobuf 3.20.3, by tests/unity/record.py",
         "calls": [{"player": call, "python": answer} for call, answer in calls],
         "steps": seen,
+        "fields": fields(_descriptor()),
     }
     text = json.dumps(found).replace('{"player"', '\n{"player"').replace('{"Gatherer', '\n{"Gatherer')
+    text = text.replace('"communicator_objects.', '\n"communicator_objects.')
     (HERE / "recorded.json").write_text(text + "\n")
 
 
-def _told(steps: object) -> dict[str, object]:
+def _descriptor() -> Any:
+    from mlagents_envs.communicator_objects.unity_message_pb2 import UnityMessageProto
+
+    return UnityMessageProto.DESCRIPTOR
+
+
+def fields(message: Any) -> dict[str, dict[str, list[Any]]]:
+    """Number, type, whether repeated, and nested message of every field of a message and of those in it, by message."""
+    found: dict[str, dict[str, list[Any]]] = {message.full_name: {}}
+    for field in message.fields:
+        inner = field.message_type
+        # Releases of protobuf differ in how they tell.
+        several = field.is_repeated if hasattr(field, "is_repeated") else field.label == 3
+        told = [field.number, field.type, several, inner.full_name if inner is not None else ""]
+        found[message.full_name][field.name] = told
+        if inner is not None and inner.full_name not in found:
+            found.update(fields(inner))
+    return found
+
+
+def _told(steps: Any) -> dict[str, Any]:
     """Ids, rewards and observations as the original package reads them."""
     return {
         "ids": steps.agent_id.tolist(),

@@ -20,7 +20,7 @@ class Hand:
     """Agents of one player whose messages are written by hand; each agent does 10 * row + number of the step."""
 
     def __init__(self, rows: int, **others: tuple[int, tuple[int, ...]]) -> None:
-        self.agents = Agents(WALKER, Buffers.empty(layout_of(WALKER), rows))
+        self.agents = Agents(WALKER, Buffers.empty(layout_of(WALKER), rows), {})
         self.brains = {KEY: wire.brain(KEY, 1, (2, 3))}
         self.brains |= {name: wire.brain(name, *spec) for name, spec in others.items()}
         self.rows, self.steps = rows, 0
@@ -168,6 +168,17 @@ def test_agents_beyond_the_rows_and_of_other_behaviours_do_nothing_that_is_forbi
         KEY: [([2.0], [1, 2]), ([0.0], [0, 0])],
         "Guard?team=1": [([0.0, 0.0], [2])],
     }
+
+
+def test_behaviours_that_were_announced_once_are_remembered_after_a_reset() -> None:
+    hand = begun(1, (0, 1.0, 0.0), **{"Guard?team=1": (1, ())})
+    guard = wire.agent(4, [wire.vector([0.0])])
+    hand.tell((0, 1.5, 0.0), **{"Guard?team=1": [guard]})
+    hand.agents.clear()
+    hand.agents.begin()
+    hand.tell((0, 0.5, 0.0), **{"Guard?team=1": [guard]})
+    hand.step()
+    assert hand.sent()["Guard?team=1"] == [([0.0], [])]
 
 
 def test_masks_say_what_is_allowed_and_none_allows_everything() -> None:

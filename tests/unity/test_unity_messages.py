@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import wire
-from record import ACTIONS
+from record import ACTIONS, fields
 
 from whorl.core.errors import EnvError
 from whorl.envs.adapters.unity import layout_of
@@ -36,6 +36,10 @@ def test_an_action_is_encoded_as_the_original_package_does() -> None:
         message.SerializeToString().hex()
         == "0a0308c8011a1c0a1a0a180a08423f7465616d3d30120c0a0a32080000803f00000040"
     )
+
+
+def test_every_field_is_that_of_the_original_package() -> None:
+    assert fields(messages().UnityMessageProto.DESCRIPTOR) == RECORDED["fields"]
 
 
 @pytest.mark.parametrize("number", range(len(CALLS)))
@@ -110,7 +114,7 @@ def test_parameters_that_cannot_be_sent_are_one_sentence(given: dict[str, Any], 
 def scene() -> tuple[Agents, Any]:
     first = read(CALLS[2][0])
     behavior = choose(announced(first), "Gatherer")
-    return Agents(behavior, Buffers.empty(layout_of(behavior), 3)), behavior
+    return Agents(behavior, Buffers.empty(layout_of(behavior), 3), {}), behavior
 
 
 def test_behaviours_are_announced_as_the_player_has_them() -> None:

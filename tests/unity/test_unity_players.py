@@ -11,6 +11,7 @@ import torch
 
 import whorl
 from whorl.cli import main
+from whorl.cli.commands import _settings_parser
 from whorl.core.errors import ConfigError, EnvError, WhorlError
 from whorl.envs.adapters import unity
 from whorl.envs.adapters.unity import UnityVector
@@ -62,14 +63,18 @@ def test_what_an_agent_knows_comes_from_the_player() -> None:
 def test_a_run_trains_mixed_actions_with_masks_of_agents_that_decide_at_different_times(
     tmp_path: Path,
 ) -> None:
-    """The player ends with an error if a mask is not kept, or if actions are not one for each agent that asked."""
-    options = {"args": "--task gather --agents 4 --watchers 2", "behavior": "Gatherer"}
+    """The player ends with an error if a mask is not kept, or if actions are not one for each agent that asked.
+
+    It is killed once in the middle, and the run goes on.
+    """
+    words = f"--task gather --agents 4 --watchers 2 --dies 20 --once {tmp_path / 'died'}"
+    options = {"args": words, "behavior": "Gatherer", "parameters": {"limit": 5}}
     settings = {**SMALL, "total_timesteps": 96, "runs": str(tmp_path), "eval": False}
     trainer = whorl.load(ID, "ppo", settings, env_options=options)
     assert trainer.settings.run.num_envs == 4
-    with_warnings = [warning for warning in _warnings(trainer.train) if "started again" in warning]
-    assert not with_warnings
-    assert trainer.counters.steps >= 96 and trainer.counters.episodes > 0
+    replaced = [warning for warning in _warnings(trainer.train) if "started again" in warning]
+    assert len(replaced) == 1 and "ended with status 7" in replaced[0]
+    assert trainer.counters.steps >= 96 and trainer.counters.episodes >= 12
 
 
 def _warnings(call: Any) -> list[str]:
@@ -111,15 +116,16 @@ def test_ends_and_time_limits_become_terminated_and_truncated() -> None:
 
 def test_a_player_that_dies_is_replaced_and_its_rows_begin_anew(tmp_path: Path) -> None:
     env = ball(4, args=f"--dies 6 --once {tmp_path / 'died'}")
-    env.reset(0)
+    first = env.reset(0).clone()
     steps: list[Any] = []
     found = _warnings(
-        lambda: steps.extend((s.reset.clone(), s.waits.clone(), s.reward.clone()) for s in _steps(env, 12))
+        lambda: steps.extend((s.reset.clone(), s.reward.clone(), s.obs.clone()) for s in _steps(env, 12))
     )
     assert len(found) == 1 and "ended with status 7; it is started again" in found[0]
-    lost = [number for number, (reset, _, _) in enumerate(steps) if reset.all()]
-    assert lost == [4]  # two exchanges to begin with, then one per step
-    assert (steps[4][2] == 0).all() and (steps[5][2] > 0).all()
+    assert [number for number, (reset, _, _) in enumerate(steps) if reset.all()] == [4]
+    (_, reward, obs), (_, next_reward, _) = steps[4:6]
+    assert (reward == 0).all() and (next_reward > 0).all()
+    assert not torch.equal(obs, first)  # the new player does not repeat the episodes of the old one
     env.close()
 
 
@@ -230,20 +236,41 @@ def test_the_editor_connects_from_outside_and_is_not_evaluated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
-    words = [sys.executable, PLAYER, "--mlagents-port", str(port), "--agents", "4"]
+    words = [
+        sys.executable,
+        PLAYER,
+        "--mlagents-port",
+        str(port),
+        "--task",
+        "gather",
+        "--agents",
+        "4",
+        "--watchers",
+        "2",
+    ]
     editor = subprocess.Popen(words)
     settings = [f"--{name.replace('_', '-')}" for name in ("quiet", "no_tensorboard")]
     flags = [
         "--editor",
         "--port",
         str(port),
-        "--env-args=ignored",
+        "--env-args",
+        "--level 3",
         "--runs",
         str(tmp_path),
         "--device",
         "cpu",
     ]
-    sizes = ["--total-timesteps", "64", "--num-steps", "8", "--batch-size", "32"]
+    sizes = [
+        "--total-timesteps",
+        "64",
+        "--num-steps",
+        "8",
+        "--batch-size",
+        "32",
+        "--env_options.behavior",
+        "Gatherer",
+    ]
     try:
         assert main(["train", "ppo", "unity:editor", *flags, *sizes, *settings]) == 0
         assert "evaluation is off" in capsys.readouterr().err
@@ -275,3 +302,17 @@ def test_a_resumed_run_repeats_what_an_uninterrupted_one_does(tmp_path: Path) ->
     one, other = (whorl.restore(run, trust=["unity"]) for run in (whole.run_dir, half.run_dir))
     weights = [dict(policy.agent.state_dict()) for policy in (one, other)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_flags_of_their_own_are_options_of_the_environment() -> None:
+    parser = _settings_parser("train sac")
+    names, found = parser.read(["--env-args", "--level 3 --fast", "--port", "5010", "--editor"])
+    assert not names
+    assert found == {
+        "env_options.args": "--level 3 --fast",
+        "env_options.port": 5010,
+        "env_options.editor": True,
+    }
+    assert read_options(ID, {"args": "--level 3 --fast"}).arguments == ["--level", "3", "--fast"]
+    with pytest.raises(ConfigError, match="--port is 'x'; it must be a whole number"):
+        parser.read(["--port", "x"])

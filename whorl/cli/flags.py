@@ -91,7 +91,7 @@ class FlagParser(argparse.ArgumentParser):
         while index < len(words):
             word, following = words[index], _until_flag(words[index + 1 :])
             index += 1
-            if not word.startswith("--") or word == "--":
+            if not _is_flag(word) or word == "--":
                 # argparse takes a word like -1e-3 for a flag unless it starts with a space.
                 prepared.append(f" {word}" if word.startswith("-") else word)
                 continue
@@ -234,8 +234,13 @@ def _typed(flag: str, given: list[str], hint: Any) -> Any:
 
 
 def _until_flag(words: Sequence[str]) -> list[str]:
-    count = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    count = next((i for i, word in enumerate(words) if _is_flag(word)), len(words))
     return list(words[:count])
+
+
+def _is_flag(word: str) -> bool:
+    """Whether a word is a flag; one with a space before any equals sign is a value: --env-args "--level 3"."""
+    return word.startswith("--") and " " not in word.partition("=")[0]
 
 
 def _is_value(word: str, hint: Any) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Context
-from whorl.collect.collector import LocalCollector
+from whorl.collect.collector import LocalCollector, acting
 from whorl.core import tree
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
@@ -37,10 +37,36 @@ class WaitingCollector(LocalCollector):
         self._waits.zero_()
 
     def finish(self, cut: bool = False) -> Batch:
-        batch = super().finish(cut)
+        with acting(self.agent.device):
+            self.roll(self._random)
+        batch = self.storage.batch()
+        self._count(batch)
         # A row that is no step is followed by nothing of the row before it.
         batch.keep[:-1].mul_(batch.mask[1:])
+        if cut:
+            batch.keep[-1] = 0
+            self.episode_statistics.forget()
         return batch
+
+    def _count(self, batch: Batch) -> None:
+        """Count the rollout, without episodes that were dropped: a new one began, but the old one had not ended."""
+        statistics, store = self.episode_statistics, self.storage
+        goes_on = torch.cat((statistics.open[1:] > 0, (batch.mask * batch.keep)[:-1] > 0))  # before each row
+        dropped = goes_on & (batch.mask == 0) & batch.reset[1:]
+        start = 0
+        for row in [*dropped.any(1).nonzero().flatten().tolist(), self.steps]:
+            if row > start:
+                rows = slice(start, row)
+                part = batch.replace(
+                    obs=tree.index(batch.obs, slice(start, row + 1)),
+                    reward=batch.reward[rows],
+                    keep=batch.keep[rows],
+                    mask=batch.mask[rows],
+                )
+                statistics.add(part, store.soft[rows], store.measures[rows])
+            if row < self.steps:
+                statistics.open[:, dropped[row]] = 0
+            start = row
 
     def roll(self, random: bool = False) -> None:
         store, steps = self.storage, self.steps

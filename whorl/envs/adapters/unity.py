@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -43,8 +44,9 @@ PROBED = 100
 
 @dataclass
 class Scene:
-    """What is known of a scene: the behaviour that is trained and how many agents of it a player has."""
+    """What is known of a scene: its behaviours, which of them is trained, and how many agents of it a player has."""
 
+    behaviors: dict[str, Behavior]
     behavior: Behavior
     agents: int
     editor: Player | None = None
@@ -100,7 +102,7 @@ class UnityAdapter(Adapter):
                 f"use {options.players * scene.agents}"
             )
         editor, scene.editor = scene.editor, None
-        return UnityVector(source.id, options, scene.behavior, num_envs, editor)
+        return UnityVector(source.id, options, scene.behavior, num_envs, editor, scene.behaviors)
 
     def _scene(self, id: str, options: Mapping[str, Any]) -> Scene:
         """What a player tells about its scene, asked once."""
@@ -134,7 +136,7 @@ def _probe(id: str, options: UnityOptions) -> Scene:
     nobody = Behavior("", (), 0, ())
     nothing = np.zeros(0)
     # Without rows, all agents do nothing.
-    idle = Agents(nobody, Buffers([], *([nothing] * 7)))
+    idle = Agents(nobody, Buffers([], *([nothing] * 7)), {})
     found: dict[str, Behavior] = {}
     seen: set[tuple[str, int]] = set()
     player = Player(path_of(id, options), options, 0, 0)
@@ -158,7 +160,7 @@ def _probe(id: str, options: UnityOptions) -> Scene:
     else:
         player.close()
     agents = sum(behavior.owns(key) for key, _ in seen)
-    return Scene(behavior, agents, player if options.editor else None)
+    return Scene(found, behavior, agents, player if options.editor else None)
 
 
 class UnityVector(VectorEnv):
@@ -170,7 +172,13 @@ class UnityVector(VectorEnv):
     waits = True
 
     def __init__(
-        self, id: str, options: UnityOptions, behavior: Behavior, num_envs: int, editor: Player | None = None
+        self,
+        id: str,
+        options: UnityOptions,
+        behavior: Behavior,
+        num_envs: int,
+        editor: Player | None = None,
+        scene: Mapping[str, Behavior] = MappingProxyType({}),
     ) -> None:
         self.id, self.options, self.behavior = id, options, behavior
         self.layout = layout_of(behavior)
@@ -181,7 +189,7 @@ class UnityVector(VectorEnv):
         self._decode = batch_decoder(behavior.action_space)
         each = num_envs // options.players
         self._rows = [slice(start, start + each) for start in range(0, num_envs, each)]
-        self._agents = [Agents(behavior, buffers[rows]) for rows in self._rows]
+        self._agents = [Agents(behavior, buffers[rows], scene) for rows in self._rows]
         self._players = [] if editor is None else [editor]
         self._settings = [b""] * options.players
         """bytes that side channels are to send to each player"""

@@ -13,6 +13,7 @@ asks for the next decision in the same message. Its first observation can only b
 last one of the old episode: that step sends nothing, and the player's other agents wait.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,15 @@ EMPTY, READY, ACTING, ENDED = range(4)
 
 
 class Agents:
-    """Rows `out` of a batch for the agents of one behaviour in one player."""
+    """Rows `out` of a batch for the agents of one behaviour in one player.
 
-    def __init__(self, behavior: Behavior, out: Buffers) -> None:
+    Args:
+        scene: all behaviours by key, as far as they are known; a player announces each of them once.
+    """
+
+    def __init__(self, behavior: Behavior, out: Buffers, scene: Mapping[str, Behavior]) -> None:
         self.behavior, self.out = behavior, out
-        self._scene: dict[str, Behavior] = {}
+        self._scene = dict(scene)
         rows = len(out.reward)
         self.state = np.full(rows, EMPTY)
         self.answered = np.zeros(rows, bool)
@@ -50,7 +55,6 @@ class Agents:
     def clear(self) -> None:
         """Forget all agents: the player was reset or replaced."""
         self.state.fill(EMPTY)
-        self._scene.clear()
         self._of.clear()
         self._owner = [None] * len(self._owner)
         self._stored.clear()
