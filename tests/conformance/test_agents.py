@@ -94,7 +94,13 @@ MEMORY_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name", MEMORY_OPTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name.startswith("ppo") else [pytest.mark.full])
+        for name in MEMORY_OPTIONS
+    ],
+)
 def test_contract_with_other_memories(name: str, check: str) -> None:
     rule, memory, action = name.split("-")
     CHECKS[check](conformance.subject(rule, "vector", memory, action, **MEMORY_OPTIONS[name]))
