@@ -584,6 +584,21 @@ def test_recorded_weights_are_those_that_attention_used_and_sum_to_one() -> None
     assert (weights[:, :, 5, :5] == 0).all() and (weights[:, :, 5, 8:] == 0).all()  # three rows: 3, 4 and 5
 
 
+def test_a_row_meets_itself_unrotated_and_the_row_before_at_a_distance_of_one() -> None:
+    torch.manual_seed(0)
+    memory = build_memory(MemorySettings("attention", 4, heads=1, window=6, positions="rotary"), INPUTS)
+    memory = memory.double()
+    (block,) = memory.blocks
+    block.weights = []
+    value = torch.randn(2, 1, INPUTS, dtype=torch.float64)
+    with torch.no_grad():
+        memory(value, torch.zeros(2, 1, dtype=torch.bool), None, 0)
+        query, key, _ = block.read(block.norm(memory.input(value[:, 0]))).chunk(3, -1)
+        before = (rotated(query[1:], torch.tensor([1])) * key[0]).sum()
+        scores = torch.stack([before, (query[1] * key[1]).sum()]) / 2  # the root of four columns
+    torch.testing.assert_close(block.weights[0][0, 0, 1, -2:], scores.softmax(0))
+
+
 def test_rotary_positions_need_an_even_size_per_head() -> None:
     with pytest.raises(ConfigError, match="rotary positions need an even size per head"):
         build_memory(MemorySettings("attention", 6, heads=2, positions="rotary"), INPUTS)
