@@ -1909,6 +1909,102 @@ MUTATIONS: list[Mutation] = [
             "reversed(range(0, len(gates)))",
         ),
         Bug("rows: GRU state crosses episodes", "h = h * keep[row]", "h = h * 1"),
+        Bug(
+            "rows: RNN state crosses episodes",
+            "torch.baddbmm(projected[row], h * keep[row]",
+            "torch.baddbmm(projected[row], h",
+        ),
+    ),
+    *planted(
+        "nets/attention.py",
+        "nets/test_memory.py",
+        Bug(
+            "rotary: queries count their own rows",
+            "rotated(q, place[-q.shape[2] :])",
+            "rotated(q, place[: q.shape[2]])",
+        ),
+        Bug("rotary: pairs are turned both ways", "first * sin + second * cos", "first * sin - second * cos"),
+        Bug(
+            "absolute: age crosses episodes in acting",
+            'age = torch.where(reset, 0, memory["age"])',
+            'age = memory["age"]',
+        ),
+        Bug(
+            "absolute: age crosses episodes in learning",
+            'torch.where(reset, row, -state["age"])',
+            '-state["age"] + 0 * row',
+        ),
+        Bug(
+            "output gate starts open",
+            "nn.init.constant_(self.open.bias, -2.0)",
+            "nn.init.constant_(self.open.bias, 2.0)",
+        ),
+    ),
+    *planted(
+        "envs/native/platform.py",
+        "envs/test_platform.py",
+        Bug(
+            "a jump gains any speed",
+            "first = (speed + gain.clamp(-MOST_GAIN, MOST_GAIN)",
+            "first = (speed + gain",
+        ),
+        Bug("the speed of a flight is not reflected at 0", "sums.cummin(0).values.clamp(max=0)", "0 * sums"),
+        Bug("landing does not stop", "speed.masked_fill(inside, 0),", "speed,"),
+        Bug(
+            "the other enemy walks", "torch.stack([~second, second], 1)", "torch.stack([second, ~second], 1)"
+        ),
+        Bug("one tick too many of a run", ">= RUN_TICKS - 1", ">= RUN_TICKS"),
+        Bug(
+            "enemies are not touched",
+            "over = (y < HEIGHT) | (x >= END) | touched",
+            "over = (y < HEIGHT) | (x >= END)",
+        ),
+    ),
+    *planted(
+        "envs/native/goal.py",
+        "envs/test_goal.py",
+        Bug(
+            "a kick ignores the motion of the ball",
+            "(1 - BALL_DECAY) * (target - player) - roll",
+            "(1 - BALL_DECAY) * (target - player)",
+        ),
+        Bug("the keeper never dives", "torch.where(threat, DIVE, WALK)", "torch.where(threat, WALK, WALK)"),
+        Bug(
+            "those that collide go on",
+            "torch.where(distance < least, -1.0, 1.0)",
+            "torch.where(distance < least, 1.0, 1.0)",
+        ),
+        Bug("a kick ends with a moving ball", "rests = (_length(roll) <= RESTING) & ", "rests = "),
+        Bug(
+            "errors do not grow with the angle",
+            "angle = (1 + error * errors[0]) * angle",
+            "angle = error * errors[0] + angle",
+        ),
+    ),
+    *planted(
+        "envs/native/moving.py",
+        "envs/test_moving.py",
+        Bug("a moving agent succeeds", '(state["speed"] == 0) & ', ""),
+        Bug("time is no end", '| (new["time"] >= self.max_steps)', ""),
+        Bug("leaving keeps its reward", "nearer.masked_fill(lost, -1)", "nearer"),
+    ),
+    *planted(
+        "envs/native/point_mass.py",
+        "envs/test_point_mass.py",
+        Bug("ten misses end", "failed = missed > TRIES", "failed = missed >= TRIES"),
+        Bug("near is enough to catch", "reached, missed = tried & near,", "reached, missed = near,"),
+        Bug("motions are not normalised", "sums / torch.linalg.vector_norm(sums, dim=0).max()", "sums"),
+    ),
+    *planted(
+        "envs/native/recall.py",
+        "envs/test_recall.py",
+        Bug("a queue is not emptied", 'torch.where(question, fewer, state["kept"])', 'state["kept"]'),
+        Bug("gaps are one step longer", "due, count = wait == 0,", "due, count = wait < 0,"),
+        Bug(
+            "every step is scored",
+            "torch.where(question, torch.where(right, 1.0, -1.0), 0.0)",
+            "torch.where(right, 1.0, -1.0)",
+        ),
     ),
     *planted(
         "nets/noisy.py",

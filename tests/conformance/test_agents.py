@@ -104,6 +104,27 @@ def test_contract(rule: str, observation: str, memory: str, action: str, check: 
     CHECKS[check](subject(rule, observation, memory, action))
 
 
+MEMORY_OPTIONS: dict[str, dict[str, Any]] = {
+    "ppo-rnn-discrete": {},
+    "sac-rnn-continuous": {},
+    "ppo-attention-continuous": {"memory_positions": "rotary", "memory_gate": "output", "memory_layers": 2},
+    "dqn-attention-discrete": {"memory_positions": "absolute", "memory_gate": "residual"},
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name.startswith("ppo") else [pytest.mark.full])
+        for name in MEMORY_OPTIONS
+    ],
+)
+def test_contract_with_other_memories(name: str, check: str) -> None:
+    rule, memory, action = name.split("-")
+    CHECKS[check](conformance.subject(rule, "vector", memory, action, **MEMORY_OPTIONS[name]))
+
+
 @pytest.mark.parametrize("memory", ["none", pytest.param("lstm", marks=pytest.mark.full)])
 @pytest.mark.parametrize("rule", RULES)
 def test_not_even_nan_in_a_masked_row_has_influence(rule: str, memory: str) -> None:

@@ -139,6 +139,27 @@ def test_steps_are_those_of_the_rules_written_for_one_match(seed: int):
     assert bool(step.terminated) == ended and float(step.measures) == (reward == 50)
 
 
+def test_players_that_collide_are_moved_apart_and_turn_back():
+    world = Goal(1, dtype="float64")
+    world.reset(0)
+    drawn = torch.full((6 * MOST_TICKS, 1), 0.5, dtype=torch.float64)
+    world.uniform = lambda rows, _: drawn[:rows]
+    world.state["place"][..., 0] = torch.tensor([[5.0, 6.5, 3.5], [0.0, 0.4, 0.0]])
+    world.state["speed"][..., 0] = torch.tensor([[0.3, -0.4, 0.0], [0.0, 0.1, 0.0]])
+    world.state["facing"][:, 0] = torch.tensor([torch.pi, torch.pi])
+    match = Match(world)
+    for body, (x, y) in zip((match.player, match.keeper), ((0.3, 0.0), (-0.4, 0.1))):
+        body.speed = complex(x, y)
+    reward, ended = match.act(complex(4, 1), True, [[[0.0] * 3] * 2] * MOST_TICKS)
+    step = world.step(act(KICK, 4, 1))
+    bodies = (match.player, match.keeper, match.ball)
+    places = [[body.at.real for body in bodies], [body.at.imag for body in bodies]]
+    speeds = [[body.speed.real for body in bodies], [body.speed.imag for body in bodies]]
+    assert torch.allclose(world.state["place"][..., 0], torch.tensor(places).double(), atol=1e-5)
+    assert torch.allclose(world.state["speed"][..., 0], torch.tensor(speeds).double(), atol=1e-5)
+    assert float(step.reward) == pytest.approx(reward, abs=1e-5) and bool(step.terminated) == ended
+
+
 def test_the_keeper_starts_on_the_line_from_the_ball_to_the_middle_of_the_goal():
     world = Goal(50, dtype="float64")
     world.reset(0)

@@ -124,6 +124,18 @@ def test_steps_are_those_of_the_rules_written_tick_by_tick(seed: int):
     assert bool(step.terminated) == ended
 
 
+@pytest.mark.parametrize("parameter", [0.0, 4.0])
+def test_noise_slows_a_flight_to_rest_and_not_backwards(parameter: float):
+    drift = torch.ones(3 * TICKS, 1, dtype=torch.float64)
+    world = quiet(drift=drift)
+    world.state["body"][0] = 100
+    player = Player(world.state["body"][:, 0].tolist())
+    player.act(HOP, parameter, [0, 0], drift.view(TICKS, 3).tolist())
+    world.step(act(HOP, parameter))
+    assert player.x < 101
+    assert world.state["body"][:2, 0].tolist() == pytest.approx([player.x, player.y], abs=1e-4)
+
+
 def test_a_player_that_runs_off_its_platform_falls():
     world = quiet()
     world.state["body"][:, 0] = torch.tensor([249.0, 40, 60, 100, 730, 30, 30])

@@ -15,7 +15,7 @@ from whorl.nets.backbone import Flat
 from whorl.nets.images import KINDS, Images, ResidualBlock, SpectralConvolution
 from whorl.nets.normalize import Observations
 
-SIDES = {"nature": 36, "impala": 12, "small": 4, "drq": 15}
+SIDES = {"nature": 36, "impala": 12, "small": 4, "drq": 15, "vit": 16}
 """the least for a kind, or little enough to be quick"""
 SPEC: dict[str, Any] = {
     "front": Array((36, 40, 3), "uint8", 0, 255),
@@ -30,7 +30,9 @@ def observe(*leading: int) -> dict[str, Any]:
     return {"front": torch.rand(*leading, 36, 40, 3), "arm": arm, MASK_KEY: torch.ones(*leading, 4)}
 
 
-@pytest.mark.parametrize(("kind", "size"), [("nature", 512), ("impala", 256), ("small", 128), ("drq", 50)])
+@pytest.mark.parametrize(
+    ("kind", "size"), [("nature", 512), ("impala", 256), ("small", 128), ("drq", 50), ("vit", 256)]
+)
 def test_a_kind_has_its_customary_size(kind: str, size: int) -> None:
     side = SIDES[kind]
     encoder = Images(Array((side, side, 2)), kind)
@@ -218,9 +220,9 @@ def test_an_agent_with_images_keeps_every_contract(check: str) -> None:
 def test_flat_features_are_the_convolutions_alone(kind: str) -> None:
     side = SIDES[kind]
     encoder, whole = Images(Array((side, side, 2)), kind, "flat"), Images(Array((side, side, 2)), kind, 5)
-    width = next(layer.in_features for layer in whole.modules() if isinstance(layer, nn.Linear))
+    width = next(layer.in_features for layer in whole.nets[0].head.modules() if isinstance(layer, nn.Linear))
     assert encoder.size == width
-    assert not any(isinstance(layer, nn.Linear) for layer in encoder.modules())
+    assert not any(isinstance(layer, nn.Linear) for layer in encoder.nets[0].head.modules())
     picture = torch.rand(3, side, side, 2)
     found = encoder(picture)
     trunk = encoder.nets[0].trunk(picture.permute(0, 3, 1, 2))

@@ -1,5 +1,6 @@
 """Memory between rows: unrolled over a window it says what it says row by row, wherever episodes begin."""
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,6 +16,7 @@ from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import LAST, Batch
 from whorl.nets.actor import Actor, DeterministicHead
+from whorl.nets.attention import GATES, rotated, sinusoids
 from whorl.nets.backbone import Backbone, BackboneSettings
 from whorl.nets.memory import (
     LastStep,
@@ -34,9 +36,19 @@ KINDS = {
     "lstm, two layers": MemorySettings("lstm", 6, 2),
     "gru": MemorySettings("gru", 6),
     "gru, two layers": MemorySettings("gru", 6, 2),
+    "rnn": MemorySettings("rnn", 6),
+    "rnn, two layers": MemorySettings("rnn", 6, 2),
     "attention, few rows": MemorySettings("attention", 6, heads=2, window=3),
     "attention, all rows, two layers": MemorySettings("attention", 6, 2, heads=2, window=40),
     "attention, itself alone": MemorySettings("attention", 6, heads=2, window=1),
+    "rotary, few rows": MemorySettings("attention", 8, heads=2, window=3, positions="rotary", gate="output"),
+    "rotary, all rows, two layers": MemorySettings(
+        "attention", 8, 2, heads=2, window=40, positions="rotary", gate="residual"
+    ),
+    "absolute, few rows, two layers": MemorySettings(
+        "attention", 6, 2, heads=2, window=3, positions="absolute", gate="residual"
+    ),
+    "without positions": MemorySettings("attention", 6, heads=2, window=5, positions="none"),
 }
 WAYS: dict[str, Any] = {"cpu": nullcontext, "gpu": as_on_gpu}
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -137,7 +149,7 @@ def test_a_window_with_a_reset_inside_is_two_windows(kind: str, way: str) -> Non
 @pytest.mark.parametrize("burn_in", [0, 5])
 def test_gradients_are_those_of_the_graph_row_by_row(kind: str, way: str, burn_in: int) -> None:
     memory, (value, reset) = memory_of(kind), window()
-    state, wanted = stored(memory), torch.randn(ROWS - burn_in, NUM_ENVS, 6, dtype=torch.float64)
+    state, wanted = stored(memory), torch.randn(ROWS - burn_in, NUM_ENVS, memory.size, dtype=torch.float64)
     given = value.requires_grad_()
 
     def gradients(output: Tensor) -> list[Tensor]:
@@ -225,7 +237,7 @@ def test_attention_is_what_its_equations_say(kind: str) -> None:
         r, z = torch.sigmoid(wr @ y + br + ur @ x), torch.sigmoid(wz @ y + bz + uz @ x)
         return (1 - z) * x + z * torch.tanh(wh @ y + bh + part.kept.weight @ (r * x))
 
-    expected = torch.zeros(ROWS, NUM_ENVS, 6, dtype=torch.float64)
+    expected = torch.zeros(ROWS, NUM_ENVS, memory.size, dtype=torch.float64)
     with torch.no_grad():
         x = memory.input(value)
         query, key, read = block.read(block.norm(x)).unflatten(-1, (3, heads, depth)).unbind(-3)
@@ -477,3 +489,129 @@ def test_an_actor_that_shares_memory_acts_as_it_learns() -> None:
         for row in range(ROWS):
             said, memory = actor.step(batch.obs[row], memory, batch.reset[row])
             assert_close(said, learned[row], torch.float32)
+
+
+# Positions and gates of attention
+
+
+def test_products_of_rotated_rows_depend_on_the_distance_of_their_places_only() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 1, 8, generator=generator, dtype=torch.float64)
+
+    def product(at: int, other: int) -> float:
+        return float((rotated(query, torch.tensor([at])) * rotated(key, torch.tensor([other]))).sum())
+
+    assert product(7, 4) == pytest.approx(product(103, 100), abs=1e-12)
+    assert product(4, 4) == pytest.approx(float((query * key).sum()), abs=1e-12)
+    assert product(7, 4) != pytest.approx(product(4, 7), abs=1e-3)  # direction counts
+    assert product(7, 4) != pytest.approx(product(8, 4), abs=1e-3)
+
+
+def test_a_rotation_by_hand() -> None:
+    # Four columns: the pairs (0, 2) and (1, 3), turned by 1 and by 1/100 per place.
+    found = rotated(torch.tensor([[1.0, 1.0, 0.0, 0.0]]), torch.tensor([2]))
+    expected = [math.cos(2), math.cos(0.02), math.sin(2), math.sin(0.02)]
+    assert found[0].tolist() == pytest.approx(expected)
+
+
+def test_codes_of_places_by_hand() -> None:
+    found = sinusoids(torch.tensor([0, 3]), 4, torch.zeros(()))
+    assert found[0].tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert found[1].tolist() == pytest.approx([math.sin(3), math.sin(0.03), math.cos(3), math.cos(0.03)])
+
+
+@pytest.mark.parametrize("positions", ["distance", "rotary", "absolute", "none"])
+def test_only_without_positions_are_earlier_rows_a_set(positions: str) -> None:
+    torch.manual_seed(0)
+    memory = build_memory(
+        MemorySettings("attention", 8, heads=2, window=8, positions=positions, gate="residual"), INPUTS
+    )
+    for parameter in memory.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    value, reset = torch.randn(4, 1, INPUTS), torch.zeros(4, 1, dtype=torch.bool)
+    swapped = value[[1, 0, 2, 3]]
+    with torch.no_grad():
+        last, other = (memory(rows, reset, None, 0)[-1] for rows in (value, swapped))
+    assert torch.allclose(last, other, atol=1e-6) == (positions == "none")
+
+
+def test_an_absolute_place_counts_from_the_start_of_the_episode_beyond_the_window() -> None:
+    memory = memory_of("absolute, few rows, two layers")
+    value = torch.zeros(30, 1, INPUTS, dtype=torch.float64)
+    reset = torch.zeros(30, 1, dtype=torch.bool)
+    reset[20] = True
+    with torch.no_grad():
+        found = memory(value, reset, None, 0)
+    assert_close(found[20:], found[:10])
+    assert not torch.allclose(
+        found[8], found[9]
+    )  # the window holds three equal rows, but the step is another
+
+
+def test_the_gru_gate_lets_little_through_at_the_start_and_residual_all() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(500, 32), torch.randn(500, 32)
+
+    def passed(kind: str, found: Tensor) -> float:
+        return float((GATES[kind](32)(x, found) - x).norm() / found.norm())
+
+    with torch.no_grad():
+        stayed = torch.nn.functional.cosine_similarity(GATES["gru"](32)(x, y), x, dim=-1)
+        assert float(stayed.mean()) > 0.9
+        assert passed("output", y) < 0.3
+        assert torch.equal(GATES["residual"](32)(x, y), x + y)
+
+
+def test_an_output_gate_by_hand() -> None:
+    gate = GATES["output"](2)
+    nn.init.eye_(gate.open.weight)
+    x, y = torch.tensor([[1.0, 2.0]]), torch.tensor([[10.0, 20.0]])
+    shares = [1 / (1 + math.exp(1)), 0.5]  # of 1 - 2 and 2 - 2
+    assert gate(x, y)[0].tolist() == pytest.approx([1 + 10 * shares[0], 2 + 20 * shares[1]])
+
+
+def test_recorded_weights_are_those_that_attention_used_and_sum_to_one() -> None:
+    memory = memory_of("attention, few rows")
+    block = memory.blocks[0]
+    block.weights = []
+    value, reset = window(chance=0.0)
+    with torch.no_grad():
+        memory(value, reset, None, 0)
+    (weights,) = block.weights
+    assert weights.shape == (NUM_ENVS, 2, ROWS, 2 + ROWS)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    assert (weights[:, :, 0, :2] == 0).all() and (weights[:, :, 0, 2] == 1).all()  # nothing is cached
+    assert (weights[:, :, 5, :5] == 0).all() and (weights[:, :, 5, 8:] == 0).all()  # three rows: 3, 4 and 5
+
+
+def test_a_row_meets_itself_unrotated_and_the_row_before_at_a_distance_of_one() -> None:
+    torch.manual_seed(0)
+    memory = build_memory(MemorySettings("attention", 4, heads=1, window=6, positions="rotary"), INPUTS)
+    memory = memory.double()
+    (block,) = memory.blocks
+    block.weights = []
+    value = torch.randn(2, 1, INPUTS, dtype=torch.float64)
+    with torch.no_grad():
+        memory(value, torch.zeros(2, 1, dtype=torch.bool), None, 0)
+        query, key, _ = block.read(block.norm(memory.input(value[:, 0]))).chunk(3, -1)
+        before = (rotated(query[1:], torch.tensor([1])) * key[0]).sum()
+        scores = torch.stack([before, (query[1] * key[1]).sum()]) / 2  # the root of four columns
+    torch.testing.assert_close(block.weights[0][0, 0, 1, -2:], scores.softmax(0))
+
+
+def test_rotary_positions_need_an_even_size_per_head() -> None:
+    with pytest.raises(ConfigError, match="rotary positions need an even size per head"):
+        build_memory(MemorySettings("attention", 6, heads=2, positions="rotary"), INPUTS)
+
+
+def test_a_plain_rnn_by_hand() -> None:
+    memory = build_memory(MemorySettings("rnn", 1), 1)
+    weights = [torch.tensor(value) for value in ([[2.0]], [[0.5]], [0.1], [0.0])]
+    for parameter, value in zip(memory.net.all_weights[0], weights):
+        parameter.data.copy_(value)
+    value, reset = torch.tensor([[[1.0]], [[-1.0]], [[1.0]]]), torch.tensor([[False], [False], [True]])
+    first = math.tanh(2.1)
+    second = math.tanh(-1.9 + 0.5 * first)
+    with torch.no_grad():
+        found = memory(value, reset, None, 0)
+    assert found[:, 0, 0].tolist() == pytest.approx([first, second, first])

@@ -96,6 +96,10 @@ class PlotFlags:
     """band around it: a bootstrapped 95% confidence interval, or the standard deviation"""
     smooth: Annotated[int, Range(-1, 10**6)] = -1
     """smooth over about this many rows of metrics; 0: not at all; -1: automatic, little"""
+    attention: bool = False
+    """play one episode of one run and draw what its memory by attention looks at instead (attention.png)"""
+    trust: tuple[str, ...] = ()
+    """--attention: import paths of your own code, named in the saved config, that may be loaded"""
 
 
 @dataclass(frozen=True)
@@ -387,17 +391,31 @@ def plot(words: list[str]) -> int:
     from whorl.state.runfolder import resolve_run
 
     folders = [_run_folder(resolve_run(name)) for name in names]
-    kind = "map" if own.map else "arms" if own.arms else "plot"
+    kind = next((name for name in ("map", "arms", "attention") if getattr(own, name)), "plot")
     default = (folders[0] if len(folders) == 1 else Path()) / f"{kind}.png"
     output = Path(own.output) if own.output else default
     if kind != "plot":
         if len(folders) > 1:
             raise ConfigError(f"--{kind} draws one run, but {len(folders)} were named; leave out all but one")
-        print((plot_map if own.map else plot_arms)(folders[0], output))
+        if kind == "attention":
+            print(_plot_attention(names[0], output, own.trust))
+        else:
+            print((plot_map if kind == "map" else plot_arms)(folders[0], output))
         return 0
     style = Style(own.x, own.statistic, own.band, own.smooth)
     print(plot_runs(folders, output, own.metric, own.group_by, style))
     return 0
+
+
+def _plot_attention(run: str, output: Path, trust: tuple[str, ...]) -> Path:
+    from whorl.api import evaluate, restore
+    from whorl.log.attention import plot_attention
+    from whorl.run.attention import attention_weights
+
+    policy = restore(run, trust=trust)
+    weights = attention_weights(policy.agent, lambda: evaluate(policy, 1, trust=trust).lengths[0])
+    title = f"{policy.settings.algorithm} on {policy.settings.env}: attention in one episode"
+    return plot_attention(weights, output, title)
 
 
 def show_list(words: list[str]) -> int:

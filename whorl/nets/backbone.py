@@ -22,6 +22,7 @@ from whorl.nets.images import Images, has_images
 from whorl.nets.layers import MLP, Residual, layered, width_of
 from whorl.nets.memory import LastStep, MemorySettings, build_memory, unroll_all
 from whorl.nets.noisy import NoisyMLP
+from whorl.nets.rays import Rays
 from whorl.ops.augment import Channels
 
 
@@ -79,6 +80,7 @@ def auto(
 
 register("encoder", "flat", Flat)
 register("encoder", "images", Images)
+register("encoder", "rays", Rays)
 register("encoder", "auto", auto)
 register("network", "layers", layered)
 register("network", "residual", Residual)

@@ -4,6 +4,7 @@
     impala  three stages of two residual blocks, linear 256      (Espeholt et al. 2018, arXiv:1802.01561, fig. 3)
     small   3x3/1 16, linear 128, for grids of a few cells       (Young and Tian 2019, arXiv:1903.03176)
     drq     3x3/2 32, 3 times 3x3/1 32, linear 50, LayerNorm, tanh (Yarats et al. 2019, arXiv:1910.01741)
+    vit     a small vision transformer over patches of 8 pixels, linear 256 (`whorl.nets.vit`)
 
 Initialisation is orthogonal, for drq's convolutions only at the centre of the kernel (delta-orthogonal). The last layer
 of an impala block starts with smaller weights than in the paper, because six blocks would make features of size 15.
@@ -23,6 +24,7 @@ from whorl.core.errors import ConfigError, nearest
 from whorl.core.spec import MASK_KEY, SpecTree
 from whorl.core.tree import Tree
 from whorl.nets.layers import orthogonal_
+from whorl.nets.vit import VisionTransformer
 from whorl.ops.augment import LEAST_SIDE, Channels, Picture, picture
 
 GAIN = 2**0.5
@@ -45,7 +47,7 @@ class Images(nn.Module):
     """Encodes each image leaf by a convolutional network, flattens all others, and concatenates them per row.
 
     Args:
-        kind: nature, impala, small, drq; auto takes nature for images that are large enough, else small.
+        kind: nature, impala, small, drq, vit; auto takes nature for images that are large enough, else small.
         features: outputs per image; 0: the default of the kind; flat: no linear layer after the convolutions.
         channels: position of the channel axis: first, last, or auto (from the shape).
         width, spectral_norm, pool: options of impala from Beyond the Rainbow (Clark et al. 2024, arXiv:2411.03820):
@@ -198,6 +200,10 @@ def _impala(channels: int, wide: Wide) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+def _vit(channels: int, wide: Wide) -> nn.Module:
+    return VisionTransformer(channels)
+
+
 class ResidualBlock(nn.Module):
     """x + conv(relu(conv(relu(x))))"""
 
@@ -266,4 +272,5 @@ KINDS = {
     "impala": Kind(_impala, _relu_head, 256, LEAST_SIDE),
     "small": Kind(_small, _relu_head, 128, LEAST_SIDE),
     "drq": Kind(_drq, _tanh_head, 50, 15),
+    "vit": Kind(_vit, _relu_head, 256, 16),
 }

@@ -1,14 +1,15 @@
-"""Recurrent memory: LSTM and GRU, unrolled over sequences in which episodes may start at any row.
+"""Recurrent memory: LSTM, GRU and plain RNN, unrolled over sequences in which episodes may start at any row.
 
 Kernels for whole sequences (cuDNN, oneDNN) cannot reset the state of one environment in the middle. On a CPU, an extra
 row is therefore inserted where an episode starts: it closes the gates that the state would pass, so that one kernel
-processes the whole sequence. On a GPU, where nothing may depend on values, the rows are processed one by one (`rows`).
+processes the whole sequence. On a GPU, where nothing may depend on values, the rows are processed one by one (`rows`);
+so are those of a plain RNN with resets, which has no gates.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +30,9 @@ from whorl.settings.schema import Choice, Range, Size
 class MemoryConfig:
     """Settings of the networks' memory over time steps."""
 
-    memory: Annotated[str, Choice("memory", ("none", "lstm", "gru", "attention"))] = "none"
-    """memory before the hidden layers of each network: lstm, gru, attention (gated, over the episode) or a registered
-    one"""
+    memory: Annotated[str, Choice("memory", ("none", "lstm", "gru", "rnn", "attention"))] = "none"
+    """memory before the hidden layers of each network: lstm, gru, rnn (plain, without gates), attention (gated, over
+    the episode) or a registered one"""
     memory_size: Size = 64
     """units of the memory"""
     memory_layers: Annotated[int, Range(1, 100)] = 1
@@ -40,6 +41,12 @@ class MemoryConfig:
     """attention: number of heads, which share memory_size"""
     memory_window: Annotated[int, Range(1, 10**6)] = 64
     """attention: steps that are attended to, the current one included"""
+    memory_positions: Literal["distance", "rotary", "absolute", "none"] = "distance"
+    """attention: how it knows positions: distance (a learned bias per head and distance), rotary (queries and keys
+    rotated by their position), absolute (a sinusoidal code of the step in the episode, added to the input) or none"""
+    memory_gate: Literal["gru", "output", "residual"] = "gru"
+    """attention: how a layer joins its input: gru (as in GTrXL), output (the input plus the gated output) or residual
+    (their sum)"""
     last_action: bool = False
     """the memory also reads the previous action"""
     last_reward: bool = False
@@ -61,6 +68,8 @@ class MemorySettings:
     layers: int = 1
     heads: int = 4
     window: int = 64
+    positions: str = "distance"
+    gate: str = "gru"
     inputs: tuple[str, ...] = ()
     """what it reads besides the observation: action, reward and streams of the previous step, index of the policy"""
     streams: tuple[str, ...] = ()
@@ -74,10 +83,14 @@ def memory_settings(cfg: MemoryConfig, streams: tuple[str, ...] = ()) -> MemoryS
     inputs = cfg.memory_inputs
     if inputs and cfg.memory == "none":
         raise ConfigError(
-            f"last_{inputs[0]} is read by a memory, but memory is none; choose lstm, gru or attention, or leave it out"
+            f"last_{inputs[0]} is read by a memory, but memory is none; choose lstm, gru, rnn or attention, "
+            "or leave it out"
         )
     return MemorySettings(
-        *(cfg.memory, cfg.memory_size, cfg.memory_layers, cfg.memory_heads, cfg.memory_window, inputs),
+        *(cfg.memory, cfg.memory_size, cfg.memory_layers, cfg.memory_heads, cfg.memory_window),
+        positions=cfg.memory_positions,
+        gate=cfg.memory_gate,
+        inputs=inputs,
         streams=streams,
         policies=getattr(cfg, "num_policies", 0),
     )
@@ -91,8 +104,9 @@ def build_memory(settings: MemorySettings, inputs: int) -> nn.Module:
     if settings.kind in (users := registered("memory")):
         return users[settings.kind](inputs, settings)
     if settings.kind == "attention":
-        return Attention(inputs, settings.size, settings.layers, settings.heads, settings.window)
-    assert settings.kind in ("lstm", "gru")
+        shape = settings.size, settings.layers, settings.heads, settings.window
+        return Attention(inputs, *shape, settings.positions, settings.gate)
+    assert settings.kind in CELLS
     return Recurrent(settings.kind, inputs, settings.size, settings.layers)
 
 
@@ -156,14 +170,18 @@ def as_on_gpu() -> Iterator[None]:
         _as_on_gpu = False
 
 
+CELLS: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+"""recurrent layers by kind"""
+
+
 class Recurrent(nn.Module):
-    """LSTM or GRU layers. States are trees of [B, layers, H]."""
+    """Layers of LSTM, GRU or plain RNN cells. States are trees of [B, layers, H]."""
 
     def __init__(self, kind: str, inputs: int, size: int, layers: int = 1) -> None:
         super().__init__()
         self.kind, self.size, self.layers = kind, size, layers
         self.names = ("h", "c") if kind == "lstm" else ("h",)
-        self.net = (nn.LSTM if kind == "lstm" else nn.GRU)(inputs, size, layers)
+        self.net = CELLS[kind](inputs, size, layers)
         for name, value in self.net.named_parameters():
             if "bias" in name:
                 nn.init.zeros_(value)
@@ -188,7 +206,8 @@ class Recurrent(nn.Module):
             if self.kind == "lstm":
                 found = torch.lstm_cell(value, state, *weights)  # h, c
             else:
-                found = (torch.gru_cell(value, state[0], *weights),)
+                cell = torch.gru_cell if self.kind == "gru" else torch.rnn_tanh_cell
+                found = (cell(value, state[0], *weights),)
             value = found[0]
             for name, part in zip(self.names, found):
                 after[name].append(part)
@@ -200,7 +219,7 @@ class Recurrent(nn.Module):
         Burn-in rows receive no gradient, neither through their outputs nor through the state after them.
         """
         state = memory if memory is not None else self.initial(value.shape[1], value.device)
-        if value.is_cuda or _as_on_gpu:
+        if value.is_cuda or _as_on_gpu or (self.kind == "rnn" and bool(reset[1:].any())):
             return _by_rows([self], value, reset, [state], burn_in)[0]
         if not burn_in:
             return self._with_gaps(value, reset, state)[0]

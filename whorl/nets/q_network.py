@@ -33,8 +33,8 @@ class QNetworkConfig:
     layer_norm: bool = False
     """layer normalisation of the features and of each hidden layer before its activation"""
     encoder: Part = Part("auto")
-    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, images, a registered name
-    or an import path, with options"""
+    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, images, rays, a
+    registered name or an import path, with options"""
     dueling: bool = False
     """separate streams for state value and advantages (Wang et al. 2016)"""
     noisy: bool = False

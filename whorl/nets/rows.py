@@ -26,6 +26,8 @@ def unroll(
         projected = torch.matmul(value, weight.mT) + bias.unsqueeze(1)
         return _gru(projected, keep, state[0], recurrent, recurrent_bias.unsqueeze(1), burn_in)
     projected = torch.matmul(value, weight.mT) + (bias + recurrent_bias).unsqueeze(1)
+    if kind == "rnn":
+        return _rnn(projected, keep, state[0], recurrent, burn_in)
     return LSTMRows.apply(projected, keep, *state, recurrent, burn_in)
 
 
@@ -103,5 +105,15 @@ def _gru(projected: Tensor, keep: Tensor, h: Tensor, recurrent: Tensor, bias: Te
             rh, zh, nh = torch.baddbmm(bias, h, recurrent.mT).chunk(3, -1)
             r, z = torch.sigmoid(ri + rh), torch.sigmoid(zi + zh)
             h = torch.lerp(torch.tanh(torch.addcmul(ni, r, nh)), h, z)
+        outputs.append(h)
+    return torch.stack(outputs)
+
+
+def _rnn(projected: Tensor, keep: Tensor, h: Tensor, recurrent: Tensor, burn_in: int) -> Tensor:
+    """Outputs [R, M, B, H] of plain recurrent layers for projected rows [R, M, B, H]: h = tanh(x + W h)."""
+    outputs = []
+    for row in range(len(projected)):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and row >= burn_in):
+            h = torch.tanh(torch.baddbmm(projected[row], h * keep[row], recurrent.mT))
         outputs.append(h)
     return torch.stack(outputs)
