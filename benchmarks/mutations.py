@@ -427,7 +427,6 @@ MUTATIONS: list[Mutation] = [
             "chooser.score(obs, actions).argmax(0)",
             "chooser.score(obs, actions).argmin(0)",
         ),
-        Bug("evaluation chooses too", "chooser is None or context.greedy", "chooser is None"),
     ),
     *planted(
         "algorithms/option_critic.py",

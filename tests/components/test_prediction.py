@@ -102,19 +102,20 @@ def test_windows_are_consecutive_rows_of_one_environment() -> None:
 
 
 def test_the_error_is_summed_by_hand() -> None:
-    """With decoders and a reward head of 0 the error is half the squares, over rows that count."""
+    """With decoders of 0 and a reward head of 1 the error is half the squares, over rows that count."""
     agent: Any = build(
         "a2c", IMAGE, prediction=PredictionConfig(size=8, latent_size=4, free_nats=50.0, batch_size=99)
     )
     model, (rollout,) = agent.components["prediction"], rollouts(agent)
     for part in (*model.decoders[0].parameters(), *model.reward.parameters()):
         part.detach().zero_()
+    model.reward[-1].bias.detach().fill_(1.0)
     _, obs, _, reward, _, real = model.windows(rollout, agent.observations)
     counts = torch.zeros(real.shape[0] + 1, real.shape[1])
     for row in range(len(real)):
         counts[row : row + 2] = counts[row : row + 2].maximum(real[row].expand(2, -1))
     squares = 0.5 * obs[""].square().flatten(2).sum(-1) * counts
-    wanted = (50 * counts + squares).sum() + (0.5 * reward.square() * real).sum()
+    wanted = (50 * counts + squares).sum() + (0.5 * (1 - reward).square() * real).sum()
     torch.testing.assert_close(model.loss(rollout, agent.observations) * real.shape[1], wanted)
 
 
