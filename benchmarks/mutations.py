@@ -407,7 +407,7 @@ MUTATIONS: list[Mutation] = [
             "return (1 - balance) * to_prior + balance * to_posterior",
         ),
         Bug("free nats are never read", "fixed.kl(prior).clamp(min=free_nats)", "fixed.kl(prior)"),
-        Bug("latents cross episodes", "h = h * (~reset[row]).unsqueeze(-1)", "h = h * 1.0"),
+        Bug("latents cross episodes", "torch.where(reset[row].unsqueeze(-1), initial, h)", "h * 1.0"),
         Bug(
             "imagination samples from the posterior's state",
             "_gaussian(self.prior(h)).mean), -1))",

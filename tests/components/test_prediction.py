@@ -61,11 +61,12 @@ def test_standard_deviations_are_between_a_tenth_and_1() -> None:
 
 def test_the_recurrent_state_starts_anew_with_an_episode_and_reads_the_action() -> None:
     model = LatentModel(2, 1, 3, 2, 4)
+    model.initial.detach().copy_(torch.tensor([0.1, 0.2, 0.3]))
     state, noise = torch.randn(3, 1, 2), torch.zeros(3, 1, 2)
     reset = torch.tensor([[False], [False], [True]])
     one, two = (model(state, torch.full((2, 1, 1), a), reset, noise)[2][..., :3] for a in (0.0, 1.0))
-    assert not one[0].any() and not one[2].any()
-    assert one[1].any() and not torch.equal(one[1], two[1])
+    assert torch.equal(one[0, 0], model.initial) and torch.equal(one[2, 0], model.initial)
+    assert not torch.equal(one[1, 0], model.initial) and not torch.equal(one[1], two[1])
 
 
 def test_what_is_imagined_follows_the_means_of_the_prior() -> None:
