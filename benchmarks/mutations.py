@@ -407,7 +407,7 @@ MUTATIONS: list[Mutation] = [
             "return (1 - balance) * to_prior + balance * to_posterior",
         ),
         Bug("free nats are never read", "fixed.kl(prior).clamp(min=free_nats)", "fixed.kl(prior)"),
-        Bug("latents cross episodes", "h = h * (~reset[row]).unsqueeze(-1)", "h = h * 1.0"),
+        Bug("latents cross episodes", "torch.where(reset[row].unsqueeze(-1), initial, h)", "h * 1.0"),
         Bug(
             "imagination samples from the posterior's state",
             "_gaussian(self.prior(h)).mean), -1))",
@@ -427,7 +427,6 @@ MUTATIONS: list[Mutation] = [
             "chooser.score(obs, actions).argmax(0)",
             "chooser.score(obs, actions).argmin(0)",
         ),
-        Bug("evaluation chooses too", "chooser is None or context.greedy", "chooser is None"),
     ),
     *planted(
         "algorithms/option_critic.py",

@@ -61,11 +61,12 @@ def test_standard_deviations_are_between_a_tenth_and_1() -> None:
 
 def test_the_recurrent_state_starts_anew_with_an_episode_and_reads_the_action() -> None:
     model = LatentModel(2, 1, 3, 2, 4)
+    model.initial.detach().copy_(torch.tensor([0.1, 0.2, 0.3]))
     state, noise = torch.randn(3, 1, 2), torch.zeros(3, 1, 2)
     reset = torch.tensor([[False], [False], [True]])
     one, two = (model(state, torch.full((2, 1, 1), a), reset, noise)[2][..., :3] for a in (0.0, 1.0))
-    assert not one[0].any() and not one[2].any()
-    assert one[1].any() and not torch.equal(one[1], two[1])
+    assert torch.equal(one[0, 0], model.initial) and torch.equal(one[2, 0], model.initial)
+    assert not torch.equal(one[1, 0], model.initial) and not torch.equal(one[1], two[1])
 
 
 def test_what_is_imagined_follows_the_means_of_the_prior() -> None:
@@ -102,19 +103,20 @@ def test_windows_are_consecutive_rows_of_one_environment() -> None:
 
 
 def test_the_error_is_summed_by_hand() -> None:
-    """With decoders and a reward head of 0 the error is half the squares, over rows that count."""
+    """With decoders of 0 and a reward head of 1 the error is half the squares, over rows that count."""
     agent: Any = build(
         "a2c", IMAGE, prediction=PredictionConfig(size=8, latent_size=4, free_nats=50.0, batch_size=99)
     )
     model, (rollout,) = agent.components["prediction"], rollouts(agent)
     for part in (*model.decoders[0].parameters(), *model.reward.parameters()):
         part.detach().zero_()
+    model.reward[-1].bias.detach().fill_(1.0)
     _, obs, _, reward, _, real = model.windows(rollout, agent.observations)
     counts = torch.zeros(real.shape[0] + 1, real.shape[1])
     for row in range(len(real)):
         counts[row : row + 2] = counts[row : row + 2].maximum(real[row].expand(2, -1))
     squares = 0.5 * obs[""].square().flatten(2).sum(-1) * counts
-    wanted = (50 * counts + squares).sum() + (0.5 * reward.square() * real).sum()
+    wanted = (50 * counts + squares).sum() + (0.5 * (1 - reward).square() * real).sum()
     torch.testing.assert_close(model.loss(rollout, agent.observations) * real.shape[1], wanted)
 
 

@@ -58,4 +58,4 @@ def test_a_policy_without_attention_is_one_sentence(
     with pytest.raises(WhorlError, match="has no memory by attention; train one with --memory attention"):
         attention_weights(whorl.restore(run).agent, lambda: 0)
     assert main(["plot", str(run), str(run), "--attention"]) != 0
-    assert "--attention draws one run, but got 2" in capsys.readouterr().err
+    assert "--attention draws one run, but 2 were named" in capsys.readouterr().err

@@ -19,7 +19,8 @@ STD = (0.1, 1.0)
 class LatentModel(nn.Module):
     """Gaussian latents z with a deterministic recurrent state h (Hafner et al. 2019, arXiv:1811.04551).
 
-    prior p(z_t | h_t),  posterior q(z_t | h_t, s_t),  h_{t+1} = GRU([z_t, a_t], h_t),  h is 0 where an episode starts
+    prior p(z_t | h_t),  posterior q(z_t | h_t, s_t),  h_{t+1} = GRU([z_t, a_t], h_t)
+    Windows and episodes start from a learned h.
     """
 
     def __init__(self, inputs: int, actions: int, size: int, latent: int, hidden: int) -> None:
@@ -28,6 +29,7 @@ class LatentModel(nn.Module):
         self.prior = nn.Sequential(MLP(size, (hidden,), "elu"), nn.Linear(hidden, 2 * latent))
         self.posterior = nn.Sequential(MLP(size + inputs, (hidden,), "elu"), nn.Linear(hidden, 2 * latent))
         self.cell = nn.GRUCell(latent + actions, size)
+        self.initial = nn.Parameter(torch.zeros(size))
 
     def forward(
         self, state: Tensor, action: Tensor, reset: Tensor, noise: Tensor
@@ -40,10 +42,11 @@ class LatentModel(nn.Module):
             reset: [T+1, N] bool, where an episode starts.
             noise: [T+1, N, latent] of the samples.
         """
-        h = state.new_zeros(state.shape[1], self.size)
+        initial = self.initial.expand(state.shape[1], -1)
+        h = initial
         every, sampled = [], []
         for row in range(len(state)):
-            h = h * (~reset[row]).unsqueeze(-1)
+            h = torch.where(reset[row].unsqueeze(-1), initial, h)
             z = _gaussian(self.posterior(torch.cat((h, state[row]), -1))).sample(noise[row])
             every.append(h)
             sampled.append(z)
