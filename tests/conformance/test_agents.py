@@ -191,6 +191,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dueling-noisy": {"dueling": True, "noisy": True, "exploration": "none"},
     "munchausen": {"munchausen": 0.9, "rescale_values": True},
     "boltzmann": {"exploration": "boltzmann", "rescale_values": True, "layer_norm": True},
+    "meme": {"policy_head": True, "trust_region": 2.0, "normalize_td": True, "soft_lambda": 0.01},
     "ladder": {"epsilon_alpha": 7.0, "exploration_initial_eps": 0.4, "exploration_final_eps": 0.4},
 }
 

@@ -18,7 +18,7 @@ from whorl.collect.collector import LocalCollector
 from whorl.conformance import Run, Subject
 from whorl.conformance.subjects import settings_of
 from whorl.core.spec import empty_action, to_env
-from whorl.data.batch import Batch
+from whorl.data.batch import POLICY, STREAMS, Batch
 from whorl.settings.presets import preset_names
 
 torch.set_num_threads(1)
@@ -67,6 +67,13 @@ TINY: dict[str, Any] = {
     "critic_weight_decay": 0.0,
     "target_noise": 0.0,
     "renorm_warmup": 200,
+    # One policy of a family, which follows the environment's reward alone, as do those with a bonus of no weight
+    "num_policies": 1,
+    "max_gamma": GAMMA,
+    "min_gamma": GAMMA,
+    "episodic": {"capacity": 16, "hidden_sizes": (16,), "batch_size": 32},
+    "rnd": {"weight": 0.0, "hidden_sizes": (16,), "batch_size": 32},
+    "icm": {"weight": 0.0, "hidden_sizes": (16,), "batch_size": 32},
 }
 """What makes learning short; an agent gets the settings that it has"""
 
@@ -78,12 +85,20 @@ ACTORS = ("ddpg", "ddpg_lillicrap", "td3", "sac", "tqc", "redq", "droq", "crossq
 REMEMBERING_VALUES = ("drqn", "r2d2")
 REMEMBERING_ACTORS = ("rdpg", "rtd3", "rsac", "rsac_share")
 POLICIES = ("a2c", "a3c", "actor_critic", "impala", "ppo", "ppg", "reinforce", "reinforce_baseline")
-ON_POLICY = (*POLICIES, "pqn")
+CURIOUS = {"ppo_icm": "icm", "ppo_rnd": "rnd"}
+FAMILIES = ("agent57", "ngu")
+"""these and the curious learn the values of other rewards too: algorithms/test_policy_families.py, tests/components"""
+ON_POLICY = (*POLICIES, "pqn", *CURIOUS)
 PUSHING = (*ACTORS, *REMEMBERING_ACTORS)
-EXPLORING = ("agent57", "ngu", "ppo_icm", "ppo_rnd")
-"""learn the values of other rewards too: see algorithms/test_policy_families.py and tests/components"""
-ALL = (*VALUES, *REMEMBERING_VALUES, *ON_POLICY, *PUSHING)
-ROLLOUTS = {"ppo": 30, "ppg": 30, "pqn": 60, **dict.fromkeys(("a2c", "a3c", "actor_critic", "impala"), 120)}
+ALL = (*VALUES, *REMEMBERING_VALUES, *FAMILIES, *ON_POLICY, *PUSHING)
+ROLLOUTS = {
+    "ppo": 30,
+    "ppo_icm": 60,
+    "ppo_rnd": 60,
+    "ppg": 30,
+    "pqn": 60,
+    **dict.fromkeys(("a2c", "a3c", "actor_critic", "impala"), 120),
+}
 """rollouts that an on-policy agent learns from; others make 120 or, with replay, about 300 updates from 8 rollouts"""
 
 OWN = {
@@ -99,7 +114,7 @@ OWN = {
 
 
 def test_every_agent_is_among_them() -> None:
-    assert sorted((*ALL, *EXPLORING)) == sorted(preset_names())
+    assert sorted(ALL) == sorted(preset_names())
 
 
 def agents(names: Iterable[str], common: tuple[str, ...]) -> list[Any]:
@@ -115,7 +130,8 @@ def taught(name: str, world: World, rollouts: int = 8, random: bool = True, **se
     """An agent after learning in a world; with replay from random actions, unless it is to act by itself."""
     if name in ON_POLICY:
         rollouts, random = ROLLOUTS.get(name, 120), False
-    known = settings_of(name) | {*ROLLOUT}
+    bonus = "episodic" if name in FAMILIES else CURIOUS.get(name, "")
+    known = settings_of(name) | {*ROLLOUT, bonus}
     wanted = {**TINY, **ROLLOUT, **OWN.get(name, {}), **settings}
     run = Run(Subject(name, world.spec, {key: value for key, value in wanted.items() if key in known}))
     collector = LocalCollector(world, run.agent, ROLLOUT["num_steps"], torch.Generator().manual_seed(1))
@@ -132,13 +148,17 @@ def states(agent: Agent, obs: Tensor) -> Any:
     reset = none > 0
     reset[0] = True
     last = {"action": empty_action(agent.spec.action, tuple(none.shape)), "reward": none}
+    last |= {STREAMS: {stream.name: none for stream in agent.spec.streams}, POLICY: none.long()}
     return Batch(obs, reset, {}, none, none, none, none, last=last).now
 
 
 @torch.no_grad()
 def values(agent: Any, obs: Tensor) -> Tensor:
-    """V [T, B]"""
-    return (getattr(agent, "value", None) or agent.critic)(states(agent, obs))
+    """V [T, B] of the environment's reward"""
+    found = (getattr(agent, "value", None) or agent.critic)(states(agent, obs))
+    if not agent.spec.streams:
+        return found
+    return found[..., 0].amax(-1) if agent.off_policy else found[..., 0]
 
 
 def answers(agent: Agent, obs: Tensor) -> Tensor:
@@ -169,7 +189,9 @@ BOTH = torch.eye(2)
 HERE = torch.ones(1, 1, 1)
 
 
-@pytest.mark.parametrize("name", agents((name for name in ALL if name != "reinforce"), ("r2d2", "ppo")))
+@pytest.mark.parametrize(
+    "name", agents((name for name in ALL if name != "reinforce"), ("r2d2", "ppo", "ppo_rnd"))
+)
 def test_a_time_limit_is_not_an_end(name: str) -> None:
     """V is 5 before a time limit (at most 2.4 if that ends it), and 1 before an end (5 if nothing does)."""
     found = values(taught(name, Ends(action_of(name))), BOTH[None])[0]
@@ -258,7 +280,16 @@ def test_the_gain_of_a_linear_quadratic_problem_is_found(name: str) -> None:
     assert left - right == pytest.approx(Linear.gain(GAMMA), abs=0.15)
 
 
-RECALLING = (*REMEMBERING_VALUES, *REMEMBERING_ACTORS, "ppo", "ppg", "a2c", "impala", "reinforce_baseline")
+RECALLING = (
+    *REMEMBERING_VALUES,
+    *FAMILIES,
+    *REMEMBERING_ACTORS,
+    "ppo",
+    "ppg",
+    "a2c",
+    "impala",
+    "reinforce_baseline",
+)
 CUED = {"batch_size": 16, "updates_per_step": 0.3, "actor_lr": 3e-3}
 CUED_POLICY = {"memory": "lstm", "critic_lr": 2e-2}
 
@@ -268,7 +299,7 @@ CUED_POLICY = {"memory": "lstm", "critic_lr": 2e-2}
 def test_a_cue_is_remembered_until_the_end_of_its_episode_and_no_longer(name: str, stale: bool) -> None:
     """A known cue is worth 1; to guess one that was to be forgotten is worth 1/2 by choice, nothing by a push."""
     settings = CUED_POLICY if name in POLICIES else CUED
-    agent = taught(name, Cue(action_of(name), stale), 12, **settings)
+    agent = taught(name, Cue(action_of(name), stale), 24 if name == "ngu" else 12, **settings)
     found = earned(agent, Cue(action_of(name), stale))
     if not stale:
         assert found > 0.9

@@ -9,7 +9,8 @@ import yaml
 from matplotlib.figure import Figure
 
 from whorl.core.errors import WhorlError
-from whorl.log.plot import Style, curve, plot_runs
+from whorl.log.maps import save_maps
+from whorl.log.plot import Style, curve, plot_arms, plot_map, plot_runs
 from whorl.log.writers import MetricFiles
 
 
@@ -333,3 +334,46 @@ def test_a_metric_of_words_can_not_be_plotted(tmp_path: Path) -> None:
     MetricFiles(tmp_path).write({"steps": 1, "phase/name": "policy"})
     with pytest.raises(WhorlError, match=r"'phase/name' is not a number.*'policy'"):
         curve(tmp_path, "phase/name")
+
+
+def drawn_by(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are saved from now on."""
+    found: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (found.append(self), save(self, *a, **k))[1])
+    return found
+
+
+def test_a_map_has_a_panel_of_visits_and_one_for_each_intrinsic_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = drawn_by(monkeypatch)
+    visits = np.array([[0, 9], [99, 9]])
+    reward = np.array([[np.nan, 0.5], [0.1, 0.4]])
+    save_maps(tmp_path, {"visits": visits, "rnd": reward})
+    assert plot_map(tmp_path, tmp_path / "map.png").stat().st_size > 1000
+    panels = [panel for panel in figures[0].axes if panel.images and panel.get_title(loc="left")]
+    assert [panel.get_title(loc="left") for panel in panels] == ["visits", "mean reward of rnd"]
+    shown = np.ma.filled(panels[0].images[0].get_array(), np.nan)
+    np.testing.assert_array_equal(shown, [[np.nan, 1.0], [2.0, 1.0]])
+    np.testing.assert_array_equal(np.ma.filled(panels[1].images[0].get_array(), np.nan), reward)
+
+
+def test_arms_are_shares_of_the_episodes_between_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = drawn_by(monkeypatch)
+    files = MetricFiles(tmp_path)
+    (tmp_path / "config.yaml").write_text("algorithm: agent57\nenv: Maze\n")
+    for steps, counts in ((100, (1, 1, 0)), (200, (4, 2, 0)), (300, (4, 2, 0)), (400, (4, 2, 5))):
+        row = {f"policies/episodes_{i}": float(count) for i, count in enumerate(counts)}
+        files.write({"steps": steps, **row, "policies/best": 0.0})
+    files.close()
+    plot_arms(tmp_path, tmp_path / "arms.png")
+    shown = np.ma.filled(figures[0].axes[0].collections[0].get_array(), np.nan).reshape(3, 3)
+    np.testing.assert_array_equal(shown, [[0.75, np.nan, 0], [0.25, np.nan, 0], [0, np.nan, 1]])
+
+
+def test_a_run_without_a_bandit_has_no_arms(tmp_path: Path) -> None:
+    with pytest.raises(WhorlError, match="which Agent57 writes"):
+        plot_arms(run(tmp_path), tmp_path / "arms.png")

@@ -23,6 +23,7 @@ class Short(gymnasium.Env):
 
     observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
+    measures = ("rooms", "untold")
     made = count()
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class Short(gymnasium.Env):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.t += 1
         first, second = not self.second, self.second and self.t == 3
-        return np.zeros(1, np.float32), float(action), first, second, {}
+        return np.zeros(1, np.float32), float(action), first, second, {"rooms": 2 * self.t}
 
 
 class Greedy:
@@ -67,6 +68,13 @@ def test_long_episodes_count_as_often_as_short_ones() -> None:
     assert sorted(found.lengths) == [1, 1, 3, 3]
     assert sorted(found.returns) == [1, 1, 3, 3]
     assert (found.mean_return, found.mean_length, found.std) == (2, 2, 1)
+
+
+def test_measures_are_means_over_the_ends_of_episodes() -> None:
+    found = played(4)
+    assert found.measures == {"rooms": 4.0}, "2 and 6"
+    assert found.metrics()["evaluation/rooms"] == 4.0
+    assert found.success_rate is None
 
 
 def test_actions_are_greedy_unless_told_otherwise() -> None:

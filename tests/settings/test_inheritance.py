@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from whorl.core import hardware
+from whorl.core.registry import known
 from whorl.settings.conditions import Circumstances, layers_where
 from whorl.settings.merge import configure, merge, settings_of
 from whorl.settings.presets import algorithm_class, preset_names, read_yaml, tuned_layers
@@ -16,6 +17,7 @@ MEMBERS = {
     "ALE/*": "ALE/Pong-v5",
     "*NoFrameskip-v*": "PongNoFrameskip-v4",
     "MinAtar/*": "MinAtar/Breakout-v1",
+    "MiniGrid-*": "MiniGrid-DoorKey-8x8-v0",
 }
 """an environment of each pattern among the entries"""
 MACHINES = {"cpu": 2, "gpu": 16}
@@ -73,7 +75,7 @@ def inherited(name: str, env: str, machine: str) -> tuple[list[str], list[str]]:
     circumstances = Circumstances(machine == "gpu", settings.get("memory", "none") != "none", lambda: images)
     lines, wrong, seen = [], [], set()
     for owner, place, key, value in stated(name, env, circumstances):
-        if key in seen:
+        if key in seen or (key in known("component") and key not in settings["components"]):
             continue
         seen.add(key)
         lines.append(f"  {key}: {value}  from {owner}, {place}")

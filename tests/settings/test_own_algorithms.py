@@ -158,6 +158,13 @@ def test_a_mistake_in_a_component_is_one_sentence(settings: dict[str, Any], sent
     assert str(caught.value) == sentence
 
 
+def test_a_preset_may_hold_settings_of_components_in_case_they_are_used() -> None:
+    assert configure("ppo", "DeepSea-v0", {}).components == {}
+    used = configure("ppo", "DeepSea-v0", {"components": ["rnd"], "rnd.gamma": 0.9}).components["rnd"]
+    assert (used.lr, used.gamma, used.weight) == (1e-3, 0.9, 1.0)
+    assert configure("ppo", "X", {"components": ["rnd"]}).components["rnd"].lr == 1e-4
+
+
 def test_a_component_can_not_have_the_name_of_a_setting() -> None:
     whorl.register("component", "gamma", Bonus)
     with pytest.raises(

@@ -364,6 +364,7 @@ def evaluate(words: list[str]) -> int:
         "max": max(found.returns),
         "mean_length": found.mean_length,
         **({} if found.success_rate is None else {"success_rate": found.success_rate}),
+        **found.measures,
         **({"cut": found.cut} if found.cut else {}),
     }
     if own.json:

@@ -227,7 +227,8 @@ def plot_map(run_folder: Path, output: Path) -> Path:
         drawn = panel.imshow(shades(name, values), cmap="viridis", interpolation="nearest")
         bar = figure.colorbar(drawn, ax=panel, shrink=0.85)
         if name == "visits":
-            bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: compact(10**x - 1)))
+            bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+            bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: compact(round(10**x))))
         panel.set_title("visits" if name == "visits" else f"mean reward of {name}", loc="left", fontsize=11)
         panel.set_xticks([])
         panel.set_yticks([])

@@ -1,0 +1,55 @@
+"""Agents that explore, with their presets, through the loop that users run: minutes each, so all in the full suite."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import whorl
+
+FAMILIES = ["ngu", "agent57"]
+QUIET: dict[str, Any] = {"workers": 0, "tensorboard": False, "quiet": True, "save_model": False}
+
+
+def best_evaluation(env: str, algorithm: str, steps: int, folder: Path, **settings: Any) -> float:
+    """The best mean return of the evaluations of a run."""
+    found = []
+    with whorl.load(env, algorithm, total_timesteps=steps, runs=str(folder), **QUIET, **settings) as trainer:
+        for row in trainer:
+            if "evaluation/return" in row:
+                found.append(row["evaluation/return"])
+    return max(found)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("algorithm", FAMILIES)
+def test_a_family_of_policies_balances_a_pole(algorithm: str, tmp_path: Path) -> None:
+    """A random policy falls after 22 steps."""
+    found = best_evaluation("CartPole-v1", algorithm, 20_000, tmp_path, eval_freq=5_000, n_eval_episodes=10)
+    assert found > 100
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("algorithm", FAMILIES)
+def test_a_family_of_policies_remembers_the_way_in_a_maze(algorithm: str, tmp_path: Path) -> None:
+    """Whoever does not remember guesses."""
+    found = best_evaluation("TMaze-v0", algorithm, 60_000, tmp_path, eval_freq=10_000, n_eval_episodes=50)
+    assert found > 0.9
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("components", "solved"), [(["rnd"], True), ([], False)])
+def test_a_treasure_that_random_actions_never_find_is_found_by_a_bonus(
+    components: list[str], solved: bool, tmp_path: Path
+) -> None:
+    """Random actions find it once in a million episodes."""
+    sea = {"env_options": {"size": 20}, "components": components, "eval_freq": 20_000}
+    assert (best_evaluation("DeepSea-v0", "ppo", 80_000, tmp_path, **sea) > 0.9) == solved
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("algorithm", FAMILIES)
+def test_a_hill_is_climbed_without_a_reward_on_the_way(algorithm: str, tmp_path: Path) -> None:
+    """Random actions never reach the top."""
+    hill = {"eval_freq": 20_000, "n_eval_episodes": 10}
+    assert best_evaluation("SparseMountainCar-v0", algorithm, 200_000, tmp_path, **hill) > 0.9
