@@ -852,8 +852,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "the density of a whole action is that of its choices",
-            "found[0] + found[1]\n\n    def entropy",
-            "found[0]\n\n    def entropy",
+            "return found.sum(0) if self.choices",
+            "return found[0] if self.choices",
         ),
     ),
     *planted(
