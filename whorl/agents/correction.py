@@ -16,7 +16,7 @@ from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.soft_actions import SoftActions
 from whorl.nets.temperature import Temperature
 from whorl.ops.returns import n_step_vtrace
-from whorl.settings.schema import Fraction, Limit, NonNegative
+from whorl.settings.schema import Fraction, NonNegative
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class CorrectionConfig(ReplayConfig):
     use_replay_buffer: bool = True
     """false: learn from each rollout once, with one update, and correct n-step returns by V-trace; settings of the
     buffer have no effect"""
-    clip_epsilon: Limit = 0.0
+    clip_epsilon: NonNegative = 0.0
     """critics' values may leave the target critics' by this much: the larger error of the clipped and the unclipped
     value counts; 0: no clipping"""
 

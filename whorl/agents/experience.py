@@ -63,8 +63,7 @@ class OffPolicy:
         return self.cfg.sequence_stride if agent.stores_memory else 1
 
     def observe(self, agent: "Agent", rollout: Batch) -> None:
-        if self.cfg.normalize_obs:
-            _merge(agent, rollout)
+        _merge(agent, rollout)
 
     def replay_bytes(self, agent: "Agent") -> int:
         stride = view_of(self.cfg).stride
@@ -113,8 +112,7 @@ class Unreplayed(OnPolicy):
         return 1
 
     def observe(self, agent: "Agent", rollout: Batch) -> None:
-        if self.cfg.normalize_obs:
-            _merge(agent, rollout)
+        _merge(agent, rollout)
 
     def build(self, agent: "Agent", generator: torch.Generator) -> Trajectories:
         return Trajectories(agent.discounting(), device=agent.device)
@@ -128,10 +126,11 @@ def experience_of(cfg: Any) -> OnPolicy | OffPolicy:
 
 
 def _merge(agent: "Agent", rollout: Batch) -> None:
-    """Merge the observations of a rollout into their statistics."""
-    obs = tree.to(tree.index(rollout.obs, slice(0, rollout.shape[0])), agent.device)
-    preprocessor: Any = agent.observations
-    preprocessor.merge_(obs, torch.ones(rollout.shape, device=agent.device))
+    """Merge the observations of a rollout into their statistics, if they are normalised."""
+    if agent.cfg.normalize_obs:
+        obs = tree.to(tree.index(rollout.obs, slice(0, rollout.shape[0])), agent.device)
+        preprocessor: Any = agent.observations
+        preprocessor.merge_(obs, torch.ones(rollout.shape, device=agent.device))
 
 
 def _require(agent: "Agent", setting: str, method: str, parts: tuple[str, ...]) -> None:

@@ -129,13 +129,13 @@ def n_step_vtrace(
     _check_rows(reward, discount=discount, keep=keep, ratio=ratio)
     _check_values(reward, value=value)
     ends = keep == 0
-    delta = ratio.clamp(max=rho_clip) * (reward + discount * value[1:] - value[:-1])  # [T, B]
-    decay = (discount * lam * ratio.clamp(max=c_clip)).masked_fill(ends, 0.0)
-    nothing = torch.zeros_like(value[:1])
-    excess = torch.zeros_like(value)  # v - V
+    rho, c = ratio.clamp(max=rho_clip), lam * ratio.clamp(max=c_clip)
+    error = rho * (reward + discount * value[1:] - value[:-1])  # [T, B]
+    nothing, excess = torch.zeros_like(value[:1]), torch.zeros_like(value)  # v - V
     for _ in range(min(n, reward.shape[0])):
-        following = excess[1:].masked_fill(ends, 0.0)  # 0 * nan would carry what a masked row holds
-        excess = torch.cat((delta + decay * following, nothing))
+        # Not 0 times what follows: a masked row may hold nan.
+        carried = torch.where(ends, 0.0, discount * c * excess[1:])
+        excess = torch.cat((error + carried, nothing))
     return value + excess
 
 
