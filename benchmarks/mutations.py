@@ -848,8 +848,8 @@ MUTATIONS: list[Mutation] = [
         "algorithms/test_sac.py",
         Bug(
             "the target adds log pi",
-            "(value - self.temperature.cost(drawn.log_prob))",
-            "(value + self.temperature.cost(drawn.log_prob))",
+            "soft = value - self.temperature.cost(drawn.log_prob)",
+            "soft = value + self.temperature.cost(drawn.log_prob)",
         ),
         Bug(
             "the temperature moves the wrong way",
@@ -875,8 +875,8 @@ MUTATIONS: list[Mutation] = [
         Bug("actor_q is never read", 'if self.cfg.actor_q == "mean":', "if False:"),
         Bug(
             "importance weights are left out",
-            "loss = (error.square().sum(0) * batch.weight).mean()",
-            "loss = (error.square().sum(0) * batch.share).mean()",
+            "loss = (squares.sum(0) * batch.weight).mean()",
+            "loss = (squares.sum(0) * batch.share).mean()",
             "algorithms/test_sac.py algorithms/test_replay_agents.py",
         ),
         Bug(
@@ -916,6 +916,46 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "agents/correction.py",
+        "algorithms/test_correction.py",
+        Bug(
+            "the first step is weighted, too",
+            "ratio = importance(whole[:-1], steps[LOG_PROB][1:])",
+            "ratio = importance(whole[:-1], steps[LOG_PROB][:-1])",
+        ),
+        Bug("steps between have no entropy", "given = (reward[1:] - cost,", "given = (reward[1:],"),
+        Bug("corrections cross the end of an episode", ".masked_fill(keep[:count] == 0, 0.0)", ""),
+        Bug(
+            "rewards of the steps keep their scale",
+            'self.observations.scaled(steps["reward"])',
+            'steps["reward"]',
+        ),
+        Bug("one step too many", "cfg.n_step - 1,", "cfg.n_step,"),
+    ),
+    *planted(
+        "data/ring.py",
+        "algorithms/test_correction.py",
+        Bug("masked rows are refreshed", '(known & self.take("mask", cells))', "known"),
+    ),
+    *planted(
+        "data/trajectories.py",
+        "conformance/test_agents.py",
+        Bug(
+            "masked rows of a rollout are read",
+            "held = tree.where(batch.mask > 0, held, tree.map(torch.zeros_like, held))",
+            "held = dict(held)",
+        ),
+    ),
+    *planted(
+        "data/replay.py",
+        "run/test_mixed_runs.py",
+        Bug(
+            "refreshed probabilities are not saved",
+            'ring["changing"] = self._changing()',
+            'ring["changing"] = tree.map(torch.zeros_like, self._changing())',
+        ),
+    ),
+    *planted(
         "ops/drawn.py",
         "algorithms/test_mixed_actions.py algorithms/test_sac.py",
         Bug(
@@ -939,8 +979,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "the density of a whole action is that of its choices",
-            "found[0] + found[1]\n\n    def entropy",
-            "found[0]\n\n    def entropy",
+            "return found.sum(0) if self.choices",
+            "return found[0] if self.choices",
         ),
     ),
     *planted(
@@ -1411,13 +1451,13 @@ MUTATIONS: list[Mutation] = [
         "algorithms/test_replay_agents.py",
         Bug(
             "normalize_obs of replay agents is never read",
-            "        if self.cfg.normalize_obs:\n            obs = ",
-            "        if False:\n            obs = ",
+            "    if agent.cfg.normalize_obs:\n        obs = ",
+            "    if False:\n        obs = ",
         ),
         Bug(
             "refresh_memory is never read",
-            "agent.refreshed if self.cfg.refresh_memory and agent.stores_memory else None",
-            "None",
+            "(MEMORIES,) if self.cfg.refresh_memory and agent.stores_memory else ()",
+            "()",
             "algorithms/test_recurrent_agents.py",
         ),
     ),

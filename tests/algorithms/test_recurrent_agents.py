@@ -14,7 +14,7 @@ from whorl.conformance import RandomWorld, Subject
 from whorl.core import tree
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.data.replay import Replay, starts, weighted
+from whorl.data.replay import MEMORIES, Replay, starts, weighted
 
 torch.set_num_threads(1)
 
@@ -158,10 +158,10 @@ def test_refreshed_memory_is_what_the_nets_remember_by_now(name: str, action: st
     start = torch.arange(2 * ring.num_envs)
     stored = tree.clone(ring.memories)
     batch = watched.replay.view.gather(ring, start, agent.discounting())
-    ring.renew(start, agent.refreshed(batch))
+    ring.renew(start, agent.refreshed(batch)[MEMORIES])
     assert_same_memory(ring.memories, stored)
     watched.draw_weights(1)
-    found = agent.refreshed(batch)
+    found = agent.refreshed(batch)[MEMORIES]
     seen, state = agent.observations(batch.obs), batch.memory
     for row in range(8):
         state = {**state, "last": tree.index(batch.last, row)}

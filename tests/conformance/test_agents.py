@@ -236,7 +236,23 @@ def test_replay_options_keep_the_contracts(rule: str, options: str) -> None:
         check(plain(rule, **taken))
 
 
+CORRECTED = {"use_n_step_is": True, "n_step": 3, "v_lambda": 0.9}
 MIXED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "refreshed": ("sac", "none", "mixed", {**CORRECTED, "refresh_probabilities": True, "clip_epsilon": 0.2}),
+    "corrected-quantiles": (
+        "tqc",
+        "none",
+        "continuous",
+        {**CORRECTED, "clip_epsilon": 0.2, "prioritized": True},
+    ),
+    "refreshed-memory": (
+        "rsac",
+        "lstm",
+        "masked-mixed",
+        {**CORRECTED, "refresh_probabilities": True, "refresh_memory": True},
+    ),
+    "trajectories": ("sac", "none", "masked-mixed", {"use_replay_buffer": False, "n_step": 3}),
+    "trajectories-memory": ("rsac", "gru", "mixed", {"use_replay_buffer": False, "n_step": 3}),
     "conditioned": ("sac", "none", "masked-mixed", {"action_coupling": "conditioned"}),
     "sums": ("sac", "none", "masked-mixed", {"joint_choices": 2}),
     "greedy": ("tqc", "none", "mixed", {"discrete_dqn_like": True, "action_coupling": "conditioned"}),
@@ -247,8 +263,11 @@ MIXED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "subsets": ("redq", "none", "mixed", {"action_coupling": "conditioned"}),
     "dropout": ("droq", "none", "mixed", {"action_coupling": "conditioned"}),
 }
-"""Options of mixed actions, each on a preset"""
+"""Options of mixed actions and of the correction for other policies, each on a preset"""
 LONG_MIXED = (
+    "corrected-quantiles",
+    "refreshed-memory",
+    "trajectories-memory",
     "greedy",
     "dropout",
     "conditioned-memory",

@@ -18,7 +18,7 @@ from whorl.core.spec import Array, Discrete, Spec
 from whorl.data import replay as module
 from whorl.data import segments
 from whorl.data.batch import LAST, Batch
-from whorl.data.replay import Replay, check_replay, replay_of, view_of
+from whorl.data.replay import MEMORIES, Replay, check_replay, replay_of, view_of
 from whorl.data.samplers import Priorities
 from whorl.data.segments import Segments
 from whorl.data.views import Sequences
@@ -288,9 +288,9 @@ def renewing(slots: int = 40, **options: Any) -> Replay:
     view = Sequences(5, 2, 3, n_step=2)
 
     def refresh(batch: Batch) -> Any:
-        return {"net": {"h": batch.obs["row"][3::3] + torch.tensor([1000.0, 0.0])}}
+        return {MEMORIES: {"net": {"h": batch.obs["row"][3::3] + torch.tensor([1000.0, 0.0])}}}
 
-    return replay(2, slots // 3 * 3, view, refresh=refresh, **options)
+    return replay(2, slots // 3 * 3, view, refresh=refresh, refreshed=(MEMORIES,), **options)
 
 
 def held(store: Replay) -> dict[tuple[int, int], float]:

@@ -59,21 +59,41 @@ SMALL: dict[str, Any] = {
     "tensorboard": False,
     "quiet": True,
 }
+REMEMBERING = {"memory_size": 8, "sequence_length": 4, "burn_in": 2, "sequence_stride": 4, "batch_size": 4}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "conditioned": ("sac", {"action_coupling": "conditioned"}),
     "quantiles": ("tqc", {"n_critics": 2, "n_quantiles": 4, "top_quantiles_to_drop": 1}),
     "greedy": ("sac", {"discrete_dqn_like": True}),
     "subsets": ("redq", {"ensemble_q_num": 3, "policy_delay": 2}),
     "dropout": ("droq", {"policy_delay": 2}),
-    "memory": (
-        "rsac",
-        {"memory_size": 8, "sequence_length": 4, "burn_in": 2, "sequence_stride": 4, "batch_size": 4},
+    "memory": ("rsac", REMEMBERING),
+    "refreshed": (
+        "sac",
+        {
+            "use_n_step_is": True,
+            "n_step": 3,
+            "refresh_probabilities": True,
+            "clip_epsilon": 0.2,
+            "buffer_size": 160,
+        },
     ),
+    "refreshed memory": (
+        "rsac",
+        {
+            **REMEMBERING,
+            "use_n_step_is": True,
+            "n_step": 2,
+            "refresh_probabilities": True,
+            "refresh_memory": True,
+        },
+    ),
+    "trajectories": ("sac", {"use_replay_buffer": False, "n_step": 4}),
 }
+COMMON = ("conditioned", "refreshed")
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=[] if name == "conditioned" else [pytest.mark.full]) for name in CASES]
+    "case", [pytest.param(name, marks=[] if name in COMMON else [pytest.mark.full]) for name in CASES]
 )
 def test_a_resumed_run_is_the_whole_one(case: str, tmp_path: Path) -> None:
     algorithm, own = CASES[case]
@@ -90,11 +110,20 @@ def test_a_resumed_run_is_the_whole_one(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("algorithm", ["sac", "tqc", "rsac"])
-def test_actors_take_mixed_actions(algorithm: str, tmp_path: Path) -> None:
-    own = CASES["memory"][1] if algorithm == "rsac" else {"discrete_dqn_like": True}
-    given = {**SMALL, **own, "runs": str(tmp_path), "max_iterations": 8, "actors": 2, "max_lag": 0}
-    check_policy(whorl.restore(whorl.load(Steer, algorithm, given).train().run_dir), algorithm == "rsac")
+@pytest.mark.parametrize(
+    ("algorithm", "own"),
+    [
+        ("sac", {"discrete_dqn_like": True}),
+        ("tqc", {"use_n_step_is": True, "n_step": 3, "prioritized": True, "priority_on_add": True}),
+        ("rsac", {**REMEMBERING, "action_coupling": "conditioned"}),
+        ("sac", {"use_replay_buffer": False, "n_step": 4, "max_lag": 2}),
+        ("rsac", {**REMEMBERING, "use_replay_buffer": False, "n_step": 4, "max_lag": -1}),
+    ],
+)
+def test_actors_take_mixed_actions(algorithm: str, own: dict[str, Any], tmp_path: Path) -> None:
+    given = {**SMALL, "max_lag": 0, **own, "runs": str(tmp_path), "max_iterations": 8, "actors": 2}
+    policy = whorl.restore(whorl.load(Steer, algorithm, given).train().run_dir)
+    check_policy(policy, "discrete_dqn_like" not in own)
 
 
 def check_policy(policy: Any, has_probabilities: bool) -> None:

@@ -16,6 +16,7 @@ import yaml
 from torch import Tensor, nn
 
 import whorl
+from whorl.agents.correction import CorrectionConfig
 from whorl.agents.families import (
     ActorCriticConfig,
     MunchausenConfig,
@@ -676,7 +677,8 @@ FAMILIES = (
         OffPolicyConfig,
     ),
     *(ActorCriticNetworkConfig, ActorCriticConfig, QNetworkConfig, ExplorationConfig, ValueConfig),
-    *(MunchausenConfig, NoiseConfig, EntropyConfig, SoftActionsConfig, PoliciesConfig, BanditConfig),
+    *(MunchausenConfig, NoiseConfig, EntropyConfig, SoftActionsConfig, CorrectionConfig),
+    *(PoliciesConfig, BanditConfig),
 )
 
 

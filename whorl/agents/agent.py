@@ -23,6 +23,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, remember
 from whorl.data.discounting import Discounting, Gamma, with_streams
 from whorl.data.gradients import Gradients
+from whorl.data.replay import MEMORIES
 from whorl.nets.normalize import ReturnScale
 from whorl.ops.schedules import schedule
 
@@ -343,7 +344,7 @@ class Agent(Optimized):
     @property
     def tolerates_stale_data(self) -> bool:
         """Whether collection may continue with older weights while an update runs."""
-        return self.corrects_off_policy or self.off_policy
+        return self.corrects_off_policy or self._experience.tolerates_stale_data
 
     @property
     def stride(self) -> int:
@@ -394,12 +395,15 @@ class Agent(Optimized):
         return agent.critic_loss(batch, agent.draw(batch))[1]
 
     @torch.no_grad()
-    def refreshed(self, batch: Batch) -> Tree:
-        """Memory of the current networks before every `stride`-th row of a sequence except the first: [K, B, ...]."""
+    def refreshed(self, batch: Batch) -> dict[str, Tree]:
+        """What the current networks give in place of stored values: with `refresh_memory` the memory before every
+        `stride`-th row of a sequence except the first [K, B, ...]."""
+        if not self.cfg.refresh_memory:
+            return {}
         agent: Any = self
         batch = batch.replace(obs=agent.observations(batch.obs))
         stride = self.cfg.sequence_stride
-        return {k: v for net in self.networks() for k, v in net.states(batch, stride).items()}
+        return {MEMORIES: {k: v for net in self.networks() for k, v in net.states(batch, stride).items()}}
 
     def advice(self, metrics: Mapping[str, float]) -> str | None:
         """A sentence about metrics that need the user's attention, shown once in a run; None: nothing to say."""

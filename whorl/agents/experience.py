@@ -7,10 +7,11 @@ import torch
 from whorl.agents.families import OffPolicyConfig
 from whorl.core import tree
 from whorl.core.errors import ConfigError
-from whorl.data.batch import Batch
-from whorl.data.replay import Replay, check_replay, replay_of, view_of
+from whorl.data.batch import LOG_PROB, Batch
+from whorl.data.replay import MEMORIES, Replay, check_replay, replay_of, view_of
 from whorl.data.ring import replay_bytes
 from whorl.data.rollouts import Rollouts
+from whorl.data.trajectories import Trajectories
 
 if TYPE_CHECKING:
     from whorl.agents.agent import Agent
@@ -20,6 +21,7 @@ class OnPolicy:
     """Each rollout is learned from once."""
 
     off_policy = False
+    tolerates_stale_data = False
     stores_memory = True
 
     def __init__(self, cfg: Any) -> None:
@@ -45,6 +47,7 @@ class OffPolicy:
     """Batches are sampled from a replay buffer."""
 
     off_policy = True
+    tolerates_stale_data = True
 
     def __init__(self, cfg: OffPolicyConfig) -> None:
         self.cfg, self.stores_memory = cfg, cfg.stores_memory
@@ -60,10 +63,7 @@ class OffPolicy:
         return self.cfg.sequence_stride if agent.stores_memory else 1
 
     def observe(self, agent: "Agent", rollout: Batch) -> None:
-        if self.cfg.normalize_obs:
-            obs = tree.to(tree.index(rollout.obs, slice(0, rollout.shape[0])), agent.device)
-            preprocessor: Any = agent.observations
-            preprocessor.merge_(obs, torch.ones(rollout.shape, device=agent.device))
+        _merge(agent, rollout)
 
     def replay_bytes(self, agent: "Agent") -> int:
         stride = view_of(self.cfg).stride
@@ -72,16 +72,65 @@ class OffPolicy:
         )
 
     def build(self, agent: "Agent", generator: torch.Generator) -> Replay:
-        refresh = agent.refreshed if self.cfg.refresh_memory and agent.stores_memory else None
+        refreshed = (
+            *((MEMORIES,) if self.cfg.refresh_memory and agent.stores_memory else ()),
+            *((LOG_PROB,) if self.cfg.refreshes_log_prob else ()),
+        )
+        refresh = agent.refreshed if refreshed else None
         return replay_of(
-            *(self.cfg, agent.spec, agent.device, generator, agent.errors, agent.stored(), refresh),
+            *(
+                self.cfg,
+                agent.spec,
+                agent.device,
+                generator,
+                agent.errors,
+                agent.stored(),
+                refresh,
+                refreshed,
+            ),
             **agent.replay_options(),
         )
 
 
+class Unreplayed(OnPolicy):
+    """Each rollout is learned from once, by an algorithm that may also learn from replay."""
+
+    tolerates_stale_data = True
+
+    def __init__(self, cfg: OffPolicyConfig) -> None:
+        super().__init__(cfg)
+        self.cfg = cfg
+
+    def check(self, agent: "Agent", rows: int) -> None:
+        for setting in ("prioritized", "shards", "refresh_memory", "whole_episodes"):
+            if getattr(self.cfg, setting):
+                raise ConfigError(
+                    f"{setting} is about the replay buffer, but use_replay_buffer is false; leave one of them out"
+                )
+
+    def stride(self, agent: "Agent") -> int:
+        return 1
+
+    def observe(self, agent: "Agent", rollout: Batch) -> None:
+        _merge(agent, rollout)
+
+    def build(self, agent: "Agent", generator: torch.Generator) -> Trajectories:
+        return Trajectories(agent.discounting(), device=agent.device)
+
+
 def experience_of(cfg: Any) -> OnPolicy | OffPolicy:
-    """The kind of experience that a config declares by `off_policy`."""
-    return OffPolicy(cfg) if getattr(cfg, "off_policy", False) else OnPolicy(cfg)
+    """The kind of experience that a config declares by `off_policy` and `use_replay_buffer`."""
+    if not getattr(cfg, "off_policy", False):
+        return OnPolicy(cfg)
+    return OffPolicy(cfg) if getattr(cfg, "use_replay_buffer", True) else Unreplayed(cfg)
+
+
+def _merge(agent: "Agent", rollout: Batch) -> None:
+    """Merge the observations of a rollout into their statistics, if they are normalised."""
+    if agent.cfg.normalize_obs:
+        obs = tree.to(tree.index(rollout.obs, slice(0, rollout.shape[0])), agent.device)
+        preprocessor: Any = agent.observations
+        preprocessor.merge_(obs, torch.ones(rollout.shape, device=agent.device))
 
 
 def _require(agent: "Agent", setting: str, method: str, parts: tuple[str, ...]) -> None:

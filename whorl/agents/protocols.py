@@ -92,6 +92,8 @@ class SoftAgent(ActorCriticAgent, Protocol):
     actions: Any
     """its `SoftActions`"""
     temperature: Any
+    returns: Any
+    """its `NStepTargets`"""
 
     def q_of_choices(self, rows: Rows, reads: Tensor) -> Tensor:
         """Q values [critics, T, B, choices] of the critics for what they read of actions (`Drawn.reads`)."""

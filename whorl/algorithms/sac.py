@@ -15,17 +15,19 @@ Differs from the paper: the loss of the temperature is linear in log(alpha), as 
 
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, pure
+from whorl.agents.correction import CorrectionConfig, NStepTargets
 from whorl.agents.families import ActorCriticConfig
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
-from whorl.core.spec import Spec
+from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_soft_actor, acting_tensors_with_critic
@@ -34,11 +36,12 @@ from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
 from whorl.nets.temperature import undecayed
+from whorl.ops.losses import clipped_value_loss
 from whorl.settings.schema import PositiveCount, Range
 
 
 @dataclass(frozen=True)
-class SACConfig(SoftActionsConfig, ActorCriticConfig):
+class SACConfig(SoftActionsConfig, CorrectionConfig, ActorCriticConfig):
     ensemble_q_num: Annotated[int, Range(1, 1000)] = 2
     """number of critics"""
     ensemble_q_sample: Annotated[int, Range(1, 1000)] = 2
@@ -66,6 +69,7 @@ class SAC(Agent):
             )
         self.observations = Preprocessor(spec, cfg)
         self.actions = SoftActions(spec, cfg, "sac")
+        self.returns = NStepTargets(cfg, self.observations, self.actions)
         ensemble = (cfg.ensemble_q_num, self.actions.outputs, self.actions.inputs)
         self.critic = QEnsemble("critic", spec, cfg, *ensemble)
         self.actor = Actor("actor", spec, cfg, self.actions.head, self.critic.backbone)
@@ -99,6 +103,13 @@ class SAC(Agent):
         drawn = self.actions.chosen(drawn, values, self.temperature, 0.0)
         return self.actions.expected(drawn, values, partial(torch.amin, dim=0))
 
+    def columns(self) -> dict[str, Array]:
+        return {**super().columns(), **self.returns.columns}
+
+    def refreshed(self, batch: Batch) -> dict[str, Tree]:
+        found = self.returns.refreshed(self.actor, batch.replace(obs=self.observations(batch.obs)))
+        return {**super().refreshed(batch), **found}
+
     def update(self, batch: Batch) -> Updated:
         train_actor = (self.updates + 1) % self.cfg.policy_delay == 0
         return replay_step(self, batch, train_actor=train_actor, move_targets=self.targets.due(self.updates))
@@ -115,17 +126,18 @@ class SAC(Agent):
     def draw(self, batch: Batch) -> Tree:
         """Noise of actions, subsets of critics, noisy layers and dropout."""
         rows, critic, actor = batch.mask.numel(), self.random("critic"), self.random("actor")
+        after = self.returns.shape(batch)
         ensemble = self.cfg.ensemble_q_num
         found: dict[str, Any] = {
             "layers": self.actor.draw(actor),
             "next_layers": self.actor.draw(critic),
             "critic": self.critic.draw(rows, critic),
-            "target_critic": self.target_critic.draw(rows * self.actions.passes, critic),
+            "target_critic": self.target_critic.draw(prod(after) * self.actions.passes, critic),
             "actor_critic": self.critic.draw(rows * self.actions.passes, actor),
         }
         if self.actions.parts.size:
             found["action"] = self.actions.noise(batch.shape, actor)
-            found["next_action"] = self.actions.noise(batch.shape, critic)
+            found["next_action"] = self.actions.noise(after, critic)
         if self.cfg.ensemble_q_sample < ensemble:
             found["target_subset"] = torch.rand(ensemble, generator=critic, device=self.device)
             found["actor_subset"] = torch.rand(ensemble, generator=actor, device=self.device)
@@ -135,17 +147,27 @@ class SAC(Agent):
     def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor]:
         """sum_i E[(Q_i(s, a) - r - discount * (min_j Q'_j - alpha log pi))^2]; the TD errors [T, B]; the mean of Q"""
         with torch.no_grad():
-            drawn = self.actor(batch.next, noise["next_layers"]).drawn(noise.get("next_action"))
-            values = self.target_critic(batch.next, drawn.reads, noise["target_critic"])
+            rows = self.returns.rows(batch)
+            policy = self.actor(rows, noise["next_layers"])
+            drawn = policy.drawn(noise.get("next_action"))
+            values = self.target_critic(rows, drawn.reads, noise["target_critic"])
             drawn = self.actions.chosen(drawn, values, self.temperature, 0.0)
             value = self.actions.expected(
                 drawn, values, partial(self.min_over_subset, noise=noise, which="target")
             )
-            target = batch.reward + batch.discount * (value - self.temperature.cost(drawn.log_prob))
+            soft = value - self.temperature.cost(drawn.log_prob)
+            reward, discount, soft = self.returns.corrected(batch, soft, soft, policy, self.temperature)
+            target = reward + discount * soft
         values = self.critic(batch.now, self.actions.read(batch.action), noise["critic"])
         q = self.actions.pick(values, batch.action)  # [critics, T, B]
         error = q - target
-        loss = (error.square().sum(0) * batch.weight).mean()
+        squares = error.square()
+        if self.cfg.clip_epsilon:
+            with torch.no_grad():
+                old = self.target_critic(batch.now, self.actions.read(batch.action), noise["critic"])
+                old = self.actions.pick(old, batch.action)
+            squares = 2 * clipped_value_loss(q, old, target.expand_as(q), self.cfg.clip_epsilon)
+        loss = (squares.sum(0) * batch.weight).mean()
         if self.cfg.q_regularization:
             loss = loss + self.cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
         return loss, error.detach().abs().mean(0), q.detach().mean()

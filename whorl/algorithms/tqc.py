@@ -13,18 +13,20 @@ HalfCheetah; its critics of 3 x 512 units are in the presets of the MuJoCo tasks
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, pure
+from whorl.agents.correction import CorrectionConfig, NStepTargets
 from whorl.agents.families import ActorCriticConfig
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core import tree
 from whorl.core.errors import ConfigError
-from whorl.core.spec import Spec
+from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_soft_actor, acting_tensors_with_critic
@@ -33,12 +35,13 @@ from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
 from whorl.nets.temperature import undecayed
+from whorl.ops.drawn import Drawn
 from whorl.ops.losses import sorted_quantile_huber
 from whorl.settings.schema import Count, PositiveCount, Range, Size
 
 
 @dataclass(frozen=True)
-class TQCConfig(SoftActionsConfig, ActorCriticConfig):
+class TQCConfig(SoftActionsConfig, CorrectionConfig, ActorCriticConfig):
     n_critics: Annotated[int, Range(1, 1000)] = 5
     """number of critics"""
     n_quantiles: Size = 25
@@ -67,6 +70,7 @@ class TQC(Agent):
             )
         self.observations = Preprocessor(spec, cfg)
         self.actions = SoftActions(spec, cfg, "tqc", sums=False)
+        self.returns = NStepTargets(cfg, self.observations, self.actions)
         ensemble = (cfg.n_critics, (*self.actions.outputs, cfg.n_quantiles), self.actions.inputs)
         self.critic = QEnsemble("critic", spec, cfg, *ensemble)
         self.actor = Actor("actor", spec, cfg, self.actions.head, self.critic.backbone)
@@ -103,6 +107,13 @@ class TQC(Agent):
         values = self.critic(rows, drawn.reads).mean(-1)
         return self.actions.chosen(drawn, values, self.temperature, 0.0).mean(values.mean(0))
 
+    def columns(self) -> dict[str, Array]:
+        return {**super().columns(), **self.returns.columns}
+
+    def refreshed(self, batch: Batch) -> dict[str, Tree]:
+        found = self.returns.refreshed(self.actor, batch.replace(obs=self.observations(batch.obs)))
+        return {**super().refreshed(batch), **found}
+
     def update(self, batch: Batch) -> Updated:
         train_actor = (self.updates + 1) % self.cfg.policy_delay == 0
         return replay_step(self, batch, train_actor=train_actor, move_targets=self.targets.due(self.updates))
@@ -119,16 +130,17 @@ class TQC(Agent):
     def draw(self, batch: Batch) -> Tree:
         """Noise of actions, noisy layers and dropout."""
         rows, critic, actor = batch.mask.numel(), self.random("critic"), self.random("actor")
+        after = self.returns.shape(batch)
         found: dict[str, Any] = {}
         if self.actions.parts.size:
             found["action"] = self.actions.noise(batch.shape, actor)
-            found["next_action"] = self.actions.noise(batch.shape, critic)
+            found["next_action"] = self.actions.noise(after, critic)
         return {
             **found,
             "layers": self.actor.draw(actor),
             "next_layers": self.actor.draw(critic),
             "critic": self.critic.draw(rows, critic),
-            "target_critic": self.target_critic.draw(rows * self.actions.passes, critic),
+            "target_critic": self.target_critic.draw(prod(after) * self.actions.passes, critic),
             "actor_critic": self.critic.draw(rows * self.actions.passes, actor),
         }
 
@@ -136,22 +148,38 @@ class TQC(Agent):
     def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor]:
         """The quantile Huber loss, mean over quantiles and critics; the TD errors of the means [T, B]; the mean of Q"""
         with torch.no_grad():
-            drawn = self.actor(batch.next, noise["next_layers"]).drawn(noise.get("next_action"))
-            z = self.target_critic(batch.next, drawn.reads, noise["target_critic"])
+            rows = self.returns.rows(batch)
+            policy = self.actor(rows, noise["next_layers"])
+            drawn = policy.drawn(noise.get("next_action"))
+            z = self.target_critic(rows, drawn.reads, noise["target_critic"])
             kept = truncated(z, self.cfg.top_quantiles_to_drop)  # [T, B, K], or [T, B, choices, K]
             drawn = self.actions.chosen(drawn, kept.mean(-1).unsqueeze(0), self.temperature, 0.0)
             soft = kept - self.temperature.cost(drawn.log_prob_each).unsqueeze(-1)
+            value = drawn.mean(soft.mean(-1))
+            reward, discount, soft = self.returns.corrected(batch, soft, value, policy, self.temperature)
+            drawn = drawn.first(len(soft))
             # Discounts are not negative, so targets stay sorted.
-            target = tree.expand(batch.reward, soft) + tree.expand(batch.discount, soft) * soft
+            target = tree.expand(reward, soft) + tree.expand(discount, soft) * soft
         values = self.critic(batch.now, self.actions.read(batch.action), noise["critic"])
         quantile = self.actions.pick(values, batch.action, after=1).movedim(0, -2).flatten(-2)
-        pairs = quantile if target.dim() == 3 else quantile.unsqueeze(-2).expand(*target.shape[:-1], -1)
-        row = drawn.mean(sorted_quantile_huber(pairs, self.tau, target))  # [T, B]
+        row = self.quantile_loss(quantile, drawn, target)  # [T, B]
+        if self.cfg.clip_epsilon:
+            with torch.no_grad():
+                old = self.target_critic(batch.now, self.actions.read(batch.action), noise["critic"])
+                old = self.actions.pick(old, batch.action, after=1).movedim(0, -2).flatten(-2)
+            near = old + (quantile - old).clamp(-self.cfg.clip_epsilon, self.cfg.clip_epsilon)
+            row = torch.maximum(row, self.quantile_loss(near, drawn, target))
         loss = (row * batch.weight).mean() / len(self.tau)
         if self.cfg.q_regularization:
             loss = loss + self.cfg.q_regularization * (quantile.square().mean(-1) * batch.weight).mean()
         mean = quantile.detach().mean(-1)
         return loss, (mean - drawn.mean(target.mean(-1))).abs(), mean.mean()
+
+    def quantile_loss(self, quantile: Tensor, drawn: Drawn, target: Tensor) -> Tensor:
+        """The loss [T, B] of quantiles [T, B, N * M], averaged over the choices of targets [T, B, choices, K]."""
+        if target.dim() > quantile.dim():
+            quantile = quantile.unsqueeze(-2).expand(*target.shape[:-1], -1)
+        return drawn.mean(sorted_quantile_huber(quantile, self.tau, target))
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:

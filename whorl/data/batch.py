@@ -29,6 +29,10 @@ SUCCESSOR = "successor"
 """in `Batch.extras` of single transitions with n-step returns: the observation right after the action, if asked for"""
 CELL = "cell"
 """in `Batch.extras` of a rollout: the cell of the map that each step led to, where the environment has a map"""
+STEPS = "steps"
+"""in `Batch.extras` of samples with n-step returns, if asked for: what each single row [T+n-1, B] holds"""
+LOG_PROB = "log_prob"
+"""column: log-probability of the action under the policy that acted"""
 POLICY = "policy"
 """in what a memory reads: the index of the policy that acts in this row [B], where an agent has several"""
 
@@ -158,6 +162,16 @@ class Batch:
     def all(self) -> Rows:
         """Rows 0..T."""
         return self._rows(0, self.shape[0] + 1)
+
+    @property
+    def after(self) -> Rows:
+        """Every row after the first, those that n-step returns pass through included: rows 1..T+n-1."""
+        return self._rows(1, self.reset.shape[0])
+
+    @property
+    def before(self) -> Rows:
+        """Every row but the last, those that n-step returns pass through included: rows 0..T+n-2."""
+        return self._rows(0, self.reset.shape[0] - 1)
 
     @property
     def both(self) -> Rows:

@@ -71,6 +71,17 @@ class ReplayConfig:
         return ()
 
     @property
+    def needs_steps(self) -> bool:
+        """Whether samples with n-step returns give their single steps, too (`CorrectionConfig`)."""
+        corrected = getattr(self, "use_n_step_is", False) or not getattr(self, "use_replay_buffer", True)
+        return self.n_step > 1 and corrected
+
+    @property
+    def refreshes_log_prob(self) -> bool:
+        """Whether learning replaces stored log-probabilities (`CorrectionConfig`)."""
+        return self.needs_steps and getattr(self, "refresh_probabilities", False)
+
+    @property
     def stores_memory(self) -> bool:
         """Whether sequences start from the memory state stored while acting."""
         return self.recurrent and self.stored_memory and not self.whole_episodes

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from whorl.core.errors import ConfigError
-from whorl.core.spec import Spec
+from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch
+from whorl.data.batch import LOG_PROB, Batch
 from whorl.data.config import ReplayConfig
 from whorl.data.discounting import Discounting
 from whorl.data.replay import clipped, starts, view_of, weighted
@@ -43,7 +43,12 @@ class InitialPriorities:
         stride = self.view.stride
         slots = -(-(steps + self.view.span + history_of(spec) + 1) // stride) * stride
         self.ring = Ring(
-            replace(spec, streams=()), slots * spec.num_envs, device, memory=memory, stride=stride
+            replace(spec, streams=()),
+            slots * spec.num_envs,
+            device,
+            extras={LOG_PROB: Array(())} if cfg.needs_steps else None,
+            memory=memory,
+            stride=stride,
         )
         self.discounting = Discounting(cfg.gamma)
         self.count = completed(cfg, steps)

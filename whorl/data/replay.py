@@ -27,6 +27,8 @@ from whorl.ops.losses import row_weight
 
 FIRST = "first"
 """in `Batch.extras` of a rollout: TD errors [starts, B] of the samples that it completes, if actors computed them"""
+MEMORIES = "memories"
+"""among what learning replaces in the buffer: the stored recurrent states"""
 DRAWN_TOGETHER = 1 << 23
 """bytes of observations gathered at a time, where several batches are drawn together"""
 
@@ -52,8 +54,9 @@ class Replay(Experience):
         learning_starts: environment steps before the first update.
         reward_clip: the environment's rewards are clipped to [-reward_clip, reward_clip]; 0: not clipped.
         extras, memory, stride: see `Ring`.
-        refresh: computes the recurrent states before every `stride`-th row of a batch but the first, with the current
-            networks; they replace the stored ones.
+        refresh: computes with the current networks what replaces stored values: under `MEMORIES` the recurrent states
+            before every `stride`-th row of a batch but the first, and columns of the extras for all its rows but the
+            last, which are named in `refreshed`.
     """
 
     overlaps = True
@@ -79,6 +82,7 @@ class Replay(Experience):
         memory: Tree | None = None,
         stride: int = 1,
         refresh: Callable[[Batch], Tree] | None = None,
+        refreshed: tuple[str, ...] = (),
     ) -> None:
         self.ring = Ring(spec, buffer_size, device, extras=extras, memory=memory, stride=stride)
         self.reward_clip = reward_clip
@@ -98,10 +102,12 @@ class Replay(Experience):
         self._gather: Callable[[Ring, Tensor, Discounting], Batch] = view.gather
         self.initial_priority = initial_priority
         self._transfer = Transfer(learner) if learner and torch.device(learner) != self.ring.device else None
-        self.refresh = refresh
+        self.refresh, self.refreshed = refresh, refreshed
+        self._keeps_memories = refresh is None or MEMORIES not in refreshed
         if refresh is not None and self._transfer is not None:
             raise ConfigError(
-                "refresh_memory needs the replay buffer on the learner's device; use replay_device auto"
+                "refresh_memory and refresh_probabilities need the replay buffer on the learner's device; use "
+                "replay_device auto"
             )
         self._late: dict[str, Tensor] = {}
         self._renew: _Recorded | None = None
@@ -128,6 +134,7 @@ class Replay(Experience):
         row = sum(leaf.size * getattr(torch, leaf.dtype).itemsize for leaf in tree.leaves(spec.observation))
         # Rows of sequences are weighted within their own batch.
         alone = self.sampler.learns or self.ring.device.type == "cuda" or not isinstance(view, Transitions)
+        alone = alone or refresh is not None  # the next sample reads what this one refreshes
         fitting = DRAWN_TOGETHER // (2 * row * batch_size)
         self._together = 1 if alone else max(1, min(fitting, 64))
 
@@ -222,7 +229,7 @@ class Replay(Experience):
     @torch.no_grad()
     def settle(self, batch: Batch, updated: Any) -> None:
         if self.refresh is not None:
-            self._renew_memory(batch)
+            self._renew_stored(batch)
         if not self.sampler.learns:
             return
         if updated.priority is None:
@@ -249,18 +256,22 @@ class Replay(Experience):
         self._priority.copy_(given["priority"])
         self._settle.replay()
 
-    def _renew_memory(self, batch: Batch) -> None:
+    def _renew_stored(self, batch: Batch) -> None:
         refresh = self.refresh
         assert refresh is not None
 
         def renew() -> None:
-            self.ring.renew(batch.extras["start"], refresh(batch))
+            start, found = batch.extras["start"], refresh(batch)
+            self.ring.renew(start, found.pop(MEMORIES, {}))
+            for name, value in found.items():
+                self.ring.renew_column(name, self.view.rows(self.ring, start), value)
 
         if self.ring.device.type != "cuda":
             renew()
             return
         if self._renew is None:
-            self._renew = _Recorded(renew, tree.leaves(self.ring.memories), [])
+            changing = [*tree.leaves(self.ring.memories), *tree.leaves(self._changing())]
+            self._renew = _Recorded(renew, changing, [])
         self._renew.replay()
 
     def anneal(self, progress: float) -> None:
@@ -272,17 +283,24 @@ class Replay(Experience):
         self.ring.cut(where)
         self._gaps = self._gaps or where is None or bool(where.any())
 
+    def _changing(self) -> dict[str, Tensor]:
+        """The columns that learning replaces."""
+        columns = self.ring.columns["extras"]
+        return {name: columns[name] for name in self.refreshed if name != MEMORIES}
+
     def open_store(self, folder: Path, ahead: bool) -> Segments:
-        # Stored memory that is refreshed changes later, while files are written once: it stays in the checkpoint.
-        self.store = Segments(folder, self.ring, ahead=ahead, memories=self.refresh is None)
+        # What is refreshed changes later, while files are written once: it stays in the checkpoint.
+        without = tuple(f"extras.{name}" for name in self._changing())
+        self.store = Segments(folder, self.ring, ahead=ahead, memories=self._keeps_memories, without=without)
         return self.store
 
     def state_dict(self) -> dict[str, Any]:
         ring = self.ring.state_dict()
         if self.store is not None:
             del ring["columns"]
-            if self.refresh is None:
+            if self._keeps_memories:
                 del ring["memories"]  # refreshed memories change after they were written to files
+            ring["changing"] = self._changing()
             ring["manifest"] = self.store.save()
         if self._late and self._transfer is not None:
             self._transfer.wait()
@@ -310,6 +328,7 @@ class Replay(Experience):
             self.store.load(state["ring"]["manifest"])
             if "memories" in state["ring"]:
                 tree.restore_(self.ring.memories, state["ring"]["memories"])
+            tree.restore_(self._changing(), state["ring"].get("changing", {}))
         self.sampler.load_state_dict(state["sampler"])
         self._late = {name: tree.clone(value) for name, value in state["late"].items()}
 
@@ -412,6 +431,7 @@ def replay_of(
     initial_priority: Callable[[Batch], Tensor],
     memory: Tree | None = None,
     refresh: Callable[[Batch], Tree] | None = None,
+    refreshed: tuple[str, ...] = (),
     *,
     gamma: Gamma | None = None,
     separate_streams: bool = False,
@@ -453,6 +473,7 @@ def replay_of(
             memory=memory,
             stride=view.stride,
             refresh=refresh,
+            refreshed=refreshed,
         )
 
 
@@ -473,7 +494,7 @@ def allocated_bytes(
 def view_of(cfg: ReplayConfig, successors: tuple[int, ...] = ()) -> View:
     """The kind of sample: transitions, or sequences for recurrent networks."""
     if not cfg.recurrent:
-        return Transitions(cfg.n_step, successors)
+        return Transitions(cfg.n_step, successors, cfg.needs_steps)
     return Sequences(
         cfg.sequence_length,
         cfg.burn_in,
@@ -481,6 +502,7 @@ def view_of(cfg: ReplayConfig, successors: tuple[int, ...] = ()) -> View:
         cfg.n_step,
         cfg.whole_episodes,
         cfg.memory_inputs,
+        cfg.needs_steps,
     )
 
 

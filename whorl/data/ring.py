@@ -130,6 +130,21 @@ class Ring:
 
         tree.map(put, {name: self.memories[name] for name in memory}, memory)
 
+    def renew_column(self, name: str, cells: Tensor, value: Tensor) -> None:
+        """Replace a column of the extras in the rows at cells [R, B], which follow each other; not behind a cut."""
+        known = (
+            torch.cat((torch.ones_like(cells[:1], dtype=torch.bool), ~self.cuts(cells[1:]))).cumprod(0).bool()
+        )
+        known, cell = (known & self.take("mask", cells)).reshape(-1), cells.reshape(-1)
+        # As in `renew`: of several samples that write one cell, the last one that knows its value wins.
+        order = torch.arange(1, len(cell) + 1, device=cell.device) * known
+        last = torch.zeros(self.slots * self.num_envs, dtype=torch.int64, device=cell.device)
+        last.scatter_reduce_(0, cell, order, "amax")
+        last = last.index_select(0, cell)
+        stored = self.columns["extras"][name].flatten(0, 1)
+        value = value.reshape(-1).index_select(0, (last - 1).clamp(min=0))
+        stored.index_copy_(0, cell, torch.where(last > 0, value, stored.index_select(0, cell)))
+
     def cut(self, where: Tensor | None = None) -> None:
         """Announce that the next rollout does not continue the newest row (dropped trajectory, restarted actor).
 

@@ -79,11 +79,21 @@ class Segments(Store):
     Args:
         ahead: write whole segments as they fill, and not only when asked to save.
         memories: also store memory states; false if they change after their rows have settled.
+        without: names of columns that are not stored, because they change, too.
     """
 
-    def __init__(self, folder: Path, ring: Rows, *, ahead: bool = True, memories: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ring: Rows,
+        *,
+        ahead: bool = True,
+        memories: bool = True,
+        without: Collection[str] = (),
+    ) -> None:
         self.folder, self.ring, self.ahead = folder, ring, ahead
-        leaves = [(f"columns.{name}", leaf, 1) for name, leaf in tree.items(ring.columns)]
+        columns = [(name, leaf) for name, leaf in tree.items(ring.columns) if name not in without]
+        leaves = [(f"columns.{name}", leaf, 1) for name, leaf in columns]
         if memories:
             leaves += [(f"memories.{name}", leaf, ring.stride) for name, leaf in tree.items(ring.memories)]
         self._leaves: list[tuple[str, Tensor, int]] = sorted(leaves, key=lambda leaf: leaf[0])

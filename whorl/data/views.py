@@ -11,7 +11,7 @@ from torch import Tensor
 
 from whorl.core import tree
 from whorl.core.tree import Tree
-from whorl.data.batch import LAST, POLICY, STREAMS, Batch, led_by, successor_key
+from whorl.data.batch import LAST, LOG_PROB, POLICY, STEPS, STREAMS, Batch, led_by, successor_key
 from whorl.data.discounting import Discounting
 from whorl.data.ring import Ring, take
 
@@ -33,6 +33,9 @@ class View(Protocol):
     def gather(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
         """The samples that begin at these starts [B]."""
 
+    def rows(self, ring: Ring, start: Tensor) -> Tensor:
+        """The cells of all rows of these samples but the last: [span, B]."""
+
 
 @dataclass(frozen=True)
 class Transitions:
@@ -46,10 +49,13 @@ class Transitions:
     Args:
         successors: give the observations so many steps later too, or the last of the episode where it ends before, in
             the extras (`successor_key`).
+        steps: with n-step returns, give all rows up to the one to bootstrap from, [1+n, B], and what each of them holds
+            in the extras: action, reward, discount, keep and the log-probability of the action.
     """
 
     n_step: int = 1
     successors: tuple[int, ...] = ()
+    steps: bool = False
 
     @property
     def span(self) -> int:
@@ -76,6 +82,10 @@ class Transitions:
         ahead = torch.arange(steps - 1, device=start.device).unsqueeze(1)
         further = ring.take("keep", ring.cells(slot + ahead, env_index)).cumprod(0).sum(0) if steps > 1 else 0
         return ring.observe(ring.cells(slot + 1 + further, env_index).unsqueeze(0))
+
+    def rows(self, ring: Ring, start: Tensor) -> Tensor:
+        ahead = torch.arange(self.span, device=start.device).unsqueeze(1)
+        return ring.cells(start // ring.num_envs + ahead, start % ring.num_envs)
 
     def _single(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
         """One-step transitions: the start's own values, and the row after it."""
@@ -105,20 +115,29 @@ class Transitions:
         reward = discounting.reward(ring.take("reward", cells))
         discount = discounting.discount(ring.take("continues", cells), counts, env_index)
         here = tree.expand(counts, reward)
+        single = {"reward": torch.where(here, reward, 0.0), "discount": torch.where(here, discount, 0.0)}
         discount = torch.where(here, discount, 1.0).cumprod(0)
         weight = torch.cat((torch.ones_like(discount[:1]), discount[:-1]))
         after = ring.cells(slot + counts.sum(0), env_index)
         reset = ring.take("reset", start)
-        return Batch(
-            obs=ring.observe(torch.stack((start, after))),
+        extras = ring.take("extras", start.unsqueeze(0))
+        batch = Batch(
+            obs=ring.observe(
+                torch.cat((cells, after.unsqueeze(0))) if self.steps else torch.stack((start, after))
+            ),
             reset=torch.stack((reset, torch.zeros_like(reset))),
             action=ring.take("action", start.unsqueeze(0)),
             reward=torch.where(here, weight * reward, 0.0).sum(0, keepdim=True),
             discount=discount[-1:],
             keep=discounting.keep((keep | ~counts).all(0, keepdim=True)),
             mask=mask.float(),
-            extras=ring.take("extras", start.unsqueeze(0)),
+            extras=extras,
         )
+        if not self.steps:
+            return batch
+        extras[STEPS] = {**single, **_taken(ring, cells, counts), "keep": discounting.keep(keep & counts)}
+        later = torch.zeros_like(reset).expand(self.n_step, -1)
+        return batch.replace(reset=torch.cat((reset.unsqueeze(0), later)), ahead=counts.sum(0, keepdim=True))
 
 
 @dataclass(frozen=True)
@@ -134,6 +153,7 @@ class Sequences:
         whole: windows begin at the first row of an episode, and rows after its end are masked.
         last: what networks read of the previous step of each row (action, reward, streams), and the index of the policy
             that acted (policy); what came before the first row is in the stored memory.
+        steps: see `Transitions`.
     """
 
     length: int
@@ -142,6 +162,7 @@ class Sequences:
     n_step: int = 1
     whole: bool = False
     last: tuple[str, ...] = ()
+    steps: bool = False
 
     @property
     def span(self) -> int:
@@ -206,7 +227,16 @@ class Sequences:
             last=last,
             extras=tree.index(extras, slice(0, count)),
         )
-        return batch if self.n_step == 1 else self._folded(batch, reward, discount, keep, discounting)
+        if self.n_step == 1:
+            return batch
+        if self.steps:
+            single = {"reward": reward, "discount": discount, "keep": discounting.keep(keep)}
+            batch.extras[STEPS] = {**single, **_taken(ring, rows, real)}
+        return self._folded(batch, reward, discount, keep, discounting)
+
+    def rows(self, ring: Ring, start: Tensor) -> Tensor:
+        ahead = torch.arange(self.span, device=start.device).unsqueeze(1)
+        return ring.cells(start // ring.num_envs * self.stride + ahead, start % ring.num_envs)
 
     def _folded(
         self, batch: Batch, reward: Tensor, discount: Tensor, keep: Tensor, discounting: Discounting
@@ -225,3 +255,9 @@ class Sequences:
             kept = kept & (keep[row] | ~counts)
             counts = counts & keep[row]
         return batch.replace(reward=folded, discount=weight, keep=discounting.keep(kept), ahead=ahead)
+
+
+def _taken(ring: Ring, cells: Tensor, real: Tensor) -> dict[str, Tree]:
+    """Actions and their log-probabilities at cells [R, B], 0 where they are not `real`."""
+    found = {"action": ring.take("action", cells), LOG_PROB: ring.take("extras", cells)[LOG_PROB]}
+    return tree.where(real, found, tree.map(torch.zeros_like, found))

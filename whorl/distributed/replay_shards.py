@@ -536,8 +536,12 @@ def check_shards(cfg: ReplayConfig, num_envs: int, actors: int) -> None:
         )
     if cfg.replay_device == "cuda":
         raise ConfigError("replay_device is 'cuda', but shards are in host memory; leave it or shards out")
-    if cfg.refresh_memory:
-        raise ConfigError("refresh_memory needs a replay buffer without shards; leave one of them out")
+    for setting, given in (
+        ("refresh_memory", cfg.refresh_memory),
+        ("refresh_probabilities", cfg.refreshes_log_prob),
+    ):
+        if given:
+            raise ConfigError(f"{setting} needs a replay buffer without shards; leave one of them out")
     if cfg.prioritized and cfg.priority_on_add and not actors:
         raise ConfigError(
             "priority_on_add with shards needs actors, which compute the priorities; set actors, or leave one out"

@@ -1,5 +1,6 @@
 """How agents act, shared by calls: by Q values, by a policy, or by a deterministic actor with noise."""
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -8,8 +9,8 @@ from whorl.agents.agent import Acted, Context
 from whorl.agents.protocols import Acting, ActorCriticAgent, NoisyAgent, PolicyAgent, SoftAgent, ValueAgent
 from whorl.core import tree
 from whorl.core.tree import Tree
-from whorl.data.batch import LAST, Rows
-from whorl.explore.noise import random_action
+from whorl.data.batch import LAST, LOG_PROB, Rows
+from whorl.explore.noise import random_action, random_log_prob
 from whorl.nets.q_network import allowed
 from whorl.ops.values import best, pick
 
@@ -69,11 +70,16 @@ def chosen(agent: Any, obs: Tree, policy: Any, context: Context) -> Tree:
 
 
 def act_by_soft_actor(agent: SoftAgent, obs: Tree, memory: Tree, context: Context) -> Acted:
-    """As `act_by_actor`; with `discrete_dqn_like` the discrete choices are epsilon-greedy on the critics' values."""
-    actions = agent.actions
-    if not actions.greedy or context.random:
-        return act_by_actor(agent, obs, memory, context)
+    """As `act_by_actor`, with log-probabilities where targets are corrected by them; with `discrete_dqn_like` the
+    discrete choices are epsilon-greedy on the critics' values."""
+    actions, stores = agent.actions, bool(agent.returns.columns)
     policy, after = _evaluate(agent, obs, memory, context)
+    if context.random:
+        acted = _random(agent, obs, after, context)
+        return replace(acted, extras={LOG_PROB: random_log_prob(agent.spec, obs)}) if stores else acted
+    if not actions.greedy:
+        action = sample(policy, context)
+        return Acted(action, after, {LOG_PROB: policy.log_prob(action)} if stores else {})
     drawn = policy.drawn(None if context.greedy else policy.noise(context.generator)["continuous"])
     seen = {"obs": agent.observations(obs), "last": memory.get(LAST, {})}
     one = tree.map(lambda leaf: leaf.unsqueeze(0), seen)

@@ -1,6 +1,7 @@
 """Exploration noise on continuous actions, and uniformly random actions."""
 
 from dataclasses import dataclass
+from math import log
 from typing import Annotated, Literal
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from whorl.agents.agent import Context
 from whorl.core import tree
 from whorl.core.action_masks import mask_size
+from whorl.core.action_parts import ActionParts
 from whorl.core.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec, action_choices
 from whorl.core.tree import Tree
 from whorl.settings.schema import Fraction, Probability, Range
@@ -54,6 +56,18 @@ def random_action(spec: Spec, obs: Tree, generator: torch.Generator) -> Tree:
         return torch.stack([part.argmax(-1) for part in chance.split(action.nvec, -1)], -1)
 
     return tree.map(leaf, spec.action, allowed)
+
+
+def random_log_prob(spec: Spec, obs: Tree) -> Tensor:
+    """The log-probability [B] of each `random_action`: of continuous dimensions a density of 1/2 each."""
+    like = tree.first(obs)
+    parts = ActionParts.of(spec.action)
+    found = torch.full((len(like),), -parts.size * log(2), device=like.device)
+    if not spec.masked:
+        return found - sum(log(n) for n in parts.options)
+    for allowed in (obs[MASK_KEY] > 0).split(parts.options, -1):
+        found = found - allowed.sum(-1).clamp(min=1).log()
+    return found
 
 
 def _masks_by_leaf(spec: Spec, obs: Tree) -> Tree:

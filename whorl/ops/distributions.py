@@ -45,6 +45,10 @@ class Distribution(Protocol):
         action = self.sample(noise)
         return action, self.log_prob(action)
 
+    def log_prob_by_kind(self, action: Tree) -> Tensor:
+        """`log_prob`; of mixed actions, that of the choices and of the continuous dimensions apart [2, ...]."""
+        return self.log_prob(action)
+
 
 class Normal(Distribution):
     """Independent Gaussians. `mean` [..., size]; `log_std` has the same shape or broadcasts to it."""

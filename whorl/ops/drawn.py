@@ -1,6 +1,6 @@
 """An action whose continuous dimensions are sampled while its discrete choices keep all their probabilities."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,11 @@ class Drawn:
     def mean(self, values: Tensor) -> Tensor:
         """The expectation over the choices of values [..., choices]; without choices `values` itself."""
         return values if self.probs is None else (self.probs * values).sum(-1)
+
+    def first(self, count: int) -> "Drawn":
+        """The same of the first `count` rows."""
+        parts = {name: getattr(self, name) for name in ("reads", "log_density", "log_probs", "probs")}
+        return replace(self, **{name: part[:count] for name, part in parts.items() if part is not None})
 
     @property
     def log_prob(self) -> Tensor:

@@ -102,13 +102,17 @@ class Mixed(Distribution):
 
     def log_prob(self, action: Tree) -> Tensor:
         """log pi(d) + log pi(c|d)"""
+        found = self.log_prob_by_kind(action)
+        return found.sum(0) if self.choices is not None and self.continuous is not None else found
+
+    def log_prob_by_kind(self, action: Tree) -> Tensor:
         choices = None if self.choices is None else self.parts.choices(action)
         continuous, found = self.given(choices), []
         if self.choices is not None and choices is not None:
             found.append(self.choices.log_prob(choices))
         if continuous is not None:
             found.append(continuous.log_prob(self.parts.continuous(action)))
-        return found[0] if len(found) == 1 else found[0] + found[1]
+        return found[0] if len(found) == 1 else torch.stack(found)
 
     def entropy(self, noise: Tree = None) -> Tensor:
         """Exact for the choices, an estimate from `noise` for the continuous dimensions."""

@@ -109,6 +109,36 @@ def vtrace(
     return target, rho * (reward + discount * successor - value[:-1])
 
 
+def n_step_vtrace(
+    reward: Tensor,
+    discount: Tensor,
+    value: Tensor,
+    keep: Tensor,
+    ratio: Tensor,
+    n: int,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+    lam: float = 1.0,
+) -> Tensor:
+    """The value target of `vtrace` over at most `n` rewards; fewer where the episode or the block ends first: [T+1, B].
+
+    v^0_t = V_t,   v^k_t = V_t + rho_t * delta_t + discount_t * lam * c_t * keep_t * (v^{k-1}_{t+1} - V_{t+1})
+
+    With rho = c = lam = 1 it is `n_step_return`. Row T is V_T.
+    """
+    _check_rows(reward, discount=discount, keep=keep, ratio=ratio)
+    _check_values(reward, value=value)
+    ends = keep == 0
+    rho, c = ratio.clamp(max=rho_clip), lam * ratio.clamp(max=c_clip)
+    error = rho * (reward + discount * value[1:] - value[:-1])  # [T, B]
+    nothing, excess = torch.zeros_like(value[:1]), torch.zeros_like(value)  # v - V
+    for _ in range(min(n, reward.shape[0])):
+        # Not 0 times what follows: a masked row may hold nan.
+        carried = torch.where(ends, 0.0, discount * c * excess[1:])
+        excess = torch.cat((error + carried, nothing))
+    return value + excess
+
+
 def retrace(
     reward: Tensor,
     discount: Tensor,
