@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_resume import assert_same, rows, state, the_run
+from test_replay_resume import state
+from test_resume import assert_same, rows, the_run
 
 import whorl
 from whorl.core.errors import ConfigError

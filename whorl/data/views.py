@@ -72,7 +72,7 @@ class Transitions:
         make = self._single if self.n_step == 1 else self._folded
         batch = make(ring, start, discounting)
         for steps in self.successors:
-            if steps != self.n_step:  # that one is row 1
+            if steps != self.n_step or self.steps:  # else that one is row 1
                 batch.extras = {**batch.extras, successor_key(steps): self._later(ring, start, steps)}
         return batch
 

@@ -13,6 +13,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import LAST, POLICY
 from whorl.explore.noise import random_action
 from whorl.nets.q_network import choices_of
+from whorl.ops.sums import sums_by
 from whorl.settings.schema import Fraction, NonNegative, Range
 
 FAMILY = "family"
@@ -103,9 +104,8 @@ class Bandit:
     def scores(self, state: Tree) -> Tensor:
         """mean + beta * sqrt(1 / visits) of every arm, infinite without visits: [B, arms]."""
         filled = torch.arange(self.window, device=state["count"].device) < state["count"].unsqueeze(1)
-        zeros = state["returns"].new_zeros(len(filled), self.arms)
-        visits = zeros.scatter_add(1, state["arms"], filled.float())
-        total = zeros.scatter_add(1, state["arms"], torch.where(filled, state["returns"], 0.0))
+        visits = sums_by(state["arms"], filled.float(), self.arms)
+        total = sums_by(state["arms"], torch.where(filled, state["returns"], 0.0), self.arms)
         known = visits.clamp(min=1)
         return torch.where(visits > 0, total / known + self.beta * known.rsqrt(), torch.inf)
 
@@ -173,8 +173,8 @@ class PolicyReturns(nn.Module):
         policy, value = policy.flatten(), value.flatten()
         ended = (policy >= 0).float()
         place = policy.clamp(min=0)
-        count = torch.zeros_like(self.count).index_add_(0, place, ended)
-        total = torch.zeros_like(self.mean).index_add_(0, place, torch.where(ended > 0, value, 0.0))
+        count = sums_by(place, ended, len(self.count))
+        total = sums_by(place, torch.where(ended > 0, value, 0.0), len(self.mean))
         keep = torch.where(self.count > 0, (1 - self.rate) ** count, (count == 0).float())
         self.mean.copy_(keep * self.mean + (1 - keep) * total / count.clamp(min=1))
         self.count.add_(count)

@@ -15,7 +15,6 @@ Differs from GTrXL: a learned distance bias, by default, instead of a sinusoidal
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whorl.core.errors import ConfigError
@@ -139,11 +138,11 @@ class Block(nn.Module):
         if self.rotary:
             place = torch.arange(k.shape[2], device=x.device)
             q, k = rotated(q, place[-q.shape[2] :]), rotated(k, place)
+        # Fused kernels add up gradients in varying order on a GPU; then no run could be repeated bit for bit.
+        weights = (q @ k.mT / math.sqrt(q.shape[-1]) + bias).softmax(-1)  # [B, heads, R, held + R]
         if self.weights is not None:
-            scores = q @ k.mT / math.sqrt(q.shape[-1]) + bias
-            self.weights.append(scores.softmax(-1).detach())
-        found = F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
-        x = self.gate(x, self.join(found).relu())
+            self.weights.append(weights.detach())
+        x = self.gate(x, self.join((weights @ v).transpose(1, 2).flatten(2)).relu())
         return self.gate_wide(x, self.wide(self.norm_wide(x)).relu()), keys, values
 
 

@@ -13,6 +13,7 @@ from whorl.core import collectives, tree
 from whorl.core.errors import CheckpointError
 from whorl.core.spec import MASK_KEY, Array, Spec, SpecTree
 from whorl.core.tree import Tree
+from whorl.ops.sums import sums_by
 
 EPSILON = 1e-6
 
@@ -200,8 +201,8 @@ class DeviationByPolicy(nn.Module):
         """Follow the errors [T, B] of the policies `index` [T, B] where `mask` [T, B] is above 0."""
         flat, weight = index.flatten(), (mask > 0).float().flatten()
         error = torch.where(weight > 0, error.flatten(), 0.0)
-        count = collectives.total(torch.zeros_like(self.square).index_add_(0, flat, weight))
-        total = collectives.total(torch.zeros_like(self.square).index_add_(0, flat, error.square()))
+        count = collectives.total(sums_by(flat, weight, len(self.square)))
+        total = collectives.total(sums_by(flat, error.square(), len(self.square)))
         step = torch.where(count > 0, self.rate, 0.0)
         self.square.lerp_(total / count.clamp(min=1), step)
 

@@ -33,7 +33,9 @@ class VisitMap:
         self.visits.index_add_(0, cell, real.long())
         for number in range(len(self.streams)):
             reward = rollout.reward[..., 1 + number].to(device).flatten()
-            self.rewards[number].index_add_(0, cell, torch.where(real, reward, 0.0).double())
+            added = torch.where(real, reward, 0.0).double()
+            # In the order of the rows on every device, unlike index_add_.
+            self.rewards[number].index_put_((cell,), added, accumulate=True)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """`visits`, and the mean of each intrinsic reward, nan in cells without visits: [rows, columns] each."""
