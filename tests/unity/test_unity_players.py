@@ -99,6 +99,14 @@ def test_players_in_parallel_have_their_own_agents_and_seeds() -> None:
         one.close()
 
 
+def test_agents_beyond_num_envs_are_reported() -> None:
+    env = ball(2, args="--agents 3")
+    with pytest.warns(UserWarning, match="has 3 agents of behaviour 'Ball' in a player, but num_envs is 2"):
+        env.reset(0)
+    assert not env.step(torch.zeros(2, 2)).waits.any()
+    env.close()
+
+
 def test_ends_and_time_limits_become_terminated_and_truncated() -> None:
     """A ball that is left alone falls; one on a plate without gravity is cut after 200 decisions."""
     env = ball(4)
@@ -132,6 +140,26 @@ def test_a_player_that_dies_is_replaced_and_its_rows_begin_anew(tmp_path: Path) 
 def _steps(env: UnityVector, count: int) -> Any:
     for _ in range(count):
         yield env.step(torch.zeros(env.spec.num_envs, 2))
+
+
+def test_parameters_are_set_before_a_reset_and_in_players_that_come_later(tmp_path: Path) -> None:
+    """Gatherers are cut after `limit` decisions, which they read when an episode begins."""
+    words = f"--task gather --agents 2 --dies 9 --once {tmp_path / 'died'}"
+    source = find(ID, {"args": words, "parameters": {"limit": 3, "periods": 1}})
+    env = source.vector(2)
+    idle = {"continuous": torch.zeros(2, 1), "discrete": torch.zeros(2, 2, dtype=torch.int64)}
+
+    def length() -> int:
+        return next(number for number in range(1, 99) if env.step(idle).truncated.all())
+
+    env.reset(0)
+    assert length() == 3
+    env.set_parameters(limit=5)  # type: ignore[attr-defined]
+    env.reset(0)
+    with pytest.warns(UserWarning, match="started again"):
+        assert length() > 5  # it dies on the way
+    assert env.step(idle).reset.all() and length() == 5
+    env.close()
 
 
 def test_a_player_that_hangs_is_replaced(tmp_path: Path) -> None:

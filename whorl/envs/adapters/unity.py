@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -208,7 +209,7 @@ class UnityVector(VectorEnv):
             agents.begin()
         if self._players:
             for number, player in enumerate(self._players):
-                self._receive(number, player.reset)
+                self._receive(number, partial(player.reset, self._take_settings(number)))
         else:
             self._players = [self._start(number) for number in range(self.options.players)]
             try:
@@ -218,6 +219,13 @@ class UnityVector(VectorEnv):
                 self.close()
                 raise
         self._advance()
+        if any(agents.surplus for agents in self._agents):
+            most = max(agents.surplus + len(agents.state) for agents in self._agents)
+            warnings.warn(
+                f"{self.id} has {most} agents of behaviour {self.behavior.name!r} in a player, but num_envs is "
+                f"{self.spec.num_envs}, so that some do nothing; use {most * self.options.players}",
+                stacklevel=2,
+            )
         return self._step.obs
 
     def step(self, action: Tree) -> Step:
@@ -232,6 +240,8 @@ class UnityVector(VectorEnv):
     def set_parameters(self, **values: Any) -> None:
         """Set environment parameters of all players with their next message, as a curriculum does."""
         self._settings = [held + parameters(values, self._seed) for held in self._settings]
+        # For players that are started later.
+        self.options = replace(self.options, parameters={**self.options.parameters, **values})
 
     def close(self) -> None:
         for player in self._players:
@@ -257,8 +267,11 @@ class UnityVector(VectorEnv):
         np.concatenate([~agents.answered for agents in self._agents], out=self._waits.numpy())
 
     def _send(self, number: int) -> None:
+        self._players[number].send(self._agents[number].message(self._take_settings(number)))
+
+    def _take_settings(self, number: int) -> bytes:
         held, self._settings[number] = self._settings[number], b""
-        self._players[number].send(self._agents[number].message(held))
+        return held
 
     def _receive(self, number: int, call: Callable[[], Any]) -> None:
         """Enter the next message of a player; one that is lost is replaced."""
