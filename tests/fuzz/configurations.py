@@ -101,7 +101,7 @@ TRAINABLE: dict[str, Callable[[random.Random], Any]] = {
     "sequence_length": lambda r: r.choice((1, 2, 4, 9)),
     "burn_in": lambda r: r.choice((0, 1, 3)),
     "sequence_stride": lambda r: r.choice((1, 2, 4)),
-    "memory": lambda r: r.choice(("none", "none", "lstm", "gru", "attention")),
+    "memory": lambda r: r.choice(("none", "none", "lstm", "gru", "rnn", "attention")),
     "memory_size": lambda r: r.choice((1, 4, 8)),
     "memory_layers": lambda r: r.choice((1, 2)),
     "memory_heads": lambda r: r.choice((1, 2, 3)),
