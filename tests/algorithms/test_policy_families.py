@@ -206,6 +206,11 @@ def test_the_policy_head_takes_the_place_of_the_greedy_policy() -> None:
     taken = outputs[:-1, ..., 0].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(errors[0][seen], (taken - h(expected))[seen], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(losses[0], metrics["loss/critic"] + metrics["loss/policy"])
+    mixed = agent.mixed(outputs[..., 0], agent.intrinsic(batch.all)[..., 0], batch.last[POLICY]).argmax(-1)
+    assert (mixed != choice).any(), "it has not learned to imitate yet"
+    old = agent.target_critic(batch.all)[:-1, ..., 1]
+    imitation, _ = agent.policy_loss(outputs[:-1, ..., 1], old, mixed[:-1], None, batch.weight)
+    torch.testing.assert_close(metrics["loss/policy"], imitation)
     memory = agent.begin(batch.obs[0])
     context = Context(torch.ones(batch.shape[1], dtype=torch.bool), torch.Generator(), greedy=True)
     acted = agent.act_tracked(batch.obs[0], memory, context)
