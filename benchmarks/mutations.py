@@ -939,7 +939,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "data/trajectories.py",
-        "conformance/test_agents.py",
+        "algorithms/test_correction.py",
         Bug(
             "masked rows of a rollout are read",
             "held = tree.where(batch.mask > 0, held, tree.map(torch.zeros_like, held))",

@@ -277,6 +277,12 @@ def test_a_rollout_is_learned_from_once_and_whole() -> None:
     assert len(updated) == 3 and not run.agent.off_policy and run.agent.tolerates_stale_data
 
 
+def test_not_even_nan_in_a_masked_row_of_a_rollout_has_influence() -> None:
+    conformance.masked_rows_have_no_influence(
+        small("sac", action="mixed", use_replay_buffer=False), float("nan")
+    )
+
+
 def test_targets_of_a_rollout_are_v_trace_over_n_steps_of_it() -> None:
     cell = small("sac", use_replay_buffer=False, alpha=0.0, tune_alpha=False)
     agent: Any = cell.agent()

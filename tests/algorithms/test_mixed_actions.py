@@ -152,12 +152,13 @@ def test_beyond_joint_choices_a_value_is_a_sum_over_the_choices_and_the_least_su
     says(agent.target_critic, lambda obs: values)
     says(agent.critic, lambda obs: values)
     batch = batch_of(torch.zeros(2, 1, 1), torch.tensor([[[1, 2]]]), [1.0], [0.9])
-    error = agent.critic_loss(batch, agent.draw(batch))[1]
+    loss, error, _ = agent.critic_loss(batch, agent.draw(batch))
     # means: 1.5 + 3 and 1.5 + 3; least per option first would give 1 + 1.5
     negentropy = log(0.5) + 0.5 * log(0.25) + 0.5 * log(0.5)
     target = 1 + 0.9 * (4.5 - 0.5 * negentropy)
     # taken 1 and 2: 2 + 6 and 1 + 3
     assert float(error) == pytest.approx((abs(8 - target) + abs(4 - target)) / 2, rel=1e-6)
+    assert float(loss) == pytest.approx((8 - target) ** 2 + (4 - target) ** 2, rel=1e-6)
 
 
 def test_up_to_joint_choices_there_is_a_value_for_each_combination() -> None:
