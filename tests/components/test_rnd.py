@@ -185,8 +185,10 @@ class Stop(whorl.Callback):
             trainer.stop("enough")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+@pytest.mark.parametrize(
+    ("algorithm", "workers"),
+    [("ppo", 0), ("ppo", 2), ("dqn", 0), pytest.param("dqn", 2, marks=pytest.mark.full)],
+)
 def test_a_run_that_is_resumed_equals_one_that_was_not(
     algorithm: str, workers: int, use: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -210,7 +212,9 @@ def test_a_run_that_is_resumed_equals_one_that_was_not(
     ("algorithm", "settings"),
     [
         ("ppo", {"actors": 2, "max_lag": 0}),
-        ("dqn", {"actors": 2, "prioritized": True, "priority_on_add": True}),
+        pytest.param(
+            "dqn", {"actors": 2, "prioritized": True, "priority_on_add": True}, marks=pytest.mark.full
+        ),
         ("dqn", {"shards": 2}),
         ("ppo", {"learners": 2}),
     ],
