@@ -187,7 +187,12 @@ class Stop(whorl.Callback):
 
 @pytest.mark.parametrize(
     ("algorithm", "workers"),
-    [("ppo", 0), ("ppo", 2), ("dqn", 0), pytest.param("dqn", 2, marks=pytest.mark.full)],
+    [
+        ("ppo", 0),
+        pytest.param("ppo", 2, marks=pytest.mark.full),
+        ("dqn", 0),
+        pytest.param("dqn", 2, marks=pytest.mark.full),
+    ],
 )
 def test_a_run_that_is_resumed_equals_one_that_was_not(
     algorithm: str, workers: int, use: Callable[..., None], tmp_path: Path

@@ -80,7 +80,7 @@ def started(runs: Path) -> tuple["subprocess.Popen[bytes]", Path, list[int]]:
     return process, run, found
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_nobody_outlives_the_learner_and_a_resumed_run_counts_right(
     tmp_path: Path, how: signal.Signals
 ) -> None:
