@@ -230,6 +230,43 @@ def test_refreshed_probabilities_are_those_of_the_policy_after_the_update(name: 
     assert column.flatten()[~touched].equal(before.flatten()[~touched]), "other rows keep what acting stored"
 
 
+@pytest.mark.parametrize("memory", ["none", "gru"])
+def test_refreshing_with_the_policy_that_acted_changes_nothing(memory: str) -> None:
+    """Rows behind the end of an episode are among those of a sample; they keep their probability, too."""
+    cell = small("sac", memory, "mixed", refresh_probabilities=True, batch_size=64)
+    run = Run(cell)
+    agent: Any = run.agent
+    for rollout in cell.rollouts(agent, 4):
+        run.experience.add(agent.receive(rollout))
+    ring, batch = run.experience.ring, run.experience.sample()
+    with torch.no_grad():
+        found = agent.refreshed(batch)[LOG_PROB]
+    cells = run.experience.view.rows(ring, batch.extras["start"])
+    stored, real = ring.take("extras", cells)[LOG_PROB], ring.take("mask", cells)
+    if memory == "none":
+        assert (ring.take("keep", cells)[:-1] == 0).any(), "no sample holds the end of an episode"
+        torch.testing.assert_close(found[real], stored[real], atol=1e-4, rtol=1e-4)
+    else:  # behind the end of an episode a window has the stored state of its first row
+        torch.testing.assert_close(found[0][real[0]], stored[0][real[0]], atol=1e-4, rtol=1e-4)
+
+
+def test_rewards_of_a_rollout_are_scaled_once() -> None:
+    cell = small("sac", use_replay_buffer=False, reward_scale=3.0)
+    run = Run(cell)
+    agent: Any = run.agent
+    (rollout,) = cell.rollouts(agent, 1)
+    run.experience.add(agent.receive(rollout))
+    ((_, batch),) = run.experience.due()
+    ready = agent.prepare_batch(batch)
+    shape = agent.returns.shape(ready)
+    value = torch.zeros(shape)
+    reward, _, _ = agent.returns.corrected(
+        ready, value, value, agent.actor(agent.returns.rows(ready)), agent.temperature
+    )
+    real = batch.mask > 0
+    torch.testing.assert_close(reward[real], 3.0 * batch.reward[real])
+
+
 def test_uniform_actions_of_the_warm_up_have_their_own_probability() -> None:
     spec = Spec({"x": SCALAR, MASK_KEY: Array((3,), "int8", 0.0, 1.0)}, {"a": ONE, "b": Discrete(3)}, 2)
     obs = {"x": torch.zeros(2, 1), MASK_KEY: torch.tensor([[1, 1, 1], [0, 1, 1]])}

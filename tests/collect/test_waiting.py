@@ -101,6 +101,27 @@ class Restless(Remembering):
         return Acted(torch.full((NUM_ENVS, 1), float(self.calls)), acted.memory, acted.extras)
 
 
+class Steps(torch.nn.Module):
+    """A component that counts the steps of each episode, in place."""
+
+    acts = True
+
+    def initial_memory(self, num_envs: int) -> Any:
+        return {"steps": torch.zeros(num_envs)}
+
+    def track(self, memory: Any, obs: Any, action: Any, next_obs: Any, reset: Tensor) -> Any:
+        memory["steps"].add_(1).masked_fill_(reset, 0)
+        return memory, {"steps": memory["steps"].clone()}
+
+
+class Tracking(Remembering):
+    """With a component that changes its memory in place."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.components["steps"] = Steps()
+
+
 def collect(kind: Any, env: Any, rollouts: int, agent: type[Agent] = Remembering) -> list[Batch]:
     collector = kind(env, agent(SPEC, None), STEPS, torch.Generator())
     collector.reset(0)
@@ -141,6 +162,42 @@ def test_each_environment_has_the_rows_that_it_would_have_if_it_answered_at_once
         length = min(len(want), len(got))
         assert length > 40
         assert got[:length] == want[:length]
+
+
+def test_components_follow_what_was_answered_alone() -> None:
+    for batch in collect(WaitingCollector, Late(), 3, Tracking):
+        time = batch.obs[1:, :, 0] % 100  # of the episode, after each row
+        real = batch.mask > 0
+        assert batch.extras["steps"][real].equal(time[real])
+
+
+def test_actions_are_greedy_where_collecting_is() -> None:
+    class Greedy(Remembering):
+        collects_greedily = True
+
+        def act(self, obs: Any, memory: Any, context: Any) -> Acted:
+            greedy.add(context.greedy)
+            return super().act(obs, memory, context)
+
+    greedy = set[bool]()
+    collector = WaitingCollector(Late(), Greedy(SPEC, None), STEPS, torch.Generator())
+    collector.reset(0)
+    greedy.clear()
+    collector.collect()
+    assert greedy == {True}
+
+
+def test_actions_in_effect_are_part_of_the_state() -> None:
+    env, agent = Late(), Restless(SPEC, None)
+    collector = WaitingCollector(env, agent, STEPS, torch.Generator())
+    collector.reset(0)
+    collector.collect()
+    saved = _clone(collector.state_dict())
+    other = WaitingCollector(Late(), Restless(SPEC, None), STEPS, torch.Generator())
+    other.reset(0)
+    other.load_state_dict(saved)
+    assert saved["waits"].any() and other.state_dict()["waits"].equal(saved["waits"])
+    assert other.state_dict()["in_effect"]["action"].equal(collector.state_dict()["in_effect"]["action"])
 
 
 def test_rows_hold_the_action_that_was_in_effect_and_not_a_later_one() -> None:
@@ -279,3 +336,18 @@ def test_replay_of_single_rows_bootstraps_from_the_observation_before_a_missing_
 def test_evaluation_counts_steps_and_not_rows() -> None:
     found = run_episodes(Remembering(SPEC, None), Late(3), 12, seed=0)
     assert sorted(found.lengths) == sorted(list(range(3, 3 + NUM_ENVS)) * 3)
+
+
+def test_evaluation_starts_each_episode_with_an_empty_memory() -> None:
+    """A new episode is still one when its first action is answered late."""
+
+    class Watching(Remembering):
+        def act(self, obs: Any, memory: Any, context: Any) -> Acted:
+            acted = super().act(obs, memory, context)
+            seen.append((obs[:, 0] % 100, acted.extras["seen_before"]))
+            return acted
+
+    seen: list[tuple[Tensor, Tensor]] = []
+    run_episodes(Watching(SPEC, None), Late(3), 12, seed=0)
+    kept = torch.cat([before[time == 0] for time, before in seen])
+    assert len(kept) > 12 and not kept.any()

@@ -15,8 +15,10 @@ from whorl.explore.acting import sample
 SMALL = RNDActionsConfig(candidates=4, features=8, hidden_sizes=(16,))
 
 
-def context(seed: int = 0, greedy: bool = False) -> Context:
-    return Context(torch.zeros(NUM_ENVS, dtype=torch.bool), torch.Generator().manual_seed(seed), greedy)
+def context(seed: int = 0, greedy: bool = False, collecting: bool = True) -> Context:
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.arange(NUM_ENVS) if collecting else None
+    return Context(torch.zeros(NUM_ENVS, dtype=torch.bool), generator, greedy, env_index=numbers)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,8 @@ def test_the_most_novel_of_the_samples_is_taken(algorithm: str, action: str) -> 
     for env_index in range(NUM_ENVS):
         assert torch.equal(taken[env_index], actions[novelty[:, env_index].argmax(), env_index])
     assert torch.equal(agent.act(obs, {}, context(greedy=True)).action, policy.mode())
+    alone = agent.act(obs, {}, context(collecting=False)).action
+    assert torch.equal(alone, actions[0]), "an evaluation with random actions samples the policy"
 
 
 def test_what_was_done_often_is_less_novel() -> None:

@@ -339,7 +339,9 @@ def test_policy_gradient_rules_take_trees_of_actions_and_the_others_name_them(ru
         if rule in TREES:
             found.agent()
         elif rule not in TOYS:
-            sentence = "has Dict or Tuple actions; use ppo, ppg, a2c, impala or reinforce$"
+            sentence = (
+                "has Dict or Tuple actions; use (sac, tqc, )?ppo, ppg, a2c, impala or reinforce$|needs bounds"
+            )
             with pytest.raises(ConfigError, match=sentence):
                 found.agent()
 

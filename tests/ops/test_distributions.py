@@ -244,3 +244,8 @@ def test_shapes_and_kinds_are_checked_on_entry() -> None:
         MultiCategorical(torch.zeros(5, 8), NVEC)
     with pytest.raises(ValueError, match="from Normal to Categorical"):
         Normal(torch.zeros(3), torch.zeros(3)).kl(Categorical(torch.zeros(3)))
+
+
+def test_options_that_do_not_exist_are_never_taken_even_where_none_is_allowed() -> None:
+    found = MultiCategorical(torch.zeros(1, 5), (2, 3), mask=torch.zeros(1, 5))
+    assert found.each.probs[0, 0].tolist() == pytest.approx([0.5, 0.5, 0.0])

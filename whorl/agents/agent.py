@@ -185,6 +185,12 @@ class Agent(Optimized):
             memory = {**memory, COMPONENTS: after}
         return remember(memory, action, reward, columns), columns
 
+    def kept(self, memory: Tree) -> Tree:
+        """The memory with copies of what `follow` may change in place."""
+        if COMPONENTS not in memory:
+            return memory
+        return {**memory, COMPONENTS: tree.clone(memory[COMPONENTS])}
+
     def initial_memory(self, num_envs: int) -> Tree:
         """Memory before the first row, keyed by network; empty for agents without memory."""
         nets = self.networks()

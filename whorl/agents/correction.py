@@ -92,7 +92,9 @@ class NStepTargets:
         if not self.corrects:
             return batch.reward, batch.discount, soft
         cfg, count, steps = self.cfg, batch.shape[0], steps_of(batch)
-        reward, discount, keep = self.observations.scaled(steps["reward"]), steps["discount"], steps["keep"]
+        reward, discount, keep = steps["reward"], steps["discount"], steps["keep"]
+        if STEPS in batch.extras:  # else they are the batch's own, which is scaled
+            reward = self.observations.scaled(reward)
         shift = torch.zeros_like(value)
         if len(value) > 1:
             taken = tree.map(lambda part: torch.cat((part[1:], torch.zeros_like(part[:1]))), steps["action"])

@@ -115,7 +115,8 @@ class Unreplayed(OnPolicy):
         _merge(agent, rollout)
 
     def build(self, agent: "Agent", generator: torch.Generator) -> Trajectories:
-        return Trajectories(agent.discounting(), device=agent.device)
+        limit = self.cfg.reward_clip_range if self.cfg.clip_reward else 0.0
+        return Trajectories(agent.discounting(), device=agent.device, reward_clip=limit)
 
 
 def experience_of(cfg: Any) -> OnPolicy | OffPolicy:

@@ -26,7 +26,8 @@ from whorl.agents.families import ActorCriticConfig
 from whorl.agents.protocols import MemoryNet
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
-from whorl.core.spec import Array, Discrete, Spec
+from whorl.core.errors import ConfigError
+from whorl.core.spec import MASK_KEY, Array, Discrete, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import sample
@@ -84,6 +85,11 @@ class OptionCritic(Agent):
             self.critic = QEnsemble("critic", spec, cfg, cfg.ensemble_q_num, (count, choices))
             auto = cfg.target_entropy == "auto"
             self.target_entropy = cfg.entropy_ratio * log(choices) if auto else float(cfg.target_entropy)
+            if cfg.tune_alpha and not 0 <= self.target_entropy <= log(choices):
+                raise ConfigError(
+                    f"target_entropy is {self.target_entropy:g}, but the entropy of {choices} actions lies between "
+                    f"0 and {log(choices):.3g}; use a number in between, or entropy_ratio"
+                )
         else:
             size = bounded(spec, "option_critic", "continuous or discrete")
             self.outputs = 2 * size
@@ -257,7 +263,7 @@ class OptionCritic(Agent):
         loss, log_prob = self.actor_loss(batch, noise)
         self.minimize("actor", loss, self.cfg.max_grad_norm)
         if self.cfg.tune_alpha:
-            short = (log_prob + self.target_entropy) * batch.share  # [T, B]
+            short = (log_prob + self.wanted_entropy(batch)) * batch.share  # [T, B]
             each = (self.one_hot(batch.extras[OPTION]) * short.unsqueeze(-1)).mean((0, 1))  # [K]
             self.minimize("alpha", -(self.temperature.log_alpha * each).sum())
         ending, beta = self.termination_loss(batch, noise)
@@ -269,6 +275,13 @@ class OptionCritic(Agent):
             "policy/alpha": self.temperature().detach().mean(),
             "option/termination": beta,
         }
+
+    def wanted_entropy(self, batch: Batch) -> Tensor | float:
+        """The target entropy; with action masks a fraction of what each row allows at most [T, B]."""
+        if not (self.discrete and self.options.masked and self.cfg.target_entropy == "auto"):
+            return self.target_entropy
+        allowed = (batch.now.selected[MASK_KEY] > 0).sum(-1).clamp(min=1)
+        return self.cfg.entropy_ratio * allowed.log()
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:

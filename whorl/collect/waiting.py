@@ -15,7 +15,7 @@ from whorl.agents.agent import Context
 from whorl.collect.collector import LocalCollector, acting
 from whorl.core import tree
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch
+from whorl.data.batch import CELL, Batch
 
 
 class WaitingCollector(LocalCollector):
@@ -35,6 +35,14 @@ class WaitingCollector(LocalCollector):
     def begin(self, obs: Tree, reset: Tensor | None = None) -> None:
         super().begin(obs, reset)
         self._waits.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "waits": self._waits, "in_effect": self._held}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        tree.restore_(self._waits, state["waits"])
+        tree.restore_(self._held, state["in_effect"])
 
     def finish(self, cut: bool = False) -> Batch:
         with acting(self.agent.device):
@@ -81,10 +89,12 @@ class WaitingCollector(LocalCollector):
             if store.memories:
                 opens = row % store.stride == 0
                 _write(store.memories, memory, row // store.stride, self._all, opens)
-            context = Context(reset, self.generator, random=random, env_index=self._all)
+            greedy = self.agent.collects_greedily
+            context = Context(reset, self.generator, greedy=greedy, random=random, env_index=self._all)
             acted = self.agent.act_tracked(obs, memory, context)
             fresh = {"action": acted.action, "extras": {**self._held["extras"], **acted.extras}}
             self._held = tree.where(self._waits, self._held, fresh)
+            memory = self.agent.kept(memory)
             answer = tree.to(_tensors(self.env.step(self._held["action"])), self.agent.device)
             self._waits.copy_(answer.pop("waits"))
             answered = ~self._waits
@@ -93,6 +103,8 @@ class WaitingCollector(LocalCollector):
                 acted.memory, obs, self._held["action"], answer["reward"], *following
             )
             memory = tree.where(self._waits, memory, after)
+            if "cells" in answer:
+                columns[CELL] = answer.pop("cells")
             written = {
                 **answer,
                 "action": self._held["action"],
@@ -128,7 +140,7 @@ def _tensors(step: Any) -> dict[str, Tree]:
     found = {"obs": step.obs, "next_reset": step.reset, "waits": step.waits}
     found |= {name: getattr(step, name) for name in ("reward", "terminated", "truncated")}
     return found | {
-        name: getattr(step, name) for name in ("soft", "measures") if getattr(step, name) is not None
+        name: getattr(step, name) for name in ("soft", "measures", "cells") if getattr(step, name) is not None
     }
 
 

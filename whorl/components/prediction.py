@@ -164,7 +164,9 @@ class Prediction(Auxiliary):
         backbone = self.backbone
         if backbone.memories:
             seen = prepare(tree.map(lambda leaf: leaf[: rows + 1], batch.obs))
-            every = batch.replace(obs=seen, summaries={}).all
+            read = {"reset": batch.reset, "last": batch.last}
+            first_rows = tree.map(lambda leaf: leaf[: rows + 1], read)
+            every = batch.replace(obs=seen, summaries={}, **first_rows).all
             state = pick(backbone.summary(lambda: backbone.encode(every), every))
             obs = tree.map(pick, seen)
         else:

@@ -24,8 +24,8 @@ from whorl.core.registry import Part, register
 from whorl.core.spec import Array, Spec, flat_action_size, flatten_action
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.nets.actor import Actor, DeterministicHead
 from whorl.nets.novelty import Distillation
+from whorl.nets.soft_actions import SoftActions
 from whorl.ops.losses import masked_mean
 from whorl.settings.schema import (
     HiddenSizes,
@@ -67,12 +67,15 @@ class RNDActions(Component):
 
     def __init__(self, name: str, spec: Spec, cfg: RNDActionsConfig, agent: Agent) -> None:
         super().__init__(name, spec, cfg, agent)
-        actor: Any = getattr(agent, "actor", None)
-        if not agent.off_policy or not isinstance(actor, Actor) or isinstance(actor.head, DeterministicHead):
+        actions: Any = getattr(agent, "actions", None)
+        if not agent.off_policy or not isinstance(actions, SoftActions):
             raise ConfigError(
                 f"{name} chooses among samples of a stochastic policy that learns from replay, which "
                 f"{type(agent).__name__} has not; use sac, tqc, redq or droq, or components: [rnd] for a reward"
             )
+        if agent.privileged or actions.greedy:
+            other = "privileged_obs" if agent.privileged else "discrete_dqn_like"
+            raise ConfigError(f"{name} does not work with {other}; leave one of them out")
         observed = {"observation": spec.observation, "action": Array((flat_action_size(spec.action),))}
         self.networks = Distillation(
             observed, cfg.encoder, cfg.hidden_sizes, cfg.features, cfg.obs_clip_range

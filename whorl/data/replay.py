@@ -264,7 +264,7 @@ class Replay(Experience):
             start, found = batch.extras["start"], refresh(batch)
             self.ring.renew(start, found.pop(MEMORIES, {}))
             for name, value in found.items():
-                self.ring.renew_column(name, self.view.rows(self.ring, start), value)
+                self.ring.renew_column(name, self.view.rows(self.ring, start)[: len(value)], value)
 
         if self.ring.device.type != "cuda":
             renew()

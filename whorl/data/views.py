@@ -135,7 +135,11 @@ class Transitions:
         )
         if not self.steps:
             return batch
-        extras[STEPS] = {**single, **_taken(ring, cells, counts), "keep": discounting.keep(keep & counts)}
+        extras[STEPS] = {
+            **single,
+            **_taken(ring, cells, ring.take("mask", cells)),
+            "keep": discounting.keep(keep & counts),
+        }
         later = torch.zeros_like(reset).expand(self.n_step, -1)
         return batch.replace(reset=torch.cat((reset.unsqueeze(0), later)), ahead=counts.sum(0, keepdim=True))
 

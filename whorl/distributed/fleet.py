@@ -578,4 +578,5 @@ def _payload_kind(agent: Agent, run: RunConfig) -> PayloadKind:
 def _only_shards_need_rows(agent: Agent) -> bool:
     """Whether replay is in shards and the agent never looks at rollouts itself."""
     sharded = agent.off_policy and agent.cfg.shards > 0 and not agent.cfg.normalize_obs
-    return sharded and type(agent).observe is Agent.observe and not agent.components
+    looks = type(agent).observe is not Agent.observe or agent.components or agent.spec.map_shape is not None
+    return sharded and not looks

@@ -43,21 +43,11 @@ def act_by_policy(agent: PolicyAgent, obs: Tree, memory: Tree, context: Context,
     return Acted(action, after, {"log_prob": policy.log_prob(action)} if log_prob else {})
 
 
-def act_by_actor(agent: ActorCriticAgent, obs: Tree, memory: Tree, context: Context) -> Acted:
-    """Actions of an off-policy agent's stochastic actor; uniformly random ones during warm-up."""
-    policy, after = _evaluate(agent, obs, memory, context)
-    if context.random:
-        return _random(agent, obs, after, context)
-    return Acted(chosen(agent, obs, policy, context), after)
-
-
 def chosen(agent: Any, obs: Tree, policy: Any, context: Context) -> Tree:
-    """A sample of the policy; where a component chooses among several (`Component.candidates`), the one it wants most.
-
-    If greedy, the mode.
-    """
+    """A sample of the policy, if greedy its mode; while collecting, a component may choose among several samples
+    (`Component.candidates`): the one it wants most."""
     chooser = next((part for part in agent.components.values() if part.candidates), None)
-    if chooser is None or context.greedy:
+    if chooser is None or context.greedy or context.env_index is None:
         return sample(policy, context)
     actions = tree.stack([sample(policy, context) for _ in range(chooser.candidates)])  # [n, B, ...]
     wanted = chooser.score(obs, actions).argmax(0)  # [B]
@@ -70,15 +60,15 @@ def chosen(agent: Any, obs: Tree, policy: Any, context: Context) -> Tree:
 
 
 def act_by_soft_actor(agent: SoftAgent, obs: Tree, memory: Tree, context: Context) -> Acted:
-    """As `act_by_actor`, with log-probabilities where targets are corrected by them; with `discrete_dqn_like` the
-    discrete choices are epsilon-greedy on the critics' values."""
+    """Actions of a soft actor, uniformly random ones during warm-up, with log-probabilities where targets are corrected
+    by them; with `discrete_dqn_like` the discrete choices are epsilon-greedy on the critics' values."""
     actions, stores = agent.actions, bool(agent.returns.columns)
     policy, after = _evaluate(agent, obs, memory, context)
     if context.random:
         acted = _random(agent, obs, after, context)
         return replace(acted, extras={LOG_PROB: random_log_prob(agent.spec, obs)}) if stores else acted
     if not actions.greedy:
-        action = sample(policy, context)
+        action = chosen(agent, obs, policy, context)
         return Acted(action, after, {LOG_PROB: policy.log_prob(action)} if stores else {})
     drawn = policy.drawn(None if context.greedy else policy.noise(context.generator)["continuous"])
     seen = {"obs": agent.observations(obs), "last": memory.get(LAST, {})}

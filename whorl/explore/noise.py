@@ -49,9 +49,8 @@ def random_action(spec: Spec, obs: Tree, generator: torch.Generator) -> Tree:
             chance = torch.rand(num_envs, action.n, generator=generator, device=device)
             return (chance if mask is None else torch.where(mask, chance, -1.0)).argmax(-1)
         if mask is None:
-            sizes = torch.tensor(action.nvec, device=device)
             chance = torch.rand(num_envs, len(action.nvec), generator=generator, device=device)
-            return (chance * sizes).long()
+            return torch.stack([(part * n).long() for part, n in zip(chance.unbind(-1), action.nvec)], -1)
         chance = torch.where(mask, torch.rand(mask.shape, generator=generator, device=device), -1.0)
         return torch.stack([part.argmax(-1) for part in chance.split(action.nvec, -1)], -1)
 

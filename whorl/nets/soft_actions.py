@@ -191,7 +191,12 @@ class SoftActions(nn.Module):
         return Temperature((discrete, cfg.alpha), cfg.tune_alpha)
 
     def check_memory(self, critic: QEnsemble) -> None:
-        """A `ConfigError` if the critics choose actions, but have a memory that is not kept while acting."""
+        """A `ConfigError` if the critics choose actions, but read what there is not while acting."""
+        if self.greedy and critic.backbone.beside is not None:
+            raise ConfigError(
+                "discrete_dqn_like reads the critics while acting, but they read privileged_obs, which exist in "
+                "training only; leave one of them out"
+            )
         if self.greedy and not critic.can_follow:
             raise ConfigError(
                 "discrete_dqn_like reads the critics while acting, but their memory is not kept then; set "

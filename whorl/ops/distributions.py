@@ -213,7 +213,8 @@ class MultiCategorical(Distribution):
             )
         widest = max(nvec)
         parts = _masked(logits, mask).split(nvec, -1)
-        floor = _masked_logit(logits.dtype)
+        # Below masked options: if none is allowed, padding must not be taken either.
+        floor = 2 * _masked_logit(logits.dtype)
         self.each = Categorical(
             torch.stack([F.pad(part, (0, widest - part.shape[-1]), value=floor) for part in parts], -2)
         )

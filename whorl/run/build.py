@@ -138,7 +138,8 @@ def build(source: Source, settings: Settings, needs: Needs, notify: Notify = war
         shared = None if learners is None else learners.update
         learner = Learner(agent, device.type == "cuda" and shared is None, run.compile, shared)
         stack.pop_all()
-    visits = None if agent.spec.map_shape is None else VisitMap(agent.spec, device)
+    mapped = agent.spec.map_shape is not None and run.actor_gradients == "none"
+    visits = VisitMap(agent.spec, device) if mapped else None
     return Parts(settings, device, streams, agent, acting, experience, learners, learner, visits)
 
 
@@ -218,7 +219,7 @@ def _acting(
     # A graph can't ask whether all environments start an episode, nor call a callback at every step.
     capture = device.type == "cuda" and env.capturable and not run.hold_policy and not needs.steps
     generator = streams.generator("act", device)
-    waiting = isinstance(env, Waiting)
+    waiting = isinstance(env, Waiting) and env.waits
     if waiting and needs.steps:
         raise _unseen(f"environments of {source.id} answer", "on_episode")
     kind = WaitingCollector if waiting else LocalCollector

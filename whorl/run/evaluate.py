@@ -109,13 +109,16 @@ def run_episodes(
             acted = agent.act_tracked(obs, memory, Context(reset, generator, greedy=deterministic))
             before = tree.clone(obs) if agent.tracks else obs  # a step may overwrite it
             step = env.step(acted.action)
-            obs, reset = tree.to(step.obs, device), step.reset.to(device, copy=True)
+            obs, opens, reset = tree.to(step.obs, device), reset, step.reset.to(device, copy=True)
             reward = step.reward.to(device, copy=True)
-            after = agent.follow(acted.memory, before, acted.action, reward, obs, reset)[0]
             idle = reset  # rows that are no step
+            held = memory if step.waits is None else agent.kept(memory)
+            after = agent.follow(acted.memory, before, acted.action, reward, obs, reset)[0]
             if step.waits is not None:
                 waits = step.waits.to(device)
-                after, idle = tree.where(waits, memory, after), reset | waits
+                after, idle = tree.where(waits, held, after), reset | waits
+                # What starts an episode still does when it is answered.
+                reset = torch.where(waits, opens, reset)
             memory = after
             at = torch.where(cut, quota, torch.minimum(episode, quota))
             returns.scatter_add_(0, at, step.reward.to(device, torch.float64).unsqueeze(0))
