@@ -927,8 +927,8 @@ MUTATIONS: list[Mutation] = [
         Bug("corrections cross the end of an episode", ".masked_fill(keep[:count] == 0, 0.0)", ""),
         Bug(
             "rewards of the steps keep their scale",
-            'self.observations.scaled(steps["reward"])',
-            'steps["reward"]',
+            "self.observations.scaled(reward)",
+            "reward",
         ),
         Bug("one step too many", "cfg.n_step - 1,", "cfg.n_step,"),
     ),

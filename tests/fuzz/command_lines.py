@@ -138,6 +138,10 @@ def valid(draw: random.Random) -> list[str]:
             "x.png",
         ],
         "list": draw.choice(([], ["--envs"], ["--runs"], ["--runs", "--folder", _folder.name])),
+        "evolve": [
+            draw.choice(("missing.yaml", run, CODE)),
+            *draw.choice(([], ["--population", value(draw)])),
+        ],
         "check": [draw.choice(ENVS)],
         "completion": [draw.choice(("bash", "zsh", "fish", "csh"))],
     }
