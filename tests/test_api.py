@@ -183,7 +183,7 @@ def test_evaluating_with_a_seed_that_no_generator_takes_is_told(run: Path) -> No
 
 
 def test_evaluating_no_episodes_is_told(run: Path) -> None:
-    with pytest.raises(ConfigError, match="episodes is 0; it must be at least 1"):
+    with pytest.raises(ConfigError, match="episodes is 0; it must lie between 1 and"):
         whorl.evaluate(run, episodes=0)
 
 

@@ -55,6 +55,9 @@ __all__ = [
     "train",
 ]
 
+MOST_EPISODES = 10**6
+"""of one evaluation, whose returns are all kept"""
+
 
 class AlgorithmConfig(Protocol):
     """A config object of an algorithm: a dataclass such as `PPOConfig`."""
@@ -354,8 +357,8 @@ def evaluate(
         render: show the episodes in a window.
     """
     _refuse(evaluate, unknown)
-    if episodes < 1:
-        raise ConfigError(f"episodes is {episodes}; it must be at least 1")
+    if not 1 <= episodes <= MOST_EPISODES:
+        raise ConfigError(f"episodes is {episodes}; it must lie between 1 and {MOST_EPISODES:,}")
     build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
     mode = "human" if render else "rgb_array" if video is not None else None
