@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -192,7 +193,9 @@ MOMENTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         lambda folder, report: die() if report.generation == 2 else write_report(folder, report),
     ),
     "before the lineage": lambda patch: patch.setattr(evolver, "write_lineage", die),
-    "after the lineage": lambda patch: patch.setattr(evolver.Evolver, "_save_best", die),
+    "after the lineage": lambda patch: patch.setattr(
+        evolver.Evolver, "_save_best", lambda self, rows: die() if rows else None
+    ),
 }
 WORST = "between checkpoint and report"
 
@@ -274,15 +277,30 @@ def test_a_learner_that_diverges_is_replaced_by_a_new_one(
     assert (result.run_dir / "learner_3" / "checkpoint_1").is_dir()
 
 
-def test_if_all_diverge_that_is_an_error(
-    small: dict[str, Any], inline: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rule", ["cem", "pbt"])
+def test_if_all_diverge_that_is_an_error_also_on_resume(
+    rule: str, small: dict[str, Any], inline: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def diverging(trainer: Trainer) -> Any:
         raise DivergedError("a loss is not finite")
 
     monkeypatch.setattr(Trainer, "step", diverging)
-    with pytest.raises(WhorlError, match="all 3 learners diverged in generation 1; the last one: a loss"):
-        evolve(small)
+    error = "all 3 learners diverged in generation 1; the last one: a loss"
+    with pytest.raises(WhorlError, match=error):
+        evolve(small, rule=rule)
+    with pytest.raises(WhorlError, match=error):
+        whorl.resume(next(tmp_path.iterdir()))
+
+
+def test_resume_repairs_the_best_policy_where_a_kill_came_before_it(
+    small: dict[str, Any], inline: None
+) -> None:
+    result = evolve(small, generations=1)
+    best = result.run_dir / "best"
+    written = {path.name: path.read_bytes() for path in best.iterdir()}
+    shutil.rmtree(best)
+    whorl.resume(result.run_dir)
+    assert {path.name: path.read_bytes() for path in best.iterdir()} == written
 
 
 def test_a_learner_that_fails_again_and_again_ends_the_run(

@@ -88,7 +88,7 @@ class Evolver:
             self._save_config()
             self.display = Display(self.config, self.settings, self.folder)
             stack.enter_context(self.display)
-            self.display.generation(self.population)
+            self._conclude()
             if not self._over():
                 self.restarts = RestartPolicy(run.actor_restarts, run.restarts_per_hour, self.display.message)
                 self.backend = make_backend(run.ray, self._processes())
@@ -126,9 +126,14 @@ class Evolver:
         rows = self._rows(plans, reports)
         self.population = replace(self.population, history=[*self.population.history, *rows])
         write_lineage(self.folder, self.population.history)
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """What follows the newest generation of the lineage; repeated on resume, as a kill may have come before it."""
+        rows = self.population.newest()
         self._save_best(rows)
         self.display.generation(self.population)
-        if not any(math.isfinite(row.score) for row in rows):
+        if rows and not any(math.isfinite(row.score) for row in rows):
             raise WhorlError(
                 f"all {len(rows)} learners diverged in generation {rows[0].generation}; the last one: {rows[-1].note}; "
                 "use lower learning rates, or narrower intervals in random_params"
