@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, overload
@@ -32,9 +33,9 @@ from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
-from whorl.settings.draws import draw_all, read_draws, take_random
-from whorl.settings.merge import Settings, chosen_fields, configure, merge, plain_fields
-from whorl.settings.presets import algorithm_of, algorithms, read_file
+from whorl.settings.draws import configured, draw_all, is_random, read_draws, saying_random, take_random
+from whorl.settings.merge import Settings, chosen_fields, configure, merge, plain_fields, settings_of
+from whorl.settings.presets import algorithm_class, algorithm_of, algorithms, read_file
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
 from whorl.settings.secrets import HIDDEN, require_secrets
@@ -132,10 +133,11 @@ def prepare(
         given |= chosen_fields(chosen)
     if isinstance(config, RunConfig):
         objects |= plain_fields(config)
+    read = [layer for path in files for layer in read_file(path)]
     drawn, layers = take_random(
-        [*(layer for path in files for layer in read_file(path)), _settings(config, settings)]
+        [*read, objects, _settings(config, {}), settings], settings_of(algorithm_class(algorithm)[1])
     )
-    *layers, asked = layers
+    layers, asked = layers[: len(read)], {**layers[-2], **layers[-1]}
     made = find(env, _options_in(layers, [given, asked], env))
 
     def made_with(options: Mapping[str, Any]) -> Source:
@@ -143,7 +145,7 @@ def prepare(
 
     determined = _determined(made, layers, given, asked)
 
-    def configured(random: Mapping[str, Any]) -> Settings:
+    def resolved(random: Mapping[str, Any]) -> Settings:
         return configure(
             algorithm,
             made.id,
@@ -154,12 +156,13 @@ def prepare(
             kind=lambda options: kind_of(made_with(options)),
         )
 
-    found = configured({})
+    found = resolved({})
     if drawn is not None:
-        values = (
-            {name: getattr(found, str(name), None) for name in drawn} if isinstance(drawn, Mapping) else {}
-        )
-        found = configured(draw_all(read_draws(drawn, values), np.random.default_rng(found.run.seed)))
+        draws = read_draws(drawn, partial(configured, found))
+        try:
+            found = resolved(draw_all(draws, np.random.default_rng(found.run.seed)))
+        except ConfigError as error:
+            raise saying_random(error) from None
     source = made_with(found.env_options)
     source.check(found.run)
     return source, dataclasses.replace(found, env_options=dict(source.options))
@@ -243,8 +246,9 @@ def load_population(
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Evolver:
     """The population that `evolve` runs, in a new folder."""
-    own, drawn, layers = setup.split([*read_file(config), settings])
-    algorithm = setup.named(layers, "algorithm", "sac")
+    read = [*read_file(config), settings]
+    algorithm = setup.named(read, "algorithm", "sac")
+    own, drawn, layers = setup.split(read, algorithm)
     setup.check_layers(layers, algorithm)
     given = setup.named(layers, "env", "Pendulum-v1") if env is None else env
     layers = [
@@ -282,6 +286,11 @@ def load_run(
     trust: Sequence[str] = (),
 ) -> Trainer:
     """The trainer of a saved run with its state restored."""
+    if any(map(is_random, changes)):
+        raise ConfigError(
+            "random_params are drawn once, when a run starts: the values of a saved run are in its config.yaml; leave "
+            "random_params out to resume it"
+        )
     folder = resolve_run(run)
     if folder.name == checkpoint.BEST:
         raise CheckpointError(

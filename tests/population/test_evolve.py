@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import whorl
+from whorl.api import load_population
 from whorl.core.errors import ConfigError, DivergedError, WhorlError
 from whorl.distributed.remote import RemoteError
 from whorl.population import evolver, member
@@ -377,7 +378,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"random_params": {"gamma": [0.9, 2.0]}}, "random_params: gamma is 2.0; it must be from 0 to 1"),
     ({"random_params": {"num_envs": [4, 8]}}, "setting of the training loop, which all learners share"),
     ({"random_params": {"actor_hidden_sizes": [[8], [16]]}}, "changes the shape of the networks"),
-    ({"random_params": {"rnd.lr": [1, 2]}}, "has no setting 'rnd.lr'"),
+    ({"random_params": {"rnd.lr": [1, 2]}}, "rnd is not in use; add it"),
+    ({"random_params": {"optimizer.eps": [1, 2]}}, "optimizer.eps can't be drawn by a population; draw"),
     ({"poplation": 3}, "neither a population nor ppo has a setting 'poplation'; did you mean 'population'"),
 ]
 
@@ -389,6 +391,12 @@ def test_mistakes_are_one_sentence_and_leave_no_folder(
     with pytest.raises(ConfigError, match=message):
         evolve(small, **changes)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_arguments_set_is_not_drawn(small: dict[str, Any]) -> None:
+    found = load_population(small, settings={"discount": 0.8})
+    assert list(found.population.draws) == ["learning_rate"]
+    assert found.settings.gamma == 0.8
 
 
 def test_settings_of_the_replay_buffer_that_a_learner_keeps_are_not_drawn(small: dict[str, Any]) -> None:
