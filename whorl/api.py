@@ -213,10 +213,13 @@ def resume(
     """
     changes = {key: value for path in files for layer in read_file(path) for key, value in layer.items()}
     changes |= _settings(config, settings)
+    changes |= {} if env_options is None else {"env_options": dict(env_options)}
     folder = resolve_run(run)
     if is_population(folder):
+        if callbacks or loggers:
+            name = "callbacks" if callbacks else "loggers"
+            raise ConfigError(f"{folder} is a population, whose learners take no {name}; leave {name} out")
         return resume_population(folder, changes, env, trust).train()
-    changes |= {} if env_options is None else {"env_options": dict(env_options)}
     return load_run(run, changes, env=env, callbacks=callbacks, loggers=loggers, trust=trust).train()
 
 
@@ -255,6 +258,7 @@ def load_population(
         {key: value for key, value in layer.items() if key not in ("algorithm", "env")} for layer in layers
     ]
     chosen = build(EvolveConfig, own)
+    _require_copies(given, _env_options([*layers, {"env_options": dict(env_options or {})}]))
     source, base = prepare(given, algorithm, setup.budget(chosen), [setup.DEFAULTS, *layers], env_options, {})
     draws = setup.read_params(drawn, base)
     setup.check(chosen, base, draws, source.spec(base.run.num_envs))
@@ -431,11 +435,30 @@ def _determined(
     if made.adapter is None or made.adapter.single:
         return made.settings(asked)
     # The number of environments depends on options, which are among the settings.
-    found: dict[str, Any] = {}
-    for layer in (*layers, given, asked):
-        merge(found, {key: value for key, value in layer.items() if key.startswith("env_options")}, {})
-    source = made.with_options({**made.options, **found.get("env_options", {})})
+    source = made.with_options({**made.options, **_env_options([*layers, given, asked])})
     return source.settings({key: value for layer in layers for key, value in layer.items()} | dict(asked))
+
+
+def _env_options(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The options of the environment that layers of settings name."""
+    found: dict[str, Any] = {}
+    for layer in layers:
+        merge(found, {key: value for key, value in layer.items() if key.startswith("env_options")}, {})
+    return dict(found.get("env_options") or {})
+
+
+def _require_copies(env: Any, options: Mapping[str, Any]) -> None:
+    """Raise for an environment of which there is one, where each learner of a population needs its own."""
+    if callable(env):
+        return
+    source = find(env, options if isinstance(env, str) else {})
+    if source.alone:
+        remedy = "train one learner with whorl train"
+        if source.batch is not None:
+            remedy = "pass a class or function that makes it"
+        raise ConfigError(
+            f"there is one {source.id}, but each learner of a population needs its own; {remedy}"
+        )
 
 
 def _refuse(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:

@@ -10,17 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 
 import whorl
-from whorl.api import load_population
+from whorl.api import load_population, resume_population
 from whorl.core.errors import ConfigError, DivergedError, WhorlError
+from whorl.core.spec import Array, Continuous, Spec
 from whorl.distributed.remote import RemoteError
+from whorl.envs.vector import VectorEnv
 from whorl.population import evolver, member
 from whorl.population.config import EvolveConfig
 from whorl.population.curve import draw_population
 from whorl.population.evolver import Crew, Evolved, read_lineage
 from whorl.population.member import Member, Report, read_report, write_report
 from whorl.population.rules import Lived, drawn, moments
+from whorl.run.callbacks import Callback
 from whorl.run.reporting import Interrupted
 from whorl.run.trainer import Trainer
 from whorl.settings.merge import settings_of
@@ -409,6 +413,63 @@ def test_a_resumed_population_can_not_change_its_rule(small: dict[str, Any], inl
     folder = evolve(small, generations=1).run_dir
     with pytest.raises(ConfigError, match="can't change 'elite'; it can change generations"):
         whorl.resume(folder, elite=0.5)
+
+
+class Guarded(CartPoleEnv):
+    """A cart-pole that needs a password, which is not saved."""
+
+    def __init__(self, token: str, render_mode: str | None = None) -> None:
+        assert token == "xyzzy", token
+        super().__init__(render_mode=render_mode)
+
+
+def test_a_resumed_population_takes_options_of_its_environment_and_refuses_what_it_has_no_use_for(
+    small: dict[str, Any], inline: None
+) -> None:
+    whorl.register("environment", "Guarded-v0", Guarded)
+    try:
+        small |= {"env": "Guarded-v0", "generations": 1, "population": 2, "workers": 0}
+        folder = whorl.evolve(small, env_options={"token": "xyzzy"}).run_dir
+        assert "xyzzy" not in (folder / "population.yaml").read_text()
+        with pytest.raises(ConfigError, match="is a secret"):
+            whorl.resume(folder)
+        assert whorl.resume(folder, env_options={"token": "xyzzy"}).generations == 1
+        found = resume_population(folder, {"env_options.token": "xyzzy"})
+        assert found.source.options["token"] == found.settings.env_options["token"] == "xyzzy"
+        with pytest.raises(ConfigError, match="a resumed population can't change 'env_options'"):
+            whorl.resume(folder, env_options={"token": "xyzzy", "render_mode": "human"})
+        with pytest.raises(ConfigError, match="whose learners take no callbacks; leave callbacks out"):
+            whorl.resume(folder, callbacks=[Callback()])
+        with pytest.raises(ConfigError, match="whose learners take no loggers; leave loggers out"):
+            whorl.resume(folder, loggers=["csv"])
+    finally:
+        whorl.core.registry._registered["environment"].pop("Guarded-v0")
+
+
+class Once(VectorEnv):
+    """A batch of environments of which there is one."""
+
+    spec = Spec(Array((1,)), Continuous((1,), (-1.0,), (1.0,)), 4)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "message"),
+    [
+        (
+            "unity:editor",
+            {},
+            "there is one unity:editor, but each learner .* train one learner with whorl train",
+        ),
+        ("unity:player", {"editor": True}, "there is one unity:player"),
+        (Once(), {}, "there is one Once, but each learner .* pass a class or function that makes it"),
+    ],
+)
+def test_an_environment_that_exists_once_is_refused(
+    env: Any, options: dict[str, Any], message: str, small: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        whorl.evolve(small, env=env, env_options=options)
+    assert not list(tmp_path.iterdir())
 
 
 def test_names_of_advanced_sac_are_accepted(small: dict[str, Any], inline: None) -> None:

@@ -11,10 +11,11 @@ from whorl.population.config import MAY_CHANGE, EvolveConfig
 from whorl.population.evolver import CONFIG, LEARNERS, POPULATION
 from whorl.settings.aliases import canonical, is_expansion
 from whorl.settings.draws import RANDOM, Draw, configured, meant, read_draws, saying_random, take_random
-from whorl.settings.merge import Settings, settings_of
+from whorl.settings.merge import Settings, merge, settings_of
 from whorl.settings.presets import algorithm_class, read_yaml
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import build, fields_of
+from whorl.settings.secrets import hidden
 from whorl.state.policy import build_agent
 
 DEFAULTS: dict[str, Any] = {"tensorboard": False, "keep_checkpoints": 2}
@@ -181,7 +182,16 @@ def load(folder: Path, changes: Mapping[str, Any]) -> tuple[EvolveConfig, dict[s
     except (OSError, TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} can't be read: {error}") from None
     hints, run = fields_of(EvolveConfig), fields_of(RunConfig)
+    before = learners.get("env_options")
     for key, value in changes.items():
+        if key.partition(".")[0] == "env_options":
+            merge(learners, {key: value}, {})
+            if hidden(learners["env_options"]) != before:
+                raise ConfigError(
+                    f"a resumed population can't change 'env_options', which is {before!r}; only secrets, which are "
+                    "not saved, are given again"
+                )
+            continue
         name = canonical(canonical(str(key), hints), run)
         if name not in (*MAY_CHANGE, *RUN_MAY_CHANGE):
             raise ConfigError(
