@@ -121,6 +121,23 @@ def test_a_copy_has_weights_and_optimizer_state_of_its_parent_and_learning_rates
         assert mine["state"]["lr_actor"].item() == pytest.approx(row.params["learning_rate"])
 
 
+def test_a_copy_keeps_returns_of_its_running_episodes_also_those_of_components(
+    small: dict[str, Any], inline: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_over, seen = member.take_over, []
+
+    def watched(agent: Any, task: Any, *rest: Any) -> None:
+        scale = agent.components["rnd"].scale.running
+        before = scale.clone()
+        take_over(agent, task, *rest)
+        if task.origin == "copied":
+            seen.append(torch.equal(scale, before) and bool(before.any()))
+
+    monkeypatch.setattr(member, "take_over", watched)
+    evolve(small, rule="pbt", exploit=0.5, generations=2, population=2, components=["rnd"])
+    assert seen == [True]
+
+
 def test_target_networks_of_drawn_weights_are_copies_of_them(
     small: dict[str, Any], inline: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,9 +141,7 @@ def take_over(agent: Agent, task: Task, config: EvolveConfig, settings: Any) -> 
             agent.load_state_dict(_weights_like(agent, settings, task.weight_seed))
         return
     found = [checkpoint.load(Path(parent)).state["agent"] for parent in task.parents]
-    mine = agent.state_dict()
-    # Learning rates, progress and returns of running episodes belong to this learner.
-    own = {name: mine[name] for name in mine if name.startswith(("progress", "lr_", "rewards.running"))}
+    own = {name: value for name, value in agent.state_dict().items() if agent.of_one_run(name)}
     agent.load_state_dict({**found[0]["module"], **own})
     agent.load_optimizer_state(found[0]["optimizers"])
     if task.origin == "drawn":
