@@ -21,9 +21,9 @@ from whorl.envs.vector import VectorEnv
 from whorl.population import evolver, member
 from whorl.population.config import EvolveConfig
 from whorl.population.curve import draw_population
-from whorl.population.evolver import Crew, Evolved, read_lineage
+from whorl.population.evolver import Evolved, ProcessPool, read_lineage
 from whorl.population.member import Member, Report, read_report, write_report
-from whorl.population.rules import Lived, drawn, moments
+from whorl.population.rules import LineageRow, drawn, moments
 from whorl.run.callbacks import Callback
 from whorl.run.reporting import Interrupted
 from whorl.run.trainer import Trainer
@@ -363,16 +363,16 @@ def test_a_process_killed_with_9_is_replaced_and_nothing_changes(
     small: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any, forgetful: str, inline_backend: Any
 ) -> None:
     small = {**small, "env": forgetful, "population": 2, "generations": 1, "parallel": 1, "workers": 0}
-    give, killed = Crew.give, []
+    give, killed = ProcessPool.give, []
 
-    def killing(crew: Crew, slot: int, task: Any) -> None:
-        give(crew, slot, task)
+    def killing(pool: ProcessPool, slot: int, task: Any) -> None:
+        give(pool, slot, task)
         if slot == 1 and not killed:
-            remote = next(iter(crew.busy.values()))[0]
+            remote = next(iter(pool.busy.values()))[0]
             killed.append(remote.pid)
             os.kill(remote.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(Crew, "give", killing)
+    monkeypatch.setattr(ProcessPool, "give", killing)
     monkeypatch.setattr(evolver, "draw_population", lambda *_: None)
     result = evolve(small, quiet=False)
     assert killed
@@ -504,8 +504,8 @@ def test_no_setting_of_a_learner_has_the_name_of_one_of_the_population() -> None
 
 def test_rows_of_the_lineage_are_read_as_they_were_written(tmp_path: Path) -> None:
     rows = [
-        Lived(1, 0, 0, 1, 2.5, {"gamma": 0.9}, "new", steps=64, selected=True),
-        Lived(1, 1, 1, 0, float("-inf"), {"gamma": 0.99}, "drawn", (0, 2), note="nan"),
+        LineageRow(1, 0, 0, 1, 2.5, {"gamma": 0.9}, "new", steps=64, selected=True),
+        LineageRow(1, 1, 1, 0, float("-inf"), {"gamma": 0.99}, "drawn", (0, 2), note="nan"),
     ]
     evolver.write_lineage(tmp_path, rows)
     assert read_lineage(tmp_path) == rows

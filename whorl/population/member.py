@@ -94,13 +94,13 @@ class Member:
         with configure_process(run.threads, run.tf32, learner_threads(settings)):
             try:
                 with trainer:
-                    report = self._live(trainer, task)
+                    report = self._run_generation(trainer, task)
             except DivergedError as error:
                 report = Report(task.generation, -math.inf, 0, task.age, error.message.partition(";")[0])
         write_report(folder, report)
         return report
 
-    def _live(self, trainer: Trainer, task: Task) -> Report:
+    def _run_generation(self, trainer: Trainer, task: Task) -> Report:
         folder = Path(task.folder)
         if task.age:
             trainer.attach(folder, checkpoint.load(folder / f"checkpoint_{task.age}"))
