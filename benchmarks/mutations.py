@@ -1340,6 +1340,18 @@ MUTATIONS: list[Mutation] = [
         "agents/agent.py",
         "agents/test_frame.py",
         Bug(
+            "learning rates are taken from another run",
+            'name.startswith(("progress", "lr_"))',
+            'name.startswith("progress")',
+            "run/test_trainer.py::test_a_warm_start_takes_weights_but_not_rates_and_any_number_of_envs",
+        ),
+        Bug(
+            "running returns of components are taken from another run",
+            'name.endswith(".running")',
+            'name == "rewards.running"',
+            "run/test_trainer.py::test_a_warm_start_keeps_returns_of_running_episodes_also_those_of_components",
+        ),
+        Bug(
             "reward statistics never updated",
             "        agent.rewards.merge_(rollout.reward, rollout.keep, rollout.mask, self.cfg.gamma)\n",
             "",
@@ -2247,12 +2259,6 @@ MUTATIONS: list[Mutation] = [
             "run/test_trainer.py::test_a_checkpoint_never_holds_weights_that_are_not_finite",
         ),
         Bug(
-            "learning rates are taken from another run",
-            'own = ("progress", "lr_", "rewards.running")',
-            'own = ("progress", "rewards.running")',
-            "run/test_trainer.py::test_a_warm_start_takes_weights_but_not_rates_and_any_number_of_envs",
-        ),
-        Bug(
             "a warm start without optimizer state",
             "            state[name] = saved[name]\n",
             "            pass\n",
@@ -2511,6 +2517,12 @@ MUTATIONS: list[Mutation] = [
             "population/test_evolve.py::test_the_first_weights_of_all_are_the_same_unless_that_is_switched_off",
         ),
         Bug(
+            "nothing is repeated on resume",
+            "            self._conclude()\n            if not",
+            "            if not",
+            "population/test_evolve.py::test_resume_repairs_the_best_policy_where_a_kill_came_before_it",
+        ),
+        Bug(
             "a failure is neither counted nor announced",
             "                    self.restarts.failed(name, found)\n",
             "",
@@ -2520,6 +2532,7 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "settings/draws.py",
         "settings/test_draws.py",
+        Bug("what is asked for is drawn", "drawn = _without(drawn, kept, hints)", "pass"),
         Bug("counts start at 0", "[1 + sum(one == value", "[0 + sum(one == value"),
         Bug(
             "logarithms are forgotten",

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, overload
@@ -32,9 +33,9 @@ from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
-from whorl.settings.draws import draw_all, read_draws, take_random
-from whorl.settings.merge import Settings, chosen_fields, configure, merge, plain_fields
-from whorl.settings.presets import algorithm_of, algorithms, read_file
+from whorl.settings.draws import configured, draw_all, is_random, read_draws, saying_random, take_random
+from whorl.settings.merge import Settings, chosen_fields, configure, merge, plain_fields, settings_of
+from whorl.settings.presets import algorithm_class, algorithm_of, algorithms, read_file
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
 from whorl.settings.secrets import HIDDEN, require_secrets
@@ -135,10 +136,11 @@ def prepare(
         given |= chosen_fields(chosen)
     if isinstance(config, RunConfig):
         objects |= plain_fields(config)
+    read = [layer for path in files for layer in read_file(path)]
     drawn, layers = take_random(
-        [*(layer for path in files for layer in read_file(path)), _settings(config, settings)]
+        [*read, objects, _settings(config, {}), settings], settings_of(algorithm_class(algorithm)[1])
     )
-    *layers, asked = layers
+    layers, asked = layers[: len(read)], {**layers[-2], **layers[-1]}
     made = find(env, _options_in(layers, [given, asked], env))
 
     def made_with(options: Mapping[str, Any]) -> Source:
@@ -146,7 +148,7 @@ def prepare(
 
     determined = _determined(made, layers, given, asked)
 
-    def configured(random: Mapping[str, Any]) -> Settings:
+    def resolved(random: Mapping[str, Any]) -> Settings:
         return configure(
             algorithm,
             made.id,
@@ -157,12 +159,13 @@ def prepare(
             kind=lambda options: kind_of(made_with(options)),
         )
 
-    found = configured({})
+    found = resolved({})
     if drawn is not None:
-        values = (
-            {name: getattr(found, str(name), None) for name in drawn} if isinstance(drawn, Mapping) else {}
-        )
-        found = configured(draw_all(read_draws(drawn, values), np.random.default_rng(found.run.seed)))
+        draws = read_draws(drawn, partial(configured, found))
+        try:
+            found = resolved(draw_all(draws, np.random.default_rng(found.run.seed)))
+        except ConfigError as error:
+            raise saying_random(error) from None
     source = made_with(found.env_options)
     source.check(found.run)
     return source, dataclasses.replace(found, env_options=dict(source.options))
@@ -213,10 +216,13 @@ def resume(
     """
     changes = {key: value for path in files for layer in read_file(path) for key, value in layer.items()}
     changes |= _settings(config, settings)
+    changes |= {} if env_options is None else {"env_options": dict(env_options)}
     folder = resolve_run(run)
     if is_population(folder):
+        if callbacks or loggers:
+            name = "callbacks" if callbacks else "loggers"
+            raise ConfigError(f"{folder} is a population, whose learners take no {name}; leave {name} out")
         return resume_population(folder, changes, env, trust).train()
-    changes |= {} if env_options is None else {"env_options": dict(env_options)}
     return load_run(run, changes, env=env, callbacks=callbacks, loggers=loggers, trust=trust).train()
 
 
@@ -246,14 +252,16 @@ def load_population(
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Evolver:
     """The population that `evolve` runs, in a new folder."""
-    own, drawn, layers = setup.split([*read_file(config), settings])
-    algorithm = setup.named(layers, "algorithm", "sac")
+    read = [*read_file(config), settings]
+    algorithm = setup.named(read, "algorithm", "sac")
+    own, drawn, layers = setup.split(read, algorithm)
     setup.check_layers(layers, algorithm)
     given = setup.named(layers, "env", "Pendulum-v1") if env is None else env
     layers = [
         {key: value for key, value in layer.items() if key not in ("algorithm", "env")} for layer in layers
     ]
     chosen = build(EvolveConfig, own)
+    _require_copies(given, _env_options([*layers, {"env_options": dict(env_options or {})}]))
     source, base = prepare(given, algorithm, setup.budget(chosen), [setup.DEFAULTS, *layers], env_options, {})
     draws = setup.read_params(drawn, base)
     setup.check(chosen, base, draws, source.spec(base.run.num_envs))
@@ -285,6 +293,11 @@ def load_run(
     trust: Sequence[str] = (),
 ) -> Trainer:
     """The trainer of a saved run with its state restored."""
+    if any(map(is_random, changes)):
+        raise ConfigError(
+            "random_params are drawn once, when a run starts: the values of a saved run are in its config.yaml; leave "
+            "random_params out to resume it"
+        )
     folder = resolve_run(run)
     if folder.name == checkpoint.BEST:
         raise CheckpointError(
@@ -425,11 +438,30 @@ def _determined(
     if made.adapter is None or made.adapter.single:
         return made.settings(asked)
     # The number of environments depends on options, which are among the settings.
-    found: dict[str, Any] = {}
-    for layer in (*layers, given, asked):
-        merge(found, {key: value for key, value in layer.items() if key.startswith("env_options")}, {})
-    source = made.with_options({**made.options, **found.get("env_options", {})})
+    source = made.with_options({**made.options, **_env_options([*layers, given, asked])})
     return source.settings({key: value for layer in layers for key, value in layer.items()} | dict(asked))
+
+
+def _env_options(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The options of the environment that layers of settings name."""
+    found: dict[str, Any] = {}
+    for layer in layers:
+        merge(found, {key: value for key, value in layer.items() if key.startswith("env_options")}, {})
+    return dict(found.get("env_options") or {})
+
+
+def _require_copies(env: Any, options: Mapping[str, Any]) -> None:
+    """Raise for an environment of which there is one, where each learner of a population needs its own."""
+    if callable(env):
+        return
+    source = find(env, options if isinstance(env, str) else {})
+    if source.alone:
+        remedy = "train one learner with whorl train"
+        if source.batch is not None:
+            remedy = "pass a class or function that makes it"
+        raise ConfigError(
+            f"there is one {source.id}, but each learner of a population needs its own; {remedy}"
+        )
 
 
 def _refuse(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:

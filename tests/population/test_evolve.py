@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -9,16 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 
 import whorl
+from whorl.api import load_population, resume_population
 from whorl.core.errors import ConfigError, DivergedError, WhorlError
+from whorl.core.spec import Array, Continuous, Spec
 from whorl.distributed.remote import RemoteError
+from whorl.envs.vector import VectorEnv
 from whorl.population import evolver, member
 from whorl.population.config import EvolveConfig
 from whorl.population.curve import draw_population
-from whorl.population.evolver import Crew, Evolved, read_lineage
+from whorl.population.evolver import Evolved, ProcessPool, read_lineage
 from whorl.population.member import Member, Report, read_report, write_report
-from whorl.population.rules import Lived, drawn, moments
+from whorl.population.rules import LineageRow, drawn, moments
+from whorl.run.callbacks import Callback
 from whorl.run.reporting import Interrupted
 from whorl.run.trainer import Trainer
 from whorl.settings.merge import settings_of
@@ -115,6 +121,23 @@ def test_a_copy_has_weights_and_optimizer_state_of_its_parent_and_learning_rates
         assert mine["state"]["lr_actor"].item() == pytest.approx(row.params["learning_rate"])
 
 
+def test_a_copy_keeps_returns_of_its_running_episodes_also_those_of_components(
+    small: dict[str, Any], inline: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_over, seen = member.take_over, []
+
+    def watched(agent: Any, task: Any, *rest: Any) -> None:
+        scale = agent.components["rnd"].scale.running
+        before = scale.clone()
+        take_over(agent, task, *rest)
+        if task.origin == "copied":
+            seen.append(torch.equal(scale, before) and bool(before.any()))
+
+    monkeypatch.setattr(member, "take_over", watched)
+    evolve(small, rule="pbt", exploit=0.5, generations=2, population=2, components=["rnd"])
+    assert seen == [True]
+
+
 def test_target_networks_of_drawn_weights_are_copies_of_them(
     small: dict[str, Any], inline: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +215,9 @@ MOMENTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         lambda folder, report: die() if report.generation == 2 else write_report(folder, report),
     ),
     "before the lineage": lambda patch: patch.setattr(evolver, "write_lineage", die),
-    "after the lineage": lambda patch: patch.setattr(evolver.Evolver, "_save_best", die),
+    "after the lineage": lambda patch: patch.setattr(
+        evolver.Evolver, "_save_best", lambda self, rows: die() if rows else None
+    ),
 }
 WORST = "between checkpoint and report"
 
@@ -274,15 +299,30 @@ def test_a_learner_that_diverges_is_replaced_by_a_new_one(
     assert (result.run_dir / "learner_3" / "checkpoint_1").is_dir()
 
 
-def test_if_all_diverge_that_is_an_error(
-    small: dict[str, Any], inline: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rule", ["cem", "pbt"])
+def test_if_all_diverge_that_is_an_error_also_on_resume(
+    rule: str, small: dict[str, Any], inline: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def diverging(trainer: Trainer) -> Any:
         raise DivergedError("a loss is not finite")
 
     monkeypatch.setattr(Trainer, "step", diverging)
-    with pytest.raises(WhorlError, match="all 3 learners diverged in generation 1; the last one: a loss"):
-        evolve(small)
+    error = "all 3 learners diverged in generation 1; the last one: a loss"
+    with pytest.raises(WhorlError, match=error):
+        evolve(small, rule=rule)
+    with pytest.raises(WhorlError, match=error):
+        whorl.resume(next(tmp_path.iterdir()))
+
+
+def test_resume_repairs_the_best_policy_where_a_kill_came_before_it(
+    small: dict[str, Any], inline: None
+) -> None:
+    result = evolve(small, generations=1)
+    best = result.run_dir / "best"
+    written = {path.name: path.read_bytes() for path in best.iterdir()}
+    shutil.rmtree(best)
+    whorl.resume(result.run_dir)
+    assert {path.name: path.read_bytes() for path in best.iterdir()} == written
 
 
 def test_a_learner_that_fails_again_and_again_ends_the_run(
@@ -323,16 +363,16 @@ def test_a_process_killed_with_9_is_replaced_and_nothing_changes(
     small: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any, forgetful: str, inline_backend: Any
 ) -> None:
     small = {**small, "env": forgetful, "population": 2, "generations": 1, "parallel": 1, "workers": 0}
-    give, killed = Crew.give, []
+    give, killed = ProcessPool.give, []
 
-    def killing(crew: Crew, slot: int, task: Any) -> None:
-        give(crew, slot, task)
+    def killing(pool: ProcessPool, slot: int, task: Any) -> None:
+        give(pool, slot, task)
         if slot == 1 and not killed:
-            remote = next(iter(crew.busy.values()))[0]
+            remote = next(iter(pool.busy.values()))[0]
             killed.append(remote.pid)
             os.kill(remote.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(Crew, "give", killing)
+    monkeypatch.setattr(ProcessPool, "give", killing)
     monkeypatch.setattr(evolver, "draw_population", lambda *_: None)
     result = evolve(small, quiet=False)
     assert killed
@@ -359,7 +399,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"random_params": {"gamma": [0.9, 2.0]}}, "random_params: gamma is 2.0; it must be from 0 to 1"),
     ({"random_params": {"num_envs": [4, 8]}}, "setting of the training loop, which all learners share"),
     ({"random_params": {"actor_hidden_sizes": [[8], [16]]}}, "changes the shape of the networks"),
-    ({"random_params": {"rnd.lr": [1, 2]}}, "has no setting 'rnd.lr'"),
+    ({"random_params": {"rnd.lr": [1, 2]}}, "rnd is not in use; add it"),
+    ({"random_params": {"optimizer.eps": [1, 2]}}, "optimizer.eps can't be drawn by a population; draw"),
     ({"poplation": 3}, "neither a population nor ppo has a setting 'poplation'; did you mean 'population'"),
 ]
 
@@ -373,6 +414,12 @@ def test_mistakes_are_one_sentence_and_leave_no_folder(
     assert not list(tmp_path.iterdir())
 
 
+def test_what_arguments_set_is_not_drawn(small: dict[str, Any]) -> None:
+    found = load_population(small, settings={"discount": 0.8})
+    assert list(found.population.draws) == ["learning_rate"]
+    assert found.settings.gamma == 0.8
+
+
 def test_settings_of_the_replay_buffer_that_a_learner_keeps_are_not_drawn(small: dict[str, Any]) -> None:
     changes = {**REPLAY, "n_epochs": None, "random_params": {"n_step": [1, 3]}}
     with pytest.raises(ConfigError, match="decides what the replay buffer holds"):
@@ -383,6 +430,63 @@ def test_a_resumed_population_can_not_change_its_rule(small: dict[str, Any], inl
     folder = evolve(small, generations=1).run_dir
     with pytest.raises(ConfigError, match="can't change 'elite'; it can change generations"):
         whorl.resume(folder, elite=0.5)
+
+
+class Guarded(CartPoleEnv):
+    """A cart-pole that needs a password, which is not saved."""
+
+    def __init__(self, token: str, render_mode: str | None = None) -> None:
+        assert token == "xyzzy", token
+        super().__init__(render_mode=render_mode)
+
+
+def test_a_resumed_population_takes_options_of_its_environment_and_refuses_what_it_has_no_use_for(
+    small: dict[str, Any], inline: None
+) -> None:
+    whorl.register("environment", "Guarded-v0", Guarded)
+    try:
+        small |= {"env": "Guarded-v0", "generations": 1, "population": 2, "workers": 0}
+        folder = whorl.evolve(small, env_options={"token": "xyzzy"}).run_dir
+        assert "xyzzy" not in (folder / "population.yaml").read_text()
+        with pytest.raises(ConfigError, match="is a secret"):
+            whorl.resume(folder)
+        assert whorl.resume(folder, env_options={"token": "xyzzy"}).generations == 1
+        found = resume_population(folder, {"env_options.token": "xyzzy"})
+        assert found.source.options["token"] == found.settings.env_options["token"] == "xyzzy"
+        with pytest.raises(ConfigError, match="a resumed population can't change 'env_options'"):
+            whorl.resume(folder, env_options={"token": "xyzzy", "render_mode": "human"})
+        with pytest.raises(ConfigError, match="whose learners take no callbacks; leave callbacks out"):
+            whorl.resume(folder, callbacks=[Callback()])
+        with pytest.raises(ConfigError, match="whose learners take no loggers; leave loggers out"):
+            whorl.resume(folder, loggers=["csv"])
+    finally:
+        whorl.core.registry._registered["environment"].pop("Guarded-v0")
+
+
+class Once(VectorEnv):
+    """A batch of environments of which there is one."""
+
+    spec = Spec(Array((1,)), Continuous((1,), (-1.0,), (1.0,)), 4)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "message"),
+    [
+        (
+            "unity:editor",
+            {},
+            "there is one unity:editor, but each learner .* train one learner with whorl train",
+        ),
+        ("unity:player", {"editor": True}, "there is one unity:player"),
+        (Once(), {}, "there is one Once, but each learner .* pass a class or function that makes it"),
+    ],
+)
+def test_an_environment_that_exists_once_is_refused(
+    env: Any, options: dict[str, Any], message: str, small: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        whorl.evolve(small, env=env, env_options=options)
+    assert not list(tmp_path.iterdir())
 
 
 def test_names_of_advanced_sac_are_accepted(small: dict[str, Any], inline: None) -> None:
@@ -400,8 +504,8 @@ def test_no_setting_of_a_learner_has_the_name_of_one_of_the_population() -> None
 
 def test_rows_of_the_lineage_are_read_as_they_were_written(tmp_path: Path) -> None:
     rows = [
-        Lived(1, 0, 0, 1, 2.5, {"gamma": 0.9}, "new", steps=64, selected=True),
-        Lived(1, 1, 1, 0, float("-inf"), {"gamma": 0.99}, "drawn", (0, 2), note="nan"),
+        LineageRow(1, 0, 0, 1, 2.5, {"gamma": 0.9}, "new", steps=64, selected=True),
+        LineageRow(1, 1, 1, 0, float("-inf"), {"gamma": 0.99}, "drawn", (0, 2), note="nan"),
     ]
     evolver.write_lineage(tmp_path, rows)
     assert read_lineage(tmp_path) == rows

@@ -8,7 +8,7 @@ import pytest
 
 import whorl
 from whorl.population import evolver
-from whorl.population.evolver import Crew, read_lineage
+from whorl.population.evolver import ProcessPool, read_lineage
 
 pytest.importorskip("ray")
 
@@ -18,17 +18,17 @@ def test_learners_on_ray_are_those_of_one_process_and_are_replaced_where_they_di
     small: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any, inline_backend: Any
 ) -> None:
     settings = {**small, "population": 2, "generations": 1, "parallel": 1, "quiet": False}
-    ready, killed = Crew.ready, []
+    ready, killed = ProcessPool.ready, []
 
-    def killing(crew: Crew, timeout: float) -> Any:
-        remote = next(iter(crew.busy.values()))[0]
+    def killing(pool: ProcessPool, timeout: float) -> Any:
+        remote = next(iter(pool.busy.values()))[0]
         if remote.pid and not killed:
             killed.append(remote.pid)
             os.kill(remote.pid, signal.SIGKILL)
-        return ready(crew, timeout)
+        return ready(pool, timeout)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Crew, "ready", killing)
+        patch.setattr(ProcessPool, "ready", killing)
         result = whorl.evolve(settings, ray="local")
     assert killed
     assert "failed and is replaced (1 of 3 in a row" in capsys.readouterr().out

@@ -9,21 +9,24 @@ import pytest
 import torch
 
 from whorl.population.config import EvolveConfig
-from whorl.population.rules import Lived, Plan, Population, drawn, moments, removed_learners, select
+from whorl.population.rules import LineageRow, Plan, Population, drawn, moments, removed_learners, select
 from whorl.settings.draws import Choices, Draw, Interval
 
 DRAWS: dict[str, Draw] = {"gamma": Choices((0.9, 0.99)), "lr": Interval(1e-4, 1e-2, log=True)}
 SEED = 7
 
 
-def lived(slot: int, score: float, gamma: float = 0.9, lr: float = 1e-3, **other: Any) -> Lived:
+def lineage_row(slot: int, score: float, gamma: float = 0.9, lr: float = 1e-3, **other: Any) -> LineageRow:
     values = {"learner": slot, "age": 1, "origin": "new", "generation": 1, **other}
-    return Lived(slot=slot, score=score, params={"gamma": gamma, "lr": lr}, **values)
+    return LineageRow(slot=slot, score=score, params={"gamma": gamma, "lr": lr}, **values)
 
 
 def cem(scores: list[float], **settings: Any) -> Population:
     config = EvolveConfig(**settings)
-    rows = [lived(slot, score, (0.9, 0.99)[slot % 2], 1e-3 * (slot + 1)) for slot, score in enumerate(scores)]
+    rows = [
+        lineage_row(slot, score, (0.9, 0.99)[slot % 2], 1e-3 * (slot + 1))
+        for slot, score in enumerate(scores)
+    ]
     chosen = select(scores, config.elite)
     return Population(config, DRAWS, SEED, [replace(row, selected=one) for row, one in zip(rows, chosen)])
 
@@ -108,8 +111,8 @@ def test_a_learner_that_diverged_is_replaced_by_a_new_one_that_draws_from_the_be
 
 
 def test_a_learner_that_is_selected_four_times_less_than_the_average_is_removed() -> None:
-    def row(slot: int, generation: int, selected: bool) -> Lived:
-        return lived(slot, 1.0, generation=generation, age=generation, selected=selected)
+    def row(slot: int, generation: int, selected: bool) -> LineageRow:
+        return lineage_row(slot, 1.0, generation=generation, age=generation, selected=selected)
 
     # Of three learners two are selected in each generation: learner 0 always, 1 from the third on, 2 twice.
     history = [
@@ -132,7 +135,7 @@ def test_a_learner_that_is_selected_four_times_less_than_the_average_is_removed(
 
 def test_a_generation_of_population_based_training_by_hand() -> None:
     config = EvolveConfig(rule="pbt", population=4, exploit=0.25, resample=0.5)
-    rows = [lived(0, 2.0), lived(1, 9.0, 0.99, 5e-3), lived(2, 1.0), lived(3, 4.0)]
+    rows = [lineage_row(0, 2.0), lineage_row(1, 9.0, 0.99, 5e-3), lineage_row(2, 1.0), lineage_row(3, 4.0)]
     plans = Population(config, DRAWS, SEED, rows).next()
     for slot in (0, 1, 3):
         assert plans[slot] == Plan(slot, slot, 1, rows[slot].params, "own")
@@ -152,7 +155,7 @@ def test_a_generation_of_population_based_training_by_hand() -> None:
 
 @pytest.mark.parametrize(("exploit", "copies"), [(0.0, 0), (0.25, 1), (0.5, 2)])
 def test_in_a_small_population_at_least_one_copies(exploit: float, copies: int) -> None:
-    rows = [lived(slot, float(slot)) for slot in range(5)]
+    rows = [lineage_row(slot, float(slot)) for slot in range(5)]
     plans = Population(EvolveConfig(rule="pbt", population=5, exploit=exploit), DRAWS, SEED, rows).next()
     assert [plan.slot for plan in plans if plan.origin == "copied"] == list(range(copies))
     plans = Population(EvolveConfig(rule="pbt", population=2, exploit=exploit), DRAWS, SEED, rows[:2]).next()
@@ -160,7 +163,7 @@ def test_in_a_small_population_at_least_one_copies(exploit: float, copies: int) 
 
 
 def test_what_is_drawn_anew_and_what_is_perturbed() -> None:
-    rows = [lived(0, 2.0), lived(1, 9.0, 0.99, 5e-3)]
+    rows = [lineage_row(0, 2.0), lineage_row(1, 9.0, 0.99, 5e-3)]
     perturbed, anew = set(), set()
     for seed in range(30):
         for resample, found in ((0.0, perturbed), (1.0, anew)):
@@ -172,7 +175,7 @@ def test_what_is_drawn_anew_and_what_is_perturbed() -> None:
 
 def test_a_diverged_learner_of_population_based_training_is_replaced_even_above_the_worst_share() -> None:
     config = EvolveConfig(rule="pbt", population=4, exploit=0.25)
-    rows = [lived(slot, -math.inf if slot < 2 else float(slot), note="nan") for slot in range(4)]
+    rows = [lineage_row(slot, -math.inf if slot < 2 else float(slot), note="nan") for slot in range(4)]
     plans = Population(config, DRAWS, SEED, rows).next()
     assert [(plan.learner, plan.age, plan.origin) for plan in plans] == [
         (4, 0, "copied"),

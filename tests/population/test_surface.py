@@ -16,7 +16,7 @@ from whorl.population.curve import draw_population
 from whorl.population.display import Display
 from whorl.population.evolver import read_lineage
 from whorl.population.member import Report
-from whorl.population.rules import Lived, Plan, Population
+from whorl.population.rules import LineageRow, Plan, Population
 from whorl.settings.draws import Choices, Interval
 from whorl.settings.merge import configure
 
@@ -99,11 +99,11 @@ def test_every_example_runs(path: Path, rule: str, inline: None, tmp_path: Path)
 PARAMS = {"gamma": 0.9, "lr": 1e-3}
 
 
-def history() -> list[Lived]:
+def history() -> list[LineageRow]:
     return [
-        Lived(1, 0, 0, 1, 10.0, PARAMS, "new", steps=64, selected=True),
-        Lived(1, 1, 1, 1, 250.5, {"gamma": 0.99, "lr": 2e-3}, "new", steps=64, selected=True),
-        Lived(1, 2, 2, 0, float("-inf"), PARAMS, "new", note="nan"),
+        LineageRow(1, 0, 0, 1, 10.0, PARAMS, "new", steps=64, selected=True),
+        LineageRow(1, 1, 1, 1, 250.5, {"gamma": 0.99, "lr": 2e-3}, "new", steps=64, selected=True),
+        LineageRow(1, 2, 2, 0, float("-inf"), PARAMS, "new", note="nan"),
     ]
 
 
@@ -133,9 +133,9 @@ def test_the_table_shows_every_learner(tmp_path: Path) -> None:
 
 
 def test_the_picture_has_a_panel_for_each_drawn_setting(tmp_path: Path) -> None:
-    rows = [*history(), Lived(2, 0, 0, 2, 40.0, PARAMS, "drawn", (1, 0), steps=128)]
+    rows = [*history(), LineageRow(2, 0, 0, 2, 40.0, PARAMS, "drawn", (1, 0), steps=128)]
     draws = {"gamma": Choices((0.9, 0.99)), "lr": Interval(1e-4, 1e-2, log=True)}
-    words = [Lived(1, slot, slot, 1, 1.0, {"noise": "ou"}, "new") for slot in range(2)]
+    words = [LineageRow(1, slot, slot, 1, 1.0, {"noise": "ou"}, "new") for slot in range(2)]
     heights = []
     for number, (one, these) in enumerate(
         [(rows, {}), (rows, draws), (words, {"noise": Choices(("ou", "none"))})]

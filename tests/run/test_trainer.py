@@ -15,6 +15,7 @@ from torch import nn
 import whorl
 from whorl.core import process
 from whorl.core.errors import CheckpointError, ConfigError, DivergedError
+from whorl.nets.normalize import ReturnScale
 from whorl.state import checkpoint
 
 SMALL = {
@@ -121,6 +122,20 @@ def test_a_warm_start_takes_weights_but_not_rates_and_any_number_of_envs(tmp_pat
             "load_strict": True,
         }
         whorl.load("CartPole-v1", "ppo", {**other, "actor_hidden_sizes": [8]}).train()
+
+
+def test_a_warm_start_keeps_returns_of_running_episodes_also_those_of_components(tmp_path: Path) -> None:
+    given = {**SMALL, "runs": str(tmp_path), "components": ["rnd"], "normalize_reward": True}
+    first = whorl.load("CartPole-v1", "ppo", given).train()
+    with whorl.load("CartPole-v1", "ppo", {**given, "num_envs": 4, "batch_size": 64}).build() as trainer:
+        trainer.load_weights(first.run_dir, strict=True)  # all that is not of one run fits
+    with whorl.load("CartPole-v1", "ppo", given).build() as trainer:
+        scales = [module for module in trainer.agent.modules() if isinstance(module, ReturnScale)]
+        assert len(scales) == 2
+        for scale in scales:
+            scale.running.fill_(-7)
+        trainer.load_weights(first.run_dir)
+        assert all(bool((scale.running == -7).all()) for scale in scales)
 
 
 class Einsum(nn.Module):

@@ -388,6 +388,12 @@ class Agent(Optimized):
             if isinstance(module, ReturnScale):
                 module.running.zero_()
 
+    @staticmethod
+    def of_one_run(name: str) -> bool:
+        """Whether a tensor of `state_dict` stays with its run where others take over the weights: learning rates,
+        progress, and returns of running episodes."""
+        return name.startswith(("progress", "lr_")) or name.endswith(".running")
+
     def normalizer_values(self) -> dict[str, Any]:
         """Statistics of the module `observations`, if there is one, as plain numbers per key."""
         observations: Any = getattr(self, "observations", None)

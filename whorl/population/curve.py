@@ -13,13 +13,15 @@ from matplotlib.ticker import MaxNLocator
 
 from whorl.core import files
 from whorl.log.plot import COLOURS
-from whorl.population.rules import Lived
+from whorl.population.rules import LineageRow
 from whorl.settings.draws import Draw, Interval
 
 BEST, OTHERS = COLOURS[1], COLOURS[0]
 
 
-def draw_population(history: Sequence[Lived], draws: Mapping[str, Draw], output: Path, title: str) -> None:
+def draw_population(
+    history: Sequence[LineageRow], draws: Mapping[str, Draw], output: Path, title: str
+) -> None:
     """Draw the picture: a dot per learner and generation, a line from each to the one that it continues."""
     panels = 1 + len(draws)
     figure = Figure((7.6, 4.2 + 1.7 * len(draws)), 150, layout=ConstrainedLayoutEngine(), facecolor="white")
@@ -42,7 +44,7 @@ def draw_population(history: Sequence[Lived], draws: Mapping[str, Draw], output:
         temp.replace(output)
 
 
-def _scores(panel: Axes, history: Sequence[Lived], leaders: Sequence[Lived]) -> None:
+def _scores(panel: Axes, history: Sequence[LineageRow], leaders: Sequence[LineageRow]) -> None:
     rows = [row for row in history if math.isfinite(row.score)]
     _ancestry(panel, rows, lambda row: row.score)
     panel.scatter(
@@ -62,11 +64,13 @@ def _scores(panel: Axes, history: Sequence[Lived], leaders: Sequence[Lived]) -> 
     panel.legend(frameon=False, loc="upper left")
 
 
-def _settings(panel: Axes, history: Sequence[Lived], leaders: Sequence[Lived], name: str, draw: Draw) -> None:
+def _settings(
+    panel: Axes, history: Sequence[LineageRow], leaders: Sequence[LineageRow], name: str, draw: Draw
+) -> None:
     numeric = all(isinstance(row.params[name], (int, float)) for row in history)
     words = [] if numeric else [str(value) for value in draw.extremes()]
 
-    def height(row: Lived) -> Any:
+    def height(row: LineageRow) -> Any:
         return row.params[name] if numeric else words.index(str(row.params[name]))
 
     _ancestry(panel, history, height)
@@ -81,7 +85,7 @@ def _settings(panel: Axes, history: Sequence[Lived], leaders: Sequence[Lived], n
     panel.set_ylabel(name)
 
 
-def _ancestry(panel: Axes, rows: Sequence[Lived], height: Any) -> None:
+def _ancestry(panel: Axes, rows: Sequence[LineageRow], height: Any) -> None:
     """Thin lines from each learner to those whose weights it continues with."""
     found = {(row.generation, row.learner): row for row in rows}
     for row in rows:
@@ -93,9 +97,9 @@ def _ancestry(panel: Axes, rows: Sequence[Lived], height: Any) -> None:
                 panel.plot(*ends, color=OTHERS, alpha=0.25, linewidth=0.8, zorder=1)
 
 
-def _leaders(history: Sequence[Lived]) -> list[Lived]:
+def _leaders(history: Sequence[LineageRow]) -> list[LineageRow]:
     """The best learner of each generation."""
-    found: dict[int, Lived] = {}
+    found: dict[int, LineageRow] = {}
     for row in history:
         best = found.get(row.generation)
         if math.isfinite(row.score) and (best is None or row.score > best.score):

@@ -15,7 +15,7 @@ from rich.text import Text
 from whorl.log.console import Console, amount, compact, heading
 from whorl.population.config import EvolveConfig
 from whorl.population.member import Report
-from whorl.population.rules import Lived, Plan, Population
+from whorl.population.rules import LineageRow, Plan, Population
 from whorl.settings.merge import Settings
 
 TAIL = 8192
@@ -31,8 +31,8 @@ class Display(Console):
         self.plans: Sequence[Plan] = []
         self.folders: Mapping[int, Path] = {}
         self.states: dict[int, str] = {}
-        self.scores: dict[int, Lived] = {}
-        self.best: Lived | None = None
+        self.scores: dict[int, LineageRow] = {}
+        self.best: LineageRow | None = None
 
     def __enter__(self) -> "Display":
         super().__enter__()

@@ -35,7 +35,7 @@ from whorl.population.config import EvolveConfig
 from whorl.population.curve import draw_population
 from whorl.population.display import Display
 from whorl.population.member import Member, Report, Task, read_report
-from whorl.population.rules import Lived, Plan, Population, select
+from whorl.population.rules import LineageRow, Plan, Population, select
 from whorl.run.reporting import Interrupted, Result, Terminated
 from whorl.settings.draws import RANDOM, Draw
 from whorl.settings.merge import Settings, plain_fields
@@ -88,12 +88,12 @@ class Evolver:
             self._save_config()
             self.display = Display(self.config, self.settings, self.folder)
             stack.enter_context(self.display)
-            self.display.generation(self.population)
+            self._conclude()
             if not self._over():
                 self.restarts = RestartPolicy(run.actor_restarts, run.restarts_per_hour, self.display.message)
                 self.backend = make_backend(run.ray, self._processes())
                 stack.callback(self.backend.close)
-                self.crew = Crew(self.backend, self._arguments(), self._processes(), self._gpus())
+                self.pool = ProcessPool(self.backend, self._arguments(), self._processes(), self._gpus())
             while not self._over():
                 lock.check()
                 lock.beat()
@@ -126,9 +126,14 @@ class Evolver:
         rows = self._rows(plans, reports)
         self.population = replace(self.population, history=[*self.population.history, *rows])
         write_lineage(self.folder, self.population.history)
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """What follows the newest generation of the lineage; repeated on resume, as a kill may have come before it."""
+        rows = self.population.newest()
         self._save_best(rows)
         self.display.generation(self.population)
-        if not any(math.isfinite(row.score) for row in rows):
+        if rows and not any(math.isfinite(row.score) for row in rows):
             raise WhorlError(
                 f"all {len(rows)} learners diverged in generation {rows[0].generation}; the last one: {rows[-1].note}; "
                 "use lower learning rates, or narrower intervals in random_params"
@@ -158,7 +163,7 @@ class Evolver:
             seeds.seed("learner", "common") if common else weights,
         )
 
-    def _checkpoint(self, row: Lived) -> Path:
+    def _checkpoint(self, row: LineageRow) -> Path:
         return self.folder / f"learner_{row.learner}" / f"checkpoint_{row.age}"
 
     def _train(self, tasks: Mapping[int, Task]) -> dict[int, Report]:
@@ -171,13 +176,13 @@ class Evolver:
         queue = deque((slot, task) for slot, task in tasks.items() if slot not in reports)
         for slot, report in reports.items():
             self.display.ended(slot, report)
-        while (queue or self.crew.busy) and not self._signal:
-            while queue and self.crew.idle:
+        while (queue or self.pool.busy) and not self._signal:
+            while queue and self.pool.idle:
                 slot, task = queue.popleft()
                 self.display.started(slot)
-                self.crew.give(slot, task)
+                self.pool.give(slot, task)
             self._draw_curve()  # while the learners train
-            for slot, task, found in self.crew.ready(POLL_SECONDS):
+            for slot, task, found in self.pool.ready(POLL_SECONDS):
                 name = f"learner {task.learner}"
                 if isinstance(found, RemoteError):
                     self.restarts.failed(name, found)
@@ -199,11 +204,11 @@ class Evolver:
             title = f"{self.config.rule} of {self.config.population} {self.settings.algorithm} on {self.settings.env}"
             draw_population(population.history, population.draws, self.folder / CURVE, title)
 
-    def _rows(self, plans: Sequence[Plan], reports: Mapping[int, Report]) -> list[Lived]:
+    def _rows(self, plans: Sequence[Plan], reports: Mapping[int, Report]) -> list[LineageRow]:
         scores = [reports[plan.slot].score for plan in plans]
         chosen = select(scores, self.config.elite) if self.config.rule == "cem" else [False] * len(plans)
         return [
-            Lived(
+            LineageRow(
                 generation=reports[plan.slot].generation,
                 slot=plan.slot,
                 learner=plan.learner,
@@ -219,7 +224,7 @@ class Evolver:
             for plan, selected in zip(plans, chosen)
         ]
 
-    def _save_best(self, rows: Sequence[Lived]) -> None:
+    def _save_best(self, rows: Sequence[LineageRow]) -> None:
         """Copy the policy of the best learner of all generations, if it is one of these."""
         best = best_of(self.population.history)
         if best is None or best not in rows:
@@ -280,7 +285,7 @@ class Evolver:
         return self.source, self.config, {kind: registered(kind) for kind in KINDS if kind != "adapter"}
 
 
-class Crew:
+class ProcessPool:
     """The processes that train learners; one that fails is replaced."""
 
     def __init__(self, backend: Backend, arguments: tuple[Any, ...], count: int, gpus: float) -> None:
@@ -328,20 +333,20 @@ class Crew:
         self.idle.append(self.backend.start(name, Member, *self.arguments, cpus=1, gpus=self.gpus))
 
 
-def best_of(history: Sequence[Lived]) -> Lived | None:
+def best_of(history: Sequence[LineageRow]) -> LineageRow | None:
     """The best row of all generations; of equal ones the first."""
     finite = [row for row in history if math.isfinite(row.score)]
     return max(finite, key=lambda row: row.score, default=None)
 
 
-def write_lineage(folder: Path, history: Sequence[Lived]) -> None:
+def write_lineage(folder: Path, history: Sequence[LineageRow]) -> None:
     """Replace the lineage; a learner that diverged has the score null."""
     rows = [{**asdict(row), "score": row.score if math.isfinite(row.score) else None} for row in history]
     lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     files.write_atomic(folder / LINEAGE, ("\n".join(lines) + "\n").encode())
 
 
-def read_lineage(folder: Path) -> list[Lived]:
+def read_lineage(folder: Path) -> list[LineageRow]:
     """The rows of all complete generations."""
     path = folder / LINEAGE
     if not path.is_file():
@@ -349,7 +354,7 @@ def read_lineage(folder: Path) -> list[Lived]:
     try:
         found = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
         return [
-            Lived(
+            LineageRow(
                 **{
                     **row,
                     "parents": tuple(row["parents"]),

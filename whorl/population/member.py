@@ -94,13 +94,13 @@ class Member:
         with configure_process(run.threads, run.tf32, learner_threads(settings)):
             try:
                 with trainer:
-                    report = self._live(trainer, task)
+                    report = self._run_generation(trainer, task)
             except DivergedError as error:
                 report = Report(task.generation, -math.inf, 0, task.age, error.message.partition(";")[0])
         write_report(folder, report)
         return report
 
-    def _live(self, trainer: Trainer, task: Task) -> Report:
+    def _run_generation(self, trainer: Trainer, task: Task) -> Report:
         folder = Path(task.folder)
         if task.age:
             trainer.attach(folder, checkpoint.load(folder / f"checkpoint_{task.age}"))
@@ -141,9 +141,7 @@ def take_over(agent: Agent, task: Task, config: EvolveConfig, settings: Any) -> 
             agent.load_state_dict(_weights_like(agent, settings, task.weight_seed))
         return
     found = [checkpoint.load(Path(parent)).state["agent"] for parent in task.parents]
-    mine = agent.state_dict()
-    # Learning rates, progress and returns of running episodes belong to this learner.
-    own = {name: mine[name] for name in mine if name.startswith(("progress", "lr_", "rewards.running"))}
+    own = {name: value for name, value in agent.state_dict().items() if agent.of_one_run(name)}
     agent.load_state_dict({**found[0]["module"], **own})
     agent.load_optimizer_state(found[0]["optimizers"])
     if task.origin == "drawn":

@@ -30,7 +30,7 @@ from whorl.settings.draws import Draw, Interval, draw_all
 
 
 @dataclass(frozen=True)
-class Lived:
+class LineageRow:
     """One learner in one generation: a row of the lineage."""
 
     generation: int
@@ -67,7 +67,7 @@ class Plan:
     """generations that it has lived: 0 for a new learner"""
     params: Mapping[str, Any]
     origin: str
-    parents: tuple[Lived, ...] = ()
+    parents: tuple[LineageRow, ...] = ()
     note: str = ""
 
 
@@ -78,7 +78,7 @@ class Population:
     config: EvolveConfig
     draws: Mapping[str, Draw]
     seed: int
-    history: Sequence[Lived] = field(default_factory=list)
+    history: Sequence[LineageRow] = field(default_factory=list)
     """rows of all complete generations"""
 
     @property
@@ -101,11 +101,11 @@ class Population:
         found = np.random.SeedSequence([self.seed, generation, slot, 1]).generate_state(1, np.uint32)[0]
         return int(found)
 
-    def newest(self) -> list[Lived]:
+    def newest(self) -> list[LineageRow]:
         """The last complete generation, by place."""
         return [row for row in self.history if row.generation == self.generation]
 
-    def ranked(self) -> list[Lived]:
+    def ranked(self) -> list[LineageRow]:
         """The same, best first; equal scores in the order of their places."""
         return sorted(self.newest(), key=lambda row: (-row.score, row.slot))
 
@@ -136,7 +136,7 @@ class Population:
             plans.append(Plan(row.slot, learner, age, params, "drawn", parents, note))
         return plans
 
-    def _selected_params(self, rng: np.random.Generator, best: Sequence[Lived]) -> dict[str, Any]:
+    def _selected_params(self, rng: np.random.Generator, best: Sequence[LineageRow]) -> dict[str, Any]:
         found = {}
         for name, draw in self.draws.items():
             rows = best if isinstance(draw, Interval) else [row for row in self.history if row.selected]
@@ -186,7 +186,7 @@ def select(scores: Sequence[float], share: float) -> list[bool]:
     return [slot in best for slot in range(len(scores))]
 
 
-def removed_learners(history: Sequence[Lived], factor: float) -> dict[int, str]:
+def removed_learners(history: Sequence[LineageRow], factor: float) -> dict[int, str]:
     """The learners that were selected `factor` times less often than a learner of their age is on average.
 
     Nobody is removed before that average is `factor`: one selection more or less must not decide. With the reason.

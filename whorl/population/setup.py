@@ -4,17 +4,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whorl.core.errors import CheckpointError, ConfigError, misspelt, nearest
+from whorl.core.errors import CheckpointError, ConfigError, misspelt
 from whorl.core.spec import Spec
 from whorl.data.config import ReplayConfig
 from whorl.population.config import MAY_CHANGE, EvolveConfig
 from whorl.population.evolver import CONFIG, LEARNERS, POPULATION
-from whorl.settings.aliases import canonical, is_expansion, translated
-from whorl.settings.draws import RANDOM, Draw, read_draws, take_random
-from whorl.settings.merge import Settings, settings_of
+from whorl.settings.aliases import canonical, is_expansion
+from whorl.settings.draws import RANDOM, Draw, configured, meant, read_draws, saying_random, take_random
+from whorl.settings.merge import Settings, merge, settings_of
 from whorl.settings.presets import algorithm_class, read_yaml
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import build, fields_of
+from whorl.settings.secrets import hidden
 from whorl.state.policy import build_agent
 
 DEFAULTS: dict[str, Any] = {"tensorboard": False, "keep_checkpoints": 2}
@@ -49,11 +50,13 @@ SAFE_REPLAY = (
 RUN_MAY_CHANGE = ("quiet", "ray", "device", "env_device", "threads", "actor_restarts", "restarts_per_hour")
 
 
-def split(layers: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], Any, list[dict[str, Any]]]:
+def split(
+    layers: Sequence[Mapping[str, Any]], algorithm: str
+) -> tuple[dict[str, Any], Any, list[dict[str, Any]]]:
     """Settings of the population, `random_params`, and the layers of the learners' settings."""
     hints = fields_of(EvolveConfig)
     own: dict[str, Any] = {}
-    drawn, layers = take_random(layers)
+    drawn, layers = take_random(layers, settings_of(algorithm_class(algorithm)[1]))
     for layer in layers:
         own |= {canonical(str(key), hints): value for key, value in layer.items()}
     own = {name: value for name, value in own.items() if name in hints}
@@ -123,8 +126,12 @@ def check(config: EvolveConfig, settings: Settings, draws: Mapping[str, Draw], s
 
 def read_params(given: Any, settings: Settings) -> dict[str, Draw]:
     """`random_params`, checked against the settings that learners have."""
-    names = given if isinstance(given, Mapping) else {}
-    return read_draws(given, {str(name): _configured(settings, str(name)) for name in names})
+
+    def value_of(name: str) -> Any:
+        _check_drawable(settings, name)
+        return configured(settings, name)
+
+    return read_draws(given, value_of)
 
 
 def with_param(settings: Settings, name: str, value: Any) -> Settings:
@@ -132,27 +139,24 @@ def with_param(settings: Settings, name: str, value: Any) -> Settings:
     try:
         return settings.replace(**{name: value})
     except ConfigError as error:
-        raise ConfigError(f"{RANDOM}: {error.message}") from None
+        raise saying_random(error) from None
 
 
-def _configured(settings: Settings, name: str) -> Any:
-    """The value of a setting that may be drawn."""
-    head, _, option = name.partition(".")
-    if option and head in settings.components:
-        kind: Any = type(settings.components[head])
-        own = fields_of(kind)
-        if option not in own:
-            raise ConfigError(f"{RANDOM}: {head} has no setting {option!r}; {nearest(option, own)}")
-        return getattr(settings.components[head], option)
-    hints = settings_of(algorithm_class(settings.algorithm)[1])
-    found = [key for key in translated(name, 0, hints) if key in hints]
-    if not found:
-        raise ConfigError(f"{RANDOM}: {settings.algorithm} has no setting {name!r}; {nearest(name, hints)}")
-    for key in found:
+def _check_drawable(settings: Settings, name: str) -> None:
+    """Raise for a setting that learners can't draw."""
+    kind: Any = type(settings.algo)
+    for key in meant(settings, name):
+        if any(key.startswith(f"{component}.") for component in settings.components):
+            continue
         if key in fields_of(RunConfig):
             raise ConfigError(
                 f"{RANDOM}.{name} is a setting of the training loop, which all learners share; draw settings of "
                 f"{settings.algorithm}, such as gamma"
+            )
+        if key not in fields_of(kind):
+            raise ConfigError(
+                f"{RANDOM}.{name} can't be drawn by a population; draw settings of {settings.algorithm}, such as "
+                "gamma, or of its components"
             )
         if (
             key in fields_of(ReplayConfig)
@@ -163,7 +167,6 @@ def _configured(settings: Settings, name: str) -> Any:
                 f"{RANDOM}.{name} decides what the replay buffer holds, which a learner keeps; of its settings "
                 f"{', '.join(SAFE_REPLAY)} can be drawn"
             )
-    return getattr(settings.algo, found[0])
 
 
 def _shapes(agent: Any) -> dict[str, Any]:
@@ -179,7 +182,16 @@ def load(folder: Path, changes: Mapping[str, Any]) -> tuple[EvolveConfig, dict[s
     except (OSError, TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} can't be read: {error}") from None
     hints, run = fields_of(EvolveConfig), fields_of(RunConfig)
+    before = learners.get("env_options")
     for key, value in changes.items():
+        if key.partition(".")[0] == "env_options":
+            merge(learners, {key: value}, {})
+            if hidden(learners["env_options"]) != before:
+                raise ConfigError(
+                    f"a resumed population can't change 'env_options', which is {before!r}; only secrets, which are "
+                    "not saved, are given again"
+                )
+            continue
         name = canonical(canonical(str(key), hints), run)
         if name not in (*MAY_CHANGE, *RUN_MAY_CHANGE):
             raise ConfigError(

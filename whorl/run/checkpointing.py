@@ -172,10 +172,8 @@ def load_weights(agent: Agent, run: str | Path, strict: bool = False) -> str:
     """
     found = find_checkpoint(resolve_run(run))
     saved = found.state["agent"]
-    # Learning rates, progress and returns of running episodes belong to this run.
-    own = ("progress", "lr_", "rewards.running")
-    mine = {key: value for key, value in agent.state_dict().items() if not key.startswith(own)}
-    theirs = {key: value for key, value in saved["module"].items() if not key.startswith(own)}
+    mine = {key: value for key, value in agent.state_dict().items() if not agent.of_one_run(key)}
+    theirs = {key: value for key, value in saved["module"].items() if not agent.of_one_run(key)}
     taken = {k: v for k, v in theirs.items() if k in mine and v.shape == mine[k].shape}
     misfits = [key for key in {**mine, **theirs} if key not in taken]
     message = ""

@@ -4,17 +4,23 @@ random_params:
   gamma: [0.95, 0.98, 0.99]                         # one of these; also {in: [...]}
   learning_rate: {low: 1e-4, high: 1e-2, log: true}  # uniform between two numbers, or uniform in their logarithms
   tau: {std: 0.002, truncated: [0.001, 0.02]}        # normal around the configured value, within two numbers
+
+The last layer that names a setting decides: one that a later file or argument sets is not drawn.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from whorl.core.errors import ConfigError, nearest
-from whorl.settings.schema import coerce, wrong
+from whorl.core.registry import known
+from whorl.settings.aliases import canonical, translated
+from whorl.settings.merge import Settings, settings_of, unknown_setting
+from whorl.settings.presets import algorithm_class
+from whorl.settings.schema import coerce, fields_of, wrong
 
 RANDOM = "random_params"
 FORMS = "a list of values, {low, high, log} or {std, truncated}"
@@ -122,34 +128,113 @@ class Interval:
 Draw = Choices | Interval
 
 
-def take_random(layers: Iterable[Mapping[str, Any]]) -> tuple[Any, list[dict[str, Any]]]:
-    """`random_params` out of layers of settings, also as `random_params.NAME`, and the layers without them."""
+def take_random(
+    layers: Iterable[Mapping[str, Any]], hints: Mapping[str, Any]
+) -> tuple[Any, list[dict[str, Any]]]:
+    """`random_params` out of layers of settings, also as `random_params.NAME`, and the layers without them.
+
+    Names that a later layer sets are left out; `hints` are the settings that aliases can stand for.
+    """
     drawn: Any = None
     rest = []
     for layer in layers:
-        kept = {}
+        kept = {key: value for key, value in layer.items() if not is_random(key)}
+        if isinstance(drawn, Mapping):
+            drawn = _without(drawn, kept, hints)
         for key, value in layer.items():
-            head, _, name = str(key).replace("-", "_").partition(".")
-            if head != RANDOM:
-                kept[key] = value
-                continue
-            value = {str(key).partition(".")[2]: value} if name else value
-            both = isinstance(value, Mapping) and isinstance(drawn, Mapping)
-            drawn = {**drawn, **value} if both else value
+            if is_random(key):
+                _, _, name = str(key).partition(".")
+                value = {name: value} if name else value
+                both = isinstance(value, Mapping) and isinstance(drawn, Mapping)
+                drawn = {**drawn, **value} if both else value
         rest.append(kept)
     return drawn, rest
 
 
-def read_draws(given: Any, value_of: Mapping[str, Any]) -> dict[str, Draw]:
+def is_random(key: Any) -> bool:
+    """Whether a key of settings is `random_params` or a part of it."""
+    return str(key).replace("-", "_").partition(".")[0] == RANDOM
+
+
+def _without(drawn: Mapping[Any, Any], layer: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[Any, Any]:
+    """`random_params` without the names that a later layer sets."""
+    given = _names(layer, hints)
+    found = {}
+    for name, form in drawn.items():
+        wanted = _targets(str(name), hints)
+        both = sorted(wanted & given)
+        if not both:
+            found[name] = form
+        elif left := sorted(wanted - given):
+            raise ConfigError(
+                f"{RANDOM}.{name} draws {' and '.join(sorted(wanted))}, but {' and '.join(both)} is set; draw "
+                f"{' and '.join(left)} instead"
+            )
+    return found
+
+
+def _names(layer: Mapping[str, Any], hints: Mapping[str, Any]) -> set[str]:
+    """The settings that a layer sets; options of components and parts with a dot, as in rnd.lr."""
+    found = set[str]()
+    for key, value in layer.items():
+        if key == "components" and isinstance(value, Mapping):
+            found |= _names(value, {})
+        elif isinstance(value, Mapping):
+            found |= {f"{key}.{option}" for option in value}
+        found |= _targets(str(key), hints)
+    return found
+
+
+def _targets(name: str, hints: Mapping[str, Any]) -> set[str]:
+    return {name} if "." in name else set(translated(name, 0, hints))
+
+
+def read_draws(given: Any, value_of: Callable[[str], Any]) -> dict[str, Draw]:
     """`random_params` of a file or call, checked; `value_of` gives the configured value of a setting by its name."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
         raise wrong("random_params", given, f"a mapping of settings to {FORMS}")
     return {
-        str(name): _draw(f"random_params.{name}", form, value_of.get(str(name)))
-        for name, form in given.items()
+        str(name): _draw(f"random_params.{name}", form, value_of(str(name))) for name, form in given.items()
     }
+
+
+def meant(settings: Settings, name: str) -> list[str]:
+    """The settings of a run that a name in `random_params` stands for; those of components as in rnd.lr."""
+    head = next((one for one in settings.components if name.startswith(f"{one}.")), name.partition(".")[0])
+    option = name[len(head) + 1 :]
+    if option and head in settings.components:
+        kind: Any = type(settings.components[head])
+        own = fields_of(kind)
+        found = [key for key in translated(option, 0, own) if key in own]
+        if not found:
+            raise ConfigError(f"{RANDOM}: {head} has no setting {option!r}; {nearest(option, own)}")
+        return [f"{head}.{key}" for key in found]
+    hints = settings_of(algorithm_class(settings.algorithm)[1])
+    if option and head in known("component"):
+        raise ConfigError(f"{RANDOM}.{name}: {head} is not in use; add it: components: [{head}]")
+    names = [f"{canonical(head, hints)}.{option}"] if option else list(translated(name, 0, hints))
+    there = settings.plain()
+    if not all(key.partition(".")[0] in there for key in names):
+        raise ConfigError(f"{RANDOM}: {unknown_setting(settings.algorithm, head, hints).message}")
+    return names
+
+
+def configured(settings: Settings, name: str) -> Any:
+    """The value that settings have for a name in `random_params`; None: an option that nobody set."""
+    key = meant(settings, name)[0]
+    found = settings.plain()
+    head = next((one for one in found if key.startswith(f"{one}.")), key)
+    value = found[head]
+    for word in key[len(head) + 1 :].split(".") if head != key else ():
+        value = value.get(word) if isinstance(value, Mapping) else None
+    return value
+
+
+def saying_random(error: ConfigError) -> ConfigError:
+    """An error of drawn values, which says where they came from."""
+    return ConfigError(f"{RANDOM}: {error.message}")
 
 
 def draw_all(draws: Mapping[str, Draw], rng: np.random.Generator) -> dict[str, Any]:
