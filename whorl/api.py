@@ -14,7 +14,7 @@ import torch
 from gymnasium.error import DependencyNotInstalled
 
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt
-from whorl.core.registry import only_trusted, register, require_trust
+from whorl.core.registry import only_trusted, register, require_part, require_trust
 from whorl.core.spec import Spec, differences
 from whorl.envs import checker
 from whorl.envs import make as envs
@@ -25,7 +25,7 @@ from whorl.envs.wrappers import split
 from whorl.log.video import save_video
 from whorl.population import setup
 from whorl.population.config import EvolveConfig
-from whorl.population.evolver import Evolved, Evolver, is_population
+from whorl.population.evolver import Evolved, Evolver, is_population, read_lineage
 from whorl.run.build import choose_device, kind_of
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint, use_checkpoint
@@ -38,6 +38,7 @@ from whorl.settings.presets import algorithm_of, algorithms, read_file
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
 from whorl.settings.secrets import HIDDEN, require_secrets
+from whorl.settings.trust import import_paths, paths_in
 from whorl.state import checkpoint
 from whorl.state.policy import SavedPolicy, load_policy, unpack_spec
 from whorl.state.runfolder import new_run_folder, resolve_run
@@ -268,6 +269,10 @@ def resume_population(
     chosen, learners, drawn = setup.load(folder, changes)
     with only_trusted(tuple(trust)):
         base = configure(learners["algorithm"], learners["env"], learners, presets=False)
+        # Learners are built in processes of their own, which import what their settings name.
+        drawn_before = [row.params for row in read_lineage(folder)]
+        for name in (*import_paths(base), *paths_in([drawn, drawn_before])):
+            require_part(name)
         source = _source(env, base)
     return Evolver(folder, source, base, chosen, setup.read_params(drawn, base))
 
@@ -293,6 +298,10 @@ def load_run(
             saved = configure(config["algorithm"], config["env"], config, presets=False)
         settings = configure(saved.algorithm, saved.env, saved.plain(), presets=False, changes=changes)
         _check_changes(saved, settings)
+        # Networks and loggers are made later, in training. What the caller asks for now is trusted.
+        for name in import_paths(settings):
+            if name in import_paths(saved):
+                require_part(name)
         return Trainer(_source(env, settings), settings, callbacks, loggers)
 
     def resumed(found: checkpoint.Loaded) -> Trainer:
