@@ -60,6 +60,13 @@ def test_what_an_agent_knows_comes_from_the_player() -> None:
     assert (spec.action["continuous"].size, spec.action["discrete"].nvec) == (1, (3, 2))
 
 
+@pytest.mark.parametrize("periods", [1, 3])
+def test_agents_are_counted_once_though_each_episode_has_an_id_of_its_own(periods: int) -> None:
+    """All episodes end with their first decision, before an agent asks again under its old id."""
+    options = {"args": "--task gather --agents 4 --new-ids", "parameters": {"limit": 1, "periods": periods}}
+    assert find(ID, options).num_envs == 4
+
+
 def test_a_run_trains_mixed_actions_with_masks_of_agents_that_decide_at_different_times(
     tmp_path: Path,
 ) -> None:
