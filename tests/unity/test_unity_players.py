@@ -177,6 +177,14 @@ def test_a_player_that_hangs_is_replaced(tmp_path: Path) -> None:
     env.close()
 
 
+def test_a_player_that_fails_at_its_start_is_replaced(tmp_path: Path) -> None:
+    env = ball(4, players=2, args=f"--dies 1 --once {tmp_path / 'died'}")
+    found = _warnings(lambda: env.reset(0))
+    assert len(found) == 1 and "ended with status 7; it is started again" in found[0]
+    assert not env.step(torch.zeros(4, 2)).waits.any()
+    env.close()
+
+
 def test_a_player_that_cannot_be_replaced_ends_the_run_in_one_sentence(tmp_path: Path) -> None:
     env = ball(2, args=f"--dies 4 --alone {tmp_path / 'here'}")
     env.reset(0)

@@ -220,8 +220,8 @@ class UnityVector(VectorEnv):
         else:
             self._players = [self._start(number) for number in range(self.options.players)]
             try:
-                for player, agents in zip(self._players, self._agents):
-                    agents.take(player.connect())
+                for number, player in enumerate(self._players):
+                    self._receive(number, player.connect)
             except BaseException:
                 self.close()
                 raise
