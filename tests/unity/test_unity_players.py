@@ -333,6 +333,18 @@ def test_a_port_that_is_taken_is_one_sentence() -> None:
     assert f"port {port} is in use" in one_sentence(error.value)
 
 
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").is_file(), reason="there is no second loopback address")
+def test_only_the_address_that_was_found_free_is_listened_on() -> None:
+    player = unity.Player(None, read_options("unity:editor", {"port": free_port()}), 0, 0)
+    try:
+        with socket.socket(socket.AF_INET6) as other:
+            other.bind(("::1", player.port))
+        with socket.create_connection(("127.0.0.1", player.port), 5):
+            pass
+    finally:
+        player.close()
+
+
 def test_a_resumed_run_repeats_what_an_uninterrupted_one_does(tmp_path: Path) -> None:
     """Players are started anew at resets, with their seed; one of the runs ends half way and is resumed."""
     options = {"args": "--agents 4", "exact": True}
