@@ -18,6 +18,7 @@ from whorl.core.registry import only_trusted, register, require_part, require_tr
 from whorl.core.spec import Spec, differences
 from whorl.envs import checker
 from whorl.envs import make as envs
+from whorl.envs.adapter import adapter_of
 from whorl.envs.adapters.imported import module_of
 from whorl.envs.make import Made, Source, find, takes
 from whorl.envs.mistakes import make_env
@@ -527,8 +528,9 @@ def _source(
     drawn = {} if render_mode is None else {"render_mode": render_mode}
     if env is None:
         require_secrets({**saved, **asked})
-        return _saved_source(settings.env, {**saved, **asked, **drawn})
+        return _saved_source(settings.env, {**saved, **asked}, drawn)
     if isinstance(env, str):
+        _check_single(env, drawn)
         same = find(env).id == settings.env
         options = {**(saved if same else {}), **asked, **drawn}
         require_secrets(options)
@@ -545,13 +547,23 @@ def _source(
     return find(env, options | (drawn if takes(env, {**split(options)[0], **drawn}) else {}))
 
 
-def _saved_source(id: str, options: Mapping[str, Any]) -> Source:
+def _saved_source(id: str, options: Mapping[str, Any], drawn: Mapping[str, Any]) -> Source:
     if module := module_of(id):
         require_trust(module, "an environment of")
+    _check_single(id, drawn)
     try:
-        return find(id, options)
+        return find(id, {**options, **drawn})
     except WhorlError as error:
         raise CheckpointError(
             f"{error.message} (if the run was made with an environment of your own, pass it as env=)",
             error.details,
         ) from None
+
+
+def _check_single(id: str, drawn: Mapping[str, Any]) -> None:
+    """Raise where something is to be drawn that can't be made alone."""
+    if drawn and not adapter_of(id).single:
+        raise WhorlError(
+            f"{id} is a batch of environments, which is not rendered: neither a video nor a window can show it; leave out "
+            "video and render (on the command line --video and --render)"
+        )

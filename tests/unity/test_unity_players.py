@@ -14,11 +14,14 @@ from whorl.cli import main
 from whorl.cli.commands import _settings_parser
 from whorl.core.errors import ConfigError, EnvError, WhorlError
 from whorl.envs.adapters import unity
-from whorl.envs.adapters.unity import UnityVector
+from whorl.envs.adapters.gymnasium import to_spec
+from whorl.envs.adapters.unity import UnityVector, layout_of
 from whorl.envs.make import find
 from whorl.envs.unity.behaviors import Behavior, choose
 from whorl.envs.unity.options import read_options
 from whorl.envs.unity.sensors import Sensor
+from whorl.settings.merge import configure
+from whorl.state.policy import SavedPolicy, build_agent
 
 PLAYER = str(Path(__file__).parent / "player.py")
 ID = f"unity:{PLAYER}"
@@ -357,6 +360,17 @@ def test_a_resumed_run_repeats_what_an_uninterrupted_one_does(tmp_path: Path) ->
     one, other = (whorl.restore(run, trust=["unity"]) for run in (whole.run_dir, half.run_dir))
     weights = [dict(policy.agent.state_dict()) for policy in (one, other)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize("shown", [{"video": "ball.mp4"}, {"render": True}])
+def test_a_video_is_refused_in_one_sentence(shown: dict[str, Any]) -> None:
+    settings = configure("ppo", ID, {"hidden_sizes": [8]}, presets=False)
+    spec = to_spec(layout_of(BALL), 1)
+    policy = SavedPolicy(build_agent(settings, spec), settings)
+    for env in (None, ID):
+        with pytest.raises(WhorlError) as error:
+            whorl.evaluate(policy, env=env, trust=["unity"], **shown)
+        assert "neither a video nor a window can show it; leave out video" in one_sentence(error.value)
 
 
 def test_flags_of_their_own_are_options_of_the_environment() -> None:
