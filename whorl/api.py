@@ -15,7 +15,7 @@ from gymnasium.error import DependencyNotInstalled
 
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt
 from whorl.core.registry import only_trusted, register, require_part, require_trust
-from whorl.core.spec import Spec, differences
+from whorl.core.spec import Spec, differences, without_keys
 from whorl.envs import checker
 from whorl.envs import make as envs
 from whorl.envs.adapter import adapter_of
@@ -380,7 +380,9 @@ def evaluate(
         vector = source.vector(num_envs, policy.agent.device)
         camera = _Camera(source.id, _frame_rate(source)) if video is not None else None
         try:
-            _check_spaces(policy.spec, vector.spec, source.id)
+            # What trackers read has to be there; a policy alone needs no privileged observations.
+            privileged = () if policy.agent.tracks else policy.agent.privileged
+            _check_spaces(policy.spec, vector.spec, source.id, privileged)
             with torch.no_grad():
                 limit = max_steps or policy.settings.run.eval_max_steps
                 found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera, limit)
@@ -471,9 +473,13 @@ def _explaining(id: str, mode: str | None) -> Iterator[None]:
         raise WhorlError(f"{id} can't be rendered: {error}") from error
 
 
-def _check_spaces(saved: Spec, now: Spec, id: str) -> None:
-    """Raise where an environment has other spaces than the one that a policy was trained on."""
-    found = differences(saved, now)
+def _check_spaces(saved: Spec, now: Spec, id: str, privileged: Sequence[str] = ()) -> None:
+    """Raise where an environment has other spaces than the one that a policy was trained on.
+
+    Args:
+        privileged: keys of the observation that the environment may have or not.
+    """
+    found = differences(*(without_keys(spec, privileged) for spec in (saved, now)))
     if found:
         raise EnvError(f"{id} has other spaces than the environment of the run: {'; '.join(found)}")
 
@@ -564,6 +570,6 @@ def _check_single(id: str, drawn: Mapping[str, Any]) -> None:
     """Raise where something is to be drawn that can't be made alone."""
     if drawn and not adapter_of(id).single:
         raise WhorlError(
-            f"{id} is a batch of environments, which is not rendered: neither a video nor a window can show it; leave out "
-            "video and render (on the command line --video and --render)"
+            f"{id} is a batch of environments, which is not rendered: neither a video nor a window can show it; leave "
+            "out video and render (on the command line --video and --render)"
         )
