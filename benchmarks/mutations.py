@@ -1553,6 +1553,22 @@ MUTATIONS: list[Mutation] = [
             "            agents.clear()\n            self._players",
             "            self._players",
         ),
+        Bug("agents are counted once per episode", "for info in infos[key].value if info.done}", "if False}"),
+    ),
+    *planted(
+        "api.py",
+        "test_api.py",
+        Bug(
+            "loggers of a saved run are imported",
+            "            if name in import_paths(saved):\n                require_part(name)\n",
+            "            pass\n",
+        ),
+        Bug(
+            "learners of a population import anything",
+            "            require_part(name)\n        source",
+            "            pass\n        source",
+            "population/test_trust.py",
+        ),
     ),
     *planted(
         "collect/collector.py",

@@ -1,5 +1,6 @@
 """The Python API: the examples that users of CO-GYM know, and the whole way from make to evaluate."""
 
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -606,6 +607,80 @@ def test_a_tampered_environment_imports_nothing(
         with pytest.raises(ConfigError, match=r"trust=\['evil_module'\]"):
             call(run)
     assert "evil_module" not in sys.modules
+
+
+EVIL = """
+from whorl.log.writers import Logger
+class Foo(Logger):
+    def __init__(self, run_dir, settings): (run_dir / "logged").touch()
+"""
+
+
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A module that can be imported, and that nobody trusts."""
+    name = re.sub(r"\W", "_", request.node.name)
+    (tmp_path / f"{name}.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def without_checkpoint(run: Path) -> Path:
+    """The run as it was before its first checkpoint."""
+    for found in run.iterdir():
+        if found.name != "config.yaml":
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
+    return run
+
+
+def rewritten(path: Path, **changes: Any) -> None:
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("name", [*ESCAPES, "{}.Foo"])
+@pytest.mark.parametrize("key", ["encoder", "loggers"])
+def test_a_tampered_run_without_a_checkpoint_imports_nothing(
+    run: Path,
+    key: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    module = evil(tmp_path, monkeypatch, request)
+    monkeypatch.setattr("os.system", lambda *a, **k: pytest.fail("it ran"))
+    path = name.format(module)
+    rewritten(
+        without_checkpoint(run) / "config.yaml", **{key: {"class": path} if key == "encoder" else [path]}
+    )
+    with pytest.raises(ConfigError, match="part" if "whorl" in name else re.escape(f"trust=[{path!r}]")):
+        whorl.resume(run)
+    assert module not in sys.modules
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["checkpoint", "config"])
+def test_a_tampered_logger_imports_nothing_until_it_is_trusted(
+    run: Path, saved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    module = evil(tmp_path, monkeypatch, request)
+    if saved:
+        tampered(run, loggers=[f"{module}.Foo"])
+    else:
+        rewritten(without_checkpoint(run) / "config.yaml", loggers=[f"{module}.Foo"])
+    with pytest.raises(ConfigError, match=rf"trust=\['{module}\.Foo'\]"):
+        whorl.resume(run, max_iterations=3)
+    assert module not in sys.modules
+    whorl.resume(run, max_iterations=3, trust=[module])
+    assert (run / "logged").exists()
+
+
+def test_what_the_caller_asks_for_is_trusted(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    tampered(run, loggers=["os.system"])
+    whorl.resume(run, {"loggers": []}, max_iterations=3)
+    module = evil(tmp_path, monkeypatch, request)
+    whorl.resume(run, {"loggers": [f"{module}.Foo"]}, max_iterations=4)
+    assert (run / "logged").exists()
 
 
 def test_code_hidden_in_yaml_is_not_run(run: Path) -> None:

@@ -756,6 +756,8 @@ def test_an_error_in_a_worker_keeps_its_lines_below_our_sentence(
     assert main(["train", "ppo", f"{module_name(request)}:Line", *SMALL, *words]) == 2
     first, blank, *details = capsys.readouterr().err.rstrip().split("\n")
     assert first.startswith("whorl: ") and "sensor disconnected" in first and blank == ""
+    command = first.rpartition(": whorl ")[2]
+    assert command.startswith("resume ") and command.endswith(f" --trust {module_name(request)}")
     assert details[0] == "Traceback (most recent call last):"
     assert any(f"{module_name(request)}.py" in line for line in details)
     assert details[-1] == "ValueError: sensor disconnected"

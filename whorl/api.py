@@ -15,10 +15,11 @@ import torch
 from gymnasium.error import DependencyNotInstalled
 
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt
-from whorl.core.registry import only_trusted, register, require_trust
-from whorl.core.spec import Spec, differences
+from whorl.core.registry import only_trusted, register, require_part, require_trust
+from whorl.core.spec import Spec, differences, without_keys
 from whorl.envs import checker
 from whorl.envs import make as envs
+from whorl.envs.adapter import adapter_of
 from whorl.envs.adapters.imported import module_of
 from whorl.envs.make import Made, Source, find, takes
 from whorl.envs.mistakes import make_env
@@ -26,7 +27,7 @@ from whorl.envs.wrappers import split
 from whorl.log.video import save_video
 from whorl.population import setup
 from whorl.population.config import EvolveConfig
-from whorl.population.evolver import Evolved, Evolver, is_population
+from whorl.population.evolver import Evolved, Evolver, is_population, read_lineage
 from whorl.run.build import choose_device, kind_of
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint, use_checkpoint
@@ -39,6 +40,7 @@ from whorl.settings.presets import algorithm_class, algorithm_of, algorithms, re
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
 from whorl.settings.secrets import HIDDEN, require_secrets
+from whorl.settings.trust import import_paths, paths_in
 from whorl.state import checkpoint
 from whorl.state.policy import SavedPolicy, load_policy, unpack_spec
 from whorl.state.runfolder import new_run_folder, resolve_run
@@ -279,6 +281,10 @@ def resume_population(
     chosen, learners, drawn = setup.load(folder, changes)
     with only_trusted(tuple(trust)):
         base = configure(learners["algorithm"], learners["env"], learners, presets=False)
+        # Learners are built in processes of their own, which import what their settings name.
+        drawn_before = [row.params for row in read_lineage(folder)]
+        for name in (*import_paths(base), *paths_in([drawn, drawn_before])):
+            require_part(name)
         source = _source(env, base)
     return Evolver(folder, source, base, chosen, setup.read_params(drawn, base))
 
@@ -309,6 +315,10 @@ def load_run(
             saved = configure(config["algorithm"], config["env"], config, presets=False)
         settings = configure(saved.algorithm, saved.env, saved.plain(), presets=False, changes=changes)
         _check_changes(saved, settings)
+        # Networks and loggers are made later, in training. What the caller asks for now is trusted.
+        for name in import_paths(settings):
+            if name in import_paths(saved):
+                require_part(name)
         return Trainer(_source(env, settings), settings, callbacks, loggers)
 
     def resumed(found: checkpoint.Loaded) -> Trainer:
@@ -386,7 +396,9 @@ def evaluate(
         vector = source.vector(num_envs, policy.agent.device)
         camera = _Camera(source.id, _frame_rate(source)) if video is not None else None
         try:
-            _check_spaces(policy.spec, vector.spec, source.id)
+            # What trackers read has to be there; a policy alone needs no privileged observations.
+            privileged = () if policy.agent.tracks else policy.agent.privileged
+            _check_spaces(policy.spec, vector.spec, source.id, privileged)
             with torch.no_grad():
                 limit = max_steps or policy.settings.run.eval_max_steps
                 found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera, limit)
@@ -496,9 +508,13 @@ def _explaining(id: str, mode: str | None) -> Iterator[None]:
         raise WhorlError(f"{id} can't be rendered: {error}") from error
 
 
-def _check_spaces(saved: Spec, now: Spec, id: str) -> None:
-    """Raise where an environment has other spaces than the one that a policy was trained on."""
-    found = differences(saved, now)
+def _check_spaces(saved: Spec, now: Spec, id: str, privileged: Sequence[str] = ()) -> None:
+    """Raise where an environment has other spaces than the one that a policy was trained on.
+
+    Args:
+        privileged: keys of the observation that the environment may have or not.
+    """
+    found = differences(*(without_keys(spec, privileged) for spec in (saved, now)))
     if found:
         raise EnvError(f"{id} has other spaces than the environment of the run: {'; '.join(found)}")
 
@@ -553,8 +569,9 @@ def _source(
     drawn = {} if render_mode is None else {"render_mode": render_mode}
     if env is None:
         require_secrets({**saved, **asked})
-        return _saved_source(settings.env, {**saved, **asked, **drawn})
+        return _saved_source(settings.env, {**saved, **asked}, drawn)
     if isinstance(env, str):
+        _check_single(env, drawn)
         same = find(env).id == settings.env
         options = {**(saved if same else {}), **asked, **drawn}
         require_secrets(options)
@@ -571,13 +588,23 @@ def _source(
     return find(env, options | (drawn if takes(env, {**split(options)[0], **drawn}) else {}))
 
 
-def _saved_source(id: str, options: Mapping[str, Any]) -> Source:
+def _saved_source(id: str, options: Mapping[str, Any], drawn: Mapping[str, Any]) -> Source:
     if module := module_of(id):
         require_trust(module, "an environment of")
+    _check_single(id, drawn)
     try:
-        return find(id, options)
+        return find(id, {**options, **drawn})
     except WhorlError as error:
         raise CheckpointError(
             f"{error.message} (if the run was made with an environment of your own, pass it as env=)",
             error.details,
         ) from None
+
+
+def _check_single(id: str, drawn: Mapping[str, Any]) -> None:
+    """Raise where something is to be drawn that can't be made alone."""
+    if drawn and not adapter_of(id).single:
+        raise WhorlError(
+            f"{id} is a batch of environments, which is not rendered: neither a video nor a window can show it; leave "
+            "out video and render (on the command line --video and --render)"
+        )

@@ -1,13 +1,18 @@
 """Privileged observations: critics read them, policies never do, and a deployed policy does not need them."""
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
+import whorl
 from whorl.agents.agent import Context
 from whorl.conformance import CHECKS, NUM_ENVS, Subject, subject
-from whorl.core.errors import ConfigError, WhorlError
+from whorl.core.errors import ConfigError, EnvError, WhorlError
 from whorl.core.spec import Array, Discrete, Spec, split_observation
 from whorl.data.batch import Batch
 from whorl.state.policy import SavedPolicy, export, load_policy
@@ -85,6 +90,37 @@ def test_a_deployed_policy_needs_no_privileged_observations(name: str) -> None:
         assert all((action == first).all() for action in others)
     with pytest.raises(WhorlError, match=r"has no value; it has act, predict"):
         SavedPolicy(agent, found.configured()).value(obs)
+
+
+class Sensed(gymnasium.Env):
+    """Episodes of three steps, with a position and in training its speed, too."""
+
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, keys: tuple[str, ...] = ("position", "speed"), size: int = 1) -> None:
+        box = gymnasium.spaces.Box(-1, 1, (size,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict(dict.fromkeys(keys, box))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.observation_space.sample(), float(action[0]), self.t == 3, False, {}
+
+
+def test_a_policy_is_evaluated_where_there_are_no_privileged_observations(tmp_path: Path) -> None:
+    settings = {"total_timesteps": 32, "num_envs": 2, "num_steps": 8, "batch_size": 16, "hidden_sizes": [4]}
+    settings |= {"privileged_obs": ["speed"], "runs": str(tmp_path), "quiet": True, "eval": False}
+    run = whorl.train(Sensed, "ppo", {**settings, "tensorboard": False, "workers": 0}).run_dir
+    for keys in (("position",), ("position", "speed")):
+        assert whorl.evaluate(run, 2, env=partial(Sensed, keys)).lengths == [3, 3]
+    for keys, size in ((("speed",), 1), (("position", "speed", "force"), 1), (("position",), 2)):
+        with pytest.raises(EnvError, match="has other spaces than the environment of the run"):
+            whorl.evaluate(run, 2, env=partial(Sensed, keys, size))
 
 
 @pytest.mark.parametrize("check", [name for name in CHECKS if name != "keeps_its_settings"])

@@ -46,7 +46,12 @@ def run(
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that would be saved, to look inside; they are not drawn, which takes most of the time."""
     saved: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **options: saved.append(self))
+
+    def keep(self: Figure, path: Path, **_: Any) -> None:
+        saved.append(self)
+        path.touch()
+
+    monkeypatch.setattr(Figure, "savefig", keep)
     return saved
 
 

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import whorl
 from whorl.cli import main
 from whorl.core.errors import WhorlError
+from whorl.log.attention import plot_attention
 from whorl.run.attention import attention_weights
 
 SMALL = {
@@ -59,3 +61,22 @@ def test_a_policy_without_attention_is_one_sentence(
         attention_weights(whorl.restore(run).agent, lambda: 0)
     assert main(["plot", str(run), str(run), "--attention"]) != 0
     assert "--attention draws one run, but 2 were named" in capsys.readouterr().err
+
+
+def test_pictures_are_written_as_other_plots_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {"actor, layer 1": np.eye(3)[None]}
+    with pytest.raises(WhorlError, match=r"a plot can't be written as 'a\.gif'; end the name in \.png"):
+        plot_attention(weights, tmp_path / "a.gif", "attention")
+    first, second = (
+        plot_attention(weights, tmp_path / name, "attention").read_bytes() for name in ("a.svg", "b.svg")
+    )
+    assert first == second
+
+    def disk_full(figure: Figure, path: Path, **_: object) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Figure, "savefig", disk_full)
+    with pytest.raises(OSError, match="no space left"):
+        plot_attention(weights, tmp_path / "a.svg", "attention")
+    assert (tmp_path / "a.svg").read_bytes() == first and len(list(tmp_path.iterdir())) == 2

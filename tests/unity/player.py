@@ -222,6 +222,8 @@ class Player:
                 if agent.ended:
                     told = wire.agent(agent.id, agent.observe(), agent.reward, True, agent.cut)
                     ends[agent] = [told]
+                    if self.args.new_ids:
+                        agent.id += 1000
                     agent.begin()
             self.waiting = [agent for agent in self.agents if agent.asks(self.ticks)]
             if self.waiting or ends:
@@ -286,6 +288,7 @@ def main() -> None:
     parser.add_argument("--task", default="ball", choices=("ball", "gather"))
     parser.add_argument("--agents", type=int, default=16)
     parser.add_argument("--watchers", type=int, default=0, help="agents of a second behaviour")
+    parser.add_argument("--new-ids", action="store_true", help="another id for each episode, as in Unity")
     parser.add_argument("--version", default="1.5.0")
     parser.add_argument("--dies", type=int, default=0, help="end at this exchange")
     parser.add_argument("--hangs", type=int, default=0, help="stop answering at this exchange")

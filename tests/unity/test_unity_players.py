@@ -14,11 +14,14 @@ from whorl.cli import main
 from whorl.cli.commands import _settings_parser
 from whorl.core.errors import ConfigError, EnvError, WhorlError
 from whorl.envs.adapters import unity
-from whorl.envs.adapters.unity import UnityVector
+from whorl.envs.adapters.gymnasium import to_spec
+from whorl.envs.adapters.unity import UnityVector, layout_of
 from whorl.envs.make import find
 from whorl.envs.unity.behaviors import Behavior, choose
 from whorl.envs.unity.options import read_options
 from whorl.envs.unity.sensors import Sensor
+from whorl.settings.merge import configure
+from whorl.state.policy import SavedPolicy, build_agent
 
 PLAYER = str(Path(__file__).parent / "player.py")
 ID = f"unity:{PLAYER}"
@@ -58,6 +61,12 @@ def test_what_an_agent_knows_comes_from_the_player() -> None:
         "action_mask": (5,),
     }
     assert (spec.action["continuous"].size, spec.action["discrete"].nvec) == (1, (3, 2))
+
+
+def test_agents_are_counted_once_though_each_episode_has_an_id_of_its_own() -> None:
+    """All episodes end with their first decision, before an agent asks again under its old id."""
+    options = {"args": "--task gather --agents 4 --new-ids", "parameters": {"limit": 1, "periods": 3}}
+    assert find(ID, options).num_envs == 4
 
 
 def test_a_run_trains_mixed_actions_with_masks_of_agents_that_decide_at_different_times(
@@ -167,6 +176,14 @@ def test_a_player_that_hangs_is_replaced(tmp_path: Path) -> None:
     env.reset(0)
     found = _warnings(lambda: list(_steps(env, 5)))
     assert "did not answer within 1 seconds, the option timeout; it is started again" in found[0]
+    env.close()
+
+
+def test_a_player_that_fails_at_its_start_is_replaced(tmp_path: Path) -> None:
+    env = ball(4, players=2, args=f"--dies 1 --once {tmp_path / 'died'}")
+    found = _warnings(lambda: env.reset(0))
+    assert len(found) == 1 and "ended with status 7; it is started again" in found[0]
+    assert not env.step(torch.zeros(4, 2)).waits.any()
     env.close()
 
 
@@ -318,6 +335,18 @@ def test_a_port_that_is_taken_is_one_sentence() -> None:
     assert f"port {port} is in use" in one_sentence(error.value)
 
 
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").is_file(), reason="there is no second loopback address")
+def test_only_the_address_that_was_found_free_is_listened_on() -> None:
+    player = unity.Player(None, read_options("unity:editor", {"port": free_port()}), 0, 0)
+    try:
+        with socket.socket(socket.AF_INET6) as other:
+            other.bind(("::1", player.port))
+        with socket.create_connection(("127.0.0.1", player.port), 5):
+            pass
+    finally:
+        player.close()
+
+
 def test_a_resumed_run_repeats_what_an_uninterrupted_one_does(tmp_path: Path) -> None:
     """Players are started anew at resets, with their seed; one of the runs ends half way and is resumed."""
     options = {"args": "--agents 4", "exact": True}
@@ -330,6 +359,17 @@ def test_a_resumed_run_repeats_what_an_uninterrupted_one_does(tmp_path: Path) ->
     one, other = (whorl.restore(run, trust=["unity"]) for run in (whole.run_dir, half.run_dir))
     weights = [dict(policy.agent.state_dict()) for policy in (one, other)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize("shown", [{"video": "ball.mp4"}, {"render": True}])
+def test_a_video_is_refused_in_one_sentence(shown: dict[str, Any]) -> None:
+    settings = configure("ppo", ID, {"hidden_sizes": [8]}, presets=False)
+    spec = to_spec(layout_of(BALL), 1)
+    policy = SavedPolicy(build_agent(settings, spec), settings)
+    for env in (None, ID):
+        with pytest.raises(WhorlError) as error:
+            whorl.evaluate(policy, env=env, trust=["unity"], **shown)
+        assert "neither a video nor a window can show it; leave out video" in one_sentence(error.value)
 
 
 def test_flags_of_their_own_are_options_of_the_environment() -> None:

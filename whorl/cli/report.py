@@ -1,24 +1,19 @@
 """What commands print: tables of results, the commands to go on with, lists of runs."""
 
 import math
-import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from whorl.core.errors import WhorlError
-from whorl.core.registry import KINDS, registered
 from whorl.settings.merge import Settings
 
 if TYPE_CHECKING:
     from whorl.population.evolver import Evolved
     from whorl.run.reporting import Result
-
-_PATH = re.compile(r"(?!whorl\.|torch\.)[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-"""an import path of the user's own code"""
 
 
 def in_lines(error: WhorlError) -> str:
@@ -39,13 +34,17 @@ def show_result(result: "Result", settings: Settings) -> None:
         }
     )
     if settings.run.save_model:
-        trust = trusted(settings)
+        from whorl.run.trust import trust_flag
+
+        trust = trust_flag(settings)
         print(f"evaluate: {command('eval', result.run_dir, *trust)}")
         print(f"continue: {command('resume', result.run_dir, *_more(result), *trust)}")
 
 
 def show_evolved(result: "Evolved", settings: Settings) -> None:
     """The best learner of a population, and the commands to go on with."""
+    from whorl.run.trust import trust_flag
+
     show_table(
         {
             "stopped because": result.reason,
@@ -58,7 +57,7 @@ def show_evolved(result: "Evolved", settings: Settings) -> None:
             "folder": str(result.run_dir),
         }
     )
-    trust = trusted(settings)
+    trust = trust_flag(settings)
     print(f"evaluate: {command('eval', result.run_dir, *trust)}")
     more = [] if result.interrupted else ["--generations", str(2 * result.generations)]
     print(f"continue: {command('resume', result.run_dir, *more, *trust)}")
@@ -81,35 +80,6 @@ def show_seeds(results: Mapping[int, "Result | None"]) -> None:
 def command(*words: object) -> str:
     """A command of `whorl` that works as printed."""
     return shlex.join(["whorl", *map(str, words)])
-
-
-def trusted(settings: Settings) -> list[str]:
-    """The flag that lets a run's own environments, networks and other parts be loaded again, where there are any."""
-    from whorl.envs.adapters.imported import module_of
-
-    known = {name for kind in KINDS for name in registered(kind)}
-    own = [module_of(settings.env)] if settings.env not in known else []
-    own += [name for name in _import_paths(settings) if name not in known]
-    found = list(dict.fromkeys(filter(None, own)))
-    return ["--trust", *found] if found else []
-
-
-def _import_paths(settings: Settings) -> Iterator[str]:
-    plain = settings.plain()
-    names = [plain["algorithm"], *plain["components"], *plain.get("loggers", ())]
-    parts = [value for key, value in plain.items() if key != "env_options" and isinstance(value, dict)]
-    return (name for name in [*names, *_names_in(parts)] if _PATH.fullmatch(name))
-
-
-def _names_in(value: Any) -> Iterator[str]:
-    """The names of classes in the mapping of a part, its layers included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _names_in(list(value.values()))
-    elif isinstance(value, Sequence):
-        for item in value:
-            yield from _names_in(item)
 
 
 def _more(result: "Result") -> list[str]:

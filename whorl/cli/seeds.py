@@ -18,10 +18,11 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
-from whorl.cli.report import command, in_lines, show_evolved, show_result, show_seeds, trusted
+from whorl.cli.report import command, in_lines, show_evolved, show_result, show_seeds
 from whorl.cli.status import INTERRUPTED, MISTAKE, TERMINATED
 from whorl.core.errors import ConfigError, WhorlError
 from whorl.log.console import DISPLAY, LIVE_SECONDS, Console, Consoles, summary
+from whorl.run.trust import trust_flag
 from whorl.settings.merge import Settings
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class _Family:
                 for child in self.children:
                     child.process.kill()
         for result in self.interrupted:
-            print(f"continue: {command('resume', result.run_dir, *trusted(self.settings))}")
+            print(f"continue: {command('resume', result.run_dir, *trust_flag(self.settings))}")
         return self.stopped if self.interrupts else MISTAKE if self.failed else 0
 
     def _attend(self) -> None:

@@ -116,6 +116,26 @@ def require_trust(name: str, what: str) -> None:
     )
 
 
+def needs_trust(name: str) -> bool:
+    """Whether an import path leads out of whorl, torch's layers and optimizers, and what is registered."""
+    if name.startswith("whorl.") or any(name in things for things in _registered.values()):
+        return False
+    return all(_from_torch(kind, name) is None for kind in KINDS)
+
+
+def require_part(name: str) -> None:
+    """Raise if a saved config may not name an import path, whatever kind of part it is for; as `resolve` does later.
+
+    What is not trusted is not imported.
+    """
+    if needs_trust(name):
+        require_trust(name, "the import path")
+    elif name.startswith("whorl."):
+        found = _import("part", name)
+        if not any(_is_ours(kind, found) for kind in KINDS):
+            raise ConfigError(f"the saved config names {name!r}, which is no part that whorl has")
+
+
 def resolve(kind: str, name: str) -> Callable[..., Any]:
     """The part called `name`: registered, of torch (layers, optimizers), of `whorl.components`, or an import path."""
     if name in _registered[kind]:

@@ -128,6 +128,13 @@ def split_observation(observation: SpecTree, privileged: Sequence[str]) -> tuple
     return public, {key: observation[key] for key in observation if key in privileged}
 
 
+def without_keys(spec: Spec, keys: Sequence[str]) -> Spec:
+    """The spec without those of the keys that its observation has."""
+    if not isinstance(spec.observation, dict):
+        return spec
+    return replace(spec, observation={k: leaf for k, leaf in spec.observation.items() if k not in keys})
+
+
 def differences(saved: Spec, now: Spec) -> list[str]:
     """What differs between the spaces of two environments, an entry each: where, saved, now.
 

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from whorl.log.plot import check_ending, new_figure, save_figure
 
 SIDE = 2.6
 """of a panel, in inches"""
@@ -14,10 +13,9 @@ SIDE = 2.6
 
 def plot_attention(weights: Mapping[str, np.ndarray], output: Path, title: str) -> Path:
     """One row of panels per layer and one panel per head of weights [heads, steps, steps]."""
+    check_ending(output)
     columns = max(len(heads) for heads in weights.values())
-    size = (SIDE * columns + 0.8, SIDE * len(weights) + 0.6)
-    figure = Figure(figsize=size, dpi=150, layout=ConstrainedLayoutEngine(), facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure((SIDE * columns + 0.8, SIDE * len(weights) + 0.6))
     panels = figure.subplots(len(weights), columns, squeeze=False)
     for row, (name, heads) in zip(panels, weights.items()):
         for number, panel in enumerate(row):
@@ -31,6 +29,4 @@ def plot_attention(weights: Mapping[str, np.ndarray], output: Path, title: str) 
         row[0].set_ylabel("acting step", fontsize=7)
     figure.colorbar(shown, ax=panels, shrink=0.7).ax.tick_params(labelsize=7)
     figure.suptitle(title, fontsize=10, fontweight="bold")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output)
-    return output
+    return save_figure(figure, output)

@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import offset_copy
 
+from whorl.core import files
 from whorl.core.errors import WhorlError, nearest
 from whorl.log.console import compact
 from whorl.log.maps import read_maps, shades
@@ -180,7 +181,7 @@ def plot_runs(
             are seeds of one curve. Empty: every setting in which runs of an algorithm differ, except the seed and what
             concerns only reports, or (not over time) only where a run is computed.
     """
-    _check_ending(output)
+    check_ending(output)
     if not run_folders:
         raise WhorlError("there are no runs to plot; give at least one run folder")
     found = [_read(Path(folder)) for folder in run_folders]
@@ -201,7 +202,7 @@ def plot_runs(
     columns = min(3, len(environments)) if len(wanted) == 1 else len(environments)
     down = -(-len(environments) // columns) * len(wanted)
     size = (max(7.0, 5.2 * columns), 4.3 * down) if len(environments) * len(wanted) > 1 else (7.6, 4.6)
-    figure = _figure(size)
+    figure = new_figure(size)
     panels = figure.subplots(down, columns, squeeze=False).flatten()
     pairs = [(name, environment) for name in wanted for environment in environments]
     below = 0
@@ -212,16 +213,16 @@ def plot_runs(
     for panel in panels[len(pairs) :]:
         panel.remove()
     figure.set_size_inches(size[0], size[1] + LEGEND_LINE * below * down)
-    return _save(figure, output)
+    return save_figure(figure, output)
 
 
 def plot_map(run_folder: Path, output: Path) -> Path:
     """Draw the maps of a run: visits of every cell, and the mean of each intrinsic reward there."""
-    _check_ending(output)
+    check_ending(output)
     maps = read_maps(run_folder)
     rows, columns = maps["visits"].shape
     width = min(4.2, max(2.6, 4.2 * columns / rows))
-    figure = _figure((max(4.0, (width + 1.1) * len(maps)), max(2.4, width * rows / columns + 0.7)))
+    figure = new_figure((max(4.0, (width + 1.1) * len(maps)), max(2.4, width * rows / columns + 0.7)))
     for panel, (name, values) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items()):
         panel.set_facecolor("#c8c8c8")
         drawn = panel.imshow(shades(name, values), cmap="viridis", interpolation="nearest")
@@ -232,12 +233,12 @@ def plot_map(run_folder: Path, output: Path) -> Path:
         panel.set_title("visits" if name == "visits" else f"mean reward of {name}", loc="left", fontsize=11)
         panel.set_xticks([])
         panel.set_yticks([])
-    return _save(figure, output)
+    return save_figure(figure, output)
 
 
 def plot_arms(run_folder: Path, output: Path) -> Path:
     """Draw which policies the bandit of an Agent57 run chose: their shares of the episodes between rows of metrics."""
-    _check_ending(output)
+    check_ending(output)
     run = _read(run_folder)
     names = [f"{ARM}{number}" for number in range(sum(run.has(f"{ARM}{i}") for i in range(1000)))]
     rows = [row for row in run.rows if all(name in row for name in names)]
@@ -252,7 +253,7 @@ def plot_arms(run_folder: Path, output: Path) -> Path:
     episodes = np.diff(count[:, taken], axis=1)
     total = episodes.sum(0)
     share = np.where(total > 0, episodes / np.maximum(total, 1), np.nan)
-    figure = _figure((7.6, 4.2))
+    figure = new_figure((7.6, 4.2))
     panel = figure.subplots()
     panel.set_facecolor("#c8c8c8")
     edges = np.arange(len(names) + 1) - 0.5
@@ -271,15 +272,17 @@ def plot_arms(run_folder: Path, output: Path) -> Path:
     panel.set_ylabel("policy (0 exploits)")
     panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: compact(x)))
     panel.yaxis.set_major_locator(MaxNLocator(integer=True))
-    return _save(figure, output)
+    return save_figure(figure, output)
 
 
-def _check_ending(output: Path) -> None:
+def check_ending(output: Path) -> None:
+    """Raise for a file that no plot can be written to."""
     if output.suffix.lower() not in ENDINGS:
         raise WhorlError(f"a plot can't be written as {output.name!r}; end the name in {', '.join(ENDINGS)}")
 
 
-def _figure(size: tuple[float, float]) -> Figure:
+def new_figure(size: tuple[float, float]) -> Figure:
+    """An empty figure, of a size in inches."""
     figure = Figure(
         figsize=size, dpi=150, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12), facecolor="white"
     )
@@ -287,12 +290,14 @@ def _figure(size: tuple[float, float]) -> Figure:
     return figure
 
 
-def _save(figure: Figure, output: Path) -> Path:
+def save_figure(figure: Figure, output: Path) -> Path:
+    """Write a figure, whose file is either complete or as it was before."""
     output.parent.mkdir(parents=True, exist_ok=True)
     # The same runs give the same file, and letters stay letters in a PDF.
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(output.suffix.lower())
-    with mpl.rc_context({"svg.hashsalt": "whorl", "pdf.fonttype": 42}):
-        figure.savefig(output, metadata=dates)
+    with files.scratch(output) as temp, mpl.rc_context({"svg.hashsalt": "whorl", "pdf.fonttype": 42}):
+        figure.savefig(temp, format=output.suffix[1:].lower(), metadata=dates)
+        temp.replace(output)
     return output
 
 

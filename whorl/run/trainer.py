@@ -11,6 +11,7 @@ A trainer changes nothing process-wide outside of `train()`, so several can take
 """
 
 import math
+import shlex
 import sys
 import time
 import warnings
@@ -48,6 +49,7 @@ from whorl.run.reporting import (
     Terminated,
     cut_metrics,
 )
+from whorl.run.trust import trust_flag
 from whorl.settings.merge import Settings
 from whorl.state import checkpoint
 from whorl.state.policy import build_agent
@@ -412,7 +414,7 @@ class Trainer:
             return "nothing was saved, because save_model is false"
         call = f"whorl.resume({str(self.run_dir)!r}, env=...)"
         if self.source.named:
-            call = f"whorl resume {self.run_dir}"
+            call = shlex.join(["whorl", "resume", str(self.run_dir), *trust_flag(self.settings)])
         go_on = f"continue with: {call}"
         if self.loop.whole and self.steps > self.counters.saved_steps:
             with suppress(WhorlError):  # diverged weights, a full disk: the first error is the one to report

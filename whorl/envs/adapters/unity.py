@@ -133,13 +133,18 @@ def layout_of(behavior: Behavior) -> Any:
 
 
 def _probe(id: str, options: UnityOptions) -> Scene:
-    """Start a player to find its behaviours, and count the agents that ask before one of them asks again."""
+    """Start a player to find its behaviours, and count the agents that ask before one of them asks again.
+
+    An id belongs to an episode: the next one of an agent has another, so those that ended are not counted any more.
+    """
     nobody = Behavior("", (), 0, ())
     nothing = np.zeros(0)
     # Without rows, all agents do nothing.
     idle = Agents(nobody, Buffers([], *([nothing] * 7)), {})
     found: dict[str, Behavior] = {}
     seen: set[tuple[str, int]] = set()
+    counts: list[list[str]] = []
+    """the behaviours of the agents that were there at each message"""
     player = Player(path_of(id, options), options, 0, 0)
     try:
         message = player.connect()
@@ -149,7 +154,9 @@ def _probe(id: str, options: UnityOptions) -> Scene:
             asking = [(key, info.id) for key in infos for info in infos[key].value if not info.done]
             if seen.intersection(asking):
                 break
+            seen -= {(key, info.id) for key in infos for info in infos[key].value if info.done}
             seen.update(asking)
+            counts.append([key for key, _ in seen])
             idle.take(message)
             message = player.exchange(idle.message())
         behavior = choose(found, options.behavior)
@@ -160,7 +167,7 @@ def _probe(id: str, options: UnityOptions) -> Scene:
         atexit.register(player.close)
     else:
         player.close()
-    agents = sum(behavior.owns(key) for key, _ in seen)
+    agents = max(sum(map(behavior.owns, keys)) for keys in counts)
     return Scene(found, behavior, agents, player if options.editor else None)
 
 
@@ -213,8 +220,8 @@ class UnityVector(VectorEnv):
         else:
             self._players = [self._start(number) for number in range(self.options.players)]
             try:
-                for player, agents in zip(self._players, self._agents):
-                    agents.take(player.connect())
+                for number, player in enumerate(self._players):
+                    self._receive(number, player.connect)
             except BaseException:
                 self.close()
                 raise

@@ -97,7 +97,7 @@ class Player:
             return
         self._closed.set()
         if self._open:
-            self._answers.put(_goodbye())
+            self._answers.put(_close_message())
         self._server.stop(0.5).wait(ENDING)
         if self._process is not None:
             try:
@@ -128,13 +128,13 @@ class Player:
             with contextlib.suppress(queue.Empty):
                 call = self._calls.get(timeout=LOOK)
                 if call.header.status != OK:
-                    self._answers.put(_goodbye())
+                    self._answers.put(_close_message())
                     raise PlayerLost(f"{self.name} closed the connection")
                 self._open = True
                 return call
             status = None if self._process is None else self._process.poll()
             if status is not None:
-                raise PlayerLost(f"{self.name} ended with status {status}{self._last_words()}")
+                raise PlayerLost(f"{self.name} ended with status {status}{self._last_output_line()}")
             if time.monotonic() > until:
                 what = f"did not answer within {seconds:g} seconds, the option {limit}"
                 raise PlayerLost(f"{self.name} {what if limit == 'timeout' else self._absence(what)}")
@@ -144,7 +144,7 @@ class Player:
             return f"{what}, on port {self.port}; press Play in the editor"
         return f"{what}, on port {self.port}; it must be built with ML-Agents and an agent of behaviour type Default"
 
-    def _last_words(self) -> str:
+    def _last_output_line(self) -> str:
         """The last line that the player wrote."""
         if self._output is None:
             return ""
@@ -179,7 +179,7 @@ class Player:
                 (rpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
             )
             try:
-                found = server.add_insecure_port(f"localhost:{port}")
+                found = server.add_insecure_port(f"127.0.0.1:{port}")
             except RuntimeError:  # another process was faster
                 continue
             if found:
@@ -215,7 +215,7 @@ class Player:
             with contextlib.suppress(queue.Empty):
                 return self._answers.get(timeout=LOOK)
             if self._closed.is_set() or not context.is_active():
-                return _goodbye()
+                return _close_message()
 
 
 class _DaemonThreads(Executor):
@@ -235,7 +235,7 @@ class _DaemonThreads(Executor):
 
 
 def _is_free(port: int) -> bool:
-    """Whether nobody listens on a port; gRPC is content with one of two addresses."""
+    """Whether nobody listens on a port."""
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -245,7 +245,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _goodbye() -> Any:
+def _close_message() -> Any:
     message = messages().UnityMessageProto()
     message.header.status = CLOSE
     return message

@@ -1,0 +1,38 @@
+"""Which import paths settings name: code that a saved run may load only if the caller trusts it."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from whorl.core.registry import needs_trust
+from whorl.settings.merge import Settings
+
+_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+
+
+def import_paths(settings: Settings) -> list[str]:
+    """Import paths of the parts, components and loggers of a run; the environment is not among them."""
+    plain = settings.plain()
+    names = [plain["algorithm"], *plain["components"], *plain.get("loggers", ())]
+    parts = [value for key, value in plain.items() if key != "env_options" and isinstance(value, Mapping)]
+    return paths_in([names, parts])
+
+
+def paths_in(value: Any) -> list[str]:
+    """The words in nested containers, such as a part and its layers, that are import paths."""
+    return list(dict.fromkeys(name for name in _words_in(value) if _PATH.fullmatch(name)))
+
+
+def own_paths(settings: Settings) -> list[str]:
+    """The import paths of a run that lead out of whorl and torch, for which it needs trust to be loaded again."""
+    return [name for name in import_paths(settings) if needs_trust(name)]
+
+
+def _words_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _words_in(list(value.values()))
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _words_in(item)
