@@ -80,7 +80,10 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("algorithm", OWN)
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(name, marks=pytest.mark.full) if name == "ddpg_lillicrap" else name for name in OWN],
+)
 def test_it_learns_to_answer(algorithm: str, tmp_path: Path) -> None:
     assert learned(algorithm, tmp_path, **OWN[algorithm]) > -2.5
 

@@ -42,7 +42,7 @@ from whorl.nets.soft_actions import SoftActionsConfig
 from whorl.nets.temperature import EntropyConfig
 from whorl.settings.aliases import SHARED_OFF_POLICY
 from whorl.settings.merge import Settings, config_of, configure, settings_of
-from whorl.settings.presets import algorithm_class, preset_names
+from whorl.settings.presets import algorithm_class, load_preset, preset_names
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import bare, fields_of, help_of
 from whorl.state.policy import build_agent
@@ -376,7 +376,17 @@ def numeric(algorithm: str) -> list[str]:
     return [key for key, hint in hints.items() if {int, float} & {bare(hint), *get_args(bare(hint))}]
 
 
-@pytest.mark.parametrize("algorithm", preset_names())
+def of_every_rule() -> list[object]:
+    """All presets; those after the first of an update rule in the full suite only."""
+    rules = {name: load_preset(name)["rule"] for name in preset_names()}
+    first = {rule: name for name, rule in reversed(rules.items())}
+    return [
+        pytest.param(name, marks=[] if first[rule] == name else [pytest.mark.full])
+        for name, rule in rules.items()
+    ]
+
+
+@pytest.mark.parametrize("algorithm", of_every_rule())
 def test_a_nonsensical_value_is_taken_or_told_in_a_sentence(algorithm: str) -> None:
     for key in settings_of(algorithm_class(algorithm)[1]):
         for value in VALUES:
@@ -386,7 +396,7 @@ def test_a_nonsensical_value_is_taken_or_told_in_a_sentence(algorithm: str) -> N
                 assert "\n" not in str(error)
 
 
-@pytest.mark.parametrize("algorithm", preset_names())
+@pytest.mark.parametrize("algorithm", of_every_rule())
 def test_a_nonsensical_flag_is_taken_or_told_in_a_sentence(algorithm: str) -> None:
     cls = algorithm_class(algorithm)[1]
     parser = FlagParser(algorithm, nested=True)

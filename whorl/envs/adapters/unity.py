@@ -203,7 +203,7 @@ class UnityVector(VectorEnv):
         """bytes that side channels are to send to each player"""
         self._failures: list[list[float]] = [[] for _ in self._rows]
         """when each player failed"""
-        self._useless = [0] * options.players
+        self._failures_in_a_row = [0] * options.players
         """failures of each player since it answered last"""
         self._seed = 0
 
@@ -284,7 +284,7 @@ class UnityVector(VectorEnv):
         """Enter the next message of a player; one that is lost is replaced."""
         try:
             self._agents[number].take(call())
-            self._useless[number] = 0
+            self._failures_in_a_row[number] = 0
         except PlayerLost as error:
             self._replace(number, error)
 
@@ -309,10 +309,10 @@ class UnityVector(VectorEnv):
         now = time.monotonic()
         recent = [then for then in self._failures[number] if now - then < 3600]
         self._failures[number] = [*recent, now]
-        self._useless[number] += 1
-        if self._useless[number] >= FAILURES or len(recent) >= FAILURES_PER_HOUR:
+        self._failures_in_a_row[number] += 1
+        if self._failures_in_a_row[number] >= FAILURES or len(recent) >= FAILURES_PER_HOUR:
             often = (
-                f"{self._useless[number]} times in a row"
+                f"{self._failures_in_a_row[number]} times in a row"
                 if len(recent) < FAILURES_PER_HOUR
                 else "too often in an hour"
             )
