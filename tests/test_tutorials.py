@@ -51,6 +51,14 @@ WHOLE, LARGE = 2_048, 40_000
 """steps: budgets that run whole; rollouts that are not collected at all"""
 FILES = {"mine.yaml": "gamma: 0.98\n", "base.yaml": "actor_lr: 1e-3\n"}
 """files that commands name and the reader is to have"""
+KINDS: dict[str, tuple[str, str, dict[str, object]]] = {
+    "--attention": ("TMaze-v0", "ppo", {"memory": "attention"}),
+    "--map": ("DeepSea-v0", "ppo", {"components": ["count"]}),
+    "--arms": ("CartPole-v1", "agent57", {"max_iterations": 6, "num_steps": 64, "log_freq": 1}),
+}
+"""pictures of one kind of run: its environment, algorithm and settings"""
+PLAYER = f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests" / "unity" / "player.py"} "$@"\n'
+"""a stand-in for a built Unity player"""
 
 
 class Block(NamedTuple):
@@ -100,6 +108,9 @@ def page_folder(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) 
         shutil.copytree(trained, tmp_path / name)
     for file, text in FILES.items():
         (tmp_path / file).write_text(text)
+    (tmp_path / "builds").mkdir()
+    (tmp_path / "builds" / "3DBall.x86_64").write_text(PLAYER)
+    (tmp_path / "builds" / "3DBall.x86_64").chmod(0o755)
     before = {kind: dict(names) for kind, names in registry._registered.items()}
     ids, worlds = set(gymnasium.registry), set(WORLDS)
     yield tmp_path
@@ -155,6 +166,13 @@ def check_command(words: list[str], page: Path) -> None:
     if program == "whorl":
         if "--parallel" in rest:  # other processes would train for as long as the page says
             rest[rest.index("--parallel") + 1] = "1"
+        if "unity:editor" in rest:  # waits for somebody to press Play; tests/unity has a stand-in that does
+            return
+        for flag, (env, algorithm, settings) in KINDS.items():
+            if flag in rest:
+                small = {"num_envs": 4, "num_steps": 16, "batch_size": 32, "max_iterations": 2, **settings}
+                result = whorl.load(env, algorithm, small, runs="kinds", eval=False).train()
+                rest = [str(result.run_dir) if word == "RUN" else word for word in rest]
         paths = [
             path for word in rest for path in (sorted(map(str, Path().glob(word))) if "*" in word else [word])
         ]
@@ -176,7 +194,7 @@ def check_command(words: list[str], page: Path) -> None:
 def check_settings(settings: dict[str, object]) -> None:
     """Settings of a YAML block have to suit one algorithm together; those of a population name theirs."""
     mistakes = []
-    own, drawn, (settings,) = setup.split([settings])
+    own, drawn, (settings,) = setup.split([settings], str(settings.get("algorithm", "ppo")))
     build(EvolveConfig, own)
     if own:
         found = configure(settings["algorithm"], settings["env"], settings)

@@ -339,9 +339,8 @@ def test_policy_gradient_rules_take_trees_of_actions_and_the_others_name_them(ru
         if rule in TREES:
             found.agent()
         elif rule not in TOYS:
-            sentence = (
-                "has Dict or Tuple actions; use (sac, tqc, )?ppo, ppg, a2c, impala or reinforce$|needs bounds"
-            )
+            others = "has Dict or Tuple actions; use (sac, tqc, )?ppo, ppg, a2c, impala or reinforce$"
+            sentence = f"{others}|needs bounded actions"
             with pytest.raises(ConfigError, match=sentence):
                 found.agent()
 

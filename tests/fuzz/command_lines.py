@@ -17,7 +17,7 @@ from whorl.cli import main, seeds
 from whorl.cli.commands import COMMANDS
 from whorl.run.trainer import Trainer
 from whorl.settings.merge import settings_of
-from whorl.settings.presets import algorithm_class, algorithms
+from whorl.settings.presets import algorithm_class, preset_names
 
 sys.path.append(str(Path(__file__).parent))
 import cases
@@ -108,7 +108,7 @@ def trained() -> Path:
 
 def valid(draw: random.Random) -> list[str]:
     """A command line that works, or nearly so."""
-    command, algorithm, run = draw.choice(list(COMMANDS)), draw.choice(list(algorithms())), str(trained())
+    command, algorithm, run = draw.choice(list(COMMANDS)), draw.choice(preset_names()), str(trained())
     if command in ("train", "config"):
         hints = settings_of(algorithm_class(algorithm)[1])
         words = [command, algorithm, draw.choice(ENVS)]

@@ -15,14 +15,14 @@ import whorl
 from whorl.api import prepare
 from whorl.core.registry import Part
 from whorl.settings.merge import component_config, configure, settings_of
-from whorl.settings.presets import algorithm_class, algorithms
+from whorl.settings.presets import algorithm_class, preset_names
 from whorl.settings.schema import Choice, Range, bare, fields_of, rules_of
 
 sys.path.append(str(Path(__file__).parent))
 import cases
 import spaces
 
-NAMES = tuple(algorithms())
+NAMES = preset_names()
 DISCRETE = ("CartPole-v1", "Taxi-v4", "RepeatFirst-v0", "Acrobot-v1")
 CONTINUOUS = ("Pendulum-v1", "PendulumFull-v0", "MountainCarContinuous-v0")
 CONTINUOUS_ONLY = ("ddpg", "ddpg_lillicrap", "rdpg", "td3", "rtd3", "crossq")

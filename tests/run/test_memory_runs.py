@@ -182,8 +182,8 @@ def test_the_step_before_reaches_memory_wherever_one_acts_and_after_a_resume(
 @pytest.mark.parametrize(("name", "settings", "sentence"), [
     ("dqn", {"memory": "lstm", "stride": 3}, "num_steps 4 is not a multiple of sequence_stride 3; change one of them"),
     ("ppo", {"memory": "lstm", "chunk": 3, "batch_size": 4}, "is not a multiple of chunk_length 3"),
-    ("dqn", {"last_action": True}, "last_action is read by a memory, but memory is none; choose lstm, gru or att"),
-    ("ppo", {"last_reward": True}, "last_reward is read by a memory, but memory is none; choose lstm, gru or att"),
+    ("dqn", {"last_action": True}, "last_action is read by a memory, but memory is none; choose lstm, gru, rnn or att"),
+    ("ppo", {"last_reward": True}, "last_reward is read by a memory, but memory is none; choose lstm, gru, rnn or att"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_are_one_sentence(
     name: str, settings: dict[str, Any], sentence: str, tmp_path: Path
