@@ -369,6 +369,7 @@ def digest(envs: list[GymnasiumVector]) -> str:
 
 
 @installed
+@pytest.mark.full
 def test_a_fresh_process_continues_exactly(tmp_path: Path):
     """Sticky actions, lost lives and the no-ops of later episodes included; Breakout ends twice."""
     envs = {game: environments(game) for game in ("Breakout", "Seaquest")}
