@@ -9,6 +9,7 @@ from torch import Tensor
 from whorl.agents.agent import Acted, Agent
 from whorl.collect.collector import LocalCollector
 from whorl.collect.waiting import WaitingCollector
+from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Continuous, Spec
 from whorl.data.batch import Batch
 from whorl.data.replay import Replay
@@ -268,6 +269,33 @@ def test_episodes_that_are_dropped_are_not_counted(steps: int) -> None:
     assert all(episode.length == episode.env_index + 3 for episode in ended)
     sums = collector.episode_statistics.drain()
     assert sums["length"] == sum(episode.length for episode in ended)
+
+
+def test_a_burn_in_that_fits_into_no_rollout_is_told_and_nothing_is_drawn() -> None:
+    """Here every environment lacks a row in every rollout."""
+    agent = Remembering(SPEC, None)
+    view = Sequences(4, burn_in=STEPS, stride=STRIDE)
+    replay = Replay(
+        SPEC,
+        "cpu",
+        torch.Generator().manual_seed(0),
+        view=view,
+        gamma=1.0,
+        buffer_size=60 * NUM_ENVS,
+        batch_size=8,
+        learning_starts=0,
+        memory=agent.initial_memory(1),
+        stride=view.stride,
+    )
+    replay.expect_gaps()
+    for number, batch in enumerate(collect(WaitingCollector, Late(), 6, Remembering)):
+        short = batch.replace(mask=batch.mask.clone(), keep=batch.keep.clone())
+        short.mask[-3], short.keep[-4:-2] = 0, 0
+        replay.add(short)
+        if number < 4:
+            assert not replay.can_start()
+    with pytest.raises(ConfigError, match="without a gap; use a larger num_steps, or a smaller burn_in"):
+        replay.can_start()
 
 
 @pytest.mark.parametrize("view", [Transitions(1), Transitions(3), Sequences(4, stride=STRIDE)], ids=str)

@@ -44,6 +44,10 @@ class Experience(Protocol):
         """The next rollout does not continue the newest rows in the environments `where` [B], by default in all."""
         return
 
+    def expect_gaps(self) -> None:
+        """Rollouts may have rows that are no steps in the middle of an episode."""
+        return
+
     def metrics(self) -> dict[str, float]:
         """Metrics for the log."""
         return {}

@@ -283,6 +283,9 @@ class Replay(Experience):
         self.ring.cut(where)
         self._gaps = self._gaps or where is None or bool(where.any())
 
+    def expect_gaps(self) -> None:
+        self._gaps = True
+
     def _changing(self) -> dict[str, Tensor]:
         """The columns that learning replaces."""
         columns = self.ring.columns["extras"]
@@ -337,7 +340,13 @@ class Replay(Experience):
         (whole_episodes)."""
         ring = self.ring
         if not isinstance(self.view, Sequences) or not self.view.whole or not ring.first_start():
-            return not self._gaps or self.sampler.any()
+            found = not self._gaps or self.sampler.any()
+            if not found and ring.rows >= ring.slots:
+                raise ConfigError(
+                    f"the replay buffer is full, but holds no {self.view.span + 1} rows of one episode without a gap; "
+                    "use a larger num_steps, or a smaller burn_in or sequence_length"
+                )
+            return found
         every = starts(ring, self.view, ring.first_start(), ring.rows - self.view.span)
         if not bool(self.view.allowed(ring, every).any()):
             raise ConfigError(

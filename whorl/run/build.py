@@ -124,6 +124,8 @@ def build(source: Source, settings: Settings, needs: Needs, notify: Notify = war
             settings = settings.replace(workers=acting.workers)
         experience = _experience(settings, agent, acting, streams, notify)
         stack.callback(experience.close)
+        if isinstance(acting.collector, WaitingCollector):
+            experience.expect_gaps()
         # Replay needs a successor for each row.
         if experience.overlaps and not acting.env.snapshots and _reset_period(settings) * run.num_steps == 1:
             raise ConfigError(
