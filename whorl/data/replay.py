@@ -340,13 +340,7 @@ class Replay(Experience):
         (whole_episodes)."""
         ring = self.ring
         if not isinstance(self.view, Sequences) or not self.view.whole or not ring.first_start():
-            found = not self._gaps or self.sampler.any()
-            if not found and ring.rows >= ring.slots:
-                raise ConfigError(
-                    f"the replay buffer is full, but holds no {self.view.span + 1} rows of one episode without a gap; "
-                    "use a larger num_steps, or a smaller burn_in or sequence_length"
-                )
-            return found
+            return not self._gaps or self.sampler.any()
         every = starts(ring, self.view, ring.first_start(), ring.rows - self.view.span)
         if not bool(self.view.allowed(ring, every).any()):
             raise ConfigError(
