@@ -1479,8 +1479,8 @@ MUTATIONS: list[Mutation] = [
         Bug("returns cross missing rows", "batch.keep[:-1].mul_(batch.mask[1:])", "pass"),
         Bug(
             "memory goes on while waiting",
-            "memory = tree.where(self._waits, memory, after)",
-            "memory = after",
+            "self._memory = tree.where(self._waits, self._memory, after)",
+            "self._memory = after",
         ),
         Bug(
             "a later action is stored",
@@ -2152,8 +2152,8 @@ MUTATIONS: list[Mutation] = [
         Bug("progress is never set", "        agent.progress.fill_(progress)\n", ""),
         Bug(
             "weights are never sent",
-            "        parts.send_weights()\n        period",
-            "        period",
+            "        parts.send_weights()\n        collector",
+            "        collector",
             "distributed/test_payload.py",
         ),
         Bug(

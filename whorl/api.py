@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from gymnasium.error import DependencyNotInstalled
 
-from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt
+from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
 from whorl.core.registry import only_trusted, register, require_part, require_trust
 from whorl.core.spec import Spec, differences, without_keys
 from whorl.envs import checker
@@ -28,12 +28,21 @@ from whorl.log.video import save_video
 from whorl.population import setup
 from whorl.population.config import EvolveConfig
 from whorl.population.evolver import Evolved, Evolver, is_population, read_lineage
+from whorl.run.behaviors import BehaviorTrainer, TeamEvaluation, play
 from whorl.run.build import choose_device, kind_of
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint, use_checkpoint
-from whorl.run.evaluate import Evaluation, run_episodes
+from whorl.run.evaluate import EVAL_ENVS, Evaluation, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
+from whorl.settings.behaviors import (
+    BEHAVIORS,
+    BehaviorSettings,
+    check_sections,
+    read_saved,
+    take_behaviors,
+    together,
+)
 from whorl.settings.draws import configured, draw_all, is_random, read_draws, saying_random, take_random
 from whorl.settings.merge import Settings, chosen_fields, configure, merge, plain_fields, settings_of
 from whorl.settings.presets import algorithm_class, algorithm_of, algorithms, read_file
@@ -118,7 +127,47 @@ def load(
         env_options: what the environment is made with.
         loggers: besides those that settings ask for: names of registered loggers, or functions that make one.
     """
-    return Trainer(*prepare(env, algorithm, config, files, env_options, settings), callbacks, loggers)
+    source, found = prepare_all(env, algorithm, config, files, env_options, settings)
+    if isinstance(found, BehaviorSettings):
+        return BehaviorTrainer(source, found, callbacks, loggers)  # type: ignore[arg-type]  # has what a run needs
+    return Trainer(source, found, callbacks, loggers)
+
+
+def prepare_all(
+    env: Any,
+    algorithm: Any,
+    config: Mapping[str, Any] | RunConfig | None,
+    files: Sequence[str | Path | Mapping[str, Any]],
+    env_options: Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
+) -> tuple[Source, Settings | BehaviorSettings]:
+    """The environment and all settings of a run, which may have several behaviours; see `load`."""
+    read = [layer for path in files for layer in read_file(path)]
+    objects = config if isinstance(config, RunConfig) else None
+    sections, layers = take_behaviors([*read, _settings(config, {}) if objects is None else {}, settings])
+    given = {} if env_options is None else {"env_options": dict(env_options)}
+    source = find(env, _options_in(layers, [given], env))
+    options = {**source.options, **_env_options([*layers, given])}
+    several = source.adapter is not None and source.adapter.single is False
+    names = source.with_options(options).behaviors if several else ()
+    check_sections(sections, names, source.id)
+    if len(names) < 2 and not sections:
+        return prepare(source, algorithm, config, files, env_options, settings)
+    source = source.with_options(options)
+    found: dict[str, Settings] = {}
+    for name in names:
+        own = dict(sections.get(name, {}))
+        rule = own.pop("algorithm", algorithm)
+        try:
+            one, found[name] = prepare(source.behavior(name), rule, objects, layers, env_options, own)
+        except ConfigError as error:
+            raise ConfigError(f"behaviour {name!r}: {error.message}") from None
+        if found[name].run.num_envs != one.num_envs:
+            raise ConfigError(
+                f"num_envs of {name!r} is {found[name].run.num_envs}, but all copies together have {one.num_envs} of "
+                "its agents; leave num_envs out, and set the number of copies in env_options"
+            )
+    return source, together(found, source.options)
 
 
 def prepare(
@@ -311,6 +360,8 @@ def load_run(
         )
 
     def trainer(config: Mapping[str, Any], where: Path) -> Trainer:
+        if BEHAVIORS in config:
+            return _several(config, where, changes, env, callbacks, loggers)
         with checkpoint.reading(where, checkpoint.CONFIG):
             saved = configure(config["algorithm"], config["env"], config, presets=False)
         settings = configure(saved.algorithm, saved.env, saved.plain(), presets=False, changes=changes)
@@ -324,8 +375,11 @@ def load_run(
     def resumed(found: checkpoint.Loaded) -> Trainer:
         made = trainer(found.config, found.folder)
         with checkpoint.reading(found.folder, checkpoint.POLICY):
-            saved = unpack_spec(found.policy["spec"])
-        _check_spaces(saved, made.source.spec(saved.num_envs), made.source.id)
+            policies = found.policy.get(BEHAVIORS, {"": found.policy})
+            specs = {name: unpack_spec(policy["spec"]) for name, policy in policies.items()}
+        for name, saved in specs.items():
+            source = made.source.behavior(name) if name else made.source
+            _check_spaces(saved, source.spec(saved.num_envs), source.id)
         return made.attach(found.folder.parent, found)
 
     with only_trusted(tuple(trust)):
@@ -335,23 +389,114 @@ def load_run(
         return use_checkpoint(folder, resumed)
 
 
+def _several(
+    config: Mapping[str, Any],
+    where: Path,
+    changes: Mapping[str, Any],
+    env: Any,
+    callbacks: Sequence[Callback],
+    loggers: Sequence[str | LoggerFactory],
+) -> BehaviorTrainer:
+    """The trainer of a saved run with several behaviours."""
+    with checkpoint.reading(where, checkpoint.CONFIG):
+        saved = read_saved(config)
+    settings = read_saved(saved.plain(), changes)
+    for name, one in settings.behaviors.items():
+        _check_changes(saved.behaviors[name], one)
+        for path in import_paths(one):
+            if path in import_paths(saved.behaviors[name]):
+                require_part(path)
+    return BehaviorTrainer(_source(env, settings), settings, callbacks, loggers)  # type: ignore[arg-type]
+
+
 def restore(
     run: str | Path,
     *,
     best: bool = False,
+    behavior: str = "",
     trust: Sequence[str] = (),
     device: str = "cpu",
     **unknown: Any,
 ) -> SavedPolicy:
-    """The trained policy of a run or checkpoint, with its normalisers, memory and action scaling."""
+    """The trained policy of a run or checkpoint, with its normalisers, memory and action scaling.
+
+    Args:
+        behavior: which policy, where the run has several behaviours.
+    """
     _refuse(restore, unknown)
+    found = _saved(run, best)
+    names = found.policy.get(BEHAVIORS, {})
+    if behavior not in (names or ("",)):
+        if not behavior:
+            raise ConfigError(
+                f"{found.folder} has the behaviours {', '.join(names)}; name the one to restore, "
+                f"behavior={next(iter(names))!r}"
+            )
+        raise ConfigError(
+            f"{found.folder} has no behaviour {behavior!r}; {nearest(behavior, names) if names else 'leave it out'}"
+        )
+    policy = names[behavior] if behavior else found.policy
+    chosen = str(choose_device(device))
+    with checkpoint.reading(found.folder, checkpoint.POLICY):
+        return load_policy(policy, tuple(trust), chosen)
+
+
+def _saved(run: str | Path, best: bool) -> checkpoint.Loaded:
+    """The checkpoint that a policy is taken from."""
     folder = resolve_run(run)
     if (best or is_population(folder)) and folder.name != checkpoint.BEST:
         folder = (folder.parent if folder.name.startswith("checkpoint_") else folder) / checkpoint.BEST
-    found = checkpoint.load(folder) if folder.name == checkpoint.BEST else find_checkpoint(folder)
-    chosen = str(choose_device(device))
-    with checkpoint.reading(found.folder, checkpoint.POLICY):
-        return load_policy(found.policy, tuple(trust), chosen)
+    return checkpoint.load(folder) if folder.name == checkpoint.BEST else find_checkpoint(folder)
+
+
+def behaviors(run: str | Path, best: bool = False) -> tuple[str, ...]:
+    """Names of the behaviours of a saved run; empty where it has one policy."""
+    return tuple(_saved(run, best).policy.get(BEHAVIORS, ()))
+
+
+def evaluate_behaviors(
+    run: str | Path,
+    episodes: int = 20,
+    *,
+    env: Any = None,
+    env_options: Mapping[str, Any] | None = None,
+    seed: int = 12_345,
+    max_steps: int = 0,
+    deterministic: bool = True,
+    best: bool = False,
+    trust: Sequence[str] = (),
+    device: str = "cpu",
+) -> TeamEvaluation:
+    """Play episodes with the trained policies of all behaviours of a run; arguments as those of `evaluate`."""
+    _check_evaluation(episodes, seed, max_steps)
+    found = _saved(run, best)
+    with checkpoint.reading(found.folder, checkpoint.CONFIG):
+        settings = read_saved(found.config)
+    policies = {
+        name: restore(run, best=best, behavior=name, trust=trust, device=device)
+        for name in settings.behaviors
+    }
+    with only_trusted(tuple(trust)):
+        source = _source(env, settings, env_options)
+    assert source.adapter is not None
+    playing = source.adapter.behavior_env(source, min(episodes, EVAL_ENVS))
+    try:
+        for name, policy in policies.items():
+            if name not in playing.specs:
+                raise EnvError(f"{source.id} has no behaviour {name!r}; {nearest(name, playing.specs)}")
+            _check_spaces(policy.spec, playing.specs[name], source.id)
+        limit = max_steps or settings.run.eval_max_steps
+        agents = {name: policy.agent for name, policy in policies.items()}
+        with torch.no_grad():
+            return play(agents, playing, episodes, seed, deterministic, None, limit)
+    finally:
+        playing.close()
+
+
+def _check_evaluation(episodes: int, seed: int, max_steps: int) -> None:
+    if not 1 <= episodes <= MOST_EPISODES:
+        raise ConfigError(f"episodes is {episodes}; it must lie between 1 and {MOST_EPISODES:,}")
+    build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
 
 
 def evaluate(
@@ -380,9 +525,7 @@ def evaluate(
         render: show the episodes in a window.
     """
     _refuse(evaluate, unknown)
-    if not 1 <= episodes <= MOST_EPISODES:
-        raise ConfigError(f"episodes is {episodes}; it must lie between 1 and {MOST_EPISODES:,}")
-    build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
+    _check_evaluation(episodes, seed, max_steps)
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
     mode = "human" if render else "rgb_array" if video is not None else None
     with only_trusted(tuple(trust)):
@@ -562,7 +705,10 @@ def _check_changes(saved: Settings, asked: Settings) -> None:
 
 
 def _source(
-    env: Any, settings: Settings, env_options: Mapping[str, Any] | None = None, render_mode: str | None = None
+    env: Any,
+    settings: Settings | BehaviorSettings,
+    env_options: Mapping[str, Any] | None = None,
+    render_mode: str | None = None,
 ) -> Source:
     """The environment of a saved run, or the one given instead; the run's options apply where they fit."""
     asked, saved = dict(env_options or {}), dict(settings.env_options)

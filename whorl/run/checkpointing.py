@@ -12,6 +12,7 @@ from whorl.data.experience import Store
 from whorl.data.segments import FOLDER
 from whorl.run.build import Parts
 from whorl.run.loop import Counters
+from whorl.settings.behaviors import BEHAVIORS
 from whorl.state import checkpoint
 from whorl.state.policy import export
 from whorl.state.runfolder import resolve_run
@@ -138,10 +139,10 @@ class Checkpointing:
             self.run_dir,
             self.saved,
             state,
-            export(parts.agent, parts.settings),
+            self.policy(),
             parts.settings.saved(),
             metadata,
-            parts.agent.normalizer_values() or None,
+            self.normalizer() or None,
         )
         if checkpoint.retain(self.run_dir, parts.settings.run.keep_checkpoints):
             self._sweep()
@@ -153,9 +154,16 @@ class Checkpointing:
     def save_best(self, metadata: Mapping[str, Any]) -> None:
         """Write the policy alone into the run's folder `best`."""
         assert self.run_dir is not None
-        agent, settings = self.parts.agent, self.parts.settings
-        values = agent.normalizer_values() or None
-        checkpoint.save_best(self.run_dir, export(agent, settings), settings.saved(), metadata, values)
+        saved = self.parts.settings.saved()
+        checkpoint.save_best(self.run_dir, self.policy(), saved, metadata, self.normalizer() or None)
+
+    def policy(self) -> dict[str, Any]:
+        """The part that acts, as tensors and plain containers."""
+        return export(self.parts.agent, self.parts.settings)
+
+    def normalizer(self) -> dict[str, Any]:
+        """The statistics that observations are normalised with, by key."""
+        return self.parts.agent.normalizer_values()
 
     def _sweep(self) -> None:
         """Delete rows that no checkpoint needs; if one can't be read, all stay."""
@@ -164,14 +172,22 @@ class Checkpointing:
                 self.store.sweep(checkpoint.segments(self.run_dir))
 
 
-def load_weights(agent: Agent, run: str | Path, strict: bool = False) -> str:
+def load_weights(agent: Agent, run: str | Path, strict: bool = False, behavior: str = "") -> str:
     """Load weights, optimizer state and normalisation statistics of another run or checkpoint; counters stay.
 
     Tensors with the same name and shape are taken. An optimizer whose weights are not all taken starts afresh. Returns
     a message about those that were not; with `strict` there may be none.
+
+    Args:
+        behavior: which one to take, where the other run has several.
     """
     found = find_checkpoint(resolve_run(run))
-    saved = found.state["agent"]
+    if (BEHAVIORS in found.state) != bool(behavior) or behavior not in found.state.get(BEHAVIORS, ("",)):
+        has = ", ".join(found.state[BEHAVIORS]) if BEHAVIORS in found.state else "none"
+        raise CheckpointError(
+            f"{found.folder} has other behaviours than this run ({has}), so that no weights can be taken from it"
+        )
+    saved = (found.state[BEHAVIORS][behavior] if behavior else found.state)["agent"]
     mine = {key: value for key, value in agent.state_dict().items() if not agent.of_one_run(key)}
     theirs = {key: value for key, value in saved["module"].items() if not agent.of_one_run(key)}
     taken = {k: v for k, v in theirs.items() if k in mine and v.shape == mine[k].shape}
