@@ -21,6 +21,7 @@ from whorl.envs import checker
 from whorl.envs import make as envs
 from whorl.envs.adapter import adapter_of
 from whorl.envs.adapters.imported import module_of
+from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
 from whorl.envs.make import Made, Source, find, takes
 from whorl.envs.mistakes import make_env
 from whorl.envs.wrappers import split
@@ -730,6 +731,8 @@ def _source(
     if not callable(env) or isinstance(env, gymnasium.Env):
         return find(env, {**saved, **asked})
     own, wrapping = split(saved)
+    if not takes(env, own):
+        wrapping |= {name: own.pop(name) for name in PARALLEL_OPTIONS if name in own}
     options = {**(own if takes(env, {**own, **split(asked)[0]}) else {}), **wrapping, **asked}
     return find(env, options | (drawn if takes(env, {**split(options)[0], **drawn}) else {}))
 

@@ -27,7 +27,7 @@ from whorl.collect.collector import acting
 from whorl.collect.episodes import Episode
 from whorl.collect.waiting import WaitingCollector
 from whorl.core import files, tree
-from whorl.core.errors import WhorlError
+from whorl.core.errors import ConfigError, WhorlError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
@@ -223,7 +223,10 @@ def build_team(
             view = BehaviorView(env, name)
             # Agents of the same kind must differ in their first weights and their exploration.
             seeded = replace(own, run=replace(own.run, seed=seed_of(own.run.seed, name), workers=0))
-            parts = build(find(view), seeded, needs, notify)
+            try:
+                parts = build(find(view), seeded, needs, notify)
+            except ConfigError as error:
+                raise ConfigError(f"behaviour {name!r}: {error.message}") from None
             counters = Counters()
             loop = Loop(parts, counters, on_episode, on_rollout)
             member = Member(name, view, parts, counters, loop, Checkpointing(parts, counters))
