@@ -29,11 +29,11 @@ from whorl.log.video import save_video
 from whorl.population import setup
 from whorl.population.config import EvolveConfig
 from whorl.population.evolver import Evolved, Evolver, is_population, read_lineage
-from whorl.run.behaviors import BehaviorTrainer, TeamEvaluation, play
+from whorl.run.behaviors import BehaviorTrainer, play
 from whorl.run.build import choose_device, kind_of
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint, use_checkpoint
-from whorl.run.evaluate import EVAL_ENVS, Evaluation, run_episodes
+from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
 from whorl.settings.behaviors import (
@@ -46,7 +46,7 @@ from whorl.settings.behaviors import (
 )
 from whorl.settings.draws import configured, draw_all, is_random, read_draws, saying_random, take_random
 from whorl.settings.merge import Settings, chosen_fields, configure, merge, plain_fields, settings_of
-from whorl.settings.presets import algorithm_class, algorithm_of, algorithms, read_file
+from whorl.settings.presets import algorithm_class, algorithm_of, algorithms, read_file, read_yaml
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
 from whorl.settings.secrets import HIDDEN, require_secrets
@@ -158,9 +158,11 @@ def prepare_all(
     found: dict[str, Settings] = {}
     for name in names:
         own = dict(sections.get(name, {}))
-        rule = own.pop("algorithm", algorithm)
+        rule, common = algorithm, layers
+        if "algorithm" in own:
+            rule, common = own.pop("algorithm"), [_without_algorithm(layer) for layer in layers]
         try:
-            one, found[name] = prepare(source.behavior(name), rule, objects, layers, env_options, own)
+            one, found[name] = prepare(source.behavior(name), rule, objects, common, env_options, own)
         except ConfigError as error:
             raise ConfigError(f"behaviour {name!r}: {error.message}") from None
         if found[name].run.num_envs != one.num_envs:
@@ -221,6 +223,10 @@ def prepare(
     source = made_with(found.env_options)
     source.check(found.run)
     return source, dataclasses.replace(found, env_options=dict(source.options))
+
+
+def _without_algorithm(layer: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in layer.items() if key != "algorithm"}
 
 
 def train(
@@ -450,26 +456,28 @@ def _saved(run: str | Path, best: bool) -> checkpoint.Loaded:
     return checkpoint.load(folder) if folder.name == checkpoint.BEST else find_checkpoint(folder)
 
 
-def behaviors(run: str | Path, best: bool = False) -> tuple[str, ...]:
-    """Names of the behaviours of a saved run; empty where it has one policy."""
-    return tuple(_saved(run, best).policy.get(BEHAVIORS, ()))
+def is_several(run: str | Path | SavedPolicy) -> bool:
+    """Whether a saved run has several behaviours."""
+    if isinstance(run, SavedPolicy):
+        return False
+    folder = resolve_run(run)
+    path = (folder if (folder / checkpoint.CONFIG).is_file() else folder.parent) / checkpoint.CONFIG
+    return path.is_file() and BEHAVIORS in (read_yaml(path.read_text("utf-8"), str(path)) or {})
 
 
-def evaluate_behaviors(
+def _evaluate_behaviors(
     run: str | Path,
-    episodes: int = 20,
-    *,
-    env: Any = None,
-    env_options: Mapping[str, Any] | None = None,
-    seed: int = 12_345,
-    max_steps: int = 0,
-    deterministic: bool = True,
-    best: bool = False,
-    trust: Sequence[str] = (),
-    device: str = "cpu",
-) -> TeamEvaluation:
+    episodes: int,
+    env: Any,
+    env_options: Mapping[str, Any] | None,
+    seed: int,
+    max_steps: int,
+    deterministic: bool,
+    best: bool,
+    trust: Sequence[str],
+    device: str,
+) -> Evaluations:
     """Play episodes with the trained policies of all behaviours of a run; arguments as those of `evaluate`."""
-    _check_evaluation(episodes, seed, max_steps)
     found = _saved(run, best)
     with checkpoint.reading(found.folder, checkpoint.CONFIG):
         settings = read_saved(found.config)
@@ -516,7 +524,7 @@ def evaluate(
     device: str = "cpu",
     **unknown: Any,
 ) -> Evaluation:
-    """Play episodes with a trained policy.
+    """Play episodes with a trained policy, or with those of all behaviours: then each has its own in `behaviors`.
 
     Args:
         env: another environment than in training, with the same spaces; by default that of the run.
@@ -527,6 +535,16 @@ def evaluate(
     """
     _refuse(evaluate, unknown)
     _check_evaluation(episodes, seed, max_steps)
+    if is_several(run):
+        if video is not None or render:
+            raise WhorlError(
+                "a run of several behaviours is neither recorded nor shown; leave out video and render (on the command "
+                "line --video and --render)"
+            )
+        assert not isinstance(run, SavedPolicy)
+        return _evaluate_behaviors(
+            *(run, episodes, env, env_options, seed, max_steps, deterministic, best, trust, device)
+        )
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
     mode = "human" if render else "rgb_array" if video is not None else None
     with only_trusted(tuple(trust)):

@@ -12,8 +12,10 @@ import yaml
 from zoo import LENGTH, Corridors, Meadow, Unsaved
 
 import whorl
+from whorl.cli import main
 from whorl.core.errors import ConfigError
 from whorl.envs import make
+from whorl.log.console import Console
 from whorl.run.behaviors import BehaviorTrainer, play
 from whorl.settings.behaviors import take_behaviors
 from whorl.state import checkpoint
@@ -189,8 +191,10 @@ def test_a_saved_config_names_every_setting_once_and_trains_the_same_run_again(t
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["behaviours"]["guard"]["algorithm"] == "sac"
     assert "max_iterations" in config and "max_iterations" not in config["behaviours"]["guard"]
-    again = load(tmp_path, behaviours=config["behaviours"])
-    assert again.settings.behaviors["guard"].algo == load(tmp_path).settings.behaviors["guard"].algo
+    again = whorl.load(
+        Meadow, "ppo", files=[run / "config.yaml"], runs=str(tmp_path), env_options={"copies": 2}
+    )
+    assert again.settings == load(tmp_path).settings
     own = yaml.safe_load((run / "behaviours" / "guard" / "config.yaml").read_text())
     assert own["algorithm"] == "sac" and own["max_iterations"] == 8
 
@@ -302,3 +306,48 @@ def test_two_behaviours_solve_their_tasks(tmp_path):
 def test_settings_outside_of_behaviours_hold_for_all_unless_one_has_its_own(tmp_path):
     settings = load(tmp_path, gamma=0.9, behaviours={"guard": {**GUARD, "gamma": 0.8}}).settings
     assert {name: one.gamma for name, one in settings.behaviors.items()} == {"runner": 0.9, "guard": 0.8}
+
+
+def test_the_command_line_trains_evaluates_and_plots_all_behaviours(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sections = {"runner": {**RUNNER, "num_steps": 4}, "guard": {"num_steps": 2}}
+    Path("two.yaml").write_text(
+        yaml.safe_dump({"ma_config": sections, "env_options": {"copies": 2}, "n_step": 2})
+    )
+    run = [
+        "train",
+        "sac",
+        "pettingzoo:zoo:Meadow",
+        "--config",
+        "two.yaml",
+        "--name",
+        "two",
+        "--log-freq",
+        "1",
+    ]
+    run += ["--max-iterations", "8", "--quiet", "--no-tensorboard", "--no-eval"]
+    flags = [f"--behaviours.guard.{key}={value}" for key, value in OFF_POLICY.items()]
+    assert main([*run, *flags]) == 0
+    assert "mean return of guard" in capsys.readouterr().out
+    settings = yaml.safe_load(Path("runs/two/config.yaml").read_text())["behaviours"]
+    assert {name: one["algorithm"] for name, one in settings.items()} == {"runner": "dqn", "guard": "sac"}
+    assert {name: one["n_step"] for name, one in settings.items()} == {"runner": 2, "guard": 2}
+    assert main(["eval", "runs/two", "--episodes", "2", "--json", "--trust", "zoo"]) == 0
+    found = json.loads(capsys.readouterr().out)["behaviours"]
+    assert found["runner"]["mean_return"] == 613.5 and found["guard"]["returns"] == [1218.0, 1218.0]
+    assert main(["eval", "runs/two", "--episodes", "2", "--video", "--trust", "zoo"]) == 2
+    assert "neither recorded nor shown" in capsys.readouterr().err
+    assert main(["plot", "runs/two", "--output", "curves.svg"]) == 0
+    drawn = Path("curves.svg").read_text()
+    assert "runner / episode/return" in drawn and "guard / episode/return" in drawn
+    capsys.readouterr()
+    assert main(["list", "--runs"]) == 0
+    assert "finished    122   912.0" in capsys.readouterr().out  # the mean of both behaviours in the last row
+    assert main(["config", "ppo", "pettingzoo:zoo:Meadow", "--behaviours.guard.algorithm", "sac"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["behaviours"]["guard"]["algorithm"] == "sac"
+
+
+def test_the_progress_display_names_the_behaviours():
+    console = Console(10, "steps", quiet=False)
+    console._row = {"runner/episode/return": 3.0, "guard/evaluation/return": 4.0}
+    assert console._numbers() == ["runner return 3", "guard evaluation 4"]

@@ -233,11 +233,12 @@ def _resolved(
     algorithm: str, env: str, settings: Mapping[str, Any], own: TrainFlags, named: bool
 ) -> Settings:
     """The settings that training would have; those for any environment where it is not named, or unknown."""
-    from whorl.api import prepare
+    from whorl.api import prepare_all
 
     try:
         if named:
-            return prepare(env, algorithm, settings, own.config, None, {})[1]
+            found = prepare_all(env, algorithm, settings, own.config, None, {})[1]
+            return found if isinstance(found, Settings) else next(iter(found.behaviors.values()))
     except EnvError:
         pass
     return configure(algorithm, env, settings, own.config)
@@ -261,9 +262,9 @@ def _print_config(algorithm: str, env: str, settings: dict[str, Any], own: Train
         raise ConfigError(
             "config prints the settings of one run; use --seed instead of --seeds and --parallel"
         )
-    from whorl.api import prepare
+    from whorl.api import prepare_all
 
-    found = prepare(env, algorithm, settings, own.config, None, {})[1]
+    found = prepare_all(env, algorithm, settings, own.config, None, {})[1]
     print(yaml.safe_dump(found.plain(), sort_keys=False), end="")
     return 0
 
@@ -338,25 +339,47 @@ def evaluate(words: list[str]) -> int:
         return 0
     run, own, rest = _one(parser, words, EvalFlags)
     from whorl import api
+    from whorl.run.evaluate import Evaluations
 
-    policy = api.restore(run, best=own.best, trust=own.trust, device=own.device)
+    saved: Any = (
+        run if api.is_several(run) else api.restore(run, best=own.best, trust=own.trust, device=own.device)
+    )
     video = _video_path(run, own) if own.video else None
     found = api.evaluate(
-        policy,
+        saved,
         own.episodes,
         env=own.env or None,
         env_options=_env_options(rest),
         seed=own.seed,
         deterministic=not own.stochastic,
         max_steps=own.max_steps,
+        best=own.best,
         video=video,
         render=own.render,
         trust=own.trust,
+        device=own.device,
     )
+    if isinstance(found, Evaluations):
+        return _show_behaviors(run, own, found)
     report: dict[str, Any] = {
         "run": str(run),
-        "algorithm": policy.settings.algorithm,
-        "env": own.env or policy.settings.env,
+        "algorithm": saved.settings.algorithm,
+        "env": own.env or saved.settings.env,
+        **_report(found),
+    }
+    if own.json:
+        details = {"seed": own.seed, "returns": found.returns, "lengths": found.lengths}
+        print(json.dumps({**report, **details, "video": None if video is None else str(video)}))
+        return 0
+    show_table(report)
+    if video is not None:
+        print(f"video: {video}")
+    return 0
+
+
+def _report(found: Any) -> dict[str, Any]:
+    """The numbers of an evaluation."""
+    return {
         "episodes": len(found.returns),
         "mean_return": found.mean_return,
         "std": found.std,
@@ -367,13 +390,18 @@ def evaluate(words: list[str]) -> int:
         **found.measures,
         **({"cut": found.cut} if found.cut else {}),
     }
+
+
+def _show_behaviors(run: str, own: EvalFlags, found: Any) -> int:
+    """The evaluation of each behaviour."""
+    reports = {name: _report(one) for name, one in found.behaviors.items()}
     if own.json:
-        details = {"seed": own.seed, "returns": found.returns, "lengths": found.lengths}
-        print(json.dumps({**report, **details, "video": None if video is None else str(video)}))
+        for name, one in found.behaviors.items():
+            reports[name] |= {"returns": one.returns, "lengths": one.lengths}
+        print(json.dumps({"run": str(run), "seed": own.seed, "behaviours": reports}))
         return 0
-    show_table(report)
-    if video is not None:
-        print(f"video: {video}")
+    for name, report in reports.items():
+        show_table(report, name)
     return 0
 
 

@@ -10,10 +10,11 @@ iterations, and one checkpoint holds all behaviours as they were at the same ste
 """
 
 import hashlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -39,7 +40,7 @@ from whorl.envs.make import Source, find
 from whorl.envs.vector import Step, VectorEnv
 from whorl.run.build import Needs, Parts, build, choose_device, reset_period
 from whorl.run.checkpointing import Checkpointing, load_weights
-from whorl.run.evaluate import EVAL_ENVS, Evaluation
+from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations
 from whorl.run.loop import Counters, Loop
 from whorl.run.progress import Progress
 from whorl.run.trainer import Trainer
@@ -416,25 +417,6 @@ def folder_of(run_dir: Path, behavior: str) -> Path:
     return run_dir / BEHAVIORS / quote(behavior, safe=" ")
 
 
-@dataclass(frozen=True)
-class TeamEvaluation:
-    """Returns and lengths of complete episodes of each behaviour."""
-
-    behaviors: dict[str, Evaluation] = field(default_factory=dict)
-
-    @property
-    def mean_return(self) -> float:
-        """The mean over behaviours."""
-        return sum(one.mean_return for one in self.behaviors.values()) / len(self.behaviors)
-
-    def metrics(self) -> dict[str, float]:
-        return {
-            f"{behavior}/{name}": value
-            for behavior, one in self.behaviors.items()
-            for name, value in one.metrics().items()
-        }
-
-
 class _Played:
     """Episodes of one behaviour, of which each row plays `quota` and then only keeps on acting."""
 
@@ -448,7 +430,9 @@ class _Played:
         self.length = torch.zeros(count, dtype=torch.int64)
         self.episodes = torch.zeros(count, dtype=torch.int64)
         self.appeared = torch.zeros(count, dtype=torch.bool)
-        self.found = Evaluation([], [])
+        self.returns: list[float] = []
+        self.lengths: list[int] = []
+        self.successes: list[bool] = []
         self.cut = 0
 
     def act(self, generator: torch.Generator, greedy: bool) -> Tree:
@@ -479,8 +463,8 @@ class _Played:
         self.length += counted
         cut = counted & (self.length >= self.max_steps) & ~(step.terminated | step.truncated)
         for row in (counted & (step.terminated | step.truncated | cut)).nonzero().flatten().tolist():
-            self.found.returns.append(float(self.total[row]))
-            self.found.lengths.append(int(self.length[row]))
+            self.returns.append(float(self.total[row]))
+            self.lengths.append(int(self.length[row]))
             # An episode that was cut goes on in the environment, so that its row plays no other one.
             self.episodes[row] = self.quota if cut[row] else self.episodes[row] + 1
             self.cut += int(cut[row])
@@ -490,12 +474,18 @@ class _Played:
 
     def _measure(self, measures: Tensor) -> None:
         if bool(measures.isfinite().all()) and len(measures):
-            self.found.successes.append(bool(measures[0]))
+            self.successes.append(bool(measures[0]))
+
+    def evaluation(self) -> Evaluation:
+        """The episodes that have ended; one of return nan where no agent appeared."""
+        if not self.returns:
+            return Evaluation([math.nan], [0])
+        return Evaluation(self.returns, self.lengths, self.successes, cut=self.cut)
 
     @property
     def over(self) -> bool:
         """Whether all rows whose agents have appeared have played their episodes."""
-        return bool(self.found.returns) and bool((self.episodes[self.appeared] >= self.quota).all())
+        return bool(self.returns) and bool((self.episodes[self.appeared] >= self.quota).all())
 
 
 def play(
@@ -506,7 +496,7 @@ def play(
     deterministic: bool = True,
     watch: Callable[[Any, Any], None] | None = None,
     max_steps: int = RunConfig.eval_max_steps,
-) -> TeamEvaluation:
+) -> Evaluations:
     """Play until every agent that has appeared has ended its share of `episodes`.
 
     Agents that appear in none of the first `max_steps` steps are not waited for.
@@ -541,12 +531,7 @@ def play(
             "raise eval_max_steps, or give the environment a time limit",
             stacklevel=2,
         )
-    return TeamEvaluation({name: _filled(player.found) for name, player in players.items()})
-
-
-def _filled(found: Evaluation) -> Evaluation:
-    """An evaluation in which no agent of a behaviour appeared has a return of nan."""
-    return found if found.returns else replace(found, returns=[float("nan")], lengths=[0])
+    return Evaluations.of({name: player.evaluation() for name, player in players.items()})
 
 
 class TeamEvaluator:
@@ -558,7 +543,7 @@ class TeamEvaluator:
 
     def evaluate(
         self, episodes: int, iteration: int, watch: Callable[[Any, Any], None] | None = None
-    ) -> TeamEvaluation:
+    ) -> Evaluations:
         """Play `episodes` (0: as configured) with greedy actions and the newest weights."""
         run = self.team.settings.run
         episodes = episodes or run.n_eval_episodes
@@ -569,7 +554,10 @@ class TeamEvaluator:
             member.parts.send_weights()
         seed = self.team.streams.seed("eval", str(iteration))
         agents = {member.name: member.parts.acting.policy for member in self.team.members}
-        return play(agents, self._env, episodes, seed, True, watch, run.eval_max_steps)
+        found = play(agents, self._env, episodes, seed, True, watch, run.eval_max_steps)
+        for member in self.team.members:
+            member.counters.evaluated_return = found.behaviors[member.name].mean_return
+        return found
 
     def close(self) -> None:
         if self._env is not None:
@@ -592,6 +580,9 @@ class BehaviorTrainer(Trainer):
     def replay_bytes(self) -> int:
         self.build()
         return self.agent.replay_bytes()
+
+    def returns(self) -> dict[str, float]:
+        return {name: member.counters.mean_return for name, member in self.behaviors.items()}
 
     def load_weights(self, run: str | Path, strict: bool = False) -> None:
         for name, member in self.behaviors.items():

@@ -169,6 +169,10 @@ class Trainer:
         """Of the last evaluation, or of the last 100 training episodes or a few more where there was none."""
         return self.counters.mean_return
 
+    def returns(self) -> dict[str, float]:
+        """The mean return of each behaviour; empty where there is one."""
+        return {}
+
     @property
     def replay_bytes(self) -> int:
         """Size of the replay buffer, known before it is allocated; 0 for algorithms without one."""
@@ -376,6 +380,7 @@ class Trainer:
             self.wall_time,
             self._reason(),
             self.interrupted,
+            self.returns(),
         )
         for callback in self.callbacks:
             callback.on_end(self, result)
