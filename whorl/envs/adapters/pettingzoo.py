@@ -169,7 +169,8 @@ class PettingZooAdapter(Adapter):
 
     def _scene(self, id: str, options: Mapping[str, Any]) -> Scene:
         """What one copy tells about itself, asked once."""
-        key = json.dumps([id, dict(options)], sort_keys=True, default=str)
+        others = {name: value for name, value in options.items() if name != "behavior"}
+        key = json.dumps([id, others], sort_keys=True, default=str)
         if key not in self._scenes:
             self._scenes[key] = _probe(id, self.factory(id, dict(options)), read_options(options))
         return self._scenes[key]
