@@ -172,6 +172,26 @@ def test_a_run_killed_in_the_middle_of_an_iteration_and_resumed_equals_an_uninte
     assert len(rows(whole)) == 9
 
 
+class LastRows(whorl.Callback):
+    """Whether returns go on after the last row of each rollout of the runners."""
+
+    def __init__(self) -> None:
+        self.keep: list[float] = []
+
+    def on_rollout(self, trainer: Any, rollout: Any) -> None:
+        if rollout.obs.shape[-1] == 4:
+            self.keep.append(float(rollout.keep[-1, 0]))
+
+
+def test_returns_end_where_environments_without_snapshots_are_reset(tmp_path):
+    """Two iterations of four steps, after which all are reset: runner_0 is in the middle of its episode."""
+    seen = LastRows()
+    trainer = load(tmp_path, Unsaved, callbacks=[seen], reset_every=40, max_iterations=4)
+    trainer.train()
+    assert trainer.counters.resets == 2
+    assert seen.keep == [1.0, 0.0, 1.0, 0.0]
+
+
 def test_one_checkpoint_holds_all_behaviours_and_its_policies_can_be_taken_one_by_one(tmp_path):
     run = load(tmp_path, checkpoint_freq=40).train().run_dir
     for folder in checkpoint.checkpoints(run):
@@ -276,6 +296,7 @@ def test_weights_are_taken_from_a_run_with_the_same_behaviours(tmp_path):
         trainer.stop("seen enough")
 
 
+@pytest.mark.full
 def test_two_behaviours_solve_their_tasks(tmp_path):
     """Runners learn to choose 1 (return 6 and 3), the guard to say 0.5 (return 4, -0.8 for actions drawn at random)."""
     trainer = load(

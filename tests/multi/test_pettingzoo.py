@@ -151,6 +151,25 @@ class Blind(Meadow):
         return (obs, *rest)
 
 
+class Lingering(Meadow):
+    """Keeps agents in its list that have ended."""
+
+    def step(self, actions):
+        self.agents = [agent for agent in self.agents if agent in actions]
+        result = super().step(actions)
+        self.agents += [agent for agent in actions if agent not in self.agents]
+        return result
+
+
+def test_agents_that_ended_get_no_action_even_where_the_environment_keeps_them():
+    source = find(Lingering, {"copies": 1})
+    env = source.adapter.behavior_env(source)
+    env.reset(0)
+    steps = [act(env)["runner"].waits.tolist() for _ in range(LENGTH + 1)]
+    assert steps == [[False, False]] * 3 + [[False, True]] * 3 + [[False, False]]
+    assert [sorted(one) for one in env._envs[0].received[3:]] == [["guard_0", "runner_0"]] * 3
+
+
 class Failing(Meadow):
     def step(self, actions):
         raise KeyError("wind")
