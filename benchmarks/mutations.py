@@ -858,8 +858,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "the target entropy has the wrong sign",
-            "log_prob + self.actions.entropy_target(batch)",
-            "log_prob - self.actions.entropy_target(batch)",
+            "too_low = log_prob + target",
+            "too_low = log_prob - target",
         ),
         Bug(
             "the actor minimises its value",
