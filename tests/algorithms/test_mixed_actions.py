@@ -277,6 +277,25 @@ def test_dqn_like_choices_are_greedy_in_targets_and_keep_no_entropy(conditioned:
     assert float(loss) == pytest.approx(0.2 * mean_density - (0.1 * 1.462117 + 0.9 * (3 + push)), abs=1e-5)
 
 
+def test_dqn_like_quantiles_rank_choices_by_the_mean_of_all_everywhere() -> None:
+    """Choice 0 has the larger mean; 1 the larger minimum over critics, and the larger mean of what is not truncated."""
+    settings = {"n_critics": 2, "n_quantiles": 2, "top_quantiles_to_drop": 1}
+    agent = build(TQC, PAIR, SCALAR, discrete_dqn_like=True, discrete_dqn_epsilon=0.0, **settings)
+    z = torch.tensor([[[0.0, 20.0], [2.0, 2.0]], [[1.0, 1.0], [2.0, 2.0]]])  # [critics, choices, quantiles]
+    for critic in (agent.critic, agent.target_critic):
+        says(critic, lambda obs, reads: z[:, None, None].expand(2, *obs.shape[:-1], 2, 2))
+    obs = torch.zeros(1, 1)
+    context = Context(torch.ones(1, dtype=torch.bool), torch.Generator().manual_seed(0), True)
+    assert agent.act(obs, {}, context).action["0"].tolist() == [0]
+    action: Any = {"0": torch.zeros(1, 1, dtype=torch.int64), "1": torch.zeros(1, 1, 1)}
+    batch = batch_of(torch.zeros(2, 1, 1), action, [0.0], [1.0])
+    assert agent.value(batch.now).item() == 5.5
+    agent.temperature.log_alpha.data.fill_(-torch.inf)
+    _, error, _ = agent.critic_loss(batch, agent.draw(batch))
+    # of choice 0 the two lowest of 0, 1, 1 and 20; the mean of what was taken is 5.5
+    assert float(error) == pytest.approx(5.5 - 0.5, abs=1e-5)
+
+
 def test_dqn_like_acting_follows_the_critics_but_for_epsilon() -> None:
     agent, count = build(SAC, PAIR, SCALAR, discrete_dqn_like=True, discrete_dqn_epsilon=0.3), 4000
     says(agent.critic, lambda obs, reads: torch.stack((torch.tensor([0.0, 1.0]).expand(1, count, 2),) * 2))

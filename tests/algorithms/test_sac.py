@@ -385,6 +385,7 @@ def test_the_slope_of_the_actor_loss_over_choices_is_that_of_its_values() -> Non
 
 def test_a_choice_that_is_masked_out_has_no_influence_and_no_probability() -> None:
     agent, batch = choosing([1, 0, 1])
+    agent.actions.masked = False  # the observations here carry no mask: the policy knows it
     noise = agent.draw(batch)
     error = agent.critic_loss(batch, noise)[1]
     # pi is 5/7, 0, 2/7: 5/7 * 1 + 2/7 * 3 = 11/7, and 5/7 log 5/7 + 2/7 log 2/7 = -.5982696

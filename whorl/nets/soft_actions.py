@@ -104,7 +104,7 @@ class MixedHead(nn.Module):
         return Mixed(self.parts, choices, continuous, self.joint, self.table)
 
     def _placed(self, each: Tensor) -> Tensor:
-        """Outputs for the dimensions that are used [..., n] in a table of all, 0 for others [..., combinations, size]."""
+        """Outputs for the dimensions that are used [..., n] in a table, 0 for others [..., combinations, size]."""
         assert self.used is not None
         every = each.new_zeros(*each.shape[:-1], self.used.numel()).index_copy(-1, self.places, each)
         return every.unflatten(-1, self.used.shape)
