@@ -2485,7 +2485,7 @@ MUTATIONS: list[Mutation] = [
             "learner, age = row.learner, row.age",
         ),
         Bug("removed too early", "if rate * row.age >= factor and counts", "if counts"),
-        Bug("settings are never drawn anew", "rng.random() < self.config.resample", "rng.random() < 0"),
+        Bug("settings are never drawn again", "rng.random() < self.config.resample", "rng.random() < 0"),
     ),
     *planted(
         "population/member.py",

@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
 
 
 class Watched:
-    """Rollouts of an agent with weights drawn anew, and what its nets said to every row, as `say` tells it."""
+    """Rollouts of an agent with new random weights, and what its nets said to every row, as `say` tells it."""
 
     def __init__(self, subject: Subject, say: Callable[[Any, Tree, Tree, Tensor], Tree]) -> None:
         self.agent: Any = subject.agent()

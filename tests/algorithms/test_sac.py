@@ -240,7 +240,7 @@ def test_a_random_subset_of_all_critics_is_the_minimum_over_both_of_two() -> Non
     assert same(after(), after(ensemble_q_num=2, ensemble_q_sample=2, actor_q="sample"))
 
 
-def test_subsets_are_drawn_anew_for_each_update_evenly_over_all_pairs() -> None:
+def test_subsets_are_drawn_again_for_each_update_evenly_over_all_pairs() -> None:
     agent = build(SAC, ensemble_q_num=4, ensemble_q_sample=2, actor_q="sample")
     batch = transitions(agent, rows=2)
     # Of four columns, the minimum is 0 where the critic of that number is in the subset.

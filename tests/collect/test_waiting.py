@@ -10,9 +10,9 @@ from torch import Tensor
 from whorl.agents.agent import Acted, Agent
 from whorl.collect.collector import LocalCollector
 from whorl.collect.waiting import WaitingCollector
+from whorl.core.errors import EnvError
 from whorl.core.spec import Array, Continuous, Spec
 from whorl.data.batch import Batch
-from whorl.core.errors import EnvError
 from whorl.data.replay import Replay
 from whorl.data.views import Sequences, Transitions, View
 from whorl.distributed.actor import ActorProcess, Role
@@ -241,7 +241,7 @@ def test_episodes_are_counted_once_and_in_full() -> None:
 
 
 class Dropping(Late):
-    """Now and then environments 1 and 2 begin anew in the middle of an episode, as if they had been replaced."""
+    """Now and then environments 1 and 2 begin again in the middle of an episode, as if they had been replaced."""
 
     calls = 0
 
@@ -322,7 +322,7 @@ class Mute(Late):
 def test_an_evaluation_without_an_answer_ends_with_a_sentence() -> None:
     agent = Remembering(SPEC, None)
     with pytest.raises(
-        EnvError, match="counters: no environment answered within 9 steps .* raise eval_max_steps"
+        EnvError, match=r"counters: no environment answered within 9 steps .* raise eval_max_steps"
     ):
         run_episodes(agent, Mute(0), 4, seed=0, max_steps=9)
     # Environment 0 ends its episode of three steps, the others have been silent since their second or third.
@@ -368,7 +368,7 @@ def test_replay_never_joins_rows_that_do_not_follow_each_other(view: View, steps
         drawn += int(batch.mask.sum())
         now, ahead = batch.obs[:-1], batch.obs[1:]
         real = batch.mask > 0
-        # Episodes are told apart by hundreds; within one, sums of actions are what rewards add up to.
+        # Episodes differ by hundreds; within one, sums of actions are what rewards add up to.
         same = (now[..., 0] // 100 == ahead[..., 0] // 100) & real
         assert torch.equal(same, real)
         if view != Transitions(3):

@@ -234,7 +234,7 @@ def test_an_actor_that_can_not_be_started_leaves_no_memory_open(monkeypatch: pyt
     fleet.stop()
 
 
-def test_starting_anew_is_not_counted_as_a_replacement() -> None:
+def test_a_restart_is_not_counted_as_a_replacement() -> None:
     role = role_of("impala", 2, 2)
     collector = FleetCollector(Scripted(2, 2), role, role.agent, 2, max_lag=None)
     collector.fleet.lives = [0, 3]

@@ -81,8 +81,8 @@ def run_episodes(
     """Play until `episodes` episodes have ended, the same number (plus or minus one) in every environment.
 
     Counting the episodes that end first would favour short ones. `watch(env, step)` is called after each step. An
-    episode is cut after `max_steps`, or after as many steps without an answer (`Step.waits`); its environment then waits
-    until all can be reset.
+    episode is cut after `max_steps`, or after as many steps without an answer (`Step.waits`); its environment waits
+    then until all can be reset.
     """
     num_envs, device = env.spec.num_envs, agent.device
     generator = torch.Generator(device).manual_seed(seed)
