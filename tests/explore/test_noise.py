@@ -55,7 +55,7 @@ def test_an_ornstein_uhlenbeck_process_returns_to_zero_and_starts_there_in_each_
             x = 0.1 * drawn
         elif row == 1:
             x = 0.75 * x + 0.1 * drawn
-        else:  # the second environment starts anew
+        else:  # the second environment is reset
             x = torch.stack((0.75 * x[0] + 0.1 * drawn[0], 0.1 * drawn[1]))
         torch.testing.assert_close(action, x)
         torch.testing.assert_close(memory[MEMORY]["x"], x)

@@ -116,10 +116,10 @@ class SAC(Agent):
 
     def improve_actor(self, batch: Batch, noise: Tree) -> dict[str, Tensor]:
         """Steps of the actor and of the temperature."""
-        loss, log_prob = self.actor_loss(batch, noise)
+        loss, log_prob, target = self.actor_loss(batch, noise)
         self.minimize("actor", loss, self.cfg.max_grad_norm)
         if self.cfg.tune_alpha:
-            too_low = log_prob + self.actions.entropy_target(batch)
+            too_low = log_prob + target
             self.minimize("alpha", (-self.temperature.log_alpha * too_low).sum())
         return {"loss/actor": loss.detach(), **self.actions.metrics(log_prob, self.temperature().detach())}
 
@@ -173,8 +173,8 @@ class SAC(Agent):
         return loss, error.detach().abs().mean(0), q.detach().mean()
 
     @pure
-    def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:
-        """E[alpha log pi(a|s) - Q(s, a)]; E[log pi]"""
+    def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor | float]:
+        """E[alpha log pi(a|s) - Q(s, a)]; E[log pi]; the target entropy"""
         drawn = self.actor(batch.now, noise["layers"]).drawn(noise.get("action"))
         with torch.set_grad_enabled(drawn.reads is not None):
             values = self.critic(batch.now, drawn.reads, noise["actor_critic"])
@@ -182,7 +182,8 @@ class SAC(Agent):
         q = self.actions.expected(drawn, values, partial(self.actor_q, noise=noise))
         log_prob = drawn.log_prob
         loss = ((self.temperature.cost(log_prob) - q) * batch.share).mean()
-        return loss, (log_prob.detach() * batch.share).mean((-2, -1))
+        mean = (log_prob.detach() * batch.share).mean((-2, -1))
+        return loss, mean, self.actions.entropy_target(batch, drawn)
 
     def actor_q(self, values: Tensor, noise: Tree) -> Tensor:
         """The Q estimate that the actor maximises: [critics, ...] -> [...]."""

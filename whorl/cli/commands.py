@@ -17,7 +17,7 @@ from whorl.cli.groups import ESSENTIAL, GROUPS, group_of
 from whorl.cli.report import show_columns, show_runs, show_table
 from whorl.core.errors import ConfigError, EnvError
 from whorl.core.registry import registered
-from whorl.settings.merge import Settings, config_of, configure, merge
+from whorl.settings.merge import Settings, config_of, configure, merge, settings_of
 from whorl.settings.presets import algorithm_class, algorithms, preset_names, read_file, same_name
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import Device, Range, build, fields_of, wrong
@@ -240,7 +240,12 @@ def _resolved(
             return prepare(env, algorithm, settings, own.config, None, {})[1]
     except EnvError:
         pass
-    return configure(algorithm, env, settings, own.config)
+    from whorl.settings.draws import take_random
+
+    read = [layer for path in own.config for layer in read_file(path)]
+    hints = settings_of(algorithm_class(algorithm)[1])
+    *files, asked = take_random([*read, settings], hints)[1]  # the help shows what is not drawn
+    return configure(algorithm, env, asked, files)
 
 
 def _train(algorithm: str, env: str, settings: dict[str, Any], own: TrainFlags) -> int:

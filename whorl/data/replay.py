@@ -1,5 +1,6 @@
 """Off-policy experience: rollouts go into a replay buffer, from which `updates_per_step` batches per step are drawn."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from operator import itemgetter
@@ -124,6 +125,7 @@ class Replay(Experience):
         self._progress = 0.0
         self._gaps = False
         """whether rows were missing: only then may a buffer with rows have no start"""
+        self._warned = False
         self.store: Segments | None = None
         """set where there is a run folder; without it the state holds the whole ring"""
         size = self.ring.slots // view.stride * spec.num_envs
@@ -184,12 +186,25 @@ class Replay(Experience):
     def due(self) -> Iterator[tuple[str, Batch]]:
         total = int(self.updates_per_step * max(0, self.steps - self.learning_starts))
         if self.drawn < total and not self.can_start():
+            self._warn_of_gaps()
             return
         while self.drawn < total:
             # Uniform sampling does not depend on updates: several batches drawn together cost little more than one.
             for batch in self.samples(min(total - self.drawn, self._together)):
                 self.drawn += 1
                 yield "update", batch
+
+    def _warn_of_gaps(self) -> None:
+        """Say once why nothing is learned."""
+        if self._warned or not isinstance(self.view, Sequences):
+            return
+        self._warned = True
+        warnings.warn(
+            f"learning waits: the replay buffer holds no {self.view.burn_in + 2} rows of an environment without a gap, "
+            f"which burn_in {self.view.burn_in} needs; environments that answer late leave a gap at the end of a "
+            "rollout: raise num_steps, or lower burn_in",
+            stacklevel=2,
+        )
 
     @torch.no_grad()
     def samples(self, count: int) -> Iterator[Batch]:

@@ -1,6 +1,7 @@
 """How agents act, shared by calls: by Q values, by a policy, or by a deterministic actor with noise."""
 
 from dataclasses import replace
+from math import log
 from typing import Any
 
 from torch import Tensor
@@ -66,7 +67,12 @@ def act_by_soft_actor(agent: SoftAgent, obs: Tree, memory: Tree, context: Contex
     policy, after = _evaluate(agent, obs, memory, context)
     if context.random:
         acted = _random(agent, obs, after, context)
-        return replace(acted, extras={LOG_PROB: random_log_prob(agent.spec, obs)}) if stores else acted
+        if not stores:
+            return acted
+        log_prob = random_log_prob(agent.spec, obs)
+        if actions.used is not None:
+            log_prob = log_prob + log(2) * actions.unused(acted.action)
+        return replace(acted, extras={LOG_PROB: log_prob})
     if not actions.greedy:
         action = chosen(agent, obs, policy, context)
         return Acted(action, after, {LOG_PROB: policy.log_prob(action)} if stores else {})

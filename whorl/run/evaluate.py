@@ -12,6 +12,7 @@ from whorl.agents.agent import Agent, Context
 from whorl.collect.collector import acting
 from whorl.core import tree
 from whorl.core.arrays import SUCCESS
+from whorl.core.errors import EnvError
 from whorl.distributed.pool import make_vector
 from whorl.envs.make import Source
 from whorl.envs.vector import Step, VectorEnv
@@ -80,7 +81,8 @@ def run_episodes(
     """Play until `episodes` episodes have ended, the same number (plus or minus one) in every environment.
 
     Counting the episodes that end first would favour short ones. `watch(env, step)` is called after each step. An
-    episode is cut after `max_steps`; its environment then waits until all can be reset.
+    episode is cut after `max_steps`, or after as many steps without an answer (`Step.waits`); its environment waits
+    then until all can be reset.
     """
     num_envs, device = env.spec.num_envs, agent.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -101,6 +103,8 @@ def run_episodes(
     """of the episode under way"""
     cut = torch.zeros(num_envs, dtype=torch.bool, device=device)
     """environments whose episode was cut: they wait for a reset of all"""
+    silent = torch.zeros_like(length)
+    """steps since the last answer"""
     cuts = torch.zeros((), dtype=torch.int64, device=device)
     rounds = itertools.count(1)
     with acting(device):
@@ -117,6 +121,7 @@ def run_episodes(
             if step.waits is not None:
                 waits = step.waits.to(device)
                 after, idle = tree.where(waits, held, after), reset | waits
+                silent = torch.where(waits, silent + 1, 0)
                 # What starts an episode still does when it is answered.
                 reset = torch.where(waits, opens, reset)
             memory = after
@@ -130,7 +135,7 @@ def run_episodes(
                 measures.scatter_(0, at.unsqueeze(-1).expand_as(told.unsqueeze(0)), told.unsqueeze(0))
             ended = ended.to(device)
             length = torch.where(ended | reset, 0, length + (~idle).long())
-            newly = (length == max_steps) & ~cut & (episode[0] < quota)
+            newly = ((length == max_steps) | (silent == max_steps)) & ~cut & (episode[0] < quota)
             cuts += newly.sum()
             episode += (ended & ~cut) | newly
             cut = cut | newly
@@ -144,8 +149,14 @@ def run_episodes(
             if bool((done | cut).all()):
                 obs = tree.to(env.reset(seed + next(rounds)), device)
                 cut, length, reset = torch.zeros_like(cut), torch.zeros_like(length), torch.ones_like(reset)
+                silent = torch.zeros_like(length)
                 memory = agent.begin(obs, collecting=False)
     counted = (torch.arange(most + 1, device=device).unsqueeze(1) < quota) & (lengths > 0)
+    if not bool(counted.any()):
+        raise EnvError(
+            f"{env.id}: no environment answered within {max_steps:,} steps of an evaluation; check that its agents ask "
+            "for actions, or raise eval_max_steps"
+        )
     reports = {name: column[column.isfinite()] for name, column in zip(names, measures[counted].T)}
     successes = reports.pop(SUCCESS, torch.zeros(0)) > 0
     means = {name: float(column.mean()) for name, column in reports.items() if len(column)}

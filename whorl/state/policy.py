@@ -459,6 +459,7 @@ def pack_spec(spec: Spec) -> dict[str, Any]:
         "action": pack(spec.action),
         "num_envs": spec.num_envs,
         "streams": [asdict(stream) for stream in spec.streams],
+        "parameters_of": _plain(spec.parameters_of),
     }
 
 
@@ -473,9 +474,9 @@ def unpack_spec(packed: dict[str, Any]) -> Spec:
         return _typed(_LEAVES[value["leaf"]], {k: v for k, v in value.items() if k != "leaf"})
 
     streams = tuple(_typed(Stream, stream) for stream in packed.get("streams", ()))
-    return Spec(
-        unpack(packed["observation"]), unpack(packed["action"]), int(packed["num_envs"]), streams=streams
-    )
+    used = tuple(tuple(map(int, entry)) for entry in packed.get("parameters_of", ()))
+    spaces = unpack(packed["observation"]), unpack(packed["action"])
+    return Spec(*spaces, int(packed["num_envs"]), streams=streams, parameters_of=used)
 
 
 _LEAVES = {kind.__name__: kind for kind in (Array, Continuous, Discrete, MultiDiscrete)}
