@@ -62,7 +62,7 @@ SMALL: dict[str, Any] = {
 """Settings that keep a check short; an algorithm gets those that it has."""
 
 WALK: dict[str, Any] = {
-    "gamma": 0.9,
+    "gamma": 0.8,
     "normalize_obs": False,
     "normalize_reward": False,
     "learning_rate": 1e-2,
@@ -70,7 +70,7 @@ WALK: dict[str, Any] = {
     "actor_lr": 1e-3,
     "critic_lr": 5e-3,
     "max_grad_norm": 0.0,
-    "tau": 0.1,
+    "tau": 0.2,
     "target_update_interval": 1,
     "updates_per_step": 0.125,
     "alpha": 0.0,
