@@ -1,0 +1,147 @@
+"""Child processes forked from one that has torch and Whorl loaded: a start takes milliseconds, not seconds.
+
+They are processes as those of `whorl.distributed.process` are: children of the test, in sessions of their own, with
+pipes, signals and exit codes. Only their interpreter was not started for them; tests of the start itself, and of what
+is imported by it, use the real one. Linux only.
+"""
+
+import array
+import ctypes
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+MANY, SET_CHILD_SUBREAPER = 256, 36
+PATH = str(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class Forks:
+    """The loaded process, and what stands in for `whorl.distributed.process._launch`."""
+
+    def __init__(self) -> None:
+        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environ = {
+            **os.environ,
+            "PYTHONPATH": PATH,
+            **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+        }
+        command = [sys.executable, __file__, str(theirs.fileno())]
+        self.server = subprocess.Popen(
+            command, env=environ, pass_fds=[theirs.fileno()], start_new_session=True
+        )
+        theirs.close()
+        self.lock = threading.Lock()
+        self.libc = ctypes.CDLL(None, use_errno=True)
+
+    def launch(self, setup: str, size: int, handles: Sequence[int | str]) -> "subprocess.Popen[bytes]":
+        child_in, commands = os.pipe()
+        answers, child_out = os.pipe()
+        numbers = [0, 1, 2, *(int(handle) for handle in handles)]
+        given = array.array("i", [child_in, child_out, 2, *numbers[3:]])
+        request = {
+            "arguments": [setup, str(size)],
+            "numbers": numbers,
+            "environ": dict(os.environ),
+            "folder": os.getcwd(),
+        }
+        with self.lock:
+            self.link.send(str(len(json.dumps(request))).encode())
+            # A child whose parent ends at once becomes a child of this process.
+            self.libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, given)]
+                self.link.sendmsg([json.dumps(request).encode()], rights)
+                pid = int(self.link.recv(64))
+            finally:
+                self.libc.prctl(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        os.close(child_in)
+        os.close(child_out)
+        return adopted(pid, commands, answers)
+
+    def close(self) -> None:
+        self.link.close()
+        self.server.wait()
+
+
+def adopted(pid: int, commands: int, answers: int) -> "subprocess.Popen[bytes]":
+    """A `Popen` of a child that exists already."""
+    found: Any = subprocess.Popen.__new__(subprocess.Popen)
+    found.args, found.pid, found.returncode = ["forked"], pid, None
+    found.stdin, found.stdout, found.stderr = os.fdopen(commands, "wb", 0), os.fdopen(answers, "rb", 0), None
+    found._child_created, found._waitpid_lock = True, threading.Lock()
+    found._sigint_wait_secs, found.text_mode, found._communication_started = 0.25, None, False
+    found._input, found._closed_child_pipe_fds = None, True
+    return found
+
+
+# The loaded process
+
+
+def serve(link: socket.socket) -> None:
+    while size := link.recv(64):
+        room = socket.CMSG_SPACE(MANY * array.array("i").itemsize)
+        body, extra, _, _ = link.recvmsg(int(size), room)
+        given = array.array("i")
+        for _, _, data in extra:
+            given.frombytes(data)
+        read, write = os.pipe()
+        between = os.fork()
+        if between == 0:
+            child = os.fork()
+            if child:
+                os.write(write, str(child).encode())
+                os._exit(0)
+            os.close(read)
+            os.close(write)
+            link.close()
+            run(json.loads(body), list(given))
+        os.waitpid(between, 0)
+        link.send(os.read(read, 64))
+        for descriptor in (read, write, *given):
+            os.close(descriptor)
+
+
+def run(request: dict[str, Any], given: list[int]) -> None:
+    """In the child: what `python -m whorl.distributed.process` would do."""
+    code = 1
+    try:
+        os.setsid()
+        above = max([*request["numbers"], *given]) + 1
+        for at, (descriptor, number) in enumerate(zip(given, request["numbers"], strict=True)):
+            os.dup2(descriptor, above + at)
+            os.close(descriptor)
+        for at, number in enumerate(request["numbers"]):
+            os.dup2(above + at, number)
+            os.close(above + at)
+        os.environ.clear()
+        os.environ.update(request["environ"])
+        os.chdir(request["folder"])
+        sys.argv[1:] = request["arguments"]
+        random.seed()
+        process.main()
+        code = 0
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else int(left.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    import whorl.distributed.learners
+    import whorl.distributed.replay_shards
+    import whorl.run.trainer
+    from whorl.distributed import process
+
+    sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
+    serve(socket.socket(fileno=int(sys.argv[1])))
