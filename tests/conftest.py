@@ -15,6 +15,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 sys.path.append(str(Path(__file__).parent))
 
+from forking import Forks  # noqa: E402
+
+from whorl.distributed import process  # noqa: E402
+
+LAUNCH = process._launch
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -36,18 +42,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for group in groups for item in group]
 
 
-@pytest.fixture(scope="session")
-def _forks() -> Iterator[object]:
-    from forking import Forks
-
+@pytest.fixture(scope="session", autouse=True)
+def _forked() -> Iterator[None]:
+    """Actors, shards, replicas and workers are forked from a process that has everything loaded."""
     forks = Forks()
-    yield forks
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            patch.setattr(process, "_launch", forks.launch)
+        yield
     forks.close()
 
 
 @pytest.fixture
-def forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Actors, shards, replicas and workers of a test are forked from a process that has everything loaded."""
-    if sys.platform == "linux":
-        forks = request.getfixturevalue("_forks")
-        monkeypatch.setattr("whorl.distributed.process._launch", forks.launch)
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of a test are started as users start them."""
+    monkeypatch.setattr(process, "_launch", LAUNCH)

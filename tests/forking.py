@@ -16,20 +16,25 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 MANY, SET_CHILD_SUBREAPER = 256, 36
-PATH = str(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class Forks:
     """The loaded process, and what stands in for `whorl.distributed.process._launch`."""
 
     def __init__(self) -> None:
-        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.lock = threading.Lock()
+        self.link: socket.socket | None = None
+
+    def _start(self) -> socket.socket:
+        link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environ = {
             **os.environ,
-            "PYTHONPATH": PATH,
+            "PYTHONPATH": str(ROOT),
             **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
         }
         command = [sys.executable, __file__, str(theirs.fileno())]
@@ -37,8 +42,7 @@ class Forks:
             command, env=environ, pass_fds=[theirs.fileno()], start_new_session=True
         )
         theirs.close()
-        self.lock = threading.Lock()
-        self.libc = ctypes.CDLL(None, use_errno=True)
+        return link
 
     def launch(self, setup: str, size: int, handles: Sequence[int | str]) -> "subprocess.Popen[bytes]":
         child_in, commands = os.pipe()
@@ -51,23 +55,25 @@ class Forks:
             "environ": dict(os.environ),
             "folder": os.getcwd(),
         }
+        body, libc = json.dumps(request).encode(), ctypes.CDLL(None)
         with self.lock:
-            self.link.send(str(len(json.dumps(request))).encode())
+            self.link = self.link or self._start()
+            self.link.send(str(len(body)).encode())
             # A child whose parent ends at once becomes a child of this process.
-            self.libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, given)]
-                self.link.sendmsg([json.dumps(request).encode()], rights)
+                self.link.sendmsg([body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, given)])
                 pid = int(self.link.recv(64))
             finally:
-                self.libc.prctl(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+                libc.prctl(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         os.close(child_in)
         os.close(child_out)
         return adopted(pid, commands, answers)
 
     def close(self) -> None:
-        self.link.close()
-        self.server.wait()
+        if self.link is not None:
+            self.link.close()
+            self.server.wait()
 
 
 def adopted(pid: int, commands: int, answers: int) -> "subprocess.Popen[bytes]":
@@ -114,7 +120,7 @@ def run(request: dict[str, Any], given: list[int]) -> None:
     try:
         os.setsid()
         above = max([*request["numbers"], *given]) + 1
-        for at, (descriptor, number) in enumerate(zip(given, request["numbers"], strict=True)):
+        for at, descriptor in enumerate(given):
             os.dup2(descriptor, above + at)
             os.close(descriptor)
         for at, number in enumerate(request["numbers"]):
@@ -138,10 +144,17 @@ def run(request: dict[str, Any], given: list[int]) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.remove(str(ROOT / "tests"))
+    import whorl.distributed.fleet
     import whorl.distributed.learners
+    import whorl.distributed.pool
     import whorl.distributed.replay_shards
-    import whorl.run.trainer
+    import whorl.run.trainer  # noqa: F401
     from whorl.distributed import process
+    from whorl.envs.make import find
+    from whorl.settings.merge import configure
+    from whorl.state.policy import build_agent
 
-    sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
+    # The first agent and the first environment load the rest.
+    build_agent(configure("dqn", "CartPole-v1", {}), find("CartPole-v1").vector(1).spec, 0)
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -29,7 +29,6 @@ from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
 
-pytestmark = pytest.mark.usefixtures("forked")
 NUM_ENVS, STEPS = 4, 8
 SETTINGS = {
     "num_envs": NUM_ENVS,
