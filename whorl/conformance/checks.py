@@ -275,7 +275,7 @@ def captured_equals_eager(subject: Subject) -> None:
 def resumes_exactly(subject: Subject) -> None:
     """Training that is saved, loaded into an agent with another seed and continued equals training without a break."""
     whole, first, second = Run(subject), Run(subject), Run(subject, seed=7)
-    rollouts = subject.rollouts(whole.agent, 6)
+    rollouts = subject.rollouts(whole.agent, 5)
     whole.feed(rollouts)
     first.feed(rollouts[:3])
     file = io.BytesIO()
