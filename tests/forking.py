@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from whorl.distributed import process
+
 MANY, SET_CHILD_SUBREAPER = 256, 36
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,6 +31,7 @@ class Forks:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.link: socket.socket | None = None
+        self.owner, self.other = os.getpid(), process._launch
 
     def _start(self) -> socket.socket:
         link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -45,6 +48,8 @@ class Forks:
         return link
 
     def launch(self, setup: str, size: int, handles: Sequence[int | str]) -> "subprocess.Popen[bytes]":
+        if os.getpid() != self.owner:  # in a fork of the test, whose children they would not become
+            return self.other(setup, size, handles)
         child_in, commands = os.pipe()
         answers, child_out = os.pipe()
         numbers = [0, 1, 2, *(int(handle) for handle in handles)]
@@ -150,7 +155,6 @@ if __name__ == "__main__":
     import whorl.distributed.pool
     import whorl.distributed.replay_shards
     import whorl.run.trainer  # noqa: F401
-    from whorl.distributed import process
     from whorl.envs.make import find
     from whorl.settings.merge import configure
     from whorl.state.policy import build_agent
