@@ -274,22 +274,25 @@ def test_episodes_that_are_dropped_are_not_counted(steps: int) -> None:
     assert sums["length"] == sum(episode.length for episode in ended)
 
 
-def test_nothing_is_drawn_where_a_burn_in_fits_into_no_rollout() -> None:
-    """Here every environment lacks a row in every rollout."""
-    agent = Remembering(SPEC, None)
-    view = Sequences(4, burn_in=STEPS, stride=STRIDE)
-    replay = Replay(
+def replay_of(view: View) -> Replay:
+    memory = Remembering(SPEC, None).initial_memory(1) if isinstance(view, Sequences) else None
+    return Replay(
         SPEC,
         "cpu",
         torch.Generator().manual_seed(0),
         view=view,
         gamma=1.0,
         buffer_size=60 * NUM_ENVS,
-        batch_size=8,
+        batch_size=64,
         learning_starts=0,
-        memory=agent.initial_memory(1),
+        memory=memory,
         stride=view.stride,
     )
+
+
+def test_nothing_is_drawn_where_a_burn_in_fits_into_no_rollout() -> None:
+    """Here every environment lacks a row in every rollout."""
+    replay = replay_of(Sequences(4, burn_in=STEPS, stride=STRIDE))
     replay.expect_gaps()
     for batch in collect(WaitingCollector, Late(), 6, Remembering):
         short = batch.replace(mask=batch.mask.clone(), keep=batch.keep.clone())
@@ -344,20 +347,8 @@ def test_actors_collect_from_environments_that_wait_as_this_process_does() -> No
 @pytest.mark.parametrize("view", [Transitions(1), Transitions(3), Sequences(4, stride=STRIDE)], ids=str)
 @pytest.mark.parametrize("steps", [STEPS, STRIDE])
 def test_replay_never_joins_rows_that_do_not_follow_each_other(view: View, steps: int) -> None:
-    agent = Remembering(SPEC, None)
-    replay = Replay(
-        SPEC,
-        "cpu",
-        torch.Generator().manual_seed(0),
-        view=view,
-        gamma=1.0,
-        buffer_size=60 * NUM_ENVS,
-        batch_size=64,
-        learning_starts=0,
-        memory=agent.initial_memory(1) if isinstance(view, Sequences) else None,
-        stride=view.stride,
-    )
-    collector = WaitingCollector(Late(1), agent, steps, torch.Generator())
+    replay = replay_of(view)
+    collector = WaitingCollector(Late(1), Remembering(SPEC, None), steps, torch.Generator())
     collector.reset(0)
     drawn = 0
     for number in range(30):
