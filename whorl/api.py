@@ -305,10 +305,6 @@ def load_run(
             "random_params out to resume it"
         )
     folder = resolve_run(run)
-    if folder.name == checkpoint.BEST:
-        raise CheckpointError(
-            f"{folder} holds only a policy, not the state that training needs; resume {folder.parent}"
-        )
 
     def trainer(config: Mapping[str, Any], where: Path) -> Trainer:
         with checkpoint.reading(where, checkpoint.CONFIG):
@@ -322,6 +318,12 @@ def load_run(
         return Trainer(_source(env, settings), settings, callbacks, loggers)
 
     def resumed(found: checkpoint.Loaded) -> Trainer:
+        if not found.state:
+            raise CheckpointError(
+                f"{found.folder} holds only a policy, not the state that training needs; resume "
+                f"{found.folder.parent}, or start a new run with load_model and load_checkpoint_dir"
+            )
+        checkpoint.number(found.folder)  # raises for a renamed one, which a run could not go on from
         made = trainer(found.config, found.folder)
         with checkpoint.reading(found.folder, checkpoint.POLICY):
             saved = unpack_spec(found.policy["spec"])
@@ -347,8 +349,8 @@ def restore(
     _refuse(restore, unknown)
     folder = resolve_run(run)
     if (best or is_population(folder)) and folder.name != checkpoint.BEST:
-        folder = (folder.parent if folder.name.startswith("checkpoint_") else folder) / checkpoint.BEST
-    found = checkpoint.load(folder) if folder.name == checkpoint.BEST else find_checkpoint(folder)
+        folder = (folder.parent if checkpoint.is_checkpoint(folder) else folder) / checkpoint.BEST
+    found = find_checkpoint(folder)
     chosen = str(choose_device(device))
     with checkpoint.reading(found.folder, checkpoint.POLICY):
         return load_policy(found.policy, tuple(trust), chosen)

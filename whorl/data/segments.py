@@ -43,6 +43,11 @@ _CHUNK = 1 << 20  # bytes that are written and checksummed at a time, while they
 _NAME = re.compile(r"[0-9]{12,}-[0-9]{12,}-[0-9a-f]{16}\.rows")
 
 
+def is_segment(name: str) -> bool:
+    """Whether this is the name of a file of rows."""
+    return _NAME.fullmatch(name) is not None
+
+
 class Rows(Protocol):
     """The part of `whorl.data.ring.Ring` that storing it needs."""
 
@@ -159,18 +164,23 @@ class Segments(Store):
 
     def load(self, manifest: dict[str, Any]) -> None:
         """Fill the ring, whose row count is already set, and continue from there."""
-        self._check_layout(manifest["layout"])
-        whole, tails = ([Segment(**entry) for entry in manifest[kind]] for kind in ("whole", "tails"))
+        whole, tails = self.check(manifest)
         if self.ring.settled > max((segment.last for segment in (*whole, *tails)), default=0):
             raise DamagedError("the checkpoint names too few files of the replay buffer")
-        for segment in (*whole, *tails):  # report missing files at once, not after reading gigabytes
-            self._check_size(segment)
         for segment in (*whole, *tails):  # oldest rows first: newer ones may overwrite them
             self._read(segment)
         for name, leaf, slots in self._newest():
             leaf[slots] = manifest["newest"][name].to(leaf.device)
         self._whole, self._tails, self._next = whole, tails, int(manifest["next"])
         self._named.update(self.names())
+
+    def check(self, manifest: dict[str, Any]) -> tuple[list[Segment], list[Segment]]:
+        """The whole segments and tails of a manifest; raises where they do not fit the ring or files are missing."""
+        self._check_layout(manifest["layout"])
+        whole, tails = ([Segment(**entry) for entry in manifest[kind]] for kind in ("whole", "tails"))
+        for segment in (*whole, *tails):  # report missing files at once, not after reading gigabytes
+            self._check_size(segment)
+        return whole, tails
 
     def names(self) -> list[str]:
         """The files that the last manifest names."""
@@ -184,7 +194,7 @@ class Segments(Store):
         with suppress(OSError):  # tried again next time
             files.sweep(self.folder)
             for entry in list(self.folder.iterdir()):
-                if _NAME.fullmatch(entry.name) and entry.name not in keep:
+                if is_segment(entry.name) and entry.name not in keep:
                     entry.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -281,7 +291,7 @@ class Segments(Store):
 
     def _check_size(self, segment: Segment) -> None:
         where = f"{self.folder.name}/{segment.file}"
-        if not _NAME.fullmatch(segment.file):
+        if not is_segment(segment.file):
             raise DamagedError(f"its manifest names {segment.file!r}, which is not a segment file")
         try:
             size = (self.folder / segment.file).stat().st_size

@@ -90,11 +90,12 @@ class RunConfig:
     """environments without snapshots are reset every so many steps, and can be checkpointed only then; 0: every
     checkpoint_freq"""
     load_model: bool = False
-    """start from the weights, optimizer states and normalisers of load_checkpoint_dir, as far as they fit"""
+    """go on in a new run from load_checkpoint_dir: weights, optimizer states, normalisers and replay buffer, as far as
+    they fit, without a second random phase; schedules follow the steps of both runs"""
     load_checkpoint_dir: str = ""
-    """checkpoint or run folder to start from"""
+    """checkpoint, run or `best` folder to go on from: a path, or a name in the folder `runs`"""
     load_strict: bool = False
-    """with load_model: all weights have to fit"""
+    """with load_model: all weights and the replay buffer have to fit"""
     runs: str = "runs"
     """folder in which run folders are created"""
     tag: str = ""

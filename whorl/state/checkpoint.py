@@ -6,8 +6,11 @@
     metadata.yaml    counters, versions, size and sha256 of the other files; its last line is its own checksum
     observation_normalizing_values.yaml    mean, std, var, count per key, if observations are normalised
 
-The rows of the replay buffer are in the folder `replay`, in files that several checkpoints share
-(`whorl.data.segments`); checkpoint.pt holds their sizes and checksums, metadata.yaml their names under `segments`.
+    replay/          the rows of the replay buffer, if there is one
+
+The rows are written once, into the run's folder `replay` (`whorl.data.segments`). A checkpoint has hard links to those
+that it needs, so that its folder can be copied elsewhere; on a file system without hard links only the run's folder has
+them. checkpoint.pt holds their sizes and checksums, metadata.yaml their names under `segments`.
 
 A checkpoint is written under a hidden name, fsynced and renamed, so a visible one is complete, and later damage shows
 in the checksums. Loading runs no code from the files: `weights_only`, safe YAML.
@@ -16,7 +19,7 @@ in the checksums. Loading runs no code from the files: `weights_only`, safe YAML
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,6 +34,7 @@ from torch import Tensor
 from whorl.core import files
 from whorl.core.errors import CheckpointError, DamagedError, WhorlError
 from whorl.core.version import __version__
+from whorl.data.segments import FOLDER, is_segment
 
 FORMAT = 2
 STATE, POLICY, CONFIG, METADATA = "checkpoint.pt", "policy.pt", "config.yaml", "metadata.yaml"
@@ -116,6 +120,7 @@ def _save(
             written = {name: _write(temp / name, _saver(tree)) for name, tree in trees.items()}
             written |= {name: _write(temp / name, _dumper(text)) for name, text in documents.items()}
             _write(temp / METADATA, _dumper(_sealed(k, metadata, written)))
+            _link_rows(run_dir / FOLDER, temp / FOLDER, metadata.get("segments", ()))
             files.fsync_dir(temp)
             _move_in(temp, final)
         files.fsync_dir(run_dir)
@@ -124,6 +129,41 @@ def _save(
             f"can't save {final.name} in {run_dir}: {files.reason(error)}; existing checkpoints are unchanged"
         ) from error
     return final
+
+
+def _link_rows(rows: Path, into: Path, names: Collection[str]) -> None:
+    """Hard links to the files of rows that a checkpoint needs; none where the file system has no hard links."""
+    found = _found_rows(rows, names)
+    if all(files.link(path, into / name) for name, path in found.items()):
+        for folder in {folder for name in found for folder in (into, (into / name).parent)}:
+            files.fsync_dir(folder)
+
+
+def _found_rows(folder: Path, names: Collection[str]) -> dict[Path, Path]:
+    """Those of the named files of rows that are in a folder or, with shards, in folders in it, by their place there."""
+    if not names or not folder.is_dir():
+        return {}
+    wanted = set(names)
+    return {path.relative_to(folder): path for path in folder.rglob("*.rows") if path.name in wanted}
+
+
+def bring_rows(loaded: "Loaded", run_dir: Path) -> None:
+    """Link or copy the files of rows that a checkpoint names into a run's folder, where they are not there already."""
+    names = [name for name in loaded.metadata.get("segments", ()) if is_segment(name)]
+    try:
+        for source in (loaded.folder / FOLDER, loaded.folder.parent / FOLDER):
+            for name, path in _found_rows(source, names).items():
+                if not (run_dir / FOLDER / name).exists():
+                    files.link_or_copy(path, run_dir / FOLDER / name)
+    except OSError as error:
+        raise CheckpointError(
+            f"can't copy the replay buffer of {loaded.folder} to {run_dir}: {files.reason(error)}"
+        ) from error
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a checkpoint, which may have been renamed; damaged ones are known by their names."""
+    return _NAME.fullmatch(folder.name) is not None or (folder / METADATA).is_file()
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
@@ -140,7 +180,8 @@ def number(folder: Path) -> int:
     match = _NAME.fullmatch(folder.name)
     if match is None:
         raise CheckpointError(
-            f"{folder} is not a checkpoint folder; they are named checkpoint_1, checkpoint_2, ..."
+            f"{folder} is not a checkpoint folder; they are named checkpoint_1, checkpoint_2, ...: if it is a copy "
+            "of one, rename it to resume it"
         )
     return int(match[1])
 
@@ -231,7 +272,7 @@ def segments(run_dir: Path) -> set[str]:
 def run_config(run_dir: Path) -> dict[str, Any] | None:
     """The settings of a run that ended before its first checkpoint; None if there is a checkpoint, or no run."""
     path = Path(run_dir) / CONFIG
-    if _NAME.fullmatch(run_dir.name) or checkpoints(run_dir) or not path.is_file():
+    if is_checkpoint(run_dir) or checkpoints(run_dir) or not path.is_file():
         return None
     return _mapping(path, path.read_bytes())
 
