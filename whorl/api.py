@@ -22,8 +22,8 @@ from whorl.envs import make as envs
 from whorl.envs.adapter import adapter_of
 from whorl.envs.adapters.imported import module_of
 from whorl.envs.make import Made, Source, find, takes
-from whorl.envs.mistakes import make_env
 from whorl.envs.wrappers import split
+from whorl.log.live import has_display
 from whorl.log.video import save_video
 from whorl.population import setup
 from whorl.population.config import EvolveConfig
@@ -34,6 +34,7 @@ from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
+from whorl.run.viewer import Viewer, frame_rate
 from whorl.settings.draws import configured, draw_all, is_random, read_draws, saying_random, take_random
 from whorl.settings.merge import Settings, chosen_fields, configure, merge, plain_fields, settings_of
 from whorl.settings.presets import algorithm_class, algorithm_of, algorithms, read_file
@@ -379,32 +380,41 @@ def evaluate(
         env_options: options of the environment; those that are not named are as in training.
         max_steps: cut an episode after so many steps and count its return so far; 0: `eval_max_steps` of the run.
         video: a file to record the first episode to.
-        render: show the episodes in a window.
+        render: show the episodes while they are played: in a window, or where there is no display on a page of this
+            machine, whose address is printed.
     """
     _refuse(evaluate, unknown)
     if not 1 <= episodes <= MOST_EPISODES:
         raise ConfigError(f"episodes is {episodes}; it must lie between 1 and {MOST_EPISODES:,}")
     build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
-    mode = "human" if render else "rgb_array" if video is not None else None
+    mode = "rgb_array" if render or video is not None else None
     with only_trusted(tuple(trust)):
         source = _source(env, policy.settings, env_options, mode)
-    if render and source.world is not None:
-        raise WhorlError(
-            f"{source.id} can't be shown in a window; record it with video=PATH (on the command line --video)"
-        )
+        if render and video is None and source.world is None and has_display():
+            mode = "human"  # a window of its own
+            source = _source(env, policy.settings, env_options, mode)
     num_envs = source.num_envs or (1 if render else min(episodes, 32))
     with _explaining(source.id, mode):
         vector = source.vector(num_envs, policy.agent.device)
-        camera = _Camera(source.id, _frame_rate(source)) if video is not None else None
+        camera = _Camera(source.id, frame_rate(source)) if video is not None else None
+        viewer = Viewer(source.id, frame_rate(source)) if render and mode == "rgb_array" else None
+        watching = [watch for watch in (camera, viewer) if watch is not None]
+
+        def watch(*seen: Any) -> None:
+            for one in watching:
+                one(*seen)
+
         try:
             # What trackers read has to be there; a policy alone needs no privileged observations.
             privileged = () if policy.agent.tracks else policy.agent.privileged
             _check_spaces(policy.spec, vector.spec, source.id, privileged)
             with torch.no_grad():
                 limit = max_steps or policy.settings.run.eval_max_steps
-                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera, limit)
+                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, watch, limit)
         finally:
+            if viewer is not None:
+                viewer.close()
             vector.close()
     if video is not None and camera is not None:
         save_video(camera.frames, Path(video), camera.fps)
@@ -532,7 +542,7 @@ class _Camera:
         self.steps = 0
         self.over = False
 
-    def __call__(self, world: Any, step: Any) -> None:
+    def __call__(self, world: Any, step: Any, action: Any) -> None:
         if self.over:
             return
         self.over = bool(step.terminated[0] | step.truncated[0])
@@ -545,12 +555,6 @@ class _Camera:
                 )
             self.frames.append(frame)
         self.steps += 1
-
-
-def _frame_rate(source: Source) -> float:
-    env = make_env(source.factory)
-    env.close()
-    return float((env.metadata or {}).get("render_fps") or 30)
 
 
 def _check_changes(saved: Settings, asked: Settings) -> None:

@@ -31,7 +31,6 @@ from whorl.core.errors import CheckpointError, ConfigError, DamagedError
 from whorl.core.tree import Tree
 from whorl.data.experience import Store
 
-FOLDER = "replay"
 SEGMENT_BYTES = 32 << 20
 """size of a whole segment"""
 MOST_TAILS = 16
@@ -41,11 +40,6 @@ MOST_COPIES = 4
 
 _CHUNK = 1 << 20  # bytes that are written and checksummed at a time, while they are in the cache
 _NAME = re.compile(r"[0-9]{12,}-[0-9]{12,}-[0-9a-f]{16}\.rows")
-
-
-def is_segment(name: str) -> bool:
-    """Whether this is the name of a file of rows."""
-    return _NAME.fullmatch(name) is not None
 
 
 class Rows(Protocol):
@@ -194,7 +188,7 @@ class Segments(Store):
         with suppress(OSError):  # tried again next time
             files.sweep(self.folder)
             for entry in list(self.folder.iterdir()):
-                if is_segment(entry.name) and entry.name not in keep:
+                if _NAME.fullmatch(entry.name) and entry.name not in keep:
                     entry.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -291,7 +285,7 @@ class Segments(Store):
 
     def _check_size(self, segment: Segment) -> None:
         where = f"{self.folder.name}/{segment.file}"
-        if not is_segment(segment.file):
+        if not _NAME.fullmatch(segment.file):
             raise DamagedError(f"its manifest names {segment.file!r}, which is not a segment file")
         try:
             size = (self.folder / segment.file).stat().st_size

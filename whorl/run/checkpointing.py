@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from whorl.agents.agent import Agent
 from whorl.core.errors import CheckpointError, ConfigError, DamagedError
 from whorl.data.experience import Store
-from whorl.data.segments import FOLDER
 from whorl.run.build import Parts
 from whorl.run.loop import Counters
 from whorl.state import checkpoint
@@ -40,7 +39,7 @@ class Checkpointing:
         if self.run_dir is None:
             self.run_dir = run_dir
             self.store = self.parts.experience.open_store(
-                run_dir / FOLDER, self.parts.settings.run.save_model
+                run_dir / checkpoint.ROWS, self.parts.settings.run.save_model
             )
             self._sweep()
 

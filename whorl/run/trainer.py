@@ -261,8 +261,9 @@ class Trainer:
         """Play `episodes` (default: as configured) with greedy actions."""
         self.parts.learner.check_finite()
         progress = self.loop.progress
-        watch = None if progress is None else lambda *_: progress.evaluated()
-        evaluation = self._evaluator.evaluate(episodes, self.iteration, watch)
+        evaluation = self._evaluator.evaluate(
+            episodes, self.iteration, None if progress is None else progress.evaluated
+        )
         self.counters.evaluated_return = evaluation.mean_return
         return evaluation
 

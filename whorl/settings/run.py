@@ -80,6 +80,8 @@ class RunConfig:
     """episodes per evaluation, with deterministic actions"""
     eval_max_steps: Annotated[int, Range(1, 10**12)] = 30_000
     """steps after which an episode of an evaluation is cut and counted with its return so far"""
+    render: bool = False
+    """show evaluations while they are played, in a window or on a page of this machine"""
     save_model: bool = True
     """write checkpoints"""
     checkpoint_freq: PositiveCount = 100_000
@@ -127,7 +129,7 @@ class RunConfig:
 
 MAY_CHANGE = (
     *("max_iterations", "total_timesteps", "total_episodes", "device", "env_device"),
-    *("threads", "learner_threads", "eval", "eval_freq", "n_eval_episodes", "eval_max_steps"),
+    *("threads", "learner_threads", "eval", "eval_freq", "n_eval_episodes", "eval_max_steps", "render"),
     "save_model",
     *("checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
     *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts", "learners", "loggers"),

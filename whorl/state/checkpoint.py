@@ -34,11 +34,12 @@ from torch import Tensor
 from whorl.core import files
 from whorl.core.errors import CheckpointError, DamagedError, WhorlError
 from whorl.core.version import __version__
-from whorl.data.segments import FOLDER, is_segment
 
 FORMAT = 2
 STATE, POLICY, CONFIG, METADATA = "checkpoint.pt", "policy.pt", "config.yaml", "metadata.yaml"
 NORMALIZER = "observation_normalizing_values.yaml"
+ROWS = "replay"
+"""folder of the files with rows of the replay buffer, in a run folder and in its checkpoints"""
 BEST = "best"
 """folder of the best policy so far: a checkpoint without state, which can be evaluated but not resumed"""
 
@@ -120,7 +121,7 @@ def _save(
             written = {name: _write(temp / name, _saver(tree)) for name, tree in trees.items()}
             written |= {name: _write(temp / name, _dumper(text)) for name, text in documents.items()}
             _write(temp / METADATA, _dumper(_sealed(k, metadata, written)))
-            _link_rows(run_dir / FOLDER, temp / FOLDER, metadata.get("segments", ()))
+            _link_rows(run_dir / ROWS, temp / ROWS, metadata.get("segments", ()))
             files.fsync_dir(temp)
             _move_in(temp, final)
         files.fsync_dir(run_dir)
@@ -144,17 +145,18 @@ def _found_rows(folder: Path, names: Collection[str]) -> dict[Path, Path]:
     if not names or not folder.is_dir():
         return {}
     wanted = set(names)
-    return {path.relative_to(folder): path for path in folder.rglob("*.rows") if path.name in wanted}
+    found = (path for path in folder.rglob("*.rows") if path.name in wanted and not path.is_symlink())
+    return {path.relative_to(folder): path for path in found}
 
 
 def bring_rows(loaded: "Loaded", run_dir: Path) -> None:
     """Link or copy the files of rows that a checkpoint names into a run's folder, where they are not there already."""
-    names = [name for name in loaded.metadata.get("segments", ()) if is_segment(name)]
+    names = loaded.metadata.get("segments", ())
     try:
-        for source in (loaded.folder / FOLDER, loaded.folder.parent / FOLDER):
+        for source in (loaded.folder / ROWS, loaded.folder.parent / ROWS):
             for name, path in _found_rows(source, names).items():
-                if not (run_dir / FOLDER / name).exists():
-                    files.link_or_copy(path, run_dir / FOLDER / name)
+                if not (run_dir / ROWS / name).exists():
+                    files.link_or_copy(path, run_dir / ROWS / name)
     except OSError as error:
         raise CheckpointError(
             f"can't copy the replay buffer of {loaded.folder} to {run_dir}: {files.reason(error)}"

@@ -62,6 +62,10 @@ class World(VectorEnv, Mapped, ABC):
         """Numbers [B] about the episode so far, in the order of the spec's `measures`."""
         return ()
 
+    def traces(self, env_index: int) -> dict[str, dict[str, float]]:
+        """Panels of named numbers that are drawn over time beside the picture; see `whorl.envs.vector.Traced`."""
+        return {}
+
     def remember(self, state: State, before: State | None) -> State:
         """`state` with entries that depend on the state `before`, which is None at the start of an episode."""
         return state
