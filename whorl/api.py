@@ -42,7 +42,7 @@ from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
 from whorl.settings.secrets import HIDDEN, require_secrets
 from whorl.settings.trust import import_paths, paths_in
-from whorl.state import checkpoint
+from whorl.state import checkpoint, code
 from whorl.state.policy import SavedPolicy, load_policy, unpack_spec
 from whorl.state.runfolder import new_run_folder, resolve_run
 
@@ -280,7 +280,7 @@ def resume_population(
 ) -> Evolver:
     """A population as it was after its last complete generation."""
     chosen, learners, drawn = setup.load(folder, changes)
-    with only_trusted(tuple(trust)):
+    with only_trusted(code.expanded(trust)):
         base = configure(learners["algorithm"], learners["env"], learners, presets=False)
         # Learners are built in processes of their own, which import what their settings name.
         drawn_before = [row.params for row in read_lineage(folder)]
@@ -319,6 +319,10 @@ def load_run(
         return Trainer(_source(env, settings), settings, callbacks, loggers)
 
     def resumed(found: checkpoint.Loaded) -> Trainer:
+        with only_trusted(code.admit(found.code, trust), code.hint(found.folder, found.code)):
+            return attached(found)
+
+    def attached(found: checkpoint.Loaded) -> Trainer:
         if not found.state:
             raise CheckpointError(
                 f"{found.folder} holds only a policy, not the state that training needs; resume "
@@ -331,11 +335,11 @@ def load_run(
         _check_spaces(saved, made.source.spec(saved.num_envs), made.source.id)
         return made.attach(found.folder.parent, found)
 
-    with only_trusted(tuple(trust)):
-        unsaved = checkpoint.run_config(folder)
-        if unsaved is not None:
+    unsaved = checkpoint.run_config(folder)
+    if unsaved is not None:
+        with only_trusted(code.expanded(trust)):
             return trainer(unsaved, folder).attach_new(folder)
-        return use_checkpoint(folder, resumed)
+    return use_checkpoint(folder, resumed)
 
 
 def restore(
@@ -353,8 +357,9 @@ def restore(
         folder = (folder.parent if checkpoint.is_checkpoint(folder) else folder) / checkpoint.BEST
     found = find_checkpoint(folder)
     chosen = str(choose_device(device))
+    known = code.admit(found.code, trust)
     with checkpoint.reading(found.folder, checkpoint.POLICY):
-        return load_policy(found.policy, tuple(trust), chosen)
+        return load_policy(found.policy, known, chosen, code.hint(found.folder, found.code))
 
 
 def evaluate(
@@ -389,7 +394,7 @@ def evaluate(
     build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
     mode = "rgb_array" if render or video is not None else None
-    with only_trusted(tuple(trust)):
+    with only_trusted(code.expanded(trust)):
         source = _source(env, policy.settings, env_options, mode)
         if render and video is None and source.world is None and has_display():
             mode = "human"  # a window of its own

@@ -32,6 +32,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_soft_actor, acting_tensors_with_critic
 from whorl.nets.actor import Actor
+from whorl.nets.layers import last_of
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
@@ -72,7 +73,8 @@ class SAC(Agent):
         self.returns = NStepTargets(cfg, self.observations, self.actions)
         ensemble = (cfg.ensemble_q_num, self.actions.outputs, self.actions.inputs)
         self.critic = QEnsemble("critic", spec, cfg, *ensemble)
-        self.actor = Actor("actor", spec, cfg, self.actions.head, self.critic.backbone)
+        head = partial(self.actions.head, last=last_of(cfg.actor_head))
+        self.actor = Actor("actor", spec, cfg, head, self.critic.backbone)
         self.actions.check_memory(self.critic)
         self.temperature = self.actions.temperature()
         self.targets = TargetNetworks(cfg)

@@ -42,7 +42,8 @@ class ResumeFlags:
     """Flags of `whorl resume` besides the settings that may change."""
 
     trust: tuple[str, ...] = ()
-    """import paths of your own code, named in the saved config, that may be loaded"""
+    """import paths of your own code, named in the saved config, that may be loaded, or the hash of the code that was
+    saved with the run (code:HASH)"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class EvalFlags:
     env: str = ""
     """play in this environment instead of the run's"""
     trust: tuple[str, ...] = ()
-    """import paths of your own code, named in the saved config, that may be loaded"""
+    """import paths of your own code, named in the saved config, that may be loaded, or the hash of the code that was
+    saved with the run (code:HASH)"""
 
 
 @dataclass(frozen=True)

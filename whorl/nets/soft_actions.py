@@ -20,7 +20,7 @@ from whorl.core.spec import MASK_KEY, Continuous, Discrete, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.nets.actor import SquashedHead, require_bounds
-from whorl.nets.layers import orthogonal_
+from whorl.nets.layers import Last, linear_last
 from whorl.nets.policy import CategoricalHead
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.temperature import EntropyConfig, Temperature
@@ -63,17 +63,18 @@ class MixedHead(nn.Module):
         joint: bool,
         conditioned: bool,
         learns_choices: bool,
+        last: Last = linear_last,
     ) -> None:
         super().__init__()
         self.parts, self.bound, self.joint = parts, bound, joint
         self.logits = self.both = None
         if learns_choices and parts.options:
-            self.logits = orthogonal_(nn.Linear(inputs, sum(parts.options)), 0.01)
+            self.logits = last(inputs, sum(parts.options), 0.01)
         table = parts.code(parts.every_combination()) if conditioned else None
         self.register_buffer("table", table, persistent=False)
         if parts.size:
             count = 1 if table is None else len(table)
-            self.both = orthogonal_(nn.Linear(inputs, 2 * parts.size * count), 0.01)
+            self.both = last(inputs, 2 * parts.size * count, 0.01)
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Mixed:
         choices = continuous = None
@@ -173,14 +174,14 @@ class SoftActions(nn.Module):
         """How often critics are evaluated for the policy's action in one row."""
         return self.parts.combinations if self.conditioned else 1
 
-    def head(self, width: int) -> nn.Module:
+    def head(self, width: int, last: Last = linear_last) -> nn.Module:
         """The policy's head on features of size `width`."""
         parts, bound = self.parts, self.cfg.log_std_range
         if isinstance(parts.spec, Discrete):
-            return CategoricalHead(width, parts.options, single=True)
+            return CategoricalHead(width, parts.options, single=True, last=last)
         if isinstance(parts.spec, Continuous):
-            return SquashedHead(width, parts.size, bound)
-        return MixedHead(width, parts, bound, self.joint, self.conditioned, not self.greedy)
+            return SquashedHead(width, parts.size, bound, last)
+        return MixedHead(width, parts, bound, self.joint, self.conditioned, not self.greedy, last)
 
     def temperature(self) -> Temperature:
         """The entropy coefficient, or one for each kind."""

@@ -11,6 +11,7 @@ from whorl.core.errors import CheckpointError, ConfigError, DamagedError
 from whorl.data.experience import Store
 from whorl.run.build import Parts
 from whorl.run.loop import Counters
+from whorl.run.trust import own_code
 from whorl.state import checkpoint
 from whorl.state.policy import export
 from whorl.state.runfolder import resolve_run
@@ -32,12 +33,15 @@ class Checkpointing:
         self.saved = 0
         """number of the newest checkpoint"""
         self.run_dir: Path | None = None
+        self.code: dict[str, bytes] = {}
+        """source files that are saved with each checkpoint, as they were when the run began"""
         self.store: Store | None = None
 
     def open(self, run_dir: Path) -> None:
         """Save into this folder, and keep rows of the replay buffer in files there from now on."""
         if self.run_dir is None:
             self.run_dir = run_dir
+            self.code = own_code(self.parts.settings)
             self.store = self.parts.experience.open_store(
                 run_dir / checkpoint.ROWS, self.parts.settings.run.save_model
             )
@@ -178,6 +182,7 @@ class Checkpointing:
             parts.settings.saved(),
             metadata,
             parts.agent.normalizer_values() or None,
+            self.code,
         )
         if checkpoint.retain(self.run_dir, parts.settings.run.keep_checkpoints):
             self._sweep()
@@ -191,7 +196,8 @@ class Checkpointing:
         assert self.run_dir is not None
         agent, settings = self.parts.agent, self.parts.settings
         values = agent.normalizer_values() or None
-        checkpoint.save_best(self.run_dir, export(agent, settings), settings.saved(), metadata, values)
+        policy = export(agent, settings)
+        checkpoint.save_best(self.run_dir, policy, settings.saved(), metadata, values, self.code)
 
     def _sweep(self) -> None:
         """Delete rows that no checkpoint needs; if one can't be read, all stay."""

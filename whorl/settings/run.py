@@ -84,6 +84,8 @@ class RunConfig:
     """show evaluations while they are played, in a window or on a page of this machine"""
     save_model: bool = True
     """write checkpoints"""
+    save_code: bool = True
+    """save the source files of networks and other parts of your own with each checkpoint"""
     checkpoint_freq: PositiveCount = 100_000
     """environment steps between checkpoints; the end of training is saved as well"""
     keep_checkpoints: Count = 5
@@ -130,7 +132,7 @@ class RunConfig:
 MAY_CHANGE = (
     *("max_iterations", "total_timesteps", "total_episodes", "device", "env_device"),
     *("threads", "learner_threads", "eval", "eval_freq", "n_eval_episodes", "eval_max_steps", "render"),
-    "save_model",
+    *("save_model", "save_code"),
     *("checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
     *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts", "learners", "loggers"),
     *("restarts_per_hour", "env_timeout"),

@@ -6,6 +6,7 @@
     metadata.yaml    counters, versions, size and sha256 of the other files; its last line is its own checksum
     observation_normalizing_values.yaml    mean, std, var, count per key, if observations are normalised
 
+    code/            source files of the user's own parts (`whorl.state.code`)
     replay/          the rows of the replay buffer, if there is one
 
 The rows are written once, into the run's folder `replay` (`whorl.data.segments`). A checkpoint has hard links to those
@@ -24,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
@@ -45,6 +47,7 @@ BEST = "best"
 
 T = TypeVar("T")
 _NAME = re.compile(r"checkpoint_([1-9][0-9]*)")
+_CODE = re.compile(r"code(/[A-Za-z_]\w*)+\.py", re.ASCII)
 # The trailer is the same in every format version, so that another format is not mistaken for damage.
 _TRAILER = re.compile(rb"checksum: ([0-9a-f]{64})\n")
 _REASON = 200  # characters of a reason in a message
@@ -60,6 +63,8 @@ class Loaded:
     policy: dict[str, Any]
     config: dict[str, Any]
     metadata: dict[str, Any]
+    code: dict[str, bytes]
+    """source files that were saved with it, by their names in the folder; see `whorl.state.code`"""
 
 
 class FormatError(CheckpointError):
@@ -74,6 +79,7 @@ def save(
     config: Mapping[str, Any],
     metadata: Mapping[str, Any],
     normalizer: Mapping[str, Mapping[str, Any]] | None,
+    code: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     """Write `checkpoint_k`, replacing one of that number; if that fails, existing files are unchanged.
 
@@ -81,10 +87,11 @@ def save(
         metadata: iterations, steps, episodes, mean_return, wall_time, metrics_offset, and segments if there is a replay
             buffer; the rest is added here.
         normalizer: for each observation key its `mean`, `var` and `count`.
+        code: source files, see `whorl.state.code`.
     """
     if k < 1:
         raise ValueError(f"checkpoint number {k} is out of range; they count from 1")
-    return _save(Path(run_dir) / f"checkpoint_{k}", k, state, policy, config, metadata, normalizer)
+    return _save(Path(run_dir) / f"checkpoint_{k}", k, state, policy, config, metadata, normalizer, code)
 
 
 def save_best(
@@ -93,9 +100,10 @@ def save_best(
     config: Mapping[str, Any],
     metadata: Mapping[str, Any],
     normalizer: Mapping[str, Mapping[str, Any]] | None,
+    code: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     """Write the policy alone into the folder `best`, replacing the previous one."""
-    return _save(Path(run_dir) / BEST, 0, {}, policy, config, metadata, normalizer)
+    return _save(Path(run_dir) / BEST, 0, {}, policy, config, metadata, normalizer, code)
 
 
 def _save(
@@ -106,6 +114,7 @@ def _save(
     config: Mapping[str, Any],
     metadata: Mapping[str, Any],
     normalizer: Mapping[str, Mapping[str, Any]] | None,
+    code: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     run_dir = final.parent
     trees = {STATE: _portable(state, "state"), POLICY: _portable(policy, "policy")}
@@ -120,6 +129,9 @@ def _save(
             temp.mkdir()
             written = {name: _write(temp / name, _saver(tree)) for name, tree in trees.items()}
             written |= {name: _write(temp / name, _dumper(text)) for name, text in documents.items()}
+            for name, text in code.items():
+                (temp / name).parent.mkdir(parents=True, exist_ok=True)
+                written[name] = _write(temp / name, _dumper(text))
             _write(temp / METADATA, _dumper(_sealed(k, metadata, written)))
             _link_rows(run_dir / ROWS, temp / ROWS, metadata.get("segments", ()))
             files.fsync_dir(temp)
@@ -201,6 +213,7 @@ def load(folder: Path, map_location: torch.device | str = "cpu") -> Loaded:
             policy=_tensors(folder / POLICY, map_location),
             config=_mapping(folder / CONFIG, (folder / CONFIG).read_bytes()),
             metadata=metadata,
+            code={name: (folder / name).read_bytes() for name in metadata["files"] if _CODE.fullmatch(name)},
         )
     except FileNotFoundError as error:
         missing = Path(error.filename).name if folder.is_dir() else "the folder"
@@ -449,7 +462,7 @@ def _unsealed(folder: Path) -> dict[str, Any]:
     listed = metadata.get("files")
     if found != FORMAT or not isinstance(listed, dict) or not {STATE, POLICY, CONFIG} <= listed.keys():
         raise CheckpointError(f"{folder}: {METADATA} is not the metadata of a checkpoint")
-    if not listed.keys() <= {STATE, POLICY, CONFIG, NORMALIZER}:
+    if not {name for name in listed if not _CODE.fullmatch(name)} <= {STATE, POLICY, CONFIG, NORMALIZER}:
         raise CheckpointError(f"{folder}: {METADATA} names files that do not belong to a checkpoint")
     segments = metadata.get("segments", [])
     if not isinstance(segments, list) or not all(isinstance(name, str) for name in segments):
