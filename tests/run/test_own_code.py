@@ -252,5 +252,5 @@ def test_a_head_with_too_few_outputs_is_refused() -> None:
 
 
 def test_mean_init_needs_the_linear_head() -> None:
-    with pytest.raises(ConfigError, match="mean_init is 0.5, which needs actor_head linear"):
+    with pytest.raises(ConfigError, match=r"mean_init is 0\.5, which needs actor_head linear"):
         whorl.load("Pendulum-v1", "ppo", {**SMALL, "actor_head": Doubled, "mean_init": 0.5}).build()

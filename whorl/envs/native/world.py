@@ -5,17 +5,20 @@ autoreset, snapshots and seeding. `step` never waits for the device and writes i
 captured in a CUDA graph, with `generator` registered with the graph.
 """
 
+import math
 import os
 import shutil
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
 from whorl.core import tree
+from whorl.core.arrays import SUCCESS
 from whorl.core.errors import ConfigError, EnvError
 from whorl.envs.vector import Mapped, Step, VectorEnv
 
@@ -45,6 +48,18 @@ class World(VectorEnv, Mapped, ABC):
         """[B] undiscounted return of the episode so far"""
         self.ended = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         """[B] the episode ended: the next step resets the environment"""
+        self.hit_reward = math.inf
+        """reward that makes an episode a success; see `count_hits`"""
+        self.hit = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
+        """[B] whether the episode had such a reward"""
+        self._own: list[int] = []
+
+    def count_hits(self, least: float) -> None:
+        """From now on an episode is a success once one of its rewards was at least `least`."""
+        self.hit_reward = least
+        others = tuple(name for name in self.spec.measures if name != SUCCESS)
+        self._own = [index for index, name in enumerate(self.spec.measures) if name != SUCCESS]
+        self.spec = replace(self.spec, measures=(*others, SUCCESS))
 
     @abstractmethod
     def initial(self, generator: torch.Generator) -> State:
@@ -77,6 +92,7 @@ class World(VectorEnv, Mapped, ABC):
         self.steps.zero_()
         self.returns.zero_()
         self.ended.zero_()
+        self.hit.zero_()
         return self.observe(self.state)
 
     @torch.no_grad()
@@ -97,13 +113,20 @@ class World(VectorEnv, Mapped, ABC):
         torch.logical_or(terminated, truncated, out=self.ended)
         step = Step(self.observe(self.state), reward, terminated, truncated, reset)
         if self.spec.measures:
-            step.measures = torch.stack([x.float() for x in self.measure(self.state)], 1)  # [B, N]
+            step.measures = torch.stack([x.float() for x in self._measures(reward, reset)], 1)  # [B, N]
         if self.spec.map_shape is not None:
             step.cells = self.cells()
         return step
 
+    def _measures(self, reward: Tensor, reset: Tensor) -> Sequence[Tensor]:
+        found = self.measure(self.state)
+        if self.hit_reward == math.inf:
+            return found
+        self.hit.logical_or_(reward >= self.hit_reward).logical_and_(~reset)  # a reset is no step
+        return [*(found[index] for index in self._own), self.hit]
+
     def snapshot(self) -> dict[str, Any]:
-        counters = {"steps": self.steps, "returns": self.returns, "ended": self.ended}
+        counters = {"steps": self.steps, "returns": self.returns, "ended": self.ended, "hit": self.hit}
         return tree.clone({"state": self.state, **counters, "generator": self.generator.get_state()})
 
     @torch.no_grad()
@@ -117,12 +140,13 @@ class World(VectorEnv, Mapped, ABC):
         self.steps.copy_(snapshot["steps"])
         self.returns.copy_(snapshot["returns"])
         self.ended.copy_(snapshot["ended"])
+        self.hit.copy_(snapshot.get("hit", torch.zeros_like(self.hit)))  # runs of earlier versions have none
         self.generator.set_state(snapshot["generator"].cpu())
         return self.observe(self.state)
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor that a step changes."""
-        return [*self.state.values(), self.steps, self.returns, self.ended]
+        return [*self.state.values(), self.steps, self.returns, self.ended, self.hit]
 
     def _write(self, state: State) -> None:
         """Copy `state` into the buffers, which are allocated by the first call and never move."""
