@@ -91,7 +91,7 @@ def space_of(given: Any, where: str) -> spaces.Space[Any]:
     if not isinstance(given, Mapping) or not given:
         raise EnvError(f"{where} is {given!r}, which is no space; {FORMS}")
     if "nvec" in given:
-        return spaces.MultiDiscrete(_shape(given["nvec"], f"{where}.nvec"))
+        return spaces.MultiDiscrete(list(_shape(given["nvec"], f"{where}.nvec")))
     if "shape" in given:
         return _box(given, where)
     return spaces.Dict({str(name): space_of(part, f"{where}.{name}") for name, part in given.items()})

@@ -20,6 +20,7 @@ from torch import Tensor
 from whorl.core import tree
 from whorl.core.arrays import SUCCESS
 from whorl.core.errors import ConfigError, EnvError
+from whorl.core.spec import Spec
 from whorl.envs.vector import Mapped, Step, VectorEnv
 
 State: TypeAlias = dict[str, Tensor]
@@ -29,6 +30,7 @@ State: TypeAlias = dict[str, Tensor]
 class World(VectorEnv, Mapped, ABC):
     """`num_envs` copies. A subclass sets `id`, `max_steps` and `spec`, and defines the three abstract methods."""
 
+    spec: Spec
     max_steps: int
     """steps after which an episode is truncated"""
     fps: ClassVar[int] = 50
