@@ -91,6 +91,8 @@ class Trainer:
         self.counters = Counters()
         self.wall_time = 0.0
         """seconds of training, including those before the run was resumed"""
+        self._spent_here = 0.0
+        """seconds of training in this process"""
         self.interrupted = False
         self._signal = ""
         """what interrupted training"""
@@ -243,7 +245,10 @@ class Trainer:
             self.counters.clear_new()
         if not self.finished and self.checkpointing.due():
             self.save()
-        self.wall_time = before + time.perf_counter() - began
+        spent = time.perf_counter() - began
+        self.wall_time, self._spent_here = before + spent, self._spent_here + spent
+        if 0 < self.settings.run.max_seconds <= self._spent_here:
+            self.stop(f"{self.settings.run.max_seconds:g} s are over")
         self._inside_step = False
         return row
 
@@ -448,7 +453,7 @@ class Trainer:
     def build(self) -> "Trainer":
         """Create environment, agent, collector and learner; the first step does it by itself."""
         if not self._built:
-            self._stop_reason, self.interrupted = "", False
+            self._stop_reason, self.interrupted, self._spent_here = "", False, 0.0
             check_callbacks(self.callbacks)
             hooks = ("on_rollout", "on_step", "on_episode")
             needs = Needs(*(bool(overridden(self.callbacks, hook)) for hook in hooks))
