@@ -31,7 +31,9 @@ from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_soft_actor, acting_tensors_with_critic
+from whorl.explore.noise import AddedNoise, AddedNoiseConfig
 from whorl.nets.actor import Actor
+from whorl.nets.layers import last_of
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
@@ -41,7 +43,7 @@ from whorl.settings.schema import PositiveCount, Range
 
 
 @dataclass(frozen=True)
-class SACConfig(SoftActionsConfig, CorrectionConfig, ActorCriticConfig):
+class SACConfig(SoftActionsConfig, AddedNoiseConfig, CorrectionConfig, ActorCriticConfig):
     ensemble_q_num: Annotated[int, Range(1, 1000)] = 2
     """number of critics"""
     ensemble_q_sample: Annotated[int, Range(1, 1000)] = 2
@@ -57,7 +59,7 @@ class SAC(Agent):
 
     Config = SACConfig
     cfg: SACConfig
-    acts_with = ("observations", "actor")
+    acts_with = ("observations", "actor", "noise")
     shares_unroll = ("actor", "critic")
 
     def __init__(self, spec: Spec, cfg: SACConfig) -> None:
@@ -70,9 +72,15 @@ class SAC(Agent):
         self.observations = Preprocessor(spec, cfg)
         self.actions = SoftActions(spec, cfg, "sac")
         self.returns = NStepTargets(cfg, self.observations, self.actions)
+        self.noise = AddedNoise(spec, cfg)
+        if self.noise.on and self.returns.columns:
+            raise ConfigError(
+                "use_n_step_is needs the probabilities of actions, which action_noise changes; leave one of them out"
+            )
         ensemble = (cfg.ensemble_q_num, self.actions.outputs, self.actions.inputs)
         self.critic = QEnsemble("critic", spec, cfg, *ensemble)
-        self.actor = Actor("actor", spec, cfg, self.actions.head, self.critic.backbone)
+        head = partial(self.actions.head, last=last_of(cfg.actor_head))
+        self.actor = Actor("actor", spec, cfg, head, self.critic.backbone)
         self.actions.check_memory(self.critic)
         self.temperature = self.actions.temperature()
         self.targets = TargetNetworks(cfg)

@@ -13,6 +13,7 @@ HalfCheetah; its critics of 3 x 512 units are in the presets of the MuJoCo tasks
 """
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Annotated, Any
 
@@ -30,7 +31,9 @@ from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_soft_actor, acting_tensors_with_critic
+from whorl.explore.noise import AddedNoise, AddedNoiseConfig
 from whorl.nets.actor import Actor
+from whorl.nets.layers import last_of
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
@@ -41,7 +44,7 @@ from whorl.settings.schema import Count, PositiveCount, Range, Size
 
 
 @dataclass(frozen=True)
-class TQCConfig(SoftActionsConfig, CorrectionConfig, ActorCriticConfig):
+class TQCConfig(SoftActionsConfig, AddedNoiseConfig, CorrectionConfig, ActorCriticConfig):
     n_critics: Annotated[int, Range(1, 1000)] = 5
     """number of critics"""
     n_quantiles: Size = 25
@@ -57,7 +60,7 @@ class TQC(Agent):
 
     Config = TQCConfig
     cfg: TQCConfig
-    acts_with = ("observations", "actor")
+    acts_with = ("observations", "actor", "noise")
     shares_unroll = ("actor", "critic")
     tau: Tensor
 
@@ -71,9 +74,15 @@ class TQC(Agent):
         self.observations = Preprocessor(spec, cfg)
         self.actions = SoftActions(spec, cfg, "tqc", sums=False)
         self.returns = NStepTargets(cfg, self.observations, self.actions)
+        self.noise = AddedNoise(spec, cfg)
+        if self.noise.on and self.returns.columns:
+            raise ConfigError(
+                "use_n_step_is needs the probabilities of actions, which action_noise changes; leave one of them out"
+            )
         ensemble = (cfg.n_critics, (*self.actions.outputs, cfg.n_quantiles), self.actions.inputs)
         self.critic = QEnsemble("critic", spec, cfg, *ensemble)
-        self.actor = Actor("actor", spec, cfg, self.actions.head, self.critic.backbone)
+        head = partial(self.actions.head, last=last_of(cfg.actor_head))
+        self.actor = Actor("actor", spec, cfg, head, self.critic.backbone)
         self.actions.check_memory(self.critic)
         self.temperature = self.actions.temperature()
         self.targets = TargetNetworks(cfg)

@@ -42,7 +42,8 @@ class ResumeFlags:
     """Flags of `whorl resume` besides the settings that may change."""
 
     trust: tuple[str, ...] = ()
-    """import paths of your own code, named in the saved config, that may be loaded"""
+    """import paths of your own code, named in the saved config, that may be loaded, or the hash of the code that was
+    saved with the run (code:HASH)"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class EvalFlags:
     video: bool | str = False
     """record the first episode, into this .gif or .mp4 file or into the run's folder"""
     render: bool = False
-    """show the episodes in a window"""
+    """show the episodes while they are played, in a window or, without a display, on a page of this machine"""
     json: bool = False
     """print one JSON object and nothing else"""
     device: Device = "cpu"
@@ -70,7 +71,8 @@ class EvalFlags:
     env: str = ""
     """play in this environment instead of the run's"""
     trust: tuple[str, ...] = ()
-    """import paths of your own code, named in the saved config, that may be loaded"""
+    """import paths of your own code, named in the saved config, that may be loaded, or the hash of the code that was
+    saved with the run (code:HASH)"""
 
 
 @dataclass(frozen=True)
@@ -492,7 +494,8 @@ COMMANDS = {
     "evolve": Command(evolve, "evolve CONFIG [--rule cem|pbt] [--population N] [--SETTING VALUE ...]"),
     "resume": Command(resume, "resume RUN [--total-timesteps N] [--SETTING VALUE ...]"),
     "eval": Command(
-        evaluate, "eval RUN [--episodes N] [--video [PATH]] [--json] [--best] [--env_options.NAME VALUE]"
+        evaluate,
+        "eval RUN [--episodes N] [--video [PATH]] [--render] [--json] [--best] [--env_options.NAME VALUE]",
     ),
     "plot": Command(
         plot,

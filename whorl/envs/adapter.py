@@ -36,6 +36,7 @@ MODULES = (
         "minigrid",
         "pybullet",
         "bumps_bullet",
+        "random_spaces",
         "imported",
     ),
     "gymnasium",

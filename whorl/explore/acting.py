@@ -74,7 +74,7 @@ def act_by_soft_actor(agent: SoftAgent, obs: Tree, memory: Tree, context: Contex
             log_prob = log_prob + log(2) * actions.unused(acted.action)
         return replace(acted, extras={LOG_PROB: log_prob})
     if not actions.greedy:
-        action = chosen(agent, obs, policy, context)
+        action = agent.noise(chosen(agent, obs, policy, context), context)
         return Acted(action, after, {LOG_PROB: policy.log_prob(action)} if stores else {})
     drawn = policy.drawn(None if context.greedy else policy.noise(context.generator)["continuous"])
     seen = {"obs": agent.observations(obs), "last": memory.get(LAST, {})}
@@ -82,7 +82,7 @@ def act_by_soft_actor(agent: SoftAgent, obs: Tree, memory: Tree, context: Contex
     rows = Rows(one["obs"], context.reset.unsqueeze(0), memory, 0, 0, 1, one["last"])
     values = agent.q_of_choices(rows, drawn.reads.unsqueeze(0))[:, 0]  # [critics, B, choices]
     drawn = actions.chosen(drawn, values, agent.temperature, 0.0 if context.greedy else None)
-    return Acted(actions.sample(drawn, context.generator)[0], after)
+    return Acted(agent.noise(actions.sample(drawn, context.generator)[0], context), after)
 
 
 def acting_tensors_with_critic(agent: SoftAgent, tensors: list[Tensor]) -> list[Tensor]:

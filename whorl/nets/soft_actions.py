@@ -20,7 +20,7 @@ from whorl.core.spec import MASK_KEY, Continuous, Discrete, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.nets.actor import SquashedHead, require_bounds
-from whorl.nets.layers import orthogonal_
+from whorl.nets.layers import Last, linear_last
 from whorl.nets.policy import CategoricalHead
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.temperature import EntropyConfig, Temperature
@@ -70,12 +70,13 @@ class MixedHead(nn.Module):
         conditioned: bool,
         learns_choices: bool,
         used: Tensor | None = None,
+        last: Last = linear_last,
     ) -> None:
         super().__init__()
         self.parts, self.bound, self.joint = parts, bound, joint
         self.logits = self.both = None
         if learns_choices and parts.options:
-            self.logits = orthogonal_(nn.Linear(inputs, sum(parts.options)), 0.01)
+            self.logits = last(inputs, sum(parts.options), 0.01)
         table = parts.code(parts.every_combination()) if conditioned else None
         self.register_buffer("table", table, persistent=False)
         self.register_buffer("used", used, persistent=False)
@@ -85,7 +86,7 @@ class MixedHead(nn.Module):
                 places = used.flatten().nonzero()[:, 0]
                 self.register_buffer("places", places, persistent=False)
                 count = len(places)
-            self.both = orthogonal_(nn.Linear(inputs, 2 * count), 0.01)
+            self.both = last(inputs, 2 * count, 0.01)
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Mixed:
         choices = continuous = None
@@ -200,14 +201,14 @@ class SoftActions(nn.Module):
         """How often critics are evaluated for the policy's action in one row."""
         return self.parts.combinations if self.conditioned else 1
 
-    def head(self, width: int) -> nn.Module:
+    def head(self, width: int, last: Last = linear_last) -> nn.Module:
         """The policy's head on features of size `width`."""
         parts, bound = self.parts, self.cfg.log_std_range
         if isinstance(parts.spec, Discrete):
-            return CategoricalHead(width, parts.options, single=True)
+            return CategoricalHead(width, parts.options, single=True, last=last)
         if isinstance(parts.spec, Continuous):
-            return SquashedHead(width, parts.size, bound)
-        return MixedHead(width, parts, bound, self.joint, self.conditioned, not self.greedy, self.used)
+            return SquashedHead(width, parts.size, bound, last)
+        return MixedHead(width, parts, bound, self.joint, self.conditioned, not self.greedy, self.used, last)
 
     def temperature(self) -> Temperature:
         """The entropy coefficient, or one for each kind."""

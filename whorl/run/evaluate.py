@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
+from typing import TypeAlias
 
 import torch
 
@@ -13,10 +14,12 @@ from whorl.collect.collector import acting
 from whorl.core import tree
 from whorl.core.arrays import SUCCESS
 from whorl.core.errors import EnvError
+from whorl.core.tree import Tree
 from whorl.distributed.pool import make_vector
 from whorl.envs.make import Source
 from whorl.envs.vector import Step, VectorEnv
 from whorl.run.build import Parts
+from whorl.run.viewer import Viewer, drawn, frame_rate
 from whorl.settings.run import RunConfig
 
 
@@ -63,6 +66,8 @@ class Evaluation:
         }
 
 
+Watch: TypeAlias = Callable[[VectorEnv, Step, Tree], None]
+"""sees every step of an evaluation, with its action"""
 EVAL_ENVS = 32
 """most environments that are stepped one after another in an evaluation"""
 SYNC_EVERY = 32
@@ -75,13 +80,13 @@ def run_episodes(
     episodes: int,
     seed: int,
     deterministic: bool = True,
-    watch: Callable[[VectorEnv, Step], None] | None = None,
+    watch: Watch | None = None,
     max_steps: int = RunConfig.eval_max_steps,
 ) -> Evaluation:
     """Play until `episodes` episodes have ended, the same number (plus or minus one) in every environment.
 
-    Counting the episodes that end first would favour short ones. `watch(env, step)` is called after each step. An
-    episode is cut after `max_steps`, or after as many steps without an answer (`Step.waits`); its environment waits
+    Counting the episodes that end first would favour short ones. `watch(env, step, action)` is called after each step.
+    An episode is cut after `max_steps`, or after as many steps without an answer (`Step.waits`); its environment waits
     then until all can be reset.
     """
     num_envs, device = env.spec.num_envs, agent.device
@@ -140,7 +145,7 @@ def run_episodes(
             episode += (ended & ~cut) | newly
             cut = cut | newly
             if watch is not None:
-                watch(env, step)
+                watch(env, step, acted.action)
             if device.type != "cpu" and number % SYNC_EVERY:
                 continue
             done = episode[0] >= quota
@@ -177,13 +182,15 @@ class Evaluator:
     """Evaluates the acting policy of a run, in environments that are created at the first evaluation and then kept."""
 
     def __init__(self, source: Source, parts: Parts) -> None:
-        self.source, self.parts = source, parts
+        self.source, self.parts = drawn(source) if parts.settings.run.render else source, parts
         self._env: VectorEnv | None = None
+        self._viewer: Viewer | None = None
 
     def evaluate(
-        self, episodes: int, iteration: int, watch: Callable[[VectorEnv, Step], None] | None = None
+        self, episodes: int, iteration: int, progress: Callable[[], None] | None = None
     ) -> Evaluation:
-        """Play `episodes` (0: as configured) with greedy actions and the newest weights; `watch` sees every step."""
+        """Play `episodes` (0: as configured) with greedy actions and the newest weights; `progress` is called after
+        every step."""
         run, policy = self.parts.settings.run, self.parts.acting.policy
         episodes = episodes or run.n_eval_episodes
         num_envs = min(episodes, EVAL_ENVS) if self.source.world is None else episodes
@@ -192,15 +199,29 @@ class Evaluator:
         num_envs = self.source.num_envs or num_envs
         if self._env is None or self._env.spec.num_envs != num_envs:
             self.close()
-            workers = min(run.workers, num_envs)
+            workers = 0 if run.render else min(run.workers, num_envs)
             self._env = make_vector(
                 self.source, num_envs, policy.device, workers, run.compile, run.env_timeout
             )
         self.parts.send_weights()
         seed = self.parts.streams.seed("eval", str(iteration))
+        if run.render and self._viewer is None:
+            self._viewer = Viewer(self.source.id, frame_rate(self.source))
+        viewer = self._viewer
+        watch: Watch | None = viewer
+        if progress is not None:
+
+            def watch(env: VectorEnv, step: Step, action: Tree) -> None:
+                progress()
+                if viewer is not None:
+                    viewer(env, step, action)
+
         return run_episodes(policy, self._env, episodes, seed, watch=watch, max_steps=run.eval_max_steps)
 
     def close(self) -> None:
+        if self._viewer is not None:
+            self._viewer.close()
+            self._viewer = None
         if self._env is not None:
             self._env.close()
             self._env = None

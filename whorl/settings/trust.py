@@ -22,7 +22,7 @@ def import_paths(settings: Settings) -> list[str]:
 
 def paths_in(value: Any) -> list[str]:
     """All words in nested containers that may be import paths."""
-    return list(dict.fromkeys(name for name in _words_in(value) if _PATH.fullmatch(name)))
+    return list(dict.fromkeys(name for name in words_in(value) if _PATH.fullmatch(name)))
 
 
 def own_paths(settings: Settings) -> list[str]:
@@ -43,11 +43,12 @@ def _classes_in(value: Any, named: bool = False) -> Iterator[str]:
             yield from _classes_in(item, named)
 
 
-def _words_in(value: Any) -> Iterator[str]:
+def words_in(value: Any) -> Iterator[str]:
+    """All strings in nested containers."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from _words_in(list(value.values()))
+        yield from words_in(list(value.values()))
     elif isinstance(value, Sequence):
         for item in value:
-            yield from _words_in(item)
+            yield from words_in(item)

@@ -418,10 +418,12 @@ def export(agent: Agent, settings: Settings) -> dict[str, Any]:
     }
 
 
-def load_policy(saved: dict[str, Any], trust: tuple[str, ...] = (), device: str = "cpu") -> SavedPolicy:
-    """Rebuild an exported policy."""
+def load_policy(
+    saved: dict[str, Any], trust: tuple[str, ...] = (), device: str = "cpu", hint: str = ""
+) -> SavedPolicy:
+    """Rebuild an exported policy; see `only_trusted` for `trust` and `hint`."""
     config = dict(saved["config"])
-    with only_trusted(trust):
+    with only_trusted(trust, hint):
         settings = configure(config["algorithm"], config["env"], config, presets=False)
         cls: Any = algorithm_class(settings.algorithm)[1]
         agent = build_agent(settings, unpack_spec(saved["spec"]), components=cls.tracks)
