@@ -1,4 +1,4 @@
-"""Tasks whose actions are positions and poses: what is shown when, and what is rewarded, with numbers worked by hand."""
+"""Tasks whose actions are positions and poses: what is shown and rewarded when, with numbers worked by hand."""
 
 import math
 

@@ -1,16 +1,15 @@
 """A soft finger feels what lies on a line, which says at which end of the line to go.
 
-The gripper moves from 0 to 100. At 50 lies one of two things: a bump of width 4 or of width 5, or (box) a box of width 10
-or nothing. In the first case of each pair the left end is right, in the second the right end. Ends are at 10 and 90 (box:
-5 and 95); the right one is rewarded with 1, the wrong one with -1, and both terminate. The action, in [-1, 1], is the
+The gripper moves from 0 to 100. At 50 lies one of two things: a bump of width 4 or of width 5, or (box) a box of width
+10 or nothing. With the first of each pair the goal is the left end, with the second the right end. Ends: 10 and 90
+(box: 5 and 95); the goal is rewarded with 1, the other end with -1, and both terminate. The action, in [-1, 1], is the
 gripper's new position, 50 (a + 1), or with `velocity` a move of up to 3, where the thing lies between 40 and 60 and the
-wrong end is rewarded with 0. Sensed: the position in units of 100, the finger's angle (positive where it touches a thing
-to its right), and the side to go to (1: left, -1: right).
+other end is rewarded with 0. Sensed: the position in units of 100, the finger's angle (positive where it touches a
+thing to its right), and the goal (1: left, -1: right).
 
 The finger is 10 long and always soft. While the gripper moves over a thing its tip stays at the near edge, so with an
-overlap o of both the finger's angle is o / 10 rad. At an overlap of the whole width it slips over and is straight again.
-What was touched on the way is not observed: only at a position where the finger is bent does it show. A finger that is
-bent by more than 4 over a bump touches the wider one.
+overlap o of both the finger's angle is o / 10 rad. At an overlap of the whole width it slips over, straight again. What
+was touched on the way is not observed: only at a position where the finger is bent does it show.
 """
 
 from collections.abc import Sequence

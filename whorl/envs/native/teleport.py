@@ -5,10 +5,10 @@ Ant reacher: the action, two numbers in [-1, 1], is the ant's new place in units
 either terminates. A priest at (5.25, -5.75) tells where heaven is: tasks that hide it show it within 1.9 of him, and
 zeros elsewhere. The ant starts at (0, 0). Sensed: its place, heaven's as he tells it, and heaven's.
 
-UR5 arm: the action, three numbers in [-1, 1], is the new angle of shoulder pan, shoulder lift and elbow: π a, π/8 (a - 1)
-and π/4 a. The target is a pose too. With all three angles within 10° of the target's the reward is 1, which terminates.
-Tasks that hide the target show it for 10 steps after the angles were within 10° of the switch, (0, 0, -π/4), and zeros
-otherwise. Sensed: the angles, the target as it is shown, and the target.
+UR5 arm: the action, three numbers in [-1, 1], is the new angle of shoulder pan, shoulder lift and elbow: π a,
+π/8 (a - 1) and π/4 a. The target is a pose too. With all three angles within 10° of the target's the reward is 1, which
+terminates. Tasks that hide the target show it for 10 steps after the angles were within 10° of the switch, (0, 0,
+-π/4), and zeros otherwise. Sensed: the angles, the target as it is shown, and the target.
 """
 
 import math
