@@ -235,7 +235,45 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
         ),
         (
             "train --algo sac --env Pendulum-v1 -n 100",
-            "algorithm and environment are written without flags: whorl train sac Pendulum-v1",
+            "'-n' is no flag; write --name NAME (Advanced-SAC's -n), or --total-timesteps N (RL Baselines3 Zoo's)",
+        ),
+        ("train sac Pendulum-v1 -p 5006", "'-p' is no flag; write --port N"),
+        ("train sac Pendulum-v1 --env Ant-v5", "--env names the environment a second time; leave it out"),
+        ("train --algo sac", "name both algorithm and environment, as in --algo ppo --env CartPole-v1"),
+        (
+            "train configs=atari/rainbow_dqn",
+            "'configs=atari/rainbow_dqn' names a file of RLcycle; name algorithm and environment: whorl train rainbow "
+            "PongNoFrameskip-v4",
+        ),
+        (
+            "train sac Pendulum-v1 configs.hyper_params.batch_size=64",
+            "'configs.hyper_params.batch_size=64' belongs to no flag; write --batch-size 64",
+        ),
+        (
+            "train sac Pendulum-v1 --run_id 1 2",
+            "sac has no flag --run_id: train once for each seed: --seeds 1 2 3",
+        ),
+        (
+            "train sac Pendulum-v1 --repeat 2",
+            "sac has no flag --repeat: train once for each seed: --seeds 1 2",
+        ),
+        (
+            "train sac Pendulum-v1 --visualize",
+            "sac has no flag --visualize: record trained policies with whorl eval RUN [RUN ...] --video",
+        ),
+        (
+            "train sac Pendulum-v1 --config a.gin",
+            "'a.gin' is a gin file, which can't be read; write its values as YAML settings",
+        ),
+        (
+            "train sac Pendulum-v1 --beta 0.4",
+            "sac has no flag --beta: set priority_beta; the exponent of priorities, alpha of replay_config, is "
+            "priority_alpha",
+        ),
+        (
+            "eval RUN --load_checkpoint_file x",
+            "eval has no flag --load_checkpoint_file: name the run or its checkpoint: whorl eval RUN, or "
+            "whorl resume RUN",
         ),
         ("train PPO2 CartPole-v1", "no algorithm is called 'PPO2'; did you mean 'ppo'?"),
         (
@@ -280,7 +318,7 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
             "--seed and --seeds were both given; use --seeds alone",
         ),
         ("train reinforse CartPole-v1", "no algorithm is called 'reinforse'; did you mean 'reinforce'?"),
-        ("train ppo Quadroter-v0", "unknown environment 'Quadroter-v0'; did you mean 'Quadrotor-v0'?"),
+        ("train ppo Quadrator-v0", "unknown environment 'Quadrator-v0'; did you mean 'Quadrotor-v0'?"),
         ("eval nowhere --episodes few", "--episodes is 'few'; it must be a whole number"),
         ("eval nowhere --epsodes 3", "eval has no flag --epsodes; did you mean '--episodes'?"),
         ("plot", "name at least one run: whorl plot RUN [RUN ...]"),
