@@ -73,6 +73,27 @@ def error_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 # Training
 
 
+def test_algorithm_and_environment_may_be_given_by_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    forms = (
+        ["sac", "Pendulum-v1"],
+        ["--algo", "sac", "--env", "Pendulum-v1"],
+        ["--env=Pendulum-v1", "--seed", "1", "--algo=sac"],
+        ["sac", "--environment_name=Pendulum-v1"],
+        ["Pendulum-v1", "--algorithm", "sac"],
+    )
+    found = []
+    for words in forms:
+        assert main(["config", *words]) == 0
+        found.append(capsys.readouterr().out)
+    assert len(set(found)) == 1 and "env: Pendulum-v1" in found[0]
+
+
+def test_a_flag_is_switched_off_as_absl_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "ppo", "CartPole-v1", "--nouse_tensorboard", "--noeval"]) == 0
+    found = yaml.safe_load(capsys.readouterr().out)
+    assert found["tensorboard"] is False and found["eval"] is False
+
+
 def test_train_ends_with_a_table_and_the_lines_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -506,6 +527,22 @@ def test_eval_records_a_video_into_the_run_or_elsewhere(
     assert "end the name in .gif or .mp4" in error_of(
         ["eval", str(folder), "--episodes", "1", "--video", str(tmp_path / "x.avi")], capsys
     )
+
+
+def test_eval_plays_and_records_several_runs(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [shutil.copytree(run, tmp_path / name) for name in ("first", "second")]
+    words = ["eval", *map(str, runs), "--episodes", "1"]
+    assert main([*words, "--video", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["run"] for one in found] == [str(folder) for folder in runs]
+    for folder, one in zip(runs, found):
+        assert Path(one["video"]).parent == folder / "videos" and Path(one["video"]).stat().st_size > 0
+    assert main(words) == 0
+    assert capsys.readouterr().out.count("mean_return") == 2
+    assert "one file for 2 runs; leave the name out" in error_of([*words, "--video", "x.gif"], capsys)
+    assert "eval needs the name of a run" in error_of(["eval"], capsys)
 
 
 def test_plot_goes_into_the_folder_of_its_one_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

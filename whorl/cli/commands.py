@@ -60,11 +60,11 @@ class EvalFlags:
     best: bool = False
     """use the policy with the best evaluation instead of the newest"""
     video: bool | str = False
-    """record the first episode, into this .gif or .mp4 file or into the run's folder"""
+    """record the first episode of each run, into this .gif or .mp4 file or into the run's folder"""
     render: bool = False
     """show the episodes in a window"""
     json: bool = False
-    """print one JSON object and nothing else"""
+    """print one JSON object per run, a line each, and nothing else"""
     device: Device = "cpu"
     """device of the policy"""
     env: str = ""
@@ -355,13 +355,29 @@ def evolve(words: list[str]) -> int:
 
 
 def evaluate(words: list[str]) -> int:
-    """play episodes with a trained policy"""
+    """play episodes with trained policies"""
     parser = _parser("eval", EvalFlags(), env_options=True)
     asked, words = _wants_help(words)
     if asked:
         print(parser.format_help())
         return 0
-    run, own, rest = _one(parser, words, EvalFlags)
+    runs, values = parser.read(words)
+    own = _own(EvalFlags, values)
+    if not runs:
+        raise ConfigError(f"eval needs the name of a run: whorl {COMMANDS['eval'].usage}")
+    if len(runs) > 1 and isinstance(own.video, str):
+        raise ConfigError(
+            f"--video {own.video} is one file for {len(runs)} runs; leave the name out, so that each has its own"
+        )
+    for number, run in enumerate(runs):
+        if number and not own.json:
+            print()
+        _play(run, own, values)
+    return 0
+
+
+def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
+    """Play episodes with the policy of one run, and print what it got."""
     from whorl import api
 
     policy = api.restore(run, best=own.best, trust=own.trust, device=own.device)
@@ -395,11 +411,10 @@ def evaluate(words: list[str]) -> int:
     if own.json:
         details = {"seed": own.seed, "returns": found.returns, "lengths": found.lengths}
         print(json.dumps({**report, **details, "video": None if video is None else str(video)}))
-        return 0
+        return
     show_table(report)
     if video is not None:
         print(f"video: {video}")
-    return 0
 
 
 def plot(words: list[str]) -> int:
@@ -512,7 +527,8 @@ COMMANDS = {
     "evolve": Command(evolve, "evolve CONFIG [--rule cem|pbt] [--population N] [--SETTING VALUE ...]"),
     "resume": Command(resume, "resume RUN [--total-timesteps N] [--SETTING VALUE ...]"),
     "eval": Command(
-        evaluate, "eval RUN [--episodes N] [--video [PATH]] [--json] [--best] [--env_options.NAME VALUE]"
+        evaluate,
+        "eval RUN [RUN ...] [--episodes N] [--video [PATH]] [--json] [--best] [--env_options.NAME VALUE]",
     ),
     "plot": Command(
         plot,
