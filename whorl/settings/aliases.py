@@ -185,7 +185,6 @@ NOTES: dict[str, str] = {
     # offpcc
     "run_id": "train once for each seed: --seeds 1 2 3",
     **dict.fromkeys(("record", "visualize"), "record trained policies with whorl eval RUN [RUN ...] --video"),
-    "render": "show trained policies with whorl eval RUN --render",
     # RLcycle
     "eps": "set exploration_initial_eps",
     "max_exploration_frame": "set exploration_fraction, the fraction of the run over which epsilon falls",

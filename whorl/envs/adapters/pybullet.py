@@ -1,7 +1,7 @@
 """PyBullet's locomotion, Reacher and pendulum environments (pybullet-envs-gymnasium), with snapshots.
 
-Ids such as HalfCheetahBulletP-v0 and HalfCheetahBulletV-v0 are robots without the velocities, or the positions, of their
-joints.
+Ids such as HalfCheetahBulletP-v0 and HalfCheetahBulletV-v0 are robots without the velocities, or the positions, of
+their joints.
 
 PyBullet's saved states stay in the process, and its files lose some contacts. So a snapshot is the random stream at the
 start of the episode and the actions since: the engine is deterministic, so replaying them in a new environment gives
