@@ -144,8 +144,12 @@ class FlagParser(argparse.ArgumentParser):
         if is_expansion(head, hints):
             hint = EXPANSIONS[head][0]
             return head, None if hint is str else hint, False
-        positive = canonical(head.removeprefix("no_"), hints)
-        return (positive, bool, True) if bare(hints.get(positive)) is bool else None
+        # --no-eval, and --noeval as absl has it
+        negated = (
+            canonical(head.removeprefix(prefix), hints) for prefix in ("no_", "no") if head.startswith(prefix)
+        )
+        positive = next((name for name in negated if bare(hints.get(name)) is bool), None)
+        return None if positive is None else (positive, bool, True)
 
     def _passes(self, name: str) -> bool:
         """Whether options of `name` may be those of a component, which is decided where settings are merged."""
@@ -161,7 +165,8 @@ class FlagParser(argparse.ArgumentParser):
             raise ConfigError(
                 f"{self.command} has no flag {flag}; options of the environment are --env_options.{option} VALUE"
             )
-        if self.nested and name in NOTES:
+        # Other commands than those with settings are named by some notes.
+        if name in NOTES and (self.nested or f"whorl {self.command}" in NOTES[name]):
             raise ConfigError(f"{self.command} has no flag {flag}: {NOTES[name]}")
         word = misspelt(name, spellings(self.hints) if self.nested else self.hints)
         if word is None and self.nested:

@@ -35,6 +35,7 @@ from whorl.settings.presets import algorithm_class, owners, preset_layers, read_
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import bare, build, coerce, describe, fields_of, wrong
 from whorl.settings.secrets import hidden
+from whorl.settings.sections import without_sections
 
 RESERVED = ("algorithm", "env", "env_options", "components", "where")
 
@@ -110,7 +111,13 @@ def configure(
     tuned = [*tuned, {"env_options": dict(options or {})}]
     # A saved config.yaml, which names its algorithm, holds all settings: none of them was chosen by name.
     complete = {"algorithm": name, **objects} if objects else {}
-    user = [*(layer for path in files for layer in read_file(path)), complete, arguments, changes or {}]
+    given_layers = [
+        *(layer for path in files for layer in read_file(path)),
+        complete,
+        arguments,
+        changes or {},
+    ]
+    user = [without_sections(layer) for layer in given_layers]
     chosen = component_names([*tuned, *user])
     if presets:
         circumstances = _circumstances(tuned, user, hints, configs[1], chosen, kind)
