@@ -23,8 +23,8 @@ from whorl.envs.adapter import adapter_of
 from whorl.envs.adapters.imported import module_of
 from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
 from whorl.envs.make import Made, Source, find, takes
-from whorl.envs.mistakes import make_env
 from whorl.envs.wrappers import split
+from whorl.log.live import has_display
 from whorl.log.video import save_video
 from whorl.population import setup
 from whorl.population.config import EvolveConfig
@@ -36,6 +36,7 @@ from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
+from whorl.run.viewer import Viewer, frame_rate
 from whorl.settings.behaviors import (
     BEHAVIORS,
     BehaviorSettings,
@@ -51,7 +52,7 @@ from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
 from whorl.settings.secrets import HIDDEN, require_secrets
 from whorl.settings.trust import import_paths, paths_in
-from whorl.state import checkpoint
+from whorl.state import checkpoint, code
 from whorl.state.policy import SavedPolicy, load_policy, unpack_spec
 from whorl.state.runfolder import new_run_folder, resolve_run
 
@@ -335,7 +336,7 @@ def resume_population(
 ) -> Evolver:
     """A population as it was after its last complete generation."""
     chosen, learners, drawn = setup.load(folder, changes)
-    with only_trusted(tuple(trust)):
+    with only_trusted(code.expanded(trust)):
         base = configure(learners["algorithm"], learners["env"], learners, presets=False)
         # Learners are built in processes of their own, which import what their settings name.
         drawn_before = [row.params for row in read_lineage(folder)]
@@ -361,10 +362,6 @@ def load_run(
             "random_params out to resume it"
         )
     folder = resolve_run(run)
-    if folder.name == checkpoint.BEST:
-        raise CheckpointError(
-            f"{folder} holds only a policy, not the state that training needs; resume {folder.parent}"
-        )
 
     def trainer(config: Mapping[str, Any], where: Path) -> Trainer:
         if BEHAVIORS in config:
@@ -380,6 +377,16 @@ def load_run(
         return Trainer(_source(env, settings), settings, callbacks, loggers)
 
     def resumed(found: checkpoint.Loaded) -> Trainer:
+        with only_trusted(code.admit(found.code, trust), code.hint(found.folder, found.code)):
+            return attached(found)
+
+    def attached(found: checkpoint.Loaded) -> Trainer:
+        if not found.state:
+            raise CheckpointError(
+                f"{found.folder} holds only a policy, not the state that training needs; resume "
+                f"{found.folder.parent}, or start a new run with load_model and load_checkpoint_dir"
+            )
+        checkpoint.number(found.folder)  # raises for a renamed one, which a run could not go on from
         made = trainer(found.config, found.folder)
         with checkpoint.reading(found.folder, checkpoint.POLICY):
             policies = found.policy.get(BEHAVIORS, {"": found.policy})
@@ -389,11 +396,11 @@ def load_run(
             _check_spaces(saved, source.spec(saved.num_envs), source.id)
         return made.attach(found.folder.parent, found)
 
-    with only_trusted(tuple(trust)):
-        unsaved = checkpoint.run_config(folder)
-        if unsaved is not None:
+    unsaved = checkpoint.run_config(folder)
+    if unsaved is not None:
+        with only_trusted(code.expanded(trust)):
             return trainer(unsaved, folder).attach_new(folder)
-        return use_checkpoint(folder, resumed)
+    return use_checkpoint(folder, resumed)
 
 
 def _several(
@@ -444,16 +451,17 @@ def restore(
         )
     policy = names[behavior] if behavior else found.policy
     chosen = str(choose_device(device))
+    known = code.admit(found.code, trust)
     with checkpoint.reading(found.folder, checkpoint.POLICY):
-        return load_policy(policy, tuple(trust), chosen)
+        return load_policy(policy, known, chosen, code.hint(found.folder, found.code))
 
 
 def _saved(run: str | Path, best: bool) -> checkpoint.Loaded:
     """The checkpoint that a policy is taken from."""
     folder = resolve_run(run)
     if (best or is_population(folder)) and folder.name != checkpoint.BEST:
-        folder = (folder.parent if folder.name.startswith("checkpoint_") else folder) / checkpoint.BEST
-    return checkpoint.load(folder) if folder.name == checkpoint.BEST else find_checkpoint(folder)
+        folder = (folder.parent if checkpoint.is_checkpoint(folder) else folder) / checkpoint.BEST
+    return find_checkpoint(folder)
 
 
 def is_several(run: str | Path | SavedPolicy) -> bool:
@@ -485,7 +493,7 @@ def _evaluate_behaviors(
         name: restore(run, best=best, behavior=name, trust=trust, device=device)
         for name in settings.behaviors
     }
-    with only_trusted(tuple(trust)):
+    with only_trusted(code.expanded(trust)):
         source = _source(env, settings, env_options)
     assert source.adapter is not None
     playing = source.adapter.behavior_env(source, min(episodes, EVAL_ENVS))
@@ -531,7 +539,8 @@ def evaluate(
         env_options: options of the environment; those that are not named are as in training.
         max_steps: cut an episode after so many steps and count its return so far; 0: `eval_max_steps` of the run.
         video: a file to record the first episode to.
-        render: show the episodes in a window.
+        render: show the episodes while they are played: in a window, or where there is no display on a page of this
+            machine, whose address is printed.
     """
     _refuse(evaluate, unknown)
     _check_evaluation(episodes, seed, max_steps)
@@ -546,25 +555,33 @@ def evaluate(
             *(run, episodes, env, env_options, seed, max_steps, deterministic, best, trust, device)
         )
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
-    mode = "human" if render else "rgb_array" if video is not None else None
-    with only_trusted(tuple(trust)):
+    mode = "rgb_array" if render or video is not None else None
+    with only_trusted(code.expanded(trust)):
         source = _source(env, policy.settings, env_options, mode)
-    if render and source.world is not None:
-        raise WhorlError(
-            f"{source.id} can't be shown in a window; record it with video=PATH (on the command line --video)"
-        )
+        if render and video is None and source.world is None and has_display():
+            mode = "human"  # a window of its own
+            source = _source(env, policy.settings, env_options, mode)
     num_envs = source.num_envs or (1 if render else min(episodes, 32))
     with _explaining(source.id, mode):
         vector = source.vector(num_envs, policy.agent.device)
-        camera = _Camera(source.id, _frame_rate(source)) if video is not None else None
+        camera = _Camera(source.id, frame_rate(source)) if video is not None else None
+        viewer = Viewer(source.id, frame_rate(source)) if render and mode == "rgb_array" else None
+        watching = [watch for watch in (camera, viewer) if watch is not None]
+
+        def watch(*seen: Any) -> None:
+            for one in watching:
+                one(*seen)
+
         try:
             # What trackers read has to be there; a policy alone needs no privileged observations.
             privileged = () if policy.agent.tracks else policy.agent.privileged
             _check_spaces(policy.spec, vector.spec, source.id, privileged)
             with torch.no_grad():
                 limit = max_steps or policy.settings.run.eval_max_steps
-                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera, limit)
+                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, watch, limit)
         finally:
+            if viewer is not None:
+                viewer.close()
             vector.close()
     if video is not None and camera is not None:
         save_video(camera.frames, Path(video), camera.fps)
@@ -692,7 +709,7 @@ class _Camera:
         self.steps = 0
         self.over = False
 
-    def __call__(self, world: Any, step: Any) -> None:
+    def __call__(self, world: Any, step: Any, action: Any) -> None:
         if self.over:
             return
         self.over = bool(step.terminated[0] | step.truncated[0])
@@ -705,12 +722,6 @@ class _Camera:
                 )
             self.frames.append(frame)
         self.steps += 1
-
-
-def _frame_rate(source: Source) -> float:
-    env = make_env(source.factory)
-    env.close()
-    return float((env.metadata or {}).get("render_fps") or 30)
 
 
 def _check_changes(saved: Settings, asked: Settings) -> None:

@@ -215,13 +215,11 @@ def test_a_saved_config_names_every_setting_once_and_trains_the_same_run_again(t
         Meadow, "ppo", files=[run / "config.yaml"], runs=str(tmp_path), env_options={"copies": 2}
     )
     assert again.settings == load(tmp_path).settings
-    own = yaml.safe_load((run / "behaviours" / "guard" / "config.yaml").read_text())
-    assert own["algorithm"] == "sac" and own["max_iterations"] == 8
 
 
 def test_sections_come_from_files_flags_and_aliases_and_later_ones_win():
     layers = [
-        {"gamma": 0.9, "ma_config": {"prey": {"lr": 1, "algorithm": "sac"}}},
+        {"gamma": 0.9, "ma_config": {"prey": {"sac_config": {"lr": 1}, "algorithm": "sac"}}},
         {"behaviours.prey.lr": 2, "behaviors": {"hunter": None}},
     ]
     found, rest = take_behaviors(layers)

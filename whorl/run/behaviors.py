@@ -20,33 +20,33 @@ from typing import Any
 from urllib.parse import quote
 
 import torch
-import yaml
 from torch import Tensor
 
 from whorl.agents.agent import Agent, Context
 from whorl.collect.collector import acting
 from whorl.collect.episodes import Episode
 from whorl.collect.waiting import WaitingCollector
-from whorl.core import files, tree
-from whorl.core.errors import ConfigError, WhorlError
+from whorl.core import tree
+from whorl.core.errors import CheckpointError, ConfigError, WhorlError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.experience import Store
-from whorl.data.segments import FOLDER
 from whorl.distributed.remote import Notify
 from whorl.envs.behaviors import BehaviorEnv
 from whorl.envs.make import Source, find
 from whorl.envs.vector import Step, VectorEnv
 from whorl.run.build import Needs, Parts, build, choose_device, reset_period
-from whorl.run.checkpointing import Checkpointing, load_weights
+from whorl.run.checkpointing import Checkpointing, earlier, find_checkpoint, load_weights
 from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations
 from whorl.run.loop import Counters, Loop
 from whorl.run.progress import Progress
 from whorl.run.trainer import Trainer
+from whorl.run.trust import own_code
 from whorl.settings.behaviors import BEHAVIORS, BehaviorSettings
 from whorl.settings.run import RunConfig
 from whorl.state import checkpoint
+from whorl.state.runfolder import resolve_run
 from whorl.state.streams import Streams
 
 
@@ -360,20 +360,33 @@ class TeamCheckpointing(Checkpointing):
 
     def open(self, run_dir: Path) -> None:
         if self.run_dir is None:
-            self.run_dir = run_dir
-            stores = [
-                self._open_store(folder_of(run_dir, member.name), member) for member in self.team.members
-            ]
+            self.run_dir, self.code = run_dir, own_code(self.parts.settings)
+            stores = [self._open_store(run_dir / checkpoint.ROWS, member) for member in self.team.members]
             found = [store for store in stores if store is not None]
             self.store = Stores(found) if found else None
             self._sweep()
 
-    def _open_store(self, folder: Path, member: Member) -> Store | None:
-        """The replay buffer's files, in the folder of the behaviour, which also has its settings."""
-        folder.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(self.team.settings.behaviors[member.name].saved(), sort_keys=False)
-        files.write_atomic(folder / checkpoint.CONFIG, text.encode())
-        return member.parts.experience.open_store(folder / FOLDER, self.team.settings.run.save_model)
+    def _open_store(self, rows: Path, member: Member) -> Store | None:
+        """The files of one replay buffer, in a folder of its own."""
+        folder, keep = rows / quote(member.name, safe=" "), self.team.settings.run.save_model
+        if member.parts.agent.off_policy:
+            rows.mkdir(exist_ok=True)
+        member.checkpointing.store = member.parts.experience.open_store(folder, keep)
+        return member.checkpointing.store
+
+    def start_from(self, run: str, strict: bool) -> list[str]:
+        assert self.run_dir is not None
+        found = find_checkpoint(resolve_run(run, Path(self.team.settings.run.runs)))
+        messages = []
+        for member in self.team.members:
+            own = of_behavior(found, member.name)
+            messages.append(load_weights(member.parts.agent, own, strict))
+            member.counters.earlier = {"steps": float(own.state["counters"]["steps"]) if own.state else 0.0}
+            if member.checkpointing.store is not None:
+                messages.append(member.checkpointing.take_rows(own, self.run_dir, strict))
+        with checkpoint.reading(found.folder, checkpoint.METADATA):
+            self.counters.earlier = earlier(found)
+        return [message for message in messages if message]
 
     def state(self, restart: bool = False) -> dict[str, Any]:
         team = self.team
@@ -412,9 +425,16 @@ class TeamCheckpointing(Checkpointing):
             member.parts.agent.forget()
 
 
-def folder_of(run_dir: Path, behavior: str) -> Path:
-    """The folder of one behaviour in that of the run."""
-    return run_dir / BEHAVIORS / quote(behavior, safe=" ")
+def of_behavior(found: checkpoint.Loaded, name: str) -> checkpoint.Loaded:
+    """A checkpoint of several behaviours, as one of a run with this one alone."""
+    policies = found.policy.get(BEHAVIORS, {})
+    if name not in policies:
+        has = ", ".join(policies) or "one policy"
+        raise CheckpointError(
+            f"{found.folder} has no behaviour {name!r}, whose weights are wanted; it has {has}"
+        )
+    state = found.state[BEHAVIORS][name] if found.state else {}
+    return replace(found, policy=policies[name], state=state)
 
 
 class _Played:
@@ -494,10 +514,10 @@ def play(
     episodes: int,
     seed: int,
     deterministic: bool = True,
-    watch: Callable[[Any, Any], None] | None = None,
+    progress: Callable[[], None] | None = None,
     max_steps: int = RunConfig.eval_max_steps,
 ) -> Evaluations:
-    """Play until every agent that has appeared has ended its share of `episodes`.
+    """Play until every agent that has appeared has ended its share of `episodes`; `progress` is called after each step.
 
     Agents that appear in none of the first `max_steps` steps are not waited for.
     """
@@ -520,8 +540,8 @@ def play(
         for name, player in players.items():
             with acting(player.agent.device):
                 player.answer(answers[name])
-        if watch is not None:
-            watch(env, answers)
+        if progress is not None:
+            progress()
         if all(player.over for player in players.values()):
             break
     cut = sum(player.cut for player in players.values())
@@ -542,9 +562,10 @@ class TeamEvaluator:
         self._env: BehaviorEnv | None = None
 
     def evaluate(
-        self, episodes: int, iteration: int, watch: Callable[[Any, Any], None] | None = None
+        self, episodes: int, iteration: int, progress: Callable[[], None] | None = None
     ) -> Evaluations:
-        """Play `episodes` (0: as configured) with greedy actions and the newest weights."""
+        """Play `episodes` (0: as configured) with greedy actions and the newest weights; `progress` is called after
+        every step."""
         run = self.team.settings.run
         episodes = episodes or run.n_eval_episodes
         if self._env is None:
@@ -554,7 +575,7 @@ class TeamEvaluator:
             member.parts.send_weights()
         seed = self.team.streams.seed("eval", str(iteration))
         agents = {member.name: member.parts.acting.policy for member in self.team.members}
-        found = play(agents, self._env, episodes, seed, True, watch, run.eval_max_steps)
+        found = play(agents, self._env, episodes, seed, True, progress, run.eval_max_steps)
         for member in self.team.members:
             member.counters.evaluated_return = found.behaviors[member.name].mean_return
         return found
@@ -585,8 +606,9 @@ class BehaviorTrainer(Trainer):
         return {name: member.counters.mean_return for name, member in self.behaviors.items()}
 
     def load_weights(self, run: str | Path, strict: bool = False) -> None:
+        found = find_checkpoint(resolve_run(run, Path(self.settings.run.runs)))
         for name, member in self.behaviors.items():
-            message = load_weights(member.parts.agent, run, strict, name)
+            message = load_weights(member.parts.agent, of_behavior(found, name), strict)
             if message:
                 warnings.warn(f"{name}: {message}", stacklevel=2)
 

@@ -18,6 +18,7 @@ from whorl.settings.merge import Settings, configure, merge, plain_fields
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import wrong
 from whorl.settings.secrets import hidden
+from whorl.settings.sections import without_sections
 
 BEHAVIORS = "behaviours"
 SPELLINGS = (BEHAVIORS, "behaviors", "ma_config")
@@ -96,7 +97,7 @@ def _sections(given: Any) -> Iterable[tuple[str, dict[str, Any]]]:
     for name, settings in given.items():
         if not isinstance(settings, Mapping | None):
             raise wrong(f"{BEHAVIORS}.{name}", settings, "a mapping of settings")
-        yield str(name), dict(settings or {})
+        yield str(name), without_sections(settings or {})
 
 
 def check_sections(sections: Mapping[str, Mapping[str, Any]], names: Iterable[str], env: str) -> None:
