@@ -548,13 +548,19 @@ MUTATIONS: list[Mutation] = [
         Bug("kl_cut is never applied", "gate = gate * (kl < cfg.kl_cut)", "gate = gate * (kl < 1e9)"),
         Bug(
             "masked rows are in the actor's loss",
-            '"weight": row_weight(batch.mask),',
+            '"weight": weight,',
             '"weight": torch.ones_like(batch.mask),',
         ),
         Bug(
             "masked rows are in the critic's loss",
-            "weight = row_weight(batch.mask)\n",
-            "weight = torch.ones_like(batch.mask)\n",
+            '"value_weight": per_stream(weight, target)',
+            '"value_weight": torch.ones_like(target)',
+        ),
+        Bug(
+            "the critic's loss of a shared trunk has no weight",
+            "loss + cfg.value_coef * critic_loss",
+            "loss + critic_loss",
+            "algorithms/test_shared_trunk.py",
         ),
         Bug(
             "the clipping range is fixed",
@@ -591,6 +597,18 @@ MUTATIONS: list[Mutation] = [
             "error = 0.5 * (value[:-1] - target).square()",
             "error = 0.5 * (value[1:] - target).square()",
         ),
+        Bug(
+            "the critic's loss of a shared trunk has no weight",
+            "loss + self.cfg.value_coef * critic_loss",
+            "loss + critic_loss",
+            "algorithms/test_shared_trunk.py",
+        ),
+        Bug(
+            "the policy of a shared trunk reads the next row",
+            "self.actor.of(features[:-1], batch.now)",
+            "self.actor.of(features[1:], batch.now)",
+            "algorithms/test_shared_trunk.py",
+        ),
     ),
     *planted(
         "algorithms/impala.py",
@@ -614,6 +632,18 @@ MUTATIONS: list[Mutation] = [
             "the ratio is upside down",
             "(blank(log_prob, batch.mask) - log_mu)",
             "(log_mu - blank(log_prob, batch.mask))",
+        ),
+        Bug(
+            "the critic's loss of a shared trunk has no weight",
+            "loss + self.cfg.value_coef * critic_loss",
+            "loss + critic_loss",
+            "algorithms/test_shared_trunk.py",
+        ),
+        Bug(
+            "the policy of a shared trunk reads the next row",
+            "self.actor.of(features[:-1], batch.now)",
+            "self.actor.of(features[1:], batch.now)",
+            "algorithms/test_shared_trunk.py",
         ),
     ),
     *planted(

@@ -58,6 +58,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "normalize_reward": "reward_normalization rew_norm norm_reward",
         "normalize_obs": "norm_obs",
         "chunk_length sequence_length": "chunk max_seq_len",
+        "value_coef": "vf_coef vf_loss_coeff value_loss_coef baseline_cost",
         "rho_clip": "vtrace_clip_rho_threshold clip_rho_threshold",
         "c_clip": "vtrace_clip_c_threshold clip_c_threshold",
         "aux_every": "aux_update_freq",
@@ -112,7 +113,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 """alias -> the settings it can stand for; the first that an algorithm has is meant"""
 
-_SHARE_NOTHING = (
+SHARE_NOTHING = (
     "actor and critic share no parameters, so their losses need no relative weight; set critic_lr instead"
 )
 _UPDATES = (
@@ -123,7 +124,7 @@ OF_ENVIRONMENT = "it is an option of the environment: set env_options"
 
 NOTES: dict[str, str] = {
     **dict.fromkeys(
-        ("vf_coef", "value_coef", "vf_loss_coeff", "value_loss_coef", "baseline_cost"), _SHARE_NOTHING
+        ("vf_coef", "value_coef", "vf_loss_coeff", "value_loss_coef", "baseline_cost"), SHARE_NOTHING
     ),
     **dict.fromkeys(
         ("train_freq", "gradient_steps", "train_frequency", "update_every", "update_period"), _UPDATES
