@@ -647,6 +647,30 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "algorithms/trpo.py",
+        "algorithms/test_trpo.py",
+        Bug("the objective is descended", "length * direction, lengths", "-length * direction, lengths"),
+        Bug("a step of half the bound", "(2 * cfg.max_kl / direction", "(cfg.max_kl / direction"),
+        Bug("no damping", "+ cfg.cg_damping * vector", "+ 0 * vector"),
+        Bug("the bound is not checked", "& (kl <= max_kl)", ""),
+        Bug("a worse policy is taken", "& (gain > 0)", ""),
+        Bug("the shortest length wins", "searching = searching & ~fits", "pass"),
+        Bug("the last trial stays", "    write_(parameters, chosen)", "    pass"),
+        Bug("conjugate directions forget the past", "after / size.clamp(min=1e-20)", "0 * after"),
+        Bug(
+            "the ratio has no old policy",
+            "(policy.log_prob(batch.action) - log_prob)",
+            "policy.log_prob(batch.action)",
+        ),
+        Bug(
+            "masked rows are in the divergence",
+            "masked_mean(old.kl(policy).expand_as(batch.mask), batch.mask)",
+            "old.kl(policy).mean()",
+        ),
+        Bug("value targets without the value", "target = advantage + value[:-1]", "target = advantage"),
+        Bug("advantages are never normalised", "if self.cfg.normalize_advantage:", "if False:"),
+    ),
+    *planted(
         "algorithms/ppg.py",
         "algorithms/test_ppg.py",
         Bug(
