@@ -594,8 +594,8 @@ MUTATIONS: list[Mutation] = [
         Bug("normalize_advantage is never read", "if self.cfg.normalize_advantage:", "if False:"),
         Bug(
             "the critic is fitted to its successor",
-            "error = 0.5 * (value[:-1] - target).square()",
-            "error = 0.5 * (value[1:] - target).square()",
+            "self.value_error(value[:-1], target)",
+            "self.value_error(value[1:], target)",
         ),
         Bug(
             "the critic's loss of a shared trunk has no weight",
@@ -644,6 +644,30 @@ MUTATIONS: list[Mutation] = [
             "self.actor.of(features[:-1], batch.now)",
             "self.actor.of(features[1:], batch.now)",
             "algorithms/test_shared_trunk.py",
+        ),
+    ),
+    *planted(
+        "nets/q_network.py",
+        "nets/test_layers_by_path.py",
+        Bug(
+            "layers of a stream stay quiet",
+            "layer(value, noise[str(number)]) if noise and",
+            "layer(value) if noise and",
+        ),
+        Bug("the trunk is left out", "cfg.trunk_network, without", 'Part("mlp"), without'),
+        Bug(
+            "noise of the value stream alone is dropped",
+            "return {name: noise for name, noise in found.items() if noise}",
+            'return found if found["advantage"] else {}',
+        ),
+    ),
+    *planted(
+        "nets/noisy.py",
+        "nets/test_layers_by_path.py",
+        Bug(
+            "independent noise of the bias is a weight's",
+            "self.bias_scale, noise[:, -1]",
+            "self.bias_scale, noise[:, 0]",
         ),
     ),
     *planted(
@@ -765,7 +789,7 @@ MUTATIONS: list[Mutation] = [
             "pick(log_pi.chunk(2)[0], batch.action)",
             "pick(log_pi.chunk(2)[1], batch.action)",
         ),
-        Bug("the squared loss is never read", 'if self.cfg.loss == "huber" else', "if True else"),
+        Bug("the chosen loss is never read", "value_loss(Part.of(cfg.loss))", 'value_loss(Part("huber"))'),
         Bug(
             "rescale_values is never read",
             "batch.discount, value, self.cfg.rescale_values)",

@@ -25,6 +25,7 @@ from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.explore.acting import act_by_policy
+from whorl.nets.losses import value_loss
 from whorl.nets.normalize import normalizers
 from whorl.nets.policy import policy_and_value
 from whorl.ops.losses import blank, explained_variance, masked_mean, masked_normalize, per_stream
@@ -42,6 +43,8 @@ class A2CConfig(SharedTrunkConfig):
     """entropy coefficient"""
     normalize_advantage: bool = False
     """normalise advantages over the rollout"""
+    critic_loss: Part = Part("squared")
+    """loss of the critic per element: squared, huber, or the import path of a function of (value, target)"""
     optimizer: Optimizer = Part("RMSprop", {"alpha": 0.99})
     """optimizer of actor and critic: a class of torch.optim or an import path, with options"""
 
@@ -59,6 +62,7 @@ class A2C(Agent):
     def __init__(self, spec: Spec, cfg: A2CConfig) -> None:
         super().__init__(spec, cfg)
         self.observations, self.rewards = normalizers(spec, cfg)
+        self.value_error = value_loss(cfg.critic_loss)
         self.actor, self.critic = policy_and_value(spec, cfg, cfg.shared_trunk)
         if cfg.shared_trunk:
             self.add_shared_optimizer("actor", "critic", lr=cfg.actor_lr)
@@ -122,8 +126,8 @@ class A2C(Agent):
 
     @pure
     def critic_loss(self, batch: Batch, value: Tensor, target: Tensor) -> Tensor:
-        """E[(V(s) - target)^2] / 2"""
-        error = 0.5 * (value[:-1] - target).square()
+        """E[(V(s) - target)^2] / 2 or another loss"""
+        error = self.value_error(value[:-1], target)
         return masked_mean(error, per_stream(batch.mask, error))
 
     def improve_both(
