@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.error import DependencyNotInstalled
+from PIL import Image
 
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt
 from whorl.core.registry import only_trusted, register, require_part, require_trust
@@ -351,7 +352,9 @@ def restore(
     found = checkpoint.load(folder) if folder.name == checkpoint.BEST else find_checkpoint(folder)
     chosen = str(choose_device(device))
     with checkpoint.reading(found.folder, checkpoint.POLICY):
-        return load_policy(found.policy, tuple(trust), chosen)
+        policy = load_policy(found.policy, tuple(trust), chosen)
+        policy.steps = int(found.metadata["steps"])
+        return policy
 
 
 def evaluate(
@@ -365,6 +368,7 @@ def evaluate(
     deterministic: bool = True,
     best: bool = False,
     video: str | Path | None = None,
+    screenshots: str | Path | None = None,
     render: bool = False,
     trust: Sequence[str] = (),
     device: str = "cpu",
@@ -377,6 +381,7 @@ def evaluate(
         env_options: options of the environment; those that are not named are as in training.
         max_steps: cut an episode after so many steps and count its return so far; 0: `eval_max_steps` of the run.
         video: a file to record the first episode to.
+        screenshots: a folder for pictures of the last state of each episode, in the size that the environment renders.
         render: show the episodes in a window.
     """
     _refuse(evaluate, unknown)
@@ -384,7 +389,8 @@ def evaluate(
         raise ConfigError(f"episodes is {episodes}; it must lie between 1 and {MOST_EPISODES:,}")
     build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
-    mode = "human" if render else "rgb_array" if video is not None else None
+    drawn = video is not None or screenshots is not None
+    mode = "human" if render else "rgb_array" if drawn else None
     with only_trusted(tuple(trust)):
         source = _source(env, policy.settings, env_options, mode)
     if render and source.world is not None:
@@ -395,13 +401,19 @@ def evaluate(
     with _explaining(source.id, mode):
         vector = source.vector(num_envs, policy.agent.device)
         camera = _Camera(source.id, _frame_rate(source)) if video is not None else None
+        ends = None
+        if screenshots is not None:
+            quota = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
+            ends = _Screenshots(source.id, Path(screenshots), quota)
+        watchers = [watcher for watcher in (camera, ends) if watcher is not None]
         try:
             # What trackers read has to be there; a policy alone needs no privileged observations.
             privileged = () if policy.agent.tracks else policy.agent.privileged
             _check_spaces(policy.spec, vector.spec, source.id, privileged)
             with torch.no_grad():
                 limit = max_steps or policy.settings.run.eval_max_steps
-                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera, limit)
+                watch = partial(_watch, watchers) if watchers else None
+                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, watch, limit)
         finally:
             vector.close()
     if video is not None and camera is not None:
@@ -535,14 +547,43 @@ class _Camera:
             return
         self.over = bool(step.terminated[0] | step.truncated[0])
         if self.steps % self.stride == 0 or self.over:
-            frame = world.render(0)
-            if frame is None:
-                raise EnvError(
-                    f"{self.id} renders no frames, so there is nothing to record; it must be made with "
-                    "render_mode='rgb_array', and render() must then return an image"
-                )
-            self.frames.append(frame)
+            self.frames.append(_frame(world, 0, self.id))
         self.steps += 1
+
+
+class _Screenshots:
+    """Writes the last frame of every episode that counts as a picture, numbered by the order in which they end."""
+
+    def __init__(self, id: str, folder: Path, quota: list[int]) -> None:
+        self.id, self.folder, self.count = id, folder, 0
+        self.left = quota
+        """episodes of each environment that still count"""
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, world: Any, step: Any) -> None:
+        for env_index in (step.terminated | step.truncated).nonzero().flatten().tolist():
+            if not self.left[env_index]:
+                continue
+            self.left[env_index] -= 1
+            self.count += 1
+            # The environment is reset by the next step: now it is still in its last state.
+            frame = _frame(world, env_index, self.id)
+            Image.fromarray(frame).save(self.folder / f"episode_{self.count:03}.png")
+
+
+def _frame(world: Any, env_index: int, id: str) -> Any:
+    frame = world.render(env_index)
+    if frame is None:
+        raise EnvError(
+            f"{id} renders no frames, so there is nothing to record; it must be made with "
+            "render_mode='rgb_array', and render() must then return an image"
+        )
+    return frame
+
+
+def _watch(watchers: Sequence[Callable[[Any, Any], None]], world: Any, step: Any) -> None:
+    for watcher in watchers:
+        watcher(world, step)
 
 
 def _frame_rate(source: Source) -> float:
