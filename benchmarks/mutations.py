@@ -675,6 +675,16 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "data/compressed.py",
+        "data/test_compress.py",
+        Bug(
+            "rows of the next environment are read",
+            "for cell in cells.tolist()]",
+            "for cell in (cells + 1).tolist()]",
+        ),
+        Bug("columns of slots are swapped", "return every[slots]", "return every[slots].flip(0)"),
+    ),
+    *planted(
         "nets/noisy.py",
         "nets/test_layers_by_path.py",
         Bug(
@@ -1200,7 +1210,7 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "data/ring.py",
         "data/test_replay.py data/test_sequences.py data/test_stacks.py",
-        Bug("rows beyond the end are lost", "into[: len(value) - first].copy_(value[first:])", "pass"),
+        Bug("rows beyond the end are lost", "into[: len(value) - first] = value[first:]", "pass"),
         Bug("gaps are not closed", 'self.columns["mask"][newest].logical_and_(~gap)', "pass"),
         Bug("returns cross a gap", 'self.columns["keep"][before].logical_and_(~gap)', "pass"),
         Bug(

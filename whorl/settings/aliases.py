@@ -80,6 +80,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "random_steps": "max_random_rollout start_steps",
         "updates_per_step": "ratio update_to_data utd utd_ratio update_per_step",
         "n_step": "estimation_step n_step_return_horizon update_horizon",
+        "compress": "compress_state",
         "prioritized": "use_per per prioritized_replay use_priority",
         "priority_alpha": "per_alpha priority_exponent prioritized_replay_alpha",
         "priority_beta": "per_beta importance_sampling_exponent_begin_value prioritized_replay_beta",
