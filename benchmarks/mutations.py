@@ -2259,8 +2259,14 @@ MUTATIONS: list[Mutation] = [
         "run/test_loop.py run/test_stepping.py run/test_trainer.py",
         Bug(
             "random_steps is never random",
-            "collector.start(counters.steps < agent.random_steps)",
+            'collector.start(counters.earlier.get("steps", 0) + counters.steps < agent.random_steps)',
             "collector.start(False)",
+        ),
+        Bug(
+            "a run that goes on from another acts at random again",
+            'counters.earlier.get("steps", 0) + counters.steps',
+            "counters.steps",
+            "run/test_load_model.py::test_the_random_phase_is_not_repeated",
         ),
         Bug("progress is never set", "        agent.progress.fill_(progress)\n", ""),
         Bug(
@@ -2405,8 +2411,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "progress starts at the end",
-            "self.loop.iterate(min(done / max(total, 1), 1.0))",
-            "self.loop.iterate(1.0 - min(done / max(total, 1), 1.0))",
+            "self.loop.iterate(self.counters.progress(self.settings.run))",
+            "self.loop.iterate(1.0 - self.counters.progress(self.settings.run))",
             "run/test_stepping.py::test_the_first_random_steps_are_random_and_progress_is_the_share_of_the_budget_that_is_spent",
         ),
     ),
@@ -2672,6 +2678,31 @@ MUTATIONS: list[Mutation] = [
             "bounds do not hold",
             "return self._number(min(max(moved, self.low), self.high))",
             "return self._number(moved)",
+        ),
+    ),
+    *planted(
+        "state/code.py",
+        "run/test_own_code.py",
+        Bug("altered code is trusted", "    if not digest(code).startswith(given):", "    if False:"),
+        Bug("a short hash is trusted", "len(given) < DIGITS or set(given)", "set(given)"),
+    ),
+    *planted(
+        "log/live.py",
+        "run/test_viewer.py",
+        Bug("other machines are served", 'HOST = "127.0.0.1"', 'HOST = "0.0.0.0"'),
+        Bug(
+            "any name leads to the page",
+            'if self.headers.get("Host") not in',
+            'if self.headers.get("Host") in',
+        ),
+    ),
+    *planted(
+        "envs/wrappers.py",
+        "envs/test_hit_reward.py",
+        Bug(
+            "a hit lasts into the next episode",
+            "        self._hit = False\n        return self.env.reset",
+            "        return self.env.reset",
         ),
     ),
 ]
