@@ -117,7 +117,7 @@ def configure(
         arguments,
         changes or {},
     ]
-    user = [without_sections(layer) for layer in given_layers]
+    user: list[Mapping[str, Any]] = [without_sections(layer) for layer in given_layers]
     chosen = component_names([*tuned, *user])
     if presets:
         circumstances = _circumstances(tuned, user, hints, configs[1], chosen, kind)
