@@ -237,6 +237,14 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
             "ppo has no setting 'nothing'; whorl train ppo ENV --help-all lists all settings",
         ),
         ("train ppo CartPole-v1 --qqqqqq 8", "ppo has no flag --qqqqqq; --help-all lists all flags"),
+        (
+            "train ppo CartPole-v1 --wieght 2 --components rnd",
+            "ppo has no flag --wieght; did you mean '--rnd.weight'?",
+        ),
+        (
+            "train ppo CartPole-v1 --components rnd --rnd.wieght 2",
+            "rnd has no setting 'wieght'; did you mean 'rnd.weight'?",
+        ),
         ("train ppo CartPole-v1 --num-envs many", "--num-envs is 'many'; it must be a whole number"),
         ("train ppo CartPole-v1 --n_workers many", "--n_workers is 'many'; it must be a whole number"),
         ("train ppo CartPole-v1 --num-envs", "--num-envs needs a value: a whole number"),
@@ -822,6 +830,17 @@ def test_what_a_run_needs_to_be_trusted_is_printed(
         if line.startswith(("evaluate", "continue")):
             assert line.endswith("--trust mynets.Residual")
             assert main(shlex.split(line)[2:]) == 0
+
+
+@pytest.mark.parametrize("names", [[], ["dqn"], ["dqn", "CartPole-v1"]])
+def test_the_help_reads_files_whose_settings_are_drawn(
+    names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "drawn.yaml"
+    path.write_text("gamma: 0.95\nrandom_params: {num_envs: [2, 4], batch_size: [32, 64]}")
+    assert main(["train", *names, "--config", str(path), "--help-all"]) == 0
+    shown = capsys.readouterr().out
+    assert "(default: 0.95)" in " ".join(shown.split())
 
 
 def test_an_error_in_a_worker_keeps_its_lines_below_our_sentence(

@@ -17,7 +17,7 @@ from whorl.cli.groups import ESSENTIAL, GROUPS, group_of
 from whorl.cli.report import show_columns, show_runs, show_table
 from whorl.core.errors import ConfigError, EnvError
 from whorl.core.registry import registered
-from whorl.settings.merge import Settings, config_of, configure, merge
+from whorl.settings.merge import Settings, config_of, configure, merge, settings_of
 from whorl.settings.presets import algorithm_class, algorithms, preset_names, read_file, same_name
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import Device, Range, build, fields_of, wrong
@@ -42,7 +42,8 @@ class ResumeFlags:
     """Flags of `whorl resume` besides the settings that may change."""
 
     trust: tuple[str, ...] = ()
-    """import paths of your own code, named in the saved config, that may be loaded"""
+    """import paths of your own code, named in the saved config, that may be loaded, or the hash of the code that was
+    saved with the run (code:HASH)"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class EvalFlags:
     video: bool | str = False
     """record the first episode of each run, into this .gif or .mp4 file or into the run's folder"""
     render: bool = False
-    """show the episodes in a window"""
+    """show the episodes while they are played, in a window or, without a display, on a page of this machine"""
     json: bool = False
     """print one JSON object per run, a line each, and nothing else"""
     device: Device = "cpu"
@@ -70,7 +71,8 @@ class EvalFlags:
     env: str = ""
     """play in this environment instead of the run's"""
     trust: tuple[str, ...] = ()
-    """import paths of your own code, named in the saved config, that may be loaded"""
+    """import paths of your own code, named in the saved config, that may be loaded, or the hash of the code that was
+    saved with the run (code:HASH)"""
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,12 @@ def _resolved(
             return prepare(env, algorithm, settings, own.config, None, {})[1]
     except EnvError:
         pass
-    return configure(algorithm, env, settings, own.config)
+    from whorl.settings.draws import take_random
+
+    read = [layer for path in own.config for layer in read_file(path)]
+    hints = settings_of(algorithm_class(algorithm)[1])
+    *files, asked = take_random([*read, settings], hints)[1]  # the help shows what is not drawn
+    return configure(algorithm, env, asked, files)
 
 
 def _train(algorithm: str, env: str, settings: dict[str, Any], own: TrainFlags) -> int:
@@ -528,7 +535,7 @@ COMMANDS = {
     "resume": Command(resume, "resume RUN [--total-timesteps N] [--SETTING VALUE ...]"),
     "eval": Command(
         evaluate,
-        "eval RUN [RUN ...] [--episodes N] [--video [PATH]] [--json] [--best] [--env_options.NAME VALUE]",
+        "eval RUN [RUN ...] [--episodes N] [--video [PATH]] [--render] [--json] [--best] [--env_options.NAME VALUE]",
     ),
     "plot": Command(
         plot,

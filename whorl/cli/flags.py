@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from whorl.core.errors import ConfigError, misspelt
-from whorl.core.registry import Part
+from whorl.core.registry import Part, known
 from whorl.settings.aliases import EXPANSIONS, NOTES, OF_ENVIRONMENT, canonical, is_expansion
-from whorl.settings.merge import spellings
+from whorl.settings.merge import component_setting, spellings
 from whorl.settings.presets import read_yaml
 from whorl.settings.schema import Choice, Renamed, bare, coerce, describe, fields_of, help_of, rules_of
 
@@ -50,6 +50,8 @@ class FlagParser(argparse.ArgumentParser):
         self.hints: dict[str, Any] = {}
         self.registered: set[str] = set()
         self.groups: dict[str, Any] = {}
+        self.components: list[str] = []
+        """those that the command line names"""
 
     def add_config(
         self,
@@ -88,6 +90,10 @@ class FlagParser(argparse.ArgumentParser):
         """Names and settings out of words such as `RUN --num_envs 8 --optimizer.weight_decay 0.1 --no-eval`."""
         prepared: list[str] = []
         index = 0
+        named = (words[at + 1 :] for at, word in enumerate(words) if word == "--components")
+        self.components = [
+            name for given in named for name in _until_flag(given) if name in known("component")
+        ]
         while index < len(words):
             word, following = words[index], _until_flag(words[index + 1 :])
             index += 1
@@ -163,6 +169,8 @@ class FlagParser(argparse.ArgumentParser):
         if name in NOTES and (self.nested or f"whorl {self.command}" in NOTES[name]):
             raise ConfigError(f"{self.command} has no flag {flag}: {NOTES[name]}")
         word = misspelt(name, spellings(self.hints) if self.nested else self.hints)
+        if word is None and self.nested:
+            word = component_setting(name, self.components)
         hint = f"did you mean '--{word.replace('_', '-')}'?" if word else f"{self._help} lists all flags"
         raise ConfigError(f"{self.command} has no flag {flag}; {hint}")
 

@@ -37,6 +37,7 @@ MODULES = (
         "minigrid",
         "pybullet",
         "bumps_bullet",
+        "random_spaces",
         "imported",
     ),
     "gymnasium",
