@@ -1,5 +1,6 @@
 """Every update rule × every check, and four toy agents; presets and components are at least built and updated."""
 
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -12,6 +13,7 @@ from whorl import conformance
 from whorl.agents.families import OffPolicyConfig
 from whorl.conformance import ACTIONS, CHECKS, MEMORIES, OBSERVATIONS, Subject
 from whorl.core.errors import ConfigError
+from whorl.core.spec import Discrete, TupleSpec
 from whorl.settings.presets import algorithm_class, load_preset, preset_names
 
 SETTINGS = {name: {"updates_per_step": 0.05} for name in TOYS if name != "toy_policy_gradient"}
@@ -300,6 +302,24 @@ LONG_MIXED = (
 def test_options_of_mixed_actions_keep_the_contracts(options: str) -> None:
     name, memory, action, settings = MIXED[options]
     found = conformance.subject(name, "vector", memory, action, **settings)
+    for check in CHECKS.values():
+        check(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "settings"),
+    [
+        ("sac", "none", {**CORRECTED, "refresh_probabilities": True}),
+        pytest.param("tqc", "none", {"discrete_dqn_like": True}, marks=pytest.mark.full),
+        pytest.param("rsac", "gru", {}, marks=pytest.mark.full),
+    ],
+)
+def test_parameters_of_choices_keep_the_contracts(name: str, memory: str, settings: dict[str, Any]) -> None:
+    settings = {"action_coupling": "conditioned", **settings}
+    found = conformance.subject(name, "vector", memory, "mixed", **settings)
+    action = TupleSpec({"0": Discrete(3), "1": ACTIONS["continuous"]})
+    spec = replace(found.spec, action=action, parameters_of=((0,), (0, 1), ()))
+    found = replace(found, spec=spec)
     for check in CHECKS.values():
         check(found)
 

@@ -249,7 +249,7 @@ def test_leaves_of_different_stacks_live_in_one_ring() -> None:
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_saved_policy_stacks_the_frames_it_is_shown(kind: str) -> None:
-    """One environment alone, then three at once of which one starts anew in between."""
+    """One environment alone, then three at once of which one is reset in between."""
     env, seen = Film(kind), []
     spec = GymnasiumVector(lambda: Film(kind), 1, "Film").spec
 

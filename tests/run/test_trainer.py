@@ -333,7 +333,7 @@ def test_training_again_without_checkpoints_is_told(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_envs_that_start_anew_after_every_row_have_nothing_to_learn_from(tmp_path: Path) -> None:
+def test_envs_that_are_reset_after_every_row_have_nothing_to_learn_from(tmp_path: Path) -> None:
     settings = {"quiet": True, "tensorboard": False, "runs": str(tmp_path), "buffer_size": 100, "workers": 0}
     trainer = whorl.load(Drift, "sac", {**settings, "num_envs": 2, "num_steps": 1, "reset_every": 2})
     with pytest.raises(
