@@ -109,7 +109,9 @@ class Convolutions(nn.Module):
         super().__init__()
         chosen = _choose(found, kind)
         if wide != PLAIN and chosen.trunk not in (_impala, _small):
-            raise ConfigError("width, spectral_norm and pool are options of kinds impala and small; leave them out")
+            raise ConfigError(
+                "width, spectral_norm and pool are options of kinds impala and small; leave them out"
+            )
         if wide.spectral_norm and chosen.trunk is not _impala:
             raise ConfigError("spectral_norm is an option of kind impala only; leave it out")
         if wide.width < 1 or wide.pool < 0:
@@ -205,11 +207,21 @@ def _impala(channels: int, wide: Wide) -> nn.Module:
 
 
 def _pooling(side: int) -> list[nn.Module]:
+    if side == 1:
+        return [Largest()]
     return [nn.AdaptiveMaxPool2d(side)] if side else []
 
 
 def _vit(channels: int, wide: Wide) -> nn.Module:
     return VisionTransformer(channels)
+
+
+class Largest(nn.Module):
+    """The largest value of each channel, [N, C, H, W] -> [N, C, 1, 1]: on a GPU a reduction, where adaptive pooling to one
+    pixel reads every channel in a single thread."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.amax((2, 3), keepdim=True)
 
 
 class ResidualBlock(nn.Module):
