@@ -5,20 +5,8 @@ from pathlib import Path
 
 import whorl
 from whorl.log.plot import plot_runs
-from whorl.run.trainer import Trainer
 
 SECONDS = 120
-
-
-class Deadline(whorl.Callback):
-    """Ends training when the time is up."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def on_update(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        if trainer.wall_time >= self.seconds:
-            trainer.stop(f"{self.seconds:.0f} s are over")
 
 
 def main() -> None:
@@ -27,8 +15,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("demo"))
     args = parser.parse_args()
     args.output.mkdir(exist_ok=True)
-    trainer = whorl.load("Quadrotor-v0", "PPO", callbacks=[Deadline(args.seconds)])
-    result = trainer.train()
+    result = whorl.train("Quadrotor-v0", "PPO", max_seconds=args.seconds)
     curve = plot_runs([result.run_dir], args.output / "learning_curve.png")
     flight = args.output / "flight.gif"
     found = whorl.evaluate(result.run_dir, episodes=20, video=flight)

@@ -57,6 +57,7 @@ def single(file: str, *tests: str) -> str:
     return " ".join(f"{file}::{test}" for test in tests)
 
 
+PARAMETERS_OF = "algorithms/test_parameters_of.py"
 MEAN_RETURN = single(
     "run/test_callbacks.py",
     "test_the_mean_return_is_of_the_last_hundred_episodes_or_the_few_more_of_one_rollout",
@@ -240,8 +241,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "Gaussian log-probability without the deviation",
-            "-(0.5 * noise.square() + self.log_std).sum(-1)",
-            "-(0.5 * noise.square()).sum(-1)",
+            "-self._sum(0.5 * noise.square() + self.log_std)",
+            "-self._sum(0.5 * noise.square())",
         ),
         Bug(
             "Gaussian log-probability scaled the wrong way",
@@ -250,7 +251,7 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "Gaussian entropy of one dimension",
-            "0.5 * self.mean.shape[-1] * (log(2 * pi) + 1)",
+            "0.5 * self._size * (log(2 * pi) + 1)",
             "0.5 * (log(2 * pi) + 1)",
         ),
         Bug(
@@ -260,15 +261,27 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "tanh correction added",
-            "self.before.log_prob(before) - _log_tanh_slope(before)",
-            "self.before.log_prob(before) + _log_tanh_slope(before)",
+            "self.before.log_prob(before) - _log_tanh_slope(before",
+            "self.before.log_prob(before) + _log_tanh_slope(before",
         ),
         Bug(
             "tanh correction missing in samples",
-            "return before.tanh(), log_prob - _log_tanh_slope(before)",
-            "return before.tanh(), log_prob",
+            "return self._action(before), log_prob - _log_tanh_slope(before, self.before.counted)",
+            "return self._action(before), log_prob",
         ),
-        Bug("tanh correction halved", "return 2 * (log(2) - before", "return (log(2) - before"),
+        Bug("tanh correction halved", "return 2 * (each if counted", "return (each if counted"),
+        Bug(
+            "what a choice does not use has a density",
+            "return (each if self.counted is None else each * self.counted).sum(-1)",
+            "return each.sum(-1)",
+            tests=PARAMETERS_OF,
+        ),
+        Bug(
+            "what a choice does not use is sampled",
+            "return before.tanh() if counted is None else before.tanh() * counted",
+            "return before.tanh()",
+            tests=PARAMETERS_OF,
+        ),
         Bug(
             "entropy estimate of the wrong sign",
             "return -self.sample_with_log_prob(noise)[1]",
@@ -858,8 +871,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "the target entropy has the wrong sign",
-            "log_prob + self.actions.entropy_target(batch)",
-            "log_prob - self.actions.entropy_target(batch)",
+            "too_low = log_prob + target",
+            "too_low = log_prob - target",
         ),
         Bug(
             "the actor minimises its value",
@@ -996,7 +1009,19 @@ MUTATIONS: list[Mutation] = [
             "found.select(axis, 0) if self.joint else",
             "found.select(axis, 0) if True else",
         ),
-        Bug("masks do not lower the target entropy", "if not self.masked or", "if True or"),
+        Bug("masks do not lower the target entropy", "by_row = self.masked and", "by_row = False and"),
+        Bug(
+            "critics read what a stored choice does not use",
+            "continuous = continuous * self.used[self.parts.combination(choices)]",
+            "pass",
+            tests=PARAMETERS_OF,
+        ),
+        Bug(
+            "the target entropy counts each choice alike",
+            "count = drawn.mean(self.used.sum(-1)).detach()",
+            "count = self.used.sum(-1).mean()",
+            tests=PARAMETERS_OF,
+        ),
         Bug(
             "greedy choices take what is masked",
             "torch.where(uniform > 0, value, -torch.inf)",
@@ -1883,8 +1908,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "priorities of the other weight",
-            "priority = weight * errors[0].abs() + (1 - weight)",
-            "priority = (1 - weight) * errors[0].abs() + weight",
+            "return weight * sizes[0] + (1 - weight) * sizes[1]",
+            "return (1 - weight) * sizes[0] + weight * sizes[1]",
         ),
         Bug("the trust region keeps what leads away", "used = used * ~outside", "used = used * outside"),
         Bug("errors of all policies alike", "error / spread if", "error if"),
@@ -2497,7 +2522,7 @@ MUTATIONS: list[Mutation] = [
             "learner, age = row.learner, row.age",
         ),
         Bug("removed too early", "if rate * row.age >= factor and counts", "if counts"),
-        Bug("settings are never drawn anew", "rng.random() < self.config.resample", "rng.random() < 0"),
+        Bug("settings are never drawn again", "rng.random() < self.config.resample", "rng.random() < 0"),
     ),
     *planted(
         "population/member.py",

@@ -18,7 +18,7 @@ from whorl.core import tree
 from whorl.core.spec import Array, Discrete, Spec
 from whorl.data.batch import Batch
 from whorl.data.replay import Replay
-from whorl.data.segments import FOLDER, Segments
+from whorl.data.segments import Segments
 from whorl.data.views import Transitions
 from whorl.state import checkpoint
 
@@ -84,7 +84,7 @@ def main() -> None:
 
 def measure(run: Path, args: argparse.Namespace) -> None:
     store = replay(args.num_envs, args.buffer_size)
-    store.store = kept = Segments(run / FOLDER, store.ring)
+    store.store = kept = Segments(run / checkpoint.ROWS, store.ring)
     given = [rollout(args.num_envs) for _ in range(16)]
     rows = STEPS * args.num_envs
     print(
@@ -111,14 +111,14 @@ def measure(run: Path, args: argparse.Namespace) -> None:
         if checkpoint.retain(run, args.keep):
             kept.sweep(checkpoint.segments(run))
         seconds = time.perf_counter() - before
-        files = len(list((run / FOLDER).iterdir()))
+        files = len(list((run / checkpoint.ROWS).iterdir()))
         print(
             f"{k:>10}{seconds:>9.3f}{sum(stalled):>11.4f}{max(stalled):>11.4f}{adding:>8.2f}{files:>7}{rate:>11,.0f}",
             flush=True,
         )
     kept.close()
     other = replay(args.num_envs, args.buffer_size)
-    other.store = Segments(run / FOLDER, other.ring)
+    other.store = Segments(run / checkpoint.ROWS, other.ring)
     before = time.perf_counter()
     other.load_state_dict(checkpoint.use_newest(run, print, lambda loaded: loaded).state["experience"])
     print(f"loaded in {time.perf_counter() - before:.2f} s (from the page cache, where there is room)")

@@ -1,11 +1,25 @@
-"""One torch thread, because two test processes share two cores; and tests in shuffled order: `pytest --shuffle 3`."""
+"""What makes tests quick on two cores, and tests in shuffled order: `pytest --shuffle 3`."""
 
+import os
 import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # two test processes share two cores
+# Processes that tests start shall not compile the package each time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+sys.path.append(str(Path(__file__).parent))
+
+from forking import Forks  # noqa: E402
+
+from whorl.distributed import process  # noqa: E402
+
+LAUNCH = process._launch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,3 +40,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for group in groups:
         draw.shuffle(group)
     items[:] = [item for group in groups for item in group]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked() -> Iterator[None]:
+    """Actors, shards, replicas and workers are forked from a process that has everything loaded."""
+    forks = Forks()
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            patch.setattr(process, "_launch", forks.launch)
+        yield
+    forks.close()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of a test are started as users start them."""
+    monkeypatch.setattr(process, "_launch", LAUNCH)

@@ -73,6 +73,27 @@ def error_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 # Training
 
 
+def test_algorithm_and_environment_may_be_given_by_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    forms = (
+        ["sac", "Pendulum-v1"],
+        ["--algo", "sac", "--env", "Pendulum-v1"],
+        ["--env=Pendulum-v1", "--seed", "1", "--algo=sac"],
+        ["sac", "--environment_name=Pendulum-v1"],
+        ["Pendulum-v1", "--algorithm", "sac"],
+    )
+    found = []
+    for words in forms:
+        assert main(["config", *words]) == 0
+        found.append(capsys.readouterr().out)
+    assert len(set(found)) == 1 and "env: Pendulum-v1" in found[0]
+
+
+def test_a_flag_is_switched_off_as_absl_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "ppo", "CartPole-v1", "--nouse_tensorboard", "--noeval"]) == 0
+    found = yaml.safe_load(capsys.readouterr().out)
+    assert found["tensorboard"] is False and found["eval"] is False
+
+
 def test_train_ends_with_a_table_and_the_lines_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +237,14 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
             "ppo has no setting 'nothing'; whorl train ppo ENV --help-all lists all settings",
         ),
         ("train ppo CartPole-v1 --qqqqqq 8", "ppo has no flag --qqqqqq; --help-all lists all flags"),
+        (
+            "train ppo CartPole-v1 --wieght 2 --components rnd",
+            "ppo has no flag --wieght; did you mean '--rnd.weight'?",
+        ),
+        (
+            "train ppo CartPole-v1 --components rnd --rnd.wieght 2",
+            "rnd has no setting 'wieght'; did you mean 'rnd.weight'?",
+        ),
         ("train ppo CartPole-v1 --num-envs many", "--num-envs is 'many'; it must be a whole number"),
         ("train ppo CartPole-v1 --n_workers many", "--n_workers is 'many'; it must be a whole number"),
         ("train ppo CartPole-v1 --num-envs", "--num-envs needs a value: a whole number"),
@@ -235,7 +264,45 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
         ),
         (
             "train --algo sac --env Pendulum-v1 -n 100",
-            "algorithm and environment are written without flags: whorl train sac Pendulum-v1",
+            "'-n' is no flag; write --name NAME (Advanced-SAC's -n), or --total-timesteps N (RL Baselines3 Zoo's)",
+        ),
+        ("train sac Pendulum-v1 -p 5006", "'-p' is no flag; write --port N"),
+        ("train sac Pendulum-v1 --env Ant-v5", "--env names the environment a second time; leave it out"),
+        ("train --algo sac", "name both algorithm and environment, as in --algo ppo --env CartPole-v1"),
+        (
+            "train configs=atari/rainbow_dqn",
+            "'configs=atari/rainbow_dqn' names a file of RLcycle; name algorithm and environment: whorl train rainbow "
+            "PongNoFrameskip-v4",
+        ),
+        (
+            "train sac Pendulum-v1 configs.hyper_params.batch_size=64",
+            "'configs.hyper_params.batch_size=64' belongs to no flag; write --batch-size 64",
+        ),
+        (
+            "train sac Pendulum-v1 --run_id 1 2",
+            "sac has no flag --run_id: train once for each seed: --seeds 1 2 3",
+        ),
+        (
+            "train sac Pendulum-v1 --repeat 2",
+            "sac has no flag --repeat: train once for each seed: --seeds 1 2",
+        ),
+        (
+            "train sac Pendulum-v1 --visualize",
+            "sac has no flag --visualize: record trained policies with whorl eval RUN [RUN ...] --video",
+        ),
+        (
+            "train sac Pendulum-v1 --config a.gin",
+            "'a.gin' is a gin file, which can't be read; write its values as YAML settings",
+        ),
+        (
+            "train sac Pendulum-v1 --beta 0.4",
+            "sac has no flag --beta: set priority_beta; the exponent of priorities, alpha of replay_config, is "
+            "priority_alpha",
+        ),
+        (
+            "eval RUN --load_checkpoint_file x",
+            "eval has no flag --load_checkpoint_file: name the run or its checkpoint: whorl eval RUN, or "
+            "whorl resume RUN",
         ),
         ("train PPO2 CartPole-v1", "no algorithm is called 'PPO2'; did you mean 'ppo'?"),
         (
@@ -280,7 +347,7 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
             "--seed and --seeds were both given; use --seeds alone",
         ),
         ("train reinforse CartPole-v1", "no algorithm is called 'reinforse'; did you mean 'reinforce'?"),
-        ("train ppo Quadroter-v0", "unknown environment 'Quadroter-v0'; did you mean 'Quadrotor-v0'?"),
+        ("train ppo Quadrator-v0", "unknown environment 'Quadrator-v0'; did you mean 'Quadrotor-v0'?"),
         ("eval nowhere --episodes few", "--episodes is 'few'; it must be a whole number"),
         ("eval nowhere --epsodes 3", "eval has no flag --epsodes; did you mean '--episodes'?"),
         ("plot", "name at least one run: whorl plot RUN [RUN ...]"),
@@ -468,6 +535,22 @@ def test_eval_records_a_video_into_the_run_or_elsewhere(
     assert "end the name in .gif or .mp4" in error_of(
         ["eval", str(folder), "--episodes", "1", "--video", str(tmp_path / "x.avi")], capsys
     )
+
+
+def test_eval_plays_and_records_several_runs(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [shutil.copytree(run, tmp_path / name) for name in ("first", "second")]
+    words = ["eval", *map(str, runs), "--episodes", "1"]
+    assert main([*words, "--video", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["run"] for one in found] == [str(folder) for folder in runs]
+    for folder, one in zip(runs, found):
+        assert Path(one["video"]).parent == folder / "videos" and Path(one["video"]).stat().st_size > 0
+    assert main(words) == 0
+    assert capsys.readouterr().out.count("mean_return") == 2
+    assert "one file for 2 runs; leave the name out" in error_of([*words, "--video", "x.gif"], capsys)
+    assert "eval needs the name of a run" in error_of(["eval"], capsys)
 
 
 def test_plot_goes_into_the_folder_of_its_one_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -747,6 +830,17 @@ def test_what_a_run_needs_to_be_trusted_is_printed(
         if line.startswith(("evaluate", "continue")):
             assert line.endswith("--trust mynets.Residual")
             assert main(shlex.split(line)[2:]) == 0
+
+
+@pytest.mark.parametrize("names", [[], ["dqn"], ["dqn", "CartPole-v1"]])
+def test_the_help_reads_files_whose_settings_are_drawn(
+    names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "drawn.yaml"
+    path.write_text("gamma: 0.95\nrandom_params: {num_envs: [2, 4], batch_size: [32, 64]}")
+    assert main(["train", *names, "--config", str(path), "--help-all"]) == 0
+    shown = capsys.readouterr().out
+    assert "(default: 0.95)" in " ".join(shown.split())
 
 
 def test_an_error_in_a_worker_keeps_its_lines_below_our_sentence(

@@ -191,6 +191,67 @@ def check_command(words: list[str], page: Path) -> None:
         assert program in ("cd", "git", "ray", "tensorboard"), f"{name_of(page)}: {shlex.join(words)}"
 
 
+FIVE = [
+    ROOT / "docs" / "coming_from" / f"{name}.md"
+    for name in ("co_gym", "offpcc", "rlcycle", "deep_rl_zoo", "advanced_sac")
+]
+NOT_TRAINED = ("wandb", "unity:", "evolve", "actors", "impala", "a3c", "apex", "HumanoidStandup")
+"""words in commands of these tables that are configured but not trained: they need accounts, players, many processes"""
+
+
+def rows(page: Path) -> list[list[str]]:
+    """The rows of the table that goes through a text line by line: what it says, what is here, the command."""
+    section = page.read_text("utf-8").partition("## Line by line")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[1:]]
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    found = [shlex.split(command) for row in rows(page) for command in re.findall(r"`([^`]+)`", row[2])]
+    return [list(words) for words in dict.fromkeys(map(tuple, found))]
+
+
+@pytest.mark.parametrize("page", FIVE, ids=name_of)
+def test_every_line_of_a_text_has_a_command(page: Path) -> None:
+    found = rows(page)
+    assert len(found) >= 30
+    for row in found:
+        assert len(row) == 3 and all(row), row
+        assert re.fullmatch(r"`(whorl|tensorboard) [^`]+`(, `whorl [^`]+`)*", row[2]), row[2]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("page", FIVE, ids=name_of)
+def test_the_commands_of_a_table_are_understood(
+    page: Path, page_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trainings with flags are configured only; `test_the_commands_of_a_table_run` trains all of them."""
+    for words in commands_of(page):
+        flags = any(word.startswith("-") for word in words)  # ids alone are made in tests/envs/test_names.py
+        if words[:2] == ["whorl", "train"] and flags:
+            rest = ["config", *without_seeds(words[2:])]
+            assert cli.main(rest) == 0, shlex.join(words) + capsys.readouterr().err
+
+
+def without_seeds(words: list[str]) -> list[str]:
+    """`--seeds 1 2 3` trains several times; its settings are those of one."""
+    if "--seeds" not in words:
+        return words
+    start = words.index("--seeds")
+    end = next((i for i in range(start + 1, len(words)) if words[i].startswith("--")), len(words))
+    return [*words[:start], "--seed", words[start + 1], *words[end:]]
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("page", FIVE, ids=name_of)
+def test_the_commands_of_a_table_run(page: Path, page_folder: Path) -> None:
+    for words in commands_of(page):
+        if words[0] == "whorl" and not any(word in part for part in words for word in NOT_TRAINED):
+            small = ["--runs", "tables", "--quiet"] if words[1] == "train" else []
+            check_command([*without_seeds(words), *small], page)
+
+
 def check_settings(settings: dict[str, object]) -> None:
     """Settings of a YAML block have to suit one algorithm together; those of a population name theirs."""
     mistakes = []

@@ -22,8 +22,8 @@ from whorl.envs import make as envs
 from whorl.envs.adapter import adapter_of
 from whorl.envs.adapters.imported import module_of
 from whorl.envs.make import Made, Source, find, takes
-from whorl.envs.mistakes import make_env
 from whorl.envs.wrappers import split
+from whorl.log.live import has_display
 from whorl.log.video import save_video
 from whorl.population import setup
 from whorl.population.config import EvolveConfig
@@ -34,6 +34,7 @@ from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import Evaluation, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
+from whorl.run.viewer import Viewer, frame_rate
 from whorl.settings.draws import configured, draw_all, is_random, read_draws, saying_random, take_random
 from whorl.settings.merge import Settings, chosen_fields, configure, merge, plain_fields, settings_of
 from whorl.settings.presets import algorithm_class, algorithm_of, algorithms, read_file
@@ -41,7 +42,7 @@ from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
 from whorl.settings.secrets import HIDDEN, require_secrets
 from whorl.settings.trust import import_paths, paths_in
-from whorl.state import checkpoint
+from whorl.state import checkpoint, code
 from whorl.state.policy import SavedPolicy, load_policy, unpack_spec
 from whorl.state.runfolder import new_run_folder, resolve_run
 
@@ -279,7 +280,7 @@ def resume_population(
 ) -> Evolver:
     """A population as it was after its last complete generation."""
     chosen, learners, drawn = setup.load(folder, changes)
-    with only_trusted(tuple(trust)):
+    with only_trusted(code.expanded(trust)):
         base = configure(learners["algorithm"], learners["env"], learners, presets=False)
         # Learners are built in processes of their own, which import what their settings name.
         drawn_before = [row.params for row in read_lineage(folder)]
@@ -305,10 +306,6 @@ def load_run(
             "random_params out to resume it"
         )
     folder = resolve_run(run)
-    if folder.name == checkpoint.BEST:
-        raise CheckpointError(
-            f"{folder} holds only a policy, not the state that training needs; resume {folder.parent}"
-        )
 
     def trainer(config: Mapping[str, Any], where: Path) -> Trainer:
         with checkpoint.reading(where, checkpoint.CONFIG):
@@ -322,17 +319,27 @@ def load_run(
         return Trainer(_source(env, settings), settings, callbacks, loggers)
 
     def resumed(found: checkpoint.Loaded) -> Trainer:
+        with only_trusted(code.admit(found.code, trust), code.hint(found.folder, found.code)):
+            return attached(found)
+
+    def attached(found: checkpoint.Loaded) -> Trainer:
+        if not found.state:
+            raise CheckpointError(
+                f"{found.folder} holds only a policy, not the state that training needs; resume "
+                f"{found.folder.parent}, or start a new run with load_model and load_checkpoint_dir"
+            )
+        checkpoint.number(found.folder)  # raises for a renamed one, which a run could not go on from
         made = trainer(found.config, found.folder)
         with checkpoint.reading(found.folder, checkpoint.POLICY):
             saved = unpack_spec(found.policy["spec"])
         _check_spaces(saved, made.source.spec(saved.num_envs), made.source.id)
         return made.attach(found.folder.parent, found)
 
-    with only_trusted(tuple(trust)):
-        unsaved = checkpoint.run_config(folder)
-        if unsaved is not None:
+    unsaved = checkpoint.run_config(folder)
+    if unsaved is not None:
+        with only_trusted(code.expanded(trust)):
             return trainer(unsaved, folder).attach_new(folder)
-        return use_checkpoint(folder, resumed)
+    return use_checkpoint(folder, resumed)
 
 
 def restore(
@@ -347,11 +354,12 @@ def restore(
     _refuse(restore, unknown)
     folder = resolve_run(run)
     if (best or is_population(folder)) and folder.name != checkpoint.BEST:
-        folder = (folder.parent if folder.name.startswith("checkpoint_") else folder) / checkpoint.BEST
-    found = checkpoint.load(folder) if folder.name == checkpoint.BEST else find_checkpoint(folder)
+        folder = (folder.parent if checkpoint.is_checkpoint(folder) else folder) / checkpoint.BEST
+    found = find_checkpoint(folder)
     chosen = str(choose_device(device))
+    known = code.admit(found.code, trust)
     with checkpoint.reading(found.folder, checkpoint.POLICY):
-        return load_policy(found.policy, tuple(trust), chosen)
+        return load_policy(found.policy, known, chosen, code.hint(found.folder, found.code))
 
 
 def evaluate(
@@ -377,32 +385,41 @@ def evaluate(
         env_options: options of the environment; those that are not named are as in training.
         max_steps: cut an episode after so many steps and count its return so far; 0: `eval_max_steps` of the run.
         video: a file to record the first episode to.
-        render: show the episodes in a window.
+        render: show the episodes while they are played: in a window, or where there is no display on a page of this
+            machine, whose address is printed.
     """
     _refuse(evaluate, unknown)
     if not 1 <= episodes <= MOST_EPISODES:
         raise ConfigError(f"episodes is {episodes}; it must lie between 1 and {MOST_EPISODES:,}")
     build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
-    mode = "human" if render else "rgb_array" if video is not None else None
-    with only_trusted(tuple(trust)):
+    mode = "rgb_array" if render or video is not None else None
+    with only_trusted(code.expanded(trust)):
         source = _source(env, policy.settings, env_options, mode)
-    if render and source.world is not None:
-        raise WhorlError(
-            f"{source.id} can't be shown in a window; record it with video=PATH (on the command line --video)"
-        )
+        if render and video is None and source.world is None and has_display():
+            mode = "human"  # a window of its own
+            source = _source(env, policy.settings, env_options, mode)
     num_envs = source.num_envs or (1 if render else min(episodes, 32))
     with _explaining(source.id, mode):
         vector = source.vector(num_envs, policy.agent.device)
-        camera = _Camera(source.id, _frame_rate(source)) if video is not None else None
+        camera = _Camera(source.id, frame_rate(source)) if video is not None else None
+        viewer = Viewer(source.id, frame_rate(source)) if render and mode == "rgb_array" else None
+        watching = [watch for watch in (camera, viewer) if watch is not None]
+
+        def watch(*seen: Any) -> None:
+            for one in watching:
+                one(*seen)
+
         try:
             # What trackers read has to be there; a policy alone needs no privileged observations.
             privileged = () if policy.agent.tracks else policy.agent.privileged
             _check_spaces(policy.spec, vector.spec, source.id, privileged)
             with torch.no_grad():
                 limit = max_steps or policy.settings.run.eval_max_steps
-                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, camera, limit)
+                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, watch, limit)
         finally:
+            if viewer is not None:
+                viewer.close()
             vector.close()
     if video is not None and camera is not None:
         save_video(camera.frames, Path(video), camera.fps)
@@ -530,7 +547,7 @@ class _Camera:
         self.steps = 0
         self.over = False
 
-    def __call__(self, world: Any, step: Any) -> None:
+    def __call__(self, world: Any, step: Any, action: Any) -> None:
         if self.over:
             return
         self.over = bool(step.terminated[0] | step.truncated[0])
@@ -543,12 +560,6 @@ class _Camera:
                 )
             self.frames.append(frame)
         self.steps += 1
-
-
-def _frame_rate(source: Source) -> float:
-    env = make_env(source.factory)
-    env.close()
-    return float((env.metadata or {}).get("render_fps") or 30)
 
 
 def _check_changes(saved: Settings, asked: Settings) -> None:

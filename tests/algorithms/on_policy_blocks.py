@@ -48,7 +48,7 @@ def build(
 
 
 def rollout(agent: Any, steps: int = 8, seed: int = 0) -> Batch:
-    """Random rows as the agent would act on them; environment 0 terminates at row 1 and starts anew at row 3.
+    """Random rows as the agent would act on them; environment 0 terminates at row 1 and starts again at row 3.
 
     Row 2 of environment 0, from the final observation to the new episode, is no transition.
     """

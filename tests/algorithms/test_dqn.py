@@ -309,7 +309,7 @@ def noises(net: Any) -> list[Any]:
     return seen
 
 
-def test_noise_is_drawn_anew_for_acting_and_for_every_pass_of_every_update() -> None:
+def test_noise_is_drawn_again_for_acting_and_for_every_pass_of_every_update() -> None:
     agent = build(DQN, noisy=True, double=True, exploration="none")
     online, target_net = noises(agent.critic), noises(agent.target_critic)
     given = context(2)

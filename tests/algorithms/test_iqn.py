@@ -200,7 +200,7 @@ def test_greedy_acting_leaves_nothing_to_chance(noisy: bool) -> None:
     assert first.equal(second) and given.generator.get_state().equal(before)
 
 
-def test_noise_is_drawn_anew_for_every_pass() -> None:
+def test_noise_is_drawn_again_for_every_pass() -> None:
     agent = build(IQN, noisy=True, dueling=True)
     noise = agent.draw(transitions(agent))
     for stream in ("advantage", "value"):

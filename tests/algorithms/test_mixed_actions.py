@@ -26,6 +26,7 @@ from whorl.core.spec import (
 from whorl.data.batch import Batch
 from whorl.explore.noise import random_action
 from whorl.ops.distributions import MultiCategorical, TanhNormal
+from whorl.ops.drawn import Drawn
 from whorl.ops.mixed import Mixed
 
 ONE = Continuous((1,), (-1.0,), (1.0,))
@@ -98,7 +99,7 @@ def test_targets_and_losses_of_a_choice_and_a_push_by_hand(conditioned: bool) ->
     assert float(error) == pytest.approx(float((said - target).abs().mean()), abs=1e-5)
     assert float(loss) == pytest.approx(float((said - target).square().sum()), rel=1e-5)
     assert float(q) == pytest.approx(4.95)
-    actor_loss, log_prob = agent.actor_loss(batch, with_noise(agent, batch))
+    actor_loss, log_prob, _ = agent.actor_loss(batch, with_noise(agent, batch))
     assert log_prob.tolist() == pytest.approx([NEGENTROPY, mean_density], abs=1e-5)
     assert float(actor_loss) == pytest.approx(0.5 * NEGENTROPY + 0.2 * mean_density - (value - 10), abs=1e-5)
 
@@ -241,7 +242,7 @@ def test_the_target_entropy_of_several_choices_counts_what_each_row_allows() -> 
     batch = batch_of(obs, action, [0.0, 0.0], [0.9, 0.9])
     # .5 * (log 2 + log 1 + log 2 + log 3 + log 2 + log 3) / 2, and -1 for each of three dimensions
     wanted = [0.5 * (3 * log(2) + 2 * log(3)) / 2, -3.0]
-    assert agent.actions.entropy_target(batch).tolist() == pytest.approx(wanted, abs=1e-6)
+    assert agent.actions.entropy_target(batch, Drawn(None)).tolist() == pytest.approx(wanted, abs=1e-6)
 
 
 def test_random_actions_of_masked_several_choices_are_uniform_over_what_is_allowed() -> None:
@@ -270,10 +271,29 @@ def test_dqn_like_choices_are_greedy_in_targets_and_keep_no_entropy(conditioned:
     target = 1 + 0.9 * (13 + push - 0.2 * density)
     assert float(error) == pytest.approx(((target - 3.3) + (target - 6.6)) / 2, rel=1e-5)
     # The actor's weights are epsilon-greedy, so that the push of every choice learns: .1 and .9
-    loss, log_prob = agent.actor_loss(batch, with_noise(agent, batch))
+    loss, log_prob, _ = agent.actor_loss(batch, with_noise(agent, batch))
     mean_density = 0.1 * DENSITY + 0.9 * density
     assert float(log_prob) == pytest.approx(mean_density, abs=1e-5)
     assert float(loss) == pytest.approx(0.2 * mean_density - (0.1 * 1.462117 + 0.9 * (3 + push)), abs=1e-5)
+
+
+def test_dqn_like_quantiles_rank_choices_by_the_mean_of_all_everywhere() -> None:
+    """Choice 0 has the larger mean; 1 the larger minimum over critics, and the larger mean of what is not truncated."""
+    settings = {"n_critics": 2, "n_quantiles": 2, "top_quantiles_to_drop": 1}
+    agent = build(TQC, PAIR, SCALAR, discrete_dqn_like=True, discrete_dqn_epsilon=0.0, **settings)
+    z = torch.tensor([[[0.0, 20.0], [2.0, 2.0]], [[1.0, 1.0], [2.0, 2.0]]])  # [critics, choices, quantiles]
+    for critic in (agent.critic, agent.target_critic):
+        says(critic, lambda obs, reads: z[:, None, None].expand(2, *obs.shape[:-1], 2, 2))
+    obs = torch.zeros(1, 1)
+    context = Context(torch.ones(1, dtype=torch.bool), torch.Generator().manual_seed(0), True)
+    assert agent.act(obs, {}, context).action["0"].tolist() == [0]
+    action: Any = {"0": torch.zeros(1, 1, dtype=torch.int64), "1": torch.zeros(1, 1, 1)}
+    batch = batch_of(torch.zeros(2, 1, 1), action, [0.0], [1.0])
+    assert agent.value(batch.now).item() == 5.5
+    agent.temperature.log_alpha.data.fill_(-torch.inf)
+    _, error, _ = agent.critic_loss(batch, agent.draw(batch))
+    # of choice 0 the two lowest of 0, 1, 1 and 20; the mean of what was taken is 5.5
+    assert float(error) == pytest.approx(5.5 - 0.5, abs=1e-5)
 
 
 def test_dqn_like_acting_follows_the_critics_but_for_epsilon() -> None:

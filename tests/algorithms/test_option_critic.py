@@ -45,7 +45,7 @@ def test_the_value_of_options_is_that_of_an_epsilon_greedy_choice() -> None:
     torch.testing.assert_close(agent.over_options(torch.tensor([1.0, 4.0, 1.0])), torch.tensor(3.4))
 
 
-def test_the_value_on_arrival_goes_on_or_chooses_anew() -> None:
+def test_the_value_on_arrival_goes_on_or_chooses_again() -> None:
     agent = made()
     fixed(agent.target_values, torch.tensor([[[1.0, 4.0, 1.0], [1.0, 4.0, 1.0]]]))
     beta = torch.tensor([[[0.25, 0.5, 0.5], [0.5, 0.75, 0.5]]])

@@ -160,7 +160,10 @@ def test_errors_are_divided_by_the_deviation_of_their_policy() -> None:
     spread = torch.tensor([1.0, 2.0, 3.0, 4.0])[batch.extras[POLICY]]
     expected = (0.5 * (errors[0] / spread).square() * batch.weight).mean()
     torch.testing.assert_close(losses[0].detach(), expected)
-    agent.update(batch)
+    other = agent.intrinsic_deviation.of(batch.extras[POLICY])
+    expected = 0.8 * errors[0].abs() / spread + 0.2 * errors[1].abs() / other
+    torch.testing.assert_close(agent.errors(batch), expected)
+    torch.testing.assert_close(agent.update(batch).priority, expected)
     seen = batch.mask > 0
     first = batch.extras[POLICY] == 1
     mean = errors[0][seen & first].square().mean()

@@ -143,7 +143,7 @@ def test_every_row_is_learned_from_once_per_epoch_in_minibatches_of_one_size() -
         part = torch.cat(seen[4 * epoch : 4 * epoch + 4], 1).flatten()
         # targets are made once: the same in each epoch although the net has moved
         assert part.sort().values.equal(goals)
-    assert not torch.cat(seen[:4]).equal(torch.cat(seen[4:8])), "the order is drawn anew"
+    assert not torch.cat(seen[:4]).equal(torch.cat(seen[4:8])), "the order is drawn again"
     assert {float(entry["step"]) for entry in agent.state()["optimizers"]["critic"]} == {12.0}
 
 

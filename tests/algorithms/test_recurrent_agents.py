@@ -15,6 +15,7 @@ from whorl.core import tree
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.replay import MEMORIES, Replay, starts, weighted
+from whorl.ops.drawn import Drawn
 
 torch.set_num_threads(1)
 
@@ -34,7 +35,7 @@ SMALL: dict[str, Any] = {
 
 
 class Watched:
-    """Rollouts of an agent with weights drawn anew, and what its nets said to every row, as `say` tells it."""
+    """Rollouts of an agent with new random weights, and what its nets said to every row, as `say` tells it."""
 
     def __init__(self, subject: Subject, say: Callable[[Any, Tree, Tree, Tensor], Tree]) -> None:
         self.agent: Any = subject.agent()
@@ -217,7 +218,7 @@ def test_the_target_entropy_of_masked_choices_counts_the_rows_that_are_learned_f
     count = batch.shape[0]
     allowed = batch.obs["action_mask"][:count].sum(-1).clamp(min=1).float().log()
     expected = agent.cfg.entropy_ratio * (allowed * batch.mask).sum() / batch.mask.sum()
-    assert agent.actions.entropy_target(batch).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert agent.actions.entropy_target(batch, Drawn(None)).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("observation", ["vector", "image"])

@@ -375,7 +375,7 @@ def test_a_target_policy_reads_the_target_encoder(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_both_images_of_a_transition_are_shifted_anew_each_time_they_are_learned_from(name: str) -> None:
+def test_both_images_of_a_transition_are_shifted_again_each_time_they_are_learned_from(name: str) -> None:
     agent, generator = make(name, observation=IMAGE, augment=2), torch.Generator().manual_seed(0)
     batch = transitions(agent, rows=40)
     batch.obs[1] = batch.obs[0]

@@ -30,6 +30,7 @@ from whorl.core.spec import MASK_KEY, Array, Discrete
 from whorl.data.batch import Batch
 from whorl.nets.actor import SquashedHead
 from whorl.ops.distributions import Categorical, TanhNormal
+from whorl.ops.drawn import Drawn
 
 SCALAR = Array((1,))
 MASKED = {"state": Array((3,)), MASK_KEY: Array((3,), "int8", 0.0, 1.0)}
@@ -99,7 +100,7 @@ def test_the_actor_loss_by_hand(climbs: str, q: float) -> None:
         "actor_subset": torch.tensor([0.1, 0.9, 0.2, 0.8]),
         "target_subset": torch.tensor([0.1, 0.2, 0.9, 0.8]),
     }
-    loss, log_prob = agent.actor_loss(batch, with_noise(agent, batch, 0.5, **subsets))
+    loss, log_prob, _ = agent.actor_loss(batch, with_noise(agent, batch, 0.5, **subsets))
     assert float(log_prob) == pytest.approx(-0.803710, abs=1e-6)
     assert float(loss) == pytest.approx(0.2 * -0.803710 - q, abs=1e-6)
     # of critics 2 and 3 the second adds 1 to s' + a'
@@ -239,7 +240,7 @@ def test_a_random_subset_of_all_critics_is_the_minimum_over_both_of_two() -> Non
     assert same(after(), after(ensemble_q_num=2, ensemble_q_sample=2, actor_q="sample"))
 
 
-def test_subsets_are_drawn_anew_for_each_update_evenly_over_all_pairs() -> None:
+def test_subsets_are_drawn_again_for_each_update_evenly_over_all_pairs() -> None:
     agent = build(SAC, ensemble_q_num=4, ensemble_q_sample=2, actor_q="sample")
     batch = transitions(agent, rows=2)
     # Of four columns, the minimum is 0 where the critic of that number is in the subset.
@@ -310,7 +311,7 @@ def test_choices_are_averaged_by_their_probability_not_sampled() -> None:
     torch.testing.assert_close(error, torch.tensor([[(9 - 2 * target) / 2, (0 + 1) / 2]]))
     assert float(loss) == pytest.approx(((5 - target) ** 2 + (4 - target) ** 2 + 0 + 1) / 2, rel=1e-6)
     assert float(q) == 3.0  # (5 + 4 + 1 + 2) / 4
-    actor_loss, log_prob = agent.actor_loss(batch, noise)
+    actor_loss, log_prob, _ = agent.actor_loss(batch, noise)
     # min over critics (1, 4, 1): .5 + 1.2 + .2 = 1.9
     assert float(log_prob) == pytest.approx(NEGENTROPY, abs=1e-6)
     assert float(actor_loss) == pytest.approx(0.5 * NEGENTROPY - 1.9, abs=1e-6)
@@ -339,7 +340,7 @@ def test_the_target_entropy_counts_the_choices_that_each_row_allows() -> None:
     batch = transitions(agent, rows=3)
     batch.obs[MASK_KEY][0] = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]])
     # .5 * (log 1 + log 2 + log 3) / 3
-    assert float(agent.actions.entropy_target(batch)) == pytest.approx(0.2986266, abs=1e-6)
+    assert float(agent.actions.entropy_target(batch, Drawn(None))) == pytest.approx(0.2986266, abs=1e-6)
     entropy = float(learn(agent, batch).metrics["policy/entropy"])
     assert agent.temperature.log_alpha.item() == pytest.approx(0.2986266 - entropy, abs=1e-6)
     batch.obs[MASK_KEY][0] = torch.tensor([0, 0, 1])
@@ -350,7 +351,7 @@ def test_the_target_entropy_counts_the_choices_that_each_row_allows() -> None:
 
 def test_a_target_entropy_given_as_a_number_holds_for_all_rows() -> None:
     agent = build(SAC, Discrete(3), MASKED, target_entropy=0.3)
-    assert agent.actions.entropy_target(transitions(agent)) == 0.3
+    assert agent.actions.entropy_target(transitions(agent), Drawn(None)) == 0.3
 
 
 @pytest.mark.parametrize("number", [-0.1, 1.2])
@@ -384,12 +385,13 @@ def test_the_slope_of_the_actor_loss_over_choices_is_that_of_its_values() -> Non
 
 def test_a_choice_that_is_masked_out_has_no_influence_and_no_probability() -> None:
     agent, batch = choosing([1, 0, 1])
+    agent.actions.masked = False  # the observations here carry no mask: the policy knows it
     noise = agent.draw(batch)
     error = agent.critic_loss(batch, noise)[1]
     # pi is 5/7, 0, 2/7: 5/7 * 1 + 2/7 * 3 = 11/7, and 5/7 log 5/7 + 2/7 log 2/7 = -.5982696
     target = 1 + 0.9 * (11 / 7 + 0.5 * 0.5982696)
     assert float(error[0, 0]) == pytest.approx((9 - 2 * target) / 2, abs=1e-6)
-    loss, log_prob = agent.actor_loss(batch, noise)
+    loss, log_prob, _ = agent.actor_loss(batch, noise)
     assert float(log_prob) == pytest.approx(-0.5982696, abs=1e-6)
     assert float(loss) == pytest.approx(0.5 * -0.5982696 - 1, abs=1e-6)  # min Q is 1 for both that are left
 

@@ -46,7 +46,7 @@ def test_target_noise_is_clipped_before_it_is_added_and_then_the_action_is() -> 
     assert float(q) == 1.0
 
 
-def test_smoothing_has_the_deviation_of_its_setting_and_is_drawn_anew() -> None:
+def test_smoothing_has_the_deviation_of_its_setting_and_is_drawn_again() -> None:
     agent = build(TD3, ONE, Array((1,)), target_noise=0.3, target_noise_clip=10.0)
     says(agent.target_actor, lambda obs: 0 * obs)
     says(agent.target_critic, lambda obs, a: torch.stack((a, a))[..., 0])

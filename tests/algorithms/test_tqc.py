@@ -91,7 +91,7 @@ def test_the_actor_climbs_the_mean_of_all_quantiles() -> None:
     says(agent.actor, lambda obs: TanhNormal(torch.zeros_like(obs), torch.zeros_like(obs)))
     says(agent.critic, lambda obs, action: FACTS)
     batch = batch_of(torch.zeros(2, 1, 1), torch.zeros(1, 1, 1), [1.0], [0.9])
-    loss, log_prob = agent.actor_loss(batch, {**agent.draw(batch), "action": torch.full((1, 1, 1), 0.5)})
+    loss, log_prob, _ = agent.actor_loss(batch, {**agent.draw(batch), "action": torch.full((1, 1, 1), 0.5)})
     assert float(log_prob) == pytest.approx(-0.803710, abs=1e-6)
     assert float(loss) == pytest.approx(0.2 * -0.803710 - 27 / 6, abs=1e-6)
 

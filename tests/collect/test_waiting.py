@@ -1,5 +1,6 @@
 """Environments that answer late: what is collected of each is what it would be if all answered at once."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -9,10 +10,13 @@ from torch import Tensor
 from whorl.agents.agent import Acted, Agent
 from whorl.collect.collector import LocalCollector
 from whorl.collect.waiting import WaitingCollector
+from whorl.core.errors import EnvError
 from whorl.core.spec import Array, Continuous, Spec
 from whorl.data.batch import Batch
 from whorl.data.replay import Replay
 from whorl.data.views import Sequences, Transitions, View
+from whorl.distributed.actor import ActorProcess, Role
+from whorl.envs.make import find
 from whorl.envs.vector import Step, VectorEnv
 from whorl.run.evaluate import run_episodes
 
@@ -237,7 +241,7 @@ def test_episodes_are_counted_once_and_in_full() -> None:
 
 
 class Dropping(Late):
-    """Now and then environments 1 and 2 begin anew in the middle of an episode, as if they had been replaced."""
+    """Now and then environments 1 and 2 begin again in the middle of an episode, as if they had been replaced."""
 
     calls = 0
 
@@ -270,35 +274,9 @@ def test_episodes_that_are_dropped_are_not_counted(steps: int) -> None:
     assert sums["length"] == sum(episode.length for episode in ended)
 
 
-def test_nothing_is_drawn_where_a_burn_in_fits_into_no_rollout() -> None:
-    """Here every environment lacks a row in every rollout."""
-    agent = Remembering(SPEC, None)
-    view = Sequences(4, burn_in=STEPS, stride=STRIDE)
-    replay = Replay(
-        SPEC,
-        "cpu",
-        torch.Generator().manual_seed(0),
-        view=view,
-        gamma=1.0,
-        buffer_size=60 * NUM_ENVS,
-        batch_size=8,
-        learning_starts=0,
-        memory=agent.initial_memory(1),
-        stride=view.stride,
-    )
-    replay.expect_gaps()
-    for batch in collect(WaitingCollector, Late(), 6, Remembering):
-        short = batch.replace(mask=batch.mask.clone(), keep=batch.keep.clone())
-        short.mask[-3], short.keep[-4:-2] = 0, 0
-        replay.add(short)
-        assert not replay.can_start()
-
-
-@pytest.mark.parametrize("view", [Transitions(1), Transitions(3), Sequences(4, stride=STRIDE)], ids=str)
-@pytest.mark.parametrize("steps", [STEPS, STRIDE])
-def test_replay_never_joins_rows_that_do_not_follow_each_other(view: View, steps: int) -> None:
-    agent = Remembering(SPEC, None)
-    replay = Replay(
+def replay_of(view: View) -> Replay:
+    memory = Remembering(SPEC, None).initial_memory(1) if isinstance(view, Sequences) else None
+    return Replay(
         SPEC,
         "cpu",
         torch.Generator().manual_seed(0),
@@ -307,10 +285,70 @@ def test_replay_never_joins_rows_that_do_not_follow_each_other(view: View, steps
         buffer_size=60 * NUM_ENVS,
         batch_size=64,
         learning_starts=0,
-        memory=agent.initial_memory(1) if isinstance(view, Sequences) else None,
+        memory=memory,
         stride=view.stride,
     )
-    collector = WaitingCollector(Late(1), agent, steps, torch.Generator())
+
+
+def test_nothing_is_drawn_where_a_burn_in_fits_into_no_rollout() -> None:
+    """Here every environment lacks a row in every rollout."""
+    replay = replay_of(Sequences(4, burn_in=STEPS, stride=STRIDE))
+    replay.expect_gaps()
+    for batch in collect(WaitingCollector, Late(), 6, Remembering):
+        short = batch.replace(mask=batch.mask.clone(), keep=batch.keep.clone())
+        short.mask[-3], short.keep[-4:-2] = 0, 0
+        replay.add(short)
+        assert not replay.can_start()
+    with pytest.warns(
+        UserWarning, match="learning waits.* 14 rows .* burn_in 12 needs.* raise num_steps, or lower burn_in"
+    ):
+        assert list(replay.due()) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(replay.due()) == [], "it says so once"
+
+
+class Mute(Late):
+    """After some steps nothing asks for an action any more."""
+
+    def __init__(self, answers: int) -> None:
+        super().__init__()
+        self.left = answers
+
+    def step(self, action: Tensor) -> Step:
+        self.left -= 1
+        found = self.advance(action, torch.full((NUM_ENVS,), self.left >= 0))
+        found.waits = torch.full((NUM_ENVS,), self.left < 0)
+        return found
+
+
+def test_an_evaluation_without_an_answer_ends_with_a_sentence() -> None:
+    agent = Remembering(SPEC, None)
+    with pytest.raises(
+        EnvError, match=r"counters: no environment answered within 9 steps .* raise eval_max_steps"
+    ):
+        run_episodes(agent, Mute(0), 4, seed=0, max_steps=9)
+    # Environment 0 ends its episode of three steps, the others have been silent since their second or third.
+    with pytest.warns(UserWarning, match="evaluation cut 3 of 4 episodes after 9 steps"):
+        found = run_episodes(agent, Mute(3), 4, seed=0, max_steps=9)
+    assert sorted(found.lengths) == [3, 3, 3, 3] and found.cut == 3
+
+
+def test_actors_collect_from_environments_that_wait_as_this_process_does() -> None:
+    role = Role(Remembering(SPEC, None), find(Late), NUM_ENVS, STEPS)
+    actor = ActorProcess(role, 0, (0, 0))
+    assert isinstance(actor.collector, WaitingCollector)
+    _, tensors = actor.roll(False)
+    expected = collect(WaitingCollector, Late(), 1, Remembering)[0]
+    assert torch.equal(tensors["mask"], expected.mask) and not expected.mask.all()
+    assert torch.equal(tensors["obs"], expected.obs)
+
+
+@pytest.mark.parametrize("view", [Transitions(1), Transitions(3), Sequences(4, stride=STRIDE)], ids=str)
+@pytest.mark.parametrize("steps", [STEPS, STRIDE])
+def test_replay_never_joins_rows_that_do_not_follow_each_other(view: View, steps: int) -> None:
+    replay = replay_of(view)
+    collector = WaitingCollector(Late(1), Remembering(SPEC, None), steps, torch.Generator())
     collector.reset(0)
     drawn = 0
     for number in range(30):
@@ -321,7 +359,7 @@ def test_replay_never_joins_rows_that_do_not_follow_each_other(view: View, steps
         drawn += int(batch.mask.sum())
         now, ahead = batch.obs[:-1], batch.obs[1:]
         real = batch.mask > 0
-        # Episodes are told apart by hundreds; within one, sums of actions are what rewards add up to.
+        # Episodes differ by hundreds; within one, sums of actions are what rewards add up to.
         same = (now[..., 0] // 100 == ahead[..., 0] // 100) & real
         assert torch.equal(same, real)
         if view != Transitions(3):

@@ -59,7 +59,7 @@ def test_standard_deviations_are_between_a_tenth_and_1() -> None:
         assert (std > 0.0999).all() and (std < 1.0001).all()
 
 
-def test_the_recurrent_state_starts_anew_with_an_episode_and_reads_the_action() -> None:
+def test_the_recurrent_state_starts_again_with_an_episode_and_reads_the_action() -> None:
     model = LatentModel(2, 1, 3, 2, 4)
     model.initial.detach().copy_(torch.tensor([0.1, 0.2, 0.3]))
     state, noise = torch.randn(3, 1, 2), torch.zeros(3, 1, 2)

@@ -27,7 +27,7 @@ class EndsAtTruncation(ToyQ):
 
 class BootstrapsPastTheEnd(ToyQ):
     def update(self, batch: Batch) -> Updated:
-        return super().update(batch.replace(discount=torch.full_like(batch.discount, 0.9)))
+        return super().update(batch.replace(discount=torch.full_like(batch.discount, self.gamma)))
 
 
 class AveragesMaskedRows(ToyPolicyGradient):

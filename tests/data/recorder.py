@@ -87,7 +87,7 @@ class Recorder:
         )
 
     def restart(self) -> None:
-        """All environments start anew: what the newest row led to is lost."""
+        """All environments start again: what the newest row led to is lost."""
         for env_index in self.rows:
             if not env_index[-1].reset:
                 env_index[-2].mask = env_index[-2].keep = False

@@ -104,8 +104,7 @@ def test_every_stack_that_is_drawn_is_the_one_that_was_seen(kind: str, num_envs:
         rollout = collector.collect()
         replay.add(rollout)
         seen = torch.cat((seen, rollout.obs[:7]))
-        starts = [s for s in range(replay.ring.slots * num_envs) if _drawable(replay, s)]
-        start = torch.tensor(starts)
+        start = _drawable(replay)
         batch = view.gather(replay.ring, start, replay.discounting)
         rows, env_index = _rows(replay, start), start % num_envs
         assert torch.equal(batch.obs[0], seen[rows, env_index])
@@ -131,7 +130,7 @@ def test_no_stack_is_drawn_that_reaches_across_a_gap(view: View, lost: str) -> N
             continue
         replay.add(rollout)
         seen = torch.cat((seen, rollout.obs[:7]))
-        start = torch.tensor([s for s in range(80) if _drawable(replay, s)], dtype=torch.int64)
+        start = _drawable(replay)
         if not len(start):
             continue
         batch = view.gather(replay.ring, start, replay.discounting)
@@ -147,10 +146,12 @@ def test_no_stack_is_drawn_that_reaches_across_a_gap(view: View, lost: str) -> N
     assert missing > 3
 
 
-def _drawable(replay: Replay, start: int) -> bool:
-    row = int(_rows(replay, torch.tensor([start])))
-    whole = replay.ring.first_start() <= row < replay.ring.rows - replay.view.span
-    return whole and bool(replay.view.allowed(replay.ring, torch.tensor([start])))
+def _drawable(replay: Replay) -> torch.Tensor:
+    """The starts with all their frames and rows, each in its slot of the ring."""
+    start = torch.arange(replay.ring.slots * replay.ring.num_envs)
+    rows = _rows(replay, start)
+    start = start[(rows >= replay.ring.first_start()) & (rows < replay.ring.rows - replay.view.span)]
+    return start[replay.view.allowed(replay.ring, start)]
 
 
 def _rows(replay: Replay, start: torch.Tensor) -> torch.Tensor:
@@ -170,7 +171,7 @@ def test_drawn_starts_are_those_with_all_their_frames() -> None:
     for _ in range(12):
         replay.add(collector.collect())
     drawn, _ = replay.sampler.draw(4096, generator)
-    assert set(drawn.tolist()) == {s for s in range(60) if _drawable(replay, s)}
+    assert set(drawn.tolist()) == set(_drawable(replay).tolist())
 
 
 def test_a_soft_end_ends_the_value_but_not_the_episode() -> None:
@@ -248,7 +249,7 @@ def test_leaves_of_different_stacks_live_in_one_ring() -> None:
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_saved_policy_stacks_the_frames_it_is_shown(kind: str) -> None:
-    """One environment alone, then three at once of which one starts anew in between."""
+    """One environment alone, then three at once of which one is reset in between."""
     env, seen = Film(kind), []
     spec = GymnasiumVector(lambda: Film(kind), 1, "Film").spec
 

@@ -15,6 +15,8 @@ import yaml
 
 import whorl
 
+pytestmark = pytest.mark.usefixtures("started")
+
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks at processes in /proc")
 PATIENCE = 600.0
 COMMAND = (

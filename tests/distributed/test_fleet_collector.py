@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import whorl
+from whorl.agents.agent import Agent
 from whorl.api import load_run
 from whorl.core import tree
 from whorl.core.errors import ConfigError
@@ -69,6 +70,20 @@ def test_priorities_of_samples_that_reach_back_over_a_gap_are_left_to_replay() -
         collector.start()
         found.append(collector.finish().extras["first"].squeeze(1).nan_to_num(0.0).tolist())
     # A trajectory of two rows completes samples that began five and four rows before it.
+    assert found == [[0, 0], [0, 0], [0, 6], [7, 7]]
+
+
+def test_priorities_behind_a_gap_count_the_rows_that_components_look_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Agent, "successors", (5,))
+    role = role_of("dqn", 1, 2, prioritized=True, priority_on_add=True, n_step=1)
+    fleet = Scripted(1, 1, *([trajectory(role, 0, number)] for number in (4, 5, 6, 7)))
+    collector = FleetCollector(fleet, role, role.agent, 1, max_lag=None)
+    found = []
+    for _ in range(4):
+        collector.start()
+        found.append(collector.finish().extras["first"].squeeze(1).nan_to_num(0.0).tolist())
     assert found == [[0, 0], [0, 0], [0, 6], [7, 7]]
 
 
@@ -219,7 +234,7 @@ def test_an_actor_that_can_not_be_started_leaves_no_memory_open(monkeypatch: pyt
     fleet.stop()
 
 
-def test_starting_anew_is_not_counted_as_a_replacement() -> None:
+def test_a_restart_is_not_counted_as_a_replacement() -> None:
     role = role_of("impala", 2, 2)
     collector = FleetCollector(Scripted(2, 2), role, role.agent, 2, max_lag=None)
     collector.fleet.lives = [0, 3]

@@ -14,7 +14,6 @@ from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
 from whorl.core.spec import Array, Discrete, Spec
 from whorl.data.gradients import GradientQueue, Gradients
-from whorl.data.initial_priorities import InitialPriorities
 from whorl.distributed.actor import ActorProcess, Role
 from whorl.distributed.tensors import array, tensor_of
 from whorl.envs.make import find
@@ -82,8 +81,12 @@ NUM_ENVS, STEPS = 2, 8
     {"n_step": 3},
     {"n_step": 3, "clip_reward": True, "reward_clip_range": 0.25},
     {"memory": "lstm", "memory_size": 8, "sequence_length": 6, "burn_in": 3, "stride": 4, "n_step": 2},
+    {"algorithm": "option_critic"},
+    {"n_step": 1, "looks_ahead": 3},
 ])  # fmt: skip
-def test_an_actor_finds_the_priorities_that_replay_would(settings: dict[str, Any]) -> None:
+def test_an_actor_finds_the_priorities_that_replay_would(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     more = {
         "num_envs": NUM_ENVS,
         "num_steps": STEPS,
@@ -91,19 +94,22 @@ def test_an_actor_finds_the_priorities_that_replay_would(settings: dict[str, Any
         "priority_on_add": True,
         "buffer_size": 400,
     }
-    source = find("CartPole-v1")
-    agent = build_agent(configure("dqn", "CartPole-v1", {**more, **settings}), source.spec(NUM_ENVS), 0)
+    source, name = find("CartPole-v1"), settings.get("algorithm", "dqn")
+    if steps := settings.get("looks_ahead"):  # as a component may
+        monkeypatch.setattr(Agent, "successors", (steps,))
+    settings = {key: value for key, value in settings.items() if key not in ("algorithm", "looks_ahead")}
+    agent = build_agent(configure(name, "CartPole-v1", {**more, **settings}), source.spec(NUM_ENVS), 0)
     agent.prepare("cpu", lambda name: torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1)
     collector = LocalCollector(source.vector(NUM_ENVS), agent, STEPS, generator)
     collector.reset(3)
     learner, actor = agent.experience(torch.Generator()), agent.experience(torch.Generator())
-    appraisal = InitialPriorities(agent.cfg, agent.spec, agent.device, agent.errors, agent.stored(), STEPS)
+    payload = Role(agent, source, NUM_ENVS, STEPS, "priorities").payload(collector.storage.batch())
+    agent.prepare("cpu", lambda name: torch.Generator().manual_seed(0))
     for _ in range(12):
         rollout = collector.collect()
         learner.add(rollout)
-        first = appraisal.add(rollout)
-        actor.add(rollout.replace(extras={**rollout.extras, "first": first}))
+        actor.add(rollout.replace(extras=payload.make(rollout)["extras"]))
     expected = learner.sampler.state_dict()["leaves"]
     assert (expected > 0).sum() > 10 and expected[expected > 0].std() > 0
     assert torch.allclose(actor.sampler.state_dict()["leaves"], expected, rtol=1e-6)

@@ -26,6 +26,8 @@ from whorl.envs.adapter import factory_from_id
 from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.make import default_workers
 
+pytestmark = pytest.mark.usefixtures("started")
+
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 CARTPOLE = factory_from_id("CartPole-v1")

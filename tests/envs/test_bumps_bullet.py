@@ -223,3 +223,137 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pybullet", None)
     with pytest.raises(WhorlError, match=r"pybullet is not installed.*\[pybullet\]"):
         factory_from_id("BumpsBullet-v0")()
+
+
+def task(name: str, **options: Any) -> gymnasium.Env:
+    pytest.importorskip("pybullet")
+    return factory_from_id(f"{name}Bullet-v0", **options)()
+
+
+def go(env: gymnasium.Env, to: float, stiffness: float, most: float) -> tuple[float, bool, bool] | None:
+    """Move to a position in steps of at most `most`: reward, end and success of an episode that ends on the way."""
+    table = env.unwrapped
+    while abs(table.gripper - to) > 1e-3:
+        move = float(np.clip((to - table.gripper) / 0.05, -most, most))
+        _, reward, terminated, _, info = env.step([move, stiffness])
+        if terminated:
+            return float(reward), terminated, info["success"]
+    return None
+
+
+def test_of_two_different_bumps_the_larger_one_counts_once_both_were_felt():
+    env = task("BumpsDiff")
+    for seed, sweep in ((0, True), (2, True), (2, False)):
+        env.reset(seed=seed)
+        table = env.unwrapped
+        assert table.radii == (0.02, 0.025)
+        large = table.places[1]
+        if sweep:
+            assert go(env, -0.36, SOFT, 1.0) is None and go(env, max(table.places) + 0.09, SOFT, 0.7) is None
+            assert table.felt == {0, 1} and np.abs(table.moved()).max() < 1e-4
+        else:
+            table._p.resetJointState(
+                table._hand, 0, large - 0.08
+            )  # put down beside it, without feeling anything
+            table.gripper = large - 0.08
+        assert go(env, large - 0.08, SOFT, 1.0) is None
+        assert go(env, 0.4, STIFF, 0.5) == (float(sweep), True, sweep)
+
+
+def test_bumps_of_different_size_lie_either_way_round_and_far_apart():
+    env = task("BumpsDiff", observe="full")
+    seen = np.array([env.reset(seed=seed)[0] for seed in range(20)])
+    gap = seen[:, 3] - seen[:, 2]
+    assert set(np.sign(gap)) == {-1.0, 1.0}
+    assert (np.abs(gap) >= 0.24 - 1e-6).all() and (np.abs(gap) <= 0.4).all()
+    assert np.abs(seen[:, 2:]).max() <= 0.24
+
+
+def test_a_bump_has_to_be_brought_within_five_centimetres_of_its_target():
+    env = task("BumpTarget")
+    for seed in (0, 1):
+        obs, _ = env.reset(seed=seed)
+        table = env.unwrapped
+        place, target = table.places[0], table.target
+        assert obs[2] == pytest.approx(target) and abs(target - place) >= 0.06
+        way = np.sign(target - place)
+        assert go(env, place - 0.07 * way, SOFT, 1.0) is None
+        assert go(env, 0.4 * way, STIFF, 0.5) == (1.0, True, True)
+        assert abs(place + table.moved()[0] - target) <= 0.05
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+def test_a_grasp_between_the_upper_two_plates_earns_one_and_any_grasp_is_the_end(discrete: bool):
+    env = task("TopPlate", discrete=discrete)
+    up, grasp = (1, 2) if discrete else ([0.3, -1.0], [0.0, 0.0])
+    env.reset(seed=0)
+    assert env.step(grasp)[1:3] == (0.0, True)  # below the plates
+    obs, _ = env.reset(seed=1)
+    assert len(env.unwrapped.places) == 5 and obs[2] == pytest.approx(4 * 0.014)
+    steps = 0
+    while obs[0] + 0.1 * np.sin(obs[1]) <= obs[2] - 0.014:
+        obs, reward, terminated, _, info = env.step(up)
+        steps += 1
+        assert (reward, terminated, info["success"]) == (0.0, False, False)
+    assert steps < 45 and min(env.unwrapped.moved()) > -1e-3
+    _, reward, terminated, _, info = env.step(grasp)
+    assert (reward, terminated, info["success"]) == (1.0, True, True)
+
+
+def test_a_finger_feels_the_plates_and_is_straight_above_them():
+    env = task("TopPlate", observe="touch")
+    assert env.reset(seed=1)[0].shape == (2,)
+    angles = {}
+    while env.unwrapped.gripper < 0.12:
+        place, angle = env.step([0.35, -1.0])[0]
+        angles[place] = angle
+    assert all(angle < -0.15 for place, angle in angles.items() if 0.02 < place < 0.05)
+    assert all(angle > -0.05 for place, angle in angles.items() if place > 0.105)
+
+
+def test_discrete_actions_are_moves_to_either_side_with_a_soft_or_a_stiff_finger():
+    env, same = make(discrete=True), make()
+    assert env.action_space.n == 4
+    for action, move in enumerate([[-1, -1], [-1, 1], [1, -1], [1, 1]]):
+        assert env.reset(seed=4)[0].tolist() == same.reset(seed=4)[0].tolist()
+        for _ in range(3):
+            assert env.step(action)[0].tolist() == same.step(move)[0].tolist()
+
+
+def test_an_action_that_fails_has_no_effect():
+    env = make(action_failure=0.5)
+    env.reset(seed=0)
+    moves = [env.unwrapped.gripper]
+    while len(moves) < 40:
+        moves.append(float(env.step([0.1 * (-1) ** len(moves), SOFT])[0][0]))
+    stayed = np.mean(np.abs(np.diff(moves)) < 1e-6)
+    assert 0.25 < stayed < 0.75
+    with pytest.raises(EnvError, match="action_failure is 2; it must be between 0 and 1"):
+        make(action_failure=2)
+
+
+def test_wide_bumps_are_half_a_metre_apart_nearly():
+    env = task("BumpsWide")
+    for seed in range(5):
+        env.reset(seed=seed)
+        left, right = env.unwrapped.places
+        assert right - left == pytest.approx(0.48) and max(-left, right) <= 0.28
+
+
+@pytest.mark.parametrize("name", ["BumpsDiff", "BumpTarget", "TopPlate", "BumpsPunish"])
+def test_other_tasks_are_sound_and_continue_exactly(name: str):
+    assert check(f"{name}Bullet-v0") == []
+    env, fresh = task(name, action_failure=0.2), task(name, action_failure=0.2)
+    env.reset(seed=3)
+    actions = draw(40) * [1.0, 0.5] - [0.0, 0.5]  # no grasp
+    walk([env], actions[:12])
+    restore_env(fresh, snapshot_env(env))
+    assert walk([env], actions[12:]) == walk([fresh], actions[12:])
+
+
+def test_ids_name_variants():
+    assert task("BumpsPunish").unwrapped.failure == -1
+    assert [task(f"Bumps{kind.title()}").unwrapped.layout for kind in ("uniform", "fixed")] == [
+        "uniform",
+        "fixed",
+    ]

@@ -56,7 +56,7 @@ def test_an_ended_env_is_reset_by_the_next_step_and_the_others_go_on():
     assert not step.terminated.any() and not step.truncated.any()
 
 
-def test_the_time_limit_truncates_after_max_steps_and_counts_anew_after_the_reset():
+def test_the_time_limit_truncates_after_max_steps_and_counts_again_after_the_reset():
     world = Walk(1)
     world.reset(0)
     seen = [world.step(actions(0)) for _ in range(10)]

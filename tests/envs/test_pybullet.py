@@ -165,15 +165,21 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
 
 
 @installed
-@pytest.mark.parametrize(("name", "joints", "seen"), [("HalfCheetah", 6, 20), ("Ant", 8, 20)])
-def test_a_p_id_hides_the_speeds_of_the_joints_alone(name: str, joints: int, seen: int):
-    """Eight numbers of the body, then position and speed of each joint in turn, then the feet."""
-    env, whole = factory_from_id(f"{name}BulletP-v0")(), make(name)
-    speeds = range(9, 8 + 2 * joints, 2)
-    stay = [i for i in range(whole.observation_space.shape[0]) if i not in speeds]
+@pytest.mark.parametrize("kind", ["P", "V"])
+@pytest.mark.parametrize(
+    ("name", "joints", "seen"),
+    [("HalfCheetah", 6, 20), ("Ant", 8, 20), ("Hopper", 3, 12), ("Walker2D", 6, 16)],
+)
+def test_an_id_hides_velocities_or_positions_of_the_joints_alone(
+    name: str, joints: int, seen: int, kind: str
+):
+    """Eight numbers of the body, then position and velocity of each joint in turn, then the feet."""
+    env, whole = factory_from_id(f"{name}Bullet{kind}-v0")(), make(name)
+    hidden = range(9 if kind == "P" else 8, 8 + 2 * joints, 2)
+    stay = [i for i in range(whole.observation_space.shape[0]) if i not in hidden]
     assert env.observation_space.shape == (seen,) == (len(stay),)
     assert np.array_equal(env.reset(seed=0)[0], whole.reset(seed=0)[0][stay])
-    for action in actions(env, 20):
+    for action in actions(env, 10):
         (part, reward, *_), (all_of_it, its_reward, *_) = env.step(action), whole.step(action)
         assert np.array_equal(part, all_of_it[stay]) and reward == its_reward
 

@@ -238,7 +238,7 @@ def test_yaw_counts_only_while_all_rotors_are_sound():
     assert float(quadrotor.reward(body, goal, command, yaw=False)) == pytest.approx(0.9)
 
 
-def test_rotors_and_noise_start_anew_each_episode():
+def test_rotors_and_noise_start_again_each_episode():
     world = Quadrotor(1)
     world.reset(0)
     while not bool(world.step(torch.ones(1, 4)).terminated):

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import whorl
 from whorl.agents.agent import Context
+from whorl.core.errors import ConfigError
 from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, MultiDiscrete, Spec
-from whorl.explore.noise import MEMORY, ActionNoise, NoiseConfig, random_action
+from whorl.explore.noise import MEMORY, ActionNoise, AddedNoise, AddedNoiseConfig, NoiseConfig, random_action
 
 TWO = Continuous((2,), (-1.0, 0.0), (1.0, 5.0))
 START = torch.zeros(())
@@ -55,7 +57,7 @@ def test_an_ornstein_uhlenbeck_process_returns_to_zero_and_starts_there_in_each_
             x = 0.1 * drawn
         elif row == 1:
             x = 0.75 * x + 0.1 * drawn
-        else:  # the second environment starts anew
+        else:  # the second environment is reset
             x = torch.stack((0.75 * x[0] + 0.1 * drawn[0], 0.1 * drawn[1]))
         torch.testing.assert_close(action, x)
         torch.testing.assert_close(memory[MEMORY]["x"], x)
@@ -147,3 +149,62 @@ def test_every_dimension_of_several_choices_is_even() -> None:
     drawn = random_action(spec, torch.zeros(6000, 2), torch.Generator().manual_seed(0))
     assert (drawn[:, 0].bincount() - 3000).abs().max() < 200
     assert (drawn[:, 1].bincount() - 2000).abs().max() < 200
+
+
+# Noise beside that of a stochastic policy
+
+
+def added(action: Any, num_envs: int, **settings: Any) -> AddedNoise:
+    return AddedNoise(Spec(Array((3,)), action, num_envs), AddedNoiseConfig(**settings))
+
+
+def test_added_noise_is_spread_over_the_environments() -> None:
+    found = added(TWO, 5, action_noise=(0.0, 0.4))
+    assert found.scale[:, 0].tolist() == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+    action = found(torch.zeros(2, 2), context(2, env_index=torch.tensor([4, 1])))
+    torch.testing.assert_close(action, torch.tensor([[0.4], [0.1]]) * normal(2, 2))
+
+
+def test_added_noise_leaves_discrete_and_greedy_actions_and_evaluation_alone() -> None:
+    space = {"choice": Discrete(3), "move": TWO}
+    found = added(space, 2, action_noise=0.5)
+    given = {"choice": torch.tensor([2, 0]), "move": torch.zeros(2, 2)}
+    everyone = torch.arange(2)
+    noisy = found(given, context(2, env_index=everyone))
+    assert torch.equal(noisy["choice"], given["choice"]) and bool((noisy["move"] != 0).all())
+    assert found(given, context(2, env_index=everyone, greedy=True)) is given
+    assert found(given, context(2)) is given
+    assert added(space, 2)(given, context(2, env_index=everyone)) is given
+    assert (
+        float(added(TWO, 2, action_noise=9.0)(torch.zeros(2, 2), context(2, env_index=everyone)).abs().max())
+        == 1
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "tqc"])
+def test_soft_actor_critics_collect_with_added_noise(algorithm: str, tmp_path: Any) -> None:
+    given = {
+        "quiet": True,
+        "eval": False,
+        "save_model": False,
+        "device": "cpu",
+        "workers": 0,
+        "num_envs": 3,
+        "num_steps": 8,
+        "random_steps": 0,
+        "learning_starts": 1000,
+        "runs": str(tmp_path),
+    }
+    stored = []
+    for noise in ([0.0, 0.0], [0.0, 0.5]):
+        with whorl.load("Pendulum-v1", algorithm, {**given, "action_noise": noise}) as trainer:
+            trainer.step()
+            stored.append(trainer.experience.ring.columns["action"][:8, :, 0].clone())  # type: ignore[attr-defined]
+    same = (stored[0][0] == stored[1][0]).tolist()  # the first step: the same samples, before the noise
+    assert same == [True, False, False]
+
+
+def test_added_noise_and_stored_probabilities_exclude_each_other() -> None:
+    given = {"num_envs": 1, "action_noise": 0.1, "use_n_step_is": True, "n_step": 3}
+    with pytest.raises(ConfigError, match="which action_noise changes; leave one of them out"):
+        whorl.load("Pendulum-v1", "sac", given).build()

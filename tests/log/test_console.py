@@ -61,6 +61,14 @@ def test_a_resumed_run_counts_its_rate_from_where_it_resumed() -> None:
     assert out.getvalue() == "60% 600/1k steps · 10 steps/s · 0:40 left\n"
 
 
+def test_the_time_left_ends_where_training_is_stopped_by_time() -> None:
+    out, clock = io.StringIO(), Clock()
+    with Console(1000, seconds=25, file=out, clock=clock) as console:
+        for clock.now in (10.0, 20.0):
+            console.update(clock.now * 10, {})
+    assert [line.split(" · ")[-1] for line in out.getvalue().splitlines()] == ["0:15 left", "0:05 left"]
+
+
 def test_metrics_stay_on_display_until_newer_ones_come() -> None:
     out, clock = io.StringIO(), Clock()
     with Console(100, file=out, clock=clock) as console:

@@ -50,7 +50,7 @@ def test_without_noise_it_is_a_plain_layer() -> None:
     torch.testing.assert_close(layer(X, None), X @ layer.weight.T + layer.bias)
 
 
-def test_a_noisy_net_draws_anew_for_each_pass_and_is_quiet_without() -> None:
+def test_a_noisy_net_draws_again_for_each_pass_and_is_quiet_without() -> None:
     net, generator = NoisyMLP(3, (5, 4), "tanh"), torch.Generator().manual_seed(0)
     first, second = net.draw(generator), net.draw(generator)
     assert {name: len(noise) for name, noise in first.items()} == {"0": 3 + 5, "1": 5 + 4}

@@ -58,7 +58,7 @@ def test_normalised_observations_are_clipped_on_both_sides() -> None:
     torch.testing.assert_close(seen(1.5, 3.0, 6.0, -18.0), torch.tensor([0.5, 1.5, -1.5]))
 
 
-def test_a_return_starts_anew_with_the_episode_and_continues_across_rollouts() -> None:
+def test_a_return_starts_again_with_the_episode_and_continues_across_rollouts() -> None:
     scale = ReturnScale(2, True, 0.0)
     reward = torch.tensor([[1.0, 1], [1, 1]])
     keep = torch.tensor([[0.0, 1], [1, 1]])

@@ -162,15 +162,15 @@ def test_in_a_small_population_at_least_one_copies(exploit: float, copies: int) 
     assert sum(plan.origin == "copied" for plan in plans) == min(copies, 1)
 
 
-def test_what_is_drawn_anew_and_what_is_perturbed() -> None:
+def test_what_is_drawn_again_and_what_is_perturbed() -> None:
     rows = [lineage_row(0, 2.0), lineage_row(1, 9.0, 0.99, 5e-3)]
-    perturbed, anew = set(), set()
+    perturbed, redrawn = set(), set()
     for seed in range(30):
-        for resample, found in ((0.0, perturbed), (1.0, anew)):
+        for resample, found in ((0.0, perturbed), (1.0, redrawn)):
             config = EvolveConfig(rule="pbt", population=2, exploit=0.5, resample=resample)
             found.add(round(Population(config, DRAWS, seed, rows).next()[0].params["lr"], 12))
     assert perturbed == {4e-3, 6e-3}
-    assert len(anew) == 30
+    assert len(redrawn) == 30
 
 
 def test_a_diverged_learner_of_population_based_training_is_replaced_even_above_the_worst_share() -> None:

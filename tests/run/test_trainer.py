@@ -97,6 +97,15 @@ def test_training_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert all(torch.equal(one[key], other[key]) for key in one if key != "progress")
 
 
+def test_a_time_limit_saves_and_stops_and_each_call_has_its_own(tmp_path: Path) -> None:
+    settings = {**SMALL, "max_iterations": 3, "runs": str(tmp_path)}
+    first = whorl.train("CartPole-v1", "ppo", {**settings, "max_seconds": 1e-3})
+    assert first.iterations == 1 and first.reason == "0.001 s are over"
+    again = whorl.resume(first.run_dir)
+    assert again.iterations == 2
+    assert whorl.resume(first.run_dir, max_seconds=0).iterations == 3
+
+
 def test_a_warm_start_takes_weights_but_not_rates_and_any_number_of_envs(tmp_path: Path) -> None:
     first = whorl.load("CartPole-v1", "ppo", {**SMALL, "runs": str(tmp_path), "actor_lr": 1e-2}).train()
     settings = {**SMALL, "runs": str(tmp_path), "num_envs": 4, "batch_size": 64, "actor_lr": 1e-4}
@@ -324,7 +333,7 @@ def test_training_again_without_checkpoints_is_told(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_envs_that_start_anew_after_every_row_have_nothing_to_learn_from(tmp_path: Path) -> None:
+def test_envs_that_are_reset_after_every_row_have_nothing_to_learn_from(tmp_path: Path) -> None:
     settings = {"quiet": True, "tensorboard": False, "runs": str(tmp_path), "buffer_size": 100, "workers": 0}
     trainer = whorl.load(Drift, "sac", {**settings, "num_envs": 2, "num_steps": 1, "reset_every": 2})
     with pytest.raises(

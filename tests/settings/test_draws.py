@@ -169,6 +169,6 @@ def test_mistakes_of_a_run_name_random_params(given: Any, message: str) -> None:
         whorl.load("CartPole-v1", "ppo", random_params=given, components=["icm"])
 
 
-def test_a_saved_run_draws_nothing_anew(tmp_path: Path) -> None:
+def test_a_saved_run_draws_nothing_again(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"drawn once, when a run starts: .* in its config.yaml"):
         whorl.resume(tmp_path, {"random_params": {"gamma": [0.9, 0.99]}})

@@ -135,7 +135,9 @@ class Evaluated:
 
         agent.act = watched
         world: Any = conformance.RandomWorld(agent.spec.with_num_envs(num_envs))
-        run_episodes(agent, world, 4 * num_envs, seed=3, watch=lambda env, step: self.steps.append(step))
+        run_episodes(
+            agent, world, 4 * num_envs, seed=3, watch=lambda env, step, action: self.steps.append(step)
+        )
         agent.act = act
 
 

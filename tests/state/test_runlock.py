@@ -146,7 +146,7 @@ def test_without_locks_a_process_id_that_another_process_has_now_is_recognised(
     RunLock(tmp_path).release()
 
 
-def test_a_machine_that_was_started_anew_has_no_owner_left(tmp_path: Path) -> None:
+def test_a_machine_that_was_restarted_has_no_owner_left(tmp_path: Path) -> None:
     record(tmp_path, replace(ME, boot="before", machine="m"))
     RunLock(tmp_path, replace(ME, machine="m")).release()
 

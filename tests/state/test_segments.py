@@ -268,7 +268,7 @@ def test_sweeping_deletes_what_neither_checkpoint_nor_ring_needs(tmp_path: Path)
 
 
 @pytest.mark.parametrize("which", range(6))
-def test_a_segment_that_somebody_deleted_is_written_anew(which: int, tmp_path: Path) -> None:
+def test_a_segment_that_somebody_deleted_is_written_again(which: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     folder = tmp_path / "replay"
     store = Segments(folder, ring())

@@ -131,7 +131,7 @@ def test_ends_and_time_limits_become_terminated_and_truncated() -> None:
     env.close()
 
 
-def test_a_player_that_dies_is_replaced_and_its_rows_begin_anew(tmp_path: Path) -> None:
+def test_a_player_that_dies_is_replaced_and_its_rows_begin_again(tmp_path: Path) -> None:
     env = ball(4, args=f"--dies 6 --once {tmp_path / 'died'}")
     first = env.reset(0).clone()
     steps: list[Any] = []
@@ -348,7 +348,7 @@ def test_only_the_address_that_was_found_free_is_listened_on() -> None:
 
 
 def test_a_resumed_run_repeats_what_an_uninterrupted_one_does(tmp_path: Path) -> None:
-    """Players are started anew at resets, with their seed; one of the runs ends half way and is resumed."""
+    """Players are restarted at resets, with their seed; one of the runs ends half way and is resumed."""
     options = {"args": "--agents 4", "exact": True}
     common = {**SMALL, "runs": str(tmp_path), "eval": False, "reset_every": 64, "total_timesteps": 0}
     whole = whorl.load(ID, "ppo", {**common, "max_iterations": 4}, env_options=options)

@@ -319,13 +319,18 @@ class Agent(Optimized):
 
     def replay_options(self) -> dict[str, Any]:
         """What the samples of a replay buffer depend on besides the settings; arguments of `data.replay.replay_of`."""
-        components: list[Any] = list(self.components.values())
         return {
             "gamma": self.gamma,
             "separate_streams": self.separate_streams,
             "extras": self.columns(),
-            "successors": tuple(sorted({steps for one in components for steps in one.looks_ahead})),
+            "successors": self.successors,
         }
+
+    @property
+    def successors(self) -> tuple[int, ...]:
+        """How many steps ahead components look, beyond the next step of a sample."""
+        components: list[Any] = list(self.components.values())
+        return tuple(sorted({steps for one in components for steps in one.looks_ahead}))
 
     def encoder(self) -> nn.Module:
         """The module that maps prepared observations to features, and that the critic's optimizer trains."""

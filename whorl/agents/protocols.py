@@ -94,6 +94,8 @@ class SoftAgent(ActorCriticAgent, Protocol):
     temperature: Any
     returns: Any
     """its `NStepTargets`"""
+    noise: Any
+    """its `AddedNoise`"""
 
     def q_of_choices(self, rows: Rows, reads: Tensor) -> Tensor:
         """Q values [critics, T, B, choices] of the critics for what they read of actions (`Drawn.reads`)."""

@@ -190,11 +190,10 @@ class Agent57(Agent):
         self.minimize("critic", losses[0], self.cfg.max_grad_norm)
         self.minimize("intrinsic", losses[1], self.cfg.max_grad_norm)
         index, mask = batch.last[POLICY][:-1], batch.mask
+        priority = self.priority(errors, index)
         for deviation, error in zip((self.deviation, self.intrinsic_deviation), errors):
             deviation.merge_(error, index, mask)
         self.targets.update_(move_targets)
-        weight = self.cfg.extrinsic_priority
-        priority = weight * errors[0].abs() + (1 - weight) * errors[1].abs()
         metrics = {**metrics, "policies/best": self.returns.best().float()}
         return Updated(metrics, priority=priority)
 
@@ -264,6 +263,12 @@ class Agent57(Agent):
     @torch.no_grad()
     def errors(self, batch: Batch) -> Tensor:
         batch = self.observations.learn(batch, self.random("critic"))
-        _, (extrinsic, intrinsic), _ = self.losses(batch)
-        weight = self.cfg.extrinsic_priority
-        return weight * extrinsic.abs() + (1 - weight) * intrinsic.abs()
+        return self.priority(self.losses(batch)[1], batch.last[POLICY][:-1])
+
+    def priority(self, errors: list[Tensor], index: Tensor) -> Tensor:
+        """The weighted size of the TD errors [T, B] of both networks, as their losses scale them."""
+        weight, sizes = self.cfg.extrinsic_priority, [error.abs() for error in errors]
+        if self.cfg.normalize_td:
+            sizes[0] = sizes[0] / self.deviation.of(index)
+            sizes[1] = sizes[1] / self.intrinsic_deviation.of(index)
+        return weight * sizes[0] + (1 - weight) * sizes[1]

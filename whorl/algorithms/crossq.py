@@ -42,7 +42,7 @@ from whorl.settings.schema import Count, Fraction, HiddenSizes, LearningRate, Op
 @dataclass(frozen=True)
 class CrossQConfig(EntropyConfig, ActorCriticConfig):
     unused = (
-        *("tau", "target_update_interval"),
+        *("tau", "target_update_interval", "actor_head", "critic_head"),
         *("memory", "memory_size", "memory_layers", "memory_heads", "memory_window", "last_action"),
         *("last_reward", "share_memory", "target_memory", "stored_memory", "refresh_memory"),
         *(

@@ -48,7 +48,7 @@ SHOWN = (8, 200)
 
 @dataclass(frozen=True)
 class OptionCriticConfig(EntropyConfig, ActorCriticConfig):
-    unused = ("n_step",)
+    unused = ("n_step", "actor_head")
     num_options: Annotated[int, Range(1, 1000)] = 4
     """number of options"""
     option_epsilon: Probability = 0.1

@@ -31,7 +31,9 @@ from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_soft_actor, acting_tensors_with_critic
+from whorl.explore.noise import AddedNoise, AddedNoiseConfig
 from whorl.nets.actor import Actor
+from whorl.nets.layers import last_of
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
@@ -41,7 +43,7 @@ from whorl.settings.schema import PositiveCount, Range
 
 
 @dataclass(frozen=True)
-class SACConfig(SoftActionsConfig, CorrectionConfig, ActorCriticConfig):
+class SACConfig(SoftActionsConfig, AddedNoiseConfig, CorrectionConfig, ActorCriticConfig):
     ensemble_q_num: Annotated[int, Range(1, 1000)] = 2
     """number of critics"""
     ensemble_q_sample: Annotated[int, Range(1, 1000)] = 2
@@ -57,7 +59,7 @@ class SAC(Agent):
 
     Config = SACConfig
     cfg: SACConfig
-    acts_with = ("observations", "actor")
+    acts_with = ("observations", "actor", "noise")
     shares_unroll = ("actor", "critic")
 
     def __init__(self, spec: Spec, cfg: SACConfig) -> None:
@@ -70,9 +72,15 @@ class SAC(Agent):
         self.observations = Preprocessor(spec, cfg)
         self.actions = SoftActions(spec, cfg, "sac")
         self.returns = NStepTargets(cfg, self.observations, self.actions)
+        self.noise = AddedNoise(spec, cfg)
+        if self.noise.on and self.returns.columns:
+            raise ConfigError(
+                "use_n_step_is needs the probabilities of actions, which action_noise changes; leave one of them out"
+            )
         ensemble = (cfg.ensemble_q_num, self.actions.outputs, self.actions.inputs)
         self.critic = QEnsemble("critic", spec, cfg, *ensemble)
-        self.actor = Actor("actor", spec, cfg, self.actions.head, self.critic.backbone)
+        head = partial(self.actions.head, last=last_of(cfg.actor_head))
+        self.actor = Actor("actor", spec, cfg, head, self.critic.backbone)
         self.actions.check_memory(self.critic)
         self.temperature = self.actions.temperature()
         self.targets = TargetNetworks(cfg)
@@ -116,10 +124,10 @@ class SAC(Agent):
 
     def improve_actor(self, batch: Batch, noise: Tree) -> dict[str, Tensor]:
         """Steps of the actor and of the temperature."""
-        loss, log_prob = self.actor_loss(batch, noise)
+        loss, log_prob, target = self.actor_loss(batch, noise)
         self.minimize("actor", loss, self.cfg.max_grad_norm)
         if self.cfg.tune_alpha:
-            too_low = log_prob + self.actions.entropy_target(batch)
+            too_low = log_prob + target
             self.minimize("alpha", (-self.temperature.log_alpha * too_low).sum())
         return {"loss/actor": loss.detach(), **self.actions.metrics(log_prob, self.temperature().detach())}
 
@@ -173,8 +181,8 @@ class SAC(Agent):
         return loss, error.detach().abs().mean(0), q.detach().mean()
 
     @pure
-    def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:
-        """E[alpha log pi(a|s) - Q(s, a)]; E[log pi]"""
+    def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor | float]:
+        """E[alpha log pi(a|s) - Q(s, a)]; E[log pi]; the target entropy"""
         drawn = self.actor(batch.now, noise["layers"]).drawn(noise.get("action"))
         with torch.set_grad_enabled(drawn.reads is not None):
             values = self.critic(batch.now, drawn.reads, noise["actor_critic"])
@@ -182,7 +190,8 @@ class SAC(Agent):
         q = self.actions.expected(drawn, values, partial(self.actor_q, noise=noise))
         log_prob = drawn.log_prob
         loss = ((self.temperature.cost(log_prob) - q) * batch.share).mean()
-        return loss, (log_prob.detach() * batch.share).mean((-2, -1))
+        mean = (log_prob.detach() * batch.share).mean((-2, -1))
+        return loss, mean, self.actions.entropy_target(batch, drawn)
 
     def actor_q(self, values: Tensor, noise: Tree) -> Tensor:
         """The Q estimate that the actor maximises: [critics, ...] -> [...]."""

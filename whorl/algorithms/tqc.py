@@ -13,6 +13,7 @@ HalfCheetah; its critics of 3 x 512 units are in the presets of the MuJoCo tasks
 """
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Annotated, Any
 
@@ -30,7 +31,9 @@ from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_soft_actor, acting_tensors_with_critic
+from whorl.explore.noise import AddedNoise, AddedNoiseConfig
 from whorl.nets.actor import Actor
+from whorl.nets.layers import last_of
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
@@ -41,7 +44,7 @@ from whorl.settings.schema import Count, PositiveCount, Range, Size
 
 
 @dataclass(frozen=True)
-class TQCConfig(SoftActionsConfig, CorrectionConfig, ActorCriticConfig):
+class TQCConfig(SoftActionsConfig, AddedNoiseConfig, CorrectionConfig, ActorCriticConfig):
     n_critics: Annotated[int, Range(1, 1000)] = 5
     """number of critics"""
     n_quantiles: Size = 25
@@ -57,7 +60,7 @@ class TQC(Agent):
 
     Config = TQCConfig
     cfg: TQCConfig
-    acts_with = ("observations", "actor")
+    acts_with = ("observations", "actor", "noise")
     shares_unroll = ("actor", "critic")
     tau: Tensor
 
@@ -71,9 +74,15 @@ class TQC(Agent):
         self.observations = Preprocessor(spec, cfg)
         self.actions = SoftActions(spec, cfg, "tqc", sums=False)
         self.returns = NStepTargets(cfg, self.observations, self.actions)
+        self.noise = AddedNoise(spec, cfg)
+        if self.noise.on and self.returns.columns:
+            raise ConfigError(
+                "use_n_step_is needs the probabilities of actions, which action_noise changes; leave one of them out"
+            )
         ensemble = (cfg.n_critics, (*self.actions.outputs, cfg.n_quantiles), self.actions.inputs)
         self.critic = QEnsemble("critic", spec, cfg, *ensemble)
-        self.actor = Actor("actor", spec, cfg, self.actions.head, self.critic.backbone)
+        head = partial(self.actions.head, last=last_of(cfg.actor_head))
+        self.actor = Actor("actor", spec, cfg, head, self.critic.backbone)
         self.actions.check_memory(self.critic)
         self.temperature = self.actions.temperature()
         self.targets = TargetNetworks(cfg)
@@ -99,13 +108,13 @@ class TQC(Agent):
         return acting_tensors_with_critic(self, super().acting_tensors())
 
     def q_of_choices(self, rows: Rows, reads: Tensor) -> Tensor:
-        return self.critic(rows, reads).mean(-1)
+        return rank_values(self.critic(rows, reads))
 
     def value(self, rows: Rows) -> Tensor:
         """The mean of all quantiles of rows [T, B], at the mode of the policy where actions are continuous."""
         drawn = self.actor(rows).drawn()
-        values = self.critic(rows, drawn.reads).mean(-1)
-        return self.actions.chosen(drawn, values, self.temperature, 0.0).mean(values.mean(0))
+        values = rank_values(self.critic(rows, drawn.reads))
+        return self.actions.chosen(drawn, values, self.temperature, 0.0).mean(values[0])
 
     def columns(self) -> dict[str, Array]:
         return {**super().columns(), **self.returns.columns}
@@ -120,10 +129,10 @@ class TQC(Agent):
 
     def improve_actor(self, batch: Batch, noise: Tree) -> dict[str, Tensor]:
         """Steps of the actor and of the temperature."""
-        loss, log_prob = self.actor_loss(batch, noise)
+        loss, log_prob, target = self.actor_loss(batch, noise)
         self.minimize("actor", loss, self.cfg.max_grad_norm)
         if self.cfg.tune_alpha:
-            too_low = log_prob + self.actions.entropy_target(batch)
+            too_low = log_prob + target
             self.minimize("alpha", (-self.temperature.log_alpha * too_low).sum())
         return {"loss/actor": loss.detach(), **self.actions.metrics(log_prob, self.temperature().detach())}
 
@@ -153,7 +162,7 @@ class TQC(Agent):
             drawn = policy.drawn(noise.get("next_action"))
             z = self.target_critic(rows, drawn.reads, noise["target_critic"])
             kept = truncated(z, self.cfg.top_quantiles_to_drop)  # [T, B, K], or [T, B, choices, K]
-            drawn = self.actions.chosen(drawn, kept.mean(-1).unsqueeze(0), self.temperature, 0.0)
+            drawn = self.actions.chosen(drawn, rank_values(z), self.temperature, 0.0)
             soft = kept - self.temperature.cost(drawn.log_prob_each).unsqueeze(-1)
             value = drawn.mean(soft.mean(-1))
             reward, discount, soft = self.returns.corrected(batch, soft, value, policy, self.temperature)
@@ -182,15 +191,23 @@ class TQC(Agent):
         return drawn.mean(sorted_quantile_huber(quantile, self.tau, target))
 
     @pure
-    def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:
-        """E[alpha log pi(a|s) - mean of all quantiles at (s, a)]; E[log pi]"""
+    def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor | float]:
+        """E[alpha log pi(a|s) - mean of all quantiles at (s, a)]; E[log pi]; the target entropy"""
         drawn = self.actor(batch.now, noise["layers"]).drawn(noise.get("action"))
         with torch.set_grad_enabled(drawn.reads is not None):
             values = self.critic(batch.now, drawn.reads, noise["actor_critic"])
-        drawn = self.actions.chosen(drawn, values.mean(-1), self.temperature)
-        q, log_prob = drawn.mean(values.mean((0, -1))), drawn.log_prob
+        values = rank_values(values)
+        drawn = self.actions.chosen(drawn, values, self.temperature)
+        q, log_prob = drawn.mean(values[0]), drawn.log_prob
         loss = ((self.temperature.cost(log_prob) - q) * batch.share).mean()
-        return loss, (log_prob.detach() * batch.share).mean((-2, -1))
+        mean = (log_prob.detach() * batch.share).mean((-2, -1))
+        return loss, mean, self.actions.entropy_target(batch, drawn)
+
+
+def rank_values(quantile: Tensor) -> Tensor:
+    """The mean of all quantiles [critics, ..., M] as one critic's value [1, ...]: what the actor maximises, and what
+    greedy choices are ranked by, in targets too (`discrete_dqn_like`)."""
+    return quantile.mean((0, -1)).unsqueeze(0)
 
 
 def truncated(quantile: Tensor, drop: int) -> Tensor:

@@ -17,7 +17,7 @@ from whorl.cli.groups import ESSENTIAL, GROUPS, group_of
 from whorl.cli.report import show_columns, show_runs, show_table
 from whorl.core.errors import ConfigError, EnvError
 from whorl.core.registry import registered
-from whorl.settings.merge import Settings, config_of, configure, merge
+from whorl.settings.merge import Settings, config_of, configure, merge, settings_of
 from whorl.settings.presets import algorithm_class, algorithms, preset_names, read_file, same_name
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import Device, Range, build, fields_of, wrong
@@ -42,7 +42,8 @@ class ResumeFlags:
     """Flags of `whorl resume` besides the settings that may change."""
 
     trust: tuple[str, ...] = ()
-    """import paths of your own code, named in the saved config, that may be loaded"""
+    """import paths of your own code, named in the saved config, that may be loaded, or the hash of the code that was
+    saved with the run (code:HASH)"""
 
 
 @dataclass(frozen=True)
@@ -60,17 +61,18 @@ class EvalFlags:
     best: bool = False
     """use the policy with the best evaluation instead of the newest"""
     video: bool | str = False
-    """record the first episode, into this .gif or .mp4 file or into the run's folder"""
+    """record the first episode of each run, into this .gif or .mp4 file or into the run's folder"""
     render: bool = False
-    """show the episodes in a window"""
+    """show the episodes while they are played, in a window or, without a display, on a page of this machine"""
     json: bool = False
-    """print one JSON object and nothing else"""
+    """print one JSON object per run, a line each, and nothing else"""
     device: Device = "cpu"
     """device of the policy"""
     env: str = ""
     """play in this environment instead of the run's"""
     trust: tuple[str, ...] = ()
-    """import paths of your own code, named in the saved config, that may be loaded"""
+    """import paths of your own code, named in the saved config, that may be loaded, or the hash of the code that was
+    saved with the run (code:HASH)"""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,20 @@ class NoFlags:
     """Flags of commands that have none of their own."""
 
 
+NAME_FLAGS = {
+    **dict.fromkeys(("--algo", "--algorithm"), "algorithm"),
+    **dict.fromkeys(("--env", "--env-id", "--env-name", "--environment-name"), "environment"),
+}
+"""flags for what the first two words of `train` and `config` name, as other libraries have them"""
+
+SHORT = {
+    "-c": "--config FILE, or --config FILE:VARIANT",
+    "-n": "--name NAME (Advanced-SAC's -n), or --total-timesteps N (RL Baselines3 Zoo's)",
+    "-p": "--port N",
+}
+"""short flags of other libraries, which do not all mean the same"""
+
+
 def train(words: list[str]) -> int:
     """train an algorithm on an environment"""
     return _with_settings("train", words, _train)
@@ -133,7 +149,7 @@ def _with_settings(command: str, words: list[str], act: Callable[..., int]) -> i
     """Read algorithm, environment and settings, then act on them or print the help."""
     whole = "--help-all" in words
     asked, words = _wants_help(words)
-    names, rest = _leading(words)
+    names, rest = _names_in(*_leading(words))
     _check_names(command, names, rest, asked)
     algorithm, env = [*names, *("ppo", "ENV")[len(names) :]]
     name, cls, _ = algorithm_class(algorithm)
@@ -155,13 +171,12 @@ def _with_settings(command: str, words: list[str], act: Callable[..., int]) -> i
 
 
 def _check_names(command: str, names: list[str], rest: list[str], asked: bool) -> None:
+    if short := next((name for name in names if name in SHORT or "=" in name), None):
+        raise _stray(short)
     known = {same_name(name) for name in (*preset_names(), *registered("algorithm"))}
     if len(names) == 2 and same_name(names[1]) in known and same_name(names[0]) not in known:
         right = shlex.join(["whorl", command, names[1], names[0], *rest])
         raise ConfigError(f"the algorithm comes before the environment: {right}")
-    if len(names) < 2 and (flagged := _names_given_as_flags(rest)):
-        right = shlex.join(["whorl", command, *flagged])
-        raise ConfigError(f"algorithm and environment are written without flags: {right}")
     if len(names) < 2 and not asked:
         raise ConfigError(
             f"give the algorithm and the environment first: whorl {command} ppo CartPole-v1 --num-envs 8"
@@ -170,15 +185,27 @@ def _check_names(command: str, names: list[str], rest: list[str], asked: bool) -
         raise _stray(names[2])
 
 
-def _names_given_as_flags(words: list[str]) -> list[str]:
-    """Algorithm and environment out of `--algo ppo --env CartPole-v1`, as RL Baselines3 Zoo has them."""
-    found = {}
-    for flag, value in zip(words, [*words[1:], ""]):
-        name, equals, given = flag.partition("=")
-        found[name] = given if equals else value
-    algorithm = found.get("--algo") or found.get("--algorithm")
-    env = found.get("--env") or found.get("--env-id") or found.get("--env_id")
-    return [algorithm or "ppo", env or "CartPole-v1"] if algorithm or env else []
+def _names_in(names: list[str], words: list[str]) -> tuple[list[str], list[str]]:
+    """Algorithm and environment, also out of flags as in `--algo ppo --env CartPole-v1`, and the other words."""
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    given = iter(words)
+    for word in given:
+        flag, equals, value = word.partition("=")
+        kind = NAME_FLAGS.get(flag.replace("_", "-"))
+        if kind is None:
+            rest.append(word)
+            continue
+        if kind in found or len(names) == 2:
+            raise ConfigError(f"{flag} names the {kind} a second time; leave it out")
+        found[kind] = value if equals else next(given, "")
+    if not found:
+        return names, rest
+    first = found.get("algorithm") or next(iter(names), "")
+    second = found.get("environment") or next(iter(names), "")
+    if not first or not second or len(names) + len(found) > 2:
+        raise ConfigError("name both algorithm and environment, as in --algo ppo --env CartPole-v1")
+    return [first, second], rest
 
 
 def _settings_parser(name: str, usage: str = "") -> FlagParser:
@@ -240,7 +267,12 @@ def _resolved(
             return prepare(env, algorithm, settings, own.config, None, {})[1]
     except EnvError:
         pass
-    return configure(algorithm, env, settings, own.config)
+    from whorl.settings.draws import take_random
+
+    read = [layer for path in own.config for layer in read_file(path)]
+    hints = settings_of(algorithm_class(algorithm)[1])
+    *files, asked = take_random([*read, settings], hints)[1]  # the help shows what is not drawn
+    return configure(algorithm, env, asked, files)
 
 
 def _train(algorithm: str, env: str, settings: dict[str, Any], own: TrainFlags) -> int:
@@ -330,13 +362,29 @@ def evolve(words: list[str]) -> int:
 
 
 def evaluate(words: list[str]) -> int:
-    """play episodes with a trained policy"""
+    """play episodes with trained policies"""
     parser = _parser("eval", EvalFlags(), env_options=True)
     asked, words = _wants_help(words)
     if asked:
         print(parser.format_help())
         return 0
-    run, own, rest = _one(parser, words, EvalFlags)
+    runs, values = parser.read(words)
+    own = _own(EvalFlags, values)
+    if not runs:
+        raise ConfigError(f"eval needs the name of a run: whorl {COMMANDS['eval'].usage}")
+    if len(runs) > 1 and isinstance(own.video, str):
+        raise ConfigError(
+            f"--video {own.video} is one file for {len(runs)} runs; leave the name out, so that each has its own"
+        )
+    for number, run in enumerate(runs):
+        if number and not own.json:
+            print()
+        _play(run, own, values)
+    return 0
+
+
+def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
+    """Play episodes with the policy of one run, and print what it got."""
     from whorl import api
 
     policy = api.restore(run, best=own.best, trust=own.trust, device=own.device)
@@ -370,11 +418,10 @@ def evaluate(words: list[str]) -> int:
     if own.json:
         details = {"seed": own.seed, "returns": found.returns, "lengths": found.lengths}
         print(json.dumps({**report, **details, "video": None if video is None else str(video)}))
-        return 0
+        return
     show_table(report)
     if video is not None:
         print(f"video: {video}")
-    return 0
 
 
 def plot(words: list[str]) -> int:
@@ -487,7 +534,8 @@ COMMANDS = {
     "evolve": Command(evolve, "evolve CONFIG [--rule cem|pbt] [--population N] [--SETTING VALUE ...]"),
     "resume": Command(resume, "resume RUN [--total-timesteps N] [--SETTING VALUE ...]"),
     "eval": Command(
-        evaluate, "eval RUN [--episodes N] [--video [PATH]] [--json] [--best] [--env_options.NAME VALUE]"
+        evaluate,
+        "eval RUN [RUN ...] [--episodes N] [--video [PATH]] [--render] [--json] [--best] [--env_options.NAME VALUE]",
     ),
     "plot": Command(
         plot,
@@ -549,6 +597,16 @@ def _own(own: type, values: dict[str, Any]) -> Any:
 
 
 def _stray(word: str) -> ConfigError:
+    if word in SHORT:
+        return ConfigError(f"{word!r} is no flag; write {SHORT[word]}")
+    key, equals, value = word.partition("=")
+    if key in ("configs", "+configs"):  # RLcycle's and Hydra's overrides
+        return ConfigError(
+            f"{word!r} names a file of RLcycle; name algorithm and environment: whorl train rainbow PongNoFrameskip-v4"
+        )
+    if equals and value:
+        flag = key.rpartition(".")[2].replace("_", "-")
+        return ConfigError(f"{word!r} belongs to no flag; write --{flag} {value}")
     return ConfigError(f"{word!r} belongs to no flag; flags start with --, as in --num-envs 8")
 
 

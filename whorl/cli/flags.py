@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from whorl.core.errors import ConfigError, misspelt
-from whorl.core.registry import Part
+from whorl.core.registry import Part, known
 from whorl.settings.aliases import EXPANSIONS, NOTES, OF_ENVIRONMENT, canonical, is_expansion
-from whorl.settings.merge import spellings
+from whorl.settings.merge import component_setting, spellings
 from whorl.settings.presets import read_yaml
 from whorl.settings.schema import Choice, Renamed, bare, coerce, describe, fields_of, help_of, rules_of
 
@@ -50,6 +50,8 @@ class FlagParser(argparse.ArgumentParser):
         self.hints: dict[str, Any] = {}
         self.registered: set[str] = set()
         self.groups: dict[str, Any] = {}
+        self.components: list[str] = []
+        """those that the command line names"""
 
     def add_config(
         self,
@@ -88,6 +90,10 @@ class FlagParser(argparse.ArgumentParser):
         """Names and settings out of words such as `RUN --num_envs 8 --optimizer.weight_decay 0.1 --no-eval`."""
         prepared: list[str] = []
         index = 0
+        named = (words[at + 1 :] for at, word in enumerate(words) if word == "--components")
+        self.components = [
+            name for given in named for name in _until_flag(given) if name in known("component")
+        ]
         while index < len(words):
             word, following = words[index], _until_flag(words[index + 1 :])
             index += 1
@@ -138,8 +144,12 @@ class FlagParser(argparse.ArgumentParser):
         if is_expansion(head, hints):
             hint = EXPANSIONS[head][0]
             return head, None if hint is str else hint, False
-        positive = canonical(head.removeprefix("no_"), hints)
-        return (positive, bool, True) if bare(hints.get(positive)) is bool else None
+        # --no-eval, and --noeval as absl has it
+        negated = (
+            canonical(head.removeprefix(prefix), hints) for prefix in ("no_", "no") if head.startswith(prefix)
+        )
+        positive = next((name for name in negated if bare(hints.get(name)) is bool), None)
+        return None if positive is None else (positive, bool, True)
 
     def _passes(self, name: str) -> bool:
         """Whether options of `name` may be those of a component, which is decided where settings are merged."""
@@ -155,9 +165,12 @@ class FlagParser(argparse.ArgumentParser):
             raise ConfigError(
                 f"{self.command} has no flag {flag}; options of the environment are --env_options.{option} VALUE"
             )
-        if self.nested and name in NOTES:
+        # Other commands than those with settings are named by some notes.
+        if name in NOTES and (self.nested or f"whorl {self.command}" in NOTES[name]):
             raise ConfigError(f"{self.command} has no flag {flag}: {NOTES[name]}")
         word = misspelt(name, spellings(self.hints) if self.nested else self.hints)
+        if word is None and self.nested:
+            word = component_setting(name, self.components)
         hint = f"did you mean '--{word.replace('_', '-')}'?" if word else f"{self._help} lists all flags"
         raise ConfigError(f"{self.command} has no flag {flag}; {hint}")
 

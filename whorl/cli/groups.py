@@ -36,7 +36,7 @@ _CLASSES = {
     **dict.fromkeys(
         ("MemoryConfig", "NetworkConfig", "ActorCriticNetworkConfig", "QNetworkConfig"), "networks"
     ),
-    **dict.fromkeys(("ExplorationConfig", "NoiseConfig"), "exploration"),
+    **dict.fromkeys(("ExplorationConfig", "NoiseConfig", "AddedNoiseConfig"), "exploration"),
 }
 """the group of the settings that a config class declares; other classes belong to an algorithm"""
 

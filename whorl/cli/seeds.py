@@ -364,11 +364,19 @@ class _Report(Console):
     """Sends progress to the parent instead of drawing it."""
 
     def __init__(
-        self, pipe: Connection, total: float, unit: str, title: str, quiet: bool, *, done: float
+        self,
+        pipe: Connection,
+        total: float,
+        unit: str,
+        title: str,
+        quiet: bool,
+        *,
+        done: float,
+        seconds: float,
     ) -> None:
-        super().__init__(total, unit, quiet=quiet, done=done)
+        super().__init__(total, unit, quiet=quiet, done=done, seconds=seconds)
         self._pipe = pipe
-        self._send("begin", total, unit, done)
+        self._send("begin", total, unit, done, seconds)
 
     def __enter__(self) -> "_Report":
         return self

@@ -16,6 +16,7 @@ from whorl.collect.collector import LocalCollector, acting
 from whorl.core import tree
 from whorl.core.tree import Tree
 from whorl.data.batch import CELL, Batch
+from whorl.envs.vector import VectorEnv, Waiting
 
 
 class WaitingCollector(LocalCollector):
@@ -133,6 +134,11 @@ class WaitingCollector(LocalCollector):
         store.length = row
         for name in ("reward", "terminated", "truncated", "soft"):
             store.tensors[name].masked_fill_(number[:-1] >= row, 0)
+
+
+def collector_for(env: VectorEnv) -> type[LocalCollector]:
+    """The collector of an environment in this process."""
+    return WaitingCollector if isinstance(env, Waiting) and env.waits else LocalCollector
 
 
 def _tensors(step: Any) -> dict[str, Tree]:

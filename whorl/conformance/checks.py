@@ -197,44 +197,46 @@ def garbled(batch: Batch, spec: Spec, garbage: float) -> Batch:
 
 
 def tells_truncation_from_termination(subject: Subject, rounds: int = 150, tolerance: float = 0.5) -> None:
-    """On `Walk` the last state has value 10: 2.5 if truncation is treated as termination, 4.5 if returns cross it.
+    """On `Walk` the last state has value 5: 2.1 if truncation is treated as termination, 2.6 if returns cross it.
 
-    If the walk terminates there, the value is 1: 10 if the agent bootstraps from a terminal state. Values come from the
+    If the walk terminates there, the value is 1: 5 if the agent bootstraps from a terminal state. Values come from the
     agent's method `value(rows)` or its network `critic`; agents without either are not checked, nor those whose values
     depend on what components keep track of.
     """
-    _knows_values(subject, Walk.of(subject.spec), 10.0, rounds, tolerance)
+    taken = _knows_values(subject, Walk.of(subject.spec), 5.0, rounds, tolerance)
     # Small values are learned in fewer rounds, and a wrong, large value would show in as many.
-    _knows_values(subject, Walk.of(subject.spec, terminal=True), 1.0, rounds // 2, tolerance)
+    _knows_values(subject, Walk.of(subject.spec, terminal=True), 1.0, min(taken, rounds // 2), tolerance)
 
 
-def _knows_values(subject: Subject, world: Walk, last: float, rounds: int, tolerance: float) -> None:
+def _knows_values(subject: Subject, world: Walk, last: float, rounds: int, tolerance: float) -> int:
+    """Train until the values are known, or for so many rounds, and give the number of rounds."""
     known = settings_of(subject.algorithm)
     settings = {key: value for key, value in WALK.items() if key in known}
     subject = replace(subject, spec=world.spec, settings={**subject.settings, **settings})
     run = Run(subject)
     read = getattr(run.agent, "value", None) or getattr(run.agent, "critic", None)
     if read is None or run.agent.tracks:
-        return
+        return 0
     # The walk repeats after limit + 1 rows, so after that many rollouts it is where it began.
     rollouts = subject.rollouts(run.agent, world.limit + 1, world)
-    wanted = {5: last, 0: last * 0.9**5}
+    wanted = {5: last, 0: last * WALK["gamma"] ** 5}
     found = dict.fromkeys(wanted, 0.0)
-    for number in range(rounds):
-        run.feed([rollouts[number % len(rollouts)]])
-        if number % 10 == 9 or number == rounds - 1:
+    for number in range(1, rounds + 1):
+        run.feed([rollouts[(number - 1) % len(rollouts)]])
+        if number % 5 == 0 or number == rounds:
             with torch.no_grad():
                 value = read(walk_states(world.spec).now)[:, 0]
             found = {state: value[state].item() for state in wanted}
             # Wrong values of the endless walk lie below the right ones; those of the other come past them.
             if not world.terminal and all(
-                abs(found[state] - wanted[state]) < tolerance / 4 for state in wanted
+                abs(found[state] - wanted[state]) < tolerance / 2 for state in wanted
             ):
-                return
+                return number
     name = "terminal Walk" if world.terminal else "Walk"
     for state in wanted:
         told = f"{name}: V({state}) is {found[state]:.2f}, not {wanted[state]:.2g}"
         assert abs(found[state] - wanted[state]) < tolerance, told
+    return rounds
 
 
 def can_be_captured(subject: Subject) -> None:
@@ -273,7 +275,7 @@ def captured_equals_eager(subject: Subject) -> None:
 def resumes_exactly(subject: Subject) -> None:
     """Training that is saved, loaded into an agent with another seed and continued equals training without a break."""
     whole, first, second = Run(subject), Run(subject), Run(subject, seed=7)
-    rollouts = subject.rollouts(whole.agent, 6)
+    rollouts = subject.rollouts(whole.agent, 5)
     whole.feed(rollouts)
     first.feed(rollouts[:3])
     file = io.BytesIO()

@@ -3,7 +3,8 @@
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ SMALL: dict[str, Any] = {
     "buffer_size": 512,
     "learning_starts": 0,
     "random_steps": 0,
-    "updates_per_step": 0.1,
+    "updates_per_step": 0.05,
     "policy_delay": 2,
     "num_policies": 4,
     "bandit_window": 8,
@@ -62,7 +63,7 @@ SMALL: dict[str, Any] = {
 """Settings that keep a check short; an algorithm gets those that it has."""
 
 WALK: dict[str, Any] = {
-    "gamma": 0.9,
+    "gamma": 0.8,
     "normalize_obs": False,
     "normalize_reward": False,
     "learning_rate": 1e-2,
@@ -70,7 +71,7 @@ WALK: dict[str, Any] = {
     "actor_lr": 1e-3,
     "critic_lr": 5e-3,
     "max_grad_norm": 0.0,
-    "tau": 0.1,
+    "tau": 0.2,
     "target_update_interval": 1,
     "updates_per_step": 0.125,
     "alpha": 0.0,
@@ -119,31 +120,42 @@ class Subject:
     algorithm: str
     spec: Spec
     settings: Mapping[str, Any] = field(default_factory=dict)
+    _kept: "dict[str, Any]" = field(default_factory=dict, init=False, repr=False, compare=False)
+    """the rollouts of the policy that was last asked for, and what collects more of them"""
 
     def configured(self) -> Settings:
         """Typed settings: the algorithm's preset with `SMALL`, then this subject's own."""
+        return self._configured
+
+    @cached_property
+    def _configured(self) -> Settings:
         known = settings_of(self.algorithm) | {f.name for f in fields(RunConfig)}
         small = {key: value for key, value in SMALL.items() if key in known}
         return configure(self.algorithm, "conformance", {**small, **self.settings})
 
     def agent(self, seed: int = 0, device: str = "cpu") -> Agent:
         """A new agent with its optimizers and random streams; the same for the same seed."""
-        settings, streams = self.configured(), Streams(seed, (device,))
+        settings, streams = self._configured, Streams(seed, (device,))
         agent = build_agent(settings, self.spec, seed)
         agent.check(settings.run.num_envs * settings.run.num_steps)
         return agent.prepare(device, lambda name: streams.generator("learner", device, name))
 
     def rollouts(self, agent: Agent, count: int, world: RandomWorld | Walk | None = None) -> list[Batch]:
         """Rollouts of `agent`'s current policy on random episodes, copied out of the collector's storage."""
-        settings = self.configured()
-        actor = build_agent(settings, self.spec)
-        actor.load_state_dict(agent.state_dict())
-        generator = torch.Generator().manual_seed(1)
-        env: Any = world or RandomWorld(self.spec)
-        collector = LocalCollector(env, actor, settings.run.num_steps, generator)
-        collector.reset(0)
-        found = [copied(collector.collect()) for _ in range(count)]
-        return [rollout.to(agent.device) for rollout in found]
+        weights = agent.state_dict()
+        if world is None and same(self._kept.get("weights"), weights):
+            found, collector = self._kept["found"], self._kept["collector"]
+        else:
+            actor = build_agent(self._configured, self.spec)
+            actor.load_state_dict(weights)
+            generator, env = torch.Generator().manual_seed(1), cast(Any, world or RandomWorld(self.spec))
+            found, collector = [], LocalCollector(env, actor, self._configured.run.num_steps, generator)
+            collector.reset(0)
+            if world is None:
+                weights = {name: tree.clone(value) for name, value in weights.items()}
+                self._kept.update(weights=weights, found=found, collector=collector)
+        found += [copied(collector.collect()) for _ in range(count - len(found))]
+        return [copied(rollout).to(agent.device) for rollout in found[:count]]
 
 
 def subject(algorithm: str, observation: str, memory: str, action: str, **settings: Any) -> Subject:

@@ -1,5 +1,6 @@
 """Any action tree as a list of discrete choices and one vector of continuous dimensions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from whorl.core import tree
+from whorl.core.errors import EnvError
 from whorl.core.spec import Continuous, Discrete, SpecTree
 from whorl.core.tree import Tree
 
@@ -103,3 +105,30 @@ class ActionParts:
         return list(
             zip(tree.leaves(self.spec), tree.leaves(tree.map(lambda _, part: part, self.spec, action)))
         )
+
+
+def used_parameters(parts: ActionParts, declared: Sequence[Sequence[int]]) -> Tensor:
+    """1 where a combination of choices uses a continuous dimension, else 0: float [combinations, size].
+
+    `declared` has an entry for each combination in the order of their numbers (the last choice counts fastest): the
+    dimensions it uses, counted from 0 in the order of the action tree.
+    """
+    if not parts.options or not parts.size:
+        raise EnvError("parameters_of needs discrete and continuous actions; leave it out")
+    if len(declared) != parts.combinations:
+        raise EnvError(
+            f"parameters_of has {len(declared)} entries, but there are {parts.combinations} combinations of discrete "
+            "choices; give each the continuous dimensions that it uses"
+        )
+    found = torch.zeros(parts.combinations, parts.size)
+    for number, dimensions in enumerate(declared):
+        for dimension in dimensions:
+            if not 0 <= dimension < parts.size:
+                raise EnvError(
+                    f"parameters_of gives choice {number} the dimension {dimension}, but the continuous dimensions "
+                    f"are 0 to {parts.size - 1}"
+                )
+            found[number, dimension] = 1
+    if not found.any():
+        raise EnvError("parameters_of gives no choice a continuous dimension; leave it out if each uses all")
+    return found

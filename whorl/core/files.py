@@ -26,6 +26,9 @@ _REASONS = {
     errno.ENOTDIR: "a file with the name of the folder exists; choose another folder",
 }
 
+# Another disk, a file system without hard links, or one that allows no more of them.
+_NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
+
 
 def reason(error: OSError) -> str:
     """The cause of an error and its remedy, as the second half of a sentence."""
@@ -52,6 +55,28 @@ def fsync_dir(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def link(path: Path, into: Path) -> bool:
+    """Give a file a second name (a hard link, which costs no space); False where the file system has none."""
+    into.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(path, into)
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            return False
+        raise
+    return True
+
+
+def link_or_copy(path: Path, into: Path) -> None:
+    """Give a file a second name, or copy it where that is on another disk."""
+    if not link(path, into):
+        with scratch(into) as temp:
+            shutil.copyfile(path, temp)
+            with open(temp, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(temp, into)
 
 
 def sha256(path: Path) -> str:

@@ -67,12 +67,14 @@ def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 KINDS = (
-    *("algorithm", "component", "network", "encoder", "layer", "memory", "optimizer", "schedule", "loss"),
-    *("environment", "adapter", "logger"),
+    *("algorithm", "component", "network", "encoder", "head", "layer", "memory", "optimizer", "schedule"),
+    *("loss", "environment", "adapter", "logger"),
 )
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
 # None: every import path is trusted, because the user wrote it. Loading a saved config restricts it.
 _trusted: ContextVar[tuple[str, ...] | None] = ContextVar("trusted", default=None)
+# What an error about a name that is not trusted says as well.
+_hint: ContextVar[str] = ContextVar("hint", default="")
 
 
 def register(kind: str, name: str, thing: Any = None) -> Any:
@@ -96,13 +98,18 @@ def registered(kind: str) -> dict[str, Any]:
 
 
 @contextmanager
-def only_trusted(trust: tuple[str, ...]) -> Iterator[None]:
-    """Inside the block, import paths resolve only within `whorl` or to `trust`: import paths, modules or packages."""
-    token = _trusted.set(trust)
+def only_trusted(trust: tuple[str, ...], hint: str = "") -> Iterator[None]:
+    """Inside the block, import paths resolve only within `whorl` or to `trust`: import paths, modules or packages.
+
+    Args:
+        hint: the end of the message about a name that is not trusted.
+    """
+    token, told = _trusted.set(trust), _hint.set(hint)
     try:
         yield
     finally:
         _trusted.reset(token)
+        _hint.reset(told)
 
 
 def require_trust(name: str, what: str) -> None:
@@ -112,7 +119,7 @@ def require_trust(name: str, what: str) -> None:
         return
     raise ConfigError(
         f"the saved config names {what} {name!r}, which is not part of whorl; if you trust it, pass "
-        f"trust=[{name!r}] (on the command line --trust {name})"
+        f"trust=[{name!r}] (on the command line --trust {name}){_hint.get()}"
     )
 
 
@@ -191,7 +198,7 @@ def _register_first(kind: str, name: str) -> str:
         return ""
     return (
         f" (the saved run uses it: if it is your own, register it first, whorl.register({kind!r}, {name!r}, ...), or "
-        "import the module that does)"
+        f"import the module that does{_hint.get()})"
     )
 
 
@@ -243,7 +250,14 @@ def _is_ours(kind: str, found: Any) -> bool:
         return issubclass(found, base) and (
             kind not in ("algorithm", "component") or hasattr(found, "Config")
         )
-    if not inspect.isfunction(found) or kind not in ("network", "encoder", "layer", "loss", "schedule"):
+    if not inspect.isfunction(found) or kind not in (
+        "network",
+        "encoder",
+        "head",
+        "layer",
+        "loss",
+        "schedule",
+    ):
         return False
     made = inspect.signature(found).return_annotation
     return isinstance(made, type) and issubclass(made, Tensor if kind in ("loss", "schedule") else nn.Module)

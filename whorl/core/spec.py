@@ -98,6 +98,9 @@ class Spec:
     """reward streams besides the environment's; with them `reward` has a trailing axis [..., 1 + streams]"""
     map_shape: tuple[int, int] | None = None
     """rows and columns of a map on which every step tells where the agent is; agents do not read it"""
+    parameters_of: tuple[tuple[int, ...], ...] = ()
+    """mixed actions: the continuous dimensions that each combination of discrete choices uses, by number (see
+    `whorl.core.action_parts.used_parameters`); empty: each uses all"""
 
     @property
     def masked(self) -> bool:
@@ -152,6 +155,8 @@ def differences(saved: Spec, now: Spec) -> list[str]:
                 found.append(f"{name}{f' {path!r}' if path else ''} was {was} and is {is_now}")
         if old.keys() == new.keys() and list(old) != list(new):
             found.append(f"{name} had the keys {', '.join(old)} and has {', '.join(new)}, in another order")
+    if saved.parameters_of != now.parameters_of:
+        found.append("parameters_of, what each choice uses of the continuous actions, is another")
     return found
 
 

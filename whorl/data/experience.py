@@ -60,6 +60,11 @@ class Experience(Protocol):
         """Keep rows in `folder` from now on, with `ahead` also between checkpoints; None: there are no rows."""
         return None
 
+    def take_rows(self, state: dict[str, Any]) -> None:
+        """Start a new run with the rows of another, whose `state_dict` is given; raises `ConfigError`, and
+        changes nothing, where they do not fit or are missing."""
+        return
+
     def close(self) -> None:
         """Stop processes; safe to call twice."""
         return

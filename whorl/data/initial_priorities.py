@@ -1,6 +1,6 @@
 """Initial priorities of new samples, computed by the actor that collected them (Horgan et al. 2018, Ape-X)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import LOG_PROB, Batch
+from whorl.data.batch import Batch
 from whorl.data.config import ReplayConfig
 from whorl.data.discounting import Discounting
 from whorl.data.replay import clipped, starts, view_of, weighted
@@ -27,6 +27,8 @@ class InitialPriorities:
         errors: TD errors of a batch [T, B].
         memory: recurrent state of one environment, if it is stored.
         steps: rows of a rollout.
+        extras: columns that errors read besides those of every rollout.
+        successors: as the learner's samples have them (`replay_of`).
     """
 
     def __init__(
@@ -37,16 +39,18 @@ class InitialPriorities:
         errors: Callable[[Batch], Tensor],
         memory: Tree,
         steps: int,
+        extras: Mapping[str, Array],
+        successors: tuple[int, ...],
     ) -> None:
         self.cfg, self.errors, self.num_envs = cfg, errors, spec.num_envs
-        self.view = view_of(cfg)
+        self.view = view_of(cfg, successors)
         stride = self.view.stride
         slots = -(-(steps + self.view.span + history_of(spec) + 1) // stride) * stride
         self.ring = Ring(
             replace(spec, streams=()),
             slots * spec.num_envs,
             device,
-            extras={LOG_PROB: Array(())} if cfg.needs_steps else None,
+            extras=extras,
             memory=memory,
             stride=stride,
         )

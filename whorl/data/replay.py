@@ -1,5 +1,6 @@
 """Off-policy experience: rollouts go into a replay buffer, from which `updates_per_step` batches per step are drawn."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from operator import itemgetter
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from whorl.core import tree
 from whorl.core.cuda_graphs import record
-from whorl.core.errors import CheckpointError, ConfigError
+from whorl.core.errors import CheckpointError, ConfigError, DamagedError
 from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
@@ -124,6 +125,7 @@ class Replay(Experience):
         self._progress = 0.0
         self._gaps = False
         """whether rows were missing: only then may a buffer with rows have no start"""
+        self._warned = False
         self.store: Segments | None = None
         """set where there is a run folder; without it the state holds the whole ring"""
         size = self.ring.slots // view.stride * spec.num_envs
@@ -182,14 +184,31 @@ class Replay(Experience):
             self.sampler.settle(index, torch.ones_like(error), error)
 
     def due(self) -> Iterator[tuple[str, Batch]]:
-        total = int(self.updates_per_step * max(0, self.steps - self.learning_starts))
+        total = self._due_by_now()
         if self.drawn < total and not self.can_start():
+            self._warn_of_gaps()
             return
         while self.drawn < total:
             # Uniform sampling does not depend on updates: several batches drawn together cost little more than one.
             for batch in self.samples(min(total - self.drawn, self._together)):
                 self.drawn += 1
                 yield "update", batch
+
+    def _warn_of_gaps(self) -> None:
+        """Say once why nothing is learned."""
+        if self._warned or not isinstance(self.view, Sequences):
+            return
+        self._warned = True
+        warnings.warn(
+            f"learning waits: the replay buffer holds no {self.view.burn_in + 2} rows of an environment without a gap, "
+            f"which burn_in {self.view.burn_in} needs; environments that answer late leave a gap at the end of a "
+            "rollout: raise num_steps, or lower burn_in",
+            stacklevel=2,
+        )
+
+    def _due_by_now(self) -> int:
+        """Batches that are due after these steps."""
+        return int(self.updates_per_step * max(0, self.steps - self.learning_starts))
 
     @torch.no_grad()
     def samples(self, count: int) -> Iterator[Batch]:
@@ -322,18 +341,49 @@ class Replay(Experience):
         if not isinstance(gaps, bool):
             raise ValueError(f"gaps is {gaps!r}, not true or false")
         self._gaps = gaps
-        self.ring.load_state_dict(state["ring"])
-        if "manifest" in state["ring"]:
-            if self.store is None:
-                raise CheckpointError(
-                    "the rows of this replay buffer are in its run folder; use whorl.resume(run)"
-                )
-            self.store.load(state["ring"]["manifest"])
-            if "memories" in state["ring"]:
-                tree.restore_(self.ring.memories, state["ring"]["memories"])
-            tree.restore_(self._changing(), state["ring"].get("changing", {}))
+        self._load_rows(state["ring"])
         self.sampler.load_state_dict(state["sampler"])
         self._late = {name: tree.clone(value) for name, value in state["late"].items()}
+
+    def _load_rows(self, saved: dict[str, Any]) -> None:
+        self.ring.load_state_dict(saved)
+        if "manifest" not in saved:
+            return
+        if self.store is None:
+            raise CheckpointError(
+                "the rows of this replay buffer are in its run folder; use whorl.resume(run)"
+            )
+        self.store.load(saved["manifest"])
+        if "memories" in saved:
+            tree.restore_(self.ring.memories, saved["memories"])
+        tree.restore_(self._changing(), saved.get("changing", {}))
+
+    @torch.no_grad()
+    def take_rows(self, state: dict[str, Any]) -> None:
+        """See `Experience`. Samples may be others than there (n_step, sequences): starts are found among the rows, and
+        priorities are taken where they are those of the same starts. No update is due for these rows."""
+        ring = self.ring
+        saved = state.get("ring")
+        if not isinstance(saved, dict) or "manifest" not in saved:
+            raise ConfigError("the checkpoint holds no replay buffer, or one in shards")
+        ring.check(saved)
+        assert self.store is not None
+        try:
+            self.store.check(saved["manifest"])
+        except DamagedError as error:
+            raise ConfigError(str(error)) from None
+        missing = self._changing().keys() - saved.get("changing", {}).keys()
+        if missing:
+            raise ConfigError(f"the checkpoint's replay buffer has no {sorted(missing)[0]}")
+        self._load_rows(saved)
+        self.steps, self._gaps = int(state["steps"]), state.get("gaps", False) is True
+        self.drawn = self._due_by_now()
+        every = starts(
+            ring, self.view, ring.first_start(), max(ring.first_start(), ring.rows - self.view.span)
+        )
+        self.sampler.admit(every, self.view.allowed(ring, every))
+        self.sampler.take_priorities(state["sampler"])
+        self.cut()  # environments begin new episodes
 
     def can_start(self) -> bool:
         """Whether there is a start; raises if no stored episode has its first row in the buffer any more

@@ -214,8 +214,8 @@ class Ring:
             "cut": self._cut,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The columns may be missing, if the rows are loaded from segment files."""
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise if a saved ring has another size."""
         slots, num_envs = state["slots"], state["num_envs"]
         if (slots, num_envs) != (self.slots, self.num_envs):
             raise ConfigError(
@@ -223,6 +223,10 @@ class Ring:
                 f"settings ask for {self.slots} for each of {self.num_envs}; resume with buffer_size "
                 f"{slots * num_envs} and num_envs {num_envs}"
             )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The columns may be missing, if the rows are loaded from segment files."""
+        self.check(state)
         self.rows = int(state["rows"])
         if "columns" in state:
             tree.restore_(self.columns, state["columns"])

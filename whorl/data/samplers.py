@@ -41,6 +41,9 @@ class Sampler(Protocol):
         Starts that cannot be drawn any more are skipped.
         """
 
+    def take_priorities(self, state: dict[str, Any]) -> None:
+        """Take the priorities of another sampler, given by its state, if they belong to the same starts."""
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -81,6 +84,9 @@ class Uniform:
 
     def settle(self, index: Tensor, mask: Tensor, priority: Tensor) -> None:
         """Uniform sampling ignores errors."""
+
+    def take_priorities(self, state: dict[str, Any]) -> None:
+        """Uniform sampling has no priorities."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"queue": self.queue, "first": self.first, "count": self.count}
@@ -142,6 +148,13 @@ class Prioritized:
 
     def settle(self, index: Tensor, mask: Tensor, priority: Tensor) -> None:
         self.sum_tree.renew(index, sample_error(priority.detach(), mask, self.cfg.eta))
+
+    def take_priorities(self, state: dict[str, Any]) -> None:
+        own, saved = self.state_dict()["leaves"], state.get("leaves")
+        if saved is None or saved.shape != own.shape:
+            return
+        if bool(((saved.to(own.device) > 0) == (own > 0)).all()):
+            self.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
         leaves, *sums = self.sum_tree.levels

@@ -31,7 +31,6 @@ from whorl.core.errors import CheckpointError, ConfigError, DamagedError
 from whorl.core.tree import Tree
 from whorl.data.experience import Store
 
-FOLDER = "replay"
 SEGMENT_BYTES = 32 << 20
 """size of a whole segment"""
 MOST_TAILS = 16
@@ -159,18 +158,23 @@ class Segments(Store):
 
     def load(self, manifest: dict[str, Any]) -> None:
         """Fill the ring, whose row count is already set, and continue from there."""
-        self._check_layout(manifest["layout"])
-        whole, tails = ([Segment(**entry) for entry in manifest[kind]] for kind in ("whole", "tails"))
+        whole, tails = self.check(manifest)
         if self.ring.settled > max((segment.last for segment in (*whole, *tails)), default=0):
             raise DamagedError("the checkpoint names too few files of the replay buffer")
-        for segment in (*whole, *tails):  # report missing files at once, not after reading gigabytes
-            self._check_size(segment)
         for segment in (*whole, *tails):  # oldest rows first: newer ones may overwrite them
             self._read(segment)
         for name, leaf, slots in self._newest():
             leaf[slots] = manifest["newest"][name].to(leaf.device)
         self._whole, self._tails, self._next = whole, tails, int(manifest["next"])
         self._named.update(self.names())
+
+    def check(self, manifest: dict[str, Any]) -> tuple[list[Segment], list[Segment]]:
+        """The whole segments and tails of a manifest; raises where they do not fit the ring or files are missing."""
+        self._check_layout(manifest["layout"])
+        whole, tails = ([Segment(**entry) for entry in manifest[kind]] for kind in ("whole", "tails"))
+        for segment in (*whole, *tails):  # report missing files at once, not after reading gigabytes
+            self._check_size(segment)
+        return whole, tails
 
     def names(self) -> list[str]:
         """The files that the last manifest names."""

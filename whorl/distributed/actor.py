@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent
-from whorl.collect.collector import LocalCollector, Storage, acting
+from whorl.collect.collector import Storage, acting
 from whorl.collect.episodes import Episode
+from whorl.collect.waiting import collector_for
 from whorl.core.errors import ConfigError
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
@@ -97,9 +98,10 @@ class PrioritizedRowsPayload:
         _prepare(agent, seed)
         steps, num_envs = rollout.shape
         spec = agent.spec.with_num_envs(num_envs)
-        self._priorities = InitialPriorities(
-            agent.cfg, spec, agent.device, agent.errors, agent.stored(), steps
-        )
+        # What components add at the learner is not there yet.
+        extras = {name: array for name, array in agent.columns().items() if name in rollout.extras}
+        own = (agent.errors, agent.stored(), steps, extras, agent.successors)
+        self._priorities = InitialPriorities(agent.cfg, spec, agent.device, *own)
         self.example = _with_priorities(rollout, self._priorities.empty())
 
     def make(self, rollout: Batch) -> dict[str, Tree]:
@@ -221,7 +223,8 @@ class ActorProcess:
         generator = torch.Generator(device).manual_seed(act)
         numbers = range(number * role.num_envs, (number + 1) * role.num_envs)
         vector = role.source.vector(role.num_envs, device)
-        self.collector = LocalCollector(vector, self.agent, role.steps, generator, numbers=numbers)
+        collector = collector_for(vector)
+        self.collector = collector(vector, self.agent, role.steps, generator, numbers=numbers)
         self.collector.reset(env)
         self.collector.episode_statistics.record = role.records_episodes
         self._timeout, self._stepper = role.timeout, getattr(vector, "stepper", None)

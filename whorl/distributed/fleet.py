@@ -299,7 +299,7 @@ class FleetCollector(Collector):
         }
         if self.role.sends == "priorities":
             # Samples that a trajectory completes and that began in trajectories before it.
-            view = view_of(self.agent.cfg)
+            view = view_of(self.agent.cfg, self.agent.successors)
             self._earlier, self._completed = view.span // view.stride, completed(self.agent.cfg, self.steps)
 
     def reset(self, seed: int) -> None:

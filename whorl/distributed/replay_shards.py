@@ -301,7 +301,7 @@ class ShardedReplay(Experience):
         self._rows = [self._backend.slots(row_layout, AHEAD) for _ in range(cfg.shards)]
         self.batches = [self._backend.slots(batch_layout, AHEAD, learners > 1) for _ in range(cfg.shards)]
         """slots of each shard's batches"""
-        self._ratio, view = Fraction(str(cfg.updates_per_step)), view_of(cfg)
+        self._ratio, view = Fraction(str(cfg.updates_per_step)), view_of(cfg, agent.successors)
         # As without shards: at least one sample of some environment is complete by then.
         self._learn_after = max(cfg.learning_starts, agent.spec.num_envs * (view.span + view.stride - 1))
         self.steps = self.drawn = self._turn = 0

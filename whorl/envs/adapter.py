@@ -18,6 +18,7 @@ from gymnasium.error import DependencyNotInstalled
 from whorl.core.errors import EnvError, EnvFailure, WhorlError, install_command, missing_extra, nearest
 from whorl.core.registry import import_hint, import_named, registered
 from whorl.envs.mistakes import raised
+from whorl.envs.names import named
 from whorl.envs.spaces import Factory
 from whorl.envs.wrappers import observation_wrappers, split
 
@@ -36,6 +37,7 @@ MODULES = (
         "minigrid",
         "pybullet",
         "bumps_bullet",
+        "random_spaces",
         "imported",
     ),
     "gymnasium",
@@ -68,6 +70,10 @@ class Adapter:
     def full_id(self, id: str) -> str:
         """The id with its version, for which presets have tuned settings."""
         return id
+
+    def notice(self, id: str) -> str:
+        """What users of other libraries may not expect of an id; "" where there is nothing to say."""
+        return ""
 
     def check_options(self, id: str, options: dict[str, Any]) -> dict[str, Any]:
         """The options to make an environment with; raises where one is not supported."""
@@ -143,7 +149,8 @@ def adapter_of(id: str) -> Adapter:
 
 def full_id(id: str) -> str:
     """The id with its version, for which presets have tuned settings: Pong is ALE/Pong-v5."""
-    return adapter_of(id).full_id(id)
+    name = named(id)[0]
+    return adapter_of(name).full_id(name)
 
 
 def factory_from_id(id: str, **options: Any) -> Factory:
@@ -151,8 +158,9 @@ def factory_from_id(id: str, **options: Any) -> Factory:
 
     All environments take the options of `whorl.envs.wrappers`, which select what is observed.
     """
+    id, implied, _ = named(id)
     adapter = adapter_of(id)
-    theirs, ours = split(adapter.check_options(id, options))
+    theirs, ours = split(adapter.check_options(id, implied | options))
     return observation_wrappers(adapter.factory(id, theirs), ours)
 
 

@@ -19,6 +19,7 @@ from whorl.envs.adapter import Adapter, adapter_of, adapters, factory_from_id
 from whorl.envs.adapters.gymnasium import GymnasiumVector, to_spec
 from whorl.envs.adapters.vectorized import BatchedVector, is_vectorized
 from whorl.envs.mistakes import make_env
+from whorl.envs.names import meant
 from whorl.envs.native import WORLDS
 from whorl.envs.spaces import Factory, probe
 from whorl.envs.vector import VectorEnv
@@ -307,7 +308,11 @@ def _from_id(id: str, options: dict[str, Any]) -> Source:
         theirs, ours = split(options)
         source = Source(id, observation_wrappers(partial(own[id], **theirs), ours), options)
     else:
+        id, implied = meant(id)
+        options = implied | options
         adapter = adapter_of(id)
+        if notice := adapter.notice(id):
+            warnings.warn(notice, stacklevel=4)
         source = Source(adapter.full_id(id), factory_from_id(id, **options), options, adapter)
     if options.keys() - {"render_mode"} and (source.adapter is None or source.adapter.single):
         # Options come from the user, so one that the environment does not take is reported now.

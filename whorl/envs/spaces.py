@@ -8,7 +8,7 @@ it.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from operator import getitem
+from operator import getitem, index
 from typing import Any, Literal, TypeAlias
 
 import gymnasium
@@ -58,6 +58,8 @@ class Layout:
     """names of numbers in `info` that are read at the end of an episode; see `stepping.measured`"""
     map_shape: tuple[int, int] | None = None
     """rows and columns of the map on which the attribute `position` tells where the agent is; None: there is none"""
+    parameters_of: tuple[tuple[int, ...], ...] = ()
+    """mixed actions: the continuous dimensions that each combination of choices uses; empty: each uses all"""
 
 
 def probe(factory: Factory) -> Layout:
@@ -84,6 +86,7 @@ def describe(env: gymnasium.Env) -> Layout:
         soft_ends=bool(attribute(env, "soft_ends", False)),
         measures=(*measures, SUCCESS),
         map_shape=attribute(env, "map_shape", None),
+        parameters_of=_parameters_of(attribute(env, "parameters_of", ())),
     )
 
 
@@ -113,6 +116,7 @@ def make_layout(
     soft_ends: bool = False,
     measures: tuple[str, ...] = (),
     map_shape: tuple[int, int] | None = None,
+    parameters_of: tuple[tuple[int, ...], ...] = (),
 ) -> Layout:
     """The layout of environments with these spaces."""
     action = tuple(_action_leaves(action_space))
@@ -124,8 +128,19 @@ def make_layout(
         if not isinstance(observation_space, spaces.Dict | spaces.Tuple):
             observation = [replace(x, path=("obs",)) for x in observation]
         observation.append(_mask_leaf(action_space))
-    told = (soft_ends, measures, map_shape)
-    return Layout(observation_space, action_space, mask, snapshots, tuple(observation), action, *told)
+    more = (soft_ends, measures, map_shape, parameters_of)
+    return Layout(observation_space, action_space, mask, snapshots, tuple(observation), action, *more)
+
+
+def _parameters_of(value: Any) -> tuple[tuple[int, ...], ...]:
+    """The declaration of an environment as tuples of integers."""
+    try:
+        return tuple(tuple(index(dimension) for dimension in entry) for entry in value)
+    except TypeError as error:
+        raise EnvError(
+            f"parameters_of is {value!r}; it must hold for each discrete choice the numbers of the continuous "
+            "dimensions that it uses, for instance [[0], [1, 2], []]"
+        ) from error
 
 
 def check_stack(stack: Any) -> int:

@@ -90,6 +90,14 @@ class Waiting(Protocol):
 
 
 @runtime_checkable
+class Traced(Protocol):
+    """A `VectorEnv` with numbers that are drawn over time beside its picture (`--render`)."""
+
+    def traces(self, env_index: int) -> dict[str, dict[str, float]]:
+        """Panels of named numbers of one environment: `{"position": {"x": 0.1, "y": 2.0}}`."""
+
+
+@runtime_checkable
 class Mapped(Protocol):
     """A `VectorEnv` that may say where its agents are, so that visits and bonuses can be drawn as a heat map."""
 

@@ -1,6 +1,8 @@
-"""Observation wrappers that environments accept as options: select entries, add last action and reward, stack frames.
+"""Wrappers that environments accept as options: select entries of the observation, add last action and reward, stack
+frames, count an episode as a success by its rewards.
 
-Not for native and batched environments. Imports no torch, because workers wrap their environments.
+Not for batched environments; native ones have `hit_reward` alone. Imports no torch, because workers wrap their
+environments.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +13,13 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from whorl.core.arrays import MASK_KEY
+from whorl.core.arrays import MASK_KEY, SUCCESS_KEYS
 from whorl.core.errors import EnvError, nearest
 from whorl.envs.spaces import Factory, check_stack
 
 HIDING = ("keep", "once", "last_action", "last_reward")
-OPTIONS = (*HIDING, "frame_stack")
+HIT = "hit_reward"
+OPTIONS = (*HIDING, "frame_stack", HIT)
 
 
 def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -32,10 +35,39 @@ def observation_wrappers(factory: Factory, options: dict[str, Any]) -> Factory:
 
 def _make(factory: Factory, options: dict[str, Any]) -> gymnasium.Env:
     env = factory()
+    if HIT in options:
+        env = HitReward(env, check_hit(options[HIT]))
     hiding = {name: value for name, value in options.items() if name in HIDING}
     if hiding:
         env = SelectObservation(env, **hiding)
     return FrameStack(env, check_stack(options["frame_stack"])) if "frame_stack" in options else env
+
+
+def check_hit(value: Any) -> float:
+    """The option `hit_reward`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+        raise EnvError(f"{HIT} is {value!r}; it must be a number: the reward that makes an episode a success")
+    return float(value)
+
+
+class HitReward(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
+    """An episode is a success once one of its rewards was at least `hit_reward`; that is `is_success` in `info`."""
+
+    def __init__(self, env: gymnasium.Env, hit_reward: float) -> None:
+        gymnasium.utils.RecordConstructorArgs.__init__(self, hit_reward=hit_reward)
+        super().__init__(env)
+        self._least, self._hit = hit_reward, False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        self._hit = False
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._hit = self._hit or float(reward) >= self._least
+        return obs, reward, terminated, truncated, {**info, SUCCESS_KEYS[0]: self._hit}
 
 
 class FrameStack(gymnasium.Wrapper):

@@ -1,6 +1,7 @@
 """How agents act, shared by calls: by Q values, by a policy, or by a deterministic actor with noise."""
 
 from dataclasses import replace
+from math import log
 from typing import Any
 
 from torch import Tensor
@@ -66,9 +67,14 @@ def act_by_soft_actor(agent: SoftAgent, obs: Tree, memory: Tree, context: Contex
     policy, after = _evaluate(agent, obs, memory, context)
     if context.random:
         acted = _random(agent, obs, after, context)
-        return replace(acted, extras={LOG_PROB: random_log_prob(agent.spec, obs)}) if stores else acted
+        if not stores:
+            return acted
+        log_prob = random_log_prob(agent.spec, obs)
+        if actions.used is not None:
+            log_prob = log_prob + log(2) * actions.unused(acted.action)
+        return replace(acted, extras={LOG_PROB: log_prob})
     if not actions.greedy:
-        action = chosen(agent, obs, policy, context)
+        action = agent.noise(chosen(agent, obs, policy, context), context)
         return Acted(action, after, {LOG_PROB: policy.log_prob(action)} if stores else {})
     drawn = policy.drawn(None if context.greedy else policy.noise(context.generator)["continuous"])
     seen = {"obs": agent.observations(obs), "last": memory.get(LAST, {})}
@@ -76,7 +82,7 @@ def act_by_soft_actor(agent: SoftAgent, obs: Tree, memory: Tree, context: Contex
     rows = Rows(one["obs"], context.reset.unsqueeze(0), memory, 0, 0, 1, one["last"])
     values = agent.q_of_choices(rows, drawn.reads.unsqueeze(0))[:, 0]  # [critics, B, choices]
     drawn = actions.chosen(drawn, values, agent.temperature, 0.0 if context.greedy else None)
-    return Acted(actions.sample(drawn, context.generator)[0], after)
+    return Acted(agent.noise(actions.sample(drawn, context.generator)[0], context), after)
 
 
 def acting_tensors_with_critic(agent: SoftAgent, tensors: list[Tensor]) -> list[Tensor]:

@@ -32,6 +32,15 @@ class NoiseConfig:
     """probability of a uniformly random action instead"""
 
 
+@dataclass(frozen=True)
+class AddedNoiseConfig:
+    """Settings of noise beside that of a stochastic policy."""
+
+    action_noise: Annotated[float | tuple[float, float], Range(0, 10**6)] = 0.0
+    """standard deviation of Gaussian noise that is added to sampled continuous actions, scaled to [-1, 1]; two numbers
+    are spread evenly over the environments"""
+
+
 MEMORY = "noise"
 """key of the noise process in an agent's memory"""
 
@@ -83,6 +92,40 @@ def _masks_by_leaf(spec: Spec, obs: Tree) -> Tree:
     return tree.map(leaf, spec.action)
 
 
+def spread(scale: float | tuple[float, float], num_envs: int) -> Tensor:
+    """One number, or two spread evenly over the environments: [environments, 1]."""
+    low, high = scale if isinstance(scale, tuple) else (scale, scale)
+    return torch.linspace(low, high, num_envs).unsqueeze(1)
+
+
+class AddedNoise(nn.Module):
+    """Gaussian noise on the continuous parts of actions that a policy has sampled."""
+
+    scale: Tensor
+
+    def __init__(self, spec: Spec, cfg: AddedNoiseConfig) -> None:
+        super().__init__()
+        scale = spread(cfg.action_noise, spec.num_envs)
+        self.on = bool(scale.any())
+        """whether there is noise"""
+        self.action = spec.action
+        self.register_buffer("scale", scale, persistent=False)  # as in `ActionNoise`
+
+    def forward(self, action: Tree, context: Context) -> Tree:
+        """The action with noise, clipped to [-1, 1]; as it was for greedy actions and outside of training."""
+        if not self.on or context.greedy or context.env_index is None:
+            return action
+        scale = self.scale[context.env_index]
+
+        def leaf(kind: ActionLeaf, value: Tensor) -> Tensor:
+            if not isinstance(kind, Continuous):
+                return value
+            noise = torch.randn(value.shape, generator=context.generator, device=value.device)
+            return (value + scale * noise).clamp(-1, 1)
+
+        return tree.map(leaf, self.action, action)
+
+
 class ActionNoise(nn.Module):
     """Noise for a deterministic policy: Gaussian, or an Ornstein-Uhlenbeck process that restarts with each episode:
     x <- (1 - theta) x + scale * N(0, 1).
@@ -95,11 +138,8 @@ class ActionNoise(nn.Module):
     def __init__(self, spec: Spec, size: int, cfg: NoiseConfig) -> None:
         super().__init__()
         self.cfg, self.size = cfg, size
-        given = cfg.noise_scale
-        low, high = given if isinstance(given, tuple) else (given, given)
         # Not saved: another run may load the weights with a different number of environments and its own scale.
-        scale = torch.linspace(low, high, spec.num_envs).unsqueeze(1)  # [environments, 1]
-        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("scale", spread(cfg.noise_scale, spec.num_envs), persistent=False)
 
     def initial(self, num_envs: int) -> Tree:
         """State of the process before the first row."""

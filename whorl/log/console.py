@@ -34,6 +34,7 @@ class Console:
 
     Args:
         done: progress at the start of a resumed run; the rate and the remaining time are measured from there.
+        seconds: training is stopped after so many; 0: not by time.
         file: written to instead of standard output.
         clock: seconds, for tests.
     """
@@ -46,13 +47,14 @@ class Console:
         quiet: bool = False,
         *,
         done: float = 0,
+        seconds: float = 0,
         file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total = total
         self.unit = unit
         self.title = title
-        self._clock = clock
+        self._clock, self._seconds = clock, seconds or float("inf")
         self._done = self._count = done
         self._doing = ""
         self._drawing = threading.Lock()
@@ -222,7 +224,10 @@ class Console:
 
     def _left(self) -> str:
         rate = self._rate()
-        return f"{_duration((self.total - self._done) / rate)} left" if rate > 0 and self._share() < 1 else ""
+        if rate <= 0 or self._share() >= 1:
+            return ""
+        until_stop = max(self._seconds - (self._clock() - self._began), 0.0)
+        return f"{_duration(min((self.total - self._done) / rate, until_stop))} left"
 
     def _joined(self, parts: list[str]) -> str:
         return (" · " if self._unicode else " | ").join(part for part in parts if part)
@@ -278,9 +283,9 @@ class Consoles(Console):
         self._bars = {name: _Bar(name, self) for name in names}
         self._states = dict.fromkeys(names, "waiting")
 
-    def begin(self, name: str, total: float, unit: str, done: float) -> None:
-        """A run starts at `done` of `total`."""
-        self._bars[name] = _Bar(name, self, total, unit, done)
+    def begin(self, name: str, total: float, unit: str, done: float, seconds: float = 0) -> None:
+        """A run starts at `done` of `total`; it is stopped after `seconds` unless they are 0."""
+        self._bars[name] = _Bar(name, self, total, unit, done, seconds)
         self._states[name] = ""
         self._stale = True
 
@@ -322,9 +327,16 @@ class _Bar(Console):
     """One run among several, which share a screen."""
 
     def __init__(
-        self, name: str, screen: Consoles, total: float = 0, unit: str = "steps", done: float = 0
+        self,
+        name: str,
+        screen: Consoles,
+        total: float = 0,
+        unit: str = "steps",
+        done: float = 0,
+        seconds: float = 0,
     ) -> None:
-        super().__init__(total, unit, quiet=screen._terminal.quiet, done=done, clock=screen._clock)
+        quiet, clock = screen._terminal.quiet, screen._clock
+        super().__init__(total, unit, quiet=quiet, done=done, seconds=seconds, clock=clock)
         self.name, self.screen = name, screen
 
     def _share(self) -> float:
@@ -360,6 +372,7 @@ def summary(settings: Settings, device: str) -> str:
     parts.append(device if device.startswith(usual) else f"{device} with settings for a {run.hardware}")
     budget = {"steps": run.total_timesteps, "episodes": run.total_episodes, "iterations": run.max_iterations}
     parts += [f"{compact(limit)} {unit}" for unit, limit in budget.items() if limit][:1]
+    parts += [f"at most {run.max_seconds:g} s"] if run.max_seconds else []
     return ", ".join(parts)
 
 

@@ -14,7 +14,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.config import ReplayConfig
 from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings
-from whorl.nets.layers import orthogonal_
+from whorl.nets.layers import Last, last_of, linear_last
 from whorl.nets.memory import MemoryConfig, MemorySettings, memory_settings
 from whorl.nets.preprocessor import reward_limit
 from whorl.ops.distributions import TanhNormal
@@ -38,6 +38,10 @@ class ActorCriticNetworkConfig(MemoryConfig, ReplayConfig):
     """hidden layers of the actor: mlp, residual (SimBa), a registered name, an import path, or a list of layers"""
     critic_network: Part = Part("mlp")
     """hidden layers of each critic: mlp (options layer_norm, dropout), residual, or as above"""
+    actor_head: Part = Part("linear")
+    """last layers of the actor: linear, a registered name, an import path, or a list of hidden layers"""
+    critic_head: Part = Part("linear")
+    """last layers of each critic, in the same form"""
     noisy: bool = False
     """explore by noisy layers in the actor (Fortunato et al. 2018): factorised, without noise in evaluation"""
     share_memory: bool = False
@@ -122,16 +126,16 @@ class Actor(BackboneNet):
 
 def deterministic_actor(spec: Spec, cfg: ActorCriticNetworkConfig, size: int, reads: Backbone) -> Actor:
     """An actor whose output is one action in [-1, 1]."""
-    return Actor("actor", spec, cfg, lambda width: DeterministicHead(width, size), reads)
+    last = last_of(cfg.actor_head)
+    return Actor("actor", spec, cfg, lambda width: DeterministicHead(width, size, last), reads)
 
 
 class SquashedHead(nn.Module):
     """tanh of a Gaussian whose standard deviation depends on the state."""
 
-    def __init__(self, inputs: int, size: int, bound: tuple[float, float]) -> None:
+    def __init__(self, inputs: int, size: int, bound: tuple[float, float], last: Last = linear_last) -> None:
         super().__init__()
-        self.both = nn.Linear(inputs, 2 * size)
-        orthogonal_(self.both, 0.01)
+        self.both = last(inputs, 2 * size, 0.01)
         self.bound = bound
 
     def forward(self, features: Tensor, mask: Tensor | None) -> TanhNormal:
@@ -142,9 +146,9 @@ class SquashedHead(nn.Module):
 class DeterministicHead(nn.Module):
     """One action in [-1, 1] per dimension."""
 
-    def __init__(self, inputs: int, size: int) -> None:
+    def __init__(self, inputs: int, size: int, last: Last = linear_last) -> None:
         super().__init__()
-        self.action = orthogonal_(nn.Linear(inputs, size), 0.01)
+        self.action = last(inputs, size, 0.01)
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
         return self.action(features).tanh()

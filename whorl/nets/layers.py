@@ -2,14 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whorl.core.errors import ConfigError, nearest
-from whorl.core.registry import Part, resolve
+from whorl.core.registry import Part, construct, register, resolve
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": F.elu,
@@ -63,6 +63,36 @@ class MLP(nn.Module):
             value = F.linear(value, weight, bias)
             value = activation(value if self.norms is None else self.norms[number](value))
         return value.reshape(*lead, value.shape[-1])
+
+
+Last: TypeAlias = Callable[[int, int, float], nn.Module]
+"""makes the last layers of a network: from its numbers of inputs and outputs, and the gain of initial weights"""
+
+
+def linear_last(inputs: int, outputs: int, gain: float) -> nn.Module:
+    """One linear layer."""
+    return orthogonal_(nn.Linear(inputs, outputs), gain)
+
+
+def last_of(head: Part) -> Last:
+    """What makes the last layers that a setting such as `actor_head` describes."""
+    if head.name == "linear" and not head.options:
+        return linear_last
+
+    def build(inputs: int, outputs: int, gain: float) -> nn.Module:
+        net = construct("head", head, inputs, outputs)
+        if not isinstance(net, nn.Module):
+            raise ConfigError(
+                f"head {head.name!r} built a {type(net).__name__}; it must build a torch.nn.Module"
+            )
+        found = width_of(net, inputs)
+        if found != outputs:
+            raise ConfigError(
+                f"head {head.name!r} has {found} outputs for {inputs} inputs; this action space needs {outputs}"
+            )
+        return net
+
+    return build
 
 
 class Residual(nn.Module):
@@ -122,6 +152,14 @@ def layered(inputs: int, layers: Iterable[Mapping[str, Any] | str]) -> nn.Sequen
         inputs = width_of(module, inputs)
     net = nn.Sequential(*built)
     orthogonal_(net)
+    return net
+
+
+@register("head", "layers")
+def layered_head(inputs: int, outputs: int, layers: Iterable[Mapping[str, Any] | str]) -> nn.Module:
+    """Hidden layers described one by one, then a linear layer."""
+    net = layered(inputs, layers)
+    net.append(orthogonal_(nn.Linear(width_of(net, inputs), outputs), 0.01))
     return net
 
 

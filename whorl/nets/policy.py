@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from whorl.core.action_masks import mask_size
+from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
 from whorl.core.spec import (
     MASK_KEY,
@@ -21,7 +22,7 @@ from whorl.core.spec import (
 from whorl.core.tree import Tree
 from whorl.data.batch import Rows
 from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings
-from whorl.nets.layers import orthogonal_
+from whorl.nets.layers import Last, last_of, linear_last
 from whorl.nets.memory import MemoryConfig, memory_settings
 from whorl.ops.distributions import Categorical, Joint, MultiCategorical, Normal
 from whorl.settings.schema import Activation, HiddenSizes, LogStd, LogStdRange, Number
@@ -50,6 +51,11 @@ class NetworkConfig(MemoryConfig):
     """hidden layers of the policy: mlp, a registered name, an import path, or a list of layers"""
     critic_network: Part = Part("mlp")
     """hidden layers of the critic, in the same form"""
+    actor_head: Part = Part("linear")
+    """last layers of the policy, for each part of the action: linear, a registered name, an import path, or a list of
+    hidden layers"""
+    critic_head: Part = Part("linear")
+    """last layers of the critic, in the same form"""
     privileged_obs: tuple[str, ...] = ()
     """keys of a Dict observation that exist in training only: the critic reads them, the policy never does"""
 
@@ -58,12 +64,20 @@ class GaussianHead(nn.Module):
     """A diagonal Gaussian with one state-independent log standard deviation per dimension."""
 
     def __init__(
-        self, inputs: int, action: Continuous, mean: float, log_std: float, bound: tuple[float, float]
+        self,
+        inputs: int,
+        action: Continuous,
+        mean: float,
+        log_std: float,
+        bound: tuple[float, float],
+        last: Last = linear_last,
     ) -> None:
         super().__init__()
-        self.mean = nn.Linear(inputs, action.size)
-        orthogonal_(self.mean, 0.01)
-        nn.init.constant_(self.mean.bias, mean)
+        self.mean = last(inputs, action.size, 0.01)
+        if isinstance(self.mean, nn.Linear):
+            nn.init.constant_(self.mean.bias, mean)
+        elif mean:
+            raise ConfigError(f"mean_init is {mean:g}, which needs actor_head linear; leave one of them out")
         self.log_std = nn.Parameter(torch.full((action.size,), log_std))
         self.bound = bound
 
@@ -74,9 +88,9 @@ class GaussianHead(nn.Module):
 class CategoricalHead(nn.Module):
     """Independent discrete choices; masked options have probability zero."""
 
-    def __init__(self, inputs: int, nvec: tuple[int, ...], single: bool) -> None:
+    def __init__(self, inputs: int, nvec: tuple[int, ...], single: bool, last: Last = linear_last) -> None:
         super().__init__()
-        self.logits = orthogonal_(nn.Linear(inputs, sum(nvec)), 0.01)
+        self.logits = last(inputs, sum(nvec), 0.01)
         self.nvec = nvec
         self.single = single
 
@@ -115,11 +129,12 @@ def policy_head(action: SpecTree, inputs: int, cfg: NetworkConfig) -> nn.Module:
         parts = {name: policy_head(branch, inputs, cfg) for name, branch in action.items()}
         return JointHead(parts, tuple(mask_size(action_choices(branch)) for branch in action.values()))
     leaf: ActionLeaf = action
+    last = last_of(cfg.actor_head)
     if isinstance(leaf, Continuous):
-        return GaussianHead(inputs, leaf, cfg.mean_init, cfg.log_std_init, cfg.log_std_range)
+        return GaussianHead(inputs, leaf, cfg.mean_init, cfg.log_std_init, cfg.log_std_range, last)
     if isinstance(leaf, Discrete):
-        return CategoricalHead(inputs, (leaf.n,), single=True)
-    return CategoricalHead(inputs, leaf.nvec, single=False)
+        return CategoricalHead(inputs, (leaf.n,), single=True, last=last)
+    return CategoricalHead(inputs, leaf.nvec, single=False, last=last)
 
 
 class Policy(BackboneNet):
@@ -153,7 +168,7 @@ class Value(BackboneNet):
         self.follows = bool(self.backbone.memories)
         """whether its memory is updated while acting"""
         self.separate = bool(spec.streams)
-        self.head = orthogonal_(nn.Linear(self.backbone.size, 1 + len(spec.streams)), 1.0)
+        self.head = last_of(cfg.critic_head)(self.backbone.size, 1 + len(spec.streams), 1.0)
 
     def forward(self, rows: Rows) -> Tensor:
         value = self.head(self.backbone(rows))

@@ -15,7 +15,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.nets.actor import ActorCriticNetworkConfig
 from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings, torso
-from whorl.nets.layers import activation_of, orthogonal_
+from whorl.nets.layers import activation_of, last_of
 from whorl.nets.memory import memory_settings
 from whorl.nets.preprocessor import reward_limit
 from whorl.settings.schema import coerce
@@ -57,7 +57,7 @@ class QEnsemble(BackboneNet):
         """whether it can be evaluated while acting, because it has no memory or its memory is kept"""
         self.members, self.outputs = members, outputs
         columns = prod(outputs)
-        if cfg.critic_network.name == "mlp":
+        if cfg.critic_network.name == "mlp" and cfg.critic_head == Part("linear"):
             self.nets: nn.Module = EnsembleMLP(
                 members,
                 self.backbone.size,
@@ -70,7 +70,8 @@ class QEnsemble(BackboneNet):
             )
         elif join:
             raise ConfigError(
-                f"action_joins is 'second', which needs critic_network 'mlp', but it is {cfg.critic_network.name!r}"
+                "action_joins is 'second', which needs critic_network 'mlp' and critic_head 'linear', but they are "
+                f"{cfg.critic_network.name!r} and {cfg.critic_head.name!r}"
             )
         else:
             self.nets = Separate(members, self.backbone.size + actions, columns, cfg)
@@ -190,14 +191,15 @@ class EnsembleMLP(nn.Module):
 
 
 class Separate(nn.Module):
-    """An ensemble of networks from `critic_network`, evaluated one after the other."""
+    """An ensemble of networks from `critic_network` and `critic_head`, evaluated one after the other."""
 
     def __init__(self, members: int, inputs: int, outputs: int, cfg: ActorCriticNetworkConfig) -> None:
         super().__init__()
         settings = BackboneSettings(cfg.critic_hidden_sizes, cfg.activation, cfg.critic_network, cfg.encoder)
         built = [torso(settings, inputs) for _ in range(members)]
+        last = last_of(cfg.critic_head)
         self.torsos = nn.ModuleList(net for net, _ in built)
-        self.heads = nn.ModuleList(orthogonal_(nn.Linear(width, outputs), 1.0) for _, width in built)
+        self.heads = nn.ModuleList(last(width, outputs, 1.0) for _, width in built)
 
     def draw(self, rows: int, generator: torch.Generator | None) -> Tree:
         return {}

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from whorl.core import tree
-from whorl.core.action_parts import ActionParts
+from whorl.core.action_parts import ActionParts, used_parameters
 from whorl.core.errors import ConfigError
 from whorl.core.spec import MASK_KEY, Continuous, Discrete, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.nets.actor import SquashedHead, require_bounds
-from whorl.nets.layers import orthogonal_
+from whorl.nets.layers import Last, linear_last
 from whorl.nets.policy import CategoricalHead
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.temperature import EntropyConfig, Temperature
@@ -51,9 +51,15 @@ class SoftActionsConfig(EntropyConfig):
 
 
 class MixedHead(nn.Module):
-    """Independent choices, and squashed Gaussians, one for each combination of choices with `table`."""
+    """Independent choices, and squashed Gaussians, one for each combination of choices with `conditioned`.
+
+    Args:
+        used: the dimensions that each combination uses [combinations, size]; None: all.
+    """
 
     table: Tensor | None
+    used: Tensor | None
+    places: Tensor
 
     def __init__(
         self,
@@ -63,17 +69,24 @@ class MixedHead(nn.Module):
         joint: bool,
         conditioned: bool,
         learns_choices: bool,
+        used: Tensor | None = None,
+        last: Last = linear_last,
     ) -> None:
         super().__init__()
         self.parts, self.bound, self.joint = parts, bound, joint
         self.logits = self.both = None
         if learns_choices and parts.options:
-            self.logits = orthogonal_(nn.Linear(inputs, sum(parts.options)), 0.01)
+            self.logits = last(inputs, sum(parts.options), 0.01)
         table = parts.code(parts.every_combination()) if conditioned else None
         self.register_buffer("table", table, persistent=False)
+        self.register_buffer("used", used, persistent=False)
         if parts.size:
-            count = 1 if table is None else len(table)
-            self.both = orthogonal_(nn.Linear(inputs, 2 * parts.size * count), 0.01)
+            count = parts.size * (1 if table is None else len(table))
+            if used is not None:
+                places = used.flatten().nonzero()[:, 0]
+                self.register_buffer("places", places, persistent=False)
+                count = len(places)
+            self.both = last(inputs, 2 * count, 0.01)
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Mixed:
         choices = continuous = None
@@ -83,11 +96,19 @@ class MixedHead(nn.Module):
             choices = MultiCategorical(logits, self.parts.options, mask)
         if self.both is not None:
             both = self.both(features)
-            if self.table is not None:
+            if self.table is not None and self.used is None:
                 both = both.unflatten(-1, (len(self.table), 2 * self.parts.size))
             mean, log_std = both.chunk(2, -1)
-            continuous = TanhNormal(mean, log_std.clamp(*self.bound))
+            if self.used is not None:
+                mean, log_std = self._placed(mean), self._placed(log_std)
+            continuous = TanhNormal(mean, log_std.clamp(*self.bound), self.used)
         return Mixed(self.parts, choices, continuous, self.joint, self.table)
+
+    def _placed(self, each: Tensor) -> Tensor:
+        """Outputs for the dimensions that are used [..., n] in a table, 0 for others [..., combinations, size]."""
+        assert self.used is not None
+        every = each.new_zeros(*each.shape[:-1], self.used.numel()).index_copy(-1, self.places, each)
+        return every.unflatten(-1, self.used.shape)
 
 
 class SoftActions(nn.Module):
@@ -97,12 +118,17 @@ class SoftActions(nn.Module):
     and are evaluated once for each. If there are more combinations of choices than `joint_choices`, they answer for
     every option of each choice, and a value is the sum over the choices (as in Seyde et al. 2023, arXiv:2210.12566).
 
+    If the environment says which dimensions each combination uses (`parameters_of`), with `conditioned` the others are
+    0 in actions and in what critics read (as in MP-DQN, Bester et al. 2019, arXiv:1905.04388), and have no density; the
+    target entropy is that of the number in use, a mean over the choices by their probability.
+
     Args:
         algorithm: its name, for messages.
         sums: whether the algorithm can sum values over choices.
     """
 
     target: Tensor
+    used: Tensor | None
 
     def __init__(self, spec: Spec, cfg: SoftActionsConfig, algorithm: str, sums: bool = True) -> None:
         super().__init__()
@@ -128,13 +154,15 @@ class SoftActions(nn.Module):
                 f"{reason} needs a value for every combination of discrete choices, but this environment has "
                 f"{parts.combinations}; use {other}, or increase joint_choices ({cfg.joint_choices})"
             )
+        used = used_parameters(parts, spec.parameters_of) if spec.parameters_of and self.conditioned else None
+        self.register_buffer("used", None if used is None or used.all() else used, persistent=False)
         self.kinds = (
             *(("discrete",) if parts.options and not self.greedy else ()),
             *(("continuous",) if parts.size else ()),
         )
         """the kinds of actions that have an entropy, each with its temperature"""
         self.targets = self._targets()
-        """the target entropy of each kind"""
+        """the target entropy of each kind; of the continuous one where all choices are equally probable"""
         self.register_buffer("target", torch.tensor(self.targets), persistent=False)
 
     def _targets(self) -> list[float]:
@@ -151,7 +179,7 @@ class SoftActions(nn.Module):
                         "between, or entropy_ratio"
                     )
         if "continuous" in self.kinds:
-            found.append(cfg.target(parts.size))
+            found.append(cfg.target(parts.size if self.used is None else self.used.sum(-1).mean().item()))
         return found
 
     # Networks
@@ -173,14 +201,14 @@ class SoftActions(nn.Module):
         """How often critics are evaluated for the policy's action in one row."""
         return self.parts.combinations if self.conditioned else 1
 
-    def head(self, width: int) -> nn.Module:
+    def head(self, width: int, last: Last = linear_last) -> nn.Module:
         """The policy's head on features of size `width`."""
         parts, bound = self.parts, self.cfg.log_std_range
         if isinstance(parts.spec, Discrete):
-            return CategoricalHead(width, parts.options, single=True)
+            return CategoricalHead(width, parts.options, single=True, last=last)
         if isinstance(parts.spec, Continuous):
-            return SquashedHead(width, parts.size, bound)
-        return MixedHead(width, parts, bound, self.joint, self.conditioned, not self.greedy)
+            return SquashedHead(width, parts.size, bound, last)
+        return MixedHead(width, parts, bound, self.joint, self.conditioned, not self.greedy, self.used, last)
 
     def temperature(self) -> Temperature:
         """The entropy coefficient, or one for each kind."""
@@ -216,7 +244,15 @@ class SoftActions(nn.Module):
         continuous = self.parts.continuous(action)
         if not self.conditioned:
             return continuous
-        return torch.cat((self.parts.code(self.parts.choices(action)), continuous), -1)
+        choices = self.parts.choices(action)
+        if self.used is not None:
+            continuous = continuous * self.used[self.parts.combination(choices)]
+        return torch.cat((self.parts.code(choices), continuous), -1)
+
+    def unused(self, action: Tree) -> Tensor:
+        """Number of continuous dimensions [...] that actions do not use."""
+        assert self.used is not None
+        return (1 - self.used).sum(-1)[self.parts.combination(self.parts.choices(action))]
 
     def pick(self, values: Tensor, action: Tree, after: int = 0) -> Tensor:
         """Of values [critics, ..., choices] those of actions that were taken: [critics, ...].
@@ -282,15 +318,21 @@ class SoftActions(nn.Module):
         chosen = self.parts.choices_of(choices[0]) if self.joint else torch.stack(choices, -1)
         return self.parts.action(chosen, continuous), log_prob + log_density
 
-    def entropy_target(self, batch: Batch) -> Tensor | float:
+    def entropy_target(self, batch: Batch, drawn: Drawn) -> Tensor | float:
         """The target entropy, a number or [kinds]; with action masks that of the choices is a fraction of what each row
-        allows at most, a mean over rows."""
-        if not self.masked or "discrete" not in self.kinds or not self._by_ratio:
+        allows at most, a mean over rows; that of the continuous dimensions counts those that the choices use."""
+        by_row = self.masked and "discrete" in self.kinds and self._by_ratio
+        if not by_row and self.used is None:
             return self.target if len(self.kinds) > 1 else self.targets[0]
-        allowed = (batch.now.selected[MASK_KEY] > 0).split(self.parts.options, -1)
-        most: Any = sum(part.sum(-1).clamp(min=1).log() for part in allowed)  # [T, B]
-        discrete = self.cfg.entropy_ratio * (most * batch.share).mean()
-        return discrete if len(self.kinds) == 1 else torch.stack((discrete, self.target[1]))
+        found = list(self.target.unbind())
+        if by_row:
+            allowed = (batch.now.selected[MASK_KEY] > 0).split(self.parts.options, -1)
+            most: Any = sum(part.sum(-1).clamp(min=1).log() for part in allowed)  # [T, B]
+            found[0] = self.cfg.entropy_ratio * (most * batch.share).mean()
+        if self.used is not None and self.cfg.target_entropy == "auto":
+            count = drawn.mean(self.used.sum(-1)).detach()  # [T, B]
+            found[-1] = self.cfg.entropy_per_dimension * (count * batch.share).mean()
+        return found[0] if len(found) == 1 else torch.stack(found)
 
     @property
     def _by_ratio(self) -> bool:

@@ -30,7 +30,7 @@ class EntropyConfig:
     log_std_range: LogStdRange = (-20.0, 2.0)
     """bounds of the policy's log standard deviation"""
 
-    def target(self, size: int) -> float:
+    def target(self, size: float) -> float:
         """The target entropy of `size` continuous dimensions."""
         if self.target_entropy == "auto":
             return self.entropy_per_dimension * size

@@ -51,9 +51,13 @@ class Distribution(Protocol):
 
 
 class Normal(Distribution):
-    """Independent Gaussians. `mean` [..., size]; `log_std` has the same shape or broadcasts to it."""
+    """Independent Gaussians. `mean` [..., size]; `log_std` has the same shape or broadcasts to it.
 
-    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+    Args:
+        counted: 1 for dimensions that count and 0 for others [..., size]; None: all count.
+    """
+
+    def __init__(self, mean: Tensor, log_std: Tensor, counted: Tensor | None = None) -> None:
         if mean.dim() == 0 or log_std.dim() == 0 or log_std.shape[-1] not in (1, mean.shape[-1]):
             raise ValueError(
                 f"mean has shape {tuple(mean.shape)} and log_std {tuple(log_std.shape)}; "
@@ -61,6 +65,7 @@ class Normal(Distribution):
             )
         self.mean = mean
         self.log_std = log_std.expand_as(mean)
+        self.counted = counted
 
     def noise(self, generator: torch.Generator | None = None) -> Tensor:
         return torch.randn(
@@ -81,7 +86,7 @@ class Normal(Distribution):
 
     def entropy(self, noise: Tree = None) -> Tensor:
         """sum_i log sigma_i + 1/2 * log(2 * pi * e)"""
-        return self.log_std.sum(-1) + 0.5 * self.mean.shape[-1] * (log(2 * pi) + 1)
+        return self._sum(self.log_std) + 0.5 * self._size * (log(2 * pi) + 1)
 
     def kl(self, other: Distribution) -> Tensor:
         """sum_i log(sigma'_i / sigma_i) + (sigma_i^2 + (mu_i - mu'_i)^2) / (2 * sigma'_i^2) - 1/2"""
@@ -89,37 +94,48 @@ class Normal(Distribution):
             raise unlike(self, other)
         log_scale = self.log_std - other.log_std
         distance = (self.mean - other.mean) * (-other.log_std).exp()
-        return (0.5 * ((2 * log_scale).exp() + distance.square() - 1) - log_scale).sum(-1)
+        return self._sum(0.5 * ((2 * log_scale).exp() + distance.square() - 1) - log_scale)
 
     def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         return self.sample(noise), self._log_prob_of_noise(noise)
 
     def _log_prob_of_noise(self, noise: Tensor) -> Tensor:
-        return -(0.5 * noise.square() + self.log_std).sum(-1) - 0.5 * self.mean.shape[-1] * log(2 * pi)
+        return -self._sum(0.5 * noise.square() + self.log_std) - 0.5 * self._size * log(2 * pi)
+
+    def _sum(self, each: Tensor) -> Tensor:
+        return (each if self.counted is None else each * self.counted).sum(-1)
+
+    @property
+    def _size(self) -> Tensor | int:
+        """Number of dimensions that count."""
+        return self.mean.shape[-1] if self.counted is None else self.counted.sum(-1)
 
 
 class TanhNormal(Distribution):
-    """tanh of independent Gaussians: actions in [-1, 1] (Haarnoja et al. 2018, arXiv:1801.01290, app. C)."""
+    """tanh of independent Gaussians: actions in [-1, 1] (Haarnoja et al. 2018, arXiv:1801.01290, app. C).
 
-    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
-        self.before = Normal(mean, log_std)
+    Dimensions that do not count are 0 in samples and have no density.
+    """
+
+    def __init__(self, mean: Tensor, log_std: Tensor, counted: Tensor | None = None) -> None:
+        self.before = Normal(mean, log_std, counted)
         """the Gaussian before the tanh"""
 
     def noise(self, generator: torch.Generator | None = None) -> Tensor:
         return self.before.noise(generator)
 
     def sample(self, noise: Tensor) -> Tensor:
-        return self.before.sample(noise).tanh()
+        return self._action(self.before.sample(noise))
 
     def mode(self) -> Tensor:
         """tanh of the mean: the median, which is used as the greedy action because the mode has no closed form."""
-        return self.before.mean.tanh()
+        return self._action(self.before.mean)
 
     def log_prob(self, action: Tensor) -> Tensor:
         """Log-density of a stored action; |a| is limited to 1 - eps, so that atanh stays finite."""
         limit = 1 - torch.finfo(action.dtype).eps
         before = action.clamp(-limit, limit).atanh()
-        return self.before.log_prob(before) - _log_tanh_slope(before)
+        return self.before.log_prob(before) - _log_tanh_slope(before, self.before.counted)
 
     def entropy(self, noise: Tree = None) -> Tensor:
         """-log pi(a) of the action for `noise`, an estimate: there is no closed form."""
@@ -138,7 +154,11 @@ class TanhNormal(Distribution):
     def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Exact for any noise, because the value before the tanh is known."""
         before, log_prob = self.before.sample_with_log_prob(noise)
-        return before.tanh(), log_prob - _log_tanh_slope(before)
+        return self._action(before), log_prob - _log_tanh_slope(before, self.before.counted)
+
+    def _action(self, before: Tensor) -> Tensor:
+        counted = self.before.counted
+        return before.tanh() if counted is None else before.tanh() * counted
 
     def drawn(self, noise: Tensor | None = None) -> Drawn:
         """The action for `noise`, by default the mode, and its log-density."""
@@ -280,9 +300,10 @@ class Joint(Distribution):
         return {key: action for key, (action, _) in drawn.items()}, _total([p for _, p in drawn.values()])
 
 
-def _log_tanh_slope(before: Tensor) -> Tensor:
+def _log_tanh_slope(before: Tensor, counted: Tensor | None) -> Tensor:
     """sum_i log(1 - tanh(u_i)^2) = sum_i 2 * (log 2 - u_i - softplus(-2 * u_i)), finite for every u."""
-    return 2 * (log(2) - before - F.softplus(-2 * before)).sum(-1)
+    each = log(2) - before - F.softplus(-2 * before)
+    return 2 * (each if counted is None else each * counted).sum(-1)
 
 
 def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:

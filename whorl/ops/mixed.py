@@ -16,7 +16,8 @@ class Mixed(Distribution):
         choices: all discrete choices of the tree; None: there are none.
         continuous: all its continuous dimensions [..., size], with `table` [..., combinations, size]; None: none.
         joint: whether log-probabilities are given for each combination of choices, or for each option of each choice.
-        table: all combinations of choices, one-hot [combinations, sum(options)]; c depends on them then.
+        table: all combinations of choices, one-hot [combinations, sum(options)]; c depends on them then. The dimensions
+            of c that a combination uses may differ then (`TanhNormal`'s `counted` [combinations, size]).
     """
 
     def __init__(
@@ -59,8 +60,11 @@ class Mixed(Distribution):
         before = self.continuous.before
         index = self.parts.combination(choices)[..., None, None]
         index = index.expand(*index.shape[:-1], before.mean.shape[-1])
+        counted = before.counted
         return TanhNormal(
-            before.mean.gather(-2, index).squeeze(-2), before.log_std.gather(-2, index).squeeze(-2)
+            before.mean.gather(-2, index).squeeze(-2),
+            before.log_std.gather(-2, index).squeeze(-2),
+            None if counted is None else counted[self.parts.combination(choices)],
         )
 
     def drawn(self, noise: Tensor | None = None) -> Drawn:

@@ -40,7 +40,7 @@ class EvolveConfig:
     exploit: Annotated[float, Range(0, 0.5)] = 0.25
     """pbt: share of the learners, the worst ones, that copy one of as many best ones, at least one; 0: nobody copies"""
     resample: Fraction = 0.25
-    """pbt: probability that a setting of a copy is drawn anew instead of perturbed"""
+    """pbt: probability that a setting of a copy is drawn again instead of perturbed"""
     perturb: tuple[Positive, ...] = (0.8, 1.2)
     """pbt: factors, one of which multiplies a number"""
 

@@ -6,13 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from whorl.core import files
-from whorl.log.plot import COLOURS
+from whorl.log.plot import COLOURS, new_figure, save_figure
 from whorl.population.rules import LineageRow
 from whorl.settings.draws import Draw, Interval
 
@@ -24,8 +20,7 @@ def draw_population(
 ) -> None:
     """Draw the picture: a dot per learner and generation, a line from each to the one that it continues."""
     panels = 1 + len(draws)
-    figure = Figure((7.6, 4.2 + 1.7 * len(draws)), 150, layout=ConstrainedLayoutEngine(), facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure((7.6, 4.2 + 1.7 * len(draws)))
     heights = [3.0, *[1.2] * len(draws)]
     axes = figure.subplots(panels, 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     leaders = _leaders(history)
@@ -39,9 +34,7 @@ def draw_population(
         panel.grid(alpha=0.25)
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)
-    with files.scratch(output) as temp:
-        figure.savefig(temp, format="png")
-        temp.replace(output)
+    save_figure(figure, output)
 
 
 def _scores(panel: Axes, history: Sequence[LineageRow], leaders: Sequence[LineageRow]) -> None:

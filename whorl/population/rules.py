@@ -9,7 +9,7 @@ Settings are drawn in proportion to how often selected learners had them (counts
 the normal distribution of the selected ones.
 
 Population-based training (Jaderberg et al. 2017, arXiv:1711.09846; truncation selection): the worst share copies
-weights and optimizer state of one of the best share (exploit) and draws anew or perturbs its settings (explore).
+weights and optimizer state of one of the best share (exploit) and draws again or perturbs its settings (explore).
 
 Differs from Advanced-SAC: generations are synchronous, the best learner continues unchanged, all start from the same
 weights. Whatever is random depends on the seed and the generation alone.
@@ -169,8 +169,8 @@ class Population:
     def _explored(self, rng: np.random.Generator, params: Mapping[str, Any]) -> dict[str, Any]:
         found = {}
         for name, draw in self.draws.items():
-            anew = rng.random() < self.config.resample
-            found[name] = draw.draw(rng) if anew else draw.perturb(rng, params[name], self.config.perturb)
+            redraw = rng.random() < self.config.resample
+            found[name] = draw.draw(rng) if redraw else draw.perturb(rng, params[name], self.config.perturb)
         return found
 
     def _new_numbers(self) -> Any:

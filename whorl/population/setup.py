@@ -33,6 +33,7 @@ FIXED = {
         ("save_model", "checkpoint_freq"),
         "every learner is saved once at the end of each generation; leave it out",
     ),
+    "render": "learners are evaluated in their own processes; show the best one with whorl eval RUN --render",
     **dict.fromkeys(
         ("load_model", "load_checkpoint_dir", "load_strict"), "learners start from new weights; leave it out"
     ),

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent
-from whorl.collect.collector import Collector, LocalCollector
-from whorl.collect.waiting import WaitingCollector
+from whorl.collect.collector import Collector
+from whorl.collect.waiting import WaitingCollector, collector_for
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Continuous
@@ -24,7 +24,7 @@ from whorl.distributed.remote import Notify, warn
 from whorl.distributed.replay_shards import make_shards
 from whorl.distributed.worker_collector import WorkerCollector
 from whorl.envs.make import Source
-from whorl.envs.vector import VectorEnv, Waiting
+from whorl.envs.vector import VectorEnv
 from whorl.nets.images import has_images
 from whorl.run.learner import Learner
 from whorl.run.maps import VisitMap
@@ -221,10 +221,9 @@ def _acting(
     # A graph can't ask whether all environments start an episode, nor call a callback at every step.
     capture = device.type == "cuda" and env.capturable and not run.hold_policy and not needs.steps
     generator = streams.generator("act", device)
-    waiting = isinstance(env, Waiting) and env.waits
-    if waiting and needs.steps:
+    kind = collector_for(env)
+    if kind is WaitingCollector and needs.steps:
         raise _unseen(f"environments of {source.id} answer", "on_episode")
-    kind = WaitingCollector if waiting else LocalCollector
     local = kind(env, acts, run.num_steps, generator, capture, renew=renew)
     local.episode_statistics.record = needs.episodes
     return Acting(local, env, policy, workers=workers)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from whorl.agents.agent import Agent
-from whorl.core.errors import CheckpointError
+from whorl.core.errors import CheckpointError, ConfigError, DamagedError
 from whorl.data.experience import Store
-from whorl.data.segments import FOLDER
 from whorl.run.build import Parts
 from whorl.run.loop import Counters
+from whorl.run.trust import own_code
 from whorl.state import checkpoint
 from whorl.state.policy import export
 from whorl.state.runfolder import resolve_run
@@ -33,14 +33,17 @@ class Checkpointing:
         self.saved = 0
         """number of the newest checkpoint"""
         self.run_dir: Path | None = None
+        self.code: dict[str, bytes] = {}
+        """source files that are saved with each checkpoint, as they were when the run began"""
         self.store: Store | None = None
 
     def open(self, run_dir: Path) -> None:
         """Save into this folder, and keep rows of the replay buffer in files there from now on."""
         if self.run_dir is None:
             self.run_dir = run_dir
+            self.code = own_code(self.parts.settings)
             self.store = self.parts.experience.open_store(
-                run_dir / FOLDER, self.parts.settings.run.save_model
+                run_dir / checkpoint.ROWS, self.parts.settings.run.save_model
             )
             self._sweep()
 
@@ -83,6 +86,43 @@ class Checkpointing:
             acting.env.restore(state["env"])
         else:
             acting.collector.reset(parts.streams.seed("env", str(self.counters.resets)))
+
+    def start_from(self, run: str, strict: bool) -> list[str]:
+        """Start a new run where another was: its weights, optimizer states, normalisers and replay buffer, as far as
+        they fit, and without its random phase. Returns messages about what does not fit; with `strict` all has to.
+
+        Schedules go on, over the steps of both runs; environments begin new episodes.
+        """
+        assert self.run_dir is not None
+        found = find_checkpoint(resolve_run(run, Path(self.parts.settings.run.runs)))
+        messages = [load_weights(self.parts.agent, found, strict)]
+        with checkpoint.reading(found.folder, checkpoint.METADATA):
+            self.counters.earlier = {
+                name: float(found.metadata[name]) for name in ("steps", "iterations", "episodes")
+            }
+        if self.store is not None:
+            messages.append(self._take_rows(found, self.run_dir, strict))
+        return [message for message in messages if message]
+
+    def _take_rows(self, found: checkpoint.Loaded, run_dir: Path, strict: bool) -> str:
+        """Fill the replay buffer with the rows of a checkpoint; a message if they do not fit."""
+        if not found.state:
+            why = "it is a policy without a replay buffer"
+        else:
+            checkpoint.bring_rows(found, run_dir)
+            try:
+                with checkpoint.reading(found.folder, checkpoint.STATE):
+                    self.parts.experience.take_rows(found.state["experience"])
+                return ""
+            except DamagedError as error:
+                raise DamagedError(f"{found.folder}: {error}; load another checkpoint") from None
+            except ConfigError as error:
+                self._sweep()
+                why = str(error)
+        message = f"{found.folder}: the replay buffer starts empty, because {why}"
+        if strict:
+            raise CheckpointError(message)
+        return message
 
     def due(self) -> bool:
         """Whether a checkpoint is due after this iteration, by its frequency or because a file asks for it."""
@@ -142,6 +182,7 @@ class Checkpointing:
             parts.settings.saved(),
             metadata,
             parts.agent.normalizer_values() or None,
+            self.code,
         )
         if checkpoint.retain(self.run_dir, parts.settings.run.keep_checkpoints):
             self._sweep()
@@ -155,7 +196,8 @@ class Checkpointing:
         assert self.run_dir is not None
         agent, settings = self.parts.agent, self.parts.settings
         values = agent.normalizer_values() or None
-        checkpoint.save_best(self.run_dir, export(agent, settings), settings.saved(), metadata, values)
+        policy = export(agent, settings)
+        checkpoint.save_best(self.run_dir, policy, settings.saved(), metadata, values, self.code)
 
     def _sweep(self) -> None:
         """Delete rows that no checkpoint needs; if one can't be read, all stay."""
@@ -164,14 +206,14 @@ class Checkpointing:
                 self.store.sweep(checkpoint.segments(self.run_dir))
 
 
-def load_weights(agent: Agent, run: str | Path, strict: bool = False) -> str:
-    """Load weights, optimizer state and normalisation statistics of another run or checkpoint; counters stay.
+def load_weights(agent: Agent, found: checkpoint.Loaded, strict: bool = False) -> str:
+    """Load weights, optimizer state and normalisation statistics of a checkpoint, or of a policy, which has no
+    optimizer state; counters stay.
 
     Tensors with the same name and shape are taken. An optimizer whose weights are not all taken starts afresh. Returns
     a message about those that were not; with `strict` there may be none.
     """
-    found = find_checkpoint(resolve_run(run))
-    saved = found.state["agent"]
+    saved = found.state["agent"] if found.state else {"module": found.policy["module"], "optimizers": {}}
     mine = {key: value for key, value in agent.state_dict().items() if not agent.of_one_run(key)}
     theirs = {key: value for key, value in saved["module"].items() if not agent.of_one_run(key)}
     taken = {k: v for k, v in theirs.items() if k in mine and v.shape == mine[k].shape}
@@ -218,6 +260,6 @@ def find_checkpoint(folder: Path) -> checkpoint.Loaded:
 
 def use_checkpoint(folder: Path, use: Callable[[checkpoint.Loaded], T]) -> T:
     """The result of `use` on that checkpoint; in a run folder older ones are tried where it raises `DamagedError`."""
-    if folder.name.startswith("checkpoint_"):
+    if checkpoint.is_checkpoint(folder):
         return use(checkpoint.load(folder))
     return checkpoint.use_newest(folder, lambda text: warnings.warn(text, stacklevel=2), use)

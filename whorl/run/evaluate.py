@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
+from typing import TypeAlias
 
 import torch
 
@@ -12,10 +13,13 @@ from whorl.agents.agent import Agent, Context
 from whorl.collect.collector import acting
 from whorl.core import tree
 from whorl.core.arrays import SUCCESS
+from whorl.core.errors import EnvError
+from whorl.core.tree import Tree
 from whorl.distributed.pool import make_vector
 from whorl.envs.make import Source
 from whorl.envs.vector import Step, VectorEnv
 from whorl.run.build import Parts
+from whorl.run.viewer import Viewer, drawn, frame_rate
 from whorl.settings.run import RunConfig
 
 
@@ -62,6 +66,8 @@ class Evaluation:
         }
 
 
+Watch: TypeAlias = Callable[[VectorEnv, Step, Tree], None]
+"""sees every step of an evaluation, with its action"""
 EVAL_ENVS = 32
 """most environments that are stepped one after another in an evaluation"""
 SYNC_EVERY = 32
@@ -74,13 +80,14 @@ def run_episodes(
     episodes: int,
     seed: int,
     deterministic: bool = True,
-    watch: Callable[[VectorEnv, Step], None] | None = None,
+    watch: Watch | None = None,
     max_steps: int = RunConfig.eval_max_steps,
 ) -> Evaluation:
     """Play until `episodes` episodes have ended, the same number (plus or minus one) in every environment.
 
-    Counting the episodes that end first would favour short ones. `watch(env, step)` is called after each step. An
-    episode is cut after `max_steps`; its environment then waits until all can be reset.
+    Counting the episodes that end first would favour short ones. `watch(env, step, action)` is called after each step.
+    An episode is cut after `max_steps`, or after as many steps without an answer (`Step.waits`); its environment waits
+    then until all can be reset.
     """
     num_envs, device = env.spec.num_envs, agent.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -101,6 +108,8 @@ def run_episodes(
     """of the episode under way"""
     cut = torch.zeros(num_envs, dtype=torch.bool, device=device)
     """environments whose episode was cut: they wait for a reset of all"""
+    silent = torch.zeros_like(length)
+    """steps since the last answer"""
     cuts = torch.zeros((), dtype=torch.int64, device=device)
     rounds = itertools.count(1)
     with acting(device):
@@ -117,6 +126,7 @@ def run_episodes(
             if step.waits is not None:
                 waits = step.waits.to(device)
                 after, idle = tree.where(waits, held, after), reset | waits
+                silent = torch.where(waits, silent + 1, 0)
                 # What starts an episode still does when it is answered.
                 reset = torch.where(waits, opens, reset)
             memory = after
@@ -130,12 +140,12 @@ def run_episodes(
                 measures.scatter_(0, at.unsqueeze(-1).expand_as(told.unsqueeze(0)), told.unsqueeze(0))
             ended = ended.to(device)
             length = torch.where(ended | reset, 0, length + (~idle).long())
-            newly = (length == max_steps) & ~cut & (episode[0] < quota)
+            newly = ((length == max_steps) | (silent == max_steps)) & ~cut & (episode[0] < quota)
             cuts += newly.sum()
             episode += (ended & ~cut) | newly
             cut = cut | newly
             if watch is not None:
-                watch(env, step)
+                watch(env, step, acted.action)
             if device.type != "cpu" and number % SYNC_EVERY:
                 continue
             done = episode[0] >= quota
@@ -144,8 +154,14 @@ def run_episodes(
             if bool((done | cut).all()):
                 obs = tree.to(env.reset(seed + next(rounds)), device)
                 cut, length, reset = torch.zeros_like(cut), torch.zeros_like(length), torch.ones_like(reset)
+                silent = torch.zeros_like(length)
                 memory = agent.begin(obs, collecting=False)
     counted = (torch.arange(most + 1, device=device).unsqueeze(1) < quota) & (lengths > 0)
+    if not bool(counted.any()):
+        raise EnvError(
+            f"{env.id}: no environment answered within {max_steps:,} steps of an evaluation; check that its agents ask "
+            "for actions, or raise eval_max_steps"
+        )
     reports = {name: column[column.isfinite()] for name, column in zip(names, measures[counted].T)}
     successes = reports.pop(SUCCESS, torch.zeros(0)) > 0
     means = {name: float(column.mean()) for name, column in reports.items() if len(column)}
@@ -166,13 +182,15 @@ class Evaluator:
     """Evaluates the acting policy of a run, in environments that are created at the first evaluation and then kept."""
 
     def __init__(self, source: Source, parts: Parts) -> None:
-        self.source, self.parts = source, parts
+        self.source, self.parts = drawn(source) if parts.settings.run.render else source, parts
         self._env: VectorEnv | None = None
+        self._viewer: Viewer | None = None
 
     def evaluate(
-        self, episodes: int, iteration: int, watch: Callable[[VectorEnv, Step], None] | None = None
+        self, episodes: int, iteration: int, progress: Callable[[], None] | None = None
     ) -> Evaluation:
-        """Play `episodes` (0: as configured) with greedy actions and the newest weights; `watch` sees every step."""
+        """Play `episodes` (0: as configured) with greedy actions and the newest weights; `progress` is called after
+        every step."""
         run, policy = self.parts.settings.run, self.parts.acting.policy
         episodes = episodes or run.n_eval_episodes
         num_envs = min(episodes, EVAL_ENVS) if self.source.world is None else episodes
@@ -181,15 +199,29 @@ class Evaluator:
         num_envs = self.source.num_envs or num_envs
         if self._env is None or self._env.spec.num_envs != num_envs:
             self.close()
-            workers = min(run.workers, num_envs)
+            workers = 0 if run.render else min(run.workers, num_envs)
             self._env = make_vector(
                 self.source, num_envs, policy.device, workers, run.compile, run.env_timeout
             )
         self.parts.send_weights()
         seed = self.parts.streams.seed("eval", str(iteration))
+        if run.render and self._viewer is None:
+            self._viewer = Viewer(self.source.id, frame_rate(self.source))
+        viewer = self._viewer
+        watch: Watch | None = viewer
+        if progress is not None:
+
+            def watch(env: VectorEnv, step: Step, action: Tree) -> None:
+                progress()
+                if viewer is not None:
+                    viewer(env, step, action)
+
         return run_episodes(policy, self._env, episodes, seed, watch=watch, max_steps=run.eval_max_steps)
 
     def close(self) -> None:
+        if self._viewer is not None:
+            self._viewer.close()
+            self._viewer = None
         if self._env is not None:
             self._env.close()
             self._env = None

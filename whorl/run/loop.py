@@ -47,6 +47,8 @@ class Counters:
     """resets of all environments at once"""
     saved_steps: int = 0
     """steps at the newest checkpoint"""
+    earlier: dict[str, float] = field(default_factory=dict)
+    """steps, iterations and episodes of the run that this one goes on from (load_model)"""
     best_return: float = float("-inf")
     """of the evaluations"""
     evaluated_return: float = float("nan")
@@ -75,6 +77,12 @@ class Counters:
         limits += [(self.episodes, run.total_episodes, "episodes")] if run.total_episodes else []
         limits += [(self.iteration, run.max_iterations, "iterations")] if run.max_iterations else []
         return max(limits, key=lambda limit: limit[0] / limit[1])
+
+    def progress(self, run: RunConfig) -> float:
+        """Share of the budget that is spent, for schedules; that of an earlier run counts in both."""
+        done, total, unit = self.spent(run)
+        earlier = self.earlier.get(unit, 0.0)
+        return min((earlier + done) / max(earlier + total, 1), 1.0)
 
     def passed(self, interval: int) -> bool:
         """Whether the newest iteration passed a multiple of `interval` steps."""
@@ -175,7 +183,7 @@ class Loop:
         period = parts.reset_period
         cut = period > 0 and (counters.iteration + 1) % period == 0
         overlaps = parts.acts_apart and experience.overlaps
-        collector.start(counters.steps < agent.random_steps)
+        collector.start(counters.earlier.get("steps", 0) + counters.steps < agent.random_steps)
         if overlaps:
             self._learn()  # while the copy acts with the weights from before
         waited = time.perf_counter()

@@ -119,7 +119,9 @@ class Reporting:
         if parts.acting.dashboard:
             title += f" (Ray: {parts.acting.dashboard})"
         title += f"\n{summary(parts.settings, str(parts.device))}"
-        return DISPLAY.get()(total, unit, title, settings.run.quiet, done=done)
+        return DISPLAY.get()(
+            total, unit, title, settings.run.quiet, done=done, seconds=settings.run.max_seconds
+        )
 
     def upload(self, saved: int, name: str) -> None:
         """Upload the policy of checkpoint number `saved` to W&B, where it is in use."""

@@ -36,7 +36,13 @@ from whorl.log.maps import heat_map, save_maps, shades
 from whorl.log.writers import Log
 from whorl.run.build import Needs, Parts, build, gpu_memory, learner_threads
 from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots, check_callbacks, overridden
-from whorl.run.checkpointing import RESTARTS, Checkpointing, load_weights, use_checkpoint
+from whorl.run.checkpointing import (
+    RESTARTS,
+    Checkpointing,
+    find_checkpoint,
+    load_weights,
+    use_checkpoint,
+)
 from whorl.run.evaluate import Evaluation, Evaluator
 from whorl.run.loop import Counters, Loop
 from whorl.run.progress import Progress
@@ -54,7 +60,7 @@ from whorl.settings.merge import Settings
 from whorl.state import checkpoint
 from whorl.state.policy import build_agent
 from whorl.state.provenance import provenance
-from whorl.state.runfolder import new_run_folder
+from whorl.state.runfolder import new_run_folder, resolve_run
 from whorl.state.runlock import RunLock
 from whorl.state.streams import Streams
 
@@ -85,6 +91,8 @@ class Trainer:
         self.counters = Counters()
         self.wall_time = 0.0
         """seconds of training, including those before the run was resumed"""
+        self._spent_here = 0.0
+        """seconds of training in this process"""
         self.interrupted = False
         self._signal = ""
         """what interrupted training"""
@@ -224,9 +232,8 @@ class Trainer:
             raise WhorlError(f"training is over: {self._reason()}; resume the run with a larger budget")
         self._inside_step = True
         began, before = time.perf_counter(), self.wall_time
-        done, total, _ = self._spent()
         with self._failures(collecting=True), gpu_memory(self.settings):
-            row = self._row = self.loop.iterate(min(done / max(total, 1), 1.0))
+            row = self._row = self.loop.iterate(self.counters.progress(self.settings.run))
         if "time/waited_for_actors" in row:
             row |= self._system.metrics(self.agent.updates, row["time/waited_for_actors"])
         row["time/elapsed"] = self.wall_time = before + time.perf_counter() - began
@@ -238,7 +245,10 @@ class Trainer:
             self.counters.clear_new()
         if not self.finished and self.checkpointing.due():
             self.save()
-        self.wall_time = before + time.perf_counter() - began
+        spent = time.perf_counter() - began
+        self.wall_time, self._spent_here = before + spent, self._spent_here + spent
+        if 0 < self.settings.run.max_seconds <= self._spent_here:
+            self.stop(f"{self.settings.run.max_seconds:g} s are over")
         self._inside_step = False
         return row
 
@@ -256,8 +266,9 @@ class Trainer:
         """Play `episodes` (default: as configured) with greedy actions."""
         self.parts.learner.check_finite()
         progress = self.loop.progress
-        watch = None if progress is None else lambda *_: progress.evaluated()
-        evaluation = self._evaluator.evaluate(episodes, self.iteration, watch)
+        evaluation = self._evaluator.evaluate(
+            episodes, self.iteration, None if progress is None else progress.evaluated
+        )
         self.counters.evaluated_return = evaluation.mean_return
         return evaluation
 
@@ -442,7 +453,7 @@ class Trainer:
     def build(self) -> "Trainer":
         """Create environment, agent, collector and learner; the first step does it by itself."""
         if not self._built:
-            self._stop_reason, self.interrupted = "", False
+            self._stop_reason, self.interrupted, self._spent_here = "", False, 0.0
             check_callbacks(self.callbacks)
             hooks = ("on_rollout", "on_step", "on_episode")
             needs = Needs(*(bool(overridden(self.callbacks, hook)) for hook in hooks))
@@ -515,7 +526,7 @@ class Trainer:
         return self._lock
 
     def _begin(self) -> None:
-        """The start of a run: environments reset, weights initialised or loaded."""
+        """The start of a run: environments reset, weights initialised, or with `load_model` another run continued."""
         run = self.settings.run
         self.collector.reset(self.streams.seed("env", "0"))
         if run.load_model:
@@ -523,7 +534,8 @@ class Trainer:
                 raise ConfigError(
                     "load_model is true, but load_checkpoint_dir is empty; set it to a checkpoint"
                 )
-            self.load_weights(run.load_checkpoint_dir, run.load_strict)
+            for message in self.checkpointing.start_from(run.load_checkpoint_dir, run.load_strict):
+                warnings.warn(message, stacklevel=2)
         self._restored = True
 
     def _release(self) -> None:
@@ -588,7 +600,8 @@ class Trainer:
 
         What has the same name and shape is taken, and a warning lists the rest; with `strict` that is an error.
         """
-        message = load_weights(self.agent, run, strict)
+        found = find_checkpoint(resolve_run(run, Path(self.settings.run.runs)))
+        message = load_weights(self.agent, found, strict)
         if message:
             warnings.warn(message, stacklevel=2)
 
@@ -606,6 +619,7 @@ class Trainer:
         try:
             self._acquire(run_dir)
             self.build()
+            checkpoint.bring_rows(loaded, run_dir)
             with checkpoint.reading(loaded.folder, checkpoint.STATE):
                 self.load_state(loaded.state)
             with checkpoint.reading(loaded.folder, checkpoint.METADATA):

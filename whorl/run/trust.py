@@ -1,15 +1,30 @@
-"""The trust that a run needs to be loaded again."""
+"""The trust that a run needs to be loaded again, and the code of its own that is saved with it."""
 
 from whorl.core.registry import KINDS, registered
 from whorl.envs.adapters.imported import module_of
 from whorl.settings.merge import Settings
-from whorl.settings.trust import own_paths
+from whorl.settings.trust import own_paths, words_in
+from whorl.state import code
 
 
 def trust_flag(settings: Settings) -> list[str]:
     """The flag that lets a run's own environments, networks and other parts be loaded again, where there are any."""
-    known = any(settings.env in registered(kind) for kind in KINDS)
-    found = list(
-        dict.fromkeys(filter(None, ["" if known else module_of(settings.env), *own_paths(settings)]))
-    )
+    found = list(dict.fromkeys(filter(None, [_env_module(settings), *own_paths(settings)])))
     return ["--trust", *found] if found else []
+
+
+def own_code(settings: Settings) -> dict[str, bytes]:
+    """The source files of a run's own environment, networks and other parts, registered ones too."""
+    if not settings.run.save_code:
+        return {}
+    plain = settings.plain()
+    names = set(words_in([value for key, value in plain.items() if key != "env_options"]))
+    things = [thing for kind in KINDS for name, thing in registered(kind).items() if name in names]
+    modules = [str(getattr(thing, "__module__", "")) for thing in things]
+    modules += [name.rpartition(".")[0] for name in own_paths(settings)]
+    return code.gather(filter(None, [*modules, _env_module(settings)]))
+
+
+def _env_module(settings: Settings) -> str:
+    known = any(settings.env in registered(kind) for kind in KINDS)
+    return "" if known else module_of(settings.env)

@@ -14,7 +14,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     for targets, aliases in {
         # Training loop
         "seed": "random_seed",
-        "num_envs": "n_envs n_workers training_num num_train_envs num_training_envs lanes",
+        "num_envs": "n_envs n_workers training_num num_train_envs num_training_envs lanes agents",
         "num_steps": "n_steps rollout_length rollout_fragment_length max_rollout rollout_steps",
         "total_timesteps": "total_steps n_timesteps max_timesteps max_steps",
         "total_episodes": "total_num_episodes",
@@ -26,6 +26,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "n_eval_episodes": "eval_episodes num_eval_episodes evaluation_duration evolver_cem_length",
         "runs": "logdir log_dir",
         "tag": "exp_name",
+        "tensorboard": "use_tensorboard",
+        "screenshot_freq": "debug_screenshots_interval",
+        "log_file": "logger_in_file",
         "use_wandb": "wandb track log_wandb",
         "wandb_project": "wandb_project_name",
         # Networks
@@ -154,7 +157,6 @@ NOTES: dict[str, str] = {
     "eps_train": "set exploration_initial_eps",
     "action_noise": "set noise (gaussian, ou or none) and noise_scale",
     "twin_q": "set the number of critics",
-    "use_lstm": "set memory to lstm",
     "recurrent": "set memory to lstm, gru or attention",
     "optimize_memory_usage": "the replay buffer always stores each observation once",
     "policy_kwargs": "set net_arch, activation and the other settings of the networks directly",
@@ -169,8 +171,9 @@ NOTES: dict[str, str] = {
     "num_gpus": "set device",
     "capture_video": "record one with whorl eval RUN --video",
     "torch_deterministic": "runs on one machine are always repeatable",
-    "env_id": "the environment is an argument of its own",
-    "gym_id": "the environment is an argument of its own",
+    **dict.fromkeys(
+        ("env_id", "gym_id", "env_name", "env_type"), "the environment is an argument of its own"
+    ),
     "save_freq": "set checkpoint_freq, in environment steps",
     "save_model_freq": "set checkpoint_freq, in environment steps",
     "lr_decay": "set lr_schedule to linear",
@@ -179,6 +182,100 @@ NOTES: dict[str, str] = {
         ("evolver_cem_min_length", "evolver_cem_time"),
         "a generation ends when all learners have made generation_steps",
     ),
+    # offpcc
+    "run_id": "train once for each seed: --seeds 1 2 3",
+    **dict.fromkeys(("record", "visualize"), "record trained policies with whorl eval RUN [RUN ...] --video"),
+    # RLcycle
+    "eps": "set exploration_initial_eps",
+    "max_exploration_frame": "set exploration_fraction, the fraction of the run over which epsilon falls",
+    "per_beta_max": "priority_beta rises to 1, over priority_beta_steps",
+    "test_interval": "set eval_freq, in environment steps",
+    "test_num": "set n_eval_episodes",
+    **dict.fromkeys(("render_train", "render_test"), "show trained policies with whorl eval RUN --render"),
+    **dict.fromkeys(("is_atari", "is_discrete", "use_conv"), "it follows from the environment; leave it out"),
+    "model": "networks follow from the environment; set encoder, actor_network, critic_network by class and params",
+    # Deep RL Zoo
+    "clip_grad": "set max_grad_norm, 0 for off",
+    "learn_interval": "set updates_per_step to 1 / learn_interval",
+    "exploration_epsilon_decay_step": "set exploration_fraction, the fraction of the run over which epsilon falls",
+    "importance_sampling_exponent": "set priority_beta",
+    "importance_sampling_exponent_end_value": "priority_beta rises to 1, over priority_beta_steps",
+    "uniform_sample_probability": "every priority has 1e-6 added instead, so that no transition is lost",
+    "normalize_weights": "weights are always divided by the largest of the batch",
+    "tau_samples_policy": "set n_fractions, n_target_fractions and n_policy_fractions",
+    "unroll_length": "set sequence_length, or num_steps of on-policy algorithms",
+    "rescale_epsilon": "set rescale_values, whose epsilon is 1/1000",
+    "actor_update_interval": "acting weights are renewed with each rollout, of num_steps",
+    **dict.fromkeys(("num_iterations", "num_train_steps"), "set total_timesteps to their product"),
+    "num_eval_steps": "set n_eval_episodes: whole episodes are played",
+    **dict.fromkeys(
+        ("environment_frame_skip", "environment_frame_stack", "environment_height", "environment_width"),
+        "set env_options: frame_skip, stack and screen",
+    ),
+    "obscure_epsilon": "set the option obscure of the environment: env_options",
+    "results_csv_path": "progress.csv is in the run folder; runs names the folder of all runs",
+    "load_checkpoint_file": "name the run or its checkpoint: whorl eval RUN, or whorl resume RUN",
+    "environment_name": "whorl eval plays in the environment of the run; --env names another one",
+    "recording_video_dir": "record with whorl eval RUN --video FILE",
+    # Advanced-SAC
+    "max_iter": "an iteration is an episode there; set total_episodes, or total_timesteps",
+    "max_step": "set total_timesteps, in environment steps",
+    "max_step_each_iter": "set the time limit of the environment, in env_options, or eval_max_steps of evaluations",
+    "reset_on_iteration": "environments are reset at the end of an episode, and by reset_every",
+    "write_summary_per_step": "set log_freq, in environment steps",
+    "save_model_per_step": "set checkpoint_freq, in environment steps",
+    "repeat": "train once for each seed: --seeds 1 2",
+    "ckpt": "continue a run with whorl resume RUN/checkpoint_3, or play it with whorl eval RUN",
+    "run": "play a trained policy with whorl eval RUN",
+    **dict.fromkeys(
+        ("nn", "use_env_nn"), "set encoder, actor_network and critic_network, or their import paths"
+    ),
+    "nn_config": "set options of encoder, actor_network and critic_network",
+    "reset_config": "set env_options: {parameters: {...}} of a Unity environment",
+    "net_config": "actors of one machine are set by actors, and of several by ray",
+    "ma_config": "one policy learns in a run; choose it with env_options: {behavior: NAME}",
+    "unity_args": "the path of the player is the id, unity:PATH; its port is env_options: {port: 5005}",
+    "build_path": "the path of the player is the id, unity:PATH",
+    "beta": "set priority_beta; the exponent of priorities, alpha of replay_config, is priority_alpha",
+    "beta_increment_per_sampling": "set priority_beta_steps to (1 - beta) / beta_increment_per_sampling / "
+    "updates_per_step",
+    **dict.fromkeys(("td_error_min", "td_error_max"), "set priority_clip to both: [0.01, 1]"),
+    "use_add_with_td": "set priority_on_add",
+    "seq_encoder": "set memory: gru or lstm for RNN, attention for ATTN",
+    "update_target_per_step": "set target_update_interval, in updates",
+    "init_log_alpha": "set alpha to exp(init_log_alpha): -2.3 is 0.1",
+    "target_d_alpha": "set entropy_ratio, the target entropy of discrete actions as a fraction of log n",
+    "target_c_alpha": "set entropy_per_dimension, the target entropy of continuous actions",
+    "use_normalization": "set normalize_obs, and obs_clip_range 5 with clip_obs",
+    "siamese": "set components to atc or byol",
+    "siamese_use_q": "set components to siamese_q",
+    "siamese_use_adaptive": "set atc.joins critic and atc.adaptive layer, or those of byol",
+    **dict.fromkeys(
+        ("use_prediction", "transition_kl"), "set components to prediction, with prediction.kl_weight"
+    ),
+    "use_extra_data": "set privileged_obs, the observations that exist in training only",
+    **dict.fromkeys(
+        ("curiosity", "curiosity_strength"), "set components to icm, with icm.error and icm.weight"
+    ),
+    **dict.fromkeys(
+        ("use_rnd", "rnd_n_sample"), "set components to rnd_actions, with rnd_actions.candidates"
+    ),
+    "update_sac_bak_per_step": "acting weights are renewed with each rollout; set max_lag",
+    "max_actors_each_learner": "set actors",
+    **dict.fromkeys(
+        ("noise_increasing_rate", "noise_max"), "set noise_scale to [low, high], spread over environments"
+    ),
+    "max_episode_length": "set the time limit of the environment, in env_options",
+    **dict.fromkeys(
+        (
+            "episode_queue_size",
+            "episode_sender_process_num",
+            "batch_queue_size",
+            "batch_generator_process_num",
+        ),
+        "set trajectories_per_batch and actors; nothing else has to be set",
+    ),
+    **dict.fromkeys(("learner_host", "learner_port"), "set ray to the address of a cluster"),
     "replay_buffer_class": "set prioritized",
     "replay_buffer_config": "set buffer_size, prioritized, priority_alpha and priority_beta",
 }
@@ -225,6 +322,11 @@ def _start(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name in ("random_steps", "learning_starts") if name in hints}
 
 
+def _lstm(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Deep RL Zoo's and RLlib's `use_lstm`."""
+    return {"memory": "lstm" if value else "none"} if "memory" in hints else {}
+
+
 def _normalize(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
     """`normalize` of RL Baselines3 Zoo: observations and rewards."""
     return {name: value for name in ("normalize_obs", "normalize_reward") if name in hints}
@@ -257,6 +359,7 @@ EXPANSIONS: dict[str, tuple[type, Callable[[Any, Mapping[str, Any]], dict[str, A
     "anneal_lr": (bool, _anneal),
     "start_timesteps": (int, _start),
     "normalize": (bool, _normalize),
+    "use_lstm": (bool, _lstm),
     "value_clip": (str, _value_clip),
     "max_epochs": (int, lambda value, hints: {"max_iterations": value}),
     "model_checkpoint_freq": (int, lambda value, hints: {"checkpoint_freq": value}),

@@ -7,7 +7,7 @@ each component. Keys are flat; those of a component are nested under its name (`
 import copy
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from whorl.settings.presets import algorithm_class, owners, preset_layers, read_
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import bare, build, coerce, describe, fields_of, wrong
 from whorl.settings.secrets import hidden
+from whorl.settings.sections import without_sections
 
 RESERVED = ("algorithm", "env", "env_options", "components", "where")
 
@@ -110,7 +111,13 @@ def configure(
     tuned = [*tuned, {"env_options": dict(options or {})}]
     # A saved config.yaml, which names its algorithm, holds all settings: none of them was chosen by name.
     complete = {"algorithm": name, **objects} if objects else {}
-    user = [*(layer for path in files for layer in read_file(path)), complete, arguments, changes or {}]
+    given_layers = [
+        *(layer for path in files for layer in read_file(path)),
+        complete,
+        arguments,
+        changes or {},
+    ]
+    user: list[Mapping[str, Any]] = [without_sections(layer) for layer in given_layers]
     chosen = component_names([*tuned, *user])
     if presets:
         circumstances = _circumstances(tuned, user, hints, configs[1], chosen, kind)
@@ -139,7 +146,7 @@ def configure(
         raise wrong("env_options", env_options, "a mapping of options to values")
     merged.pop("components", None)
     components = {component: _component(component, merged.pop(component, {}), hints) for component in chosen}
-    _check_known(name, cls, merged, hints)
+    _check_known(name, cls, merged, hints, chosen)
     run, algo = (build(config, merged) for config in configs)
     if presets:
         before = {key: value for config in configs for key, value in vars(build(config, default)).items()}
@@ -250,11 +257,13 @@ def _component(name: str, values: Any, hints: Mapping[str, Any]) -> Any:
     for key, value in values.items():
         found.update(translated(str(key), value, own))
     if unknown := sorted(set(found) - set(own)):
-        raise unknown_setting(name, unknown[0], own)
+        raise unknown_component_setting(name, unknown[0], own)
     return build(config, found, prefix=f"{name}.")
 
 
-def _check_known(name: str, cls: type, merged: dict[str, Any], hints: Mapping[str, Any]) -> None:
+def _check_known(
+    name: str, cls: type, merged: dict[str, Any], hints: Mapping[str, Any], components: Sequence[str]
+) -> None:
     """Raise for settings that an algorithm does not have; warn of, and drop, those that CO-GYM's tables share."""
     shared = SHARED_OFF_POLICY if "buffer_size" in hints else SHARED_ON_POLICY
     for key in sorted(set(merged) - set(hints)):
@@ -264,14 +273,32 @@ def _check_known(name: str, cls: type, merged: dict[str, Any], hints: Mapping[st
         if meant is None:
             if key in _unused(config_of(cls)):
                 raise ConfigError(f"{name} does not use {key}; leave it out")
-            raise unknown_setting(name, key, hints)
+            raise unknown_setting(name, key, hints, components)
         own = f"; its own is {TWINS[meant]}" if TWINS.get(meant) in hints else ""
         warnings.warn(f"{meant} is a setting of {owners(meant)}; {name} ignores it{own}", stacklevel=3)
         del merged[key]
 
 
-def unknown_setting(owner: str, key: str, hints: Mapping[str, Any]) -> ConfigError:
-    """The error for a setting that an algorithm or component does not have."""
+def unknown_component_setting(component: str, key: str, hints: Mapping[str, Any]) -> ConfigError:
+    """The error for a setting that a component does not have."""
+    word = component_setting(key, [component])
+    remedy = f"did you mean {word!r}?" if word else f"it has {', '.join(hints)}"
+    return ConfigError(f"{component} has no setting {key!r}; {remedy}")
+
+
+def component_setting(key: str, components: Iterable[str]) -> str | None:
+    """The setting of one of these components that a word means or misspells, as in rnd.weight."""
+    for component in components:
+        own = fields_of(component_config(component))
+        if word := key if key in own else misspelt(key, spellings(own)):
+            return f"{component}.{word}"
+    return None
+
+
+def unknown_setting(
+    owner: str, key: str, hints: Mapping[str, Any], components: Sequence[str] = ()
+) -> ConfigError:
+    """The error for a setting that neither an algorithm nor its `components` have."""
     start = f"{owner} has no setting {key!r}"
     if TWINS.get(key) in hints:
         return ConfigError(f"{start}; here it is called {TWINS[key]!r}")
@@ -282,6 +309,8 @@ def unknown_setting(owner: str, key: str, hints: Mapping[str, Any]) -> ConfigErr
             alias = "" if name == key else f" ({name})"
             return ConfigError(f"{start}{alias}, which belongs to {others}")
     if word := misspelt(key, spellings(hints)):
+        return ConfigError(f"{start}; did you mean {word!r}?")
+    if word := component_setting(key, components):
         return ConfigError(f"{start}; did you mean {word!r}?")
     return ConfigError(f"{start}; whorl train {owner} ENV --help-all lists all settings")
 

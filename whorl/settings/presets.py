@@ -14,6 +14,7 @@ import yaml
 
 from whorl.core.errors import ConfigError, nearest
 from whorl.core.registry import registered, resolve
+from whorl.settings.sections import as_variants, without_sections
 
 
 def algorithm_class(name: str) -> tuple[str, type, dict[str, Any]]:
@@ -168,6 +169,10 @@ def read_file(path: "str | Path | Mapping[str, Any]", seen: tuple[Path, ...] = (
     if isinstance(path, Mapping):
         return [dict(path)]
     path, variant = _file_and_variant(Path(path))
+    if path.suffix == ".gin":
+        raise ConfigError(
+            f"{str(path)!r} is a gin file, which can't be read; write its values as YAML settings"
+        )
     if not path.is_file():
         others = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         hint = f"; {nearest(path.name, others)}" if others else ""
@@ -187,12 +192,15 @@ def read_file(path: "str | Path | Mapping[str, Any]", seen: tuple[Path, ...] = (
             f"{what} has a section for each environment, as files of RL Baselines3 Zoo do; save the settings of one, "
             f"such as {sections[0]}, in a file of their own, without its name above them"
         )
-    variants = content.pop("variants", None) or {}
+    theirs: dict[str, Any] = {}
+    if isinstance(content.get("default"), dict):
+        content, theirs = as_variants(content, what)
+    variants = content.pop("variants", None) or theirs
     if not isinstance(variants, dict) or not all(isinstance(one, dict) for one in variants.values()):
         raise ConfigError(f"variants in {what} must be a mapping of names to settings")
     chosen = _variant(variant, variants, what) if variant else []
     inherited = [layer for name in _parents(content) for layer in _inherited(name, path, seen)]
-    return [*inherited, content, *chosen]
+    return [*inherited, *(without_sections(layer) for layer in (content, *chosen))]
 
 
 def _file_and_variant(path: Path) -> tuple[Path, str]:

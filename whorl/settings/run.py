@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from whorl.settings.schema import Count, Device, PositiveCount, Range, Renamed, Template
+from whorl.settings.schema import Count, Device, NonNegative, PositiveCount, Range, Renamed, Template
 
 Threads = Annotated[int, Range(1, 1000)]
 
@@ -26,6 +26,8 @@ class RunConfig:
     """stop after this many iterations; 0: no limit"""
     total_episodes: Count = 0
     """stop after this many finished episodes; 0: no limit"""
+    max_seconds: NonNegative = 0.0
+    """save and stop after so many seconds of this call, as for a batch job with a time limit; 0: no limit"""
     device: Device = "auto"
     """device of the updates: auto (a GPU if there is one), cpu, cuda or cuda:N"""
     env_device: Device = "cpu"
@@ -80,8 +82,12 @@ class RunConfig:
     """episodes per evaluation, with deterministic actions"""
     eval_max_steps: Annotated[int, Range(1, 10**12)] = 30_000
     """steps after which an episode of an evaluation is cut and counted with its return so far"""
+    render: bool = False
+    """show evaluations while they are played, in a window or on a page of this machine"""
     save_model: bool = True
     """write checkpoints"""
+    save_code: bool = True
+    """save the source files of networks and other parts of your own with each checkpoint"""
     checkpoint_freq: PositiveCount = 100_000
     """environment steps between checkpoints; the end of training is saved as well"""
     keep_checkpoints: Count = 5
@@ -90,11 +96,12 @@ class RunConfig:
     """environments without snapshots are reset every so many steps, and can be checkpointed only then; 0: every
     checkpoint_freq"""
     load_model: bool = False
-    """start from the weights, optimizer states and normalisers of load_checkpoint_dir, as far as they fit"""
+    """go on in a new run from load_checkpoint_dir: weights, optimizer states, normalisers and replay buffer, as far as
+    they fit, without a second random phase; schedules follow the steps of both runs"""
     load_checkpoint_dir: str = ""
-    """checkpoint or run folder to start from"""
+    """checkpoint, run or `best` folder to go on from: a path, or a name in the folder `runs`"""
     load_strict: bool = False
-    """with load_model: all weights have to fit"""
+    """with load_model: all weights and the replay buffer have to fit"""
     runs: str = "runs"
     """folder in which run folders are created"""
     tag: str = ""
@@ -125,9 +132,9 @@ class RunConfig:
 
 
 MAY_CHANGE = (
-    *("max_iterations", "total_timesteps", "total_episodes", "device", "env_device"),
-    *("threads", "learner_threads", "eval", "eval_freq", "n_eval_episodes", "eval_max_steps"),
-    "save_model",
+    *("max_iterations", "total_timesteps", "total_episodes", "max_seconds", "device", "env_device"),
+    *("threads", "learner_threads", "eval", "eval_freq", "n_eval_episodes", "eval_max_steps", "render"),
+    *("save_model", "save_code"),
     *("checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
     *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts", "learners", "loggers"),
     *("restarts_per_hour", "env_timeout"),

@@ -146,7 +146,9 @@ Size = Annotated[int, Range(1, 100_000)]
 HiddenSizes = Annotated[tuple[int, ...], Range(1, 100_000)]
 LogStd = Annotated[float, Range(-40, 40)]  # the variance is exp(2 * log_std), in single precision
 LogStdRange = Annotated[tuple[float, float], Range(-40, 40), Ordered()]
-Device = Annotated[str, Pattern(r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or cuda:N")]
+Device = Annotated[
+    str, Pattern(r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or cuda:N"), Renamed({"gpu": "cuda"})
+]
 Optimizer = Annotated[Part, Without("lr", "learning rates are settings of their own")]
 Schedule = Annotated[Part, Choice("schedule", ("constant", "linear", "cosine", "warmup"))]
 AdaptiveSchedule = Annotated[Part, Choice("schedule", ("constant", "linear", "cosine", "warmup", "kl"))]

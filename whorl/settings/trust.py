@@ -7,6 +7,8 @@ from typing import Any
 from whorl.core.registry import needs_trust
 from whorl.settings.merge import Settings
 
+PART_KEYS = ("class", "layers", "then")
+"""options of a part that name parts: its own class, layers of a network, the schedule after a warm-up"""
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
@@ -15,12 +17,12 @@ def import_paths(settings: Settings) -> list[str]:
     plain = settings.plain()
     names = [plain["algorithm"], *plain["components"], *plain.get("loggers", ())]
     parts = [value for key, value in plain.items() if key != "env_options" and isinstance(value, Mapping)]
-    return paths_in([names, parts])
+    return paths_in([names, list(_classes_in(parts))])
 
 
 def paths_in(value: Any) -> list[str]:
-    """The words in nested containers, such as a part and its layers, that are import paths."""
-    return list(dict.fromkeys(name for name in _words_in(value) if _PATH.fullmatch(name)))
+    """All words in nested containers that may be import paths."""
+    return list(dict.fromkeys(name for name in words_in(value) if _PATH.fullmatch(name)))
 
 
 def own_paths(settings: Settings) -> list[str]:
@@ -28,11 +30,25 @@ def own_paths(settings: Settings) -> list[str]:
     return [name for name in import_paths(settings) if needs_trust(name)]
 
 
-def _words_in(value: Any) -> Iterator[str]:
+def _classes_in(value: Any, named: bool = False) -> Iterator[str]:
+    """The names of parts in nested options, where `named` is whether the option itself names one."""
+    if isinstance(value, Mapping):
+        for key, inside in value.items():
+            yield from _classes_in(inside, key in PART_KEYS)
+    elif isinstance(value, str):
+        if named:
+            yield value
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _classes_in(item, named)
+
+
+def words_in(value: Any) -> Iterator[str]:
+    """All strings in nested containers."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from _words_in(list(value.values()))
+        yield from words_in(list(value.values()))
     elif isinstance(value, Sequence):
         for item in value:
-            yield from _words_in(item)
+            yield from words_in(item)

@@ -6,8 +6,12 @@
     metadata.yaml    counters, versions, size and sha256 of the other files; its last line is its own checksum
     observation_normalizing_values.yaml    mean, std, var, count per key, if observations are normalised
 
-The rows of the replay buffer are in the folder `replay`, in files that several checkpoints share
-(`whorl.data.segments`); checkpoint.pt holds their sizes and checksums, metadata.yaml their names under `segments`.
+    code/            source files of the user's own parts (`whorl.state.code`)
+    replay/          the rows of the replay buffer, if there is one
+
+The rows are written once, into the run's folder `replay` (`whorl.data.segments`). A checkpoint has hard links to those
+that it needs, so that its folder can be copied elsewhere; on a file system without hard links only the run's folder has
+them. checkpoint.pt holds their sizes and checksums, metadata.yaml their names under `segments`.
 
 A checkpoint is written under a hidden name, fsynced and renamed, so a visible one is complete, and later damage shows
 in the checksums. Loading runs no code from the files: `weights_only`, safe YAML.
@@ -16,11 +20,12 @@ in the checksums. Loading runs no code from the files: `weights_only`, safe YAML
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
@@ -35,11 +40,14 @@ from whorl.core.version import __version__
 FORMAT = 2
 STATE, POLICY, CONFIG, METADATA = "checkpoint.pt", "policy.pt", "config.yaml", "metadata.yaml"
 NORMALIZER = "observation_normalizing_values.yaml"
+ROWS = "replay"
+"""folder of the files with rows of the replay buffer, in a run folder and in its checkpoints"""
 BEST = "best"
 """folder of the best policy so far: a checkpoint without state, which can be evaluated but not resumed"""
 
 T = TypeVar("T")
 _NAME = re.compile(r"checkpoint_([1-9][0-9]*)")
+_CODE = re.compile(r"code(/[A-Za-z_]\w*)+\.py", re.ASCII)
 # The trailer is the same in every format version, so that another format is not mistaken for damage.
 _TRAILER = re.compile(rb"checksum: ([0-9a-f]{64})\n")
 _REASON = 200  # characters of a reason in a message
@@ -55,6 +63,8 @@ class Loaded:
     policy: dict[str, Any]
     config: dict[str, Any]
     metadata: dict[str, Any]
+    code: dict[str, bytes]
+    """source files that were saved with it, by their names in the folder; see `whorl.state.code`"""
 
 
 class FormatError(CheckpointError):
@@ -69,6 +79,7 @@ def save(
     config: Mapping[str, Any],
     metadata: Mapping[str, Any],
     normalizer: Mapping[str, Mapping[str, Any]] | None,
+    code: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     """Write `checkpoint_k`, replacing one of that number; if that fails, existing files are unchanged.
 
@@ -76,10 +87,11 @@ def save(
         metadata: iterations, steps, episodes, mean_return, wall_time, metrics_offset, and segments if there is a replay
             buffer; the rest is added here.
         normalizer: for each observation key its `mean`, `var` and `count`.
+        code: source files, see `whorl.state.code`.
     """
     if k < 1:
         raise ValueError(f"checkpoint number {k} is out of range; they count from 1")
-    return _save(Path(run_dir) / f"checkpoint_{k}", k, state, policy, config, metadata, normalizer)
+    return _save(Path(run_dir) / f"checkpoint_{k}", k, state, policy, config, metadata, normalizer, code)
 
 
 def save_best(
@@ -88,9 +100,10 @@ def save_best(
     config: Mapping[str, Any],
     metadata: Mapping[str, Any],
     normalizer: Mapping[str, Mapping[str, Any]] | None,
+    code: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     """Write the policy alone into the folder `best`, replacing the previous one."""
-    return _save(Path(run_dir) / BEST, 0, {}, policy, config, metadata, normalizer)
+    return _save(Path(run_dir) / BEST, 0, {}, policy, config, metadata, normalizer, code)
 
 
 def _save(
@@ -101,6 +114,7 @@ def _save(
     config: Mapping[str, Any],
     metadata: Mapping[str, Any],
     normalizer: Mapping[str, Mapping[str, Any]] | None,
+    code: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     run_dir = final.parent
     trees = {STATE: _portable(state, "state"), POLICY: _portable(policy, "policy")}
@@ -115,7 +129,11 @@ def _save(
             temp.mkdir()
             written = {name: _write(temp / name, _saver(tree)) for name, tree in trees.items()}
             written |= {name: _write(temp / name, _dumper(text)) for name, text in documents.items()}
+            for name, text in code.items():
+                (temp / name).parent.mkdir(parents=True, exist_ok=True)
+                written[name] = _write(temp / name, _dumper(text))
             _write(temp / METADATA, _dumper(_sealed(k, metadata, written)))
+            _link_rows(run_dir / ROWS, temp / ROWS, metadata.get("segments", ()))
             files.fsync_dir(temp)
             _move_in(temp, final)
         files.fsync_dir(run_dir)
@@ -124,6 +142,42 @@ def _save(
             f"can't save {final.name} in {run_dir}: {files.reason(error)}; existing checkpoints are unchanged"
         ) from error
     return final
+
+
+def _link_rows(rows: Path, into: Path, names: Collection[str]) -> None:
+    """Hard links to the files of rows that a checkpoint needs; none where the file system has no hard links."""
+    found = _found_rows(rows, names)
+    if all(files.link(path, into / name) for name, path in found.items()):
+        for folder in {folder for name in found for folder in (into, (into / name).parent)}:
+            files.fsync_dir(folder)
+
+
+def _found_rows(folder: Path, names: Collection[str]) -> dict[Path, Path]:
+    """Those of the named files of rows that are in a folder or, with shards, in folders in it, by their place there."""
+    if not names or not folder.is_dir():
+        return {}
+    wanted = set(names)
+    found = (path for path in folder.rglob("*.rows") if path.name in wanted and not path.is_symlink())
+    return {path.relative_to(folder): path for path in found}
+
+
+def bring_rows(loaded: "Loaded", run_dir: Path) -> None:
+    """Link or copy the files of rows that a checkpoint names into a run's folder, where they are not there already."""
+    names = loaded.metadata.get("segments", ())
+    try:
+        for source in (loaded.folder / ROWS, loaded.folder.parent / ROWS):
+            for name, path in _found_rows(source, names).items():
+                if not (run_dir / ROWS / name).exists():
+                    files.link_or_copy(path, run_dir / ROWS / name)
+    except OSError as error:
+        raise CheckpointError(
+            f"can't copy the replay buffer of {loaded.folder} to {run_dir}: {files.reason(error)}"
+        ) from error
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a checkpoint, which may have been renamed; damaged ones are known by their names."""
+    return _NAME.fullmatch(folder.name) is not None or (folder / METADATA).is_file()
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
@@ -140,7 +194,8 @@ def number(folder: Path) -> int:
     match = _NAME.fullmatch(folder.name)
     if match is None:
         raise CheckpointError(
-            f"{folder} is not a checkpoint folder; they are named checkpoint_1, checkpoint_2, ..."
+            f"{folder} is not a checkpoint folder; they are named checkpoint_1, checkpoint_2, ...: if it is a copy "
+            "of one, rename it to resume it"
         )
     return int(match[1])
 
@@ -158,6 +213,7 @@ def load(folder: Path, map_location: torch.device | str = "cpu") -> Loaded:
             policy=_tensors(folder / POLICY, map_location),
             config=_mapping(folder / CONFIG, (folder / CONFIG).read_bytes()),
             metadata=metadata,
+            code={name: (folder / name).read_bytes() for name in metadata["files"] if _CODE.fullmatch(name)},
         )
     except FileNotFoundError as error:
         missing = Path(error.filename).name if folder.is_dir() else "the folder"
@@ -231,7 +287,7 @@ def segments(run_dir: Path) -> set[str]:
 def run_config(run_dir: Path) -> dict[str, Any] | None:
     """The settings of a run that ended before its first checkpoint; None if there is a checkpoint, or no run."""
     path = Path(run_dir) / CONFIG
-    if _NAME.fullmatch(run_dir.name) or checkpoints(run_dir) or not path.is_file():
+    if is_checkpoint(run_dir) or checkpoints(run_dir) or not path.is_file():
         return None
     return _mapping(path, path.read_bytes())
 
@@ -406,7 +462,7 @@ def _unsealed(folder: Path) -> dict[str, Any]:
     listed = metadata.get("files")
     if found != FORMAT or not isinstance(listed, dict) or not {STATE, POLICY, CONFIG} <= listed.keys():
         raise CheckpointError(f"{folder}: {METADATA} is not the metadata of a checkpoint")
-    if not listed.keys() <= {STATE, POLICY, CONFIG, NORMALIZER}:
+    if not {name for name in listed if not _CODE.fullmatch(name)} <= {STATE, POLICY, CONFIG, NORMALIZER}:
         raise CheckpointError(f"{folder}: {METADATA} names files that do not belong to a checkpoint")
     segments = metadata.get("segments", [])
     if not isinstance(segments, list) or not all(isinstance(name, str) for name in segments):

@@ -418,10 +418,12 @@ def export(agent: Agent, settings: Settings) -> dict[str, Any]:
     }
 
 
-def load_policy(saved: dict[str, Any], trust: tuple[str, ...] = (), device: str = "cpu") -> SavedPolicy:
-    """Rebuild an exported policy."""
+def load_policy(
+    saved: dict[str, Any], trust: tuple[str, ...] = (), device: str = "cpu", hint: str = ""
+) -> SavedPolicy:
+    """Rebuild an exported policy; see `only_trusted` for `trust` and `hint`."""
     config = dict(saved["config"])
-    with only_trusted(trust):
+    with only_trusted(trust, hint):
         settings = configure(config["algorithm"], config["env"], config, presets=False)
         cls: Any = algorithm_class(settings.algorithm)[1]
         agent = build_agent(settings, unpack_spec(saved["spec"]), components=cls.tracks)
@@ -459,6 +461,7 @@ def pack_spec(spec: Spec) -> dict[str, Any]:
         "action": pack(spec.action),
         "num_envs": spec.num_envs,
         "streams": [asdict(stream) for stream in spec.streams],
+        "parameters_of": _plain(spec.parameters_of),
     }
 
 
@@ -473,9 +476,9 @@ def unpack_spec(packed: dict[str, Any]) -> Spec:
         return _typed(_LEAVES[value["leaf"]], {k: v for k, v in value.items() if k != "leaf"})
 
     streams = tuple(_typed(Stream, stream) for stream in packed.get("streams", ()))
-    return Spec(
-        unpack(packed["observation"]), unpack(packed["action"]), int(packed["num_envs"]), streams=streams
-    )
+    used = tuple(tuple(map(int, entry)) for entry in packed.get("parameters_of", ()))
+    spaces = unpack(packed["observation"]), unpack(packed["action"])
+    return Spec(*spaces, int(packed["num_envs"]), streams=streams, parameters_of=used)
 
 
 _LEAVES = {kind.__name__: kind for kind in (Array, Continuous, Discrete, MultiDiscrete)}

@@ -100,6 +100,14 @@ class AtariAdapter(RegisteredAdapter):
     def ids(self) -> Iterable[str]:
         return games()
 
+    def notice(self, id: str) -> str:
+        """A name alone means NoFrameskip-v4, without sticky actions, in Deep RL Zoo and others."""
+        if "/" in id or "-v" in id or "NoFrameskip" in id:
+            return ""
+        name = self.full_id(id)
+        game = name.removeprefix("ALE/").removesuffix("-v5")
+        return f"{id} is {name} here, with sticky actions; {game}NoFrameskip-v4 is the game without them"
+
     def entry(self, id: str) -> EnvSpec:
         """A name alone, and ALE/ without a version, mean version 5."""
         found = ID.fullmatch(id)

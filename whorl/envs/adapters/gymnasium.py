@@ -12,6 +12,7 @@ from gymnasium.envs.registration import WrapperSpec
 from torch import Tensor
 
 from whorl.core import tree
+from whorl.core.action_parts import ActionParts, used_parameters
 from whorl.core.errors import EnvError
 from whorl.core.spec import Continuous, Discrete, MultiDiscrete, Spec, SpecTree, TupleSpec
 from whorl.core.tree import Tree
@@ -135,9 +136,10 @@ class GymnasiumVector(VectorEnv, Mapped):
 def to_spec(layout: Layout, num_envs: int) -> Spec:
     """What an agent may know of an environment with this layout."""
     observation = nest(layout.observation, [leaf.array for leaf in layout.observation])
-    return Spec(
-        observation, action_spec(layout.action_space), num_envs, layout.measures, (), layout.map_shape
-    )
+    action = action_spec(layout.action_space)
+    if layout.parameters_of:
+        used_parameters(ActionParts.of(action), layout.parameters_of)  # raises where it does not fit
+    return Spec(observation, action, num_envs, layout.measures, (), layout.map_shape, layout.parameters_of)
 
 
 def action_spec(space: spaces.Space) -> SpecTree:

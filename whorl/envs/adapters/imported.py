@@ -19,9 +19,12 @@ _PATH = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)[:.]([A-Za-z_]\w*)")
 
 
 def module_of(id: str) -> str:
-    """The module that an id imports: of `myenvs:MyEnv-v0`, `myenvs:MyEnv` and `myenvs.MyEnv`; "" for other ids."""
+    """The module that an id imports: of `myenvs:MyEnv-v0`, `myenvs:MyEnv` and `myenvs.MyEnv`; "" for other ids.
+
+    What follows the first colon may have others, as in `unity:C:\\game.exe`, whose trust is that of `unity`.
+    """
     path = _PATH.fullmatch(id)
-    return path[1] if path else id.rpartition(":")[0]
+    return path[1] if path else id.partition(":")[0] if ":" in id else ""
 
 
 class ImportedAdapter(Adapter):

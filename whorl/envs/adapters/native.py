@@ -8,7 +8,7 @@ from whorl.core.errors import EnvError
 from whorl.envs.adapter import RegisteredAdapter, registry_id
 from whorl.envs.native import WORLDS
 from whorl.envs.vector import VectorEnv
-from whorl.envs.wrappers import split
+from whorl.envs.wrappers import HIT, check_hit, split
 
 if TYPE_CHECKING:
     from whorl.envs.make import Source
@@ -22,7 +22,7 @@ class NativeAdapter(RegisteredAdapter):
 
     def check_options(self, id: str, options: dict[str, Any]) -> dict[str, Any]:
         """Options of `whorl.envs.wrappers` wrap single environments, so there are none; most have `observe`."""
-        names = ", ".join(split(options)[1])
+        names = ", ".join(name for name in split(options)[1] if name != HIT)
         if names:
             choices = ", ".join(getattr(WORLDS[_name(self.full_id(id))], "choices", ()))
             remedy = f"choose what is observed with observe, one of {choices}" if choices else "leave it out"
@@ -36,10 +36,13 @@ class NativeAdapter(RegisteredAdapter):
 
     def vector(self, source: "Source", num_envs: int, device: Any, compile: bool) -> VectorEnv:
         world = WORLDS[_name(source.id)]
-        given = {name: value for name, value in source.options.items() if name != "render_mode"}
+        given = {name: value for name, value in source.options.items() if name not in ("render_mode", HIT)}
         if compile and "compile" in inspect.signature(world).parameters:
             given["compile"] = True
-        return world(num_envs=num_envs, device=device, **given)
+        made = world(num_envs=num_envs, device=device, **given)
+        if HIT in source.options:
+            made.count_hits(check_hit(source.options[HIT]))
+        return made
 
 
 def _name(id: str) -> str:

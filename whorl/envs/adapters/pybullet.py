@@ -1,6 +1,7 @@
 """PyBullet's locomotion, Reacher and pendulum environments (pybullet-envs-gymnasium), with snapshots.
 
-HalfCheetahBulletP-v0 and AntBulletP-v0 are those robots without the velocities of their joints.
+Ids such as HalfCheetahBulletP-v0 and HalfCheetahBulletV-v0 are robots without the velocities, or the positions, of
+their joints.
 
 PyBullet's saved states stay in the process, and its files lose some contacts. So a snapshot is the random stream at the
 start of the episode and the actions since: the engine is deterministic, so replaying them in a new environment gives
@@ -17,11 +18,16 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from whorl.envs.adapter import RegisteredAdapter, make_registered, registry_entry
 
 LOCOMOTION = "pybullet_envs_gymnasium.gym_locomotion_envs"
-POSITIONS = {
-    "HalfCheetah": ((*range(8), *range(8, 20, 2), *range(20, 26)), 3000.0),
-    "Ant": ((*range(8), *range(8, 24, 2), *range(24, 28)), 2500.0),
+JOINTS = {
+    "HalfCheetah": (6, 6, 3000.0),
+    "Ant": (8, 4, 2500.0),
+    "Hopper": (3, 1, 2500.0),
+    "Walker2D": (6, 2, 2500.0),
 }
-"""robots whose joint velocities a P id hides: the entries that stay (body, joint positions, feet), reward threshold"""
+"""robots of which a P id hides the velocities of the joints, and a V id their positions: number of joints and of feet,
+reward threshold"""
+BODY = 8
+"""numbers of the body, which come before position and velocity of each joint in turn; the feet come last"""
 UNREPEATABLE = {"HumanoidFlagrunHarderBulletEnv-v0", "ThrowerBulletEnv-v0"}
 """environments whose replayed episodes differed in some trials, so they have no snapshots"""
 
@@ -34,7 +40,7 @@ class PyBulletAdapter(RegisteredAdapter):
     modules = ("pybullet_envs_gymnasium.",)
 
     def owns(self, id: str) -> bool:
-        return "BulletEnv" in id or "BulletP" in id
+        return any(part in id for part in ("BulletEnv", "BulletP", "BulletV"))
 
     def entry(self, id: str) -> EnvSpec:
         return registry_entry(id, "pybullet_envs_gymnasium")
@@ -115,13 +121,16 @@ class Replayable(gymnasium.Wrapper):
             drawing.np_random = random
 
 
-for _robot, (_keep, _good) in POSITIONS.items():
-    gymnasium.register(
-        f"{_robot}BulletP-v0",
-        entry_point=f"{LOCOMOTION}:{_robot}BulletEnv",
-        max_episode_steps=1000,
-        reward_threshold=_good,
-        additional_wrappers=(
-            WrapperSpec("SelectObservation", "whorl.envs.wrappers:SelectObservation", {"keep": _keep}),
-        ),
-    )
+for _robot, (_joints, _feet, _good) in JOINTS.items():
+    for _kind, _first in (("P", BODY), ("V", BODY + 1)):
+        _end = BODY + 2 * _joints
+        _keep = (*range(BODY), *range(_first, _end, 2), *range(_end, _end + _feet))
+        gymnasium.register(
+            f"{_robot}Bullet{_kind}-v0",
+            entry_point=f"{LOCOMOTION}:{_robot}BulletEnv",
+            max_episode_steps=1000,
+            reward_threshold=_good,
+            additional_wrappers=(
+                WrapperSpec("SelectObservation", "whorl.envs.wrappers:SelectObservation", {"keep": _keep}),
+            ),
+        )

@@ -1,6 +1,6 @@
 """Unity ML-Agents: players (`unity:PATH`) and the editor (`unity:editor`). Each agent is one environment of a batch.
 
-The messages are those of `mlagents_envs`, which is not needed. Several behaviours in one scene are told apart by the
+The messages are those of `mlagents_envs`, which is not needed. Several behaviours in one scene are distinguished by the
 option `behavior`: one is trained, the agents of others do nothing.
 """
 

@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium
 
 from whorl.core.errors import EnvError
+from whorl.envs.native.bump_top import BumpTop
 from whorl.envs.native.bumps import Bumps
 from whorl.envs.native.car import CarHeavenHell, CarHeavenHellTop, CarHeavenHellTopRelative
 from whorl.envs.native.cart_pole import CartPoleContinuous
@@ -25,6 +26,7 @@ from whorl.envs.native.repeat import RepeatFirst, RepeatPrevious
 from whorl.envs.native.sparse_swing_up import SparseCartPoleSwingUp
 from whorl.envs.native.swing_up import CartPoleSwingUpVariableLength
 from whorl.envs.native.t_maze import TMaze
+from whorl.envs.native.teleport import AntReacherTop, UR5Top
 from whorl.envs.native.water_maze import WaterMaze, WaterMazeSimple
 from whorl.envs.native.world import World
 
@@ -62,6 +64,12 @@ TASKS: dict[str, tuple[type[World], dict[str, Any], str]] = {
     "Queue": (Recall, {}, "-"),
     "Stack": (Recall, {"order": "stack"}, "-"),
     "Bumps": (Bumps, {}, "-"),
+    "BumpTop": (BumpTop, {}, "- Full"),
+    "BoxTop": (BumpTop, {"widths": (10.0, 0.0), "margin": 5.0}, "- Full"),
+    "BumpVelocity": (BumpTop, {"velocity": True, "max_steps": 200}, "- Full"),
+    "AntReacherTop": (AntReacherTop, {}, "- Priest"),
+    "UR5Top": (UR5Top, {}, "-"),
+    "UR5TopSwitch": (UR5Top, {"max_steps": 200, "observe": "switch"}, "-"),
     "Platform": (Platform, {}, "-"),
     "Goal": (Goal, {}, "-"),
     "CatchPoint": (CatchPoint, {}, "-"),
@@ -103,6 +111,8 @@ for _name, (_cls, _options, _suffixes) in TASKS.items():
 
 __all__ = [
     "WORLDS",
+    "AntReacherTop",
+    "BumpTop",
     "Bumps",
     "CarHeavenHell",
     "CarHeavenHellTop",
@@ -127,6 +137,7 @@ __all__ = [
     "SparseCartPoleSwingUp",
     "SparseMountainCar",
     "TMaze",
+    "UR5Top",
     "WaterMaze",
     "WaterMazeSimple",
     "World",

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from whorl.core import tree
+from whorl.core.arrays import SUCCESS
 from whorl.envs.native.sensed import Choices, Sensed, box
 from whorl.envs.native.world import State, compiled
 from whorl.envs.rendering.scenes import bumps_scene
@@ -69,7 +70,7 @@ class Bumps(Sensed):
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(num_envs, device, box(-1.0, 1.0, 2), observe, concat, max_steps, dtype)
+        super().__init__(num_envs, device, box(-1.0, 1.0, 2), observe, concat, max_steps, dtype, (SUCCESS,))
         self._touch = compiled(touch) if compile else touch
 
     def initial(self, generator: torch.Generator) -> State:
@@ -98,6 +99,9 @@ class Bumps(Sensed):
     def sense(self, state: State) -> Sequence[Tensor]:
         bumps = state["bumps"]
         return [state["place"], angle(state["place"], bumps, state["side"]), *bumps]
+
+    def measure(self, state: State) -> Sequence[Tensor]:
+        return [(state["bumps"] - state["put"])[1] > PUSHED]
 
     def render(self, env_index: int = 0) -> np.ndarray:
         bumps, put = (self.state[key][:, env_index].tolist() for key in ("bumps", "put"))

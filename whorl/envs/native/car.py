@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from whorl.core import tree
+from whorl.core.arrays import SUCCESS
 from whorl.envs.native.sensed import Choices, Sensed, box
 from whorl.envs.native.world import State, compiled
 from whorl.envs.rendering.scenes import car_scene
@@ -53,7 +54,8 @@ class CarHeavenHell(Sensed):
         compile: bool = False,
         dtype: str = "float32",
     ) -> None:
-        super().__init__(num_envs, device, box(-self.bound, self.bound), observe, concat, max_steps, dtype)
+        action = box(-self.bound, self.bound)
+        super().__init__(num_envs, device, action, observe, concat, max_steps, dtype, (SUCCESS,))
         self.episodic, self.hearing = episodic, hearing
         self._drive = compiled(drive) if compile else drive
         self._sides = self.constant(-1, 1)[:, 0]
@@ -84,6 +86,9 @@ class CarHeavenHell(Sensed):
     def sense(self, state: State) -> Sequence[Tensor]:
         (place, speed), side = state["body"], state["side"]
         return [place, speed, self.heard(place, side), side]
+
+    def measure(self, state: State) -> Sequence[Tensor]:
+        return [state["body"][0] * state["side"] >= 1]
 
     def heard(self, place: Tensor, side: Tensor) -> Tensor:
         """The side where the priest is near, else 0."""

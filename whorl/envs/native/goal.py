@@ -76,7 +76,8 @@ class Goal(Sensed):
     ) -> None:
         high = (2 * LENGTH, WIDTH / 2, GOAL / 2, GOAL / 2)
         action = hybrid(3, (0.0, -WIDTH / 2, -GOAL / 2, -GOAL / 2), high)
-        super().__init__(num_envs, device, action, observe, concat, max_steps, dtype, (SUCCESS,))
+        used = ((0,) if kick_x_only else (0, 1), (2,), (3,))
+        super().__init__(num_envs, device, action, observe, concat, max_steps, dtype, (SUCCESS,), used)
         self.every_tick = self.device.type != "cpu"
         """do all ticks that a step may take, so that it can be captured; otherwise stop when every action is done"""
         self.kick_x_only = kick_x_only

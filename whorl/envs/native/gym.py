@@ -26,6 +26,7 @@ class WorldEnv(gymnasium.Env):
         self.action_space = _space(self.world.spec.action)
         self.measures = tuple(name for name in self.world.spec.measures if name != SUCCESS)
         self.map_shape = self.world.map_shape
+        self.parameters_of = self.world.spec.parameters_of
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

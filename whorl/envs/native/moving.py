@@ -54,7 +54,7 @@ class Moving(Sensed):
         dtype: str = "float32",
     ) -> None:
         action = hybrid(3, (0.0, -1.0), (1.0, 1.0))
-        super().__init__(num_envs, device, action, observe, concat, 201, dtype, (SUCCESS,))
+        super().__init__(num_envs, device, action, observe, concat, 201, dtype, (SUCCESS,), ((0,), (1,), ()))
         self.sliding = sliding
 
     def initial(self, generator: torch.Generator) -> State:

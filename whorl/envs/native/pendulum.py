@@ -88,6 +88,13 @@ class PendulumVariableLength(Sensed):
         shown = {**self.clock(env_index), "length": f"{length:.1f} m", "torque": f"{torque:+.2f} N·m"}
         return pendulum_scene(angle, length, torque / TORQUE, shown)
 
+    def traces(self, env_index: int) -> dict[str, dict[str, float]]:
+        angle, speed = self.state["body"][:, env_index].tolist()
+        return {
+            "attitude, degrees": {"angle": math.degrees(math.remainder(angle, 2 * math.pi))},
+            "velocity, rad/s": {"velocity": speed},
+        }
+
 
 class Pendulum(PendulumVariableLength):
     """Gymnasium's Pendulum-v1, of 1 m. Observed: full (cos, sin, velocity), p (cos, sin), v, or va (and torque)."""

@@ -69,7 +69,8 @@ class Platform(Sensed):
         dtype: str = "float32",
     ) -> None:
         action = hybrid(3, (0.0,) * 3, FARTHEST)
-        super().__init__(num_envs, device, action, observe, concat, max_steps, dtype, (SUCCESS,))
+        used = ((RUN,), (HOP,), (LEAP,))
+        super().__init__(num_envs, device, action, observe, concat, max_steps, dtype, (SUCCESS,), used)
         self._walk = compiled(walk) if compile else walk
         self._farthest, self._lift = self.constant(*FARTHEST), self.constant(*LIFT)[:, 0]
         ends = [left + width - WIDE for left, width in zip(LEFTS[:2], WIDTHS)]

@@ -86,7 +86,7 @@ class CatchPoint(PointMass):
         dtype: str = "float32",
     ) -> None:
         action = hybrid(2, (-1.0,), (1.0,))
-        super().__init__(num_envs, device, action, observe, concat, max_steps, dtype, (SUCCESS,))
+        super().__init__(num_envs, device, action, observe, concat, max_steps, dtype, (SUCCESS,), ((0,), ()))
 
     def initial(self, generator: torch.Generator) -> State:
         return {**super().initial(generator), "missed": torch.zeros_like(self.steps)}
@@ -135,7 +135,8 @@ class HardMove(PointMass):
         self.shared = parameters == "one"
         count = 1 if self.shared else 2**n
         action = hybrid(2**n, (-1.0,) * count, (1.0,) * count)
-        super().__init__(num_envs, device, action, observe, concat, max_steps, dtype, (SUCCESS,))
+        used = () if self.shared else [(choice,) for choice in range(count)]
+        super().__init__(num_envs, device, action, observe, concat, max_steps, dtype, (SUCCESS,), used)
         self.motions = _motions(n).to(self.device, self.dtype)
         """[2, 2^n] the direction of each choice, at most 1 long"""
 

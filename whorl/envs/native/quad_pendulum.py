@@ -76,6 +76,14 @@ class QuadInvPendulum(Sensed):
             x, RAIL, [-q for q in angles], chain.LENGTH, {**self.clock(env_index), "cart": f"{x:+.2f} m"}
         )
 
+    def traces(self, env_index: int) -> dict[str, dict[str, float]]:
+        place, *angles = self.state["body"][:5, env_index].tolist()
+        degrees = [math.degrees(math.remainder(angle, 2 * math.pi)) for angle in angles]
+        return {
+            "position, m": {"cart": place},
+            "attitude, degrees": {str(link): angle for link, angle in enumerate(degrees, 1)},
+        }
+
 
 def relative(body: Tensor) -> Tensor:
     """The angle of the first link, then of each other one to the link below it [4, B]."""

@@ -128,6 +128,14 @@ class Quadrotor(World):
             body[:3], body[3:6], thrust, step=int(self.steps[env_index]), total=float(self.returns[env_index])
         )
 
+    def traces(self, env_index: int) -> dict[str, dict[str, float]]:
+        body = self.state["body"][:6, env_index].tolist()
+        angles = [math.degrees(math.remainder(angle, 2 * math.pi)) for angle in body[3:]]
+        return {
+            "position, m": dict(zip("xyz", body)),
+            "attitude, degrees": dict(zip(("roll", "pitch", "yaw"), angles)),
+        }
+
     def _frame(self, body: Tensor) -> Tensor:
         """One frame of the observation [1, 15, B]."""
         angles = body[3:6]

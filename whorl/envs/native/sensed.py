@@ -25,6 +25,7 @@ class Sensed(World):
         max_steps: steps after which an episode is truncated.
         dtype: of physics, rewards and observations.
         measures: names of episode statistics, which `measure` computes.
+        parameters_of: hybrid actions: the parameters that each choice uses; empty: each uses all.
     """
 
     choices: ClassVar[Choices]
@@ -40,6 +41,7 @@ class Sensed(World):
         max_steps: int,
         dtype: str,
         measures: tuple[str, ...] = (),
+        parameters_of: Sequence[Sequence[int]] = (),
     ) -> None:
         super().__init__(num_envs, device)
         if observe not in self.choices:
@@ -57,7 +59,9 @@ class Sensed(World):
         self.max_steps = max_steps
         self.dtype = torch.float64 if dtype == "float64" else torch.float32
         self.returns = self.returns.to(self.dtype)
-        self.spec = Spec(Array((concat * len(self.selected),), dtype), action, num_envs, measures)
+        observed = Array((concat * len(self.selected),), dtype)
+        used = tuple(tuple(entry) for entry in parameters_of)
+        self.spec = Spec(observed, action, num_envs, measures, parameters_of=used)
         self._blank = torch.zeros(
             concat - 1, len(self.selected), num_envs, dtype=self.dtype, device=self.device
         )

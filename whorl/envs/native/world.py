@@ -5,18 +5,22 @@ autoreset, snapshots and seeding. `step` never waits for the device and writes i
 captured in a CUDA graph, with `generator` registered with the graph.
 """
 
+import math
 import os
 import shutil
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
 from whorl.core import tree
+from whorl.core.arrays import SUCCESS
 from whorl.core.errors import ConfigError, EnvError
+from whorl.core.spec import Spec
 from whorl.envs.vector import Mapped, Step, VectorEnv
 
 State: TypeAlias = dict[str, Tensor]
@@ -26,6 +30,7 @@ State: TypeAlias = dict[str, Tensor]
 class World(VectorEnv, Mapped, ABC):
     """`num_envs` copies. A subclass sets `id`, `max_steps` and `spec`, and defines the three abstract methods."""
 
+    spec: Spec
     max_steps: int
     """steps after which an episode is truncated"""
     fps: ClassVar[int] = 50
@@ -45,6 +50,18 @@ class World(VectorEnv, Mapped, ABC):
         """[B] undiscounted return of the episode so far"""
         self.ended = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         """[B] the episode ended: the next step resets the environment"""
+        self.hit_reward = math.inf
+        """reward that makes an episode a success; see `count_hits`"""
+        self.hit = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
+        """[B] whether the episode had such a reward"""
+        self._own: list[int] = []
+
+    def count_hits(self, least: float) -> None:
+        """From now on an episode is a success once one of its rewards was at least `least`."""
+        self.hit_reward = least
+        others = tuple(name for name in self.spec.measures if name != SUCCESS)
+        self._own = [index for index, name in enumerate(self.spec.measures) if name != SUCCESS]
+        self.spec = replace(self.spec, measures=(*others, SUCCESS))
 
     @abstractmethod
     def initial(self, generator: torch.Generator) -> State:
@@ -62,6 +79,10 @@ class World(VectorEnv, Mapped, ABC):
         """Numbers [B] about the episode so far, in the order of the spec's `measures`."""
         return ()
 
+    def traces(self, env_index: int) -> dict[str, dict[str, float]]:
+        """Panels of named numbers that are drawn over time beside the picture; see `whorl.envs.vector.Traced`."""
+        return {}
+
     def remember(self, state: State, before: State | None) -> State:
         """`state` with entries that depend on the state `before`, which is None at the start of an episode."""
         return state
@@ -73,6 +94,7 @@ class World(VectorEnv, Mapped, ABC):
         self.steps.zero_()
         self.returns.zero_()
         self.ended.zero_()
+        self.hit.zero_()
         return self.observe(self.state)
 
     @torch.no_grad()
@@ -93,13 +115,20 @@ class World(VectorEnv, Mapped, ABC):
         torch.logical_or(terminated, truncated, out=self.ended)
         step = Step(self.observe(self.state), reward, terminated, truncated, reset)
         if self.spec.measures:
-            step.measures = torch.stack([x.float() for x in self.measure(self.state)], 1)  # [B, N]
+            step.measures = torch.stack([x.float() for x in self._measures(reward, reset)], 1)  # [B, N]
         if self.spec.map_shape is not None:
             step.cells = self.cells()
         return step
 
+    def _measures(self, reward: Tensor, reset: Tensor) -> Sequence[Tensor]:
+        found = self.measure(self.state)
+        if self.hit_reward == math.inf:
+            return found
+        self.hit.logical_or_(reward >= self.hit_reward).logical_and_(~reset)  # a reset is no step
+        return [*(found[index] for index in self._own), self.hit]
+
     def snapshot(self) -> dict[str, Any]:
-        counters = {"steps": self.steps, "returns": self.returns, "ended": self.ended}
+        counters = {"steps": self.steps, "returns": self.returns, "ended": self.ended, "hit": self.hit}
         return tree.clone({"state": self.state, **counters, "generator": self.generator.get_state()})
 
     @torch.no_grad()
@@ -113,12 +142,13 @@ class World(VectorEnv, Mapped, ABC):
         self.steps.copy_(snapshot["steps"])
         self.returns.copy_(snapshot["returns"])
         self.ended.copy_(snapshot["ended"])
+        self.hit.copy_(snapshot.get("hit", torch.zeros_like(self.hit)))  # runs of earlier versions have none
         self.generator.set_state(snapshot["generator"].cpu())
         return self.observe(self.state)
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor that a step changes."""
-        return [*self.state.values(), self.steps, self.returns, self.ended]
+        return [*self.state.values(), self.steps, self.returns, self.ended, self.hit]
 
     def _write(self, state: State) -> None:
         """Copy `state` into the buffers, which are allocated by the first call and never move."""

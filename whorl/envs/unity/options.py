@@ -55,7 +55,7 @@ class UnityOptions:
     timeout: Positive = 60.0
     """seconds within which a player has to answer; one that does not is restarted"""
     exact: bool = False
-    """start players anew at every reset, with its seed, so that a resumed run of a deterministic player is exact"""
+    """restart players at every reset, with its seed, so that a resumed run of a deterministic player is exact"""
 
     def __post_init__(self) -> None:
         parameters(self.parameters)  # raises for a value that can't be sent

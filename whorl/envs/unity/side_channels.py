@@ -14,7 +14,7 @@ from whorl.core.errors import EnvError, nearest
 ENGINE = UUID("e951342c-4f7e-11ea-b238-784f4387d1f7")
 PARAMETERS = UUID("534c891e-810f-11ea-a9d0-822485860400")
 SAMPLERS = ("uniform", "gaussian", "multi_range")
-"""distributions from which a player draws a parameter anew in every episode, in the order of their numbers"""
+"""distributions from which a player draws a parameter in every episode, in the order of their numbers"""
 
 
 def record(channel: UUID, payload: bytes) -> bytes:
