@@ -217,8 +217,10 @@ def _vit(channels: int, wide: Wide) -> nn.Module:
 
 
 class Largest(nn.Module):
-    """The largest value of each channel, [N, C, H, W] -> [N, C, 1, 1]: on a GPU a reduction, where adaptive pooling to one
-    pixel reads every channel in a single thread."""
+    """The largest value of each channel, [N, C, H, W] -> [N, C, 1, 1].
+
+    A reduction is fast on a GPU, where adaptive pooling to one pixel reads a whole channel in a single thread.
+    """
 
     def forward(self, value: Tensor) -> Tensor:
         return value.amax((2, 3), keepdim=True)
