@@ -1912,6 +1912,18 @@ MUTATIONS: list[Mutation] = [
         Bug("the newest observation is not kept", "held.scatter_(1, place", "held.scatter(1, place"),
     ),
     *planted(
+        "nets/images.py",
+        "nets/test_images.py",
+        Bug(
+            "a small net is never pooled",
+            "nn.ReLU(inplace=True), *_pooling(wide.pool)",
+            "nn.ReLU(inplace=True)",
+        ),
+        Bug(
+            "means instead of maxima", "value.amax((2, 3), keepdim=True)", "value.mean((2, 3), keepdim=True)"
+        ),
+    ),
+    *planted(
         "nets/novelty.py",
         "components/test_rnd.py",
         Bug("the oldest frame", "leaf.shape[leaf.axis] - width, width)", "0, width)"),
