@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.error import DependencyNotInstalled
+from PIL import Image
 
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
 from whorl.core.registry import only_trusted, register, require_part, require_trust
@@ -453,7 +454,9 @@ def restore(
     chosen = str(choose_device(device))
     known = code.admit(found.code, trust)
     with checkpoint.reading(found.folder, checkpoint.POLICY):
-        return load_policy(policy, known, chosen, code.hint(found.folder, found.code))
+        loaded = load_policy(policy, known, chosen, code.hint(found.folder, found.code))
+        loaded.steps = int(found.metadata["steps"])
+        return loaded
 
 
 def _saved(run: str | Path, best: bool) -> checkpoint.Loaded:
@@ -527,6 +530,7 @@ def evaluate(
     deterministic: bool = True,
     best: bool = False,
     video: str | Path | None = None,
+    screenshots: str | Path | None = None,
     render: bool = False,
     trust: Sequence[str] = (),
     device: str = "cpu",
@@ -539,26 +543,28 @@ def evaluate(
         env_options: options of the environment; those that are not named are as in training.
         max_steps: cut an episode after so many steps and count its return so far; 0: `eval_max_steps` of the run.
         video: a file to record the first episode to.
+        screenshots: a folder for pictures of the last state of each episode, in the size that the environment renders.
         render: show the episodes while they are played: in a window, or where there is no display on a page of this
             machine, whose address is printed.
     """
     _refuse(evaluate, unknown)
     _check_evaluation(episodes, seed, max_steps)
     if is_several(run):
-        if video is not None or render:
+        if video is not None or render or screenshots is not None:
             raise WhorlError(
-                "a run of several behaviours is neither recorded nor shown; leave out video and render (on the command "
-                "line --video and --render)"
+                "a run of several behaviours is neither recorded nor shown; leave out video, screenshots and render "
+                "(on the command line --video, --screenshots and --render)"
             )
         assert not isinstance(run, SavedPolicy)
         return _evaluate_behaviors(
             *(run, episodes, env, env_options, seed, max_steps, deterministic, best, trust, device)
         )
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
-    mode = "rgb_array" if render or video is not None else None
+    drawn = render or video is not None or screenshots is not None
+    mode = "rgb_array" if drawn else None
     with only_trusted(code.expanded(trust)):
         source = _source(env, policy.settings, env_options, mode)
-        if render and video is None and source.world is None and has_display():
+        if render and video is None and screenshots is None and source.world is None and has_display():
             mode = "human"  # a window of its own
             source = _source(env, policy.settings, env_options, mode)
     num_envs = source.num_envs or (1 if render else min(episodes, 32))
@@ -566,7 +572,11 @@ def evaluate(
         vector = source.vector(num_envs, policy.agent.device)
         camera = _Camera(source.id, frame_rate(source)) if video is not None else None
         viewer = Viewer(source.id, frame_rate(source)) if render and mode == "rgb_array" else None
-        watching = [watch for watch in (camera, viewer) if watch is not None]
+        ends = None
+        if screenshots is not None:
+            quota = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
+            ends = _Screenshots(source.id, Path(screenshots), quota)
+        watching = [watch for watch in (camera, viewer, ends) if watch is not None]
 
         def watch(*seen: Any) -> None:
             for one in watching:
@@ -714,14 +724,38 @@ class _Camera:
             return
         self.over = bool(step.terminated[0] | step.truncated[0])
         if self.steps % self.stride == 0 or self.over:
-            frame = world.render(0)
-            if frame is None:
-                raise EnvError(
-                    f"{self.id} renders no frames, so there is nothing to record; it must be made with "
-                    "render_mode='rgb_array', and render() must then return an image"
-                )
-            self.frames.append(frame)
+            self.frames.append(_frame(world, 0, self.id))
         self.steps += 1
+
+
+class _Screenshots:
+    """Writes the last frame of every episode that counts as a picture, numbered by the order in which they end."""
+
+    def __init__(self, id: str, folder: Path, quota: list[int]) -> None:
+        self.id, self.folder, self.count = id, folder, 0
+        self.left = quota
+        """episodes of each environment that still count"""
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, world: Any, step: Any, action: Any) -> None:
+        for env_index in (step.terminated | step.truncated).nonzero().flatten().tolist():
+            if not self.left[env_index]:
+                continue
+            self.left[env_index] -= 1
+            self.count += 1
+            # The environment is reset by the next step: now it is still in its last state.
+            frame = _frame(world, env_index, self.id)
+            Image.fromarray(frame).save(self.folder / f"episode_{self.count:03}.png")
+
+
+def _frame(world: Any, env_index: int, id: str) -> Any:
+    frame = world.render(env_index)
+    if frame is None:
+        raise EnvError(
+            f"{id} renders no frames, so there is nothing to record; it must be made with "
+            "render_mode='rgb_array', and render() must then return an image"
+        )
+    return frame
 
 
 def _check_changes(saved: Settings, asked: Settings) -> None:

@@ -244,11 +244,27 @@ def test_a_wide_impala_has_more_channels_and_a_pool_fixes_its_pixels() -> None:
     torch.testing.assert_close(pooled(picture), small(picture).reshape(3, 4, 32).amax(1))
 
 
+def test_a_small_net_with_a_pool_sees_the_same_wall_beside_an_agent_at_every_place() -> None:
+    spec = Array((21, 21, 3), "uint8")
+    pooled, plain = Images(spec, "small", width=2, pool=1), Images(spec, "small")
+    assert pooled.nets[0].trunk(torch.zeros(1, 3, 21, 21)).shape == (1, 32, 1, 1)
+    pictures = torch.zeros(2, 21, 21, 3)
+    for number, (row, column) in enumerate([(3, 5), (14, 11)]):
+        pictures[number, row, column] = 1.0  # the agent
+        pictures[number, row, column + 1] = torch.tensor([0.2, 0.6, 0.2])  # a wall on its right
+    here, there = pooled(pictures)
+    torch.testing.assert_close(here, there)
+    other = pictures[:1].flip(2)  # the wall on its left
+    assert not torch.allclose(pooled(other)[0], here, atol=1e-3)
+    assert not torch.allclose(*plain(pictures), atol=1e-3)  # without a pool the place matters
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"kind": "nature", "width": 2}, "options of kind impala only; leave them out"),
-        ({"kind": "drq", "spectral_norm": True}, "options of kind impala only; leave them out"),
+        ({"kind": "nature", "width": 2}, "options of kinds impala and small; leave them out"),
+        ({"kind": "drq", "spectral_norm": True}, "options of kinds impala and small; leave them out"),
+        ({"kind": "small", "spectral_norm": True}, "an option of kind impala only; leave it out"),
         ({"kind": "impala", "width": 0}, "width is 0 and pool 0; give at least 1 and at least 0"),
         ({"kind": "impala", "pool": -1}, "width is 1 and pool -1; give at least 1 and at least 0"),
         ({"features": "wide"}, "features is 'wide'; give a width, 0 for 512, or flat"),

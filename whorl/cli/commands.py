@@ -62,6 +62,10 @@ class EvalFlags:
     """use the policy with the best evaluation instead of the newest"""
     video: bool | str = False
     """record the first episode of each run, into this .gif or .mp4 file or into the run's folder"""
+    screenshots: bool = False
+    """save a picture of the last state of each episode, in the size that the environment renders"""
+    log: bool = False
+    """add the episodes to evaluations.csv in the run's folder, and their means and pictures to its TensorBoard"""
     render: bool = False
     """show the episodes while they are played, in a window or, without a display, on a page of this machine"""
     json: bool = False
@@ -388,11 +392,19 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
     """Play episodes with the policy of one run, and print what it got."""
     from whorl import api
     from whorl.run.evaluate import Evaluations
+    from whorl.run.evaluation_log import log_evaluation
+    from whorl.state.runfolder import resolve_run
 
+    if own.log and api.is_several(run):
+        raise ConfigError(
+            "--log writes the episodes of one policy, but the run has several behaviours; leave it out"
+        )
     saved: Any = (
         run if api.is_several(run) else api.restore(run, best=own.best, trust=own.trust, device=own.device)
     )
     video = _video_path(run, own) if own.video else None
+    folder = _run_folder(resolve_run(run))
+    pictures = folder / "screenshots" / _evaluated(own) if own.screenshots else None
     found = api.evaluate(
         saved,
         own.episodes,
@@ -403,6 +415,7 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
         max_steps=own.max_steps,
         best=own.best,
         video=video,
+        screenshots=pictures,
         render=own.render,
         trust=own.trust,
         device=own.device,
@@ -410,6 +423,8 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
     if isinstance(found, Evaluations):
         _show_behaviors(run, own, found)
         return
+    if own.log:
+        log_evaluation(folder, found, saved.steps, {"policy": _evaluated(own), "seed": own.seed}, pictures)
     report: dict[str, Any] = {
         "run": str(run),
         "algorithm": saved.settings.algorithm,
@@ -423,6 +438,8 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
     show_table(report)
     if video is not None:
         print(f"video: {video}")
+    if pictures is not None:
+        print(f"screenshots: {pictures}")
 
 
 def _report(found: Any) -> dict[str, Any]:
@@ -666,5 +683,8 @@ def _video_path(run: str, own: EvalFlags) -> Path:
     if isinstance(own.video, str):
         return Path(own.video)
     ending = "mp4" if find_spec("imageio_ffmpeg") and find_spec("imageio") else "gif"
-    which = "best" if own.best else "newest"
-    return _run_folder(resolve_run(run)) / "videos" / f"{which}_seed{own.seed}.{ending}"
+    return _run_folder(resolve_run(run)) / "videos" / f"{_evaluated(own)}_seed{own.seed}.{ending}"
+
+
+def _evaluated(own: EvalFlags) -> str:
+    return "best" if own.best else "newest"

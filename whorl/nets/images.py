@@ -2,7 +2,8 @@
 
     nature  8x8/4 32, 4x4/2 64, 3x3/1 64, linear 512             (Mnih et al. 2015)
     impala  three stages of two residual blocks, linear 256      (Espeholt et al. 2018, arXiv:1802.01561, fig. 3)
-    small   3x3/1 16, linear 128, for grids of a few cells       (Young and Tian 2019, arXiv:1903.03176)
+    small   3x3/1 16, linear 128, for grids of a few cells       (Young and Tian 2019, arXiv:1903.03176); with pool 1 it
+            learns once what to do beside a wall, not again at every place of a maze
     drq     3x3/2 32, 3 times 3x3/1 32, linear 50, LayerNorm, tanh (Yarats et al. 2019, arXiv:1910.01741)
     vit     a small vision transformer over patches of 8 pixels, linear 256 (`whorl.nets.vit`)
 
@@ -33,7 +34,7 @@ GAIN = 2**0.5
 
 @dataclass(frozen=True)
 class Wide:
-    """Options of impala."""
+    """Options of impala and small."""
 
     width: int = 1
     spectral_norm: bool = False
@@ -52,7 +53,7 @@ class Images(nn.Module):
         channels: position of the channel axis: first, last, or auto (from the shape).
         width, spectral_norm, pool: options of impala from Beyond the Rainbow (Clark et al. 2024, arXiv:2411.03820):
         factor of the number of channels, spectral normalisation of residual convolutions, side of the final max pooling
-        (0: none).
+        (0: none; 1: the largest value of each channel). Width and pool are also options of small.
     """
 
     def __init__(
@@ -107,8 +108,12 @@ class Convolutions(nn.Module):
     ) -> None:
         super().__init__()
         chosen = _choose(found, kind)
-        if wide != PLAIN and chosen.trunk is not _impala:
-            raise ConfigError("width, spectral_norm and pool are options of kind impala only; leave them out")
+        if wide != PLAIN and chosen.trunk not in (_impala, _small):
+            raise ConfigError(
+                "width, spectral_norm and pool are options of kinds impala and small; leave them out"
+            )
+        if wide.spectral_norm and chosen.trunk is not _impala:
+            raise ConfigError("spectral_norm is an option of kind impala only; leave it out")
         if wide.width < 1 or wide.pool < 0:
             raise ConfigError(f"width is {wide.width} and pool {wide.pool}; give at least 1 and at least 0")
         if features != "flat" and (not isinstance(features, int) or features < 0):
@@ -177,7 +182,9 @@ def _nature(channels: int, wide: Wide) -> nn.Module:
 
 
 def _small(channels: int, wide: Wide) -> nn.Module:
-    return nn.Sequential(_convolution(channels, 16, 3), nn.ReLU(inplace=True))
+    return nn.Sequential(
+        _convolution(channels, 16 * wide.width, 3), nn.ReLU(inplace=True), *_pooling(wide.pool)
+    )
 
 
 def _drq(channels: int, wide: Wide) -> nn.Module:
@@ -196,12 +203,27 @@ def _impala(channels: int, wide: Wide) -> nn.Module:
     for inputs, outputs in pairwise(widths):
         layers += [_convolution(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, 2, 1)]
         layers += [ResidualBlock(outputs, wide.spectral_norm), ResidualBlock(outputs, wide.spectral_norm)]
-    layers += [nn.ReLU()] if not wide.pool else [nn.ReLU(), nn.AdaptiveMaxPool2d(wide.pool)]
-    return nn.Sequential(*layers)
+    return nn.Sequential(*layers, nn.ReLU(), *_pooling(wide.pool))
+
+
+def _pooling(side: int) -> list[nn.Module]:
+    if side == 1:
+        return [Largest()]
+    return [nn.AdaptiveMaxPool2d(side)] if side else []
 
 
 def _vit(channels: int, wide: Wide) -> nn.Module:
     return VisionTransformer(channels)
+
+
+class Largest(nn.Module):
+    """The largest value of each channel, [N, C, H, W] -> [N, C, 1, 1].
+
+    A reduction is fast on a GPU, where adaptive pooling to one pixel reads a whole channel in a single thread.
+    """
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.amax((2, 3), keepdim=True)
 
 
 class ResidualBlock(nn.Module):

@@ -173,6 +173,12 @@ def learner_threads(settings: Settings) -> int:
 def replay_device(settings: Settings, learner: torch.device) -> torch.device:
     """Where the replay buffer is stored: on the learner's device unless settings choose another."""
     name = getattr(settings.algo, "replay_device", "auto")
+    if getattr(settings.algo, "compress", False):
+        if name == "cuda":
+            raise ConfigError(
+                "compress keeps the replay buffer in host memory, but replay_device is cuda; use cpu"
+            )
+        return torch.device("cpu")
     if name == "cpu" or (learner.type == "cpu" and name == "auto"):
         return torch.device("cpu")
     if learner.type != "cuda":

@@ -240,6 +240,7 @@ class Trainer:
             row = self._row = self.loop.iterate(self.counters.progress(self.settings.run))
         if "time/waited_for_actors" in row:
             row |= self._system.metrics(self.agent.updates, row["time/waited_for_actors"])
+        row["updates"] = self.agent.updates
         row["time/elapsed"] = self.wall_time = before + time.perf_counter() - began
         with self._failures(), gpu_memory(self.settings):
             self._observe(row)
