@@ -1592,8 +1592,8 @@ MUTATIONS: list[Mutation] = [
         Bug("returns cross missing rows", "batch.keep[:-1].mul_(batch.mask[1:])", "pass"),
         Bug(
             "memory goes on while waiting",
-            "memory = tree.where(self._waits, memory, after)",
-            "memory = after",
+            "self._memory = tree.where(self._waits, self._memory, after)",
+            "self._memory = after",
         ),
         Bug(
             "a later action is stored",
@@ -1608,8 +1608,43 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "envs/adapters/pettingzoo.py",
+        "multi/test_pettingzoo.py",
+        Bug(
+            "actions of the first copy",
+            "return copy * len(self.place) + self.place[agent]",
+            "return self.place[agent]",
+        ),
+        Bug("copies share their seed", "env_seed(seed, copy)", "env_seed(seed, 0)"),
+        Bug("an agent that appears continues an episode", "        self.out.reset[row] = True\n", ""),
+        Bug("agents that ended still act", "if agent not in ended]", "]"),
+        Bug("a snapshot of other agents", 'self._live = [list(live) for live in snapshot["live"]]', "pass"),
+    ),
+    *planted(
+        "run/behaviors.py",
+        "multi/test_behaviors.py",
+        Bug(
+            "behaviours begin with the same weights", "seed=seed_of(own.run.seed, name)", "seed=own.run.seed"
+        ),
+        Bug("the environment is not restored", 'shared.restore(state["env"])', "shared.reset(0)"),
+        Bug(
+            "the counters of the run are not restored",
+            'self.counters.load_state_dict(state["counters"])',
+            "pass",
+        ),
+        Bug("returns cross a reset of all", "finish(cut and number == total)", "finish(False)"),
+        Bug("an evaluation counts rows that wait", "~waits & ~step.reset", "~step.reset"),
+        Bug("rollouts of one length", "if number % member.collector.steps == 0:", "if number == total:"),
+    ),
+    *planted(
         "envs/unity/agents.py",
         "unity/test_unity_agents.py",
+        Bug(
+            "behaviours get actions of others",
+            "                if one.behavior.owns(key):\n",
+            "                if False:\n",
+            "unity/test_unity_players.py::test_several_behaviours_of_a_scene_are_trained_together",
+        ),
         Bug(
             "time limits are terminal",
             "self.out.terminated[row] = not info.max_step_reached",
@@ -1663,8 +1698,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "lost episodes go on",
-            "            agents.clear()\n            self._players",
-            "            self._players",
+            "            agents.clear()\n            self.players",
+            "            self.players",
         ),
         Bug("agents are counted once per episode", "for info in infos[key].value if info.done}", "if False}"),
     ),
@@ -2283,8 +2318,8 @@ MUTATIONS: list[Mutation] = [
         Bug("progress is never set", "        agent.progress.fill_(progress)\n", ""),
         Bug(
             "weights are never sent",
-            "        parts.send_weights()\n        period",
-            "        period",
+            "        parts.send_weights()\n        collector",
+            "        collector",
             "distributed/test_payload.py",
         ),
         Bug(

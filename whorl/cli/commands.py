@@ -264,11 +264,12 @@ def _resolved(
     algorithm: str, env: str, settings: Mapping[str, Any], own: TrainFlags, named: bool
 ) -> Settings:
     """The settings that training would have; those for any environment where it is not named, or unknown."""
-    from whorl.api import prepare
+    from whorl.api import prepare_all
 
     try:
         if named:
-            return prepare(env, algorithm, settings, own.config, None, {})[1]
+            found = prepare_all(env, algorithm, settings, own.config, None, {})[1]
+            return found if isinstance(found, Settings) else next(iter(found.behaviors.values()))
     except EnvError:
         pass
     from whorl.settings.draws import take_random
@@ -297,9 +298,9 @@ def _print_config(algorithm: str, env: str, settings: dict[str, Any], own: Train
         raise ConfigError(
             "config prints the settings of one run; use --seed instead of --seeds and --parallel"
         )
-    from whorl.api import prepare
+    from whorl.api import prepare_all
 
-    found = prepare(env, algorithm, settings, own.config, None, {})[1]
+    found = prepare_all(env, algorithm, settings, own.config, None, {})[1]
     print(yaml.safe_dump(found.plain(), sort_keys=False), end="")
     return 0
 
@@ -390,41 +391,45 @@ def evaluate(words: list[str]) -> int:
 def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
     """Play episodes with the policy of one run, and print what it got."""
     from whorl import api
+    from whorl.run.evaluate import Evaluations
     from whorl.run.evaluation_log import log_evaluation
     from whorl.state.runfolder import resolve_run
 
-    policy = api.restore(run, best=own.best, trust=own.trust, device=own.device)
+    if own.log and api.is_several(run):
+        raise ConfigError(
+            "--log writes the episodes of one policy, but the run has several behaviours; leave it out"
+        )
+    saved: Any = (
+        run if api.is_several(run) else api.restore(run, best=own.best, trust=own.trust, device=own.device)
+    )
     video = _video_path(run, own) if own.video else None
     folder = _run_folder(resolve_run(run))
     pictures = folder / "screenshots" / _evaluated(own) if own.screenshots else None
     found = api.evaluate(
-        policy,
+        saved,
         own.episodes,
         env=own.env or None,
         env_options=_env_options(rest),
         seed=own.seed,
         deterministic=not own.stochastic,
         max_steps=own.max_steps,
+        best=own.best,
         video=video,
         screenshots=pictures,
         render=own.render,
         trust=own.trust,
+        device=own.device,
     )
+    if isinstance(found, Evaluations):
+        _show_behaviors(run, own, found)
+        return
     if own.log:
-        log_evaluation(folder, found, policy.steps, {"policy": _evaluated(own), "seed": own.seed}, pictures)
+        log_evaluation(folder, found, saved.steps, {"policy": _evaluated(own), "seed": own.seed}, pictures)
     report: dict[str, Any] = {
         "run": str(run),
-        "algorithm": policy.settings.algorithm,
-        "env": own.env or policy.settings.env,
-        "episodes": len(found.returns),
-        "mean_return": found.mean_return,
-        "std": found.std,
-        "min": min(found.returns),
-        "max": max(found.returns),
-        "mean_length": found.mean_length,
-        **({} if found.success_rate is None else {"success_rate": found.success_rate}),
-        **found.measures,
-        **({"cut": found.cut} if found.cut else {}),
+        "algorithm": saved.settings.algorithm,
+        "env": own.env or saved.settings.env,
+        **_report(found),
     }
     if own.json:
         details = {"seed": own.seed, "returns": found.returns, "lengths": found.lengths}
@@ -435,6 +440,33 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
         print(f"video: {video}")
     if pictures is not None:
         print(f"screenshots: {pictures}")
+
+
+def _report(found: Any) -> dict[str, Any]:
+    """The numbers of an evaluation."""
+    return {
+        "episodes": len(found.returns),
+        "mean_return": found.mean_return,
+        "std": found.std,
+        "min": min(found.returns),
+        "max": max(found.returns),
+        "mean_length": found.mean_length,
+        **({} if found.success_rate is None else {"success_rate": found.success_rate}),
+        **found.measures,
+        **({"cut": found.cut} if found.cut else {}),
+    }
+
+
+def _show_behaviors(run: str, own: EvalFlags, found: Any) -> None:
+    """The evaluation of each behaviour."""
+    reports = {name: _report(one) for name, one in found.behaviors.items()}
+    if own.json:
+        for name, one in found.behaviors.items():
+            reports[name] |= {"returns": one.returns, "lengths": one.lengths}
+        print(json.dumps({"run": str(run), "seed": own.seed, "behaviours": reports}))
+        return
+    for name, report in reports.items():
+        show_table(report, name)
 
 
 def plot(words: list[str]) -> int:

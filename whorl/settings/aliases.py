@@ -240,7 +240,7 @@ NOTES: dict[str, str] = {
     "nn_config": "set options of encoder, actor_network and critic_network",
     "reset_config": "set env_options: {parameters: {...}} of a Unity environment",
     "net_config": "actors of one machine are set by actors, and of several by ray",
-    "ma_config": "one policy learns in a run; choose it with env_options: {behavior: NAME}",
+    "ma_config": "an environment with several behaviours takes it, under this name or behaviours",
     "unity_args": "the path of the player is the id, unity:PATH; its port is env_options: {port: 5005}",
     "build_path": "the path of the player is the id, unity:PATH",
     "beta": "set priority_beta; the exponent of priorities, alpha of replay_config, is priority_alpha",
