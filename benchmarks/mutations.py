@@ -2259,7 +2259,7 @@ MUTATIONS: list[Mutation] = [
         "run/test_loop.py run/test_stepping.py run/test_trainer.py",
         Bug(
             "random_steps is never random",
-            "collector.start(counters.steps < agent.random_steps)",
+            'collector.start(counters.earlier.get("steps", 0) + counters.steps < agent.random_steps)',
             "collector.start(False)",
         ),
         Bug("progress is never set", "        agent.progress.fill_(progress)\n", ""),
@@ -2405,8 +2405,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "progress starts at the end",
-            "self.loop.iterate(min(done / max(total, 1), 1.0))",
-            "self.loop.iterate(1.0 - min(done / max(total, 1), 1.0))",
+            "self.loop.iterate(self.counters.progress(self.settings.run))",
+            "self.loop.iterate(1.0 - self.counters.progress(self.settings.run))",
             "run/test_stepping.py::test_the_first_random_steps_are_random_and_progress_is_the_share_of_the_budget_that_is_spent",
         ),
     ),
