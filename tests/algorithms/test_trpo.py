@@ -170,3 +170,21 @@ def test_the_critic_tells_truncation_from_termination() -> None:
     assert value[0] == pytest.approx(5.905, abs=0.1)
     chain = learned_values(TRPO, Chain, 100, **settings)
     assert chain[:3] == pytest.approx([0.81, 0.9, 1.0], abs=0.02)
+
+
+def test_the_objective_is_the_mean_of_ratios_times_advantages() -> None:
+    agent = tiny()
+    batch = rollout(agent)
+    batch.extras["log_prob"].sub_(torch.tensor(2.0).log())  # as if actions had been half as likely
+    with torch.no_grad():
+        found = agent.surrogate(agent.actor(batch.now), batch, batch.reward)
+    assert float(found) == pytest.approx(2 * float(batch.reward[batch.mask > 0].mean()), rel=1e-4)
+
+
+def test_advantages_are_normalised_over_the_rollout_if_asked() -> None:
+    plain, normalised = tiny(normalize_advantage=False), tiny(normalize_advantage=True)
+    batch = rollout(plain)
+    rows = batch.mask > 0
+    found, raw = (agent.estimate(batch)[0][rows] for agent in (normalised, plain))
+    assert float(found.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(raw.mean()) != pytest.approx(0, abs=1e-3)
