@@ -46,7 +46,8 @@ def test_every_earlier_name_is_accepted(name: str) -> None:
 @pytest.mark.parametrize("preset", preset_names())
 def test_no_setting_of_an_algorithm_has_a_name_that_is_explained_away(preset: str) -> None:
     own = set(settings_of(algorithm_class(preset)[1]))
-    assert own & set(NOTES) <= {"target_kl", "weight_decay"}  # PPO's, and those of off-policy algorithms
+    # PPO's, those of off-policy algorithms, and SAC's
+    assert own & set(NOTES) <= {"target_kl", "weight_decay", "action_noise"}
 
 
 @pytest.mark.parametrize(
