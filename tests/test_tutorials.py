@@ -17,6 +17,8 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,6 +115,8 @@ def page_folder(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "builds").mkdir()
     (tmp_path / "builds" / "3DBall.x86_64").write_text(PLAYER)
     (tmp_path / "builds" / "3DBall.x86_64").chmod(0o755)
+    with suppress(ImportError):  # a package registers its ids once, when it is imported
+        import_module("pybullet_envs_gymnasium")
     before = {kind: dict(names) for kind, names in registry._registered.items()}
     ids, worlds = set(gymnasium.registry), set(WORLDS)
     yield tmp_path
