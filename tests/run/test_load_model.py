@@ -112,6 +112,21 @@ def test_schedules_go_on_over_both_runs(first: Path, tmp_path: Path) -> None:
         resumed.close()
 
 
+def test_a_run_from_a_run_from_a_run_counts_the_steps_of_all(first: Path, tmp_path: Path) -> None:
+    with go_on(first, tmp_path) as trainer:
+        trainer.step()
+        second = trainer.save()
+    with go_on(second, tmp_path) as trainer:
+        assert trainer.counters.earlier["steps"] == 360
+        trainer.step()
+        assert float(trainer.agent.progress) == pytest.approx(360 / 680)
+
+
+def test_shards_say_that_they_take_no_rows(first: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="the replay buffer starts empty, because shards can't take the rows"):
+        go_on(first, tmp_path, shards=1).close()
+
+
 def test_a_new_run_has_its_own_files_of_the_rows(first: Path, tmp_path: Path) -> None:
     trainer = go_on(first, tmp_path)
     second = trainer.train().run_dir
