@@ -123,7 +123,9 @@ def test_a_run_from_a_run_from_a_run_counts_the_steps_of_all(first: Path, tmp_pa
 
 
 def test_shards_say_that_they_take_no_rows(first: Path, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="the replay buffer starts empty, because shards can't take the rows"):
+    with pytest.warns(
+        UserWarning, match="the replay buffer starts empty, because shards can't take the rows"
+    ):
         go_on(first, tmp_path, shards=1).close()
 
 
