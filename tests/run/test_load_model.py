@@ -217,6 +217,20 @@ def test_a_buffer_of_another_size_is_not_taken_and_the_message_says_what_to_set(
         go_on(first, tmp_path, load_strict=True, **changes)
 
 
+def test_recurrent_states_of_another_size_are_not_taken(tmp_path: Path) -> None:
+    # Those that are refreshed are in the checkpoint itself.
+    recurrent = {"memory": "gru", "memory_size": 4, "sequence_length": 10, "refresh_memory": True}
+    given = {**SAC, **recurrent, "stored_memory": True, "sequence_stride": 5, "runs": str(tmp_path / "first")}
+    run = whorl.train("Pendulum-v1", "sac", given).run_dir
+    changes: dict[str, Any] = {**given, "runs": str(tmp_path / "second")}
+    with go_on(run, tmp_path, **changes) as trainer:
+        assert replay_of(trainer).ring.rows == 160
+    with pytest.warns(UserWarning, match="starts empty, because its recurrent states have another size"):
+        trainer = go_on(run, tmp_path, **{**changes, "memory_size": 6})
+    assert replay_of(trainer).ring.rows == 0
+    trainer.close()
+
+
 def test_priorities_are_taken_where_samples_are_the_same_and_else_found_again(
     tmp_path: Path,
 ) -> None:
