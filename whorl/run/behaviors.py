@@ -381,7 +381,7 @@ class TeamCheckpointing(Checkpointing):
         for member in self.team.members:
             own = of_behavior(found, member.name)
             messages.append(load_weights(member.parts.agent, own, strict))
-            before = own.state["counters"] if own.state else {"steps": 0}
+            before: dict[str, Any] = own.state["counters"] if own.state else {"steps": 0}
             steps = before["steps"] + before.get("earlier", {}).get("steps", 0)
             member.counters.earlier = {"steps": float(steps)}
             if member.checkpointing.store is not None:
