@@ -561,13 +561,19 @@ MUTATIONS: list[Mutation] = [
         Bug("kl_cut is never applied", "gate = gate * (kl < cfg.kl_cut)", "gate = gate * (kl < 1e9)"),
         Bug(
             "masked rows are in the actor's loss",
-            '"weight": row_weight(batch.mask),',
+            '"weight": weight,',
             '"weight": torch.ones_like(batch.mask),',
         ),
         Bug(
             "masked rows are in the critic's loss",
-            "weight = row_weight(batch.mask)\n",
-            "weight = torch.ones_like(batch.mask)\n",
+            '"value_weight": per_stream(weight, target)',
+            '"value_weight": torch.ones_like(target)',
+        ),
+        Bug(
+            "the critic's loss of a shared trunk has no weight",
+            "loss + cfg.value_coef * critic_loss",
+            "loss + critic_loss",
+            "algorithms/test_shared_trunk.py",
         ),
         Bug(
             "the clipping range is fixed",
@@ -601,8 +607,20 @@ MUTATIONS: list[Mutation] = [
         Bug("normalize_advantage is never read", "if self.cfg.normalize_advantage:", "if False:"),
         Bug(
             "the critic is fitted to its successor",
-            "error = 0.5 * (value[:-1] - target).square()",
-            "error = 0.5 * (value[1:] - target).square()",
+            "self.value_error(value[:-1], target)",
+            "self.value_error(value[1:], target)",
+        ),
+        Bug(
+            "the critic's loss of a shared trunk has no weight",
+            "loss + self.cfg.value_coef * critic_loss",
+            "loss + critic_loss",
+            "algorithms/test_shared_trunk.py",
+        ),
+        Bug(
+            "the policy of a shared trunk reads the next row",
+            "self.actor.of(features[:-1], batch.now)",
+            "self.actor.of(features[1:], batch.now)",
+            "algorithms/test_shared_trunk.py",
         ),
     ),
     *planted(
@@ -628,6 +646,76 @@ MUTATIONS: list[Mutation] = [
             "(blank(log_prob, batch.mask) - log_mu)",
             "(log_mu - blank(log_prob, batch.mask))",
         ),
+        Bug(
+            "the critic's loss of a shared trunk has no weight",
+            "loss + self.cfg.value_coef * critic_loss",
+            "loss + critic_loss",
+            "algorithms/test_shared_trunk.py",
+        ),
+        Bug(
+            "the policy of a shared trunk reads the next row",
+            "self.actor.of(features[:-1], batch.now)",
+            "self.actor.of(features[1:], batch.now)",
+            "algorithms/test_shared_trunk.py",
+        ),
+    ),
+    *planted(
+        "nets/q_network.py",
+        "nets/test_layers_by_path.py",
+        Bug(
+            "layers of a stream stay quiet",
+            "layer(value, noise[str(number)]) if noise and",
+            "layer(value) if noise and",
+        ),
+        Bug("the trunk is left out", "cfg.trunk_network, without", 'Part("mlp"), without'),
+        Bug(
+            "noise of the value stream alone is dropped",
+            "return {name: noise for name, noise in found.items() if noise}",
+            'return found if found["advantage"] else {}',
+        ),
+    ),
+    *planted(
+        "data/compressed.py",
+        "data/test_compress.py",
+        Bug(
+            "rows of the next environment are read",
+            "for cell in cells.tolist()]",
+            "for cell in (cells + 1).tolist()]",
+        ),
+        Bug("columns of slots are swapped", "return every[slots]", "return every[slots].flip(0)"),
+    ),
+    *planted(
+        "nets/noisy.py",
+        "nets/test_layers_by_path.py",
+        Bug(
+            "independent noise of the bias is a weight's",
+            "self.bias_scale, noise[:, -1]",
+            "self.bias_scale, noise[:, 0]",
+        ),
+    ),
+    *planted(
+        "algorithms/trpo.py",
+        "algorithms/test_trpo.py",
+        Bug("the objective is descended", "length * direction, lengths", "-length * direction, lengths"),
+        Bug("a step of half the bound", "(2 * cfg.max_kl / direction", "(cfg.max_kl / direction"),
+        Bug("no damping", "+ cfg.cg_damping * vector", "+ 0 * vector"),
+        Bug("the bound is not checked", "& (kl <= max_kl)", ""),
+        Bug("a worse policy is taken", "& (gain > 0)", ""),
+        Bug("the shortest length wins", "searching = searching & ~fits", "pass"),
+        Bug("the last trial stays", "    write_(parameters, chosen)", "    pass"),
+        Bug("conjugate directions forget the past", "after / size.clamp(min=1e-20)", "0 * after"),
+        Bug(
+            "the ratio has no old policy",
+            "(policy.log_prob(batch.action) - log_prob)",
+            "policy.log_prob(batch.action)",
+        ),
+        Bug(
+            "masked rows are in the divergence",
+            "masked_mean(old.kl(policy).expand_as(batch.mask), batch.mask)",
+            "old.kl(policy).mean()",
+        ),
+        Bug("value targets without the value", "target = advantage + value[:-1]", "target = advantage"),
+        Bug("advantages are never normalised", "if self.cfg.normalize_advantage:", "if False:"),
     ),
     *planted(
         "algorithms/ppg.py",
@@ -724,7 +812,7 @@ MUTATIONS: list[Mutation] = [
             "pick(log_pi.chunk(2)[0], batch.action)",
             "pick(log_pi.chunk(2)[1], batch.action)",
         ),
-        Bug("the squared loss is never read", 'if self.cfg.loss == "huber" else', "if True else"),
+        Bug("the chosen loss is never read", "value_loss(Part.of(cfg.loss))", 'value_loss(Part("huber"))'),
         Bug(
             "rescale_values is never read",
             "batch.discount, value, self.cfg.rescale_values)",
@@ -1122,7 +1210,7 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "data/ring.py",
         "data/test_replay.py data/test_sequences.py data/test_stacks.py",
-        Bug("rows beyond the end are lost", "into[: len(value) - first].copy_(value[first:])", "pass"),
+        Bug("rows beyond the end are lost", "into[: len(value) - first] = value[first:]", "pass"),
         Bug("gaps are not closed", 'self.columns["mask"][newest].logical_and_(~gap)', "pass"),
         Bug("returns cross a gap", 'self.columns["keep"][before].logical_and_(~gap)', "pass"),
         Bug(
@@ -1504,8 +1592,8 @@ MUTATIONS: list[Mutation] = [
         Bug("returns cross missing rows", "batch.keep[:-1].mul_(batch.mask[1:])", "pass"),
         Bug(
             "memory goes on while waiting",
-            "memory = tree.where(self._waits, memory, after)",
-            "memory = after",
+            "self._memory = tree.where(self._waits, self._memory, after)",
+            "self._memory = after",
         ),
         Bug(
             "a later action is stored",
@@ -1520,8 +1608,43 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "envs/adapters/pettingzoo.py",
+        "multi/test_pettingzoo.py",
+        Bug(
+            "actions of the first copy",
+            "return copy * len(self.place) + self.place[agent]",
+            "return self.place[agent]",
+        ),
+        Bug("copies share their seed", "env_seed(seed, copy)", "env_seed(seed, 0)"),
+        Bug("an agent that appears continues an episode", "        self.out.reset[row] = True\n", ""),
+        Bug("agents that ended still act", "if agent not in ended]", "]"),
+        Bug("a snapshot of other agents", 'self._live = [list(live) for live in snapshot["live"]]', "pass"),
+    ),
+    *planted(
+        "run/behaviors.py",
+        "multi/test_behaviors.py",
+        Bug(
+            "behaviours begin with the same weights", "seed=seed_of(own.run.seed, name)", "seed=own.run.seed"
+        ),
+        Bug("the environment is not restored", 'shared.restore(state["env"])', "shared.reset(0)"),
+        Bug(
+            "the counters of the run are not restored",
+            'self.counters.load_state_dict(state["counters"])',
+            "pass",
+        ),
+        Bug("returns cross a reset of all", "finish(cut and number == total)", "finish(False)"),
+        Bug("an evaluation counts rows that wait", "~waits & ~step.reset", "~step.reset"),
+        Bug("rollouts of one length", "if number % member.collector.steps == 0:", "if number == total:"),
+    ),
+    *planted(
         "envs/unity/agents.py",
         "unity/test_unity_agents.py",
+        Bug(
+            "behaviours get actions of others",
+            "                if one.behavior.owns(key):\n",
+            "                if False:\n",
+            "unity/test_unity_players.py::test_several_behaviours_of_a_scene_are_trained_together",
+        ),
         Bug(
             "time limits are terminal",
             "self.out.terminated[row] = not info.max_step_reached",
@@ -1575,8 +1698,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "lost episodes go on",
-            "            agents.clear()\n            self._players",
-            "            self._players",
+            "            agents.clear()\n            self.players",
+            "            self.players",
         ),
         Bug("agents are counted once per episode", "for info in infos[key].value if info.done}", "if False}"),
     ),
@@ -2183,14 +2306,20 @@ MUTATIONS: list[Mutation] = [
         "run/test_loop.py run/test_stepping.py run/test_trainer.py",
         Bug(
             "random_steps is never random",
-            "collector.start(counters.steps < agent.random_steps)",
+            'collector.start(counters.earlier.get("steps", 0) + counters.steps < agent.random_steps)',
             "collector.start(False)",
+        ),
+        Bug(
+            "a run that goes on from another acts at random again",
+            'counters.earlier.get("steps", 0) + counters.steps',
+            "counters.steps",
+            "run/test_load_model.py::test_the_random_phase_is_not_repeated",
         ),
         Bug("progress is never set", "        agent.progress.fill_(progress)\n", ""),
         Bug(
             "weights are never sent",
-            "        parts.send_weights()\n        period",
-            "        period",
+            "        parts.send_weights()\n        collector",
+            "        collector",
             "distributed/test_payload.py",
         ),
         Bug(
@@ -2329,8 +2458,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "progress starts at the end",
-            "self.loop.iterate(min(done / max(total, 1), 1.0))",
-            "self.loop.iterate(1.0 - min(done / max(total, 1), 1.0))",
+            "self.loop.iterate(self.counters.progress(self.settings.run))",
+            "self.loop.iterate(1.0 - self.counters.progress(self.settings.run))",
             "run/test_stepping.py::test_the_first_random_steps_are_random_and_progress_is_the_share_of_the_budget_that_is_spent",
         ),
     ),
@@ -2596,6 +2725,31 @@ MUTATIONS: list[Mutation] = [
             "bounds do not hold",
             "return self._number(min(max(moved, self.low), self.high))",
             "return self._number(moved)",
+        ),
+    ),
+    *planted(
+        "state/code.py",
+        "run/test_own_code.py",
+        Bug("altered code is trusted", "    if not digest(code).startswith(given):", "    if False:"),
+        Bug("a short hash is trusted", "len(given) < DIGITS or set(given)", "set(given)"),
+    ),
+    *planted(
+        "log/live.py",
+        "run/test_viewer.py",
+        Bug("other machines are served", 'HOST = "127.0.0.1"', 'HOST = "0.0.0.0"'),
+        Bug(
+            "any name leads to the page",
+            'if self.headers.get("Host") not in',
+            'if self.headers.get("Host") in',
+        ),
+    ),
+    *planted(
+        "envs/wrappers.py",
+        "envs/test_hit_reward.py",
+        Bug(
+            "a hit lasts into the next episode",
+            "        self._hit = False\n        return self.env.reset",
+            "        return self.env.reset",
         ),
     ),
 ]

@@ -151,6 +151,7 @@ BASES = {
     "ppo": PASSES,
     "ppg": {**PASSES, "aux_every": 4, "aux_epochs": 2, "aux_batch_factor": 1.0},
     "reinforce": {**ROLLOUTS, **NETS, "lookahead": 8},
+    "trpo": {**ROLLOUTS, **NETS, "max_epochs": 25, "batch_size": 32},
     "impala": {**ROLLOUTS, **NETS, "rollout_steps": 8, "max_epochs": 100, "actors": 0},
     "pqn": {
         **ROLLOUTS,
@@ -264,6 +265,10 @@ def _on_policy() -> Iterator[Case]:
         "ppo quadrotor", "Quadrotor-v0", "ppo", lanes=16, rollout_steps=16, batch_size=64, max_epochs=20
     )
     yield case("ppo resumed", CARTPOLE, "ppo", resume=True, **linear)
+    yield case("trpo discrete", CARTPOLE, "trpo", **plain)
+    yield case("trpo continuous", PENDULUM, "trpo", max_kl=0.02, cg_iterations=5, backtracks=4, **normalized)
+    for rule in ("a2c", "ppo", "impala"):
+        yield case(f"{rule} shared trunk", CARTPOLE, rule, shared_trunk=True, value_coef=0.3)
     yield case("ppg clip_value", CARTPOLE, "ppg", clip_value=True, entropy_coef=0.01)
     yield case("reinforce baseline", CARTPOLE, "reinforce", baseline=True, critic_lr=1e-3)
     yield case("impala clips", CARTPOLE, "impala", rho_clip=0.9, c_clip=0.8, lam=0.9, **linear)

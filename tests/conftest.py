@@ -4,7 +4,6 @@ import os
 import random
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ torch.set_num_threads(1)  # two test processes share two cores
 # Processes that tests start shall not compile the package each time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-sys.path.append(str(Path(__file__).parent))
 
 from forking import Forks  # noqa: E402
 
@@ -53,7 +51,9 @@ def _forked() -> Iterator[None]:
     forks.close()
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of a test are started as users start them."""
-    monkeypatch.setattr(process, "_launch", LAUNCH)
+@pytest.fixture(scope="module")
+def started() -> Iterator[None]:
+    """Processes of a module's tests are started as users start them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "_launch", LAUNCH)
+        yield

@@ -208,10 +208,8 @@ def test_config_objects_and_keywords_are_checked() -> None:
         whorl.load("CartPole-v1", whorl.PPOConfig(gamma=2.0))
     with pytest.raises(ConfigError, match="ppo has no setting 'gama'; did you mean 'gamma'"):
         whorl.load("CartPole-v1", "ppo", gama=0.5)
-    with pytest.raises(
-        ConfigError, match="ppo has no setting 'vf_coef': actor and critic share no parameters"
-    ):
-        whorl.train("CartPole-v1", vf_coef=0.5)
+    with pytest.raises(ConfigError, match="value_coef is used only with shared_trunk"):
+        whorl.train("CartPole-v1", vf_coef=0.25)
     with pytest.raises(ConfigError, match="RunConfig is not the Config of an algorithm"):
         whorl.load("CartPole-v1", whorl.RunConfig())
 

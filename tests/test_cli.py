@@ -1,5 +1,6 @@
 """The command `whorl`, called in this process, and once or twice as a real one."""
 
+import csv
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from typing import Any
 import gymnasium
 import pytest
 import yaml
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 import whorl
@@ -535,6 +538,39 @@ def test_eval_records_a_video_into_the_run_or_elsewhere(
     assert "end the name in .gif or .mp4" in error_of(
         ["eval", str(folder), "--episodes", "1", "--video", str(tmp_path / "x.avi")], capsys
     )
+
+
+def test_eval_logs_episodes_and_pictures_of_their_last_states(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "ppo", "Quadrotor-v0", *SMALL, "--no-eval", "--runs", str(tmp_path)]
+    assert main(words) == 0
+    folder = next(tmp_path.iterdir())
+    steps = yaml.safe_load((folder / "checkpoint_1" / "metadata.yaml").read_text())["steps"]
+    capsys.readouterr()
+    for seed in ("3", "4"):
+        given = ["eval", str(folder), "--episodes", "2", "--log", "--screenshots", "--seed", seed, "--json"]
+        assert main([*given, "--max-steps", "400"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    with (folder / "evaluations.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["seed"], line["episode"]) for line in lines] == [
+        ("3", "1"),
+        ("3", "2"),
+        ("4", "1"),
+        ("4", "2"),
+    ]
+    assert {line["steps"] for line in lines} == {str(steps)}
+    assert [float(line["return"]) for line in lines[2:]] == report["returns"]
+    pictures = sorted((folder / "screenshots" / "newest").glob("*.png"))
+    assert [path.name for path in pictures] == ["episode_001.png", "episode_002.png"]
+    assert min(Image.open(pictures[0]).size) > 100
+    events = EventAccumulator(str(folder / "eval"), size_guidance={"images": 0})
+    events.Reload()
+    (first, second) = events.Scalars("evaluation/return")
+    assert first.step == second.step == steps
+    assert second.value == pytest.approx(report["mean_return"], rel=1e-5)
+    assert len(events.Images("evaluation/episode_002")) == 2
 
 
 def test_eval_plays_and_records_several_runs(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from whorl.algorithms.sac import SACConfig
     from whorl.algorithms.td3 import TD3Config
     from whorl.algorithms.tqc import TQCConfig
+    from whorl.algorithms.trpo import TRPOConfig
     from whorl.api import algorithms, check, evaluate, evolve, load, make, register, restore, resume, train
     from whorl.core.process import configure_process
     from whorl.log.writers import Logger
@@ -60,6 +61,7 @@ __all__ = [
     "StopAtReturn",
     "TD3Config",
     "TQCConfig",
+    "TRPOConfig",
     "WarmStart",
     "algorithms",
     "check",

@@ -13,14 +13,16 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.error import DependencyNotInstalled
+from PIL import Image
 
-from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt
+from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
 from whorl.core.registry import only_trusted, register, require_part, require_trust
 from whorl.core.spec import Spec, differences, without_keys
 from whorl.envs import checker
 from whorl.envs import make as envs
 from whorl.envs.adapter import adapter_of
 from whorl.envs.adapters.imported import module_of
+from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
 from whorl.envs.make import Made, Source, find, takes
 from whorl.envs.wrappers import split
 from whorl.log.live import has_display
@@ -28,16 +30,25 @@ from whorl.log.video import save_video
 from whorl.population import setup
 from whorl.population.config import EvolveConfig
 from whorl.population.evolver import Evolved, Evolver, is_population, read_lineage
+from whorl.run.behaviors import BehaviorTrainer, play
 from whorl.run.build import choose_device, kind_of
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint, use_checkpoint
-from whorl.run.evaluate import Evaluation, run_episodes
+from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations, run_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
 from whorl.run.viewer import Viewer, frame_rate
+from whorl.settings.behaviors import (
+    BEHAVIORS,
+    BehaviorSettings,
+    check_sections,
+    read_saved,
+    take_behaviors,
+    together,
+)
 from whorl.settings.draws import configured, draw_all, is_random, read_draws, saying_random, take_random
 from whorl.settings.merge import Settings, chosen_fields, configure, merge, plain_fields, settings_of
-from whorl.settings.presets import algorithm_class, algorithm_of, algorithms, read_file
+from whorl.settings.presets import algorithm_class, algorithm_of, algorithms, read_file, read_yaml
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
 from whorl.settings.secrets import HIDDEN, require_secrets
@@ -119,7 +130,49 @@ def load(
         env_options: what the environment is made with.
         loggers: besides those that settings ask for: names of registered loggers, or functions that make one.
     """
-    return Trainer(*prepare(env, algorithm, config, files, env_options, settings), callbacks, loggers)
+    source, found = prepare_all(env, algorithm, config, files, env_options, settings)
+    if isinstance(found, BehaviorSettings):
+        return BehaviorTrainer(source, found, callbacks, loggers)  # type: ignore[arg-type]  # has what a run needs
+    return Trainer(source, found, callbacks, loggers)
+
+
+def prepare_all(
+    env: Any,
+    algorithm: Any,
+    config: Mapping[str, Any] | RunConfig | None,
+    files: Sequence[str | Path | Mapping[str, Any]],
+    env_options: Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
+) -> tuple[Source, Settings | BehaviorSettings]:
+    """The environment and all settings of a run, which may have several behaviours; see `load`."""
+    read = [layer for path in files for layer in read_file(path)]
+    objects = config if isinstance(config, RunConfig) else None
+    sections, layers = take_behaviors([*read, _settings(config, {}) if objects is None else {}, settings])
+    given = {} if env_options is None else {"env_options": dict(env_options)}
+    source = find(env, _options_in(layers, [given], env))
+    options = {**source.options, **_env_options([*layers, given])}
+    several = source.adapter is not None and source.adapter.single is False
+    names = source.with_options(options).behaviors if several else ()
+    check_sections(sections, names, source.id)
+    if len(names) < 2 and not sections:
+        return prepare(source, algorithm, config, files, env_options, settings)
+    source = source.with_options(options)
+    found: dict[str, Settings] = {}
+    for name in names:
+        own = dict(sections.get(name, {}))
+        rule, common = algorithm, layers
+        if "algorithm" in own:
+            rule, common = own.pop("algorithm"), [_without_algorithm(layer) for layer in layers]
+        try:
+            one, found[name] = prepare(source.behavior(name), rule, objects, common, env_options, own)
+        except ConfigError as error:
+            raise ConfigError(f"behaviour {name!r}: {error.message}") from None
+        if found[name].run.num_envs != one.num_envs:
+            raise ConfigError(
+                f"num_envs of {name!r} is {found[name].run.num_envs}, but all copies together have {one.num_envs} of "
+                "its agents; leave num_envs out, and set the number of copies in env_options"
+            )
+    return source, together(found, source.options)
 
 
 def prepare(
@@ -172,6 +225,10 @@ def prepare(
     source = made_with(found.env_options)
     source.check(found.run)
     return source, dataclasses.replace(found, env_options=dict(source.options))
+
+
+def _without_algorithm(layer: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in layer.items() if key != "algorithm"}
 
 
 def train(
@@ -308,6 +365,8 @@ def load_run(
     folder = resolve_run(run)
 
     def trainer(config: Mapping[str, Any], where: Path) -> Trainer:
+        if BEHAVIORS in config:
+            return _several(config, where, changes, env, callbacks, loggers)
         with checkpoint.reading(where, checkpoint.CONFIG):
             saved = configure(config["algorithm"], config["env"], config, presets=False)
         settings = configure(saved.algorithm, saved.env, saved.plain(), presets=False, changes=changes)
@@ -331,8 +390,11 @@ def load_run(
         checkpoint.number(found.folder)  # raises for a renamed one, which a run could not go on from
         made = trainer(found.config, found.folder)
         with checkpoint.reading(found.folder, checkpoint.POLICY):
-            saved = unpack_spec(found.policy["spec"])
-        _check_spaces(saved, made.source.spec(saved.num_envs), made.source.id)
+            policies = found.policy.get(BEHAVIORS, {"": found.policy})
+            specs = {name: unpack_spec(policy["spec"]) for name, policy in policies.items()}
+        for name, saved in specs.items():
+            source = made.source.behavior(name) if name else made.source
+            _check_spaces(saved, source.spec(saved.num_envs), source.id)
         return made.attach(found.folder.parent, found)
 
     unsaved = checkpoint.run_config(folder)
@@ -342,24 +404,119 @@ def load_run(
     return use_checkpoint(folder, resumed)
 
 
+def _several(
+    config: Mapping[str, Any],
+    where: Path,
+    changes: Mapping[str, Any],
+    env: Any,
+    callbacks: Sequence[Callback],
+    loggers: Sequence[str | LoggerFactory],
+) -> BehaviorTrainer:
+    """The trainer of a saved run with several behaviours."""
+    with checkpoint.reading(where, checkpoint.CONFIG):
+        saved = read_saved(config)
+    settings = read_saved(saved.plain(), changes)
+    for name, one in settings.behaviors.items():
+        _check_changes(saved.behaviors[name], one)
+        for path in import_paths(one):
+            if path in import_paths(saved.behaviors[name]):
+                require_part(path)
+    return BehaviorTrainer(_source(env, settings), settings, callbacks, loggers)  # type: ignore[arg-type]
+
+
 def restore(
     run: str | Path,
     *,
     best: bool = False,
+    behavior: str = "",
     trust: Sequence[str] = (),
     device: str = "cpu",
     **unknown: Any,
 ) -> SavedPolicy:
-    """The trained policy of a run or checkpoint, with its normalisers, memory and action scaling."""
+    """The trained policy of a run or checkpoint, with its normalisers, memory and action scaling.
+
+    Args:
+        behavior: which policy, where the run has several behaviours.
+    """
     _refuse(restore, unknown)
-    folder = resolve_run(run)
-    if (best or is_population(folder)) and folder.name != checkpoint.BEST:
-        folder = (folder.parent if checkpoint.is_checkpoint(folder) else folder) / checkpoint.BEST
-    found = find_checkpoint(folder)
+    found = _saved(run, best)
+    names = found.policy.get(BEHAVIORS, {})
+    if behavior not in (names or ("",)):
+        if not behavior:
+            raise ConfigError(
+                f"{found.folder} has the behaviours {', '.join(names)}; name the one to restore, "
+                f"behavior={next(iter(names))!r}"
+            )
+        raise ConfigError(
+            f"{found.folder} has no behaviour {behavior!r}; {nearest(behavior, names) if names else 'leave it out'}"
+        )
+    policy = names[behavior] if behavior else found.policy
     chosen = str(choose_device(device))
     known = code.admit(found.code, trust)
     with checkpoint.reading(found.folder, checkpoint.POLICY):
-        return load_policy(found.policy, known, chosen, code.hint(found.folder, found.code))
+        loaded = load_policy(policy, known, chosen, code.hint(found.folder, found.code))
+        loaded.steps = int(found.metadata["steps"])
+        return loaded
+
+
+def _saved(run: str | Path, best: bool) -> checkpoint.Loaded:
+    """The checkpoint that a policy is taken from."""
+    folder = resolve_run(run)
+    if (best or is_population(folder)) and folder.name != checkpoint.BEST:
+        folder = (folder.parent if checkpoint.is_checkpoint(folder) else folder) / checkpoint.BEST
+    return find_checkpoint(folder)
+
+
+def is_several(run: str | Path | SavedPolicy) -> bool:
+    """Whether a saved run has several behaviours."""
+    if isinstance(run, SavedPolicy):
+        return False
+    folder = resolve_run(run)
+    path = (folder if (folder / checkpoint.CONFIG).is_file() else folder.parent) / checkpoint.CONFIG
+    return path.is_file() and BEHAVIORS in (read_yaml(path.read_text("utf-8"), str(path)) or {})
+
+
+def _evaluate_behaviors(
+    run: str | Path,
+    episodes: int,
+    env: Any,
+    env_options: Mapping[str, Any] | None,
+    seed: int,
+    max_steps: int,
+    deterministic: bool,
+    best: bool,
+    trust: Sequence[str],
+    device: str,
+) -> Evaluations:
+    """Play episodes with the trained policies of all behaviours of a run; arguments as those of `evaluate`."""
+    found = _saved(run, best)
+    with checkpoint.reading(found.folder, checkpoint.CONFIG):
+        settings = read_saved(found.config)
+    policies = {
+        name: restore(run, best=best, behavior=name, trust=trust, device=device)
+        for name in settings.behaviors
+    }
+    with only_trusted(code.expanded(trust)):
+        source = _source(env, settings, env_options)
+    assert source.adapter is not None
+    playing = source.adapter.behavior_env(source, min(episodes, EVAL_ENVS))
+    try:
+        for name, policy in policies.items():
+            if name not in playing.specs:
+                raise EnvError(f"{source.id} has no behaviour {name!r}; {nearest(name, playing.specs)}")
+            _check_spaces(policy.spec, playing.specs[name], source.id)
+        limit = max_steps or settings.run.eval_max_steps
+        agents = {name: policy.agent for name, policy in policies.items()}
+        with torch.no_grad():
+            return play(agents, playing, episodes, seed, deterministic, None, limit)
+    finally:
+        playing.close()
+
+
+def _check_evaluation(episodes: int, seed: int, max_steps: int) -> None:
+    if not 1 <= episodes <= MOST_EPISODES:
+        raise ConfigError(f"episodes is {episodes}; it must lie between 1 and {MOST_EPISODES:,}")
+    build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
 
 
 def evaluate(
@@ -373,30 +530,41 @@ def evaluate(
     deterministic: bool = True,
     best: bool = False,
     video: str | Path | None = None,
+    screenshots: str | Path | None = None,
     render: bool = False,
     trust: Sequence[str] = (),
     device: str = "cpu",
     **unknown: Any,
 ) -> Evaluation:
-    """Play episodes with a trained policy.
+    """Play episodes with a trained policy, or with those of all behaviours: then each has its own in `behaviors`.
 
     Args:
         env: another environment than in training, with the same spaces; by default that of the run.
         env_options: options of the environment; those that are not named are as in training.
         max_steps: cut an episode after so many steps and count its return so far; 0: `eval_max_steps` of the run.
         video: a file to record the first episode to.
+        screenshots: a folder for pictures of the last state of each episode, in the size that the environment renders.
         render: show the episodes while they are played: in a window, or where there is no display on a page of this
             machine, whose address is printed.
     """
     _refuse(evaluate, unknown)
-    if not 1 <= episodes <= MOST_EPISODES:
-        raise ConfigError(f"episodes is {episodes}; it must lie between 1 and {MOST_EPISODES:,}")
-    build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
+    _check_evaluation(episodes, seed, max_steps)
+    if is_several(run):
+        if video is not None or render or screenshots is not None:
+            raise WhorlError(
+                "a run of several behaviours is neither recorded nor shown; leave out video, screenshots and render "
+                "(on the command line --video, --screenshots and --render)"
+            )
+        assert not isinstance(run, SavedPolicy)
+        return _evaluate_behaviors(
+            *(run, episodes, env, env_options, seed, max_steps, deterministic, best, trust, device)
+        )
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
-    mode = "rgb_array" if render or video is not None else None
+    drawn = render or video is not None or screenshots is not None
+    mode = "rgb_array" if drawn else None
     with only_trusted(code.expanded(trust)):
         source = _source(env, policy.settings, env_options, mode)
-        if render and video is None and source.world is None and has_display():
+        if render and video is None and screenshots is None and source.world is None and has_display():
             mode = "human"  # a window of its own
             source = _source(env, policy.settings, env_options, mode)
     num_envs = source.num_envs or (1 if render else min(episodes, 32))
@@ -404,7 +572,11 @@ def evaluate(
         vector = source.vector(num_envs, policy.agent.device)
         camera = _Camera(source.id, frame_rate(source)) if video is not None else None
         viewer = Viewer(source.id, frame_rate(source)) if render and mode == "rgb_array" else None
-        watching = [watch for watch in (camera, viewer) if watch is not None]
+        ends = None
+        if screenshots is not None:
+            quota = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
+            ends = _Screenshots(source.id, Path(screenshots), quota)
+        watching = [watch for watch in (camera, viewer, ends) if watch is not None]
 
         def watch(*seen: Any) -> None:
             for one in watching:
@@ -552,14 +724,38 @@ class _Camera:
             return
         self.over = bool(step.terminated[0] | step.truncated[0])
         if self.steps % self.stride == 0 or self.over:
-            frame = world.render(0)
-            if frame is None:
-                raise EnvError(
-                    f"{self.id} renders no frames, so there is nothing to record; it must be made with "
-                    "render_mode='rgb_array', and render() must then return an image"
-                )
-            self.frames.append(frame)
+            self.frames.append(_frame(world, 0, self.id))
         self.steps += 1
+
+
+class _Screenshots:
+    """Writes the last frame of every episode that counts as a picture, numbered by the order in which they end."""
+
+    def __init__(self, id: str, folder: Path, quota: list[int]) -> None:
+        self.id, self.folder, self.count = id, folder, 0
+        self.left = quota
+        """episodes of each environment that still count"""
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, world: Any, step: Any, action: Any) -> None:
+        for env_index in (step.terminated | step.truncated).nonzero().flatten().tolist():
+            if not self.left[env_index]:
+                continue
+            self.left[env_index] -= 1
+            self.count += 1
+            # The environment is reset by the next step: now it is still in its last state.
+            frame = _frame(world, env_index, self.id)
+            Image.fromarray(frame).save(self.folder / f"episode_{self.count:03}.png")
+
+
+def _frame(world: Any, env_index: int, id: str) -> Any:
+    frame = world.render(env_index)
+    if frame is None:
+        raise EnvError(
+            f"{id} renders no frames, so there is nothing to record; it must be made with "
+            "render_mode='rgb_array', and render() must then return an image"
+        )
+    return frame
 
 
 def _check_changes(saved: Settings, asked: Settings) -> None:
@@ -573,7 +769,10 @@ def _check_changes(saved: Settings, asked: Settings) -> None:
 
 
 def _source(
-    env: Any, settings: Settings, env_options: Mapping[str, Any] | None = None, render_mode: str | None = None
+    env: Any,
+    settings: Settings | BehaviorSettings,
+    env_options: Mapping[str, Any] | None = None,
+    render_mode: str | None = None,
 ) -> Source:
     """The environment of a saved run, or the one given instead; the run's options apply where they fit."""
     asked, saved = dict(env_options or {}), dict(settings.env_options)
@@ -595,6 +794,8 @@ def _source(
     if not callable(env) or isinstance(env, gymnasium.Env):
         return find(env, {**saved, **asked})
     own, wrapping = split(saved)
+    if not takes(env, own):
+        wrapping |= {name: own.pop(name) for name in PARALLEL_OPTIONS if name in own}
     options = {**(own if takes(env, {**own, **split(asked)[0]}) else {}), **wrapping, **asked}
     return find(env, options | (drawn if takes(env, {**split(options)[0], **drawn}) else {}))
 

@@ -58,7 +58,7 @@ def test_the_actor_and_the_critic_share_no_gradient() -> None:
     value = agent.critic(batch.all)
     advantage, target = agent.estimate(batch, value.detach())
     assert not advantage.requires_grad and not target.requires_grad
-    loss, _ = agent.actor_loss(batch, advantage)
+    loss, _ = agent.actor_loss(agent.actor(batch.now), batch, advantage)
     gradients = torch.autograd.grad(loss, list(agent.critic.parameters()), allow_unused=True)
     assert all(g is None for g in gradients)
 
@@ -149,7 +149,7 @@ def test_the_loss_is_minus_the_mean_of_log_probabilities_times_advantages() -> N
     agent = build(A2C, ent_coef=0.0)
     batch = rollout(agent)
     with torch.no_grad():
-        loss, _ = agent.actor_loss(batch, batch.reward)
+        loss, _ = agent.actor_loss(agent.actor(batch.now), batch, batch.reward)
         log_prob = agent.actor(batch.now).log_prob(batch.action)
     rows = batch.mask > 0
     torch.testing.assert_close(loss, -(log_prob[rows] * batch.reward[rows]).mean())

@@ -343,7 +343,7 @@ def test_a_greedy_agent_is_quiet_and_draws_nothing() -> None:
 
 def test_noisy_layers_explore_alone_in_their_preset() -> None:
     algo = configure("noisy_dqn", "CartPole-v1", {}).algo
-    assert (algo.noisy, algo.exploration, algo.eval_epsilon) == (True, "none", 0.0)
+    assert (algo.noisy, algo.exploration.name, algo.eval_epsilon) == (True, "none", 0.0)
     agent = build(DQN, noisy=True, exploration="none", hidden_sizes=(16,))
     obs = torch.randn(1, 3, generator=torch.Generator().manual_seed(0))
     given = context(1)

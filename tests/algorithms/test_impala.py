@@ -34,7 +34,7 @@ def test_an_action_that_has_become_less_likely_counts_less() -> None:
     agent = cell.agent(3)
     batch = conformance.prepared(agent, cell.rollouts(agent, 1)[0])
     value = torch.zeros(batch.shape[0] + 1, batch.shape[1])
-    log_prob, _ = agent.evaluate(batch)  # type: ignore[operator]
+    log_prob, _ = agent.evaluate(agent.actor(batch.now), batch)  # type: ignore[operator]
     same, _, ratio = agent.trace(batch, value, log_prob.detach())  # type: ignore[operator]
     half, _, less = agent.trace(batch, value, log_prob.detach() - torch.tensor(2.0).log())  # type: ignore[operator]
     torch.testing.assert_close(ratio, torch.tensor(1.0))

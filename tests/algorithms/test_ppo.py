@@ -47,7 +47,7 @@ def test_the_first_minibatch_has_ratio_one_and_the_policy_gradient(kind: str, me
         "weight": row_weight(batch.mask),
     }
     rows, data = next(iter(minibatches(batch, columns, 16, torch.Generator().manual_seed(0))))
-    loss, log_ratio, entropy = agent.actor_loss(rows, data, measure=True)
+    loss, log_ratio, entropy = agent.actor_loss(agent.actor(rows), data, measure=True)
     _, kl, clipped = agent.distance(log_ratio, entropy, data)
     torch.testing.assert_close(log_ratio, torch.zeros_like(log_ratio), atol=1e-6, rtol=0)
     assert float(kl) == pytest.approx(0, abs=1e-6)
@@ -212,7 +212,7 @@ def test_the_loss_of_the_actor_and_its_distance_by_hand() -> None:
     agent = decided(build(PPO, clip_range=0.1, normalize_advantage="none"))
     rows, data = minibatch()
     with torch.no_grad():
-        loss, log_ratio, entropy = agent.actor_loss(rows, data, measure=True)
+        loss, log_ratio, entropy = agent.actor_loss(agent.actor(rows), data, measure=True)
         _, kl, clipped = agent.distance(log_ratio, entropy, data)
     # min(1.4, 1.1), 2, min(-.5, -.9)
     assert float(loss) == pytest.approx(-(1.1 + 2 - 0.9) / 3)
@@ -225,7 +225,7 @@ def test_advantages_are_normalised_over_the_unmasked_rows_of_a_minibatch() -> No
     agent = decided(build(PPO, clip_range=10.0, normalize_advantage="minibatch"))
     rows, data = minibatch()
     with torch.no_grad():
-        loss = agent.actor_loss(rows, data, measure=False)[0]
+        loss = agent.actor_loss(agent.actor(rows), data, measure=False)[0]
     # 1, 2, -1: mean 2/3, deviation sqrt(14) / 3
     normal = [(a - 2 / 3) / (14**0.5 / 3) for a in (1, 2, -1)]
     assert float(loss) == pytest.approx(-(1.4 * normal[0] + normal[1] + 0.5 * normal[2]) / 3)
@@ -248,10 +248,10 @@ def test_advantages_are_normalised_over_the_rollout_or_not_at_all(
 @pytest.mark.parametrize(("clip_value", "expected"), [(True, 6.125), (False, 2.0)])
 def test_clip_value_clips_the_prediction_around_its_old_value(clip_value: bool, expected: float) -> None:
     agent = build(PPO, clip_value=clip_value, clip_range_vf=0.5)
-    agent.critic.forward = lambda rows: torch.tensor([[3.0, 3.0]])
     # V 3, old 1, target 5: 1/2 * max(2^2, 3.5^2). The second row is no transition.
-    data = {"value": [[1.0, 1.0]], "target": [[5.0, 100.0]], "weight": [[2.0, 0.0]]}
-    found = agent.critic_loss(None, {name: torch.tensor(value) for name, value in data.items()})
+    data = {"value": [[1.0, 1.0]], "target": [[5.0, 100.0]], "value_weight": [[2.0, 0.0]]}
+    columns = {name: torch.tensor(value) for name, value in data.items()}
+    found = agent.critic_loss(torch.tensor([[3.0, 3.0]]), columns)
     assert float(found) == pytest.approx(expected)
 
 
@@ -268,12 +268,14 @@ def test_the_target_divergence_falls_with_progress(progress: float, factor: floa
 def test_rows_that_are_no_transitions_have_no_weight_in_either_loss() -> None:
     agent = build(PPO, **ONE_PASS)
     seen: list[Tensor] = []
-    for name in ("actor_loss", "critic_loss"):
+    for name, column in (("actor_loss", "weight"), ("critic_loss", "value_weight")):
         plain = getattr(agent, name)
 
-        def noted(rows: Rows, data: dict[str, Tensor], *rest: bool, plain: Any = plain) -> Any:
-            seen.append(data["weight"])
-            return plain(rows, data, *rest)
+        def noted(
+            output: Any, data: dict[str, Tensor], *rest: bool, plain: Any = plain, column: str = column
+        ) -> Any:
+            seen.append(data[column])
+            return plain(output, data, *rest)
 
         setattr(agent, name, noted)
     agent.update(rollout(agent))

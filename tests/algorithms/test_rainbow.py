@@ -93,7 +93,7 @@ def test_rainbow_has_all_six_parts() -> None:
     algo = configure("rainbow", "some/env", {}).algo
     assert (algo.double, algo.dueling, algo.noisy, algo.prioritized) == (True, True, True, True)
     assert algo.n_step > 1 and algo.n_atoms > 1
-    assert algo.exploration == "none"  # noisy layers do it alone
+    assert algo.exploration.name == "none"  # noisy layers do it alone
 
 
 def test_c51_has_two_names() -> None:

@@ -45,7 +45,7 @@ COMMON = [
 ON_POLICY = [("dict", "gru", "masked"), ("vector", "lstm", "multi-discrete")]
 TREES = {
     rule: [("vector", "none", "tree"), ("dict", "gru", "masked-tree")]
-    for rule in ("a2c", "impala", "ppg", "ppo", "reinforce", "toy_policy_gradient")
+    for rule in ("a2c", "impala", "ppg", "ppo", "reinforce", "trpo", "toy_policy_gradient")
 }
 FEW = {
     "option_critic": [

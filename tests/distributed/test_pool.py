@@ -62,7 +62,7 @@ class Moody(gymnasium.Env):
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
+def pool(started: None) -> Iterator[WorkerPool]:
     made = WorkerPool(CARTPOLE, 6, "CartPole-v1", 2, arrays={"scratch": ((2, 3), "float32")})
     yield made
     made.close()

@@ -77,7 +77,9 @@ def test_every_module_has_adapters_with_the_extra_to_install():
         for adapter in importlib.import_module(f"whorl.envs.adapters.{name}").ADAPTERS
         if adapter.packages
     }
-    assert extras == {"dm-control", "minatar", "atari", "minigrid", "pybullet", "mujoco", "box2d"}
+    assert extras == {
+        *("dm-control", "minatar", "atari", "minigrid", "pybullet", "mujoco", "box2d", "pettingzoo")
+    }
 
 
 def test_a_registered_adapter_makes_environments_of_its_ids():

@@ -46,6 +46,7 @@ def learn(
 
 CARTPOLE = {
     "ppo": {"total_timesteps": 60_000},
+    "trpo": {"total_timesteps": 60_000},
     "ppg": {"total_timesteps": 150_000},
     "reinforce": {"total_timesteps": 150_000},
     "reinforce_baseline": {"total_timesteps": 150_000},
@@ -54,6 +55,7 @@ CARTPOLE = {
 }
 COMMON = {
     "ppo": 475,
+    "trpo": 475,
     "reinforce": 475,
     "reinforce_baseline": 475,
     "ppg": 195,

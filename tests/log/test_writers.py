@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from whorl.core.errors import ConfigError, WhorlError
 from whorl.log.writers import Log, LogFile, Logger, MetricFiles, Row, TensorBoard, WandB, read_rows
@@ -199,3 +200,20 @@ def test_wandb_works_offline_and_continues_the_same_run(
     runs = sorted((tmp_path / "wandb").glob("offline-run-*"))
     assert runs
     assert {run.name.rsplit("-", 1)[1] for run in runs} == {(tmp_path / "wandb_id").read_text()}
+
+
+def test_tensorboard_shows_what_updates_compute_over_updates_too(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path)
+    board.write({"steps": 1000, "updates": 7, "loss/critic": 0.5, "episode/return": 3.0})
+    board.write({"steps": 2000, "loss/critic": 0.25})
+    board.close()
+    steps, updates = (EventAccumulator(str(folder)) for folder in (tmp_path, tmp_path / "learner"))
+    for events in (steps, updates):
+        events.Reload()
+    assert [(point.step, point.value) for point in steps.Scalars("loss/critic")] == [
+        (1000, 0.5),
+        (2000, 0.25),
+    ]
+    assert [(point.step, point.value) for point in updates.Scalars("loss/critic")] == [(7, 0.5)]
+    assert updates.Tags()["scalars"] == ["loss/critic"]
+    assert set(steps.Tags()["scalars"]) == {"loss/critic", "episode/return"}

@@ -96,7 +96,13 @@ def test_every_evaluation_has_the_newest_weights_and_a_seed_of_its_own(
         evaluate, "run_episodes", lambda policy, env, episodes, seed, **_: events.append((episodes, seed))
     )
     run = SimpleNamespace(
-        n_eval_episodes=5, num_envs=2, workers=0, compile=False, env_timeout=0.0, eval_max_steps=9
+        n_eval_episodes=5,
+        num_envs=2,
+        workers=0,
+        compile=False,
+        env_timeout=0.0,
+        eval_max_steps=9,
+        render=False,
     )
     streams = Streams(3)
     parts: Any = SimpleNamespace(

@@ -189,7 +189,8 @@ def test_a_damaged_segment_leads_to_an_older_checkpoint(tmp_path: Path) -> None:
 def test_where_every_checkpoint_needs_a_missing_segment_the_sentence_names_it(tmp_path: Path) -> None:
     run = start("transitions", tmp_path, max_iterations=9).run_dir
     missing = newest(run)["whole"][0]["file"]
-    (run / "replay" / missing).unlink()
+    for path in run.rglob(missing):  # the run's own, and the links of its checkpoints
+        path.unlink()
     with (
         pytest.warns(UserWarning, match="skipped a damaged checkpoint"),
         pytest.raises(
@@ -198,6 +199,13 @@ def test_where_every_checkpoint_needs_a_missing_segment_the_sentence_names_it(tm
     ):
         whorl.resume(run)
     assert whorl.restore(run).act(torch.zeros(2, 4)).shape == (2,), "acting needs no replay"
+
+
+def test_a_missing_segment_comes_back_from_the_checkpoint_that_has_a_link_to_it(tmp_path: Path) -> None:
+    run = start("transitions", tmp_path, max_iterations=9).run_dir
+    expected, missing = state(run), newest(run)["whole"][0]["file"]
+    (run / "replay" / missing).unlink()
+    assert_same(expected, state(run))
 
 
 def test_old_segments_go_with_the_checkpoints_that_name_them(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ def test_every_earlier_name_is_accepted(name: str) -> None:
 @pytest.mark.parametrize("preset", preset_names())
 def test_no_setting_of_an_algorithm_has_a_name_that_is_explained_away(preset: str) -> None:
     own = set(settings_of(algorithm_class(preset)[1]))
-    assert own & set(NOTES) <= {"target_kl", "weight_decay"}  # PPO's, and those of off-policy algorithms
+    some = {"target_kl", "weight_decay", "value_coef", "action_noise"}  # which others lack
+    assert own & set(NOTES) <= some
 
 
 @pytest.mark.parametrize(
@@ -96,9 +97,14 @@ def test_a_later_layer_overrides_all_rates() -> None:
     [
         (
             "ppo",
+            {"vf_coef": 0.25},
+            "value_coef is used only with shared_trunk; without it actor and critic share no parameters, so their "
+            "losses need no relative weight; set critic_lr instead",
+        ),
+        (
+            "reinforce",
             {"vf_coef": 0.5},
-            "ppo has no setting 'vf_coef': actor and critic share no parameters, so their losses need no relative "
-            "weight; set critic_lr instead",
+            "reinforce has no setting 'vf_coef': actor and critic share no parameters, so their losses need no ",
         ),
         ("sac", {"gradient_steps": 2}, "sac has no setting 'gradient_steps': set updates_per_step"),
         (

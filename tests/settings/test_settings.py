@@ -22,6 +22,7 @@ from whorl.agents.families import (
     MunchausenConfig,
     OffPolicyConfig,
     OnPolicyConfig,
+    SharedTrunkConfig,
     ValueConfig,
 )
 from whorl.cli.flags import FlagParser
@@ -682,6 +683,7 @@ FAMILIES = (
         MemoryConfig,
         NetworkConfig,
         OnPolicyConfig,
+        SharedTrunkConfig,
         ReplayConfig,
         PreprocessorConfig,
         OffPolicyConfig,

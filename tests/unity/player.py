@@ -145,7 +145,7 @@ class Gatherer:
 
 
 class Watcher(Gatherer):
-    """A second behaviour in the scene of the gatherers; nobody trains it."""
+    """A second behaviour in the scene of the gatherers; nobody trains it, unless the parameter `trained` is 1."""
 
     key = "Watcher?team=1"
 
@@ -157,9 +157,11 @@ class Watcher(Gatherer):
         return [wire.vector([self.position], "VectorSensor_size1")]
 
     def act(self, continuous: list[float], discrete: list[int]) -> None:
-        if continuous or discrete != [0]:
+        trained = self.parameters.get("trained")
+        if continuous or (discrete not in ([0], [1]) if trained else discrete != [0]):
             raise SystemExit(f"an untrained agent got the actions {continuous} {discrete}")
         self.decisions += 1
+        self.reward = float(discrete[0])
 
     def mask(self) -> list[bool]:
         return []

@@ -86,6 +86,29 @@ def test_a_run_trains_mixed_actions_with_masks_of_agents_that_decide_at_differen
     assert trainer.counters.steps >= 96 and trainer.counters.episodes >= 12
 
 
+def test_several_behaviours_of_a_scene_are_trained_together(tmp_path: Path) -> None:
+    """The player ends with an error if an agent gets another number of actions, or one that its mask forbids."""
+    words = "--task gather --agents 3 --watchers 2"
+    settings = {**SMALL, "total_timesteps": 160, "num_steps": 4, "runs": str(tmp_path), "n_eval_episodes": 2}
+    settings |= {"eval_max_steps": 8, "batch_size": 4, "max_iterations": 3}
+    options = {"args": words, "parameters": {"limit": 3, "trained": 1}}
+    sections = {"Watcher": {"num_steps": 8, "gamma": 0.5}}
+    trainer: Any = whorl.load(ID, "ppo", settings, env_options=options, behaviours=sections)
+    assert {name: one.run.num_envs for name, one in trainer.settings.behaviors.items()} == {
+        "Gatherer": 3,
+        "Watcher": 2,
+    }
+    results: list[Any] = []
+    assert not [
+        text for text in _warnings(lambda: results.append(trainer.train())) if "started again" in text
+    ]
+    (result,) = results
+    steps = {name: member.counters.steps for name, member in trainer.behaviors.items()}
+    assert result.iterations == 3 and min(steps.values()) > 3 and sum(steps.values()) == result.steps
+    assert whorl.resume(result.run_dir, max_iterations=4, trust=["unity"]).iterations == 4
+    assert whorl.restore(result.run_dir, behavior="Watcher").settings.gamma == 0.5
+
+
 def _warnings(call: Any) -> list[str]:
     import warnings
 
@@ -99,7 +122,7 @@ def test_players_in_parallel_have_their_own_agents_and_seeds() -> None:
     env = ball(8, players=2)
     first = env.reset(3).clone()
     assert len({tuple(row) for row in first.tolist()}) == 8
-    assert len(env._players) == 2 and env._players[0].port != env._players[1].port
+    assert len(env.env.players) == 2 and env.env.players[0].port != env.env.players[1].port
     step = env.step(torch.ones(8, 2))
     assert not step.waits.any() and torch.allclose(step.reward, torch.full((8,), 0.1))
     again = ball(8, players=2)

@@ -281,6 +281,11 @@ class Agent(Optimized):
                 name, getattr(self, name), self.cfg.optimizer, rate, **self.optimizer_options()
             )
 
+    def add_shared_optimizer(self, *names: str, lr: float) -> None:
+        """Give several named networks of this agent one optimizer, called as the first."""
+        networks = [getattr(self, name) for name in names]
+        self.add_optimizer(names[0], networks, self.cfg.optimizer, lr, **self.optimizer_options())
+
     def optimizer_options(self, weight_decay: float | None = None) -> dict[str, float]:
         """The epsilon and weight decay of the config, if it has them; `weight_decay` overrides its own."""
         options = {"eps": "adam_eps", "weight_decay": "weight_decay"}

@@ -68,7 +68,12 @@ class OffPolicy:
     def replay_bytes(self, agent: "Agent") -> int:
         stride = view_of(self.cfg).stride
         return replay_bytes(
-            agent.spec, self.cfg.buffer_size, extras=agent.columns(), memory=agent.stored(), stride=stride
+            agent.spec,
+            self.cfg.buffer_size,
+            extras=agent.columns(),
+            memory=agent.stored(),
+            stride=stride,
+            compress=self.cfg.compress,
         )
 
     def build(self, agent: "Agent", generator: torch.Generator) -> Replay:

@@ -60,6 +60,17 @@ class OnPolicyConfig(NetworkConfig):
 
 
 @dataclass(frozen=True)
+class SharedTrunkConfig(OnPolicyConfig):
+    """Settings of the policy-gradient algorithms whose actor and critic may share a network."""
+
+    shared_trunk: bool = False
+    """actor and critic share encoder, memory and hidden layers (those of the actor), and one optimizer at actor_lr
+    minimises the sum of their losses; false: a network and an optimizer each"""
+    value_coef: NonNegative = 0.5
+    """with shared_trunk: weight of the critic's loss in the sum"""
+
+
+@dataclass(frozen=True)
 class OffPolicyConfig(MemoryConfig, PreprocessorConfig, ReplayConfig):
     """Settings of the algorithms that learn from a replay buffer."""
 

@@ -6,30 +6,35 @@ A = generalised advantage estimate (Schulman et al. 2015, arXiv:1506.02438). gae
 up to the end of the rollout; gae_lambda = 0 is the one-step TD error of the classic actor-critic. With reward streams V
 has an output per stream, A is the weighted sum of their advantages, and the critic's loss is their mean.
 
-Differs from the paper: environments step synchronously (A2C); actor and critic share no parameters, so their losses
-need no relative weight and both steps run at the same time; RMSprop adds its epsilon outside the root, as torch does.
+With `shared_trunk` (the paper's networks) one step minimises actor's loss + value_coef * critic's loss.
+
+Differs from the paper: environments step synchronously (A2C); by default actor and critic share no parameters, so their
+losses need no relative weight and both steps run at the same time; RMSprop adds its epsilon outside the root, as torch
+does.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.agents.families import OnPolicyConfig
+from whorl.agents.families import SharedTrunkConfig
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.explore.acting import act_by_policy
+from whorl.nets.losses import value_loss
 from whorl.nets.normalize import normalizers
-from whorl.nets.policy import Policy, Value
+from whorl.nets.policy import policy_and_value
 from whorl.ops.losses import blank, explained_variance, masked_mean, masked_normalize, per_stream
 from whorl.ops.returns import gae
 from whorl.settings.schema import Fraction, NonNegative, Optimizer
 
 
 @dataclass(frozen=True)
-class A2CConfig(OnPolicyConfig):
+class A2CConfig(SharedTrunkConfig):
     gamma: Fraction = 0.99
     """discount factor"""
     gae_lambda: Fraction = 1.0
@@ -38,6 +43,8 @@ class A2CConfig(OnPolicyConfig):
     """entropy coefficient"""
     normalize_advantage: bool = False
     """normalise advantages over the rollout"""
+    critic_loss: Part = Part("squared")
+    """loss of the critic per element: squared, huber, or the import path of a function of (value, target)"""
     optimizer: Optimizer = Part("RMSprop", {"alpha": 0.99})
     """optimizer of actor and critic: a class of torch.optim or an import path, with options"""
 
@@ -55,8 +62,12 @@ class A2C(Agent):
     def __init__(self, spec: Spec, cfg: A2CConfig) -> None:
         super().__init__(spec, cfg)
         self.observations, self.rewards = normalizers(spec, cfg)
-        self.actor, self.critic = Policy("actor", spec, cfg), Value("critic", spec, cfg)
-        self.add_optimizers(actor=cfg.actor_lr, critic=cfg.critic_lr)
+        self.value_error = value_loss(cfg.critic_loss)
+        self.actor, self.critic = policy_and_value(spec, cfg, cfg.shared_trunk)
+        if cfg.shared_trunk:
+            self.add_shared_optimizer("actor", "critic", lr=cfg.actor_lr)
+        else:
+            self.add_optimizers(actor=cfg.actor_lr, critic=cfg.critic_lr)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=False)
@@ -64,14 +75,19 @@ class A2C(Agent):
     @captured
     def update(self, rollout: Batch) -> Updated:
         batch = self.begin_update(rollout)
-        value = self.critic(batch.all)  # [T+1, B]
+        features = self.critic.backbone(batch.all)  # [T+1, B, size]
+        value = self.critic.of(features)  # [T+1, B]
         advantage, target = self.estimate(batch, value.detach())
-        actor, critic = self.run_parallel(
-            lambda: self.improve_policy(batch, advantage), lambda: self.fit_value(batch, value, target)
-        )
+        if self.cfg.shared_trunk:
+            metrics = self.improve_both(batch, features, value, advantage, target)
+        else:
+            actor, critic = self.run_parallel(
+                lambda: self.improve_policy(batch, advantage), lambda: self.fit_value(batch, value, target)
+            )
+            metrics = {**actor, **critic}
         self.end_update(rollout)
         fit = explained_variance(value[:-1].detach(), target, per_stream(batch.mask, target))
-        return Updated({**actor, **critic, "value/explained_variance": fit})
+        return Updated({**metrics, "value/explained_variance": fit})
 
     @pure
     def estimate(self, batch: Batch, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +102,7 @@ class A2C(Agent):
 
     def improve_policy(self, batch: Batch, advantage: Tensor) -> dict[str, Tensor]:
         """The actor's step."""
-        loss, entropy = self.actor_loss(batch, advantage)
+        loss, entropy = self.actor_loss(self.actor(batch.now), batch, advantage)
         norm = self.minimize("actor", loss, self.cfg.max_grad_norm, measure=True)
         return {
             "loss/actor": loss.detach(),
@@ -96,16 +112,36 @@ class A2C(Agent):
         }
 
     @pure
-    def actor_loss(self, batch: Batch, advantage: Tensor) -> tuple[Tensor, Tensor]:
+    def actor_loss(self, policy: Any, batch: Batch, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """-E[log pi(a|s) * A] - ent_coef * H; the mean entropy H"""
-        policy = self.actor(batch.now)
         entropy = masked_mean(policy.entropy().expand_as(batch.mask), batch.mask)
         loss = -masked_mean(policy.log_prob(batch.action) * advantage, batch.mask)
         return loss - self.cfg.ent_coef * entropy, entropy
 
     def fit_value(self, batch: Batch, value: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The critic's step: E[(V(s) - target)^2] / 2"""
-        error = 0.5 * (value[:-1] - target).square()
-        loss = masked_mean(error, per_stream(batch.mask, error))
+        """The critic's step."""
+        loss = self.critic_loss(batch, value, target)
         norm = self.minimize("critic", loss, self.cfg.max_grad_norm, measure=True)
         return {"loss/critic": loss.detach(), "gradient/critic": norm}
+
+    @pure
+    def critic_loss(self, batch: Batch, value: Tensor, target: Tensor) -> Tensor:
+        """E[(V(s) - target)^2] / 2 or another loss"""
+        error = self.value_error(value[:-1], target)
+        return masked_mean(error, per_stream(batch.mask, error))
+
+    def improve_both(
+        self, batch: Batch, features: Tensor, value: Tensor, advantage: Tensor, target: Tensor
+    ) -> dict[str, Tensor]:
+        """The step of a shared trunk, which computed `features`."""
+        loss, entropy = self.actor_loss(self.actor.of(features[:-1], batch.now), batch, advantage)
+        critic_loss = self.critic_loss(batch, value, target)
+        total = loss + self.cfg.value_coef * critic_loss
+        norm = self.minimize("actor", total, self.cfg.max_grad_norm, measure=True)
+        return {
+            "loss/actor": loss.detach(),
+            "loss/critic": critic_loss.detach(),
+            "gradient/actor": norm,
+            "policy/entropy": entropy.detach(),
+            "policy/learning_rate": self.lr_actor.clone(),
+        }

@@ -11,7 +11,7 @@ Differs from the papers: Adam; with n-step returns only the log-probability of t
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -20,21 +20,24 @@ from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import MunchausenConfig
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
+from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_values, highest_value
 from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
+from whorl.nets.losses import value_loss
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_network import QNetwork, allowed, draw_passes
-from whorl.ops.losses import huber
 from whorl.ops.values import best, bootstrap, pick, soft_policy
+from whorl.settings.schema import Choice
 
 
 @dataclass(frozen=True)
 class DQNConfig(ExplorationConfig, MunchausenConfig):
-    loss: Literal["huber", "squared"] = "huber"
-    """loss of the TD error: Huber with threshold 1, or squared; both halved"""
+    loss: Annotated[Part, Choice("loss", ("huber", "squared"))] = Part("huber")
+    """loss per element: huber (option delta, 1), squared, both halved, or the import path of a function of (q,
+    target)"""
 
 
 class DQN(Agent):
@@ -47,7 +50,7 @@ class DQN(Agent):
 
     def __init__(self, spec: Spec, cfg: DQNConfig) -> None:
         super().__init__(spec, cfg)
-        self.critic = QNetwork("dqn", spec, cfg)
+        self.critic, self.loss = QNetwork("dqn", spec, cfg), value_loss(Part.of(cfg.loss))
         self.observations, self.explore = Preprocessor(spec, cfg), Exploration(spec, cfg)
         self.targets = TargetNetworks(cfg)
         self.target_critic = self.targets.add(self.critic)
@@ -75,7 +78,7 @@ class DQN(Agent):
         target = self.soft_target(batch, noise) if self.cfg.munchausen else self.target(batch, noise)
         q = pick(self.critic(batch.now, noise["online"]).squeeze(-1), batch.action)  # [T, B]
         error = q - target
-        loss = huber(error) if self.cfg.loss == "huber" else 0.5 * error.square()
+        loss = self.loss(q, target)
         return (loss * batch.weight).mean(), error.detach().abs(), q.detach().mean()
 
     @torch.no_grad()

@@ -8,29 +8,32 @@ rho_t = min(rho_clip, pi(a_t|s_t) / mu(a_t|s_t)),  c_t = min(c_clip, the same ra
 mu is the policy that acted. If it is pi itself, v is the n-step return, and this is A2C. With reward streams V has an
 output per stream, A is the weighted sum of their advantages, and the critic's loss is their mean.
 
-Differs from the paper: actor and critic share no parameters; losses are means over rows, not sums.
+With `shared_trunk` (the paper's networks) one step minimises actor's loss + value_coef * critic's loss.
+
+Differs from the paper: by default actor and critic share no parameters; losses are means over rows, not sums.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.agents.families import OnPolicyConfig
+from whorl.agents.families import SharedTrunkConfig
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.explore.acting import act_by_policy
 from whorl.nets.normalize import normalizers
-from whorl.nets.policy import Policy, Value
+from whorl.nets.policy import policy_and_value
 from whorl.ops.losses import blank, explained_variance, masked_mean, per_stream
 from whorl.ops.returns import vtrace
 from whorl.settings.schema import Fraction, NonNegative, Optimizer
 
 
 @dataclass(frozen=True)
-class IMPALAConfig(OnPolicyConfig):
+class IMPALAConfig(SharedTrunkConfig):
     gamma: Fraction = 0.99
     """discount factor"""
     gae_lambda: Fraction = 1.0
@@ -63,8 +66,11 @@ class IMPALA(Agent):
     def __init__(self, spec: Spec, cfg: IMPALAConfig) -> None:
         super().__init__(spec, cfg)
         self.observations, self.rewards = normalizers(spec, cfg)
-        self.actor, self.critic = Policy("actor", spec, cfg), Value("critic", spec, cfg)
-        self.add_optimizers(actor=cfg.actor_lr, critic=cfg.critic_lr)
+        self.actor, self.critic = policy_and_value(spec, cfg, cfg.shared_trunk)
+        if cfg.shared_trunk:
+            self.add_shared_optimizer("actor", "critic", lr=cfg.actor_lr)
+        else:
+            self.add_optimizers(actor=cfg.actor_lr, critic=cfg.critic_lr)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=True)
@@ -72,20 +78,20 @@ class IMPALA(Agent):
     @captured
     def update(self, rollout: Batch) -> Updated:
         batch, cfg = self.begin_update(rollout), self.cfg
-        v = self.critic(batch.all)  # [T+1, B]
-        log_prob, entropy = self.evaluate(batch)
+        features = self.critic.backbone(batch.all)  # [T+1, B, size]
+        v = self.critic.of(features)  # [T+1, B]
+        policy = self.actor.of(features[:-1], batch.now) if cfg.shared_trunk else self.actor(batch.now)
+        log_prob, entropy = self.evaluate(policy, batch)
         advantage, target, ratio = self.trace(batch, v.detach(), log_prob.detach())
         loss = -masked_mean(log_prob * advantage, batch.mask)
-        norm = self.minimize("actor", loss - cfg.ent_coef * entropy, cfg.max_grad_norm, measure=True)
         mask = per_stream(batch.mask, target)
         critic_loss = masked_mean(0.5 * (v[:-1] - target).square(), mask)
-        critic_norm = self.minimize("critic", critic_loss, cfg.max_grad_norm, measure=True)
+        norms = self.improve(loss - cfg.ent_coef * entropy, critic_loss)
         self.end_update(rollout)
         metrics = {
+            **norms,
             "loss/actor": loss.detach(),
             "loss/critic": critic_loss.detach(),
-            "gradient/actor": norm,
-            "gradient/critic": critic_norm,
             "policy/entropy": entropy.detach(),
             "policy/learning_rate": self.lr_actor.clone(),
             "policy/ratio": ratio,
@@ -93,10 +99,20 @@ class IMPALA(Agent):
         }
         return Updated(metrics)
 
+    def improve(self, loss: Tensor, critic_loss: Tensor) -> dict[str, Tensor]:
+        """A step of each network, or one of both; the norms of the gradients."""
+        limit = self.cfg.max_grad_norm
+        if self.cfg.shared_trunk:
+            total = loss + self.cfg.value_coef * critic_loss
+            return {"gradient/actor": self.minimize("actor", total, limit, measure=True)}
+        return {
+            "gradient/actor": self.minimize("actor", loss, limit, measure=True),
+            "gradient/critic": self.minimize("critic", critic_loss, limit, measure=True),
+        }
+
     @pure
-    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def evaluate(self, policy: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         """log pi(a|s) of each row [T, B], and the mean entropy"""
-        policy = self.actor(batch.now)
         return policy.log_prob(batch.action), masked_mean(policy.entropy().expand_as(batch.mask), batch.mask)
 
     @pure

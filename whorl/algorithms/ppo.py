@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347) with separate actor and critic.
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347).
 
 actor:   maximise E[min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)] + ent_coef * H, ratio = pi(a|s) / pi_old(a|s)
 critic:  minimise E[(V(s) - target)^2] / 2
@@ -6,28 +6,31 @@ A = generalised advantage estimate (Schulman et al. 2015, arXiv:1506.02438); tar
 discounted return (lambda = 1). With reward streams V has an output per stream, A is the weighted sum of their
 advantages, and the critic's loss is their mean.
 
-Differs from the paper: actor and critic share no parameters, so their passes over the rollout run at the same time
-(D2AC, CO-GYM); log ratios are clamped at 30; values are computed when the rollout is learned from, not while acting.
+With `shared_trunk` (the paper's networks for images) each step minimises actor's loss + value_coef * critic's loss.
+
+Differs from the paper: by default actor and critic share no parameters, so their passes over the rollout run at the
+same time (D2AC, CO-GYM); log ratios are clamped at 30; values are computed when the rollout is learned from, not while
+acting.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
-from whorl.agents.families import OnPolicyConfig
+from whorl.agents.families import SharedTrunkConfig
 from whorl.core import collectives
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch, Rows
+from whorl.data.batch import Batch
 from whorl.data.rollouts import check_batch_size, minibatches
 from whorl.explore.acting import act_by_policy
 from whorl.nets.losses import value_loss
 from whorl.nets.normalize import normalizers
-from whorl.nets.policy import Policy, Value
+from whorl.nets.policy import policy_and_value
 from whorl.ops.losses import (
     blank,
     clipped_surrogate,
@@ -50,7 +53,7 @@ from whorl.settings.schema import (
 
 
 @dataclass(frozen=True)
-class PPOConfig(OnPolicyConfig):
+class PPOConfig(SharedTrunkConfig):
     gamma: Fraction = 0.99
     """discount factor"""
     gae_lambda: Fraction = 0.95
@@ -84,7 +87,8 @@ class PPOConfig(OnPolicyConfig):
     final_kl: Fraction = 1.0
     """with lr_schedule kl: factor of target_kl at the end of the run, reached linearly"""
     kl_cut: Limit = 0.0
-    """stop the actor's updates for the rest of the rollout once the KL divergence exceeds this; 0: never"""
+    """stop the actor's updates (with shared_trunk all updates) for the rest of the rollout once the KL divergence
+    exceeds this; 0: never"""
 
 
 class PPO(Agent):
@@ -99,10 +103,13 @@ class PPO(Agent):
     def __init__(self, spec: Spec, cfg: PPOConfig) -> None:
         super().__init__(spec, cfg)
         self.observations, self.rewards = normalizers(spec, cfg)
-        self.actor, self.critic = Policy("actor", spec, cfg), Value("critic", spec, cfg)
+        self.actor, self.critic = policy_and_value(spec, cfg, cfg.shared_trunk)
         self.value_loss = value_loss(cfg.critic_loss)
         self.adapts_to_kl = Part.of(cfg.lr_schedule).name == "kl"
-        self.add_optimizers(actor=cfg.actor_lr, critic=cfg.critic_lr)
+        if cfg.shared_trunk:
+            self.add_shared_optimizer("actor", "critic", lr=cfg.actor_lr)
+        else:
+            self.add_optimizers(actor=cfg.actor_lr, critic=cfg.critic_lr)
 
     def check(self, rows: int) -> None:
         check_batch_size(self.cfg.batch_size, rows, self.stride)
@@ -114,12 +121,17 @@ class PPO(Agent):
     def update(self, rollout: Batch) -> Updated:
         batch = self.begin_update(rollout)
         advantage, target, value = self.estimate(batch)
-        actor, critic = self.run_parallel(
-            lambda: self.improve_policy(batch, advantage), lambda: self.fit_value(batch, target, value)
-        )
+        actor, critic = self.columns_of(batch, advantage, target, value)
+        if self.cfg.shared_trunk:
+            metrics = self.improve_policy(batch, {**actor, **critic})
+        else:
+            found = self.run_parallel(
+                lambda: self.improve_policy(batch, actor), lambda: self.fit_value(batch, critic)
+            )
+            metrics = {**found[0], **found[1]}
         self.end_update(rollout)
         fit = explained_variance(value, target, per_stream(batch.mask, value))
-        return Updated({**actor, **critic, "value/explained_variance": fit})
+        return Updated({**metrics, "value/explained_variance": fit})
 
     @pure
     @torch.no_grad()
@@ -138,15 +150,22 @@ class PPO(Agent):
             advantage = masked_normalize(advantage, batch.mask)
         return advantage, target, value[:-1]
 
-    def improve_policy(self, batch: Batch, advantage: Tensor) -> dict[str, Tensor]:
-        """The actor's passes over the rollout."""
-        cfg = self.cfg
-        columns = {
+    def columns_of(
+        self, batch: Batch, advantage: Tensor, target: Tensor, value: Tensor
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the losses of actor and critic read of each row besides observations."""
+        weight = row_weight(batch.mask)
+        actor = {
             "action": batch.action,
             "log_prob": blank(batch.extras["log_prob"], batch.mask),
             "advantage": advantage,
-            "weight": row_weight(batch.mask),
+            "weight": weight,
         }
+        return actor, {"target": target, "value": value, "value_weight": per_stream(weight, target)}
+
+    def improve_policy(self, batch: Batch, columns: dict[str, Any]) -> dict[str, Tensor]:
+        """The actor's passes over the rollout; with a shared trunk the critic's, too."""
+        cfg = self.cfg
         adaptive = self.adapts_to_kl or cfg.kl_cut > 0
         gate = torch.ones((), device=self.device)
         metrics: dict[str, Tensor] = {}
@@ -154,15 +173,24 @@ class PPO(Agent):
             found = []
             for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("actor")):
                 measure = adaptive or epoch == cfg.n_epochs - 1
-                loss, log_ratio, entropy = self.actor_loss(rows, data, measure)
+                features = self.actor.backbone(rows)
+                policy = self.actor.of(features, rows)
+                loss, log_ratio, entropy = self.actor_loss(policy, data, measure)
+                total, critic = loss, list[Tensor]()
+                if cfg.shared_trunk:
+                    critic_loss = self.critic_loss(self.critic.of(features), data)
+                    total, critic = loss + cfg.value_coef * critic_loss, [critic_loss.detach()]
                 norm = self.minimize(
-                    "actor", loss, cfg.max_grad_norm, gate if cfg.kl_cut > 0 else None, measure=True
+                    "actor", total, cfg.max_grad_norm, gate if cfg.kl_cut > 0 else None, measure=True
                 )
                 if measure:
-                    found.append(torch.stack([loss.detach(), norm, *self.distance(log_ratio, entropy, data)]))
+                    distance = self.distance(log_ratio, entropy, data)
+                    found.append(torch.stack([loss.detach(), norm, *distance, *critic]))
             if found:
                 # With several learners, all must take the same decisions.
-                loss, norm, entropy, kl, clipped = collectives.mean(torch.stack(found).mean(0)).unbind()
+                loss, norm, entropy, kl, clipped, *critic_losses = collectives.mean(
+                    torch.stack(found).mean(0)
+                ).unbind()
                 metrics = {
                     "loss/actor": loss,
                     "gradient/actor": norm,
@@ -171,6 +199,8 @@ class PPO(Agent):
                     "policy/clip_fraction": clipped,
                     "policy/learning_rate": self.lr_actor.clone(),
                 }
+                if cfg.shared_trunk:
+                    metrics["loss/critic"] = critic_losses[0]
                 if cfg.kl_cut > 0:
                     gate = gate * (kl < cfg.kl_cut)
                 if self.adapts_to_kl:
@@ -180,9 +210,10 @@ class PPO(Agent):
         return metrics
 
     @pure
-    def actor_loss(self, rows: Rows, data: dict[str, Tensor], measure: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def actor_loss(
+        self, policy: Any, data: dict[str, Tensor], measure: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """-E[min(ratio A, clip(ratio) A)] - ent_coef * H; the log ratio; the entropy, if `measure`"""
-        policy = self.actor(rows)
         log_ratio = policy.log_prob(data["action"]) - data["log_prob"]
         advantage, weight = data["advantage"], data["weight"]
         if self.cfg.normalize_advantage == "minibatch":
@@ -202,15 +233,13 @@ class PPO(Agent):
         clipped = (past.abs() > self.cfg.clip_range) * weight
         return (entropy * weight).mean(), ((past - log_ratio) * weight).mean(), clipped.mean()
 
-    def fit_value(self, batch: Batch, target: Tensor, value: Tensor) -> dict[str, Tensor]:
+    def fit_value(self, batch: Batch, columns: dict[str, Any]) -> dict[str, Tensor]:
         """The critic's passes over the rollout."""
         cfg = self.cfg
-        weight = row_weight(batch.mask)
-        columns = {"target": target, "value": value, "weight": per_stream(weight, target)}
         found = []
         for epoch in range(cfg.n_epochs):
             for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("critic")):
-                loss = self.critic_loss(rows, data)
+                loss = self.critic_loss(self.critic(rows), data)
                 norm = self.minimize("critic", loss, cfg.max_grad_norm, measure=True)
                 if epoch == cfg.n_epochs - 1:
                     found.append(torch.stack([loss.detach(), norm]))
@@ -218,11 +247,11 @@ class PPO(Agent):
         return {"loss/critic": loss, "gradient/critic": norm}
 
     @pure
-    def critic_loss(self, rows: Rows, data: dict[str, Tensor]) -> Tensor:
+    def critic_loss(self, value: Tensor, data: dict[str, Tensor]) -> Tensor:
         """E[(V(s) - target)^2] / 2 or another loss, optionally with V clipped around its old value"""
-        value, target = self.critic(rows), data["target"]
+        target = data["target"]
         if self.cfg.clip_value:
             error = clipped_value_loss(value, data["value"], target, self.cfg.clip_range_vf, self.value_loss)
         else:
             error = self.value_loss(value, target)
-        return (error * data["weight"]).mean()
+        return (error * data["value_weight"]).mean()

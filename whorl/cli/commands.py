@@ -62,6 +62,10 @@ class EvalFlags:
     """use the policy with the best evaluation instead of the newest"""
     video: bool | str = False
     """record the first episode of each run, into this .gif or .mp4 file or into the run's folder"""
+    screenshots: bool = False
+    """save a picture of the last state of each episode, in the size that the environment renders"""
+    log: bool = False
+    """add the episodes to evaluations.csv in the run's folder, and their means and pictures to its TensorBoard"""
     render: bool = False
     """show the episodes while they are played, in a window or, without a display, on a page of this machine"""
     json: bool = False
@@ -260,11 +264,12 @@ def _resolved(
     algorithm: str, env: str, settings: Mapping[str, Any], own: TrainFlags, named: bool
 ) -> Settings:
     """The settings that training would have; those for any environment where it is not named, or unknown."""
-    from whorl.api import prepare
+    from whorl.api import prepare_all
 
     try:
         if named:
-            return prepare(env, algorithm, settings, own.config, None, {})[1]
+            found = prepare_all(env, algorithm, settings, own.config, None, {})[1]
+            return found if isinstance(found, Settings) else next(iter(found.behaviors.values()))
     except EnvError:
         pass
     from whorl.settings.draws import take_random
@@ -293,9 +298,9 @@ def _print_config(algorithm: str, env: str, settings: dict[str, Any], own: Train
         raise ConfigError(
             "config prints the settings of one run; use --seed instead of --seeds and --parallel"
         )
-    from whorl.api import prepare
+    from whorl.api import prepare_all
 
-    found = prepare(env, algorithm, settings, own.config, None, {})[1]
+    found = prepare_all(env, algorithm, settings, own.config, None, {})[1]
     print(yaml.safe_dump(found.plain(), sort_keys=False), end="")
     return 0
 
@@ -386,25 +391,60 @@ def evaluate(words: list[str]) -> int:
 def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
     """Play episodes with the policy of one run, and print what it got."""
     from whorl import api
+    from whorl.run.evaluate import Evaluations
+    from whorl.run.evaluation_log import log_evaluation
+    from whorl.state.runfolder import resolve_run
 
-    policy = api.restore(run, best=own.best, trust=own.trust, device=own.device)
+    if own.log and api.is_several(run):
+        raise ConfigError(
+            "--log writes the episodes of one policy, but the run has several behaviours; leave it out"
+        )
+    saved: Any = (
+        run if api.is_several(run) else api.restore(run, best=own.best, trust=own.trust, device=own.device)
+    )
     video = _video_path(run, own) if own.video else None
+    folder = _run_folder(resolve_run(run))
+    pictures = folder / "screenshots" / _evaluated(own) if own.screenshots else None
     found = api.evaluate(
-        policy,
+        saved,
         own.episodes,
         env=own.env or None,
         env_options=_env_options(rest),
         seed=own.seed,
         deterministic=not own.stochastic,
         max_steps=own.max_steps,
+        best=own.best,
         video=video,
+        screenshots=pictures,
         render=own.render,
         trust=own.trust,
+        device=own.device,
     )
+    if isinstance(found, Evaluations):
+        _show_behaviors(run, own, found)
+        return
+    if own.log:
+        log_evaluation(folder, found, saved.steps, {"policy": _evaluated(own), "seed": own.seed}, pictures)
     report: dict[str, Any] = {
         "run": str(run),
-        "algorithm": policy.settings.algorithm,
-        "env": own.env or policy.settings.env,
+        "algorithm": saved.settings.algorithm,
+        "env": own.env or saved.settings.env,
+        **_report(found),
+    }
+    if own.json:
+        details = {"seed": own.seed, "returns": found.returns, "lengths": found.lengths}
+        print(json.dumps({**report, **details, "video": None if video is None else str(video)}))
+        return
+    show_table(report)
+    if video is not None:
+        print(f"video: {video}")
+    if pictures is not None:
+        print(f"screenshots: {pictures}")
+
+
+def _report(found: Any) -> dict[str, Any]:
+    """The numbers of an evaluation."""
+    return {
         "episodes": len(found.returns),
         "mean_return": found.mean_return,
         "std": found.std,
@@ -415,13 +455,18 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
         **found.measures,
         **({"cut": found.cut} if found.cut else {}),
     }
+
+
+def _show_behaviors(run: str, own: EvalFlags, found: Any) -> None:
+    """The evaluation of each behaviour."""
+    reports = {name: _report(one) for name, one in found.behaviors.items()}
     if own.json:
-        details = {"seed": own.seed, "returns": found.returns, "lengths": found.lengths}
-        print(json.dumps({**report, **details, "video": None if video is None else str(video)}))
+        for name, one in found.behaviors.items():
+            reports[name] |= {"returns": one.returns, "lengths": one.lengths}
+        print(json.dumps({"run": str(run), "seed": own.seed, "behaviours": reports}))
         return
-    show_table(report)
-    if video is not None:
-        print(f"video: {video}")
+    for name, report in reports.items():
+        show_table(report, name)
 
 
 def plot(words: list[str]) -> int:
@@ -638,5 +683,8 @@ def _video_path(run: str, own: EvalFlags) -> Path:
     if isinstance(own.video, str):
         return Path(own.video)
     ending = "mp4" if find_spec("imageio_ffmpeg") and find_spec("imageio") else "gif"
-    which = "best" if own.best else "newest"
-    return _run_folder(resolve_run(run)) / "videos" / f"{which}_seed{own.seed}.{ending}"
+    return _run_folder(resolve_run(run)) / "videos" / f"{_evaluated(own)}_seed{own.seed}.{ending}"
+
+
+def _evaluated(own: EvalFlags) -> str:
+    return "best" if own.best else "newest"

@@ -29,6 +29,7 @@ def show_result(result: "Result", settings: Settings) -> None:
             "steps": result.steps,
             "episodes": result.episodes,
             "mean return": result.mean_return,
+            **{f"mean return of {name}": value for name, value in result.returns.items()},
             "wall time": f"{result.wall_time:.1f} s",
             "run folder": str(result.run_dir),
         }
@@ -130,7 +131,11 @@ def _run_row(run: Path) -> tuple[str, ...]:
     last: dict[str, Any] = {}
     for row in read_rows(metrics) if metrics.is_file() else ():
         last.update(row)
-    found = last.get("evaluation/return", last.get("episode/return"))
+    evaluated, earned = (
+        [float(last[key]) for key in last if key.endswith(name)]
+        for name in ("evaluation/return", "episode/return")
+    )
+    found = fmean(evaluated or earned) if evaluated or earned else None
     when = datetime.fromtimestamp((metrics if metrics.is_file() else config).stat().st_mtime)
     state = _state(run, read_yaml(config.read_text("utf-8"), str(config)) or {}, last)
     shown = "" if found is None else f"{float(found):.1f}"

@@ -220,9 +220,9 @@ class _Family:
             self._on_failed(child, f"its process {how}; if memory ran out, use a smaller --parallel")
         child.process.join()
 
-    def _on_begin(self, child: _Child, total: float, unit: str, done: float) -> None:
+    def _on_begin(self, child: _Child, total: float, unit: str, done: float, seconds: float) -> None:
         child.begun = True
-        self.screen.begin(child.name, total, unit, done)
+        self.screen.begin(child.name, total, unit, done, seconds)
 
     def _on_progress(self, child: _Child, done: float, count: float, row: dict[str, Any]) -> None:
         self.screen.report(child.name, done, count, row)

@@ -16,7 +16,7 @@ from whorl.collect.collector import LocalCollector, acting
 from whorl.core import tree
 from whorl.core.tree import Tree
 from whorl.data.batch import CELL, Batch
-from whorl.envs.vector import VectorEnv, Waiting
+from whorl.envs.vector import Step, VectorEnv, Waiting
 
 
 class WaitingCollector(LocalCollector):
@@ -32,6 +32,8 @@ class WaitingCollector(LocalCollector):
         )
         """actions and extras in effect [B, ...]"""
         self._all = torch.arange(self.num_envs, device=device)
+        self.driven = False
+        """whether somebody else steps the environment: `open`, then `act` and `answer` for each row, before `finish`"""
 
     def begin(self, obs: Tree, reset: Tensor | None = None) -> None:
         super().begin(obs, reset)
@@ -78,47 +80,58 @@ class WaitingCollector(LocalCollector):
             start = row
 
     def roll(self, random: bool = False) -> None:
+        if not self.driven:
+            self._random = random
+            self.open()
+            for t in range(self.steps):
+                self.answer(self.env.step(self.act()))
+                if self.watch is not None:
+                    self.watch((t + 1) / self.steps)
+        tree.copy_(self.memory, self._memory)
+        self._pad(self._row)
+
+    def open(self) -> None:
+        """Begin a rollout where the last one ended."""
         store, steps = self.storage, self.steps
         tree.copy_(tree.index(store.obs, 0), tree.index(store.obs, steps))
         store.reset[0].copy_(store.reset[steps])
-        row = torch.zeros_like(self._all)
-        memory = self.memory
-        for t in range(steps):
-            obs, reset = _read(store.obs, row, self._all), store.reset[row, self._all]
-            if self.renew is not None and bool(reset.all()):
-                self.renew()
-            if store.memories:
-                opens = row % store.stride == 0
-                _write(store.memories, memory, row // store.stride, self._all, opens)
-            greedy = self.agent.collects_greedily
-            context = Context(reset, self.generator, greedy=greedy, random=random, env_index=self._all)
-            acted = self.agent.act_tracked(obs, memory, context)
-            fresh = {"action": acted.action, "extras": {**self._held["extras"], **acted.extras}}
-            self._held = tree.where(self._waits, self._held, fresh)
-            memory = self.agent.kept(memory)
-            answer = tree.to(_tensors(self.env.step(self._held["action"])), self.agent.device)
-            self._waits.copy_(answer.pop("waits"))
-            answered = ~self._waits
-            following = answer.pop("obs"), answer.pop("next_reset")
-            after, columns = self.agent.follow(
-                acted.memory, obs, self._held["action"], answer["reward"], *following
-            )
-            memory = tree.where(self._waits, memory, after)
-            if "cells" in answer:
-                columns[CELL] = answer.pop("cells")
-            written = {
-                **answer,
-                "action": self._held["action"],
-                "extras": {**self._held["extras"], **columns},
-            }
-            _write({name: store.tensors[name] for name in written}, written, row, self._all, answered)
-            ahead = {"obs": store.obs, "reset": store.reset}
-            _write(ahead, dict(zip(ahead, following)), row + 1, self._all, answered)
-            row = row + answered
-            if self.watch is not None:
-                self.watch((t + 1) / steps)
-        tree.copy_(self.memory, memory)
-        self._pad(row)
+        self._row, self._memory = torch.zeros_like(self._all), self.memory
+
+    def act(self) -> Tree:
+        """The actions that are in effect now: new ones, except where the environment has not answered the last one."""
+        store, row = self.storage, self._row
+        self._obs, reset = _read(store.obs, row, self._all), store.reset[row, self._all]
+        if self.renew is not None and bool(reset.all()):
+            self.renew()
+        if store.memories:
+            opens = row % store.stride == 0
+            _write(store.memories, self._memory, row // store.stride, self._all, opens)
+        greedy = self.agent.collects_greedily
+        context = Context(reset, self.generator, greedy=greedy, random=self._random, env_index=self._all)
+        self._acted = self.agent.act_tracked(self._obs, self._memory, context)
+        fresh = {"action": self._acted.action, "extras": {**self._held["extras"], **self._acted.extras}}
+        self._held = tree.where(self._waits, self._held, fresh)
+        self._memory = self.agent.kept(self._memory)
+        return self._held["action"]
+
+    def answer(self, step: Step) -> None:
+        """Store what the environments answered."""
+        store, row, action = self.storage, self._row, self._held["action"]
+        answer = tree.to(_tensors(step), self.agent.device)
+        self._waits.copy_(answer.pop("waits"))
+        answered = ~self._waits
+        following = answer.pop("obs"), answer.pop("next_reset")
+        after, columns = self.agent.follow(
+            self._acted.memory, self._obs, action, answer["reward"], *following
+        )
+        self._memory = tree.where(self._waits, self._memory, after)
+        if "cells" in answer:
+            columns[CELL] = answer.pop("cells")
+        written = {**answer, "action": action, "extras": {**self._held["extras"], **columns}}
+        _write({name: store.tensors[name] for name in written}, written, row, self._all, answered)
+        ahead = {"obs": store.obs, "reset": store.reset}
+        _write(ahead, dict(zip(ahead, following)), row + 1, self._all, answered)
+        self._row = row + answered
 
     def _pad(self, row: Tensor) -> None:
         """Fill the rows that an environment is short of: nothing happens in them, and they are masked."""

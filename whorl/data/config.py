@@ -20,6 +20,9 @@ class ReplayConfig:
     """transitions in the replay buffer, over all environments"""
     replay_device: Literal["auto", "cpu", "cuda"] = "auto"
     """device of the replay buffer; auto: the learner's; cpu: host memory, batches are copied through pinned memory"""
+    compress: bool = False
+    """keep images in the replay buffer compressed (zlib, exact) in host memory: about a tenth of the bytes on Atari,
+    for time to compress each frame once and to restore those of each batch"""
     shards: Annotated[int, Range(0, 1_000)] = 0
     """processes that hold the replay buffer, each for its share of the environments, and sample while the learner
     updates; 0: it is kept in the learner's process"""

@@ -54,7 +54,7 @@ class Replay(Experience):
         updates_per_step: updates per environment step; fractions are carried over exactly.
         learning_starts: environment steps before the first update.
         reward_clip: the environment's rewards are clipped to [-reward_clip, reward_clip]; 0: not clipped.
-        extras, memory, stride: see `Ring`.
+        extras, memory, stride, compress: see `Ring`.
         refresh: computes with the current networks what replaces stored values: under `MEMORIES` the recurrent states
             before every `stride`-th row of a batch but the first, and columns of the extras for all its rows but the
             last, which are named in `refreshed`.
@@ -82,10 +82,13 @@ class Replay(Experience):
         extras: Mapping[str, Array] | None = None,
         memory: Tree | None = None,
         stride: int = 1,
+        compress: bool = False,
         refresh: Callable[[Batch], Tree] | None = None,
         refreshed: tuple[str, ...] = (),
     ) -> None:
-        self.ring = Ring(spec, buffer_size, device, extras=extras, memory=memory, stride=stride)
+        self.ring = Ring(
+            spec, buffer_size, device, extras=extras, memory=memory, stride=stride, compress=compress
+        )
         self.reward_clip = reward_clip
         gamma = gamma.to(self.ring.device) if isinstance(gamma, Tensor) else gamma
         self.discounting = Discounting(gamma, spec.streams, separate_streams)
@@ -517,6 +520,7 @@ def replay_of(
             gamma=cfg.gamma if gamma is None else gamma,
             separate_streams=separate_streams,
             buffer_size=cfg.buffer_size,
+            compress=cfg.compress,
             batch_size=cfg.batch_size,
             updates_per_step=cfg.updates_per_step,
             learning_starts=cfg.learning_starts,
@@ -540,7 +544,9 @@ def allocated_bytes(
     """Size of the replay buffer that the settings describe, with what draws from it."""
     stride = view_of(cfg).stride
     starts = slots_for(spec, cfg.buffer_size, stride) // stride * spec.num_envs
-    size = replay_bytes(spec, cfg.buffer_size, extras=extras, memory=memory, stride=stride)
+    size = replay_bytes(
+        spec, cfg.buffer_size, extras=extras, memory=memory, stride=stride, compress=cfg.compress
+    )
     return size + sampler_bytes(starts, device, cfg.prioritized)
 
 

@@ -22,6 +22,7 @@ from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Spec, empty_action, empty_obs
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
+from whorl.data.compressed import RATIO, Compressed
 
 
 class Ring:
@@ -31,6 +32,7 @@ class Ring:
         extras: columns of `Batch.extras` to store, with shape and dtype of one row of one environment.
         memory: the agent's `initial_memory(1)`, if sequences start from stored recurrent states.
         stride: rows between two stored recurrent states; the length of a rollout must be a multiple of it.
+        compress: keep images compressed, in host memory.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Ring:
         extras: Mapping[str, Array] | None = None,
         memory: Tree | None = None,
         stride: int = 1,
+        compress: bool = False,
     ) -> None:
         self.num_envs, self.stride = spec.num_envs, stride
         self.observation = spec.observation
@@ -51,7 +54,7 @@ class Ring:
         self.device = torch.device(device)
         self.rows = 0
         """rows per environment ever written"""
-        allocated = _allocate(spec, self.slots, extras or {}, memory or {}, stride, self.device)
+        allocated = _allocate(spec, self.slots, extras or {}, memory or {}, stride, self.device, compress)
         self.columns: dict[str, Tree] = allocated["columns"]
         """[slots, environments, ...]"""
         self.memories: Tree = allocated["memories"]
@@ -76,8 +79,18 @@ class Ring:
 
     @property
     def bytes(self) -> int:
-        """Size of the storage."""
+        """Size of the storage, before it is compressed."""
         return _bytes({"columns": self.columns, "memories": self.memories})
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of what is stored, compressed images included."""
+        held = [leaf for leaf in tree.leaves(self.columns["obs"]) if isinstance(leaf, Compressed)]
+        return (
+            self.bytes
+            - _bytes({str(i): leaf for i, leaf in enumerate(held)})
+            + sum(one.bytes for one in held)
+        )
 
     @torch.no_grad()
     def add(self, rollout: Batch) -> None:
@@ -208,7 +221,7 @@ class Ring:
             "slots": self.slots,
             "num_envs": self.num_envs,
             "rows": self.rows,
-            "columns": self.columns,
+            "columns": tree.map(_dense, self.columns),
             "memories": self.memories,
             "next_reset": self._next_reset,
             "cut": self._cut,
@@ -238,9 +251,12 @@ class Ring:
 def take(column: Tree, cell: Tensor) -> Tree:
     """Gather from leaves [slots, environments, ...] by cell; `cell` may have any shape."""
     flat = cell.reshape(-1)
-    return tree.map(
-        lambda leaf: leaf.flatten(0, 1).index_select(0, flat).reshape(*cell.shape, *leaf.shape[2:]), column
-    )
+
+    def leaf_at(leaf: Any) -> Tensor:
+        rows = leaf.take(flat) if isinstance(leaf, Compressed) else leaf.flatten(0, 1).index_select(0, flat)
+        return rows.reshape(*cell.shape, *leaf.shape[2:])
+
+    return tree.map(leaf_at, column)
 
 
 def history_of(spec: Spec) -> int:
@@ -288,23 +304,46 @@ def replay_bytes(
     extras: Mapping[str, Array] | None = None,
     memory: Tree | None = None,
     stride: int = 1,
+    compress: bool = False,
 ) -> int:
-    """Size of a ring with these settings, without allocating it."""
+    """Size of a ring with these settings, without allocating it; of compressed images an estimate."""
     slots = slots_for(spec, buffer_size, stride)
-    return _bytes(_allocate(spec, slots, extras or {}, memory or {}, stride, torch.device("meta")))
+    held = _allocate(spec, slots, extras or {}, memory or {}, stride, torch.device("meta"))
+    size = _bytes(held)
+    if compress:
+        images = [leaf for leaf in tree.leaves(held["columns"]["obs"]) if _is_compressible(leaf)]
+        size -= sum(leaf.numel() - leaf.numel() // RATIO for leaf in images)
+    return size
 
 
 def _allocate(
-    spec: Spec, slots: int, extras: Mapping[str, Array], memory: Tree, stride: int, device: torch.device
+    spec: Spec,
+    slots: int,
+    extras: Mapping[str, Array],
+    memory: Tree,
+    stride: int,
+    device: torch.device,
+    compress: bool = False,
 ) -> dict[str, Tree]:
     shape = (slots, spec.num_envs)
+    frames = tree.map(lambda leaf: leaf.frame, spec.observation)
+    obs = empty_obs(frames, shape, torch.device("meta") if compress else device)
+    if compress:
+        obs = tree.map(
+            lambda leaf: (
+                Compressed(tuple(leaf.shape))
+                if _is_compressible(leaf)
+                else torch.zeros_like(leaf, device=device)
+            ),
+            obs,
+        )
 
     def zeros(dtype: torch.dtype, *trailing: int) -> Tensor:
         return torch.zeros(*shape, *trailing, dtype=dtype, device=device)
 
     return {
         "columns": {
-            "obs": empty_obs(tree.map(lambda leaf: leaf.frame, spec.observation), shape, device),
+            "obs": obs,
             "reset": zeros(torch.bool),
             "action": empty_action(spec.action, shape, device),
             "reward": zeros(torch.float32, *([1 + len(spec.streams)] if spec.streams else [])),
@@ -322,8 +361,17 @@ def _allocate(
     }
 
 
+def _is_compressible(leaf: Tensor) -> bool:
+    """Whether a column [slots, environments, ...] holds images."""
+    return leaf.dtype == torch.uint8 and leaf.dim() >= 4
+
+
+def _dense(leaf: Any) -> Tensor:
+    return leaf[:] if isinstance(leaf, Compressed) else leaf
+
+
 def _bytes(tensors: Tree) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(tensors))
+    return sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in tree.leaves(tensors))
 
 
 def _write(column: Tree, rows: Tree, at: int) -> None:
@@ -331,7 +379,7 @@ def _write(column: Tree, rows: Tree, at: int) -> None:
 
     def leaf(into: Tensor, value: Tensor) -> None:
         first = min(len(value), len(into) - at)
-        into[at : at + first].copy_(value[:first])
-        into[: len(value) - first].copy_(value[first:])
+        into[at : at + first] = value[:first]
+        into[: len(value) - first] = value[first:]
 
     tree.map(leaf, column, rows)

@@ -301,13 +301,14 @@ class Segments(Store):
         crc = 0
         try:
             with open(self.folder / segment.file, "rb") as file:
-                for part in self._parts(segment.first, segment.last):
+                for leaf, slots in self._places(segment.first, segment.last):
+                    part = leaf[slots]
                     host = part if part.device.type == "cpu" else torch.empty_like(part, device="cpu")
                     raw = _raw(host)
                     for at in range(0, len(raw), _CHUNK):
                         chunk = raw[at : at + _CHUNK]
                         crc = zlib.crc32(chunk[: file.readinto(chunk)], crc)
-                    part.copy_(host)
+                    leaf[slots] = host
         except OSError as error:
             raise DamagedError(f"{self.folder.name}/{segment.file}: {files.reason(error)}") from error
         if crc != segment.crc32:
@@ -321,13 +322,17 @@ class Segments(Store):
         return [*self._whole, *self._tails]
 
     def _parts(self, first: int, last: int) -> Iterator[Tensor]:
-        """Views of the ring's rows `first` to `last` - 1 by column, in two parts where they wrap around."""
+        """The ring's rows `first` to `last` - 1 by column, in two parts where they wrap around."""
+        return (leaf[slots] for leaf, slots in self._places(first, last))
+
+    def _places(self, first: int, last: int) -> Iterator[tuple[Tensor, slice]]:
+        """Columns, and slots of the rows `first` to `last` - 1."""
         for _, leaf, stride in self._leaves:
             begin, end = _blocks(first, last, stride)
             at, count = begin % len(leaf), end - begin
-            yield leaf[at : at + count]
+            yield leaf, slice(at, at + count)
             if at + count > len(leaf):
-                yield leaf[: at + count - len(leaf)]
+                yield leaf, slice(0, at + count - len(leaf))
 
     def _newest(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Each column with its name and the slots of the rows that have not settled."""

@@ -24,12 +24,14 @@ from whorl.envs.wrappers import observation_wrappers, split
 
 if TYPE_CHECKING:
     from whorl.core.spec import Spec
+    from whorl.envs.behaviors import BehaviorEnv
     from whorl.envs.make import Source
     from whorl.envs.vector import VectorEnv
 
 MODULES = (
     *(
         "unity",
+        "pettingzoo",
         "dm_control",
         "minatar",
         "native",
@@ -90,6 +92,14 @@ class Adapter:
     def alone(self, id: str, options: Mapping[str, Any]) -> bool:
         """Whether there can't be a second copy beside the first, so that training is not evaluated."""
         return False
+
+    def behaviors(self, id: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of the behaviours of an environment whose agents have policies of their own; empty for others."""
+        return ()
+
+    def behavior_env(self, source: "Source", copies: int = 0) -> "BehaviorEnv":
+        """The environment with all its behaviours, where there are any; `copies` 0: as many as options say."""
+        raise NotImplementedError
 
     def num_envs(self, id: str, options: Mapping[str, Any]) -> int | None:
         """The number of environments that the library itself determines; None: any number can be made."""

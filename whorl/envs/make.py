@@ -17,6 +17,8 @@ from whorl.core.registry import registered
 from whorl.core.spec import Spec
 from whorl.envs.adapter import Adapter, adapter_of, adapters, factory_from_id
 from whorl.envs.adapters.gymnasium import GymnasiumVector, to_spec
+from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
+from whorl.envs.adapters.pettingzoo import PettingZooAdapter, is_parallel
 from whorl.envs.adapters.vectorized import BatchedVector, is_vectorized
 from whorl.envs.mistakes import make_env
 from whorl.envs.names import meant
@@ -94,6 +96,17 @@ class Source:
         if self.batch is not None:
             return self.batch.spec.num_envs
         return None if self.adapter is None else self.adapter.num_envs(self.id, self.options)
+
+    @property
+    def behaviors(self) -> tuple[str, ...]:
+        """Names of the behaviours, where agents of the environment have policies of their own and none is chosen."""
+        if self.adapter is None or self.options.get("behavior"):
+            return ()
+        return self.adapter.behaviors(self.id, self.options)
+
+    def behavior(self, name: str) -> "Source":
+        """The same environment with one behaviour to train."""
+        return self.with_options({**self.options, "behavior": name})
 
     @property
     def alone(self) -> bool:
@@ -230,6 +243,8 @@ def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
     Objects take only the options of `whorl.envs.wrappers`: others were given when they were made.
     """
     options = dict(options or {})
+    if isinstance(env, Source):
+        return env
     if isinstance(env, Made):
         return env.source
     if isinstance(env, str):
@@ -238,6 +253,8 @@ def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
         return _from_batch(Batch(env), options)
     if isinstance(env, gymnasium.Env):
         return _wrapped(_from_env(env), split(options)[1])
+    if is_parallel(env):
+        return _from_parallel(lambda: copy.deepcopy(env), _parallel_name(env), options)
     if callable(env):
         return _from_factory(env, options)
     raise EnvError(
@@ -252,9 +269,16 @@ def _is_made(env: Any) -> bool:
 
 def _from_factory(factory: Callable[..., Any], options: dict[str, Any]) -> Source:
     theirs, ours = split(options)
-    check_call(factory, theirs)
-    build = partial(factory, **theirs) if theirs else factory
+    shared = {
+        name: theirs[name] for name in PARALLEL_OPTIONS if name in theirs and not takes(factory, theirs)
+    }
+    own = {name: value for name, value in theirs.items() if name not in shared}
+    check_call(factory, own)
+    build = partial(factory, **own) if own else factory
     built = make_env(build)
+    if is_parallel(built):
+        return _from_parallel(factory, _parallel_name(built), options)
+    check_call(factory, theirs)
     if _is_batch(built):
         source = _from_batch(Batch(built, build), ours)
     elif isinstance(built, gymnasium.Env):
@@ -267,6 +291,18 @@ def _from_factory(factory: Callable[..., Any], options: dict[str, Any]) -> Sourc
             "it must return a gymnasium.Env or a batched environment"
         )
     return replace(source, options=options, given=factory)
+
+
+def _from_parallel(factory: Callable[..., Any], id: str, options: dict[str, Any]) -> Source:
+    """An environment with PettingZoo's parallel API that the user wrote or made."""
+    adapter = PettingZooAdapter(factory)
+    make = adapter.factory(id, adapter.check_options(id, options))
+    return Source(id, make, options, adapter, named=False, given=factory)
+
+
+def _parallel_name(env: Any) -> str:
+    name = env.metadata.get("name") if isinstance(getattr(env, "metadata", None), Mapping) else None
+    return str(name or type(env).__name__)
 
 
 def takes(factory: Callable[..., Any], options: Mapping[str, Any]) -> bool:

@@ -1,24 +1,33 @@
-"""Exploration of value-based agents: epsilon-greedy, or a softmax over Q values."""
+"""Exploration of value-based agents: epsilon-greedy, a softmax over Q values, or a function of your own."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from whorl.agents.agent import Context
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part, construct, resolve
 from whorl.core.spec import MASK_KEY, Spec
 from whorl.core.tree import Tree
 from whorl.ops.values import best
-from whorl.settings.schema import Fraction, NonNegative, Probability, Temperature
+from whorl.settings.schema import Choice, Fraction, NonNegative, Probability, Temperature
+
+KINDS = ("epsilon", "boltzmann", "none")
+Selector = Callable[[Tensor, Tensor | None, torch.Generator, Tensor], Tensor]
+"""actions [B] of Q values [B, choices], the mask of allowed actions, a generator and the progress of training"""
 
 
 @dataclass(frozen=True)
 class ExplorationConfig:
     """Settings of how value-based agents explore."""
 
-    exploration: Literal["epsilon", "boltzmann", "none"] = "epsilon"
-    """epsilon-greedy, softmax over Q values, or none (noisy layers explore by themselves)"""
+    exploration: Annotated[Part, Choice("exploration", KINDS)] = Part("epsilon")
+    """epsilon-greedy, boltzmann (softmax over Q values), none (noisy layers explore by themselves), or the import path
+    of a function of (q, allowed, generator, progress)"""
     exploration_initial_eps: Probability = 1.0
     """probability of a random action at the start"""
     exploration_final_eps: Probability = 0.05
@@ -43,6 +52,8 @@ class Exploration(nn.Module):
     def __init__(self, spec: Spec, cfg: ExplorationConfig) -> None:
         super().__init__()
         self.cfg, self.masked = cfg, spec.masked
+        self.kind = Part.of(cfg.exploration).name
+        self.select = None if self.kind in KINDS else selector(Part.of(cfg.exploration))
         # Not saved: another run may load the weights with a different number of environments.
         rung = 1 + cfg.epsilon_alpha * torch.linspace(0, 1, spec.num_envs)
         self.register_buffer("rung", rung, persistent=False)
@@ -50,12 +61,14 @@ class Exploration(nn.Module):
     def forward(self, q: Tensor, obs: Tree, context: Context, progress: Tensor) -> Tensor:
         """Actions [B] for Q values [B, choices]."""
         allowed = obs[MASK_KEY] > 0 if self.masked else None
-        kind = self.cfg.exploration
+        kind = self.kind
         if context.greedy:
             epsilon = self.cfg.eval_epsilon
             return self._epsilon_greedy(q, allowed, epsilon, context) if epsilon else best(q, allowed)
         if kind == "epsilon":
             return self._epsilon_greedy(q, allowed, self.epsilon(context.env_index, progress), context)
+        if self.select is not None:
+            return self.select(q, allowed, context.generator, progress)
         return best(q, allowed) if kind == "none" else self._softmax(q, allowed, progress, context)
 
     def probability(self, q: Tensor, action: Tensor, obs: Tree, context: Context, progress: Tensor) -> Tensor:
@@ -93,3 +106,21 @@ class Exploration(nn.Module):
         drawn = torch.rand(q.shape, generator=context.generator, device=q.device)
         gumbel = -(-drawn.clamp(min=1e-20).log()).log()
         return best(q / temperature + gumbel, allowed)
+
+
+def selector(part: Part) -> Selector:
+    """The action selector that a part names: a function with its options, or an instance of a class."""
+    found = resolve("exploration", part.name)
+    chosen = construct("exploration", part) if isinstance(found, type) else partial(found, **part.options)
+    example = torch.zeros(2, 3)
+    try:
+        actions = chosen(example, None, torch.Generator().manual_seed(0), torch.zeros(()))
+    except TypeError as problem:
+        raise ConfigError(
+            f"exploration {part.name!r} cannot be called with (q, allowed, generator, progress): {problem}"
+        ) from None
+    if not isinstance(actions, Tensor) or actions.shape != (2,) or actions.dtype != torch.int64:
+        raise ConfigError(
+            f"exploration {part.name!r} must return the number of one action per row, int64 [B]"
+        )
+    return chosen

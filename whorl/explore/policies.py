@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from whorl.agents.agent import Acted, Context
 from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
 from whorl.core.tree import Tree
 from whorl.data.batch import LAST, POLICY
 from whorl.explore.noise import random_action
@@ -126,9 +127,9 @@ def require_policies(agent: Any) -> None:
         raise ConfigError(f"{name} is recurrent, but memory is none; choose lstm, gru or attention")
     if not agent.spec.streams:
         raise ConfigError(f"{name} explores by an intrinsic reward, but has none; use components: [episodic]")
-    if cfg.exploration != "epsilon":
+    if Part.of(cfg.exploration).name != "epsilon":
         raise ConfigError(
-            f"{name} explores by epsilon-greedy policies, but exploration is {cfg.exploration!r}"
+            f"{name} explores by epsilon-greedy policies, but exploration is {Part.of(cfg.exploration).name!r}"
         )
 
 

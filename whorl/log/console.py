@@ -97,7 +97,7 @@ class Console:
         """Report progress and the metrics of a row that the display shows."""
         if self._terminal.quiet:
             return
-        self._row.update({key: row[key] for key in _SHOWN if key in row} if row else {})
+        self._row.update({key: row[key] for key in row if key.endswith(_SHOWN)} if row else {})
         self._stale = True
         self._advance(done, done, "")
 
@@ -216,10 +216,10 @@ class Console:
         row = self._row
         rate = row.get("time/steps_per_second", self._rate() if self.unit == "steps" else 0.0)
         parts = [f"{rate:,.0f} steps/s"] if isinstance(rate, int | float) and rate > 0 else []
-        if "episode/return" in row:
-            parts.append(f"return {amount(row['episode/return'])}")
-        if "evaluation/return" in row:
-            parts.append(f"evaluation {amount(row['evaluation/return'])}")
+        for name, word in (("episode/return", "return"), ("evaluation/return", "evaluation")):
+            for key in (key for key in row if key.endswith(name)):
+                behaviour = key.removesuffix(name).replace("/", " ")  # empty where there is one
+                parts.append(f"{behaviour}{word} {amount(row[key])}")
         return parts
 
     def _left(self) -> str:

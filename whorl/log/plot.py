@@ -189,7 +189,7 @@ def plot_runs(
     for run in found:
         if not run.rows:
             _skip(run, bool(runs))
-    wanted = [_available(name, runs) for name in metrics]
+    wanted = [name for given in metrics for name in _available(given, runs)]
     if not any(run.has(style.axis) for run in runs):
         raise WhorlError(
             f"no row has {style.axis!r}, so nothing can be plotted over {style.x}; plot over steps"
@@ -302,11 +302,11 @@ def save_figure(figure: Figure, output: Path) -> Path:
 
 
 def curve(run_folder: Path, metric: str = RETURN) -> Curve:
-    """Steps and values of one metric of one run."""
+    """Steps and values of one metric of one run, that of its first behaviour where there are several."""
     run = _read(Path(run_folder))
     if not run.rows:
         _skip(run, False)
-    return run.curve(_available(metric, [run]), "steps")
+    return run.curve(_available(metric, [run])[0], "steps")
 
 
 def _read(folder: Path) -> _Run:
@@ -336,11 +336,15 @@ def _numbers(metric: str, rows: Sequence[dict[str, float | int | str]]) -> Float
         ) from None
 
 
-def _available(metric: str, runs: Sequence[_Run]) -> str:
+def _available(metric: str, runs: Sequence[_Run]) -> list[str]:
+    """The metric, or what there is of it: that of every behaviour, or evaluations instead of training episodes."""
     if any(run.has(metric) for run in runs):
-        return metric
+        return [metric]
+    theirs = [key for run in runs for row in run.rows for key in row if key.endswith(f"/{metric}")]
+    if theirs:
+        return list(dict.fromkeys(theirs))
     if metric == RETURN and any(run.has(EVALUATION) for run in runs):
-        return EVALUATION
+        return [EVALUATION]
     names = {key for run in runs for row in run.rows for key, value in row.items() if "/" in key}
     raise WhorlError(f"no run has the metric {metric!r}; {nearest(metric, names)}")
 

@@ -119,20 +119,31 @@ class MetricFiles(Logger):
         self._table = self.csv.open("ab", buffering=0)
 
 
+LEARNED = ("loss", "gradient", "q", "value", "policy")
+"""groups of metrics that updates compute"""
+
+
 class TensorBoard(Logger):
-    """Scalars for TensorBoard. On resume, points written earlier at or after `purge_step` are hidden."""
+    """Scalars for TensorBoard over environment steps; those that updates compute also over updates, in `learner/`.
+
+    On resume, points written earlier at or after `purge_step` are hidden.
+    """
 
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._folder = folder
         self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step)
+        self._updates: Any = None
 
     def write(self, row: Row) -> None:
-        step = int(row["steps"])
+        step, updates = int(row["steps"]), row.get("updates")
         for key, value in row.items():
-            if key != "steps" and not isinstance(value, str):
-                self._writer.add_scalar(key, value, step)
+            if key in ("steps", "updates") or isinstance(value, str):
+                continue
+            self._writer.add_scalar(key, value, step)
+            if updates is not None and key.partition("/")[0] in LEARNED:
+                self._learner().add_scalar(key, value, int(updates))
 
     def message(self, text: str) -> None:
         self._writer.add_text("messages", text)
@@ -142,10 +153,22 @@ class TensorBoard(Logger):
 
     def flush(self) -> None:
         self._writer.flush()
+        if self._updates is not None:
+            self._updates.flush()
 
     def close(self) -> None:
         if self._folder.is_dir():  # else its thread would print a traceback
             self._writer.close()
+            if self._updates is not None:
+                self._updates.close()
+
+    def _learner(self) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Files of its own: points are hidden by their step, which counts updates here. A resumed run repeats them.
+        if self._updates is None:
+            self._updates = SummaryWriter(str(self._folder / "learner"))
+        return self._updates
 
 
 class WandB(Logger):

@@ -129,29 +129,45 @@ def _check_size(name: str, size: int, least: int) -> None:
 
 
 OPEN_SIZES = ("in_features", "input_size", "num_features", "normalized_shape", "in_channels", "inputs")
+OPEN_OUTPUTS = ("out_features", "outputs")
 OPEN = "undefined"
-"""placeholder in YAML files for an input size that is inferred"""
+"""placeholder in YAML files for a size that is inferred"""
 
 
-def layered(inputs: int, layers: Iterable[Mapping[str, Any] | str]) -> nn.Sequential:
-    """A network described layer by layer; missing or 'undefined' input sizes are inferred from the previous layer."""
+def layered(
+    inputs: int, layers: Iterable[Mapping[str, Any] | str], outputs: int | None = None
+) -> nn.Sequential:
+    """A network described layer by layer; missing or 'undefined' input sizes are inferred from the previous layer, and
+    the output size of the last layer is `outputs`, if given."""
     built: list[nn.Module] = []
-    for layer in layers:
-        part = Part.of(layer)
+    parts = [Part.of(layer) for layer in layers]
+    for number, part in enumerate(parts):
         cls = resolve("layer", part.name)
         options = {key: value for key, value in part.options.items() if value != OPEN}
         if isinstance(cls, type):
-            open_sizes = [name for name in inspect.signature(cls).parameters if name in OPEN_SIZES]
-            for name in open_sizes:
+            names = inspect.signature(cls).parameters
+            for name in (name for name in names if name in OPEN_SIZES):
                 options.setdefault(name, inputs)
+            if outputs is not None and number == len(parts) - 1:
+                for name in (name for name in names if name in OPEN_OUTPUTS):
+                    options.setdefault(name, outputs)
         try:
             module = cls(**options)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"layer {part.name!r} can't be built with {options}: {error}") from None
+        if outputs is None and hasattr(module, "draw"):
+            raise ConfigError(
+                f"layer {part.name!r} is noisy, which only advantage_network and value_network take; use a plain one"
+            )
         built.append(module)
         inputs = width_of(module, inputs)
     net = nn.Sequential(*built)
     orthogonal_(net)
+    if outputs is not None and inputs != outputs:
+        last = parts[-1].name if parts else "nothing"
+        raise ConfigError(
+            f"the last layer, {last!r}, has {inputs} outputs; leave its output size out, which is {outputs} here"
+        )
     return net
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whorl.core.registry import register
 from whorl.nets.layers import activation_of
 
 
@@ -28,12 +29,38 @@ class NoisyLinear(nn.Module):
         raw = torch.randn(sum(self.weight.shape), generator=generator, device=self.weight.device)
         return raw.sign() * raw.abs().sqrt()
 
-    def forward(self, value: Tensor, noise: Tensor | None) -> Tensor:
+    def forward(self, value: Tensor, noise: Tensor | None = None) -> Tensor:
         if noise is None:
             return F.linear(value, self.weight, self.bias)
         into, out = noise.split((self.weight.shape[1], self.weight.shape[0]))
         weight = torch.addcmul(self.weight, self.weight_scale, torch.outer(out, into))
         return F.linear(value, weight, torch.addcmul(self.bias, self.bias_scale, out))
+
+
+class IndependentNoisyLinear(nn.Module):
+    """y = (W + S * e_w) x + b + s * e_b, with noise of its own for every weight (eq. 9; initialisation of section 3.2).
+
+    Without noise it is the plain layer y = W x + b.
+    """
+
+    def __init__(self, inputs: int, outputs: int, sigma: float = 0.017) -> None:
+        super().__init__()
+        bound = (3 / inputs) ** 0.5
+        self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound))
+        self.weight_scale = nn.Parameter(torch.full((outputs, inputs), sigma))
+        self.bias_scale = nn.Parameter(torch.full((outputs,), sigma))
+
+    def draw(self, generator: torch.Generator | None) -> Tensor:
+        """Fresh noise for one forward pass: e_w with e_b as its last column."""
+        outputs, inputs = self.weight.shape
+        return torch.randn(outputs, inputs + 1, generator=generator, device=self.weight.device)
+
+    def forward(self, value: Tensor, noise: Tensor | None = None) -> Tensor:
+        if noise is None:
+            return F.linear(value, self.weight, self.bias)
+        weight = torch.addcmul(self.weight, self.weight_scale, noise[:, :-1])
+        return F.linear(value, weight, torch.addcmul(self.bias, self.bias_scale, noise[:, -1]))
 
 
 class NoisyMLP(nn.Module):
@@ -62,3 +89,7 @@ class NoisyMLP(nn.Module):
             value = layer(value, noise[str(number)] if noise else None)
             value = self.activation(value if self.norms is None else self.norms[number](value))
         return value
+
+
+register("layer", "NoisyLinear", NoisyLinear)
+register("layer", "IndependentNoisyLinear", IndependentNoisyLinear)

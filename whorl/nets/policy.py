@@ -149,7 +149,11 @@ class Policy(BackboneNet):
         self.masked = spec.masked
 
     def forward(self, rows: Rows) -> Any:
-        return self.head(self.backbone(rows), rows.selected[MASK_KEY] if self.masked else None)
+        return self.of(self.backbone(rows), rows)
+
+    def of(self, features: Tensor, rows: Rows) -> Any:
+        """The distribution of features that the backbone computed from `rows`."""
+        return self.head(features, rows.selected[MASK_KEY] if self.masked else None)
 
     def step(self, obs: Tree, memory: Tree, reset: Tensor) -> tuple[Any, Tree]:
         """One row of every environment: the distribution, and the memory after it."""
@@ -158,21 +162,46 @@ class Policy(BackboneNet):
 
 
 class Value(BackboneNet):
-    """Rows of observations -> a value [R, B], or with reward streams one per stream [R, B, 1 + S]."""
+    """Rows of observations -> a value [R, B], or with reward streams one per stream [R, B, 1 + S].
 
-    def __init__(self, name: str, spec: Spec, cfg: NetworkConfig, outputs: int = 1) -> None:
+    Args:
+        trunk: the backbone of the policy, if both share it; its parameters stay the policy's.
+    """
+
+    def __init__(self, name: str, spec: Spec, cfg: NetworkConfig, trunk: Backbone | None = None) -> None:
         super().__init__()
-        settings = _settings(cfg, cfg.critic_hidden_sizes, cfg.critic_network)
-        public, privileged = split_observation(spec.observation, cfg.privileged_obs)
-        self.backbone = Backbone(name, public, settings, spec.action, beside=privileged)
-        self.follows = bool(self.backbone.memories)
-        """whether its memory is updated while acting"""
+        if trunk is None:
+            settings = _settings(cfg, cfg.critic_hidden_sizes, cfg.critic_network)
+            public, privileged = split_observation(spec.observation, cfg.privileged_obs)
+            self.backbone = Backbone(name, public, settings, spec.action, beside=privileged)
+        else:
+            object.__setattr__(self, "backbone", trunk)  # not registered as a part of this network
+        self.follows = trunk is None and bool(self.backbone.memories)
+        """whether it has a memory of its own, which is updated while acting"""
         self.separate = bool(spec.streams)
         self.head = last_of(cfg.critic_head)(self.backbone.size, 1 + len(spec.streams), 1.0)
 
     def forward(self, rows: Rows) -> Tensor:
-        value = self.head(self.backbone(rows))
+        return self.of(self.backbone(rows))
+
+    def of(self, features: Tensor) -> Tensor:
+        """The values of features that the backbone computed."""
+        value = self.head(features)
         return value if self.separate else value[..., 0]
+
+    def advance(self, obs: Tree, memory: Tree, reset: Tensor) -> Tree:
+        return super().advance(obs, memory, reset) if self.follows else {}
+
+
+def policy_and_value(spec: Spec, cfg: NetworkConfig, shared_trunk: bool) -> tuple[Policy, Value]:
+    """The networks `actor` and `critic`, with a backbone each or one for both."""
+    policy = Policy("actor", spec, cfg)
+    if shared_trunk and cfg.privileged_obs:
+        raise ConfigError(
+            f"shared_trunk is true, but the critic alone reads {', '.join(cfg.privileged_obs)} (privileged_obs); "
+            "leave one of the two out"
+        )
+    return policy, Value("critic", spec, cfg, policy.backbone if shared_trunk else None)
 
 
 def _settings(cfg: NetworkConfig, hidden: tuple[int, ...], network: Part) -> BackboneSettings:

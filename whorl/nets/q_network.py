@@ -13,9 +13,9 @@ from whorl.core.spec import MASK_KEY, Continuous, Discrete, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.config import ReplayConfig
-from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings
+from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings, torso
 from whorl.nets.images import SpectralConvolution
-from whorl.nets.layers import MLP, orthogonal_
+from whorl.nets.layers import MLP, layered, orthogonal_
 from whorl.nets.memory import MemoryConfig, MemorySettings, memory_settings
 from whorl.nets.noisy import NoisyLinear, NoisyMLP
 from whorl.nets.preprocessor import reward_limit
@@ -35,6 +35,14 @@ class QNetworkConfig:
     encoder: Part = Part("auto")
     """network that encodes observations: auto (CNN for images, other inputs flattened), flat, images, rays, a
     registered name or an import path, with options"""
+    trunk_network: Part = Part("mlp")
+    """layers between encoder and streams: mlp (none), a registered name, an import path, or a list of layers"""
+    advantage_network: Part = Part("mlp")
+    """layers of the Q values, with dueling of the advantages: mlp (hidden_sizes, noisy), a registered name or import
+    path of hidden layers, or a list of layers, each plain or noisy (NoisyLinear, IndependentNoisyLinear); the last is
+    the output, without its size"""
+    value_network: Part = Part("mlp")
+    """with dueling: layers of the state value, in the same form"""
     dueling: bool = False
     """separate streams for state value and advantages (Wang et al. 2016)"""
     noisy: bool = False
@@ -60,8 +68,9 @@ class QNetwork(BackboneNet):
             # The embedding multiplies features: without an encoder, the first hidden layer computes them.
             self.backbone = self._build_backbone(name, spec, cfg, hidden[:1])
             hidden = hidden[1:] or hidden
-        self.advantage = QHead(self.backbone.size, hidden, self.choices * columns, cfg)
-        self.value = QHead(self.backbone.size, hidden, columns, cfg) if cfg.dueling else None
+        size = self.backbone.size
+        self.advantage = q_head(cfg.advantage_network, size, hidden, self.choices * columns, cfg)
+        self.value = q_head(cfg.value_network, size, hidden, columns, cfg) if cfg.dueling else None
         has_weights = any(True for _ in self.backbone.parameters())
         self.norm = nn.LayerNorm(self.backbone.size) if cfg.layer_norm and has_weights else nn.Identity()
         self._spectral = [part for part in self.modules() if isinstance(part, SpectralConvolution)]
@@ -74,7 +83,7 @@ class QNetwork(BackboneNet):
         if isinstance(cfg, ReplayConfig):
             clip = reward_limit(cfg)
         settings = BackboneSettings(
-            hidden, cfg.activation, Part("mlp"), without_features(cfg.encoder), memory, reward_clip=clip
+            hidden, cfg.activation, cfg.trunk_network, without_features(cfg.encoder), memory, reward_clip=clip
         )
         return Backbone(name, spec.observation, settings, spec.action)
 
@@ -83,7 +92,7 @@ class QNetwork(BackboneNet):
         found = {"advantage": self.advantage.draw(generator)}
         if self.value is not None:
             found["value"] = self.value.draw(generator)
-        return found if found["advantage"] else {}
+        return {name: noise for name, noise in found.items() if noise}
 
     def forward(self, rows: Rows, noise: Tree | None = None) -> Tensor:
         return self.outputs(self.backbone(rows), noise)
@@ -130,6 +139,36 @@ class QuantileNetwork(QNetwork):
         """[..., N, choices] of features [..., size] at fractions [..., N]."""
         waves = self.embedding((tau.unsqueeze(-1) * self.frequencies).cos()).relu()  # [..., N, size]
         return self.outputs(features.unsqueeze(-2) * waves, noise)[..., 0]
+
+
+def q_head(
+    network: Part, inputs: int, hidden: tuple[int, ...], outputs: int, cfg: QNetworkConfig
+) -> "QHead | LayeredHead":
+    """One stream: layers by the settings, or those that `network` describes."""
+    if network.name == "mlp":
+        return QHead(inputs, hidden, outputs, cfg)
+    if network.name == "layers":
+        return LayeredHead(layered(inputs, network.options["layers"], outputs))
+    net, width = torso(BackboneSettings(hidden, cfg.activation, network, cfg.encoder), inputs)
+    return LayeredHead(nn.Sequential(net, orthogonal_(nn.Linear(width, outputs), 1.0)))
+
+
+class LayeredHead(nn.Module):
+    """Layers of any kind, each noisy or not."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = layers
+        self.noisy = [hasattr(layer, "draw") for layer in layers]
+
+    def draw(self, generator: torch.Generator | None) -> Tree:
+        layers: list[Any] = list(self.layers)
+        return {str(n): layer.draw(generator) for n, layer in enumerate(layers) if self.noisy[n]}
+
+    def forward(self, value: Tensor, noise: Any) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            value = layer(value, noise[str(number)]) if noise and self.noisy[number] else layer(value)
+        return value
 
 
 class QHead(nn.Module):

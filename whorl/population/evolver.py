@@ -266,9 +266,9 @@ class Evolver:
             time.monotonic() - self._began,
             self._reason(),
             bool(self._signal),
-            self.population.generation,
-            best.learner if best else 0,
-            dict(best.params) if best else {},
+            generations=self.population.generation,
+            learner=best.learner if best else 0,
+            params=dict(best.params) if best else {},
         )
 
     def _processes(self) -> int:

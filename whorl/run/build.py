@@ -29,6 +29,7 @@ from whorl.nets.images import has_images
 from whorl.run.learner import Learner
 from whorl.run.maps import VisitMap
 from whorl.settings.merge import Settings
+from whorl.settings.run import RunConfig
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
 
@@ -84,7 +85,7 @@ class Parts:
     @property
     def reset_period(self) -> int:
         """Iterations between resets of environments that can't be snapshotted; 0: theirs can."""
-        return 0 if self.acting.env.snapshots else _reset_period(self.settings)
+        return 0 if self.acting.env.snapshots else reset_period(self.settings.run)
 
     def close(self) -> None:
         """Stop processes and free the environments."""
@@ -127,7 +128,7 @@ def build(source: Source, settings: Settings, needs: Needs, notify: Notify = war
         if isinstance(acting.collector, WaitingCollector):
             experience.expect_gaps()
         # Replay needs a successor for each row.
-        if experience.overlaps and not acting.env.snapshots and _reset_period(settings) * run.num_steps == 1:
+        if experience.overlaps and not acting.env.snapshots and reset_period(run) * run.num_steps == 1:
             raise ConfigError(
                 f"reset_every is {run.reset_every}: {run.num_envs} environments would be reset after every row, and "
                 f"none would have a successor to learn from; use more than {run.num_envs}"
@@ -172,6 +173,12 @@ def learner_threads(settings: Settings) -> int:
 def replay_device(settings: Settings, learner: torch.device) -> torch.device:
     """Where the replay buffer is stored: on the learner's device unless settings choose another."""
     name = getattr(settings.algo, "replay_device", "auto")
+    if getattr(settings.algo, "compress", False):
+        if name == "cuda":
+            raise ConfigError(
+                "compress keeps the replay buffer in host memory, but replay_device is cuda; use cpu"
+            )
+        return torch.device("cpu")
     if name == "cpu" or (learner.type == "cpu" and name == "auto"):
         return torch.device("cpu")
     if learner.type != "cuda":
@@ -248,8 +255,8 @@ def _experience(
     return experience
 
 
-def _reset_period(settings: Settings) -> int:
-    run = settings.run
+def reset_period(run: RunConfig) -> int:
+    """Iterations between resets of environments without snapshots."""
     return max(1, -(-run.reset_every // (run.num_envs * run.num_steps)))
 
 

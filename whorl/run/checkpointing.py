@@ -12,6 +12,7 @@ from whorl.data.experience import Store
 from whorl.run.build import Parts
 from whorl.run.loop import Counters
 from whorl.run.trust import own_code
+from whorl.settings.behaviors import BEHAVIORS
 from whorl.state import checkpoint
 from whorl.state.policy import export
 from whorl.state.runfolder import resolve_run
@@ -97,14 +98,12 @@ class Checkpointing:
         found = find_checkpoint(resolve_run(run, Path(self.parts.settings.run.runs)))
         messages = [load_weights(self.parts.agent, found, strict)]
         with checkpoint.reading(found.folder, checkpoint.METADATA):
-            self.counters.earlier = {
-                name: float(found.metadata[name]) for name in ("steps", "iterations", "episodes")
-            }
+            self.counters.earlier = earlier(found)
         if self.store is not None:
-            messages.append(self._take_rows(found, self.run_dir, strict))
+            messages.append(self.take_rows(found, self.run_dir, strict))
         return [message for message in messages if message]
 
-    def _take_rows(self, found: checkpoint.Loaded, run_dir: Path, strict: bool) -> str:
+    def take_rows(self, found: checkpoint.Loaded, run_dir: Path, strict: bool) -> str:
         """Fill the replay buffer with the rows of a checkpoint; a message if they do not fit."""
         if not found.state:
             why = "it is a policy without a replay buffer"
@@ -178,10 +177,10 @@ class Checkpointing:
             self.run_dir,
             self.saved,
             state,
-            export(parts.agent, parts.settings),
+            self.policy(),
             parts.settings.saved(),
             metadata,
-            parts.agent.normalizer_values() or None,
+            self.normalizer() or None,
             self.code,
         )
         if checkpoint.retain(self.run_dir, parts.settings.run.keep_checkpoints):
@@ -194,16 +193,27 @@ class Checkpointing:
     def save_best(self, metadata: Mapping[str, Any]) -> None:
         """Write the policy alone into the run's folder `best`."""
         assert self.run_dir is not None
-        agent, settings = self.parts.agent, self.parts.settings
-        values = agent.normalizer_values() or None
-        policy = export(agent, settings)
-        checkpoint.save_best(self.run_dir, policy, settings.saved(), metadata, values, self.code)
+        saved, values = self.parts.settings.saved(), self.normalizer() or None
+        checkpoint.save_best(self.run_dir, self.policy(), saved, metadata, values, self.code)
+
+    def policy(self) -> dict[str, Any]:
+        """The part that acts, as tensors and plain containers."""
+        return export(self.parts.agent, self.parts.settings)
+
+    def normalizer(self) -> dict[str, Any]:
+        """The statistics that observations are normalised with, by key."""
+        return self.parts.agent.normalizer_values()
 
     def _sweep(self) -> None:
         """Delete rows that no checkpoint needs; if one can't be read, all stay."""
         if self.store is not None and self.run_dir is not None:
             with suppress(CheckpointError):
                 self.store.sweep(checkpoint.segments(self.run_dir))
+
+
+def earlier(found: checkpoint.Loaded) -> dict[str, float]:
+    """How far the run of a checkpoint had come."""
+    return {name: float(found.metadata[name]) for name in ("steps", "iterations", "episodes")}
 
 
 def load_weights(agent: Agent, found: checkpoint.Loaded, strict: bool = False) -> str:
@@ -213,6 +223,11 @@ def load_weights(agent: Agent, found: checkpoint.Loaded, strict: bool = False) -
     Tensors with the same name and shape are taken. An optimizer whose weights are not all taken starts afresh. Returns
     a message about those that were not; with `strict` there may be none.
     """
+    if BEHAVIORS in found.policy:
+        raise CheckpointError(
+            f"{found.folder} has policies of several behaviours ({', '.join(found.policy[BEHAVIORS])}), but this run "
+            "has one"
+        )
     saved = found.state["agent"] if found.state else {"module": found.policy["module"], "optimizers": {}}
     mine = {key: value for key, value in agent.state_dict().items() if not agent.of_one_run(key)}
     theirs = {key: value for key, value in saved["module"].items() if not agent.of_one_run(key)}

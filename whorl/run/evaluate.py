@@ -66,6 +66,36 @@ class Evaluation:
         }
 
 
+@dataclass(frozen=True)
+class Evaluations(Evaluation):
+    """Those of several behaviours: the returns of all, and of each."""
+
+    behaviors: dict[str, Evaluation] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, behaviors: dict[str, Evaluation]) -> "Evaluations":
+        found = behaviors.values()
+        return cls(
+            [value for one in found for value in one.returns],
+            [value for one in found for value in one.lengths],
+            [value for one in found for value in one.successes],
+            cut=sum(one.cut for one in found),
+            behaviors=behaviors,
+        )
+
+    @property
+    def mean_return(self) -> float:
+        """The mean over behaviours of their mean returns."""
+        return fmean(one.mean_return for one in self.behaviors.values())
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            f"{behavior}/{name}": value
+            for behavior, one in self.behaviors.items()
+            for name, value in one.metrics().items()
+        }
+
+
 Watch: TypeAlias = Callable[[VectorEnv, Step, Tree], None]
 """sees every step of an evaluation, with its action"""
 EVAL_ENVS = 32

@@ -175,18 +175,48 @@ class Loop:
             progress: share of the budget that is spent, for schedules.
         """
         parts, counters = self.parts, self.counters
-        agent, collector, experience = parts.agent, parts.acting.collector, parts.experience
+        collector = parts.acting.collector
         began = time.perf_counter()
-        agent.progress.fill_(progress)
-        experience.anneal(progress)
-        parts.send_weights()
         period = parts.reset_period
         cut = period > 0 and (counters.iteration + 1) % period == 0
-        overlaps = parts.acts_apart and experience.overlaps
-        collector.start(counters.earlier.get("steps", 0) + counters.steps < agent.random_steps)
+        overlaps = parts.acts_apart and parts.experience.overlaps
+        self.start(progress)
         if overlaps:
             self._learn()  # while the copy acts with the weights from before
         waited = time.perf_counter()
+        collected, steps = self.finish(cut, overlaps)
+        if cut:
+            counters.resets += 1
+            collector.reset(parts.streams.seed("env", str(counters.resets)))
+        row = counters.row()
+        if self.row_is_due():
+            row |= self.metrics()
+        over = time.perf_counter()
+        row["time/collect"] = collected - (waited if overlaps else began)
+        row["time/update"] = waited - began if overlaps else over - collected
+        row["time/steps_per_second"] = steps / (over - began)
+        if self.progress is not None:
+            self.progress.next(row["time/collect"], row["time/update"])
+        return row
+
+    def start(self, progress: float) -> None:
+        """Begin a rollout with the newest weights."""
+        parts, counters = self.parts, self.counters
+        agent, collector = parts.agent, parts.acting.collector
+        agent.progress.fill_(progress)
+        parts.experience.anneal(progress)
+        parts.send_weights()
+        collector.start(counters.earlier.get("steps", 0) + counters.steps < agent.random_steps)
+
+    def finish(self, cut: bool, learned: bool = False) -> tuple[float, int]:
+        """Take the rollout and run the updates that are due; the time before them, and the steps.
+
+        Args:
+            cut: all environments are reset after this rollout.
+            learned: the updates were run while it was collected.
+        """
+        parts, counters = self.parts, self.counters
+        agent, collector, experience = parts.agent, parts.acting.collector, parts.experience
         rollout = self._collected(cut)
         seen = collector.episode_statistics.drain()
         for name, what in (("bad_observation", "an observation"), ("bad_reward", "a reward")):
@@ -207,27 +237,20 @@ class Loop:
                 parts.map.add(rollout)
         collected = time.perf_counter()
         experience.add(rollout)
-        if not overlaps:
+        if not learned:
             self._learn()
         counters.count(seen, agent.spec.measures)
         self.whole = True
-        if cut:
-            counters.resets += 1
-            collector.reset(parts.streams.seed("env", str(counters.resets)))
-        row = counters.row()
-        if self.row_is_due():
-            row |= parts.learner.drain() | agent.row_metrics()
-            self._advise(row)
-            if parts.learners is not None:
-                row |= parts.learners.metrics()
-            row |= collector.metrics() | experience.metrics()
-        over = time.perf_counter()
-        row["time/collect"] = collected - (waited if overlaps else began)
-        row["time/update"] = waited - began if overlaps else over - collected
-        row["time/steps_per_second"] = int(seen["steps"]) / (over - began)
-        if self.progress is not None:
-            self.progress.next(row["time/collect"], row["time/update"])
-        return row
+        return collected, int(seen["steps"])
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of updates, rollouts and replay since the last call."""
+        parts = self.parts
+        row = parts.learner.drain() | parts.agent.row_metrics()
+        self._advise(row)
+        if parts.learners is not None:
+            row |= parts.learners.metrics()
+        return row | parts.acting.collector.metrics() | parts.experience.metrics()
 
     def row_is_due(self) -> bool:
         """Whether the metrics of this iteration are written, however long the run continues."""

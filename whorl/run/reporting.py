@@ -2,8 +2,8 @@
 
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -36,6 +36,8 @@ class Result:
     reason: str
     interrupted: bool = False
     """whether Ctrl-C or SIGTERM ended it"""
+    returns: Mapping[str, float] = field(default_factory=dict)
+    """the mean return of each behaviour, where there are several"""
 
 
 class Interrupted(KeyboardInterrupt):

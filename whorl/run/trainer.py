@@ -177,6 +177,10 @@ class Trainer:
         """Of the last evaluation, or of the last 100 training episodes or a few more where there was none."""
         return self.counters.mean_return
 
+    def returns(self) -> dict[str, float]:
+        """The mean return of each behaviour; empty where there is one."""
+        return {}
+
     @property
     def replay_bytes(self) -> int:
         """Size of the replay buffer, known before it is allocated; 0 for algorithms without one."""
@@ -236,6 +240,7 @@ class Trainer:
             row = self._row = self.loop.iterate(self.counters.progress(self.settings.run))
         if "time/waited_for_actors" in row:
             row |= self._system.metrics(self.agent.updates, row["time/waited_for_actors"])
+        row["updates"] = self.agent.updates
         row["time/elapsed"] = self.wall_time = before + time.perf_counter() - began
         with self._failures(), gpu_memory(self.settings):
             self._observe(row)
@@ -387,6 +392,7 @@ class Trainer:
             self.wall_time,
             self._reason(),
             self.interrupted,
+            self.returns(),
         )
         for callback in self.callbacks:
             callback.on_end(self, result)
@@ -458,16 +464,20 @@ class Trainer:
             hooks = ("on_rollout", "on_step", "on_episode")
             needs = Needs(*(bool(overridden(self.callbacks, hook)) for hook in hooks))
             with gpu_memory(self.settings):
-                self._parts = build(self.source, self.settings, needs, self._notify)
-            self.settings = self._parts.settings
-            if needs.steps:
-                collector: Any = self.collector
-                collector.on_row = self._on_step
-            self.checkpointing = Checkpointing(self._parts, self.counters)
-            self._evaluator = Evaluator(self.source, self._parts)
-            self.loop = Loop(self._parts, self.counters, self._on_episode, self._on_rollout)
+                self._assemble(needs)
+            self.settings = self.parts.settings
             self._built = True
         return self
+
+    def _assemble(self, needs: Needs) -> None:
+        """Create all parts of the run, and what runs, saves and evaluates them."""
+        self._parts = build(self.source, self.settings, needs, self._notify)
+        if needs.steps:
+            collector: Any = self.collector
+            collector.on_row = self._on_step
+        self.checkpointing = Checkpointing(self._parts, self.counters)
+        self._evaluator = Evaluator(self.source, self._parts)
+        self.loop = Loop(self._parts, self.counters, self._on_episode, self._on_rollout)
 
     def _rebuild(self) -> None:
         """Build; a run that was trained and closed before continues from its newest checkpoint."""

@@ -61,6 +61,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "normalize_reward": "reward_normalization rew_norm norm_reward",
         "normalize_obs": "norm_obs",
         "chunk_length sequence_length": "chunk max_seq_len",
+        "max_kl": "target_kl delta kl_target",
+        "cg_iterations": "cg_max_steps cg_iters max_cg_steps",
+        "backtracks": "line_search_max_iter backtrack_iters",
+        "backtrack_coef": "line_search_shrinking_factor backtrack_coeff",
+        "critic_epochs": "n_critic_updates vf_iters optim_critic_iters train_v_iters",
+        "value_coef": "vf_coef vf_loss_coeff value_loss_coef baseline_cost",
         "rho_clip": "vtrace_clip_rho_threshold clip_rho_threshold",
         "c_clip": "vtrace_clip_c_threshold clip_c_threshold",
         "aux_every": "aux_update_freq",
@@ -74,6 +80,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "random_steps": "max_random_rollout start_steps",
         "updates_per_step": "ratio update_to_data utd utd_ratio update_per_step",
         "n_step": "estimation_step n_step_return_horizon update_horizon",
+        "compress": "compress_state",
         "prioritized": "use_per per prioritized_replay use_priority",
         "priority_alpha": "per_alpha priority_exponent prioritized_replay_alpha",
         "priority_beta": "per_beta importance_sampling_exponent_begin_value prioritized_replay_beta",
@@ -115,7 +122,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 """alias -> the settings it can stand for; the first that an algorithm has is meant"""
 
-_SHARE_NOTHING = (
+SHARE_NOTHING = (
     "actor and critic share no parameters, so their losses need no relative weight; set critic_lr instead"
 )
 _UPDATES = (
@@ -126,7 +133,7 @@ OF_ENVIRONMENT = "it is an option of the environment: set env_options"
 
 NOTES: dict[str, str] = {
     **dict.fromkeys(
-        ("vf_coef", "value_coef", "vf_loss_coeff", "value_loss_coef", "baseline_cost"), _SHARE_NOTHING
+        ("vf_coef", "value_coef", "vf_loss_coeff", "value_loss_coef", "baseline_cost"), SHARE_NOTHING
     ),
     **dict.fromkeys(
         ("train_freq", "gradient_steps", "train_frequency", "update_every", "update_period"), _UPDATES
@@ -233,7 +240,7 @@ NOTES: dict[str, str] = {
     "nn_config": "set options of encoder, actor_network and critic_network",
     "reset_config": "set env_options: {parameters: {...}} of a Unity environment",
     "net_config": "actors of one machine are set by actors, and of several by ray",
-    "ma_config": "one policy learns in a run; choose it with env_options: {behavior: NAME}",
+    "ma_config": "an environment with several behaviours takes it, under this name or behaviours",
     "unity_args": "the path of the player is the id, unity:PATH; its port is env_options: {port: 5005}",
     "build_path": "the path of the player is the id, unity:PATH",
     "beta": "set priority_beta; the exponent of priorities, alpha of replay_config, is priority_alpha",

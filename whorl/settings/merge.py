@@ -21,6 +21,7 @@ from whorl.settings.aliases import (
     ALIASES,
     EXPANSIONS,
     NOTES,
+    SHARE_NOTHING,
     SHARED_OFF_POLICY,
     SHARED_ON_POLICY,
     TWINS,
@@ -151,7 +152,9 @@ def configure(
     if presets:
         before = {key: value for config in configs for key, value in vars(build(config, default)).items()}
         run, algo = _fitted(run, algo, before, given, epochs, circumstances.gpu)
-        _check_meaning({key for layer in user for key in layer if "algorithm" not in layer}, algo)
+        _check_meaning(
+            {canonical(key, hints) for layer in user for key in layer if "algorithm" not in layer}, algo
+        )
     if not (run.total_timesteps or run.max_iterations or run.total_episodes):
         raise ConfigError("training would never end; set total_timesteps, max_iterations or total_episodes")
     return Settings(name, env, run, algo, dict(env_options), components)
@@ -329,6 +332,8 @@ def _check_meaning(given: set[str], algo: Any) -> None:
 
     if changed("clip_range_vf") and not algo.clip_value:
         raise ConfigError("clip_range_vf is used only with clip_value; set clip_value to true")
+    if changed("value_coef") and not algo.shared_trunk:
+        raise ConfigError(f"value_coef is used only with shared_trunk; without it {SHARE_NOTHING}")
     if changed("target_kl") and algo.lr_schedule.name != "kl":
         raise ConfigError(
             "target_kl is used only with lr_schedule kl; set kl_cut to stop updates early at a KL divergence, as "

@@ -19,10 +19,12 @@ CHOSEN = {
 }
 """keys by section that say which environment, algorithm and networks run, which the command says here"""
 SECTIONS = ("base_config", "replay_config", "sac_config", "oc_config", "hyper_params", "experiment_info")
-EMPTY = ("nn_config", "reset_config", "net_config", "ma_config", "model")
+EMPTY = ("nn_config", "reset_config", "net_config", "model")
 """sections that have to be empty; `NOTES` says what to write instead"""
 NO_LIMIT = ("max_iter", "max_step", "max_step_each_iter", "max_actors_each_learner")
 """keys for which -1 means what leaving them out means"""
+SEVERAL = "ma_config"
+"""the section of several behaviours (`whorl.settings.behaviors`)"""
 
 
 def without_sections(layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +36,8 @@ def without_sections(layer: Mapping[str, Any]) -> dict[str, Any]:
             if value:
                 raise ConfigError(f"{section} can't be read: {NOTES[section]}")
         elif section not in SECTIONS:
-            found[key] = value
+            if section != SEVERAL or value is not None:
+                found[key] = value
         elif dot:
             found.update(_settings(section, {name: value}))
         elif isinstance(value, Mapping):
@@ -61,7 +64,7 @@ def as_variants(content: dict[str, Any], what: str) -> tuple[dict[str, Any], dic
     """The settings and variants of a file of Advanced-SAC, whose variants are on the top level, over `default`."""
     others = {key: value for key, value in content.items() if key != "default"}
     for name, value in others.items():
-        if not isinstance(value, Mapping) or not {*value} <= {*SECTIONS, *EMPTY, "inherited"}:
+        if not isinstance(value, Mapping) or not {*value} <= {*SECTIONS, *EMPTY, SEVERAL, "inherited"}:
             raise ConfigError(
                 f"{what} has a section 'default', so {name!r} must be a variant over it, made of {', '.join(SECTIONS)}"
             )

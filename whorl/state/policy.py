@@ -89,6 +89,8 @@ class SavedPolicy:
         self.agent = agent.eval()
         self.settings = settings
         self.spec = agent.spec
+        self.steps = 0
+        """environment steps that it was trained for, if it comes from a run"""
         self._generator = torch.Generator(agent.device).manual_seed(0)
         observation = split_observation(agent.spec.observation, agent.privileged)[0]
         self._reads = replace(agent.spec, observation=observation)

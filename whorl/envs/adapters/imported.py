@@ -15,6 +15,9 @@ from whorl.core.registry import import_named
 from whorl.envs.adapter import Adapter, imported, registry_id
 from whorl.envs.spaces import Factory
 
+PETTINGZOO = "pettingzoo"
+FAMILIES = ("atari", "butterfly", "classic", "mpe", "sisl")
+"""packages inside PettingZoo, whose ids need not name it twice"""
 _PATH = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)[:.]([A-Za-z_]\w*)")
 
 
@@ -23,8 +26,19 @@ def module_of(id: str) -> str:
 
     What follows the first colon may have others, as in `unity:C:\\game.exe`, whose trust is that of `unity`.
     """
+    if id.startswith(f"{PETTINGZOO}:"):
+        module = parallel_path(id)[0]
+        return "" if module.startswith(f"{PETTINGZOO}.") else module
     path = _PATH.fullmatch(id)
     return path[1] if path else id.partition(":")[0] if ":" in id else ""
+
+
+def parallel_path(id: str) -> tuple[str, str]:
+    """The module that an id `pettingzoo:MODULE:NAME` imports, and what in it makes an environment."""
+    module, _, name = id.partition(":")[2].partition(":")
+    if module.partition(".")[0] in FAMILIES:
+        module = f"{PETTINGZOO}.{module}"
+    return module, name or "parallel_env"
 
 
 class ImportedAdapter(Adapter):

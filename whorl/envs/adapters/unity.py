@@ -1,7 +1,7 @@
 """Unity ML-Agents: players (`unity:PATH`) and the editor (`unity:editor`). Each agent is one environment of a batch.
 
-The messages are those of `mlagents_envs`, which is not needed. Several behaviours in one scene are distinguished by the
-option `behavior`: one is trained, the agents of others do nothing.
+The messages are those of `mlagents_envs`, which is not needed. Several behaviours in one scene are trained together,
+each with an agent of its own; with the option `behavior` one is trained, and the agents of others do nothing.
 """
 
 import atexit
@@ -23,14 +23,15 @@ from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.envs.adapter import Adapter
 from whorl.envs.adapters.gymnasium import to_spec, to_step
+from whorl.envs.behaviors import BehaviorEnv, OneBehavior
 from whorl.envs.spaces import Factory, batch_decoder, leaf_at, make_layout
 from whorl.envs.stepping import Buffers, env_seed
-from whorl.envs.unity.agents import Agents
+from whorl.envs.unity.agents import Agents, Crowd
 from whorl.envs.unity.behaviors import Behavior, announced, choose
 from whorl.envs.unity.options import EDITOR, UnityOptions, read_options
 from whorl.envs.unity.player import Player, PlayerLost
 from whorl.envs.unity.side_channels import parameters
-from whorl.envs.vector import Step, VectorEnv
+from whorl.envs.vector import Step
 from whorl.envs.wrappers import split
 
 if TYPE_CHECKING:
@@ -45,13 +46,18 @@ PROBED = 100
 
 @dataclass
 class Scene:
-    """What is known of a scene: its behaviours, which of them is trained, and how many agents of it a player has."""
+    """What is known of a scene: its behaviours, and how many agents of them a player has."""
 
     behaviors: dict[str, Behavior]
-    behavior: Behavior
-    agents: int
+    """by key"""
+    counts: list[list[str]]
+    """the keys of the agents that were there at each message"""
     editor: Player | None = None
     """a connection with the editor, which can't be started again"""
+
+    def agents(self, behavior: Behavior) -> int:
+        """The most agents of a behaviour that were there together."""
+        return max(sum(map(behavior.owns, keys)) for keys in self.counts)
 
 
 class UnityAdapter(Adapter):
@@ -88,26 +94,44 @@ class UnityAdapter(Adapter):
     def alone(self, id: str, options: Mapping[str, Any]) -> bool:
         return read_options(id, options).editor
 
+    def behaviors(self, id: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+        found = self._scene(id, options).behaviors.values()
+        return tuple(dict.fromkeys(one.name for one in found if one.continuous or one.branches))
+
     def num_envs(self, id: str, options: Mapping[str, Any]) -> int:
-        return self._scene(id, options).agents * read_options(id, options).players
+        return (
+            self._scene(id, options).agents(self._behavior(id, options)) * read_options(id, options).players
+        )
 
     def spec(self, id: str, options: Mapping[str, Any]) -> Spec:
-        return to_spec(layout_of(self._scene(id, options).behavior), 1)
+        return to_spec(layout_of(self._behavior(id, options)), 1)
 
     def vector(self, source: "Source", num_envs: int, device: Any, compile: bool) -> "UnityVector":
         options = read_options(source.id, source.options)
-        scene = self._scene(source.id, source.options)
+        scene, behavior = self._scene(source.id, source.options), self._behavior(source.id, source.options)
         if num_envs % options.players:
             raise ConfigError(
                 f"num_envs is {num_envs}, which {options.players} players can't share equally; leave num_envs out, or "
-                f"use {options.players * scene.agents}"
+                f"use {options.players * scene.agents(behavior)}"
             )
         editor, scene.editor = scene.editor, None
-        return UnityVector(source.id, options, scene.behavior, num_envs, editor, scene.behaviors)
+        return UnityVector(source.id, options, behavior, num_envs, editor, scene.behaviors)
+
+    def behavior_env(self, source: "Source", copies: int = 0) -> "UnityEnv":
+        options, scene = read_options(source.id, source.options), self._scene(source.id, source.options)
+        chosen = {name: choose(scene.behaviors, name) for name in self.behaviors(source.id, source.options)}
+        trained = {name: (one, scene.agents(one) * options.players) for name, one in chosen.items()}
+        editor, scene.editor = scene.editor, None
+        return UnityEnv(source.id, options, trained, editor, scene.behaviors)
+
+    def _behavior(self, id: str, options: Mapping[str, Any]) -> Behavior:
+        """The behaviour that is trained alone: the one that options name, or the only one."""
+        return choose(self._scene(id, options).behaviors, read_options(id, options).behavior)
 
     def _scene(self, id: str, options: Mapping[str, Any]) -> Scene:
         """What a player tells about its scene, asked once."""
-        key = json.dumps([id, dict(options)], sort_keys=True, default=str)
+        others = {name: value for name, value in options.items() if name != "behavior"}
+        key = json.dumps([id, others], sort_keys=True, default=str)
         if key not in self._scenes:
             self._scenes[key] = _probe(id, read_options(id, options))
         return self._scenes[key]
@@ -159,7 +183,8 @@ def _probe(id: str, options: UnityOptions) -> Scene:
             counts.append([key for key, _ in seen])
             idle.take(message)
             message = player.exchange(idle.message())
-        behavior = choose(found, options.behavior)
+        if not found:
+            choose(found, "")  # raises
     except BaseException:
         player.kill()
         raise
@@ -167,82 +192,113 @@ def _probe(id: str, options: UnityOptions) -> Scene:
         atexit.register(player.close)
     else:
         player.close()
-    agents = max(sum(map(behavior.owns, keys)) for keys in counts)
-    return Scene(found, behavior, agents, player if options.editor else None)
+    return Scene(found, counts, player if options.editor else None)
 
 
-class UnityVector(VectorEnv):
-    """The agents of one behaviour in one or more players. There are no snapshots.
+class Trained:
+    """A behaviour that is trained: the rows of its agents in all players."""
+
+    def __init__(
+        self, behavior: Behavior, num_envs: int, players: int, scene: Mapping[str, Behavior]
+    ) -> None:
+        self.behavior, self.layout = behavior, layout_of(behavior)
+        self.spec = to_spec(self.layout, num_envs)
+        buffers = Buffers.empty(self.layout, num_envs)
+        self.step = to_step(self.layout, buffers)
+        self.waits = torch.zeros(num_envs, dtype=torch.bool)
+        self._decode = batch_decoder(behavior.action_space)
+        each = num_envs // players
+        self._rows = [slice(start, start + each) for start in range(0, num_envs, each)]
+        self.agents = [Agents(behavior, buffers[rows], scene) for rows in self._rows]
+
+    def act(self, action: Tree) -> None:
+        """Give the agents of all players their actions."""
+        given = [leaf_at(action, leaf).cpu().numpy() for leaf in self.layout.action]
+        continuous, discrete = self.behavior.split(self._decode(given))
+        for rows, agents in zip(self._rows, self.agents):
+            agents.act(continuous[rows], discrete[rows])
+
+    def result(self) -> Step:
+        """What became of the step."""
+        np.concatenate([~agents.answered for agents in self.agents], out=self.waits.numpy())
+        return replace(self.step, soft=None, measures=None, cells=None, waits=self.waits)
+
+
+class UnityEnv(BehaviorEnv):
+    """The agents of one or more behaviours in one or more players. There are no snapshots.
 
     A player that ends or hangs is replaced; its episodes are dropped, and their rows are masked.
+
+    Args:
+        trained: the behaviours that are trained, with the number of their agents in all players.
+        scene: all behaviours by key, as far as they are known.
     """
 
-    waits = True
+    snapshots = False
 
     def __init__(
         self,
         id: str,
         options: UnityOptions,
-        behavior: Behavior,
-        num_envs: int,
+        trained: Mapping[str, tuple[Behavior, int]],
         editor: Player | None = None,
         scene: Mapping[str, Behavior] = MappingProxyType({}),
     ) -> None:
-        self.id, self.options, self.behavior = id, options, behavior
-        self.layout = layout_of(behavior)
-        self.spec = to_spec(self.layout, num_envs)
-        buffers = Buffers.empty(self.layout, num_envs)
-        self._step = to_step(self.layout, buffers)
-        self._waits = torch.zeros(num_envs, dtype=torch.bool)
-        self._decode = batch_decoder(behavior.action_space)
-        each = num_envs // options.players
-        self._rows = [slice(start, start + each) for start in range(0, num_envs, each)]
-        self._agents = [Agents(behavior, buffers[rows], scene) for rows in self._rows]
-        self._players = [] if editor is None else [editor]
+        self.id, self.options = id, options
+        self.trained = {
+            name: Trained(behavior, num_envs, options.players, scene)
+            for name, (behavior, num_envs) in trained.items()
+        }
+        self.specs = {name: one.spec for name, one in self.trained.items()}
+        self._agents = [
+            Crowd([one.agents[number] for one in self.trained.values()]) for number in range(options.players)
+        ]
+        """of each player"""
+        self.players = [] if editor is None else [editor]
         self._settings = [b""] * options.players
         """bytes that side channels are to send to each player"""
-        self._failures: list[list[float]] = [[] for _ in self._rows]
+        self._failures: list[list[float]] = [[] for _ in self._agents]
         """when each player failed"""
         self._failures_in_a_row = [0] * options.players
         """failures of each player since it answered last"""
         self._seed = 0
 
-    def reset(self, seed: int) -> Tree:
+    def reset(self, seed: int) -> dict[str, Tree]:
         self._seed = seed
         if self.options.exact and not self.options.editor:
             self.close()
         for agents in self._agents:
             agents.clear()
             agents.begin()
-        if self._players:
-            for number, player in enumerate(self._players):
+        if self.players:
+            for number, player in enumerate(self.players):
                 self._receive(number, partial(player.reset, self._take_settings(number)))
         else:
-            self._players = [self._start(number) for number in range(self.options.players)]
+            self.players = [self._start(number) for number in range(self.options.players)]
             try:
-                for number, player in enumerate(self._players):
+                for number, player in enumerate(self.players):
                     self._receive(number, player.connect)
             except BaseException:
                 self.close()
                 raise
         self._advance()
-        if any(agents.surplus for agents in self._agents):
-            most = max(agents.surplus + len(agents.state) for agents in self._agents)
-            warnings.warn(
-                f"{self.id} has {most} agents of behaviour {self.behavior.name!r} in a player, but num_envs is "
-                f"{self.spec.num_envs}, so that some do nothing; use {most * self.options.players}",
-                stacklevel=2,
-            )
-        return self._step.obs
+        for name, one in self.trained.items():
+            if any(agents.surplus for agents in one.agents):
+                most = max(agents.surplus + len(agents.state) for agents in one.agents)
+                warnings.warn(
+                    f"{self.id} has {most} agents of behaviour {name!r} in a player, but num_envs is "
+                    f"{one.spec.num_envs}, so that some do nothing; use {most * self.options.players}",
+                    stacklevel=2,
+                )
+        return {name: one.result().obs for name, one in self.trained.items()}
 
-    def step(self, action: Tree) -> Step:
-        given = [leaf_at(action, leaf).cpu().numpy() for leaf in self.layout.action]
-        continuous, discrete = self.behavior.split(self._decode(given))
-        for rows, agents in zip(self._rows, self._agents):
-            agents.act(continuous[rows], discrete[rows])
+    def step(self, action: Mapping[str, Tree]) -> dict[str, Step]:
+        for name, one in self.trained.items():
+            one.act(action[name])
+        for agents in self._agents:
             agents.begin()
         self._advance()
-        return replace(self._step, soft=None, measures=None, cells=None, waits=self._waits)
+        return {name: one.result() for name, one in self.trained.items()}
 
     def set_parameters(self, **values: Any) -> None:
         """Set environment parameters of all players with their next message, as a curriculum does."""
@@ -251,9 +307,9 @@ class UnityVector(VectorEnv):
         self.options = replace(self.options, parameters={**self.options.parameters, **values})
 
     def close(self) -> None:
-        for player in self._players:
+        for player in self.players:
             player.close()
-        self._players = []
+        self.players = []
 
     def _advance(self) -> None:
         """Let all players go on until each has an agent for which the policy has to act."""
@@ -262,19 +318,18 @@ class UnityVector(VectorEnv):
             self._send(number)
         for number in going:
             began, agents = time.monotonic(), self._agents[number]
-            self._receive(number, self._players[number].receive)
+            self._receive(number, self.players[number].receive)
             while agents.can_go_on:
                 if time.monotonic() - began > self.options.timeout:
                     raise EnvError(
-                        f"no agent of behaviour {self.behavior.name!r} in {self._players[number].name} asked for a "
+                        f"no agent of behaviour {' or '.join(self.trained)} in {self.players[number].name} asked for a "
                         f"decision for {self.options.timeout:g} seconds, the option timeout"
                     )
                 self._send(number)
-                self._receive(number, self._players[number].receive)
-        np.concatenate([~agents.answered for agents in self._agents], out=self._waits.numpy())
+                self._receive(number, self.players[number].receive)
 
     def _send(self, number: int) -> None:
-        self._players[number].send(self._agents[number].message(self._take_settings(number)))
+        self.players[number].send(self._agents[number].message(self._take_settings(number)))
 
     def _take_settings(self, number: int) -> bytes:
         held, self._settings[number] = self._settings[number], b""
@@ -292,13 +347,13 @@ class UnityVector(VectorEnv):
         """Start another player instead of one that is lost, and enter its first message."""
         agents = self._agents[number]
         while True:
-            self._players[number].kill()
+            self.players[number].kill()
             self._count(number, error)
             warnings.warn(f"{error.message}; it is started again, and its episodes are dropped", stacklevel=2)
             agents.clear()
-            self._players[number] = self._start(number)
+            self.players[number] = self._start(number)
             try:
-                agents.take(self._players[number].connect())
+                agents.take(self.players[number].connect())
             except PlayerLost as again:
                 error = again
             else:
@@ -322,3 +377,24 @@ class UnityVector(VectorEnv):
         # A player that replaces another one does not repeat its episodes.
         seed = env_seed(self._seed, number + self.options.players * len(self._failures[number]))
         return Player(path_of(self.id, self.options), self.options, number, seed)
+
+
+class UnityVector(OneBehavior):
+    """The agents of one behaviour as a batch of environments."""
+
+    env: UnityEnv
+
+    def __init__(
+        self,
+        id: str,
+        options: UnityOptions,
+        behavior: Behavior,
+        num_envs: int,
+        editor: Player | None = None,
+        scene: Mapping[str, Behavior] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(UnityEnv(id, options, {behavior.name: (behavior, num_envs)}, editor, scene))
+
+    def set_parameters(self, **values: Any) -> None:
+        """Set environment parameters of all players with their next message, as a curriculum does."""
+        self.env.set_parameters(**values)

@@ -171,3 +171,41 @@ class Agents:
             array[row] = self.behavior.sensors[number].read(info.observations[number])
         if self._masked:
             self.out.obs[-1][row] = self.behavior.allowed(info.action_mask)
+
+
+class Crowd:
+    """All agents of one player: those of each behaviour that is trained."""
+
+    def __init__(self, agents: list[Agents]) -> None:
+        self.agents = agents
+
+    def clear(self) -> None:
+        """Forget all agents: the player was reset or replaced."""
+        for one in self.agents:
+            one.clear()
+
+    def begin(self) -> None:
+        """A step begins."""
+        for one in self.agents:
+            one.begin()
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether all agents that asked have an action, so that the player can be answered."""
+        return all(one.can_go_on for one in self.agents)
+
+    def message(self, side_channel: bytes = b"") -> Any:
+        """The answer to the player: for each agent that asked the action of its own behaviour, or none."""
+        found = self.agents[0].message(side_channel)
+        actions = found.unity_input.rl_input.agent_actions
+        for one in self.agents[1:]:
+            theirs = one.message().unity_input.rl_input.agent_actions
+            for key in theirs:
+                if one.behavior.owns(key):
+                    actions[key].CopyFrom(theirs[key])
+        return found
+
+    def take(self, message: Any) -> None:
+        """Enter what a message of the player says."""
+        for one in self.agents:
+            one.take(message)

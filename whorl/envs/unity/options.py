@@ -22,7 +22,7 @@ class UnityOptions:
     """Options of a Unity environment, as `env_options`."""
 
     behavior: str = ""
-    """name of the behaviour to train, needed where the scene has several; agents of others get actions of 0"""
+    """train this behaviour alone; agents of the others get actions of 0; empty: all behaviours of the scene"""
     players: Annotated[int, Range(1, 1000)] = 1
     """players that run in parallel; num_envs is players times the agents of one"""
     editor: bool = False
