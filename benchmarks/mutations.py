@@ -694,8 +694,19 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "run/checkpointing.py",
+        "run/test_load_model.py::test_a_run_from_a_run_from_a_run_counts_the_steps_of_all",
+        Bug("runs before the last one are forgotten", " + float(before.get(name, 0))", ""),
+    ),
+    *planted(
+        "collect/waiting.py",
+        "collect/test_waiting.py::test_environments_of_a_second_actor_have_numbers_of_their_own",
+        Bug("waiting actors number alike", "env_index=self._numbers", "env_index=self._all"),
+    ),
+    *planted(
         "algorithms/trpo.py",
         "algorithms/test_trpo.py",
+        Bug("fused attention has no second derivative", "    @sdpa_kernel(SDPBackend.MATH)", "    #"),
         Bug("the objective is descended", "length * direction, lengths", "-length * direction, lengths"),
         Bug("a step of half the bound", "(2 * cfg.max_kl / direction", "(cfg.max_kl / direction"),
         Bug("no damping", "+ cfg.cg_damping * vector", "+ 0 * vector"),

@@ -5,10 +5,14 @@ from typing import Any
 import pytest
 import torch
 from on_policy_blocks import ACTIONS, Chain, Walk, build, learned_values, poison, rollout, same, weights
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from whorl.algorithms.trpo import TRPO, conjugate_gradient, flat, hessian_product, line_search
+from whorl.core.errors import ConfigError
+from whorl.core.registry import Part, register
 from whorl.data.batch import Batch
+from whorl.distributed.actor import GradientsPayload
 
 
 def positive_definite(size: int, seed: int = 0) -> Tensor:
@@ -188,3 +192,31 @@ def test_advantages_are_normalised_over_the_rollout_if_asked() -> None:
     found, raw = (agent.estimate(batch)[0][rows] for agent in (normalised, plain))
     assert float(found.mean()) == pytest.approx(0, abs=1e-5)
     assert float(raw.mean()) != pytest.approx(0, abs=1e-3)
+
+
+@register("network", "attending")
+class Attending(nn.Module):
+    """Attention among the four pairs of a layer's outputs, and a layer that nothing reads."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.into, self.spare = nn.Linear(inputs, 8), nn.Linear(2, 2)
+
+    def forward(self, value: Tensor) -> Tensor:
+        pairs = self.into(value).reshape(-1, 1, 4, 2)
+        return scaled_dot_product_attention(pairs, pairs, pairs).reshape(*value.shape[:-1], 8)
+
+
+def test_networks_with_attention_and_with_spare_weights_learn() -> None:
+    agent = tiny(actor_network=Part("attending"))
+    before = {name: value.clone() for name, value in agent.actor.named_parameters()}
+    found = agent.update(rollout(agent))
+    assert found.metrics["policy/step_fraction"] > 0
+    moved = {name for name, value in agent.actor.named_parameters() if not value.equal(before[name])}
+    assert moved == {name for name in before if "spare" not in name}
+
+
+def test_actors_cannot_send_steps_that_no_optimizer_takes() -> None:
+    agent = tiny(critic_epochs=1)
+    with pytest.raises(ConfigError, match="TRPO moves some weights without one; leave actor_gradients out"):
+        GradientsPayload(agent, rollout(agent), 0)

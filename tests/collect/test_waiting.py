@@ -344,6 +344,20 @@ def test_actors_collect_from_environments_that_wait_as_this_process_does() -> No
     assert torch.equal(tensors["obs"], expected.obs)
 
 
+def test_environments_of_a_second_actor_have_numbers_of_their_own() -> None:
+    class Noting(Remembering):
+        def act(self, obs: Any, memory: Any, context: Any) -> Acted:
+            seen.append(context.env_index)
+            return super().act(obs, memory, context)
+
+    seen: list[Any] = []
+    role = Role(Noting(SPEC, None), find(Late), NUM_ENVS, STEPS)
+    actor = ActorProcess(role, 1, (0, 0))
+    seen.clear()
+    actor.roll(False)
+    assert seen and all(numbers.tolist() == list(range(NUM_ENVS, 2 * NUM_ENVS)) for numbers in seen)
+
+
 @pytest.mark.parametrize("view", [Transitions(1), Transitions(3), Sequences(4, stride=STRIDE)], ids=str)
 @pytest.mark.parametrize("steps", [STEPS, STRIDE])
 def test_replay_never_joins_rows_that_do_not_follow_each_other(view: View, steps: int) -> None:

@@ -277,7 +277,11 @@ def test_weights_are_taken_from_a_run_with_the_same_behaviours(tmp_path):
         mine = trainer.behaviors["guard"].parts.agent.state_dict()
         name = next(name for name, value in mine.items() if value.is_floating_point() and value.dim() > 1)
         assert torch.equal(mine[name], saved[name])
-        trainer.stop("seen enough")
+        steps = trainer.behaviors["guard"].counters.earlier["steps"]
+        second = trainer.train().run_dir
+    with load(tmp_path, load_model=True, load_checkpoint_dir=str(second)) as trainer:
+        trainer._open()
+        assert trainer.behaviors["guard"].counters.earlier["steps"] > steps > 0
 
 
 @pytest.mark.full

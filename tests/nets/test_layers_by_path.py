@@ -161,3 +161,23 @@ def test_the_example_is_valid_for_pong() -> None:
     settings = configure("c51", "PongNoFrameskip-v4", *read_file(EXAMPLE))
     assert settings.algo.tau == 0.005 and settings.env_options == {"life_loss": True}
     assert settings.algo.clip_reward
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"exploration": Part("boltzmann", {"temperature": 5})},
+            "exploration 'boltzmann' has no options, but temperature is given",
+        ),
+        ({"value_network": Part("residual")}, "value_network is used only with dueling"),
+    ],
+)
+def test_what_would_change_nothing_is_an_error(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        agent(**settings)
+
+
+def test_the_linear_head_takes_no_options() -> None:
+    with pytest.raises(ConfigError, match="head 'linear' has no options, but bias is given"):
+        A2C(SPEC, A2C.Config(actor_head=Part("linear", {"bias": False})))

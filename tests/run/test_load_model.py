@@ -112,6 +112,23 @@ def test_schedules_go_on_over_both_runs(first: Path, tmp_path: Path) -> None:
         resumed.close()
 
 
+def test_a_run_from_a_run_from_a_run_counts_the_steps_of_all(first: Path, tmp_path: Path) -> None:
+    with go_on(first, tmp_path) as trainer:
+        trainer.step()
+        second = trainer.save()
+    with go_on(second, tmp_path) as trainer:
+        assert trainer.counters.earlier["steps"] == 360
+        trainer.step()
+        assert float(trainer.agent.progress) == pytest.approx(360 / 680)
+
+
+def test_shards_say_that_they_take_no_rows(first: Path, tmp_path: Path) -> None:
+    with pytest.warns(
+        UserWarning, match="the replay buffer starts empty, because shards can't take the rows"
+    ):
+        go_on(first, tmp_path, shards=1).close()
+
+
 def test_a_new_run_has_its_own_files_of_the_rows(first: Path, tmp_path: Path) -> None:
     trainer = go_on(first, tmp_path)
     second = trainer.train().run_dir
@@ -198,6 +215,20 @@ def test_a_buffer_of_another_size_is_not_taken_and_the_message_says_what_to_set(
     trainer.close()
     with pytest.raises(CheckpointError, match="starts empty, because"):
         go_on(first, tmp_path, load_strict=True, **changes)
+
+
+def test_recurrent_states_of_another_size_are_not_taken(tmp_path: Path) -> None:
+    # Those that are refreshed are in the checkpoint itself.
+    recurrent = {"memory": "gru", "memory_size": 4, "sequence_length": 10, "refresh_memory": True}
+    given = {**SAC, **recurrent, "stored_memory": True, "sequence_stride": 5, "runs": str(tmp_path / "first")}
+    run = whorl.train("Pendulum-v1", "sac", given).run_dir
+    changes: dict[str, Any] = {**given, "runs": str(tmp_path / "second")}
+    with go_on(run, tmp_path, **changes) as trainer:
+        assert replay_of(trainer).ring.rows == 160
+    with pytest.warns(UserWarning, match="starts empty, because its recurrent states have another size"):
+        trainer = go_on(run, tmp_path, **{**changes, "memory_size": 6})
+    assert replay_of(trainer).ring.rows == 0
+    trainer.close()
 
 
 def test_priorities_are_taken_where_samples_are_the_same_and_else_found_again(

@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
 from whorl.agents.families import OnPolicyConfig
@@ -114,6 +115,7 @@ class TRPO(Agent):
             advantage = masked_normalize(advantage, batch.mask)
         return advantage, target, value[:-1]
 
+    @sdpa_kernel(SDPBackend.MATH)  # fused attention has no second derivative
     def improve_policy(self, batch: Batch, advantage: Tensor) -> dict[str, Tensor]:
         """The actor's step."""
         cfg, parameters = self.cfg, list(self.actor.parameters())
@@ -121,8 +123,8 @@ class TRPO(Agent):
             old = self.actor(batch.now)
         policy = self.actor(batch.now)
         surrogate = self.surrogate(policy, batch, advantage)
-        gradient = self.mean(flat(torch.autograd.grad(surrogate, parameters, retain_graph=True)))
-        slope = flat(torch.autograd.grad(self.divergence(old, policy, batch), parameters, create_graph=True))
+        gradient = self.mean(derivative(surrogate, parameters))
+        slope = derivative(self.divergence(old, policy, batch), parameters, create_graph=True)
 
         def fisher(vector: Tensor) -> Tensor:
             return self.mean(hessian_product(slope, parameters, vector)) + cfg.cg_damping * vector
@@ -193,12 +195,22 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def hessian_product(slope: Tensor, parameters: Sequence[Tensor], vector: Tensor) -> Tensor:
-    """H v, H the matrix of second derivatives of what has the gradient `slope`, with its graph."""
+def derivative(value: Tensor, parameters: Sequence[Tensor], create_graph: bool = False) -> Tensor:
+    """The gradient of `value`, 0 for parameters that it does not depend on; its graph stays."""
     found = torch.autograd.grad(
-        slope.dot(vector), list(parameters), retain_graph=True, allow_unused=True, materialize_grads=True
+        value,
+        list(parameters),
+        retain_graph=True,
+        create_graph=create_graph,
+        allow_unused=True,
+        materialize_grads=True,
     )
     return flat(found)
+
+
+def hessian_product(slope: Tensor, parameters: Sequence[Tensor], vector: Tensor) -> Tensor:
+    """H v, H the matrix of second derivatives of what has the gradient `slope`, with its graph."""
+    return derivative(slope.dot(vector), parameters)
 
 
 def conjugate_gradient(

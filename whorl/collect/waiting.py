@@ -32,6 +32,8 @@ class WaitingCollector(LocalCollector):
         )
         """actions and extras in effect [B, ...]"""
         self._all = torch.arange(self.num_envs, device=device)
+        self._numbers = torch.cat(self._env)
+        """of these environments in the run"""
         self.driven = False
         """whether somebody else steps the environment: `open`, then `act` and `answer` for each row, before `finish`"""
 
@@ -107,7 +109,7 @@ class WaitingCollector(LocalCollector):
             opens = row % store.stride == 0
             _write(store.memories, self._memory, row // store.stride, self._all, opens)
         greedy = self.agent.collects_greedily
-        context = Context(reset, self.generator, greedy=greedy, random=self._random, env_index=self._all)
+        context = Context(reset, self.generator, greedy=greedy, random=self._random, env_index=self._numbers)
         self._acted = self.agent.act_tracked(self._obs, self._memory, context)
         fresh = {"action": self._acted.action, "extras": {**self._held["extras"], **self._acted.extras}}
         self._held = tree.where(self._waits, self._held, fresh)

@@ -378,6 +378,8 @@ class Replay(Experience):
         missing = self._changing().keys() - saved.get("changing", {}).keys()
         if missing:
             raise ConfigError(f"the checkpoint's replay buffer has no {sorted(missing)[0]}")
+        if not self._keeps_memories and _shapes(saved.get("memories", {})) != _shapes(ring.memories):
+            raise ConfigError("its recurrent states have another size or are at other rows")
         self._load_rows(saved)
         self.steps, self._gaps = int(state["steps"]), state.get("gaps", False) is True
         self.drawn = self._due_by_now()
@@ -477,6 +479,10 @@ class Transfer:
     def wait(self) -> None:
         """Wait for the tensors of `fetch`."""
         self._fetched.synchronize()
+
+
+def _shapes(tensors: Tree) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(leaf.shape) for name, leaf in tree.items(tensors)}
 
 
 def replay_of(

@@ -126,6 +126,12 @@ class GradientsPayload:
                 "actor_gradients is for algorithms that learn from each rollout once, but "
                 f"{type(agent).__name__} learns from replay; {self._remedy}"
             )
+        listed = {id(value) for values in agent.parameters_of().values() for value in values}
+        if any(id(value) not in listed for value in agent.trained().values()):
+            raise ConfigError(
+                f"actor_gradients sends the gradients of optimizers, but {type(agent).__name__} moves some weights "
+                f"without one; {self._remedy}"
+            )
         for setting in ("normalize_obs", "normalize_reward"):
             if getattr(agent.cfg, setting, False):
                 raise ConfigError(

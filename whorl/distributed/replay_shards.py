@@ -438,6 +438,9 @@ class ShardedReplay(Experience):
             "shards": shards,
         }
 
+    def take_rows(self, state: dict[str, Any]) -> None:
+        raise ConfigError("shards can't take the rows of another run; leave shards out to go on with them")
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps, self.drawn, self._turn = (int(state[name]) for name in ("steps", "drawn", "turn"))
         self.lives = [int(life) for life in state["lives"]]

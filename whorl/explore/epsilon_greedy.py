@@ -52,8 +52,14 @@ class Exploration(nn.Module):
     def __init__(self, spec: Spec, cfg: ExplorationConfig) -> None:
         super().__init__()
         self.cfg, self.masked = cfg, spec.masked
-        self.kind = Part.of(cfg.exploration).name
-        self.select = None if self.kind in KINDS else selector(Part.of(cfg.exploration))
+        part = Part.of(cfg.exploration)
+        self.kind = part.name
+        if part.options and self.kind in KINDS:
+            raise ConfigError(
+                f"exploration {self.kind!r} has no options, but {', '.join(part.options)} is given; its numbers are "
+                "settings of their own, such as exploration_final_eps and temperature"
+            )
+        self.select = None if self.kind in KINDS else selector(part)
         # Not saved: another run may load the weights with a different number of environments.
         rung = 1 + cfg.epsilon_alpha * torch.linspace(0, 1, spec.num_envs)
         self.register_buffer("rung", rung, persistent=False)

@@ -76,7 +76,11 @@ def linear_last(inputs: int, outputs: int, gain: float) -> nn.Module:
 
 def last_of(head: Part) -> Last:
     """What makes the last layers that a setting such as `actor_head` describes."""
-    if head.name == "linear" and not head.options:
+    if head.name == "linear":
+        if head.options:
+            raise ConfigError(
+                f"head 'linear' has no options, but {', '.join(head.options)} is given; leave it out"
+            )
         return linear_last
 
     def build(inputs: int, outputs: int, gain: float) -> nn.Module:

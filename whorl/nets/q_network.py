@@ -68,6 +68,10 @@ class QNetwork(BackboneNet):
             # The embedding multiplies features: without an encoder, the first hidden layer computes them.
             self.backbone = self._build_backbone(name, spec, cfg, hidden[:1])
             hidden = hidden[1:] or hidden
+        if not cfg.dueling and cfg.value_network != Part("mlp"):
+            raise ConfigError(
+                "value_network is used only with dueling; set dueling, or leave value_network out"
+            )
         size = self.backbone.size
         self.advantage = q_head(cfg.advantage_network, size, hidden, self.choices * columns, cfg)
         self.value = q_head(cfg.value_network, size, hidden, columns, cfg) if cfg.dueling else None

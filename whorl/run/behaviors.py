@@ -381,7 +381,9 @@ class TeamCheckpointing(Checkpointing):
         for member in self.team.members:
             own = of_behavior(found, member.name)
             messages.append(load_weights(member.parts.agent, own, strict))
-            member.counters.earlier = {"steps": float(own.state["counters"]["steps"]) if own.state else 0.0}
+            before: dict[str, Any] = own.state["counters"] if own.state else {"steps": 0}
+            steps = before["steps"] + before.get("earlier", {}).get("steps", 0)
+            member.counters.earlier = {"steps": float(steps)}
             if member.checkpointing.store is not None:
                 messages.append(member.checkpointing.take_rows(own, self.run_dir, strict))
         with checkpoint.reading(found.folder, checkpoint.METADATA):

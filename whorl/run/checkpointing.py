@@ -212,8 +212,10 @@ class Checkpointing:
 
 
 def earlier(found: checkpoint.Loaded) -> dict[str, float]:
-    """How far the run of a checkpoint had come."""
-    return {name: float(found.metadata[name]) for name in ("steps", "iterations", "episodes")}
+    """How far the run of a checkpoint had come, with the runs that it went on from."""
+    before = found.metadata.get("earlier", {})  # checkpoints of earlier versions have none
+    names = ("steps", "iterations", "episodes")
+    return {name: float(found.metadata[name]) + float(before.get(name, 0)) for name in names}
 
 
 def load_weights(agent: Agent, found: checkpoint.Loaded, strict: bool = False) -> str:

@@ -587,6 +587,7 @@ class Trainer:
             "iterations": self.iteration,
             "steps": self.steps,
             "episodes": self.episodes,
+            "earlier": self.counters.earlier,
             "mean_return": self.mean_return,
             "wall_time": self.wall_time,
             **self._reporting.offsets(),
