@@ -490,14 +490,14 @@ def _evaluate_behaviors(
 ) -> Evaluations:
     """Play episodes with the trained policies of all behaviours of a run; arguments as those of `evaluate`."""
     found = _saved(run, best)
-    with checkpoint.reading(found.folder, checkpoint.CONFIG):
-        settings = read_saved(found.config)
+    with only_trusted(code.admit(found.code, trust), code.hint(found.folder, found.code)):
+        with checkpoint.reading(found.folder, checkpoint.CONFIG):
+            settings = read_saved(found.config)
+        source = _source(env, settings, env_options)
     policies = {
         name: restore(run, best=best, behavior=name, trust=trust, device=device)
         for name in settings.behaviors
     }
-    with only_trusted(code.expanded(trust)):
-        source = _source(env, settings, env_options)
     assert source.adapter is not None
     playing = source.adapter.behavior_env(source, min(episodes, EVAL_ENVS))
     try:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from whorl.core.errors import ConfigError
 from whorl.envs import make
 from whorl.log.console import Console
 from whorl.run.behaviors import BehaviorTrainer, play
+from whorl.run.trust import trust_flag
 from whorl.settings.behaviors import take_behaviors
-from whorl.state import checkpoint
+from whorl.state import checkpoint, code
 
 QUIET = {"quiet": True, "tensorboard": False, "eval": False, "threads": 1}
 OFF_POLICY = {"learning_starts": 8, "batch_size": 8, "buffer_size": 512, "updates_per_step": 0.2}
@@ -364,6 +366,28 @@ def test_the_command_line_trains_evaluates_and_plots_all_behaviours(tmp_path, ca
     assert "finished    122   912.0" in capsys.readouterr().out  # the mean of both behaviours in the last row
     assert main(["config", "ppo", "pettingzoo:zoo:Meadow", "--behaviours.guard.algorithm", "sac"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["behaviours"]["guard"]["algorithm"] == "sac"
+
+
+def test_an_algorithm_of_ones_own_is_saved_and_never_imported_without_trust(tmp_path, monkeypatch):
+    """Its name is nested in `behaviours`, where it must be found for the flag, and refused before it is imported."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "whorl_own_rule.py").write_text(
+        "from whorl.algorithms.sac import SAC\n\n\nclass Rule(SAC): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(sources))
+    guard = {**GUARD, "algorithm": "whorl_own_rule.Rule"}
+    trainer = load(tmp_path, behaviours={"runner": RUNNER, "guard": guard}, max_iterations=1)
+    run = trainer.train().run_dir
+    assert trust_flag(trainer.settings) == ["--trust", "whorl_own_rule.Rule"]
+    saved = checkpoint.load(run / "checkpoint_1").code
+    assert list(saved) == ["code/whorl_own_rule.py"]
+    sys.modules.pop("whorl_own_rule")
+    for use in (whorl.evaluate, whorl.resume):
+        with pytest.raises(ConfigError, match="if you trust it"):
+            use(run, env=Meadow)
+        assert "whorl_own_rule" not in sys.modules
+    assert whorl.evaluate(run, 1, env=Meadow, trust=[code.flag(saved)]).behaviors["guard"].returns
 
 
 def test_the_progress_display_names_the_behaviours():

@@ -120,6 +120,22 @@ def test_nothing_of_it_runs_without_the_flag(run: Path, capsys: pytest.CaptureFi
     assert "whorl_own_nets" not in sys.modules
 
 
+def test_a_hash_in_capitals_is_the_same_hash(run: Path) -> None:
+    flag = code.flag(checkpoint.load(run / "checkpoint_1").code)
+    leave()
+    assert whorl.restore(run, trust=[f"code:{flag.removeprefix('code:').upper()}"])
+
+
+@pytest.mark.parametrize("layers", [{"whorl_own_nets.Torso": 1}, {"whorl_own_nets.Torso"}, "Tanh", None])
+def test_layers_are_a_list_so_that_trust_is_asked_for_each(here: Path, layers: Any) -> None:
+    leave()
+    for setting in ("trunk_network", "advantage_network"):
+        trainer = whorl.load("CartPole-v1", "dqn", {**SAC, setting: {"class": "layers", "layers": layers}})
+        with pytest.raises(ConfigError, match=r"layers is .*; it must be a list"):
+            trainer.build()
+    assert "whorl_own_nets" not in sys.modules
+
+
 def test_altered_code_is_refused_and_does_not_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flag = code.flag(checkpoint.load(run / "checkpoint_1").code)
     leave()

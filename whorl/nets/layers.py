@@ -139,6 +139,10 @@ def layered(
 ) -> nn.Sequential:
     """A network described layer by layer; missing or 'undefined' input sizes are inferred from the previous layer, and
     the output size of the last layer is `outputs`, if given."""
+    if not isinstance(
+        layers, (list, tuple)
+    ):  # the keys of a mapping are no layers, and no one asked to trust them
+        raise ConfigError(f"layers is {layers!r}; it must be a list of names or of mappings with 'class'")
     built: list[nn.Module] = []
     parts = [Part.of(layer) for layer in layers]
     for number, part in enumerate(parts):

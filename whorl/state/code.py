@@ -77,7 +77,7 @@ def expanded(trust: Sequence[str]) -> tuple[str, ...]:
         if not entry.startswith(PREFIX):
             names.append(entry)
             continue
-        given = entry.removeprefix(PREFIX)
+        given = entry.removeprefix(PREFIX).lower()
         for known, modules in _admitted.items():
             if len(given) >= DIGITS and known.startswith(given):
                 names += modules
