@@ -16,6 +16,7 @@ from gymnasium.error import DependencyNotInstalled
 from PIL import Image
 
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
+from whorl.core.files import reason as files_reason
 from whorl.core.registry import only_trusted, register, require_part, require_trust
 from whorl.core.spec import Spec, differences, without_keys
 from whorl.envs import checker
@@ -464,6 +465,10 @@ def _saved(run: str | Path, best: bool) -> checkpoint.Loaded:
     folder = resolve_run(run)
     if (best or is_population(folder)) and folder.name != checkpoint.BEST:
         folder = (folder.parent if checkpoint.is_checkpoint(folder) else folder) / checkpoint.BEST
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{folder.parent} has no best policy, because it was never evaluated; leave best out"
+            )
     return find_checkpoint(folder)
 
 
@@ -473,7 +478,15 @@ def is_several(run: str | Path | SavedPolicy) -> bool:
         return False
     folder = resolve_run(run)
     path = (folder if (folder / checkpoint.CONFIG).is_file() else folder.parent) / checkpoint.CONFIG
-    return path.is_file() and BEHAVIORS in (read_yaml(path.read_text("utf-8"), str(path)) or {})
+    try:
+        config = read_yaml(path.read_text("utf-8"), str(path))
+    except (
+        OSError,
+        UnicodeDecodeError,
+        ConfigError,
+    ):  # damaged, which loading reports; checkpoints have their own
+        return BEHAVIORS in find_checkpoint(folder).policy
+    return isinstance(config, Mapping) and BEHAVIORS in config
 
 
 def _evaluate_behaviors(
@@ -735,7 +748,10 @@ class _Screenshots:
         self.id, self.folder, self.count = id, folder, 0
         self.left = quota
         """episodes of each environment that still count"""
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise WhorlError(f"pictures can't be saved in {folder}: {files_reason(error)}") from None
 
     def __call__(self, world: Any, step: Any, action: Any) -> None:
         for env_index in (step.terminated | step.truncated).nonzero().flatten().tolist():

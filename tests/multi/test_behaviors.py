@@ -19,7 +19,7 @@ from whorl.envs import make
 from whorl.log.console import Console
 from whorl.run.behaviors import BehaviorTrainer, play
 from whorl.run.trust import trust_flag
-from whorl.settings.behaviors import take_behaviors
+from whorl.settings.behaviors import read_saved, take_behaviors
 from whorl.state import checkpoint, code
 
 QUIET = {"quiet": True, "tensorboard": False, "eval": False, "threads": 1}
@@ -248,6 +248,15 @@ def test_mistakes_in_settings_are_one_sentence(tmp_path, settings, message):
     with pytest.raises(ConfigError) as error:
         load(tmp_path, **settings)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name, value", [("render", True), ("screenshot_freq", 5), ("learners", 2)])
+def test_what_several_behaviours_do_not_have_is_refused_also_on_resuming(tmp_path, name, value):
+    with pytest.raises(ConfigError, match=f"a run of several behaviours .*{'leave' if value == 2 else name}"):
+        load(tmp_path, **{name: value})
+    saved = load(tmp_path).settings
+    with pytest.raises(ConfigError, match="a run of several behaviours"):
+        read_saved(saved.plain(), {name: value})
 
 
 def test_behaviours_of_an_environment_with_one_agent_are_an_error():

@@ -120,6 +120,19 @@ def test_nothing_of_it_runs_without_the_flag(run: Path, capsys: pytest.CaptureFi
     assert "whorl_own_nets" not in sys.modules
 
 
+def test_the_hash_of_a_result_is_that_of_the_saved_files(here: Path, tmp_path: Path) -> None:
+    """Not of the files as they are when training ends: they may have been edited since."""
+
+    class Edits(whorl.Callback):
+        def on_rollout(self, trainer: Any, rollout: Any) -> None:
+            (here / "whorl_own_nets.py").write_text("edited = True\n")
+
+    given = {**SMALL, "runs": str(tmp_path / "runs"), "actor_network": "whorl_own_nets.Torso"}
+    result = whorl.load("CartPole-v1", "ppo", given, callbacks=[Edits()]).train()
+    assert "edited" in (here / "whorl_own_nets.py").read_text()
+    assert result.code == code.flag(checkpoint.load(result.run_dir / "checkpoint_1").code)
+
+
 def test_a_hash_in_capitals_is_the_same_hash(run: Path) -> None:
     flag = code.flag(checkpoint.load(run / "checkpoint_1").code)
     leave()

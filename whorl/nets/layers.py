@@ -139,9 +139,8 @@ def layered(
 ) -> nn.Sequential:
     """A network described layer by layer; missing or 'undefined' input sizes are inferred from the previous layer, and
     the output size of the last layer is `outputs`, if given."""
-    if not isinstance(
-        layers, (list, tuple)
-    ):  # the keys of a mapping are no layers, and no one asked to trust them
+    # The keys of a mapping could be import paths, which `whorl.settings.trust` would not find.
+    if not isinstance(layers, (list, tuple)):
         raise ConfigError(f"layers is {layers!r}; it must be a list of names or of mappings with 'class'")
     built: list[nn.Module] = []
     parts = [Part.of(layer) for layer in layers]
