@@ -135,7 +135,7 @@ OPEN = "undefined"
 
 
 def layered(
-    inputs: int, layers: Iterable[Mapping[str, Any] | str], outputs: int | None = None
+    inputs: int, layers: Iterable[Mapping[str, Any] | str] | None, outputs: int | None = None
 ) -> nn.Sequential:
     """A network described layer by layer; missing or 'undefined' input sizes are inferred from the previous layer, and
     the output size of the last layer is `outputs`, if given."""
