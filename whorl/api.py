@@ -581,14 +581,14 @@ def evaluate(
             mode = "human"  # a window of its own
             source = _source(env, policy.settings, env_options, mode)
     num_envs = source.num_envs or (1 if render else min(episodes, 32))
+    ends = None
+    if screenshots is not None:
+        quota = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
+        ends = _Screenshots(source.id, Path(screenshots), quota)
     with _explaining(source.id, mode):
         vector = source.vector(num_envs, policy.agent.device)
         camera = _Camera(source.id, frame_rate(source)) if video is not None else None
         viewer = Viewer(source.id, frame_rate(source)) if render and mode == "rgb_array" else None
-        ends = None
-        if screenshots is not None:
-            quota = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
-            ends = _Screenshots(source.id, Path(screenshots), quota)
         watching = [watch for watch in (camera, viewer, ends) if watch is not None]
 
         def watch(*seen: Any) -> None:

@@ -187,6 +187,12 @@ def test_another_module_of_the_same_name_is_not_mistaken_for_it(run: Path, here:
         whorl.restore(run, trust=[flag])
 
 
+def test_a_package_that_is_a_module_here_is_refused_in_one_sentence() -> None:
+    saved = {"code/abc/nets.py": b"value = 1\n"}
+    with pytest.raises(ConfigError, match=r"the code saved with this run can't be imported: abc\.nets"):
+        code.admit(saved, [code.flag(saved)])
+
+
 def test_names_that_lead_out_of_the_folder_are_no_code(run: Path) -> None:
     for name in ("code/../x.py", "code/.hidden.py", "/code/x.py", "code/x.pyc", "code/a b.py", "code/x.so"):
         assert checkpoint._CODE.fullmatch(name) is None

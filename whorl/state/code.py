@@ -160,7 +160,10 @@ def _spec(name: str) -> ModuleSpec | None:
     parent = name.rpartition(".")[0]
     if parent and _spec(parent) is None:
         return None
-    return importlib.util.find_spec(name)
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # inside a module that is no package, which importing reports
+        return None
 
 
 def _module(place: str) -> str:
