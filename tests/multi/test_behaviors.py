@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from comparing import assert_same
 from zoo import LENGTH, Corridors, Meadow, Unsaved
 
 import whorl
@@ -127,21 +128,6 @@ def state(run: Path) -> dict[str, Any]:
     for one in found["behaviours"].values():
         one["experience"].pop("ring", None)  # names of files; what they hold shows in the metrics
     return found
-
-
-def assert_same(one: Any, other: Any, path: str = "") -> None:
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), path
-        for key in one:
-            assert_same(one[key], other[key], f"{path}.{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), path
-        for number, pair in enumerate(zip(one, other)):
-            assert_same(*pair, f"{path}[{number}]")
-    elif isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype and torch.equal(one, other), path
-    else:
-        assert one == other or one != one, path
 
 
 class KilledAt(whorl.Callback):

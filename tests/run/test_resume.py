@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from comparing import assert_same
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import whorl
@@ -92,21 +93,6 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 def state(run: Path) -> dict[str, Any]:
     return checkpoint.use_newest(run, pytest.fail, lambda loaded: loaded).state
-
-
-def assert_same(one: Any, other: Any, path: str = "") -> None:
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), path
-        for key in one:
-            assert_same(one[key], other[key], f"{path}.{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), path
-        for number, pair in enumerate(zip(one, other)):
-            assert_same(*pair, f"{path}[{number}]")
-    elif isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype and torch.equal(one, other), path
-    else:
-        assert one == other or one != one, path
 
 
 def start(env: str, settings: dict[str, Any], folder: Path) -> Result:

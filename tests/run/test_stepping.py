@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from comparing import assert_same
 
 import whorl
 from whorl.core import process
@@ -62,21 +63,6 @@ def rows(run: Path | None) -> list[dict[str, Any]]:
 def newest(run: Path | None) -> checkpoint.Loaded:
     assert run is not None
     return checkpoint.use_newest(run, pytest.fail, lambda loaded: loaded)
-
-
-def assert_same(one: Any, other: Any, path: str = "") -> None:
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), path
-        for key in one:
-            assert_same(one[key], other[key], f"{path}.{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), path
-        for number, pair in enumerate(zip(one, other)):
-            assert_same(*pair, f"{path}[{number}]")
-    elif isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), path
-    else:
-        assert one == other or one != one, path
 
 
 def learned(trainer: Trainer) -> dict[str, Any]:
