@@ -478,14 +478,12 @@ def is_several(run: str | Path | SavedPolicy) -> bool:
         return False
     folder = resolve_run(run)
     path = (folder if (folder / checkpoint.CONFIG).is_file() else folder.parent) / checkpoint.CONFIG
+    if not path.is_file():
+        return False
     try:
         config = read_yaml(path.read_text("utf-8"), str(path))
-    except (
-        OSError,
-        UnicodeDecodeError,
-        ConfigError,
-    ):  # damaged, which loading reports; checkpoints have their own
-        return BEHAVIORS in find_checkpoint(folder).policy
+    except (OSError, UnicodeDecodeError, ConfigError):  # damaged; checkpoints have their own
+        return BEHAVIORS in _saved(run, best=False).policy
     return isinstance(config, Mapping) and BEHAVIORS in config
 
 
