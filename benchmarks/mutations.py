@@ -2745,13 +2745,31 @@ MUTATIONS: list[Mutation] = [
         Bug("a short hash is trusted", "len(given) < DIGITS or set(given)", "set(given)"),
     ),
     *planted(
+        "settings/trust.py",
+        "multi/test_behaviors.py",
+        Bug(
+            "own algorithms of behaviours are not named",
+            "    if isinstance(settings, BehaviorSettings):",
+            "    if False:",
+        ),
+    ),
+    *planted(
+        "nets/layers.py",
+        "run/test_own_code.py",
+        Bug(
+            "keys of a mapping are imported as layers",
+            "    if not isinstance(layers, (list, tuple)):",
+            "    if layers is None:",
+        ),
+    ),
+    *planted(
         "log/live.py",
         "run/test_viewer.py",
         Bug("other machines are served", 'HOST = "127.0.0.1"', 'HOST = "0.0.0.0"'),
         Bug(
             "any name leads to the page",
-            'if self.headers.get("Host") not in',
-            'if self.headers.get("Host") in',
+            'partition(":")[0] not in',
+            'partition(":")[0] in',
         ),
     ),
     *planted(

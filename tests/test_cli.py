@@ -30,6 +30,8 @@ from whorl.cli.groups import GROUPS, group_of
 from whorl.cli.report import show_runs
 from whorl.cli.seeds import shares
 from whorl.core.errors import ConfigError
+from whorl.run.evaluate import Evaluation
+from whorl.run.evaluation_log import log_evaluation
 from whorl.settings.presets import algorithm_class, algorithms, preset_names, read_yaml
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import fields_of, help_of
@@ -571,6 +573,42 @@ def test_eval_logs_episodes_and_pictures_of_their_last_states(
     assert first.step == second.step == steps
     assert second.value == pytest.approx(report["mean_return"], rel=1e-5)
     assert len(events.Images("evaluation/episode_002")) == 2
+    assert main([*given, "--max-steps", "400", "--episodes", "1"]) == 0
+    assert [path.name for path in pictures[0].parent.iterdir()] == [
+        "episode_001.png"
+    ]  # none of other episodes
+
+
+def test_successes_of_some_episodes_are_not_logged_as_those_of_others(tmp_path: Path) -> None:
+    """An episode that was cut reports none, so that the list is shorter than that of returns."""
+    log_evaluation(
+        tmp_path, Evaluation([1.0, 2.0], [9, 4], [True], cut=1), 5, {"policy": "newest", "seed": 0}
+    )
+    log_evaluation(
+        tmp_path, Evaluation([1.0, 2.0], [9, 4], [False, True]), 5, {"policy": "newest", "seed": 0}
+    )
+    with (tmp_path / "evaluations.csv").open() as file:
+        assert [line["success"] for line in csv.DictReader(file)] == ["", "", "0", "1"]
+
+
+@pytest.mark.parametrize("damaged", [b"\xff\xfe", b"a: [1", b"3"])
+def test_eval_reads_the_checkpoint_where_the_config_of_the_run_is_damaged(
+    run: Path, tmp_path: Path, damaged: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    (folder / "config.yaml").write_bytes(damaged)
+    assert main(["eval", str(folder), "--episodes", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 1
+
+
+def test_eval_says_in_one_line_what_can_not_be_played_or_written(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(folder / "best")
+    assert "has no best policy" in error_of(["eval", str(folder), "--best"], capsys)
+    (folder / "screenshots").write_text("")
+    assert "pictures can't be saved in" in error_of(["eval", str(folder), "--screenshots"], capsys)
 
 
 def test_eval_plays_and_records_several_runs(

@@ -16,6 +16,7 @@ from gymnasium.error import DependencyNotInstalled
 from PIL import Image
 
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
+from whorl.core.files import reason as files_reason
 from whorl.core.registry import only_trusted, register, require_part, require_trust
 from whorl.core.spec import Spec, differences, without_keys
 from whorl.envs import checker
@@ -464,6 +465,10 @@ def _saved(run: str | Path, best: bool) -> checkpoint.Loaded:
     folder = resolve_run(run)
     if (best or is_population(folder)) and folder.name != checkpoint.BEST:
         folder = (folder.parent if checkpoint.is_checkpoint(folder) else folder) / checkpoint.BEST
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{folder.parent} has no best policy, because it was never evaluated; leave best out"
+            )
     return find_checkpoint(folder)
 
 
@@ -473,7 +478,13 @@ def is_several(run: str | Path | SavedPolicy) -> bool:
         return False
     folder = resolve_run(run)
     path = (folder if (folder / checkpoint.CONFIG).is_file() else folder.parent) / checkpoint.CONFIG
-    return path.is_file() and BEHAVIORS in (read_yaml(path.read_text("utf-8"), str(path)) or {})
+    if not path.is_file():
+        return False
+    try:
+        config = read_yaml(path.read_text("utf-8"), str(path))
+    except (OSError, UnicodeDecodeError, ConfigError):  # damaged; checkpoints have their own
+        return BEHAVIORS in _saved(run, best=False).policy
+    return isinstance(config, Mapping) and BEHAVIORS in config
 
 
 def _evaluate_behaviors(
@@ -490,14 +501,14 @@ def _evaluate_behaviors(
 ) -> Evaluations:
     """Play episodes with the trained policies of all behaviours of a run; arguments as those of `evaluate`."""
     found = _saved(run, best)
-    with checkpoint.reading(found.folder, checkpoint.CONFIG):
-        settings = read_saved(found.config)
+    with only_trusted(code.admit(found.code, trust), code.hint(found.folder, found.code)):
+        with checkpoint.reading(found.folder, checkpoint.CONFIG):
+            settings = read_saved(found.config)
+        source = _source(env, settings, env_options)
     policies = {
         name: restore(run, best=best, behavior=name, trust=trust, device=device)
         for name in settings.behaviors
     }
-    with only_trusted(code.expanded(trust)):
-        source = _source(env, settings, env_options)
     assert source.adapter is not None
     playing = source.adapter.behavior_env(source, min(episodes, EVAL_ENVS))
     try:
@@ -568,14 +579,14 @@ def evaluate(
             mode = "human"  # a window of its own
             source = _source(env, policy.settings, env_options, mode)
     num_envs = source.num_envs or (1 if render else min(episodes, 32))
+    ends = None
+    if screenshots is not None:
+        quota = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
+        ends = _Screenshots(source.id, Path(screenshots), quota)
     with _explaining(source.id, mode):
         vector = source.vector(num_envs, policy.agent.device)
         camera = _Camera(source.id, frame_rate(source)) if video is not None else None
         viewer = Viewer(source.id, frame_rate(source)) if render and mode == "rgb_array" else None
-        ends = None
-        if screenshots is not None:
-            quota = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
-            ends = _Screenshots(source.id, Path(screenshots), quota)
         watching = [watch for watch in (camera, viewer, ends) if watch is not None]
 
         def watch(*seen: Any) -> None:
@@ -735,7 +746,10 @@ class _Screenshots:
         self.id, self.folder, self.count = id, folder, 0
         self.left = quota
         """episodes of each environment that still count"""
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise WhorlError(f"pictures can't be saved in {folder}: {files_reason(error)}") from None
 
     def __call__(self, world: Any, step: Any, action: Any) -> None:
         for env_index in (step.terminated | step.truncated).nonzero().flatten().tolist():

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from whorl.core.errors import ConfigError
 from whorl.envs import make
 from whorl.log.console import Console
 from whorl.run.behaviors import BehaviorTrainer, play
-from whorl.settings.behaviors import take_behaviors
-from whorl.state import checkpoint
+from whorl.run.trust import trust_flag
+from whorl.settings.behaviors import read_saved, take_behaviors
+from whorl.state import checkpoint, code
 
 QUIET = {"quiet": True, "tensorboard": False, "eval": False, "threads": 1}
 OFF_POLICY = {"learning_starts": 8, "batch_size": 8, "buffer_size": 512, "updates_per_step": 0.2}
@@ -234,6 +236,15 @@ def test_mistakes_in_settings_are_one_sentence(tmp_path, settings, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("name, value", [("render", True), ("screenshot_freq", 5), ("learners", 2)])
+def test_what_several_behaviours_do_not_have_is_refused_also_on_resuming(tmp_path, name, value):
+    with pytest.raises(ConfigError, match=f"a run of several behaviours .*{'leave' if value == 2 else name}"):
+        load(tmp_path, **{name: value})
+    saved = load(tmp_path).settings
+    with pytest.raises(ConfigError, match="a run of several behaviours"):
+        read_saved(saved.plain(), {name: value})
+
+
 def test_behaviours_of_an_environment_with_one_agent_are_an_error():
     with pytest.raises(ConfigError, match="CartPole-v1 has one agent; leave behaviours out"):
         whorl.load("CartPole-v1", "ppo", behaviours={"pole": {}})
@@ -354,6 +365,28 @@ def test_the_command_line_trains_evaluates_and_plots_all_behaviours(tmp_path, ca
     assert "finished    122   912.0" in capsys.readouterr().out  # the mean of both behaviours in the last row
     assert main(["config", "ppo", "pettingzoo:zoo:Meadow", "--behaviours.guard.algorithm", "sac"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["behaviours"]["guard"]["algorithm"] == "sac"
+
+
+def test_an_algorithm_of_ones_own_is_saved_and_never_imported_without_trust(tmp_path, monkeypatch):
+    """Its name is nested in `behaviours`, where it must be found for the flag, and refused before it is imported."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "whorl_own_rule.py").write_text(
+        "from whorl.algorithms.sac import SAC\n\n\nclass Rule(SAC): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(sources))
+    guard = {**GUARD, "algorithm": "whorl_own_rule.Rule"}
+    trainer = load(tmp_path, behaviours={"runner": RUNNER, "guard": guard}, max_iterations=1)
+    run = trainer.train().run_dir
+    assert trust_flag(trainer.settings) == ["--trust", "whorl_own_rule.Rule"]
+    saved = checkpoint.load(run / "checkpoint_1").code
+    assert list(saved) == ["code/whorl_own_rule.py"]
+    sys.modules.pop("whorl_own_rule")
+    for use in (whorl.evaluate, whorl.resume):
+        with pytest.raises(ConfigError, match="if you trust it"):
+            use(run, env=Meadow)
+        assert "whorl_own_rule" not in sys.modules
+    assert whorl.evaluate(run, 1, env=Meadow, trust=[code.flag(saved)]).behaviors["guard"].returns
 
 
 def test_the_progress_display_names_the_behaviours():

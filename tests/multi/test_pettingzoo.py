@@ -203,6 +203,10 @@ def test_ids_name_modules_and_foreign_ones_need_trust():
     assert module_of("pettingzoo:butterfly.pistonball_v6") == ""
     assert module_of("pettingzoo:mpe2.simple_tag_v3") == "mpe2.simple_tag_v3"
     assert module_of("pettingzoo:zoo:Meadow") == "zoo"
+    handler = (
+        "pettingzoo:pettingzoo.utils.deprecated_module:deprecated_handler"  # imports what its arguments name
+    )
+    assert module_of(handler) == "pettingzoo.utils.deprecated_module"
     assert find("pettingzoo:zoo:Meadow", {"copies": 3}).behavior("runner").num_envs == 6
     with pytest.raises(EnvError, match="zoo has no Valley"):
         whorl.load("pettingzoo:zoo:Valley", "ppo")

@@ -59,6 +59,7 @@ def test_the_command_evolves_resumes_and_evaluates(
         ),
         (["evolve", "CONFIG", "--population", "many"], "--population"),
         (["evolve", "CONFIG", "--total-timesteps", "9"], "total_timesteps can't be set for a population"),
+        (["evolve", "CONFIG", "--max-seconds", "9"], "max_seconds can't be set for a population"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_sentence(

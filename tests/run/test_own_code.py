@@ -120,6 +120,35 @@ def test_nothing_of_it_runs_without_the_flag(run: Path, capsys: pytest.CaptureFi
     assert "whorl_own_nets" not in sys.modules
 
 
+def test_the_hash_of_a_result_is_that_of_the_saved_files(here: Path, tmp_path: Path) -> None:
+    """Not of the files as they are when training ends: they may have been edited since."""
+
+    class Edits(whorl.Callback):
+        def on_rollout(self, trainer: Any, rollout: Any) -> None:
+            (here / "whorl_own_nets.py").write_text("edited = True\n")
+
+    given = {**SMALL, "runs": str(tmp_path / "runs"), "actor_network": "whorl_own_nets.Torso"}
+    result = whorl.load("CartPole-v1", "ppo", given, callbacks=[Edits()]).train()
+    assert "edited" in (here / "whorl_own_nets.py").read_text()
+    assert result.code == code.flag(checkpoint.load(result.run_dir / "checkpoint_1").code)
+
+
+def test_a_hash_in_capitals_is_the_same_hash(run: Path) -> None:
+    flag = code.flag(checkpoint.load(run / "checkpoint_1").code)
+    leave()
+    assert whorl.restore(run, trust=[f"code:{flag.removeprefix('code:').upper()}"])
+
+
+@pytest.mark.parametrize("layers", [{"whorl_own_nets.Torso": 1}, {"whorl_own_nets.Torso"}, "Tanh", None])
+def test_layers_are_a_list_so_that_trust_is_asked_for_each(here: Path, layers: Any) -> None:
+    leave()
+    for setting in ("trunk_network", "advantage_network"):
+        trainer = whorl.load("CartPole-v1", "dqn", {**SAC, setting: {"class": "layers", "layers": layers}})
+        with pytest.raises(ConfigError, match=r"layers is .*; it must be a list"):
+            trainer.build()
+    assert "whorl_own_nets" not in sys.modules
+
+
 def test_altered_code_is_refused_and_does_not_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flag = code.flag(checkpoint.load(run / "checkpoint_1").code)
     leave()
@@ -156,6 +185,12 @@ def test_another_module_of_the_same_name_is_not_mistaken_for_it(run: Path, here:
     (here / "whorl_own_nets.py").write_text(SOURCE + "\nother = 1\n")
     with pytest.raises(ConfigError, match="on this machine is another one; trust that one by its name"):
         whorl.restore(run, trust=[flag])
+
+
+def test_a_package_that_is_a_module_here_is_refused_in_one_sentence() -> None:
+    saved = {"code/abc/nets.py": b"value = 1\n"}
+    with pytest.raises(ConfigError, match=r"the code saved with this run can't be imported: abc\.nets"):
+        code.admit(saved, [code.flag(saved)])
 
 
 def test_names_that_lead_out_of_the_folder_are_no_code(run: Path) -> None:

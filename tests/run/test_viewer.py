@@ -194,6 +194,8 @@ def test_the_page_refuses_other_names_and_paths() -> None:
     try:
         for path, host, status in (
             ("", "evil.example", 403),
+            ("", f"127.0.0.1.evil.example:{page.port}", 403),
+            ("elsewhere", "localhost:8000", 404),  # through a tunnel, whose port is another one
             ("../etc/passwd", f"127.0.0.1:{page.port}", 404),
         ):
             with pytest.raises(urllib.error.HTTPError) as error:

@@ -29,6 +29,8 @@ SMALL = {"num_envs": 2, "num_steps": 16, "batch_size": 32, "max_iterations": 1, 
 
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in registry.known("component"):  # a module registers itself once, so not in the copy
+        registry.resolve("component", name)
     monkeypatch.setattr(registry, "_registered", {k: dict(v) for k, v in registry._registered.items()})
 
 
@@ -142,7 +144,7 @@ def test_a_component_has_typed_settings_under_its_name() -> None:
     ("settings", "sentence"),
     [
         ({"bonus.lr": 101}, "bonus.lr is 101.0; it must be from 0 to 100"),
-        ({"bonus.wieght": 1}, "bonus has no setting 'wieght'; did you mean 'weight'?"),
+        ({"bonus.wieght": 1}, "bonus has no setting 'wieght'; did you mean 'bonus.weight'?"),
         ({"bonus": 3}, "bonus is 3; it must be a mapping of the component's settings"),
         (
             {"components": [], "bonus.lr": 1},
@@ -171,6 +173,21 @@ def test_a_component_can_not_have_the_name_of_a_setting() -> None:
         ConfigError, match="component 'gamma' has the name of a setting; register it under another"
     ):
         configure("ppo", "X", {"components": ["gamma"]})
+
+
+def test_own_names_that_are_sections_in_files_of_others_are_what_they_say() -> None:
+    @dataclass(frozen=True)
+    class NamedConfig(PPOConfig):
+        model: str = "small"
+
+    class Named(PPO):
+        Config = NamedConfig
+
+    whorl.register("algorithm", "named", Named)
+    whorl.register("component", "net_config", Bonus)
+    found = configure("named", "", {"model": "large", "components": ["net_config"], "net_config.weight": 2})
+    assert found.model == "large" and found.components["net_config"].weight == 2
+    assert configure("named", "", found.plain(), presets=False).model == "large"
 
 
 def test_components_survive_their_file(tmp_path: Path) -> None:

@@ -405,6 +405,11 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
     video = _video_path(run, own) if own.video else None
     folder = _run_folder(resolve_run(run))
     pictures = folder / "screenshots" / _evaluated(own) if own.screenshots else None
+    if pictures is not None:
+        for old in pictures.glob(
+            "episode_*.png"
+        ):  # of an earlier evaluation, which may have had more episodes
+            old.unlink(missing_ok=True)
     found = api.evaluate(
         saved,
         own.episodes,

@@ -35,14 +35,13 @@ def show_result(result: "Result", settings: Settings) -> None:
         }
     )
     if settings.run.save_model:
-        from whorl.run.trust import own_code, trust_flag
-        from whorl.state.code import flag
+        from whorl.run.trust import trust_flag
 
-        trust, code = trust_flag(settings), own_code(settings)
+        trust = trust_flag(settings)
         print(f"evaluate: {command('eval', result.run_dir, *trust)}")
         print(f"continue: {command('resume', result.run_dir, *_more(result), *trust)}")
-        if code:
-            print(f"on another machine, with the code saved in it: --trust {flag(code)}")
+        if result.code:
+            print(f"on another machine, with the code saved in it: --trust {result.code}")
 
 
 def show_evolved(result: "Evolved", settings: Settings) -> None:

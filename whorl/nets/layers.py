@@ -139,10 +139,13 @@ OPEN = "undefined"
 
 
 def layered(
-    inputs: int, layers: Iterable[Mapping[str, Any] | str], outputs: int | None = None
+    inputs: int, layers: Iterable[Mapping[str, Any] | str] | None, outputs: int | None = None
 ) -> nn.Sequential:
     """A network described layer by layer; missing or 'undefined' input sizes are inferred from the previous layer, and
     the output size of the last layer is `outputs`, if given."""
+    # The keys of a mapping could be import paths, which `whorl.settings.trust` would not find.
+    if not isinstance(layers, (list, tuple)):
+        raise ConfigError(f"layers is {layers!r}; it must be a list of names or of mappings with 'class'")
     built: list[nn.Module] = []
     parts = [Part.of(layer) for layer in layers]
     for number, part in enumerate(parts):

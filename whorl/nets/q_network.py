@@ -152,7 +152,7 @@ def q_head(
     if network.name == "mlp":
         return QHead(inputs, hidden, outputs, cfg)
     if network.name == "layers":
-        return LayeredHead(layered(inputs, network.options["layers"], outputs))
+        return LayeredHead(layered(inputs, network.options.get("layers"), outputs))
     net, width = torso(BackboneSettings(hidden, cfg.activation, network, cfg.encoder), inputs)
     return LayeredHead(nn.Sequential(net, orthogonal_(nn.Linear(width, outputs), 1.0)))
 

@@ -22,7 +22,7 @@ DEFAULTS: dict[str, Any] = {"tensorboard": False, "keep_checkpoints": 2}
 """settings of learners where nobody chose them: many short trainings"""
 FIXED = {
     **dict.fromkeys(
-        ("total_timesteps", "max_iterations", "total_episodes"),
+        ("total_timesteps", "max_iterations", "total_episodes", "max_seconds"),
         "learners train for generations times generation_steps; set these",
     ),
     **dict.fromkeys(

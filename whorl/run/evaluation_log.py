@@ -31,8 +31,9 @@ def log_evaluation(
             table = csv.DictWriter(file, COLUMNS)
             if new:
                 table.writeheader()
+            # Episodes that were cut report no success: then it is not known which of them the others belong to.
+            known = len(found.successes) == len(found.returns)
             for number, (total, length) in enumerate(zip(found.returns, found.lengths)):
-                known = number < len(found.successes)
                 success = int(found.successes[number]) if known else ""
                 episode = {"episode": number + 1, "return": total, "length": length, "success": success}
                 table.writerow({"steps": steps, **which, **episode})

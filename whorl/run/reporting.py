@@ -38,6 +38,8 @@ class Result:
     """whether Ctrl-C or SIGTERM ended it"""
     returns: Mapping[str, float] = field(default_factory=dict)
     """the mean return of each behaviour, where there are several"""
+    code: str = ""
+    """the entry of `trust` for the source files of your own that are saved with the run, if there are any"""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -58,6 +58,7 @@ from whorl.run.reporting import (
 from whorl.run.trust import trust_flag
 from whorl.settings.merge import Settings
 from whorl.state import checkpoint
+from whorl.state.code import flag
 from whorl.state.policy import build_agent
 from whorl.state.provenance import provenance
 from whorl.state.runfolder import new_run_folder, resolve_run
@@ -393,6 +394,7 @@ class Trainer:
             self._reason(),
             self.interrupted,
             self.returns(),
+            flag(self.checkpointing.code) if self.checkpointing.code else "",
         )
         for callback in self.callbacks:
             callback.on_end(self, result)

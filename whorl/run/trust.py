@@ -2,18 +2,19 @@
 
 from whorl.core.registry import KINDS, registered
 from whorl.envs.adapters.imported import module_of
+from whorl.settings.behaviors import BehaviorSettings
 from whorl.settings.merge import Settings
 from whorl.settings.trust import own_paths, words_in
 from whorl.state import code
 
 
-def trust_flag(settings: Settings) -> list[str]:
+def trust_flag(settings: Settings | BehaviorSettings) -> list[str]:
     """The flag that lets a run's own environments, networks and other parts be loaded again, where there are any."""
     found = list(dict.fromkeys(filter(None, [_env_module(settings), *own_paths(settings)])))
     return ["--trust", *found] if found else []
 
 
-def own_code(settings: Settings) -> dict[str, bytes]:
+def own_code(settings: Settings | BehaviorSettings) -> dict[str, bytes]:
     """The source files of a run's own environment, networks and other parts, registered ones too."""
     if not settings.run.save_code:
         return {}
@@ -25,6 +26,6 @@ def own_code(settings: Settings) -> dict[str, bytes]:
     return code.gather(filter(None, [*modules, _env_module(settings)]))
 
 
-def _env_module(settings: Settings) -> str:
+def _env_module(settings: Settings | BehaviorSettings) -> str:
     known = any(settings.env in registered(kind) for kind in KINDS)
     return "" if known else module_of(settings.env)

@@ -41,6 +41,16 @@ class BehaviorSettings:
     """none: each behaviour has its own"""
     algo: None = None
 
+    def __post_init__(self) -> None:
+        run = self.run
+        if run.learners > 1:
+            raise ConfigError(
+                f"learners is {run.learners}, but a run of several behaviours has one; leave it out"
+            )
+        for name in ("render", "screenshot_freq"):
+            if getattr(run, name):
+                raise ConfigError(f"a run of several behaviours is not shown; leave {name} out")
+
     @property
     def algorithm(self) -> str:
         """The algorithms of all behaviours."""
@@ -139,9 +149,5 @@ def together(settings: Mapping[str, Settings], env_options: Mapping[str, Any]) -
     """The settings of one run out of those of its behaviours, in which what is shared is that of the first."""
     first = next(iter(settings.values()))
     shared = {name: getattr(first.run, name) for name in SHARED}
-    if first.run.learners > 1:
-        raise ConfigError(
-            f"learners is {first.run.learners}, but a run of several behaviours has one; leave it out"
-        )
     found = {name: replace(one, run=replace(one.run, **shared)) for name, one in settings.items()}
     return BehaviorSettings(first.env, dict(env_options), found)

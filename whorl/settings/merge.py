@@ -118,7 +118,8 @@ def configure(
         arguments,
         changes or {},
     ]
-    user: list[Mapping[str, Any]] = [without_sections(layer) for layer in given_layers]
+    own = {*hints, *component_names([*tuned, *given_layers])}
+    user: list[Mapping[str, Any]] = [without_sections(layer, own) for layer in given_layers]
     chosen = component_names([*tuned, *user])
     if presets:
         circumstances = _circumstances(tuned, user, hints, configs[1], chosen, kind)

@@ -4,7 +4,7 @@
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from whorl.core.errors import ConfigError
@@ -27,12 +27,18 @@ SEVERAL = "ma_config"
 """the section of several behaviours (`whorl.settings.behaviors`)"""
 
 
-def without_sections(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer of settings with the keys of its sections as settings; keys without a value are left out."""
+def without_sections(layer: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
+    """A layer of settings with the keys of its sections as settings; keys without a value are left out.
+
+    Args:
+        own: settings and components of the run, which are no sections although an own one may be called `model`.
+    """
     found: dict[str, Any] = {}
     for key, value in layer.items():
         section, dot, name = str(key).partition(".")
-        if section in EMPTY and not dot:
+        if section in own:
+            found[key] = value
+        elif section in EMPTY and not dot:
             if value:
                 raise ConfigError(f"{section} can't be read: {NOTES[section]}")
         elif section not in SECTIONS:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from whorl.core.registry import needs_trust
+from whorl.settings.behaviors import BehaviorSettings
 from whorl.settings.merge import Settings
 
 PART_KEYS = ("class", "layers", "then")
@@ -12,8 +13,10 @@ PART_KEYS = ("class", "layers", "then")
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
-def import_paths(settings: Settings) -> list[str]:
+def import_paths(settings: Settings | BehaviorSettings) -> list[str]:
     """Import paths of the parts, components and loggers of a run; the environment is not among them."""
+    if isinstance(settings, BehaviorSettings):
+        return list(dict.fromkeys(name for one in settings.behaviors.values() for name in import_paths(one)))
     plain = settings.plain()
     names = [plain["algorithm"], *plain["components"], *plain.get("loggers", ())]
     parts = [value for key, value in plain.items() if key != "env_options" and isinstance(value, Mapping)]
@@ -25,7 +28,7 @@ def paths_in(value: Any) -> list[str]:
     return list(dict.fromkeys(name for name in words_in(value) if _PATH.fullmatch(name)))
 
 
-def own_paths(settings: Settings) -> list[str]:
+def own_paths(settings: Settings | BehaviorSettings) -> list[str]:
     """The import paths of a run that lead out of whorl and torch, for which it needs trust to be loaded again."""
     return [name for name in import_paths(settings) if needs_trust(name)]
 

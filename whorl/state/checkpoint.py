@@ -133,6 +133,8 @@ def _save(
                 (temp / name).parent.mkdir(parents=True, exist_ok=True)
                 written[name] = _write(temp / name, _dumper(text))
             _write(temp / METADATA, _dumper(_sealed(k, metadata, written)))
+            for folder in {parent for name in code for parent in Path(name).parents}:
+                files.fsync_dir(temp / folder)
             _link_rows(run_dir / ROWS, temp / ROWS, metadata.get("segments", ()))
             files.fsync_dir(temp)
             _move_in(temp, final)

@@ -77,7 +77,7 @@ def expanded(trust: Sequence[str]) -> tuple[str, ...]:
         if not entry.startswith(PREFIX):
             names.append(entry)
             continue
-        given = entry.removeprefix(PREFIX)
+        given = entry.removeprefix(PREFIX).lower()
         for known, modules in _admitted.items():
             if len(given) >= DIGITS and known.startswith(given):
                 names += modules
@@ -160,7 +160,10 @@ def _spec(name: str) -> ModuleSpec | None:
     parent = name.rpartition(".")[0]
     if parent and _spec(parent) is None:
         return None
-    return importlib.util.find_spec(name)
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # inside a module that is no package, which importing reports
+        return None
 
 
 def _module(place: str) -> str:

@@ -15,7 +15,7 @@ from whorl.core.registry import import_named
 from whorl.envs.adapter import Adapter, imported, registry_id
 from whorl.envs.spaces import Factory
 
-PETTINGZOO = "pettingzoo"
+PETTINGZOO, PARALLEL = "pettingzoo", "parallel_env"
 FAMILIES = ("atari", "butterfly", "classic", "mpe", "sisl")
 """packages inside PettingZoo, whose ids need not name it twice"""
 _PATH = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)[:.]([A-Za-z_]\w*)")
@@ -27,8 +27,10 @@ def module_of(id: str) -> str:
     What follows the first colon may have others, as in `unity:C:\\game.exe`, whose trust is that of `unity`.
     """
     if id.startswith(f"{PETTINGZOO}:"):
-        module = parallel_path(id)[0]
-        return "" if module.startswith(f"{PETTINGZOO}.") else module
+        module, name = parallel_path(id)
+        # Its modules hold more than environments: functions that import whatever their arguments name.
+        known = module.startswith(f"{PETTINGZOO}.") and name == PARALLEL
+        return "" if known else module
     path = _PATH.fullmatch(id)
     return path[1] if path else id.partition(":")[0] if ":" in id else ""
 
@@ -38,7 +40,7 @@ def parallel_path(id: str) -> tuple[str, str]:
     module, _, name = id.partition(":")[2].partition(":")
     if module.partition(".")[0] in FAMILIES:
         module = f"{PETTINGZOO}.{module}"
-    return module, name or "parallel_env"
+    return module, name or PARALLEL
 
 
 class ImportedAdapter(Adapter):
