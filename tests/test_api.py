@@ -312,7 +312,7 @@ def test_a_native_world_made_by_gymnasium_stays_one() -> None:
 
 def test_a_misspelt_environment_names_the_nearest() -> None:
     with pytest.raises(EnvError, match="did you mean 'Quadrotor-v0'"):
-        whorl.make("Quadroter-v0")
+        whorl.make("Quadrotr-v0")
 
 
 def test_something_that_is_no_environment_is_told() -> None:

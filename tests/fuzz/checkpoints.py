@@ -114,15 +114,22 @@ def damage(draw: random.Random, run: Path) -> None:
 
 
 def expected(run: Path, source: Path, asked: Path, resumes: bool) -> str | None:
-    """The newest checkpoint none of whose files was changed; to resume, none of the replay buffer's either."""
+    """The newest checkpoint none of whose files was changed; to resume, none of the replay buffer's either.
+
+    Where a file of the replay buffer is missing, the checkpoint's own link to it serves.
+    """
+
+    def whole(name: str) -> bool:
+        return (run / name).is_file() and filecmp.cmp(run / name, source / name, shallow=False)
+
     for folder in [asked] if asked != run else sorted(run.glob("checkpoint_*"), reverse=True):
-        names = [f"{folder.name}/{path.name}" for path in (source / folder.name).iterdir()]
-        if resumes:
-            listed = yaml.safe_load((source / folder.name / "metadata.yaml").read_text()).get("segments", [])
-            names += [str(path.relative_to(source)) for path in source.rglob("*") if path.name in listed]
-        if all(
-            (run / name).is_file() and filecmp.cmp(run / name, source / name, shallow=False) for name in names
-        ):
+        own = [path for path in (source / folder.name).iterdir() if path.is_file()]
+        listed = yaml.safe_load((source / folder.name / "metadata.yaml").read_text()).get("segments", [])
+        rows = [
+            f"replay/{name}" if (run / "replay" / name).exists() else f"{folder.name}/replay/{name}"
+            for name in (listed if resumes else ())
+        ]
+        if all(whole(name) for name in [*(f"{folder.name}/{path.name}" for path in own), *rows]):
             return folder.name
     return None
 

@@ -84,7 +84,7 @@ VALUES = (
 ACTORS = ("ddpg", "ddpg_lillicrap", "td3", "sac", "tqc", "redq", "droq", "crossq", "option_critic")
 REMEMBERING_VALUES = ("drqn", "r2d2")
 REMEMBERING_ACTORS = ("rdpg", "rtd3", "rsac", "rsac_share")
-POLICIES = ("a2c", "a3c", "actor_critic", "impala", "ppo", "ppg", "reinforce", "reinforce_baseline")
+POLICIES = ("a2c", "a3c", "actor_critic", "impala", "ppo", "ppg", "reinforce", "reinforce_baseline", "trpo")
 CURIOUS = {"ppo_icm": "icm", "ppo_rnd": "rnd"}
 FAMILIES = ("agent57", "ngu")
 """these and the curious learn the values of other rewards too: algorithms/test_policy_families.py, tests/components"""

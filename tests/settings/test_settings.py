@@ -31,7 +31,7 @@ from whorl.core.registry import Part
 from whorl.core.spec import Array, Discrete, Spec
 from whorl.data.config import ReplayConfig
 from whorl.explore.epsilon_greedy import ExplorationConfig
-from whorl.explore.noise import NoiseConfig
+from whorl.explore.noise import AddedNoiseConfig, NoiseConfig
 from whorl.explore.policies import BanditConfig, PoliciesConfig
 from whorl.nets.actor import ActorCriticNetworkConfig
 from whorl.nets.layers import ACTIVATIONS
@@ -351,7 +351,7 @@ VALUES = [None, True, "abc", *NUMBERS, [], [1, 0], ["a"], [[1]], {}, {1: 2}]
 NEGATIVE = {"workers", "max_lag", "priority_beta_steps", "mean_init", "log_std_init", "log_std_range"}
 NEGATIVE |= {"target_entropy", "entropy_per_dimension", "munchausen_low", "v_min", "v_max"}
 """the only numbers that may be below zero"""
-DISTANT = {"max_grad_norm", "kl_cut", "target_kl", "target_noise_clip", "priority_clip"}
+DISTANT = {"max_grad_norm", "kl_cut", "max_kl", "target_kl", "target_noise_clip", "priority_clip"}
 DISTANT |= {"clip_range", "clip_range_vf", "obs_clip_range", "reward_clip_range"}
 """bounds, which may be as far away as one likes"""
 
@@ -689,7 +689,7 @@ FAMILIES = (
         OffPolicyConfig,
     ),
     *(ActorCriticNetworkConfig, ActorCriticConfig, QNetworkConfig, ExplorationConfig, ValueConfig),
-    *(MunchausenConfig, NoiseConfig, EntropyConfig, SoftActionsConfig, CorrectionConfig),
+    *(MunchausenConfig, NoiseConfig, AddedNoiseConfig, EntropyConfig, SoftActionsConfig, CorrectionConfig),
     *(PoliciesConfig, BanditConfig),
 )
 

@@ -1,9 +1,12 @@
 """The trust that a run needs to be loaded again, and the code of its own that is saved with it."""
 
+import warnings
+
 from whorl.core.registry import KINDS, registered
 from whorl.envs.adapters.imported import module_of
 from whorl.settings.behaviors import BehaviorSettings
 from whorl.settings.merge import Settings
+from whorl.settings.secrets import values_in
 from whorl.settings.trust import own_paths, words_in
 from whorl.state import code
 
@@ -23,7 +26,12 @@ def own_code(settings: Settings | BehaviorSettings) -> dict[str, bytes]:
     things = [thing for kind in KINDS for name, thing in registered(kind).items() if name in names]
     modules = [str(getattr(thing, "__module__", "")) for thing in things]
     modules += [name.rpartition(".")[0] for name in own_paths(settings)]
-    return code.gather(filter(None, [*modules, _env_module(settings)]))
+    found = code.gather(filter(None, [*modules, _env_module(settings)]))
+    secrets = [secret.encode() for secret in values_in(plain)]
+    for name in [name for name, text in found.items() if any(secret in text for secret in secrets)]:
+        del found[name]
+        warnings.warn(f"{name} holds a password, key or token, so it is not saved with the run", stacklevel=2)
+    return found
 
 
 def _env_module(settings: Settings | BehaviorSettings) -> str:

@@ -31,6 +31,16 @@ def hidden(value: Any, name: str = "") -> Any:
     return [hidden(inner, name) for inner in value] if isinstance(value, list) else value
 
 
+def values_in(value: Any, name: str = "") -> list[str]:
+    """The secrets among plain settings and environment variables that are long enough to be looked for in a text."""
+    found = [value for key, value in os.environ.items() if is_secret(key)] if not name else []
+    if isinstance(value, Mapping):
+        found += [secret for key, inner in value.items() for secret in values_in(inner, str(key))]
+    elif isinstance(value, str) and is_secret(name):
+        found.append(value)
+    return [secret for secret in found if len(secret) >= _SHORTEST]
+
+
 def hidden_words(words: Sequence[str]) -> list[str]:
     """A command line without secrets: values of flags and assignments named so, and those of environment variables."""
     known = [value for name, value in os.environ.items() if is_secret(name) and len(value) >= _SHORTEST]
