@@ -571,7 +571,7 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "the critic's loss of a shared trunk has no weight",
-            "loss + cfg.value_coef * critic_loss",
+            "loss + self.cfg.value_coef * critic_loss",
             "loss + critic_loss",
             "algorithms/test_shared_trunk.py",
         ),

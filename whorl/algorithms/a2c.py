@@ -102,7 +102,7 @@ class A2C(Agent):
 
     def improve_policy(self, batch: Batch, advantage: Tensor) -> dict[str, Tensor]:
         """The actor's step."""
-        loss, entropy = self.actor_loss(self.actor(batch.now), batch, advantage)
+        loss, entropy = self.actor_pass(batch, advantage)
         norm = self.minimize("actor", loss, self.cfg.max_grad_norm, measure=True)
         return {
             "loss/actor": loss.detach(),
@@ -112,6 +112,10 @@ class A2C(Agent):
         }
 
     @pure
+    def actor_pass(self, batch: Batch, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        """The actor's loss and the mean entropy of a rollout."""
+        return self.actor_loss(self.actor(batch.now), batch, advantage)
+
     def actor_loss(self, policy: Any, batch: Batch, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """-E[log pi(a|s) * A] - ent_coef * H; the mean entropy H"""
         entropy = masked_mean(policy.entropy().expand_as(batch.mask), batch.mask)

@@ -80,8 +80,10 @@ class IMPALA(Agent):
         batch, cfg = self.begin_update(rollout), self.cfg
         features = self.critic.backbone(batch.all)  # [T+1, B, size]
         v = self.critic.of(features)  # [T+1, B]
-        policy = self.actor.of(features[:-1], batch.now) if cfg.shared_trunk else self.actor(batch.now)
-        log_prob, entropy = self.evaluate(policy, batch)
+        if cfg.shared_trunk:
+            log_prob, entropy = self.evaluate(self.actor.of(features[:-1], batch.now), batch)
+        else:
+            log_prob, entropy = self.actor_pass(batch)
         advantage, target, ratio = self.trace(batch, v.detach(), log_prob.detach())
         loss = -masked_mean(log_prob * advantage, batch.mask)
         mask = per_stream(batch.mask, target)
@@ -111,6 +113,10 @@ class IMPALA(Agent):
         }
 
     @pure
+    def actor_pass(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """`evaluate` with an actor of its own."""
+        return self.evaluate(self.actor(batch.now), batch)
+
     def evaluate(self, policy: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         """log pi(a|s) of each row [T, B], and the mean entropy"""
         return policy.log_prob(batch.action), masked_mean(policy.entropy().expand_as(batch.mask), batch.mask)

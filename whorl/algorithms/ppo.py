@@ -25,7 +25,7 @@ from whorl.core import collectives
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch
+from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import check_batch_size, minibatches
 from whorl.explore.acting import act_by_policy
 from whorl.nets.losses import value_loss
@@ -173,19 +173,14 @@ class PPO(Agent):
             found = []
             for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("actor")):
                 measure = adaptive or epoch == cfg.n_epochs - 1
-                features = self.actor.backbone(rows)
-                policy = self.actor.of(features, rows)
-                loss, log_ratio, entropy = self.actor_loss(policy, data, measure)
-                total, critic = loss, list[Tensor]()
-                if cfg.shared_trunk:
-                    critic_loss = self.critic_loss(self.critic.of(features), data)
-                    total, critic = loss + cfg.value_coef * critic_loss, [critic_loss.detach()]
+                one_pass = self.shared_pass if cfg.shared_trunk else self.actor_pass
+                total, loss, log_ratio, entropy, *critic = one_pass(rows, data, measure)
                 norm = self.minimize(
                     "actor", total, cfg.max_grad_norm, gate if cfg.kl_cut > 0 else None, measure=True
                 )
                 if measure:
                     distance = self.distance(log_ratio, entropy, data)
-                    found.append(torch.stack([loss.detach(), norm, *distance, *critic]))
+                    found.append(torch.stack([loss, norm, *distance, *critic]))
             if found:
                 # With several learners, all must take the same decisions.
                 loss, norm, entropy, kl, clipped, *critic_losses = collectives.mean(
@@ -210,6 +205,20 @@ class PPO(Agent):
         return metrics
 
     @pure
+    def actor_pass(self, rows: Rows, data: dict[str, Tensor], measure: bool) -> tuple[Tensor, ...]:
+        """The actor's loss, once more without gradient, the log ratio and the entropy of rows."""
+        loss, log_ratio, entropy = self.actor_loss(self.actor(rows), data, measure)
+        return loss, loss.detach(), log_ratio, entropy
+
+    @pure
+    def shared_pass(self, rows: Rows, data: dict[str, Tensor], measure: bool) -> tuple[Tensor, ...]:
+        """Actor's loss + value_coef * critic's loss, both losses apart, the log ratio and the entropy of rows."""
+        features = self.actor.backbone(rows)
+        loss, log_ratio, entropy = self.actor_loss(self.actor.of(features, rows), data, measure)
+        critic_loss = self.critic_loss(self.critic.of(features), data)
+        total = loss + self.cfg.value_coef * critic_loss
+        return total, loss.detach(), log_ratio, entropy, critic_loss.detach()
+
     def actor_loss(
         self, policy: Any, data: dict[str, Tensor], measure: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -239,7 +248,7 @@ class PPO(Agent):
         found = []
         for epoch in range(cfg.n_epochs):
             for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("critic")):
-                loss = self.critic_loss(self.critic(rows), data)
+                loss = self.critic_pass(rows, data)
                 norm = self.minimize("critic", loss, cfg.max_grad_norm, measure=True)
                 if epoch == cfg.n_epochs - 1:
                     found.append(torch.stack([loss.detach(), norm]))
@@ -247,6 +256,10 @@ class PPO(Agent):
         return {"loss/critic": loss, "gradient/critic": norm}
 
     @pure
+    def critic_pass(self, rows: Rows, data: dict[str, Tensor]) -> Tensor:
+        """The critic's loss on rows."""
+        return self.critic_loss(self.critic(rows), data)
+
     def critic_loss(self, value: Tensor, data: dict[str, Tensor]) -> Tensor:
         """E[(V(s) - target)^2] / 2 or another loss, optionally with V clipped around its old value"""
         target = data["target"]
