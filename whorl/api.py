@@ -13,10 +13,8 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.error import DependencyNotInstalled
-from PIL import Image
 
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
-from whorl.core.files import reason as files_reason
 from whorl.core.registry import only_trusted, register, require_part, require_trust
 from whorl.core.spec import Spec, differences, without_keys
 from whorl.envs import checker
@@ -36,6 +34,7 @@ from whorl.run.build import choose_device, kind_of
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations, run_episodes
+from whorl.run.recording import Camera, Screenshots
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
 from whorl.run.viewer import Viewer, frame_rate
@@ -440,7 +439,11 @@ def restore(
         behavior: which policy, where the run has several behaviours.
     """
     _refuse(restore, unknown)
-    found = _saved(run, best)
+    return _policy(_saved(run, best), behavior, trust, device)
+
+
+def _policy(found: checkpoint.Loaded, behavior: str, trust: Sequence[str], device: str) -> SavedPolicy:
+    """The policy of a checkpoint, or of one of its behaviours."""
     names = found.policy.get(BEHAVIORS, {})
     if behavior not in (names or ("",)):
         if not behavior:
@@ -505,10 +508,7 @@ def _evaluate_behaviors(
         with checkpoint.reading(found.folder, checkpoint.CONFIG):
             settings = read_saved(found.config)
         source = _source(env, settings, env_options)
-    policies = {
-        name: restore(run, best=best, behavior=name, trust=trust, device=device)
-        for name in settings.behaviors
-    }
+    policies = {name: _policy(found, name, trust, device) for name in settings.behaviors}
     assert source.adapter is not None
     playing = source.adapter.behavior_env(source, min(episodes, EVAL_ENVS))
     try:
@@ -582,10 +582,10 @@ def evaluate(
     ends = None
     if screenshots is not None:
         quota = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
-        ends = _Screenshots(source.id, Path(screenshots), quota)
+        ends = Screenshots(source.id, Path(screenshots), quota)
     with _explaining(source.id, mode):
         vector = source.vector(num_envs, policy.agent.device)
-        camera = _Camera(source.id, frame_rate(source)) if video is not None else None
+        camera = Camera(source.id, frame_rate(source)) if video is not None else None
         viewer = Viewer(source.id, frame_rate(source)) if render and mode == "rgb_array" else None
         watching = [watch for watch in (camera, viewer, ends) if watch is not None]
 
@@ -717,59 +717,6 @@ def _check_spaces(saved: Spec, now: Spec, id: str, privileged: Sequence[str] = (
     found = differences(*(without_keys(spec, privileged) for spec in (saved, now)))
     if found:
         raise EnvError(f"{id} has other spaces than the environment of the run: {'; '.join(found)}")
-
-
-class _Camera:
-    """Records the first episode of the first environment, about 25 frames per second of it."""
-
-    def __init__(self, id: str, rate: float) -> None:
-        self.id = id
-        self.stride = max(1, round(rate / 25))
-        self.fps = rate / self.stride
-        self.frames: list[Any] = []
-        self.steps = 0
-        self.over = False
-
-    def __call__(self, world: Any, step: Any, action: Any) -> None:
-        if self.over:
-            return
-        self.over = bool(step.terminated[0] | step.truncated[0])
-        if self.steps % self.stride == 0 or self.over:
-            self.frames.append(_frame(world, 0, self.id))
-        self.steps += 1
-
-
-class _Screenshots:
-    """Writes the last frame of every episode that counts as a picture, numbered by the order in which they end."""
-
-    def __init__(self, id: str, folder: Path, quota: list[int]) -> None:
-        self.id, self.folder, self.count = id, folder, 0
-        self.left = quota
-        """episodes of each environment that still count"""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise WhorlError(f"pictures can't be saved in {folder}: {files_reason(error)}") from None
-
-    def __call__(self, world: Any, step: Any, action: Any) -> None:
-        for env_index in (step.terminated | step.truncated).nonzero().flatten().tolist():
-            if not self.left[env_index]:
-                continue
-            self.left[env_index] -= 1
-            self.count += 1
-            # The environment is reset by the next step: now it is still in its last state.
-            frame = _frame(world, env_index, self.id)
-            Image.fromarray(frame).save(self.folder / f"episode_{self.count:03}.png")
-
-
-def _frame(world: Any, env_index: int, id: str) -> Any:
-    frame = world.render(env_index)
-    if frame is None:
-        raise EnvError(
-            f"{id} renders no frames, so there is nothing to record; it must be made with "
-            "render_mode='rgb_array', and render() must then return an image"
-        )
-    return frame
 
 
 def _check_changes(saved: Settings, asked: Settings) -> None:
