@@ -23,6 +23,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, remember
 from whorl.data.discounting import Discounting, Gamma, with_streams
 from whorl.data.gradients import Gradients
+from whorl.data.hindsight import GoalRewards
 from whorl.data.replay import MEMORIES
 from whorl.nets.normalize import ReturnScale
 from whorl.ops.schedules import schedule
@@ -109,6 +110,8 @@ class Agent(Optimized):
     collects_greedily: bool = False
     """whether rollouts are collected with greedy actions; see the setting `disable_sample`"""
     runner: Callable[..., Updated] | None = None
+    goal_rewards: GoalRewards | None = None
+    """rewards of the environment as a function of goals, set where samples are given other goals (`her`)"""
 
     def __init__(self, spec: Spec, cfg: Any) -> None:
         super().__init__()
@@ -329,6 +332,7 @@ class Agent(Optimized):
             "separate_streams": self.separate_streams,
             "extras": self.columns(),
             "successors": self.successors,
+            "goal_rewards": self.goal_rewards,
         }
 
     @property
