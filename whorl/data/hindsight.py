@@ -63,11 +63,8 @@ class Episodes:
 
     def extend(self, ring: Ring, steps: int) -> None:
         """The ring's newest `steps` rows were added."""
-        first = ring.rows - steps
-        row = torch.arange(first, ring.rows, device=self.newest.device)
+        row = torch.arange(ring.rows - steps, ring.rows, device=self.newest.device)
         begins = ~ring.columns["mask"].index_select(0, (row - 1) % self.slots)  # [T, B]
-        if first == ring.oldest:
-            begins[0] = True  # what was before it is not stored
         number = self.newest + begins.cumsum(0)
         place = number % self.slots
         self.episode.index_copy_(0, row % self.slots, place.int())
@@ -155,7 +152,7 @@ class Relabelled:
             before, now = self._ended(cell)
             if name == "keep":  # returns stop where the episode would have ended
                 return torch.where(self._chosen, stored & ~now, stored)
-            return torch.where(self._chosen, (stored | before) & self._ring.take("mask", cell) & ~now, stored)
+            return torch.where(self._chosen, (stored | before) & ~now, stored)
         return stored
 
     def observe(self, cell: Tensor) -> Tree:
