@@ -47,14 +47,14 @@ class EnvGoalRewards(GoalRewards):
         self._env: Any = None
 
     def check(self, achieved: np.ndarray, desired: np.ndarray) -> None:
-        """Raise if the functions do not take arrays of goals, such as these; see whether goals end episodes."""
+        """Raise if the functions do not take arrays of goals; see whether goals end episodes. These must be equal."""
         goals = torch.from_numpy(achieved), torch.from_numpy(desired)
         self._check_shape("compute_reward", self._call("compute_reward", *goals))
         if self.function("compute_terminated") is None:
             return
         found = self._call("compute_terminated", *goals)
-        # In continuing tasks it returns False even for equal goals, those that are achieved.
-        self.terminates = found.dim() > 0 or bool(found)
+        # These goals are equal, so achieved: in continuing tasks it is False even for them.
+        self.terminates = bool(found.any())
         if self.terminates:
             self._check_shape("compute_terminated", found)
 

@@ -30,7 +30,7 @@ class BitFlip(GoalWorld):
     def __init__(self, num_envs: int, device: torch.device | str = "cpu", bits: int = 15) -> None:
         if bits < 1:
             raise ConfigError(f"bits is {bits}; it must be at least 1")
-        super().__init__(num_envs, device, Discrete(bits), (bits, bits), 0, bits, True)
+        super().__init__(num_envs, device, Discrete(bits), (bits, bits), (0, 1), bits, True)
         self.bits = bits
         self._every = torch.arange(bits, device=self.device).unsqueeze(1)
 

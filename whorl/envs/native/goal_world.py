@@ -13,6 +13,7 @@ from torch import Tensor
 
 from whorl.core import tree
 from whorl.core.arrays import SUCCESS
+from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Spec, SpecTree
 from whorl.envs.native.world import State, World
 
@@ -21,7 +22,7 @@ class GoalWorld(World):
     """A subclass defines `move`, `seen`, `achieved` and `matches`. Its state has `goal` [G, B], among others.
 
     Args:
-        sizes: numbers in the observation and in a goal, which are between `low` and `high`.
+        sizes: numbers in the observation and in a goal, which are within `bounds`.
         terminates: whether an episode ends when the goal is achieved.
     """
 
@@ -31,15 +32,17 @@ class GoalWorld(World):
         device: torch.device | str,
         action: SpecTree,
         sizes: tuple[int, int],
-        low: float,
+        bounds: tuple[float, float],
         max_steps: int,
         terminates: bool,
     ) -> None:
         super().__init__(num_envs, device)
+        if max_steps < 1:
+            raise ConfigError(f"max_steps is {max_steps}; it must be at least 1")
         self.max_steps, self.terminates = max_steps, terminates
-        goal = Array((sizes[1],), "float32", low, 1)
+        goal = Array((sizes[1],), "float32", *bounds)
         parts = {
-            "observation": Array((sizes[0],), "float32", low, 1),
+            "observation": Array((sizes[0],), "float32", *bounds),
             "achieved_goal": goal,
             "desired_goal": goal,
         }
