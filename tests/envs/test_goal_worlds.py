@@ -156,6 +156,7 @@ def test_a_resumed_run_is_the_whole_one(tmp_path: Path) -> None:
 
 def test_a_gymnasium_environment_is_learned_from_with_new_goals(tmp_path: Path) -> None:
     own = {"env_options": {"ends": True}, "runs": str(tmp_path), "max_iterations": 6, "buffer_size": 60}
+    own |= {"actor_hidden_sizes": [8], "critic_hidden_sizes": [8]}
     with whorl.load(Line, "td3", {**SMALL, **own}) as trainer:
         trainer.train()
         assert trainer.experience.hindsight.rewards.terminates

@@ -39,9 +39,8 @@ class PointGoal(GoalWorld):
         self, num_envs: int, device: torch.device | str = "cpu", push: bool = False, max_steps: int = 50
     ) -> None:
         action = Continuous((2,), (-1.0, -1.0), (1.0, 1.0))
-        super().__init__(
-            num_envs, device, action, (4 if push else 2, 2), -2 if push else -1, max_steps, False
-        )
+        far = 2 if push else 1  # from edge to edge, where the puck is seen from the point
+        super().__init__(num_envs, device, action, (4 if push else 2, 2), (-far, far), max_steps, False)
         self.push = push
 
     def initial(self, generator: torch.Generator) -> State:
