@@ -12,9 +12,10 @@ from torch import Tensor
 from whorl.agents.families import OffPolicyConfig
 from whorl.conformance import capture_safe
 from whorl.core.errors import ConfigError
+from whorl.core.goals import ACHIEVED, DESIRED
 from whorl.core.spec import Array, Discrete, Spec, Stream
 from whorl.data.batch import Batch
-from whorl.data.hindsight import ACHIEVED, DESIRED, Relabelled, check_goals, hindsight_bytes
+from whorl.data.hindsight import Relabelled, check_goals, hindsight_bytes
 from whorl.data.replay import Replay
 from whorl.data.ring import Ring
 from whorl.data.samplers import Priorities

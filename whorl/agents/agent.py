@@ -17,13 +17,13 @@ from whorl.agents.optimizers import Optimized
 from whorl.agents.parallel import Parallel
 from whorl.agents.protocols import HasCriticLoss, MemoryNet
 from whorl.core import tree
+from whorl.core.goals import GoalRewards
 from whorl.core.registry import Part
 from whorl.core.spec import Array, Spec, empty_action
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, remember
 from whorl.data.discounting import Discounting, Gamma, with_streams
 from whorl.data.gradients import Gradients
-from whorl.data.hindsight import GoalRewards
 from whorl.data.replay import MEMORIES
 from whorl.nets.normalize import ReturnScale
 from whorl.ops.schedules import schedule

@@ -10,35 +10,17 @@ the row of the final observation, or the last one before a gap. So a cut ends it
 has not ended yet has the newest row as its last.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whorl.core.errors import ConfigError
+from whorl.core.goals import ACHIEVED, DESIRED, GoalRewards
 from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.config import ReplayConfig
 from whorl.data.ring import Ring, slots_for
-
-ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
-"""keys of the observation, as in Gymnasium-Robotics"""
-
-
-class GoalRewards(Protocol):
-    """The reward of an environment as a function of goals, for any number of rows."""
-
-    on_device: bool
-    """whether these are functions of tensors on any device, which can be recorded in a CUDA graph; otherwise tensors
-    must be in host memory"""
-    terminates: bool
-    """whether episodes end at some goals, so that `terminated` has to be asked"""
-
-    def reward(self, achieved: Tensor, desired: Tensor) -> Tensor:
-        """Rewards [N] of steps that led to goals `achieved` [N, ...] while `desired` [N, ...] were wanted."""
-
-    def terminated(self, achieved: Tensor, desired: Tensor) -> Tensor:
-        """[N] bool: whether these steps end an episode in a terminal state."""
 
 
 class Episodes:

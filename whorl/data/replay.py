@@ -13,13 +13,14 @@ from torch import Tensor
 from whorl.core import tree
 from whorl.core.cuda_graphs import record
 from whorl.core.errors import CheckpointError, ConfigError, DamagedError
+from whorl.core.goals import GoalRewards
 from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.config import ReplayConfig
 from whorl.data.discounting import Discounting, Gamma
 from whorl.data.experience import Experience
-from whorl.data.hindsight import GoalRewards, Hindsight, check_goals, hindsight_bytes
+from whorl.data.hindsight import Hindsight, check_goals, hindsight_bytes
 from whorl.data.memory_check import allocating, require_memory
 from whorl.data.ring import Ring, history_of, replay_bytes, slots_for
 from whorl.data.samplers import Priorities, Prioritized, Sampler, Uniform, sampler_bytes

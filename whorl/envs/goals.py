@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from whorl.core.errors import EnvError
+from whorl.core.goals import ACHIEVED, DESIRED, GoalRewards
 from whorl.core.spec import Spec
-from whorl.data.hindsight import ACHIEVED, DESIRED, GoalRewards
 
 ROWS = 3
 """goals given at once to see whether a function takes arrays of them"""

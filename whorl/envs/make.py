@@ -12,10 +12,10 @@ import gymnasium
 import torch
 
 from whorl.core.errors import ConfigError, EnvError, nearest
+from whorl.core.goals import GoalRewards
 from whorl.core.hardware import cores
 from whorl.core.registry import registered
 from whorl.core.spec import Spec
-from whorl.data.hindsight import GoalRewards
 from whorl.envs.adapter import Adapter, adapter_of, adapters, factory_from_id
 from whorl.envs.adapters.gymnasium import GymnasiumVector, to_spec
 from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS

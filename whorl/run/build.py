@@ -13,10 +13,10 @@ from whorl.collect.collector import Collector
 from whorl.collect.waiting import WaitingCollector, collector_for
 from whorl.core import tree
 from whorl.core.errors import ConfigError
+from whorl.core.goals import GoalRewards
 from whorl.core.spec import Continuous
 from whorl.data.experience import Experience
 from whorl.data.gradients import GradientQueue
-from whorl.data.hindsight import GoalRewards
 from whorl.distributed.actor import check_actors, envs_per_batch
 from whorl.distributed.fleet import RemoteEnvs, make_fleet
 from whorl.distributed.learners import Learners, check_learners
