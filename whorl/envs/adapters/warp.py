@@ -1,7 +1,7 @@
 """Gymnasium's MuJoCo tasks on a GPU by MuJoCo Warp: `warp:Humanoid-v5` is `Humanoid-v5`, thousands at once."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -11,6 +11,7 @@ import gymnasium
 
 from whorl.core.errors import EnvError, missing_extra, nearest
 from whorl.envs.adapter import Adapter, make_registered, registry_entry
+from whorl.envs.adapters.imported import WARP
 from whorl.envs.spaces import Factory, probe
 from whorl.envs.wrappers import HIT, check_hit, split
 
@@ -19,9 +20,15 @@ if TYPE_CHECKING:
     from whorl.envs.make import Source
     from whorl.envs.vector import VectorEnv
 
-PREFIX = "warp:"
-OWN = {"iterations": int, "nconmax": int, "njmax": int, "deterministic": bool, "device": str}
-"""options of ours, which Gymnasium's environment does not get"""
+OWN: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        ("iterations", "nconmax", "njmax"),
+        (lambda value: type(value) is int and value > 0, "a number from 1 on"),
+    ),
+    "deterministic": (lambda value: isinstance(value, bool), "true or false"),
+    "device": (lambda value: value == "cpu", "cpu, or be left out"),
+}
+"""options of ours, which Gymnasium's environment does not get: what is allowed, and how to say it"""
 
 
 class WarpAdapter(Adapter):
@@ -32,12 +39,12 @@ class WarpAdapter(Adapter):
     single = False
 
     def owns(self, id: str) -> bool:
-        return id.startswith(PREFIX)
+        return id.startswith(WARP)
 
     def ids(self) -> Iterable[str]:
         from whorl.envs.warp.tasks import TASKS
 
-        return [f"{PREFIX}{name}-v{version}" for name, (_, all) in TASKS.items() for version in reversed(all)]
+        return [f"{WARP}{name}-v{version}" for name, (_, all) in TASKS.items() for version in reversed(all)]
 
     def full_id(self, id: str) -> str:
         id = id if re.search(r"-v\d+$", id) else f"{id}-v5"
@@ -51,11 +58,9 @@ class WarpAdapter(Adapter):
         wrapping = ", ".join(name for name in split(options)[1] if name != HIT)
         if wrapping:
             raise EnvError(f"{id} is stepped as one batch, which {wrapping} can't change; leave it out")
-        for name, kind in OWN.items():
-            value = options.get(name, kind())
-            if type(value) is not kind or (kind is int and value < 0) or (kind is str and value not in ("", "cpu")):
-                allowed = {int: "a whole number of at least 1", bool: "true or false", str: "cpu, or be left out"}
-                raise EnvError(f"{name} is {value!r}; it must be {allowed[kind]}")
+        for name, (allowed, says) in OWN.items():
+            if name in options and not allowed(options[name]):
+                raise EnvError(f"{name} is {options[name]!r}; it must be {says}")
         _make(self.full_id(id), options).close()  # an option that Gymnasium does not take is reported now
         return options
 
@@ -63,7 +68,7 @@ class WarpAdapter(Adapter):
         def single() -> gymnasium.Env:
             raise EnvError(
                 f"{id} is a batch of environments; pass it to whorl.load or whorl.train, or make one of them as "
-                f"{id.removeprefix(PREFIX)}"
+                f"{id.removeprefix(WARP)}"
             )
 
         return single
@@ -92,11 +97,10 @@ class WarpAdapter(Adapter):
         if torch.device(device).type != "cuda" and options.get("device") != "cpu":
             raise EnvError(
                 f"{id} needs a CUDA GPU and env_device cuda, but env_device is {device}; use "
-                f"{id.removeprefix(PREFIX)}, or for a small test on a CPU, which is slow, env_options {{device: cpu}}"
+                f"{id.removeprefix(WARP)}, or for a small test on a CPU, which is slow, env_options {{device: cpu}}"
             )
         own = {name: options[name] for name in OWN if name in options and name != "device"}
-        own = {name: value for name, value in own.items() if value}
-        task = TASKS[id.removeprefix(PREFIX).rpartition("-v")[0]][0]
+        task = TASKS[id.removeprefix(WARP).rpartition("-v")[0]][0]
         made = WarpWorld(
             id, _make(id, options), task, self.spec(id, options), num_envs, torch.device(device), **own
         )
@@ -108,7 +112,7 @@ class WarpAdapter(Adapter):
 def _make(id: str, options: Mapping[str, Any]) -> gymnasium.Env:
     """Gymnasium's environment of the same task."""
     theirs = {name: value for name, value in options.items() if name not in OWN and name != HIT}
-    return make_registered(registry_entry(id.removeprefix(PREFIX)), theirs)
+    return make_registered(registry_entry(id.removeprefix(WARP)), theirs)
 
 
 ADAPTERS = (WarpAdapter(),)

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -65,7 +66,8 @@ class Physics:
         capacity: memory for contacts and constraints; `overflow` tells whether it was too small.
         iterations: Newton iterations per substep, all of which are launched; converged copies skip them.
         forces: whether `step` also computes `cfrc_ext`.
-        deterministic: add contact forces in a fixed order, so that a GPU gives the same bits every time.
+        deterministic: add contact forces in a fixed order, so that a GPU gives the same bits every time. It sorts, for
+            which Warp allocates by itself, so such steps are not recorded in graphs.
     """
 
     def __init__(
@@ -83,10 +85,7 @@ class Physics:
         self.substeps, self.forces, self.capacity = substeps, forces, capacity
         self.device = _indexed(device)
         self._device = self._find_device()
-        self._streams: dict[int, Any] = {}
         self._allocator = TorchAllocator(self.device)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._capture = self.device.type == "cuda"
         started = time.perf_counter()
         with self._scope():
             self._model = _put_model(self._mujoco_warp, model, iterations, deterministic)
@@ -106,15 +105,16 @@ class Physics:
         """what it took to compile or load all kernels"""
         self.cache = str(self._warp.config.kernel_cache_dir)
         """the folder in which compiled kernels are kept"""
+        self._graph = self._record() if self.device.type == "cuda" and not deterministic else None
+
+    @property
+    def captured(self) -> bool:
+        """Whether a step can be recorded in a CUDA graph: it was."""
+        return self._graph is not None
 
     def step(self) -> None:
         """Advance all copies by `substeps`, with the controls in `view.ctrl`."""
-        if not self._capture or torch.cuda.is_current_stream_capturing():
-            self._step()
-            return
-        if self._graph is None:
-            self._graph = self._record()
-        if self._graph is None:
+        if self._graph is None or torch.cuda.is_current_stream_capturing():
             self._step()
         else:
             self._graph.replay()
@@ -148,7 +148,7 @@ class Physics:
                 self._mujoco_warp.rne_postconstraint(self._model, self._data)
 
     def _record(self) -> torch.cuda.CUDAGraph | None:
-        """The graph of one step; without one, and with a warning, where it can't be recorded."""
+        """The graph of one step; None, with a warning, where it can't be recorded."""
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads may allocate meanwhile.
@@ -157,7 +157,6 @@ class Physics:
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            self._capture = False
             text = str(error).partition("\n")[0]
             warnings.warn(
                 f"MuJoCo Warp's step can't be recorded in a CUDA graph, so it is slow: {text}", stacklevel=2
@@ -172,18 +171,12 @@ class Physics:
         with ExitStack() as stack:
             if self.device.type == "cuda":
                 # Without sync_enter: the stream would wait for one outside of the recording, which ends it.
-                stack.enter_context(wp.ScopedStream(self._stream(), sync_enter=False))
+                stream = warp_stream(torch.cuda.current_stream(self.device))
+                stack.enter_context(wp.ScopedStream(stream, sync_enter=False))
                 stack.enter_context(wp.ScopedAllocator(self._device, self._allocator))
             else:
                 stack.enter_context(wp.ScopedDevice(self._device))
             yield
-
-    def _stream(self) -> Any:
-        current = torch.cuda.current_stream(self.device)
-        handle = current.cuda_stream
-        if handle not in self._streams:
-            self._streams[handle] = self._warp.stream_from_torch(current)
-        return self._streams[handle]
 
     def _find_device(self) -> Any:
         if self.device.type == "cuda" and not self._warp.is_cuda_available():
@@ -207,6 +200,12 @@ class TorchAllocator:
 
     def deallocate(self, ptr: int, size_in_bytes: int) -> None:
         torch.cuda.caching_allocator_delete(ptr)
+
+
+@cache
+def warp_stream(stream: torch.cuda.Stream) -> Any:
+    """Warp's name for one of torch's streams. It is kept: deleting it would unregister the stream for all others."""
+    return modules()[0].stream_from_torch(stream)
 
 
 def modules() -> tuple[Any, Any]:
@@ -242,5 +241,3 @@ def _indexed(device: torch.device) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-

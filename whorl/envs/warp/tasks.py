@@ -58,7 +58,7 @@ class Task:
         return torch.cat([view.qpos[:, self.skipped :], view.qvel], 1)
 
     def reward(self, view: View, velocity: Tensor) -> tuple[Tensor, Tensor]:
-        """Reward [B] and terminated [B] after a step, of which `velocity` [B] is the change of `position` per second."""
+        """Reward [B] and terminated [B] after a step; `velocity` [B] is the change of `position` per second."""
         raise NotImplementedError
 
     def uniform(self, num_envs: int, size: int, scale: float, generator: torch.Generator) -> Tensor:

@@ -58,15 +58,15 @@ class WarpWorld(World):
             *(gym.model, num_envs, self.device, gym.frame_skip, capacity, iterations, self.task.forces),
             deterministic,
         )
+        self.capturable = self.physics.captured
         action = spec.action
         assert isinstance(action, Continuous)
         low, high = (torch.tensor(side, device=self.device) for side in (action.low, action.high))
         self._middle, self._half = (high + low) / 2, (high - low) / 2  # [nu]
-        self.notice = (
+        self.compile_notice = (
             f"MuJoCo Warp's kernels were compiled or loaded in {self.physics.compile_seconds:.0f} s; they are kept in "
             f"{self.physics.cache}"
         )
-        """for the console, once the environment is made"""
 
     def initial(self, generator: torch.Generator) -> State:
         view = self.physics.view
