@@ -12,6 +12,7 @@ import gymnasium
 from whorl.core.errors import EnvError, missing_extra, nearest
 from whorl.envs.adapter import Adapter, make_registered, registry_entry
 from whorl.envs.adapters.imported import WARP
+from whorl.envs.mistakes import make_env
 from whorl.envs.spaces import Factory, probe
 from whorl.envs.wrappers import HIT, check_hit, split
 
@@ -61,7 +62,7 @@ class WarpAdapter(Adapter):
         for name, (allowed, says) in OWN.items():
             if name in options and not allowed(options[name]):
                 raise EnvError(f"{name} is {options[name]!r}; it must be {says}")
-        _make(self.full_id(id), options).close()  # an option that Gymnasium does not take is reported now
+        make_env(partial(_make, self.full_id(id), options)).close()  # an option that Gymnasium does not take is reported now
         return options
 
     def factory(self, id: str, options: dict[str, Any]) -> Factory:
