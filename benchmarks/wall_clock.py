@@ -87,7 +87,7 @@ def measure(env: str, algorithm: str, settings: dict[str, Any], args: argparse.N
 
 def iterate(trainer: Trainer, progress: float) -> dict[str, Any]:
     """One iteration, with schedules that follow the clock instead of the budget."""
-    return trainer.loop.iterate(progress, lambda rollout: None)
+    return trainer.loop.iterate(progress)
 
 
 if __name__ == "__main__":
