@@ -36,7 +36,7 @@ class WarpAdapter(Adapter):
     """warp:Name-v5, for the names in `whorl.envs.warp.tasks`; some have a v4."""
 
     extra = "warp"
-    packages = ("mujoco_warp", "warp")
+    packages = ("mujoco_warp",)
     single = False
 
     def owns(self, id: str) -> bool:
@@ -62,7 +62,8 @@ class WarpAdapter(Adapter):
         for name, (allowed, says) in OWN.items():
             if name in options and not allowed(options[name]):
                 raise EnvError(f"{name} is {options[name]!r}; it must be {says}")
-        make_env(partial(_make, self.full_id(id), options)).close()  # an option that Gymnasium does not take is reported now
+        # An option that Gymnasium does not take is reported now.
+        make_env(partial(_make, self.full_id(id), options)).close()
         return options
 
     def factory(self, id: str, options: dict[str, Any]) -> Factory:
