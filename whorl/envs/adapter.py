@@ -40,6 +40,7 @@ MODULES = (
         "pybullet",
         "bumps_bullet",
         "warp",
+        "robotics",
         "random_spaces",
         "imported",
     ),
