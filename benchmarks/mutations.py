@@ -2815,4 +2815,33 @@ MUTATIONS: list[Mutation] = [
             "        return self.env.reset",
         ),
     ),
+    *planted(
+        "envs/warp/world.py",
+        "envs/test_warp.py",
+        Bug("a diverged state goes on", "            terminated | ~sound,", "            terminated,"),
+        Bug(
+            "the solver's warm start is not restored",
+            'view.qacc_warmstart.copy_(state["warmstart"].T.masked_fill(ended, 0))',
+            "pass",
+        ),
+        Bug(
+            "velocity is measured from the origin",
+            '(task.position(view) - state["position"])',
+            "(task.position(view))",
+        ),
+        Bug(
+            "actions are not scaled", "self._middle + self._half * action.clamp(-1, 1)", "action.clamp(-1, 1)"
+        ),
+    ),
+    *planted(
+        "envs/warp/tasks.py",
+        "envs/test_warp.py",
+        Bug("a fall is paid in v5, too", "if self.old and self.ends", "if self.ends"),
+        Bug(
+            "no contact cost",
+            "        if self.forces:\n            reward",
+            "        if False:\n            reward",
+        ),
+        Bug("uniform noise instead of normal", "        if self.normal:", "        if False:"),
+    ),
 ]

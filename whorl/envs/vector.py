@@ -90,6 +90,14 @@ class Waiting(Protocol):
 
 
 @runtime_checkable
+class Compiled(Protocol):
+    """A `VectorEnv` that compiles its physics when it is made."""
+
+    compile_notice: str
+    """how long that took, for the console"""
+
+
+@runtime_checkable
 class Traced(Protocol):
     """A `VectorEnv` with numbers that are drawn over time beside its picture (`--render`)."""
 
