@@ -290,7 +290,8 @@
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--soft") },
       hovermode: panel.groups.length > 8 ? "closest" : "x unified", showlegend: false, uirevision: `${panel.metric}|${x}`,
       hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 }, align: "left" },
-      xaxis: { ...axis, title: { text: small ? "" : name, standoff: 8, font: { size: 12 } }, tickformat: x === "time" ? "" : "~s",
+      modebar: { bgcolor: css("--paper"), color: css("--soft"), activecolor: css("--accent") },
+      xaxis: { ...axis, spikecolor: css("--soft"), spikethickness: 1, spikedash: "solid", title: { text: small ? "" : name, standoff: 8, font: { size: 12 } }, tickformat: x === "time" ? "" : "~s",
         hoverformat: x === "time" ? ".3~f" : ",.0f" },
       yaxis: { ...axis, tickformat: "~s" }, dragmode: matchMedia("(pointer: coarse)").matches ? "pan" : "zoom",
     };
