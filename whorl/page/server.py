@@ -184,7 +184,9 @@ def make_app(root: Path, token: str, cookie: str = "whorl", everywhere: bool = F
         Route("/map", reads(picture)),
         *(Route(f"/api/{f.__name__}", takes(f), methods=["POST"]) for f in (curves, stop, resume)),
     ]
-    return Guard(Starlette(routes=routes), token, cookie, everywhere), desk
+    app = Starlette(routes=routes)
+    app.router.redirect_slashes = False
+    return Guard(app, token, cookie, everywhere), desk
 
 
 def serve(root: Path, host: str, port: int, say: Callable[[str], None]) -> None:

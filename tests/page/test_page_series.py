@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.page.runs import row, write_rows
+from page_runs import row, write_rows
 from whorl.log.writers import read_rows
 from whorl.page.series import Series, Tail, averaged, columns, thin
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.page.runs import make_run, row, write_rows
+from page_runs import make_run, row, write_rows
 from whorl.log.groups import Style
 from whorl.log.statistics import align
 from whorl.page.catalog import Catalog, Entry

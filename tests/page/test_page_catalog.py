@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.page.runs import CONFIG, make_run, own, row, write_rows
+from page_runs import CONFIG, make_run, own, row, write_rows
 from whorl.core.errors import WhorlError
 from whorl.page.catalog import Catalog, read_settings
 from whorl.page.details import details, log_tail, map_names, map_picture, media
@@ -144,7 +144,7 @@ def test_secrets_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_maps_are_pictures(tmp_path: Path) -> None:
-    from tests.page.runs import add_pictures
+    from page_runs import add_pictures
 
     add_pictures(make_run(tmp_path / "a"))
     entry = catalog_of(tmp_path).entries["a"]
