@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from page_runs import CONFIG, make_run, own, row, write_rows
+
 from whorl.core.errors import WhorlError
 from whorl.page.catalog import Catalog, read_settings
 from whorl.page.details import details, log_tail, map_names, map_picture, media
@@ -25,7 +25,9 @@ def test_runs_of_sweeps_and_populations_are_found(tmp_path: Path) -> None:
     (tmp_path / "sweep" / "study.db").write_bytes(b"SQLite format 3\0")
     population = tmp_path / "evolve"
     make_run(population / "learner_0")
-    (population / "population.yaml").write_text("population: {rule: pbt}\nlearners: {algorithm: sac, env: Ant-v5}\n")
+    (population / "population.yaml").write_text(
+        "population: {rule: pbt}\nlearners: {algorithm: sac, env: Ant-v5}\n"
+    )
     (population / "lineage.jsonl").write_text("{}\n")
     make_run(tmp_path / "a" / "checkpoint_1")  # a checkpoint holds config.yaml too
     (tmp_path / "notes").mkdir()
@@ -133,7 +135,9 @@ def test_settings_are_read_as_yaml_reads_them() -> None:
 def test_secrets_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "k-1234567890")
     run = make_run(tmp_path / "a", config={"env_options": {"api_key": "hunter2hunter2", "size": 3}})
-    (run / "log.txt").write_text("token=hunter3 given\nwith k-1234567890\nprogress 1%\rprogress 2%\n\x1b[1mbold\x1b[0m\n")
+    (run / "log.txt").write_text(
+        "token=hunter3 given\nwith k-1234567890\nprogress 1%\rprogress 2%\n\x1b[1mbold\x1b[0m\n"
+    )
     entry = catalog_of(tmp_path).entries["a"]
     found = details(entry)
     assert found["settings"]["env_options.api_key"] == HIDDEN

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from page_runs import make_run, row, write_rows
+
 from whorl.log.groups import Style
 from whorl.log.statistics import align
 from whorl.page.catalog import Catalog, Entry
@@ -80,7 +80,9 @@ def test_long_curves_are_thinned(tmp_path: Path) -> None:
 
 def test_behaviours_and_evaluations_stand_in_for_a_metric(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", rows=0)
-    write_rows(run, [{"steps": i, "hunter/episode/return": 1.0, "prey/episode/return": 2.0} for i in range(9)])
+    write_rows(
+        run, [{"steps": i, "hunter/episode/return": 1.0, "prey/episode/return": 2.0} for i in range(9)]
+    )
     found = Curves().panels(entries_of(tmp_path), Query())
     assert found["shown"] == ["hunter/episode/return", "prey/episode/return"]
     assert [panel["metric"] for panel in found["panels"]] == found["shown"]

@@ -21,7 +21,9 @@ def test_a_report_holds_curves_pictures_and_settings(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs"
-    add_pictures(make_run(runs / "a", config={"tag": "</script><b>", "env_options": {"token": "hunter2hunter2"}}))
+    add_pictures(
+        make_run(runs / "a", config={"tag": "</script><b>", "env_options": {"token": "hunter2hunter2"}})
+    )
     make_run(runs / "b", config={"seed": 2}, system__load=0.5)
     assert main(["report", "a", "runs/b", "--output", "out/r.html"]) == 0
     assert capsys.readouterr().out.strip() == "out/r.html"

@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-
 from page_runs import add_pictures, make_run, own, row, write_rows
+
 from whorl.core.errors import WhorlError
 from whorl.page import assets, guard
 from whorl.page.server import Desk, listen, make_app
@@ -61,12 +61,25 @@ def test_the_address_that_was_printed_opens_the_page_and_is_remembered(client: A
     assert client.get("/").status_code == 200
     assert client.get("/api/runs").status_code == 200
     client.cookies.clear()
-    for path in ("/api/runs", "/api/run?name=a", "/file?run=a&path=videos/newest_seed1.gif", "/static/page.js"):
+    for path in (
+        "/api/runs",
+        "/api/run?name=a",
+        "/file?run=a&path=videos/newest_seed1.gif",
+        "/static/page.js",
+    ):
         assert client.get(path).status_code == 403, path
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example:8765", "192.168.1.7:8765", "", "localhost.evil"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:8765",
+        "127.0.0.1.evil.example:8765",
+        "192.168.1.7:8765",
+        "",
+        "localhost.evil",
+    ],
 )
 def test_other_names_for_this_machine_are_refused(client: Any, host: str) -> None:
     assert client.get(f"/?token={TOKEN}", headers={"host": host}).status_code == 403
@@ -84,7 +97,9 @@ def test_a_server_for_other_machines_is_called_by_address(tmp_path: Path) -> Non
     assert ask("evil.example") == 403
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:8765", "http://127.0.0.1:9999"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "https://127.0.0.1:8765", "http://127.0.0.1:9999"]
+)
 def test_foreign_origins_are_refused(client: Any, origin: str) -> None:
     assert client.get(f"/api/runs?token={TOKEN}", headers={"origin": origin}).status_code == 403
     for path in ("/api/stop", "/api/resume", "/api/curves"):
@@ -185,7 +200,9 @@ def test_folders_are_looked_at_once_a_second(tmp_path: Path, monkeypatch: pytest
 
 def test_curves_and_details_are_answered(client: Any) -> None:
     client.get(f"/?token={TOKEN}")
-    found = post(client, "/api/curves", {"runs": ["a", "b", "../a", 3], "metric": "episode/return", "x": "time"}).json()
+    found = post(
+        client, "/api/curves", {"runs": ["a", "b", "../a", 3], "metric": "episode/return", "x": "time"}
+    ).json()
     assert found["panels"][0]["groups"][0]["runs"] == ["a", "b"]
     detail = client.get("/api/run?name=a").json()
     assert detail["maps"] == ["visits", "rnd"]
@@ -216,7 +233,9 @@ def test_stop_sends_sigterm_to_the_owner(client: Any, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "a"
     assert "not running" in post(client, "/api/stop", {"name": "a"}).json()["error"]
     assert "no run '../a'" in post(client, "/api/stop", {"name": "../a"}).json()["error"]
-    program = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(7))\nprint(flush=True)\nsignal.pause()"
+    program = (
+        "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(7))\nprint(flush=True)\nsignal.pause()"
+    )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()
         own(run, process.pid, host="elsewhere", boot="another", machine="another")
@@ -261,7 +280,9 @@ def test_resume_starts_a_process_with_its_log_in_the_folder(
     assert found["error"] == "whorl: the disk is full"
     words = f"-m whorl resume {run.resolve()} --total-timesteps 5000"
     assert (run / "resume.log").read_text().splitlines()[0] == words
-    assert "whole number" in post(client, "/api/resume", {"name": "a", "total_timesteps": "1"}).json()["error"]
+    assert (
+        "whole number" in post(client, "/api/resume", {"name": "a", "total_timesteps": "1"}).json()["error"]
+    )
 
 
 def test_the_log_of_a_resumed_run_is_not_written_through_a_link(tmp_path: Path) -> None:
