@@ -8,7 +8,7 @@ import pytest
 from page_runs import row, write_rows
 
 from whorl.log.writers import read_rows
-from whorl.page.series import Series, Tail, averaged, columns, thin
+from whorl.page.series import Series, Tail, _column, averaged, columns, thin, update
 
 
 def test_columns_are_those_of_the_rows(tmp_path: Path) -> None:
@@ -44,28 +44,36 @@ def test_half_a_line_is_left_for_the_next_time(tmp_path: Path) -> None:
     whole = json.dumps(row(20)) + "\n"
     with path.open("a") as file:
         file.write(whole[:40])
-    assert series.update(path)
+    update(path, [series])
     assert series.curve[0].tolist() == [10]
     assert Tail(path).newest(["episode/return"])["steps"] == 10
-    assert not series.update(path)
+    update(path, [series])
+    assert series.offset == len(json.dumps(row(10))) + 1
     with path.open("a") as file:
         file.write(whole[40:])
-    assert series.update(path)
+    update(path, [series])
     assert series.curve[0].tolist() == [10, 20]
 
 
 def test_only_new_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, series = tmp_path / "metrics.jsonl", Series("steps", "episode/return")
     write_rows(tmp_path, [row(10 * i) for i in range(1, 500)])
-    series.update(path)
-    parsed: list[int] = []
-    real = columns
+    update(path, [series])
+    parsed: list[tuple[int, str]] = []
     monkeypatch.setattr(
-        "whorl.page.series.columns", lambda lines, *names: parsed.append(len(lines)) or real(lines, *names)
+        "whorl.page.series._column",
+        lambda lines, key: parsed.append((len(lines), key)) or _column(lines, key),
     )
     write_rows(tmp_path, [row(5000)])
-    assert series.update(path)
-    assert parsed == [len(json.dumps(row(5000))) + 1]
+    other = Series("steps", "episodes")
+    other.offset, other._mark, other._parts = series.offset, series._mark, []
+    update(path, [series, other])
+    new = len(json.dumps(row(5000))) + 1
+    assert parsed == [(new, "steps"), (new, "episode/return"), (new, "episodes")]
+    assert other.curve[1].tolist() == [1000]
+    late = Series("steps", "iteration")
+    update(path, [series, late])
+    assert (len(series.curve[0]), len(late.curve[0])) == (500, 500)
     assert series.curve[0][-1] == 5000
     assert len(series.curve[0]) == 500
 
@@ -74,10 +82,10 @@ def test_only_new_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_file_that_was_cut_and_written_again_is_read_again(tmp_path: Path, again: int) -> None:
     path, series = tmp_path / "metrics.jsonl", Series("steps", "episode/return")
     write_rows(tmp_path, [row(10 * i) for i in range(1, 51)])
-    series.update(path)
+    update(path, [series])
     path.unlink()
     write_rows(tmp_path, [row(10 * i, episode__return=-1.0 * i) for i in range(1, again + 1)])
-    assert series.update(path)
+    update(path, [series])
     assert series.curve[1].tolist() == [-1.0 * i for i in range(1, again + 1)]
 
 

@@ -204,12 +204,12 @@ def ragged(curves: Sequence[Curve]) -> bool:
     return found[-1] - found[0] > RAGGED * found[-1]
 
 
-def segments(curves: Sequence[Curve], style: Style = STYLE) -> Iterator[Segment]:
+def segments(curves: Sequence[Curve], style: Style = STYLE, points: int = 400) -> Iterator[Segment]:
     """The statistic of smoothed curves to where all of them reach, then over those that go on; they overlap."""
-    grid, values = align(curves)
+    grid, values = align(curves, points)
     yield Segment(grid, style.reduce(values), style.bounds(values), False)
     for end in sorted(set(ends(curves)))[:-1] if ragged(curves) else ():
-        grid, values = align([one for one in curves if _end(one) > end], begin=end)
+        grid, values = align([one for one in curves if _end(one) > end], points, begin=end)
         yield Segment(grid, style.reduce(values), None, True)
 
 

@@ -181,7 +181,7 @@ def _row(entry: Entry) -> dict[str, Any]:
     with suppress(OSError, TypeError):
         state = run_state(entry.folder, entry.config, last)
     score, evaluated = _score(last)
-    share, left = _progress(entry, last, tail)
+    share, left = _progress(entry, last, tail if state == "running" else None)
     written = max((stamp[1] for stamp in entry.signature[1:2] or ()), default=0) or entry.signature[0][1]
     return {
         "name": entry.name,
@@ -199,7 +199,7 @@ def _row(entry: Entry) -> dict[str, Any]:
         "elapsed": _number(last.get(ELAPSED)),
         "rate": _number(last.get("time/steps_per_second")),
         "share": 1.0 if state == "finished" else share,
-        "left": left if state == "running" else None,
+        "left": left,
         "written": written / 1e9,
     }
 
@@ -215,15 +215,18 @@ def _score(last: dict[str, Any]) -> tuple[float | None, bool]:
 
 
 def _progress(entry: Entry, last: dict[str, Any], tail: Tail | None) -> tuple[float, float | None]:
-    """The share of the budget that is spent, and the seconds until it is; None: not known."""
+    """The share of the budget that is spent, and the seconds until it is; None: not known.
+
+    Args:
+        tail: the newest rows of a run that goes on.
+    """
     share, left = 0.0, []
     for key, name in LIMITS.items():
         limit, done = _number(entry.config.get(name)), _number(last.get(key))
         if not limit or done is None:
             continue
         share = max(share, min(done / limit, 1.0))
-        rate = 1.0 if key == ELAPSED else tail.rate(key) if tail is not None else 0.0
-        if rate > 0:
+        if tail is not None and (rate := 1.0 if key == ELAPSED else tail.rate(key)) > 0:
             left.append(max(limit - done, 0.0) / rate)
     return share, min(left, default=None)
 

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,13 @@ from whorl.log.groups import (
 )
 from whorl.log.statistics import Curve, Floats
 from whorl.page.catalog import Entry
-from whorl.page.series import Series, Tail, averaged, thin
+from whorl.page.series import Series, Tail, averaged, thin, update
 
 RAW = 600
 """points of a curve that is not smoothed"""
 SMOOTHED = 1500
 """points that are smoothed; their neighbours are nearer than what smoothing can tell apart"""
-DRAWN = 400
+DRAWN = 250
 """points of a curve that is drawn smoothly"""
 KEPT = 4000
 """series that are kept in memory"""
@@ -76,11 +76,13 @@ class Curves:
         stop = time.monotonic() + seconds
         metrics = metrics_of(entries)
         names = expanded(query.metric, metrics)
-        waiting = self._read(entries, names, query.style, stop)
         groups = {
             env: grouped([entry for entry in entries if entry.env == env], style=query.style)
             for env in dict.fromkeys(entry.env for entry in entries)
         }
+        # One group after the other, so that the first ones are complete as early as can be.
+        ordered = [run for found in groups.values() for runs in found.values() for run in runs]
+        waiting = self._read(ordered, names, query.style, stop)
         labels = list(dict.fromkeys(label for found in groups.values() for label in found))
         look = {
             label: {
@@ -126,11 +128,11 @@ class Curves:
                 continue
             path = entry.metrics
             for key in keys:
-                series = self._series.setdefault(key, Series(*key[1:]))
+                self._series.setdefault(key, Series(*key[1:]))
                 self._series.move_to_end(key)
-                if path is not None:
-                    with suppress(OSError):  # it was deleted meanwhile
-                        series.update(path)
+            if path is not None:
+                with suppress(OSError):  # it was deleted meanwhile
+                    update(path, [self._series[key] for key in keys])
         while len(self._series) > max(KEPT, len(entries) * len(wanted)):
             self._series.popitem(last=False)
         return waiting
@@ -145,7 +147,9 @@ class Curves:
         state = (key, style, tuple((name, one.offset) for name, one in series.items()), len(marks))
         if state not in self._drawn:
             curves = {name: one.curve for name, one in series.items()}
-            self._drawn[state] = _drawing(curves, [one.curve for one in marks], style)
+            # The band of a group of which seeds are missing would be computed for nothing.
+            look = style if len(curves) == len(runs) else replace(style, band="none")
+            self._drawn[state] = _drawing(curves, [one.curve for one in marks], look)
             while len(self._drawn) > KEPT:
                 self._drawn.popitem(last=False)
         self._drawn.move_to_end(state)
@@ -189,7 +193,7 @@ def _drawing(found: Mapping[str, Curve], marks: Sequence[Curve], style: Style) -
     smoothed = [style.smoothed(averaged(curve, SMOOTHED)) for curve in curves.values()]
     lines: list[dict[str, Any]] = []
     if len(smoothed) > 1 and overlap(smoothed):
-        for part in segments(smoothed, style):
+        for part in segments(smoothed, style, DRAWN):
             drawn: dict[str, Any] = {"x": _places(part.grid), "y": _values(part.centre), "fewer": part.fewer}
             if part.bounds is not None:
                 drawn |= {"low": _values(part.bounds[0]), "high": _values(part.bounds[1])}

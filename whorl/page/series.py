@@ -7,7 +7,7 @@ several times faster than parsing whole rows. A line that is still being written
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 
 from whorl.log.statistics import Curve, Floats
 
-TAIL = 1 << 16
+TAIL = 1 << 15
 """bytes at the end of a file from which the newest values are taken"""
 CHUNK = 1 << 24
 """bytes that are read at once"""
@@ -36,24 +36,6 @@ class Series:
     _mark: bytes = b""
     _parts: list[Curve] = field(default_factory=list)
 
-    def update(self, path: Path) -> bool:
-        """Read what is new; whether anything changed."""
-        before = self.offset, self._mark
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if self.offset and not self._continues(file, size):
-                self.offset, self._mark, self._parts = 0, b"", []
-            file.seek(self.offset)
-            while self.offset < size:
-                lines = _whole_lines(file.read(min(CHUNK, size - self.offset)))
-                if not lines:  # half a line, or one that does not end
-                    break
-                self.offset += len(lines)
-                self._mark = (self._mark + lines[-MARK:])[-MARK:]
-                self._parts.append(columns(lines, self.axis, self.metric))
-                file.seek(self.offset)
-        return before != (self.offset, self._mark)
-
     @property
     def curve(self) -> Curve:
         """Positions and values; not finite where a run wrote nan."""
@@ -61,18 +43,48 @@ class Series:
             self._parts = [tuple(np.concatenate(part) for part in zip(*self._parts))]  # type: ignore[list-item]
         return self._parts[0] if self._parts else (np.empty(0), np.empty(0))
 
-    def _continues(self, file: Any, size: int) -> bool:
-        """Whether what was read is still there: a resumed run cuts rows and writes others."""
-        if size < self.offset:
-            return False
-        file.seek(self.offset - len(self._mark))
-        return bool(file.read(len(self._mark)) == self._mark)
+    def _rewind(self, file: Any, size: int) -> None:
+        """Start from the beginning if what was read is no longer there: a resumed run cuts rows and writes others."""
+        file.seek(max(0, min(self.offset, size) - len(self._mark)))
+        if size < self.offset or file.read(len(self._mark)) != self._mark:
+            self.offset, self._mark, self._parts = 0, b"", []
+
+    def _take(self, lines: bytes, axis: "Column") -> None:
+        self.offset += len(lines)
+        self._mark = (self._mark + lines[-MARK:])[-MARK:]
+        self._parts.append(_together(lines, axis, _column(lines, self.metric)))
+
+
+def update(path: Path, series: Sequence[Series]) -> None:
+    """Read what is new of a file for several series over one axis, each byte once where they are equally far."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        for one in series:
+            one._rewind(file, size)
+        for start in sorted({one.offset for one in series}):
+            group, offset = [one for one in series if one.offset == start], start
+            while offset < size:
+                file.seek(offset)
+                lines = _whole_lines(file.read(min(CHUNK, size - offset)))
+                if not lines:  # half a line, or one that does not end
+                    break
+                axis = _column(lines, group[0].axis)
+                for one in group:
+                    one._take(lines, axis)
+                offset += len(lines)
+
+
+Column = tuple[Any, Floats]
+"""the numbers of the rows that have a key, None if all have it, and its values"""
 
 
 def columns(lines: bytes, axis: str, metric: str) -> Curve:
     """The values of two keys in the rows that have both."""
-    at, positions = _column(lines, axis)
-    rows, values = _column(lines, metric)
+    return _together(lines, _column(lines, axis), _column(lines, metric))
+
+
+def _together(lines: bytes, axis: Column, metric: Column) -> Curve:
+    (at, positions), (rows, values) = axis, metric
     if at is None and rows is None:
         return positions, values
     at, rows = (np.arange(lines.count(b"\n")) if found is None else found for found in (at, rows))
@@ -80,8 +92,9 @@ def columns(lines: bytes, axis: str, metric: str) -> Curve:
     return positions[left], values[right]
 
 
-def _column(lines: bytes, key: str) -> tuple[Any, Floats]:
-    """The numbers of the rows that have a key, None if all have it, and its values."""
+def _column(lines: bytes, key: str) -> Column:
+    if _name(key) not in lines:
+        return np.empty(0, np.int64), np.empty(0)
     pattern = _pattern(key)
     texts = pattern.findall(lines)
     try:
@@ -97,8 +110,11 @@ def _column(lines: bytes, key: str) -> tuple[Any, Floats]:
 
 @lru_cache(maxsize=1024)
 def _pattern(key: str) -> "re.Pattern[bytes]":
-    name = json.dumps(key, ensure_ascii=False).encode()
-    return re.compile(re.escape(name) + rb':\s*"?([^",}\s]+)')
+    return re.compile(re.escape(_name(key)) + rb':\s*"?([^",}\s]+)')
+
+
+def _name(key: str) -> bytes:
+    return json.dumps(key, ensure_ascii=False).encode()
 
 
 def _number(text: bytes) -> float:
@@ -135,10 +151,12 @@ class Tail:
 
     def rate(self, key: str, over: str = "time/elapsed") -> float:
         """How much of a key a second brings, over these rows; 0 if that is not known."""
-        times, counts = columns(self._lines, over, key)
-        if len(times) < 2 or times[-1] <= times[0]:
+        first, last = self._row(0), self._row(len(self._lines) - 1)
+        try:
+            span = float(last[over]) - float(first[over])
+            return (float(last[key]) - float(first[key])) / span if span > 0 else 0.0
+        except (KeyError, ValueError):
             return 0.0
-        return float((counts[-1] - counts[0]) / (times[-1] - times[0]))
 
     def keys(self) -> list[str]:
         """All keys of these rows, in the order in which they first appear."""

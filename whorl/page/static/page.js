@@ -6,7 +6,7 @@
   const embedded = $("whorl-data");
   const report = embedded ? JSON.parse(embedded.textContent) : null;
   const token = document.querySelector("meta[name=whorl-token]")?.content || "";
-  const POLL = 2000, DETAIL_POLL = 3000, ROWS = 500, FIRST_RUNS = 30, FIRST_ENVS = 4;
+  const POLL = 2000, DETAIL_POLL = 3000, ROWS = 500, FIRST_RUNS = 20, FIRST_ENVS = 4;
 
   // Source
 
@@ -332,7 +332,12 @@
         onclick: () => { hiddenGroups.has(group.label) ? hiddenGroups.delete(group.label) : hiddenGroups.add(group.label); drawPanels(); },
       }, swatch(group), group.label + " ", make("small", { textContent: group.seeds > 1 ? `${group.seeds} seeds` : "" }))));
       found.push(card.element);
-      card.draw = () => drawPlot(card.plot, panel, x);
+      const shows = JSON.stringify([x, dark.matches, panel.groups.map((group) => [group.digest, group.colour, group.dash, hiddenGroups.has(group.label)])]);
+      card.draw = async () => {
+        if (card.shows === shows) return;
+        card.shows = shows;
+        await drawPlot(card.plot, panel, x);
+      };
     }
     for (const [key, card] of cards) if (!found.includes(card.element)) { if (window.Plotly) window.Plotly.purge(card.plot); cards.delete(key); }
     if (!found.length) found.push(make("p", { className: "empty", textContent:
