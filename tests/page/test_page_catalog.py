@@ -53,6 +53,23 @@ def test_a_row_says_how_far_a_run_is(tmp_path: Path) -> None:
     assert catalog_of(tmp_path).entries["a"].row["state"] == "finished"
 
 
+def test_limits_that_were_raised_are_those_of_the_newest_checkpoint(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", rows=100)
+    catalog = catalog_of(tmp_path)
+    assert catalog.entries["a"].row["state"] == "finished"
+    own(run, os.getpid())
+    write_rows(run, [row(1010)])
+    catalog.refresh()
+    assert catalog.entries["a"].row["left"] is None
+    for number, limit in ((9, 500), (10, 2000)):
+        make_run(run / f"checkpoint_{number}", rows=0, config={"total_timesteps": limit, "actor_lr": 5.0})
+    catalog.refresh()
+    found = catalog.entries["a"]
+    assert found.row["share"] == 1010 / 2000
+    assert found.row["left"] == pytest.approx(9.9)
+    assert found.config["actor_lr"] == 0.001
+
+
 def test_several_behaviours_give_one_return(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", rows=0)
     write_rows(run, [{"steps": 5, "hunter/episode/return": 2.0, "prey/episode/return": -4.0}])

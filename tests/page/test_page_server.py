@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,7 @@ def wait_for_state(client: Any, desk: Desk, name: str, state: str) -> dict[str, 
         rows = {one["name"]: one for one in client.get("/api/runs").json()["rows"]}
         if rows[name]["state"] == state or rows[name].get("error"):
             return rows[name]
+        time.sleep(0.02)
 
 
 def test_resume_starts_a_process_with_its_log_in_the_folder(

@@ -27,6 +27,7 @@ METRICS, CONFIG, POPULATION, LOCK = "metrics.jsonl", "config.yaml", "population.
 DEPTH = 4
 """folders within folders that are searched: sweeps and populations hold the folders of their runs"""
 SKIPPED = re.compile(r"\..*|checkpoint_\d+|best|replay|videos|wandb|__pycache__")
+_CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 _TOP = re.compile(r"^(?=[^\s#-])", re.MULTILINE)
 
 Signature = tuple[tuple[int, int], ...]
@@ -43,8 +44,10 @@ class Entry:
     population: bool = False
     parent: str = ""
     """the population that the run belongs to"""
+    checkpoint: int = 0
+    """the newest one"""
     config: dict[str, Any] = field(default_factory=dict)
-    """settings, without secrets"""
+    """settings, without secrets; limits as they were when the newest checkpoint was saved"""
     row: dict[str, Any] = field(default_factory=dict)
     """what the table shows"""
     version: int = 0
@@ -87,6 +90,7 @@ class Catalog:
                 known = self.entries.get(name)
                 if known is None or known.folder != entry.folder or known.population != entry.population:
                     known = entry
+                known.checkpoint = entry.checkpoint
                 if _update(known):
                     known.version, changed = version, True
                 found[name] = known
@@ -129,7 +133,8 @@ class Catalog:
         population = POPULATION in names
         root = self.root if not self._folders else folder.parent
         if population or names & {CONFIG, METRICS}:
-            yield Entry(name, folder, root, population, parent)
+            numbers = [int(found[1]) for inside in names if (found := _CHECKPOINT.fullmatch(inside))]
+            yield Entry(name, folder, root, population, parent, max(numbers, default=0))
             if not population:
                 return
             parent = name
@@ -152,16 +157,21 @@ def inside(path: Path, root: Path) -> Path | None:
 
 def _update(entry: Entry) -> bool:
     """Bring a row of the table up to date; whether it changed."""
-    names = (POPULATION if entry.population else CONFIG, METRICS, LOCK, "lineage.jsonl")
+    names = (POPULATION if entry.population else CONFIG, METRICS, LOCK, _saved(entry), "lineage.jsonl")
     signature = tuple(_stamp(entry.folder / name) for name in names)
     # An owner may die without touching a file.
     if signature == entry.signature and entry.row.get("state") != "running":
         return False
-    if signature[:1] != entry.signature[:1]:
+    if not entry.signature or {0, 3} & {i for i in range(4) if signature[i] != entry.signature[i]}:
         entry.config = _read_config(entry)
     entry.signature = signature
     before, entry.row = entry.row, _row(entry)
     return before != entry.row
+
+
+def _saved(entry: Entry) -> str:
+    """The settings in the newest checkpoint: whoever resumes a run may raise its limits."""
+    return f"checkpoint_{entry.checkpoint}/{CONFIG}"
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -227,8 +237,9 @@ def _progress(entry: Entry, last: dict[str, Any], tail: Tail | None) -> tuple[fl
             continue
         share = max(share, min(done / limit, 1.0))
         if tail is not None and (rate := 1.0 if key == ELAPSED else tail.rate(key)) > 0:
-            left.append(max(limit - done, 0.0) / rate)
-    return share, min(left, default=None)
+            left.append((limit - done) / rate)
+    # Beyond a limit, it was raised: to where is known with the next checkpoint.
+    return share, None if min(left, default=-1.0) < 0 else min(left)
 
 
 def _number(value: Any) -> float | None:
@@ -239,18 +250,23 @@ def _number(value: Any) -> float | None:
 
 
 def _read_config(entry: Entry) -> dict[str, Any]:
-    path = inside(entry.folder / (POPULATION if entry.population else CONFIG), entry.root)
-    if path is None:
-        return {}
-    try:
-        found = read_settings(path.read_text("utf-8"))
-    except (OSError, WhorlError, UnicodeDecodeError):
-        return {}
+    found = _settings_in(POPULATION if entry.population else CONFIG, entry)
     if not entry.population:
-        return found
+        saved = _settings_in(_saved(entry), entry) if entry.checkpoint else {}
+        return found | {name: saved[name] for name in LIMITS.values() if name in saved}
     # One setting is named as in a run, so that tables and filters read the same.
     learners = found.get("learners")
     return {**found, **(learners if isinstance(learners, dict) else {})}
+
+
+def _settings_in(name: str, entry: Entry) -> dict[str, Any]:
+    path = inside(entry.folder / name, entry.root)
+    if path is None:
+        return {}
+    try:
+        return read_settings(path.read_text("utf-8"))
+    except (OSError, WhorlError, UnicodeDecodeError):
+        return {}
 
 
 def read_settings(text: str) -> dict[str, Any]:
