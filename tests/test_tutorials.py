@@ -35,6 +35,7 @@ from whorl.envs.adapter import adapter_of
 from whorl.envs.adapters.imported import WARP
 from whorl.envs.make import find
 from whorl.envs.native import WORLDS
+from whorl.page import server
 from whorl.population import evolver, setup
 from whorl.population.config import EvolveConfig
 from whorl.population.evolver import Evolver
@@ -108,6 +109,8 @@ def page_folder(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Trainer, "train", shortened)
     monkeypatch.setattr(Evolver, "train", evolve_shortly)
     monkeypatch.setattr(evolver, "make_backend", lambda *_: InlineBackend())
+    # It would serve until Ctrl-C.
+    monkeypatch.setattr(server, "serve", lambda root, *_: server.make_app(root, "token"))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     torch.set_num_threads(1)
     for name in ("RUN", "RUN1", "RUN2", "runs/first", "runs/second"):
