@@ -91,7 +91,7 @@ def load(
     algorithm: AlgorithmConfig,
     config: Mapping[str, Any] | RunConfig | None = None,
     *,
-    files: Sequence[str | Path] = (),
+    files: Sequence[str | Path | Mapping[str, Any]] = (),
     env_options: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str | LoggerFactory] = (),
@@ -103,7 +103,7 @@ def load(
     algorithm: str = "ppo",
     config: Mapping[str, Any] | RunConfig | None = None,
     *,
-    files: Sequence[str | Path] = (),
+    files: Sequence[str | Path | Mapping[str, Any]] = (),
     env_options: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str | LoggerFactory] = (),
@@ -114,7 +114,7 @@ def load(
     algorithm: Any = "ppo",
     config: Mapping[str, Any] | RunConfig | None = None,
     *,
-    files: Sequence[str | Path] = (),
+    files: Sequence[str | Path | Mapping[str, Any]] = (),
     env_options: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str | LoggerFactory] = (),
@@ -126,7 +126,7 @@ def load(
         env: an id, an environment, or a class or function that makes one.
         algorithm: a name, or a config object such as `PPOConfig(gamma=0.99)`, whose values are all used as they are.
         config: settings of the loop and the algorithm as a mapping, or a `RunConfig`, whose values are all used.
-        files: YAML files with settings.
+        files: YAML files with settings, or mappings like them.
         env_options: what the environment is made with.
         loggers: besides those that settings ask for: names of registered loggers, or functions that make one.
     """

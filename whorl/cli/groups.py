@@ -24,7 +24,7 @@ _NAMES = {
         "algorithm": "gamma components",
         "exploration": "random_steps",
         "logging": "runs tag name log_freq tensorboard screenshot_freq use_wandb wandb_project wandb_entity wandb_mode "
-        "loggers log_file quiet",
+        "wandb_group wandb_tags wandb_job_type loggers mlflow_uri mlflow_experiment http_url log_file quiet",
     }.items()
     for name in names.split()
 }

@@ -13,7 +13,8 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ class Job:
     algorithm: str
     env: str
     settings: Mapping[str, Any]
-    files: Sequence[str] = ()
+    files: Sequence[str | Mapping[str, Any]] = ()
 
     def load(self) -> Any:
         """The trainer."""
@@ -72,6 +73,9 @@ def train_seeds(job: Job, seeds: Sequence[int], parallel: int) -> int:
     """Train once per seed, `parallel` at the same time; a seed that fails is reported, and the others go on."""
     if twice := sorted({seed for seed in seeds if list(seeds).count(seed) > 1}):
         raise ConfigError(f"--seeds names {twice[0]} twice; name each seed once")
+    group = "_".join([job.algorithm, job.env, datetime.now().strftime("%Y-%m-%d_%H-%M-%S")])
+    # Before all files, so that a group of the user's own comes over it.
+    job = replace(job, files=[{"wandb_group": group[:128]}, *job.files])
     jobs = {seed: job.with_seed(seed) for seed in seeds}
     trainers = {
         seed: one.load() for seed, one in jobs.items()

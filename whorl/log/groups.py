@@ -45,7 +45,16 @@ REPORTING = (
     ),
     *("eval", "eval_freq", "n_eval_episodes", "eval_max_steps", "save_model", "checkpoint_freq"),
     "keep_checkpoints",
-    *("use_wandb", "wandb_project", "wandb_entity", "wandb_mode"),
+    *(
+        "use_wandb",
+        "wandb_project",
+        "wandb_entity",
+        "wandb_mode",
+        "wandb_group",
+        "wandb_tags",
+        "wandb_job_type",
+    ),
+    *("mlflow_uri", "mlflow_experiment", "http_url"),
 )
 """settings that change nothing but the seed, names and reports"""
 MACHINE = (

@@ -1,7 +1,8 @@
 """Loggers. A row of metrics is a dict: "steps" (environment steps) and `group/name` keys with numbers or short strings.
 
 `metrics.jsonl` is the primary record: append-only, and a resumed run truncates it to the byte offset in its checkpoint.
-`progress.csv` is derived from it. Register loggers of your own with `whorl.register("logger", name, cls)`.
+`progress.csv` is derived from it. Loggers that send rows elsewhere are in `whorl.log.sinks`; register those of your own
+with `whorl.register("logger", name, cls)`.
 """
 
 import csv
@@ -12,7 +13,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from numbers import Integral
@@ -71,7 +72,7 @@ class MetricFiles(Logger):
     def write(self, row: Row) -> None:
         if "steps" not in row:
             raise ValueError(f"a metric row needs 'steps'; this one has {sorted(row)}")
-        row = {key: _plain(value) for key, value in row.items()}
+        row = plain_row(row)
         with _disk(self.jsonl):
             _write_all(self._lines, (json.dumps(row, ensure_ascii=False) + "\n").encode())
             if row.keys() <= set(self._columns):
@@ -182,6 +183,9 @@ class WandB(Logger):
         entity: str | None = None,
         name: str | None = None,
         mode: str = "online",
+        group: str | None = None,
+        tags: Sequence[str] = (),
+        job_type: str | None = None,
     ) -> None:
         if mode not in ("online", "offline", "disabled"):
             raise ConfigError(f"W&B mode {mode!r} is unknown; choose one of: online, offline, disabled")
@@ -200,6 +204,9 @@ class WandB(Logger):
                 project=project,
                 entity=entity,
                 name=name,
+                group=group,
+                tags=list(tags),
+                job_type=job_type,
                 mode=mode,  # type: ignore[arg-type,unused-ignore]  # checked above; wandb may not be installed
                 # Capturing the terminal would record every frame of the progress bar.
                 settings=wandb.Settings(console="off"),
@@ -306,6 +313,11 @@ def _whole_rows(path: Path, end: int) -> Iterator[tuple[int, dict[str, float | i
             except ValueError:  # after a crash there may be zeros in place of a line
                 return
             yield len(line), row
+
+
+def plain_row(row: Row) -> dict[str, float | int | str]:
+    """A row of values that JSON can represent."""
+    return {key: _plain(value) for key, value in row.items()}
 
 
 def _plain(value: Any) -> float | int | str:

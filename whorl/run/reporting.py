@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from whorl.core.registry import resolve
+from whorl.log import sinks as sinks  # registers its loggers
 from whorl.log.console import DISPLAY, Console, summary
 from whorl.log.writers import Log, LogFile, Logger, MetricFiles, Row, TensorBoard, WandB
 from whorl.run.build import Parts, replay_device
@@ -89,8 +90,17 @@ class Reporting:
             if run.log_file:
                 self.log.add(LogFile(run_dir / "log.txt"))
             if run.use_wandb:
-                entity, mode = run.wandb_entity or None, run.wandb_mode
-                self.wandb = WandB(run_dir, settings.saved(), run.wandb_project, entity, run_dir.name, mode)
+                self.wandb = WandB(
+                    run_dir,
+                    settings.saved(),
+                    run.wandb_project,
+                    run.wandb_entity or None,
+                    run_dir.name,
+                    run.wandb_mode,
+                    run.wandb_group or None,
+                    run.wandb_tags,
+                    run.wandb_job_type or None,
+                )
                 self.log.add(self.wandb)
             for named in (*getattr(run, "loggers", ()), *loggers):
                 make = resolve("logger", named) if isinstance(named, str) else named

@@ -123,8 +123,21 @@ class RunConfig:
     """Weights & Biases entity; empty: your default"""
     wandb_mode: Literal["online", "offline", "disabled"] = "online"
     """Weights & Biases mode"""
+    wandb_group: str = ""
+    """Weights & Biases group; empty: none, or one for all seeds of a command"""
+    wandb_tags: tuple[str, ...] = ()
+    """Weights & Biases tags"""
+    wandb_job_type: str = "train"
+    """Weights & Biases job type"""
     loggers: tuple[str, ...] = ()
-    """registered loggers to write metrics to as well"""
+    """loggers to write metrics to as well: mlflow, http or registered ones"""
+    mlflow_uri: str = ""
+    """with the logger mlflow: address of the tracking server, or its database; empty: MLFLOW_TRACKING_URI or MLflow's
+    default"""
+    mlflow_experiment: str = "whorl"
+    """with the logger mlflow: experiment, created where it does not exist"""
+    http_url: str = ""
+    """with the logger http: address to which rows of metrics are posted as JSON"""
     log_file: bool = False
     """write console messages to log.txt as well"""
     quiet: bool = False
@@ -138,6 +151,15 @@ MAY_CHANGE = (
     *("checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
     *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts", "learners", "loggers"),
     *("restarts_per_hour", "env_timeout"),
-    *("use_wandb", "wandb_project", "wandb_entity", "wandb_mode"),
+    *(
+        "use_wandb",
+        "wandb_project",
+        "wandb_entity",
+        "wandb_mode",
+        "wandb_group",
+        "wandb_tags",
+        "wandb_job_type",
+    ),
+    *("mlflow_uri", "mlflow_experiment", "http_url"),
 )
 """Settings that a resumed run may change: duration, devices and reporting, but nothing its saved state depends on."""
