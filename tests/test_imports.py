@@ -22,7 +22,7 @@ LAYERS = (
     {"distributed"},
     {"run"},
     {"population", "page"},
-    {"api", "conformance", "__init__"},
+    {"api", "conformance", "hub", "__init__"},
     {"cli"},
     {"__main__"},
 )
@@ -38,6 +38,7 @@ MAY_IMPORT_SURROUNDINGS = {
     "api",
     "cli",
     "conformance",
+    "hub",
     "__init__",
     "__main__",
 }

@@ -28,8 +28,22 @@ if TYPE_CHECKING:
     from whorl.algorithms.td3 import TD3Config
     from whorl.algorithms.tqc import TQCConfig
     from whorl.algorithms.trpo import TRPOConfig
-    from whorl.api import algorithms, check, evaluate, evolve, load, make, register, restore, resume, train
+    from whorl.api import (
+        algorithms,
+        check,
+        evaluate,
+        evolve,
+        load,
+        make,
+        plot,
+        register,
+        restore,
+        resume,
+        train,
+        video,
+    )
     from whorl.core.process import configure_process
+    from whorl.hub import pull, push
     from whorl.log.writers import Logger
     from whorl.population.config import EvolveConfig
     from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots, StopAtReturn, WarmStart
@@ -70,10 +84,14 @@ __all__ = [
     "evolve",
     "load",
     "make",
+    "plot",
+    "pull",
+    "push",
     "register",
     "restore",
     "resume",
     "train",
+    "video",
 ]
 
 _MODULES = {
@@ -81,6 +99,8 @@ _MODULES = {
     "Logger": "whorl.log.writers",
     "RunConfig": "whorl.settings.run",
     "configure_process": "whorl.core.process",
+    "pull": "whorl.hub",
+    "push": "whorl.hub",
     **dict.fromkeys(
         ("BestCheckpoint", "Callback", "Screenshots", "StopAtReturn", "WarmStart"), "whorl.run.callbacks"
     ),

@@ -1,4 +1,4 @@
-"""The public API: make, load, train, evolve, resume, restore, evaluate, check, algorithms, register."""
+"""The public API: make, load, train, evolve, resume, restore, evaluate, plot, video, check, algorithms, register."""
 
 import dataclasses
 import inspect
@@ -25,6 +25,7 @@ from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
 from whorl.envs.make import Made, Source, find, takes
 from whorl.envs.wrappers import split
 from whorl.log.live import has_display
+from whorl.log.media import Media
 from whorl.log.video import save_video
 from whorl.population import setup
 from whorl.population.config import EvolveConfig
@@ -64,10 +65,12 @@ __all__ = [
     "evolve",
     "load",
     "make",
+    "plot",
     "register",
     "restore",
     "resume",
     "train",
+    "video",
 ]
 
 MOST_EPISODES = 10**6
@@ -607,6 +610,35 @@ def evaluate(
     if video is not None and camera is not None:
         save_video(camera.frames, Path(video), camera.fps)
     return found
+
+
+def plot(*runs: str | Path, metrics: Sequence[str] = (), output: str | Path | None = None) -> Media:
+    """Learning curves of runs, those that differ in their seed as one with a band; a notebook shows them.
+
+    Args:
+        metrics: what to draw, one row of panels each; by default the return.
+        output: a .png, .svg or .pdf file; by default plot.png, in the folder of a single run.
+    """
+    from whorl.log.plot import RETURN, plot_runs
+
+    folders = [resolve_run(run) for run in runs]
+    path = (folders[0] if len(folders) == 1 else Path()) / "plot.png" if output is None else Path(output)
+    return Media(plot_runs(folders, path, metrics or (RETURN,)))
+
+
+def video(run: str | Path, output: str | Path | None = None, **options: Any) -> Media:
+    """An episode with the trained policy of a run as a video, which a notebook shows.
+
+    Args:
+        output: a .gif or .mp4 file; by default video.gif in the folder of the run.
+        options: those of `evaluate`, such as `best`, `seed`, `max_steps` and `env_options`.
+    """
+    path = resolve_run(run) / "video.gif" if output is None else Path(output)
+    evaluate(run, **{"episodes": 1, **options, "video": path})
+    return Media(path)
+
+
+Result.record = staticmethod(video)
 
 
 def check(env: Any, env_options: Mapping[str, Any] | None = None, **unknown: Any) -> list[str]:

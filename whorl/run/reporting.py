@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 
 import psutil
 import torch
@@ -12,6 +13,7 @@ import torch
 from whorl.core.registry import resolve
 from whorl.log import sinks as sinks  # registers its loggers
 from whorl.log.console import DISPLAY, Console, summary
+from whorl.log.media import Media
 from whorl.log.writers import Log, LogFile, Logger, MetricFiles, Row, TensorBoard, WandB
 from whorl.run.build import Parts, replay_device
 from whorl.run.loop import Counters
@@ -41,6 +43,19 @@ class Result:
     """the mean return of each behaviour, where there are several"""
     code: str = ""
     """the entry of `trust` for the source files of your own that are saved with the run, if there are any"""
+    record: ClassVar[Callable[..., Media]]
+    """`whorl.video`, which belongs to a layer above this one and is set there"""
+
+    def plot(self, *metrics: str, output: str | Path | None = None) -> Media:
+        """Learning curves of the run, which a notebook shows; by default the return, in plot.png of its folder."""
+        from whorl.log.plot import RETURN, plot_runs
+
+        path = self.run_dir / "plot.png" if output is None else Path(output)
+        return Media(plot_runs([self.run_dir], path, metrics or (RETURN,)))
+
+    def video(self, output: str | Path | None = None, **options: Any) -> Media:
+        """An episode with the trained policy, which a notebook shows; see `whorl.video`."""
+        return type(self).record(self.run_dir, output, **options)
 
 
 class Interrupted(KeyboardInterrupt):
