@@ -28,7 +28,7 @@ import torch
 import yaml
 
 import whorl
-from whorl import cli
+from whorl import cli, hub
 from whorl.core import registry
 from whorl.core.errors import WhorlError
 from whorl.envs.adapter import adapter_of
@@ -111,6 +111,11 @@ def page_folder(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(evolver, "make_backend", lambda *_: InlineBackend())
     # It would serve until Ctrl-C.
     monkeypatch.setattr(server, "serve", lambda root, *_: server.make_app(root, "token"))
+    # tests/test_hub.py has a stand-in for the hub.
+    monkeypatch.setattr(hub, "push", lambda run, repo, **_: repo)
+    monkeypatch.setattr(
+        hub, "pull", lambda repo, *_, **__: shutil.copytree(trained, Path("runs", hub.local_name(repo)))
+    )
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     torch.set_num_threads(1)
     for name in ("RUN", "RUN1", "RUN2", "runs/first", "runs/second"):
@@ -206,7 +211,7 @@ def check_command(words: list[str], page: Path) -> None:
     elif program == "python":
         assert (ROOT / rest[0]).is_file(), f"{name_of(page)}: there is no {rest[0]}"
     else:
-        assert program in ("cd", "git", "ray", "tensorboard"), f"{name_of(page)}: {shlex.join(words)}"
+        assert program in ("cd", "git", "hf", "ray", "tensorboard"), f"{name_of(page)}: {shlex.join(words)}"
 
 
 FIVE = [
