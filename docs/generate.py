@@ -11,6 +11,8 @@ A region of a page stands between `<!-- generated: KIND WORDS -->` and `<!-- end
     presets NAME                    what the name changes, everywhere and per environment
     results NAME                    the measured runs in benchmarks/results/*.json
     compare ENV ...                 those of all algorithms on some environments, best first
+
+It also writes whorl/settings/keywords.py, from which editors know the keywords of `whorl.train`.
 """
 
 import ast
@@ -23,7 +25,8 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
@@ -35,10 +38,11 @@ from whorl.settings.conditions import WHERE
 from whorl.settings.merge import config_of, configure
 from whorl.settings.presets import algorithm_class, load_preset, owners, preset_names
 from whorl.settings.run import RunConfig
-from whorl.settings.schema import fields_of, help_of
+from whorl.settings.schema import bare, fields_of, help_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+KEYWORDS = ROOT / "whorl" / "settings" / "keywords.py"
 REGION = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end generated -->)", re.S)
 
 
@@ -239,7 +243,48 @@ KINDS: dict[str, Callable[..., str]] = {
 }
 
 
+def keywords() -> str:
+    """The module with the settings of the loop and all algorithms as keywords, which editors complete."""
+    configs = [RunConfig, *(config_of(algorithm_class(name)[1]) for name in preset_names())]
+    types: dict[str, set[str]] = {}
+    texts: dict[str, str] = {}
+    for config in dict.fromkeys(configs):
+        for name, hint in fields_of(config).items():
+            if name == "loggers":  # a parameter of its own
+                continue
+            types.setdefault(name, set()).add(_typed(bare(hint)))
+            texts.setdefault(name, help_of(config)[name])
+    lines = [
+        '"""Settings as keywords of `whorl.load` and `whorl.train`, for editors; written by docs/generate.py."""',
+        "",
+        "from collections.abc import Sequence",
+        "from typing import Any, Literal, TypedDict",
+        "",
+        "",
+        "class Keywords(TypedDict, total=False):",
+        '    """Settings of the training loop and of all algorithms; an algorithm has some of them."""',
+        "",
+    ]
+    for name, found in types.items():
+        lines.append(f"    {name}: {found.pop() if len(found) == 1 else 'Any'}")
+        lines += textwrap.wrap(f'"""{texts[name]}"""', 112, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    return "\n".join(lines) + "\n"
+
+
+def _typed(hint: Any) -> str:
+    """The type of a setting as one writes it."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return f"Literal[{', '.join(json.dumps(word) for word in inner)}]"
+    if origin is tuple:
+        return f"Sequence[{_typed(inner[0])}]"
+    if origin in (Union, UnionType):
+        return " | ".join(_typed(part) for part in inner)
+    return hint.__name__ if hint in (bool, int, float, str) else "Any"
+
+
 def main() -> None:
+    KEYWORDS.write_text(keywords(), "utf-8")
     for page in pages():
         text = rendered(page)
         if text != page.read_text("utf-8"):

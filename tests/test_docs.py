@@ -57,6 +57,10 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_keywords_for_editors_are_fresh() -> None:
+    assert generate.KEYWORDS.read_text("utf-8") == generate.keywords(), "run python docs/generate.py"
+
+
 @pytest.mark.parametrize("page", generate.pages(), ids=name_of)
 def test_generated_regions_are_fresh(page: Path) -> None:
     text = page.read_text("utf-8")

@@ -2,12 +2,13 @@
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload
 
 import gymnasium
 import numpy as np
@@ -58,6 +59,11 @@ from whorl.state import checkpoint, code
 from whorl.state.policy import SavedPolicy, load_policy, unpack_spec
 from whorl.state.runfolder import new_run_folder, resolve_run
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from whorl.settings.keywords import Keywords
+
 __all__ = [
     "algorithms",
     "check",
@@ -99,6 +105,18 @@ def load(
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str | LoggerFactory] = (),
     **settings: Any,
+) -> Trainer: ...
+@overload
+def load(
+    env: Any,
+    algorithm: str = "ppo",
+    config: Mapping[str, Any] | RunConfig | None = None,
+    *,
+    files: Sequence[str | Path | Mapping[str, Any]] = (),
+    env_options: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str | LoggerFactory] = (),
+    **settings: "Unpack[Keywords]",
 ) -> Trainer: ...
 @overload
 def load(
@@ -234,6 +252,30 @@ def _without_algorithm(layer: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in layer.items() if key != "algorithm"}
 
 
+@overload
+def train(
+    env: Any,
+    algorithm: str | AlgorithmConfig = "ppo",
+    config: Mapping[str, Any] | RunConfig | None = None,
+    *,
+    files: Sequence[str | Path] = (),
+    env_options: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str | LoggerFactory] = (),
+    **settings: "Unpack[Keywords]",
+) -> Result: ...
+@overload
+def train(
+    env: Any,
+    algorithm: str | AlgorithmConfig = "ppo",
+    config: Mapping[str, Any] | RunConfig | None = None,
+    *,
+    files: Sequence[str | Path] = (),
+    env_options: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str | LoggerFactory] = (),
+    **settings: Any,
+) -> Result: ...
 def train(
     env: Any,
     algorithm: Any = "ppo",
@@ -634,7 +676,9 @@ def video(run: str | Path, output: str | Path | None = None, **options: Any) -> 
         options: those of `evaluate`, such as `best`, `seed`, `max_steps` and `env_options`.
     """
     path = resolve_run(run) / "video.gif" if output is None else Path(output)
-    evaluate(run, **{"episodes": 1, **options, "video": path})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*evaluation cut")  # whoever sets max_steps asks for it
+        evaluate(run, **{"episodes": 1, **options, "video": path})
     return Media(path)
 
 

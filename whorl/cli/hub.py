@@ -1,7 +1,7 @@
 """`whorl push` and `whorl pull`: policies on the Hugging Face hub."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from whorl.cli.command import command, commands, own_flags, parser_of, wants_help
 from whorl.core.errors import ConfigError
@@ -73,7 +73,7 @@ def pull(words: list[str]) -> int:
     return 0
 
 
-def _read(name: str, words: list[str], number: int, flags: type) -> tuple[list[str], object] | None:
+def _read(name: str, words: list[str], number: int, flags: type) -> tuple[list[str], Any] | None:
     """The names and flags of a command; None where help was asked for and shown."""
     parser = parser_of(name)
     asked, words = wants_help(words)
