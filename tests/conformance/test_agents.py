@@ -118,7 +118,8 @@ def test_contract(rule: str, observation: str, memory: str, action: str, check: 
     CHECKS[check](subject(rule, observation, memory, action))
 
 
-MEMORY_OPTIONS: dict[str, dict[str, Any]] = {
+MEMORY_TO_ZERO = {"class": "linear", "end": 0.0}
+OPTIONS: dict[str, dict[str, Any]] = {
     "ppo-rnn-discrete": {},
     "sac-rnn-continuous": {},
     "ppo-attention-continuous": {"memory_positions": "rotary", "memory_gate": "output", "memory_layers": 2},
@@ -200,18 +201,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "normalized": {"normalize_obs": True, "clip_obs": True},
     "dropout": {"critic_network": {"class": "mlp", "layer_norm": True, "dropout": 0.1}},
     "residual": {"actor_network": "residual", "critic_network": "residual"},
-    "clipped": {"max_grad_norm": 0.5, "weight_decay": 0.01, "q_regularization": 0.1, "lr_schedule": "linear"},
+    "clipped": {"max_grad_norm": 0.5, "weight_decay": 0.01, "q_regularization": 0.1, "lr_schedule": TO_ZERO},
     "double-dueling": {"double": True, "dueling": True},
     "dueling-noisy": {"dueling": True, "noisy": True, "exploration": "none"},
     "munchausen": {"munchausen": 0.9, "rescale_values": True},
     "boltzmann": {"exploration": "boltzmann", "rescale_values": True, "layer_norm": True},
     "meme": {"policy_head": True, "trust_region": 2.0, "normalize_td": True, "soft_lambda": 0.01},
+    "distribution": {"n_atoms": 11, "v_min": -20.0, "v_max": 20.0},
+    "redrawn": {"noise_scale": [0.01, 0.4], "noise_redraw": True, "target_actor": False, "actor_q": "min"},
     "ladder": {"epsilon_alpha": 7.0, "exploration_initial_eps": 0.4, "exploration_final_eps": 0.4},
 }
 
 
 REFUSED = {
     "crossq": ("noisy", "dueling-noisy", "dropout", "residual"),
+    "flash_sac": ("noisy", "dueling-noisy", "dropout", "residual"),
     "agent57": ("dueling-noisy", "boltzmann"),
     "ngu": ("dueling-noisy", "boltzmann"),
 }
