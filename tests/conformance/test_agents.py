@@ -118,8 +118,7 @@ def test_contract(rule: str, observation: str, memory: str, action: str, check: 
     CHECKS[check](subject(rule, observation, memory, action))
 
 
-MEMORY_TO_ZERO = {"class": "linear", "end": 0.0}
-OPTIONS: dict[str, dict[str, Any]] = {
+MEMORY_OPTIONS: dict[str, dict[str, Any]] = {
     "ppo-rnn-discrete": {},
     "sac-rnn-continuous": {},
     "ppo-attention-continuous": {"memory_positions": "rotary", "memory_gate": "output", "memory_layers": 2},
@@ -194,6 +193,7 @@ def test_truncation_is_no_termination(rule: str) -> None:
 
 
 REPLAYED = [name for name in rules() if issubclass(algorithm_class(name)[1].Config, OffPolicyConfig)]
+TO_ZERO = {"class": "linear", "end": 0.0}
 OPTIONS: dict[str, dict[str, Any]] = {
     "prioritized": {"prioritized": True},
     "prioritized-n-step": {"prioritized": True, "n_step": 3, "priority_on_add": True},
