@@ -18,6 +18,7 @@ from whorl.settings.presets import algorithm_class, load_preset, preset_names
 
 SETTINGS = {name: {"updates_per_step": 0.05} for name in TOYS if name != "toy_policy_gradient"}
 """So many updates that the checks see some"""
+SETTINGS["flash_sac"] = {"v_min": -10.0, "v_max": 10.0}  # the checks have values of 5, which is its last atom
 
 
 def rules() -> list[str]:
@@ -52,7 +53,8 @@ FEW = {
         ("vector", "none", "continuous"),
         ("dict", "none", "masked"),
         ("vector", "lstm", "continuous"),
-    ]
+    ],
+    "flash_sac": [("vector", "none", "continuous"), ("image", "none", "continuous")],
 }
 """The cells of a rule with many networks, whose checks take long"""
 REMEMBERED = {

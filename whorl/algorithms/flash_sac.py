@@ -96,7 +96,9 @@ class FlashSAC(Agent):
         super().__init__(spec, cfg)
         size = bounded(spec, "flash_sac")
         if cfg.normalize_reward and cfg.v_max <= 0:
-            raise ConfigError(f"v_max is {cfg.v_max:g}, but normalize_reward scales returns to it; use a positive v_max")
+            raise ConfigError(
+                f"v_max is {cfg.v_max:g}, but normalize_reward scales returns to it; use a positive v_max"
+            )
         self.target_entropy = cfg.target(size)
         self.observations, self.noise = Preprocessor(spec, cfg), HeldNoise(size, cfg.noise_steps)
         self.rewards = BoundedReturnScale(spec.num_envs, cfg.normalize_reward, cfg.v_max)

@@ -197,7 +197,9 @@ class SAC(Agent):
         cfg = self.cfg
         with torch.no_grad():
             drawn = self.actor(batch.next, noise["next_layers"]).drawn(noise["next_action"])
-            after = self.target_critic(batch.next, drawn.reads, noise["target_critic"])  # [critics, T, B, atoms]
+            after = self.target_critic(
+                batch.next, drawn.reads, noise["target_critic"]
+            )  # [critics, T, B, atoms]
             prob = self.atoms.lowest(self.subset(after, noise, "target"))
             bonus = -self.temperature.cost(drawn.log_prob)
             target, outside = self.atoms.target(prob, batch.reward + batch.discount * bonus, batch.discount)
@@ -245,9 +247,13 @@ class SAC(Agent):
 
 def _check_atoms(spec: Spec, cfg: SACConfig) -> None:
     if not isinstance(spec.action, Continuous):
-        raise ConfigError("n_atoms needs continuous actions alone; leave it out, or use c51 for discrete ones")
+        raise ConfigError(
+            "n_atoms needs continuous actions alone; leave it out, or use c51 for discrete ones"
+        )
     for key in ("use_n_step_is", "clip_epsilon"):
         if getattr(cfg, key):
-            raise ConfigError(f"n_atoms and {key} are both set, but {key} corrects mean values; leave one out")
+            raise ConfigError(
+                f"n_atoms and {key} are both set, but {key} corrects mean values; leave one out"
+            )
     if not cfg.use_replay_buffer:
         raise ConfigError("n_atoms needs the replay buffer; leave it out, or set use_replay_buffer to true")

@@ -120,7 +120,9 @@ class TD3(Agent):
             smoothing = (noise["smoothing"] * cfg.target_noise).clamp(-bound, bound)
             policy = self.target_actor if cfg.target_actor else self.actor
             action = (policy(batch.next, noise["target_actor"]) + smoothing).clamp(-1, 1)
-            after = self.target_critic(batch.next, action, noise["target_critic"])  # [2, T, B] or [2, T, B, atoms]
+            after = self.target_critic(
+                batch.next, action, noise["target_critic"]
+            )  # [2, T, B] or [2, T, B, atoms]
         answers = self.critic(batch.now, batch.action, noise["critic"])
         metrics = []
         if self.atoms.on:
