@@ -148,12 +148,12 @@ def test_drawn_scales_are_even_in_their_range() -> None:
     reset = torch.ones(num_envs, dtype=torch.bool)
     zero = torch.zeros(num_envs, 2)
     scale = found(zero, found.initial(num_envs), context(num_envs, reset=reset), START)[1][MEMORY]["scale"]
-    assert 0.1 <= float(scale.min()) and float(scale.max()) <= 0.3
+    assert float(scale.min()) >= 0.1 and float(scale.max()) <= 0.3
     assert float(scale.mean()) == pytest.approx(0.2, abs=5 * 0.2 / (12 * num_envs) ** 0.5)
 
 
 def test_one_scale_cannot_be_drawn_again() -> None:
-    with pytest.raises(ConfigError, match="noise_scale is 0.1; give it a range"):
+    with pytest.raises(ConfigError, match="give it a range"):
         noise_of(noise_redraw=True)
 
 

@@ -1,4 +1,4 @@
-"""Distributions of the return: means, the lowest critic, moved targets and cross entropies by numbers worked by hand."""
+"""Distributions of the return: means, the lowest critic, moved targets and cross entropies by hand."""
 
 from math import log
 

@@ -5,16 +5,16 @@ critics:      minimise -sum_i E[sum_k m_k log p_ik(s, a)],  m = projection onto 
 actor:        minimise E[alpha log pi(a|s) - min_i Q_i(s, a)], every `policy_delay`-th update
 temperature:  minimise -log(alpha) * E[log pi(a|s) + target_entropy]
 targets:      theta' <- tau * theta + (1 - tau) * theta'
-weights:      the weights of each unit are scaled to norm 1 after each step, scale and shift of each norm to sqrt(columns)
+weights:      after each step the weights of each unit are scaled to norm 1, scale and shift of norms to sqrt(columns)
 rewards:      r / max(std(G), max|G| / v_max), G the discounted return
 (s, a) and (s', a') go through the critics, and s and s' through the actor, as one batch, so that batch normalisation
 sees the statistics of both; target critics too. a', acting and the Q in the actor's loss use running statistics. The
 policy's noise is kept for k steps while acting, P(k) proportional to k^-2.
 
-Differs from the paper's code: critics are updated before the actor; the loss of the temperature is linear in log(alpha);
-each environment draws its own k, also at the start of an episode. An encoder of images precedes all layers and is
-trained by the critics. There is no memory: the rows of a sequence are not independent samples from which a layer could
-estimate its statistics.
+Differs from the paper's code: critics are updated before the actor; the loss of the temperature is linear in
+log(alpha); each environment draws its own k, also at the start of an episode. An encoder of images precedes all layers
+and is trained by the critics. There is no memory: the rows of a sequence are not independent samples from which a layer
+could estimate its statistics.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ from whorl.settings.schema import Fraction, LogStdRange, NonNegative, Number, Po
 class FlashSACConfig(EntropyConfig, AtomsConfig, ActorCriticConfig):
     unused = (
         *("actor_hidden_sizes", "critic_hidden_sizes", "activation", "actor_network", "critic_network"),
-        *("actor_head", "critic_head", "noisy", "privileged_obs", "weight_decay"),
+        *("actor_head", "critic_head", "noisy", "privileged_obs"),
         *("memory", "memory_size", "memory_layers", "memory_heads", "memory_window", "last_action"),
         *("last_reward", "share_memory", "target_memory", "stored_memory", "refresh_memory"),
         *("sequence_length", "burn_in", "sequence_stride", "whole_episodes", "priority_eta"),
@@ -72,7 +72,7 @@ class FlashSACConfig(EntropyConfig, AtomsConfig, ActorCriticConfig):
     v_max: Annotated[float, Range(-(10**9), 10**9)] = 5.0
     """highest atom"""
     normalize_reward: bool = True
-    """divide rewards by the standard deviation of the discounted return, or by its largest size / v_max if that is more"""
+    """divide rewards by the standard deviation of the discounted return, or by its largest size / v_max, if larger"""
     policy_delay: PositiveCount = 2
     """critic updates per actor update"""
     alpha: NonNegative = 0.01
@@ -146,8 +146,8 @@ class FlashSAC(Agent):
 
     def observe(self, rollout: Batch) -> None:
         super().observe(rollout)
-        columns = (value.to(self.device) for value in (rollout.reward, rollout.keep, rollout.mask))
-        self.rewards.merge_(*columns, self.cfg.gamma)
+        reward, keep, mask = (v.to(self.device) for v in (rollout.reward, rollout.keep, rollout.mask))
+        self.rewards.merge_(reward, keep, mask, self.cfg.gamma)
 
     def update(self, batch: Batch) -> Updated:
         train_actor = (self.updates + 1) % self.cfg.policy_delay == 0
@@ -190,8 +190,8 @@ class FlashSAC(Agent):
 
     @pure
     def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Any, ...]:
-        """-sum_i E[sum_k m_k log p_ik(s, a)]; the divergences [T, B]; the mean of Q; how much of the targets was clipped;
-        the statistics of the batch"""
+        """-sum_i E[sum_k m_k log p_ik(s, a)]; the divergences [T, B]; the mean of Q; how much of the targets was
+        clipped; the statistics of the batch"""
         both, log_prob = self.joined(batch, noise)
         with torch.no_grad():
             after = self.target_critic.learn(both)[0].chunk(2, 1)[1]  # [critics, T, B, atoms]

@@ -10,8 +10,8 @@ et al. 2019, arXiv:1912.11077). Each kind has a temperature then, and alpha log 
 sum_d pi(d) (alpha_d log pi(d) + alpha_c log pi(c|d)); see `whorl.nets.soft_actions`.
 M is a random subset of the ensemble, sampled in each update (REDQ, Chen et al. 2021, arXiv:2101.05982).
 With `n_atoms` the critics predict the distribution of the return (see `whorl.nets.atoms`): y is the distribution of the
-critic in M with the lowest mean, moved by r and the entropy bonus, and the loss is the cross entropy. Continuous actions
-only.
+critic in M with the lowest mean, moved by r and the entropy bonus, and the loss is the cross entropy, for continuous
+actions only.
 
 Differs from the paper: the loss of the temperature is linear in log(alpha), as in most implementations.
 """

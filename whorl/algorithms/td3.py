@@ -113,8 +113,8 @@ class TD3(Agent):
 
     @pure
     def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Any, ...]:
-        """sum_i E[(Q_i(s, a) - r - discount * min_j Q'_j(s', a'))^2]; the TD errors [T, B]; the mean of Q; with atoms the
-        cross entropies, the divergences, and how much of the targets was clipped"""
+        """sum_i E[(Q_i(s, a) - r - discount * min_j Q'_j(s', a'))^2]; the TD errors [T, B]; the mean of Q; with atoms
+        the cross entropies, the divergences, the mean, and how much of the targets was clipped"""
         cfg, bound = self.cfg, self.cfg.target_noise_clip
         with torch.no_grad():
             smoothing = (noise["smoothing"] * cfg.target_noise).clamp(-bound, bound)

@@ -79,7 +79,7 @@ class ReturnAtoms(nn.Module):
 
     @torch.no_grad()
     def lowest(self, logits: Tensor) -> Tensor:
-        """Probabilities [..., atoms] of the critic with the lowest mean in each row, of logits [critics, ..., atoms]."""
+        """Probabilities [..., atoms] of the critic with the lowest mean in each row; logits [critics, ..., atoms]."""
         index = self.mean(logits).argmin(0, keepdim=True).unsqueeze(-1)
         return logits.gather(0, index.expand(1, *logits.shape[1:]))[0].softmax(-1)
 

@@ -1,7 +1,7 @@
 """Networks whose weights, features and gradients have bounded norms (FlashSAC, arXiv:2604.04539).
 
-`learn` normalises by the statistics of its batch and returns them, and `merge_` updates the running ones, so that a loss
-stays a pure function of tensors. `project_` bounds the weights; call it after each step of the optimizer.
+`learn` normalises by the statistics of its batch and returns them, and `merge_` updates the running ones, so that a
+loss stays a pure function of tensors. `project_` bounds the weights; call it after each step of the optimizer.
 """
 
 from typing import TypeAlias
@@ -82,8 +82,8 @@ class BoundedNet(nn.Module):
     """`members` networks of inverted residual blocks: values [..., inputs] -> [members, ..., outputs].
 
     x <- W norm(x);  x <- x + relu(norm(W2 relu(norm(W1 x)))) for each block;  W rms_norm(x) + b
-    norm is batch normalisation, W1 widens by the factor `expand` and W2 narrows. The weights of every unit have the norm
-    1, scale and shift of a norm together sqrt(columns).
+    norm is batch normalisation, W1 widens by the factor `expand` and W2 narrows. The weights of every unit have the
+    norm 1, scale and shift of a norm together sqrt(columns).
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class BoundedNet(nn.Module):
         for weight in self.weights:
             weight.mul_(_to_one(weight.square().sum(1, keepdim=True)))
         for norm in (*self.norms, self.rms):
-            norm.project_()  # type: ignore[operator]  # a `BatchNorm` or `RMSNorm`
+            norm.project_()
 
 
 def _to_one(square: Tensor) -> Tensor:
