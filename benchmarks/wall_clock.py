@@ -54,6 +54,11 @@ def measure(env: str, algorithm: str, settings: dict[str, Any], args: argparse.N
     clock, due, curve = 0.0, args.every, []
     if on_gpu:
         iterate(trainer, 0.0)
+        # With replay the first updates come later, and those of critics alone are a graph of their own.
+        while trainer.agent.off_policy and trainer.agent.updates < 2 * getattr(
+            trainer.settings.algo, "policy_delay", 1
+        ):
+            iterate(trainer, 0.0)
         torch.cuda.synchronize()
     warm_up = time.perf_counter() - began
     clock = 0.0 if on_gpu else warm_up
@@ -87,7 +92,7 @@ def measure(env: str, algorithm: str, settings: dict[str, Any], args: argparse.N
 
 def iterate(trainer: Trainer, progress: float) -> dict[str, Any]:
     """One iteration, with schedules that follow the clock instead of the budget."""
-    return trainer.loop.iterate(progress, lambda rollout: None)
+    return trainer.loop.iterate(progress)
 
 
 if __name__ == "__main__":
