@@ -128,7 +128,7 @@ def build(source: Source, settings: Settings, needs: Needs, notify: Notify = war
         if isinstance(acting.collector, WaitingCollector):
             experience.expect_gaps()
         # Replay needs a successor for each row.
-        if experience.overlaps and not acting.env.snapshots and reset_period(run) * run.num_steps == 1:
+        if agent.off_policy and not acting.env.snapshots and reset_period(run) * run.num_steps == 1:
             raise ConfigError(
                 f"reset_every is {run.reset_every}: {run.num_envs} environments would be reset after every row, and "
                 f"none would have a successor to learn from; use more than {run.num_envs}"
