@@ -1,7 +1,7 @@
 """Time to a return of PPO, FastTD3 and FlashSAC on one environment, in turns: `python benchmarks/large_batch.py ENV`.
 
 `python benchmarks/large_batch.py Quadrotor-v0 --to 682 --seconds 120 --rounds 3` trains each contestant once per round,
-with the round's number as seed, each in a process of its own (`wall_clock.py`), every second round in reverse order, and
+with the round's number as seed, each in a process of its own (`wall_clock.py`), every second round in reverse order. It
 prints the median seconds until an evaluation reached the return, the best return, steps per second and the warm-up,
 which is not part of the seconds on a GPU. `key=value` settings apply to all contestants, `ppo.key=value` to one.
 """

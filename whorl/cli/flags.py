@@ -17,6 +17,8 @@ from whorl.settings.merge import component_setting, spellings
 from whorl.settings.presets import read_yaml
 from whorl.settings.schema import Choice, Renamed, bare, coerce, describe, fields_of, help_of, rules_of
 
+MOST_SEEDS = 10_000
+"""of a range such as 1..8"""
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 OPTION_FLAGS: dict[str, tuple[str, type]] = {
     "editor": ("editor", bool),
