@@ -168,6 +168,22 @@ def test_nobody_works_while_one_is_alone_and_those_that_pause_go_on() -> None:
     assert len(blocks) == 15 and all(len(set(block)) == 1 for block in blocks)
 
 
+def test_one_that_waits_for_something_else_keeps_nobody_from_being_alone() -> None:
+    gate, free = Gate(), threading.Event()
+
+    def other() -> None:
+        with gate.working(), gate.alone():
+            free.set()
+
+    with gate.working():
+        thread = threading.Thread(target=other)
+        with gate.paused():
+            thread.start()
+            assert free.wait(60)
+    thread.join(60)
+    assert not thread.is_alive()
+
+
 def test_a_thread_outside_records_when_nobody_works() -> None:
     gate = Gate()
     with gate.alone():
@@ -177,3 +193,39 @@ def test_a_thread_outside_records_when_nobody_works() -> None:
         with gate.alone():
             pass
         gate.give_way()
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        ("ppo", {"num_envs": 256, "num_steps": 16, "batch_size": 1024, "compile": False}),
+        ("fast_td3", {"num_envs": 256, "num_steps": 2, "batch_size": 512, "compile": False}),
+        ("flash_sac", {"num_envs": 256, "num_steps": 2, "batch_size": 512, "compile": False}),
+    ],
+)
+def test_captured_runs_on_streams_of_their_own_are_those_that_each_would_be_alone(
+    rule: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {
+        **SMALL,
+        "device": "cuda",
+        "env_device": "cuda",
+        "max_iterations": 40,
+        "log_freq": 2000,
+        **changes,
+    }
+
+    def made(folder: str, seed: int) -> Trainer:
+        own = {**settings, "runs": str(tmp_path / folder), "name": f"seed{seed}", "seed": seed}
+        return whorl.load("Quadrotor-v0", rule, own)
+
+    alone = {seed: made("alone", seed).train() for seed in (1, 2, 3)}
+    together = train_together({seed: made("together", seed) for seed in (1, 2, 3)})
+    for seed, result in together.items():
+        assert isinstance(result, Result), result
+        same_runs(result.run_dir, alone[seed].run_dir)

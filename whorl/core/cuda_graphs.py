@@ -46,6 +46,18 @@ class Gate:
             self._enter()
 
     @contextmanager
+    def paused(self) -> Iterator[None]:
+        """This thread waits for something else in the block, and does not work."""
+        works = getattr(self._here, "working", False)
+        if works:
+            self._leave()
+        try:
+            yield
+        finally:
+            if works:
+                self._enter()
+
+    @contextmanager
     def alone(self) -> Iterator[None]:
         """No other thread works in the block."""
         works = getattr(self._here, "working", False)
