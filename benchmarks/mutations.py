@@ -966,6 +966,21 @@ MUTATIONS: list[Mutation] = [
         Bug("actor_q is never read", 'if self.cfg.actor_q == "first":', "if True:"),
     ),
     *planted(
+        "core/cuda_graphs.py",
+        "run/test_together.py",
+        Bug(
+            "others work while one is alone",
+            "self._changed.wait_for(lambda: not self._alone and not self._working)",
+            "self._changed.wait_for(lambda: not self._alone)",
+        ),
+        Bug("waiting counts as work", "self._working -= works\n", "pass\n"),
+    ),
+    *planted(
+        "cli/flags.py",
+        "test_cli.py",
+        Bug("a range without its end", "range(first, last + 1)", "range(first, last)"),
+    ),
+    *planted(
         "nets/atoms.py",
         "nets/test_atoms.py",
         Bug("the highest distribution", ".argmin(0, keepdim=True)", ".argmax(0, keepdim=True)"),

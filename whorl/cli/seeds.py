@@ -104,8 +104,7 @@ def check_gpu(settings: Settings, seeds: int) -> None:
         return
     why = "this machine has none" if settings.run.device == "auto" else f"device is {settings.run.device}"
     raise ConfigError(
-        f"--parallel gpu trains all seeds on one GPU, but {why}; use --parallel {min(seeds, len(usable_cores()))} for "
-        "processes"
+        f"--parallel gpu trains all seeds on one GPU, but {why}; use --parallel {seeds} for processes"
     )
 
 
