@@ -108,8 +108,8 @@ class Unreplayed(OnPolicy):
         self.cfg = cfg
 
     def check(self, agent: "Agent", rows: int) -> None:
-        for setting in ("prioritized", "shards", "refresh_memory", "whole_episodes"):
-            if getattr(self.cfg, setting):
+        for setting in ("prioritized", "shards", "refresh_memory", "whole_episodes", "her"):
+            if getattr(self.cfg, setting) not in (False, 0, "none"):
                 raise ConfigError(
                     f"{setting} is about the replay buffer, but use_replay_buffer is false; leave one of them out"
                 )

@@ -8,8 +8,8 @@ advantages, and the critic's loss is their mean.
 
 With `shared_trunk` (the paper's networks for images) each step minimises actor's loss + value_coef * critic's loss.
 
-With `overlap_rollouts` the rows are by the policy before pi_old. Their advantages are multiplied by the ratio of the two,
-at most 1 (the decoupled objective, Hilton et al. 2021, arXiv:2110.00641).
+With `overlap_rollouts` the rows are by the policy before pi_old. Their advantages are multiplied by the ratio of the
+two, at most 1 (the decoupled objective, Hilton et al. 2021, arXiv:2110.00641).
 
 Differs from the paper: by default actor and critic share no parameters, so their passes over the rollout run at the
 same time (D2AC, CO-GYM); log ratios are clamped at 30; values are computed when the rollout is learned from, not while
@@ -93,7 +93,7 @@ class PPOConfig(SharedTrunkConfig):
     """stop the actor's updates (with shared_trunk all updates) for the rest of the rollout once the KL divergence
     exceeds this; 0: never"""
     overlap_rollouts: bool = False
-    """where workers act: collect the next rollout while learning from this one, with a policy that is one update older"""
+    """where workers act: collect the next rollout while learning from this one, with the policy before this update"""
 
 
 class PPO(Agent):
