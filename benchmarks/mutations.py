@@ -937,7 +937,7 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "algorithms/td3.py",
         "algorithms/test_td3.py",
-        Bug("the maximum of the twins", 'noise["target_critic"]).amin(0)', 'noise["target_critic"]).amax(0)'),
+        Bug("the maximum of the twins", "batch.discount * after.amin(0)", "batch.discount * after.amax(0)"),
         Bug(
             "smoothing is not clipped",
             '(noise["smoothing"] * cfg.target_noise).clamp(-bound, bound)',
@@ -951,13 +951,111 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "the actor follows the mean of the twins",
-            "-(self.critic.first(batch.now, action) * batch.share).mean()",
-            "-(self.critic(batch.now, action).mean(0) * batch.share).mean()",
+            "q = self.atoms.mean(self.critic.first(batch.now, action))",
+            "q = self.q_of(batch.now, action).mean(0)",
         ),
+    ),
+    *planted(
+        "algorithms/td3.py",
+        "algorithms/test_td3.py",
+        Bug(
+            "target actions of the slow actor",
+            "if cfg.target_actor else self.actor",
+            "if True else self.actor",
+        ),
+        Bug("actor_q is never read", 'if self.cfg.actor_q == "first":', "if True:"),
+    ),
+    *planted(
+        "core/cuda_graphs.py",
+        "run/test_together.py",
+        Bug(
+            "others work while one is alone",
+            "self._changed.wait_for(lambda: not self._alone and not self._working)",
+            "self._changed.wait_for(lambda: not self._alone)",
+        ),
+        Bug("waiting counts as work", "self._working -= works\n", "pass\n"),
+    ),
+    *planted(
+        "cli/flags.py",
+        "test_cli.py",
+        Bug("a range without its end", "range(first, last + 1)", "range(first, last)"),
+    ),
+    *planted(
+        "nets/atoms.py",
+        "nets/test_atoms.py",
+        Bug("the highest distribution", ".argmin(0, keepdim=True)", ".argmax(0, keepdim=True)"),
+        Bug("atoms are not discounted", "+ discount.unsqueeze(-1) * self.atoms", "+ self.atoms"),
+        Bug(
+            "priorities are cross entropies",
+            "loss.detach() + torch.special.xlogy(target, target).sum(-1)",
+            "loss.detach()",
+        ),
+        Bug("nothing is outside", "(prob * beyond).sum(-1)", "(0 * prob).sum(-1)"),
+    ),
+    *planted(
+        "nets/bounded.py",
+        "nets/test_bounded.py",
+        Bug("features are not normalised", "self.rms(value), self.weights[-1]", "value, self.weights[-1]"),
+        Bug("no residual path", "value = value + inner", "value = inner"),
+        Bug("shifts are not bounded", "self.shift.mul_(factor)", "pass"),
+        Bug(
+            "the norm of inputs instead of units",
+            "weight.square().sum(1, keepdim=True)",
+            "weight.square().sum(2, keepdim=True)",
+        ),
+        Bug(
+            "statistics follow at once",
+            "self.mean.lerp_(moments[0], MOMENTUM)",
+            "self.mean.copy_(moments[0])",
+        ),
+    ),
+    *planted(
+        "nets/normalize.py",
+        "nets/test_bounded.py",
+        Bug(
+            "the largest return is ignored", "return torch.minimum(super().scale(), ", "return torch.maximum("
+        ),
+        Bug("masked rows are returns", "torch.where(mask > 0, seen, 0.0).abs()", "seen.abs()"),
+    ),
+    *planted(
+        "algorithms/flash_sac.py",
+        "algorithms/test_flash_sac.py",
+        Bug("critics keep their norms", "        self.critic.project_()\n", ""),
+        Bug("the actor keeps its norm", "            self.actor.project_()\n", ""),
+        Bug("the target adds log pi", "bonus = -self.temperature()", "bonus = self.temperature()"),
+        Bug(
+            "each half has its statistics",
+            "answers, moments = self.critic.learn(both)",
+            "answers, moments = self.critic.learn(both[:1])",
+        ),
+        Bug("the actor learns by one half", "self.actor.learn(features)", "self.actor.learn(features[:-1])"),
+        Bug("rewards are not scaled", "reward=self.rewards(batch.reward)", "reward=batch.reward"),
+        Bug("target critics stand still", "if move_targets:", "if False:"),
+    ),
+    *planted(
+        "ops/transforms.py",
+        "ops/test_transforms.py",
+        Bug("mass on an atom is above it", "contiguous(), right=True)", "contiguous() + 1e-3, right=True)"),
+        Bug("no mass above the gap", "passed = whole - mass_below[..., 1:] + part", "passed = part"),
+    ),
+    *planted(
+        "settings/follow.py",
+        "settings/test_follow.py",
+        Bug(
+            "updates of one environment",
+            'now["updates_per_iteration"] / rows',
+            'now["updates_per_iteration"]',
+        ),
+        Bug("the preset wins over the user", "if whole in given and part not in given:", "if False:"),
     ),
     *planted(
         "algorithms/sac.py",
         "algorithms/test_sac.py",
+        Bug(
+            "the moved distribution loses the entropy",
+            "bonus = -self.temperature.cost(drawn.log_prob)",
+            "bonus = self.temperature.cost(drawn.log_prob)",
+        ),
         Bug(
             "the target adds log pi",
             "soft = value - self.temperature.cost(drawn.log_prob)",
@@ -981,8 +1079,8 @@ MUTATIONS: list[Mutation] = [
         Bug("the same subset for all", 'noise[f"{which}_subset"].topk', 'noise["target_subset"].topk'),
         Bug(
             "the maximum over the subset",
-            "values.index_select(0, subset).amin(0)",
-            "values.index_select(0, subset).amax(0)",
+            "return self.subset(values, noise, which).amin(0)",
+            "return self.subset(values, noise, which).amax(0)",
         ),
         Bug("actor_q is never read", 'if self.cfg.actor_q == "mean":', "if False:"),
         Bug(
@@ -1886,6 +1984,13 @@ MUTATIONS: list[Mutation] = [
             'torch.where(context.reset.unsqueeze(-1), 0.0, memory[MEMORY]["x"])',
             'memory[MEMORY]["x"]',
         ),
+        Bug(
+            "scales drawn in each step",
+            'torch.where(context.reset.unsqueeze(-1), drawn, memory[MEMORY]["scale"])',
+            "drawn",
+        ),
+        Bug("noise is never held", "noise = torch.where(renew.unsqueeze(-1), fresh, held)", "noise = fresh"),
+        Bug("held across episodes", "renew = (left == 0) | context.reset", "renew = left == 0"),
         Bug("noise does not fall", "action = (action + left * noise)", "action = (action + noise)"),
         Bug("actions leave their range", "+ left * noise).clamp(-1, 1)", "+ left * noise)"),
         Bug(
