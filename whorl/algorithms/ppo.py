@@ -27,7 +27,7 @@ from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import check_batch_size, minibatches
-from whorl.explore.acting import act_by_policy
+from whorl.explore.acting import act_by_policy, by_policy
 from whorl.nets.losses import value_loss
 from whorl.nets.normalize import normalizers
 from whorl.nets.policy import policy_and_value
@@ -114,6 +114,7 @@ class PPO(Agent):
     def check(self, rows: int) -> None:
         check_batch_size(self.cfg.batch_size, rows, self.stride)
 
+    @by_policy
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=True)
 

@@ -82,7 +82,11 @@ class GaussianHead(nn.Module):
         self.bound = bound
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Normal:
-        return Normal(self.mean(features), self.log_std.clamp(*self.bound))
+        return self.of(self.mean(features))
+
+    def of(self, mean: Tensor) -> Normal:
+        """The distribution for outputs of the last layer."""
+        return Normal(mean, self.log_std.clamp(*self.bound))
 
 
 class CategoricalHead(nn.Module):
@@ -95,7 +99,10 @@ class CategoricalHead(nn.Module):
         self.single = single
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Categorical | MultiCategorical:
-        logits = self.logits(features)
+        return self.of(self.logits(features), mask)
+
+    def of(self, logits: Tensor, mask: Tensor | None = None) -> Categorical | MultiCategorical:
+        """The distribution for outputs of the last layer."""
         return Categorical(logits, mask) if self.single else MultiCategorical(logits, self.nvec, mask)
 
 
