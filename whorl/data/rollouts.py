@@ -119,9 +119,10 @@ def minibatches(
     folded = tree.map(lambda leaf: leaf.index_select(1, order), folded)
     memory = tree.map(lambda leaf: leaf.index_select(0, order), memory)
     count = size // stride
-    for start in range(0, chunks * num_envs, count):
-        part = tree.map(lambda leaf: leaf.narrow(1, start, count), folded)  # noqa: B023 - used at once
-        state = tree.map(lambda leaf: leaf.narrow(0, start, count), memory)  # noqa: B023
+    parts = tree.map(lambda leaf: leaf.split(count, 1), folded)
+    states = tree.map(lambda leaf: leaf.split(count), memory)
+    for number in range(chunks * num_envs // count):
+        part, state = tree.index(parts, number), tree.index(states, number)
         yield Rows(part["obs"], part["reset"], state, 0, 0, stride, part["last"]), part["columns"]
 
 

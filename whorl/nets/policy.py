@@ -84,6 +84,11 @@ class GaussianHead(nn.Module):
     def forward(self, features: Tensor, mask: Tensor | None) -> Normal:
         return self.of(self.mean(features))
 
+    @property
+    def last(self) -> nn.Module:
+        """The last layer."""
+        return self.mean
+
     def of(self, mean: Tensor) -> Normal:
         """The distribution for outputs of the last layer."""
         return Normal(mean, self.log_std.clamp(*self.bound))
@@ -100,6 +105,11 @@ class CategoricalHead(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Categorical | MultiCategorical:
         return self.of(self.logits(features), mask)
+
+    @property
+    def last(self) -> nn.Module:
+        """The last layer."""
+        return self.logits
 
     def of(self, logits: Tensor, mask: Tensor | None = None) -> Categorical | MultiCategorical:
         """The distribution for outputs of the last layer."""
