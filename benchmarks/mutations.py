@@ -1407,8 +1407,8 @@ MUTATIONS: list[Mutation] = [
         "data/test_rollouts.py algorithms/test_ppo.py algorithms/test_ppg.py",
         Bug(
             "minibatches keep their order",
-            ".argsort()\n    # One gather",
-            "\n    order = torch.arange(len(order))\n    # One gather",
+            "order = shuffled(chunks * num_envs, generator, batch.mask.device)",
+            "order = torch.arange(chunks * num_envs)",
         ),
         Bug(
             "chunks start from other memories",

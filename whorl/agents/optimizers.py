@@ -39,7 +39,7 @@ UNFIT = {
 class ByHand:
     """The gradients of a loss for the parameters of an optimizer, in its order, computed without autograd."""
 
-    gradients: Sequence[Tensor]
+    gradients: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Optimized(nn.Module):
         """
         gated: list[tuple[JoinedLoss, Tensor]] = []
         for joined in self._joined.get(name, ()):
-            assert self._batch is not None
+            assert self._batch is not None and isinstance(loss, Tensor)
             module: Any = self
             added = joined.loss(self._batch.replace(obs=module.observations(self._batch.obs)))
             if joined.adaptive == "off":
@@ -182,7 +182,7 @@ class Optimized(nn.Module):
             else:
                 gated.append((joined, added))
         if isinstance(loss, ByHand):
-            gradients: Sequence[Tensor] = loss.gradients
+            gradients = loss.gradients
             if self.exchange is not None:
                 self.exchange(gradients)
         else:

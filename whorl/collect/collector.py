@@ -296,9 +296,7 @@ class Row:
         """The environment's response to this row's actions, as views of the storage."""
         ends = self.terminated, self.truncated
         cells = self.extras.get(CELL)
-        return Step(
-            self.next_obs, self.reward, *ends, self.next_reset, self.soft, self.measures, cells=cells
-        )
+        return Step(self.next_obs, self.reward, *ends, self.next_reset, self.soft, self.measures, cells=cells)
 
     def write(self, step: Step) -> None:
         """Store the environment's response to this row's actions."""

@@ -30,23 +30,23 @@ class RolloutActor:
         policy: Policy = agent.actor
         self.head: Any = policy.head
         self.observations: Observations = agent.observations
-        self.torso: Any = policy.backbone.torso
-        self.last: nn.Linear = self.head.logits if isinstance(self.head, CategoricalHead) else self.head.mean
+        torso: Any = policy.backbone.torso
+        self.last: Any = self.head.last
         self.action, self.log_prob = action, extras.get(LOG_PROB)
         steps, num_envs = action.shape[:2]
-        self.hidden = [torch.empty(num_envs, layer.out_features) for layer in self.torso.layers]
+        self.hidden = [torch.empty(num_envs, layer.out_features) for layer in torso.layers]
         self.outputs = torch.empty(steps, num_envs, self.last.out_features)
         self.noise = torch.empty_like(self.outputs)
         self.noisy = torch.empty_like(self.outputs[0])
         self.rows = list(zip(obs.unbind(), action.unbind(), self.outputs.unbind(), self.noise.unbind()))
-        self.activation = self.torso.activation
+        self.activation, self._linear = torso.activation, list(torso.layers)
         self.layers: list[tuple[Tensor, Tensor, Tensor]] = []
         self.bias, self.weight = self.last.bias, self.last.weight
         self.std: Tensor | None = None
 
     def begin(self, generator: torch.Generator) -> None:
         """Draw the random numbers of a rollout; weights must stay as they are until it is collected."""
-        linear = zip(self.torso.layers, self.hidden)
+        linear = zip(self._linear, self.hidden)
         self.layers = [(layer.bias, layer.weight.t(), into) for layer, into in linear]
         self.bias, self.weight = self.last.bias, self.last.weight.t()
         if isinstance(self.head, CategoricalHead):
@@ -82,14 +82,12 @@ def rollout_actor(agent: Agent, tensors: dict[str, Any]) -> RolloutActor | None:
         return None
     if type(policy) is not Policy or type(observations) is not Observations or policy.masked:
         return None
-    backbone, head = policy.backbone, policy.head
+    backbone = policy.backbone
+    head: Any = policy.head
     torso, encoder = backbone.torso, backbone.encoder
     if type(torso) is not MLP or torso.norms is not None or type(encoder) is not Flat or not encoder.vector:
         return None
-    if isinstance(head, CategoricalHead):
-        last, fits = head.logits, head.single
-    else:
-        last, fits = getattr(head, "mean", None), type(head) is GaussianHead
-    if not fits or type(last) is not nn.Linear or tensors["obs"].dtype != torch.float32:
+    known = isinstance(head, GaussianHead) or (isinstance(head, CategoricalHead) and head.single)
+    if not known or type(head.last) is not nn.Linear or tensors["obs"].dtype != torch.float32:
         return None
     return RolloutActor(agent, tensors["obs"], tensors["action"], tensors["extras"])

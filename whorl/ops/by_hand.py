@@ -1,7 +1,7 @@
 """Losses with their derivatives written out, for small networks on a CPU.
 
-There, recording and running autograd's operations costs more than their arithmetic. Each function gives the loss of rows
-[N] as `whorl.ops.losses` and `whorl.ops.distributions` do, and its derivative by the outputs of the network; tests
+There, recording and running autograd's operations costs more than their arithmetic. Each function gives the loss of
+rows [N] as `whorl.ops.losses` and `whorl.ops.distributions` do, and its derivative by the outputs of the network; tests
 compare both with autograd. They run without gradients.
 """
 

@@ -197,13 +197,22 @@ def arrays_of(leaves: tuple[Leaf, ...], values: Tree) -> list[np.ndarray] | None
 
 
 def buffers_of(layout: Layout, step: Step) -> Buffers | None:
-    """The memory of a step's tensors, all of them; the inverse of `to_step`."""
+    """The memory of a step's tensors, the inverse of `to_step`; None where some are missing or others than here."""
     obs = arrays_of(layout.observation, step.obs)
     if obs is None or step.soft is None or step.measures is None:
         return None
-    cells = np.zeros(len(step.reward), np.int64) if step.cells is None else step.cells.numpy()
-    flags = step.reward, step.terminated, step.truncated, step.reset, step.soft, step.measures
-    return Buffers(obs, *(flag.numpy() for flag in flags), cells)
+    if step.measures.shape[-1] != len(layout.measures):
+        return None
+    return Buffers(
+        obs,
+        step.reward.numpy(),
+        step.terminated.numpy(),
+        step.truncated.numpy(),
+        step.reset.numpy(),
+        step.soft.numpy(),
+        step.measures.numpy(),
+        np.zeros(len(step.reward), np.int64) if step.cells is None else step.cells.numpy(),
+    )
 
 
 def to_tensors(value: Any) -> Any:
