@@ -39,7 +39,7 @@ class Packed:
     def gather(self, gradients: Sequence[Tensor]) -> None:
         """Take over gradients that are elsewhere."""
         if gradients is not self.gradients:
-            torch._foreach_copy_(self.gradients, gradients)
+            torch._foreach_copy_(self.gradients, tuple(gradients))
 
 
 def fits(parameters: Sequence[nn.Parameter], others: Iterable[nn.Parameter]) -> bool:

@@ -28,20 +28,21 @@ class RolloutActor:
 
     def __init__(self, agent: Any, obs: Tensor, action: Tensor, extras: dict[str, Tensor]) -> None:
         policy: Policy = agent.actor
-        self.head: Any = policy.head
+        head: Any = policy.head
+        last: Any = head.last
+        self.head = head
         self.observations: Observations = agent.observations
         torso: Any = policy.backbone.torso
-        self.last: Any = self.head.last
         self.action, self.log_prob = action, extras.get(LOG_PROB)
         steps, num_envs = action.shape[:2]
         self.hidden = [torch.empty(num_envs, layer.out_features) for layer in torso.layers]
-        self.outputs = torch.empty(steps, num_envs, self.last.out_features)
+        self.outputs = torch.empty(steps, num_envs, last.out_features)
         self.noise = torch.empty_like(self.outputs)
         self.noisy = torch.empty_like(self.outputs[0])
         self.rows = list(zip(obs.unbind(), action.unbind(), self.outputs.unbind(), self.noise.unbind()))
         self.activation, self._linear = torso.activation, list(torso.layers)
         self.layers: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.bias, self.weight = self.last.bias, self.last.weight
+        self.last, self.bias, self.weight = last, last.bias, last.weight
         self.std: Tensor | None = None
 
     def begin(self, generator: torch.Generator) -> None:
