@@ -23,7 +23,8 @@ from torch import nn
 import whorl
 from whorl.cli import completion as completion_module
 from whorl.cli import main
-from whorl.cli.commands import COMMANDS, EvalFlags, PlotFlags, ResumeFlags, TrainFlags
+from whorl.cli.command import commands
+from whorl.cli.commands import EvalFlags, PlotFlags, ResumeFlags, TrainFlags
 from whorl.cli.completion import script
 from whorl.cli.flags import FlagParser
 from whorl.cli.groups import GROUPS, group_of
@@ -683,7 +684,7 @@ def test_version_and_overview(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == f"whorl {whorl.__version__}"
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f"whorl {command.usage}" in out for command in COMMANDS.values())
+    assert all(f"whorl {command.usage}" in out for command in commands().values())
 
 
 def test_help_shows_the_defaults_after_preset_file_and_flags(
@@ -756,7 +757,7 @@ def test_the_short_help_has_what_matters(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
-    "words", [["train"], ["train", "ppo"], *([name] for name in COMMANDS if name != "train")]
+    "words", [["train"], ["train", "ppo"], *([name] for name in commands() if name != "train")]
 )
 def test_every_command_has_a_help_page(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--help"]) == 0

@@ -14,7 +14,7 @@ from unittest import mock
 
 import whorl
 from whorl.cli import main, seeds
-from whorl.cli.commands import COMMANDS
+from whorl.cli.command import commands
 from whorl.run.trainer import Trainer
 from whorl.settings.merge import settings_of
 from whorl.settings.presets import algorithm_class, preset_names
@@ -108,7 +108,7 @@ def trained() -> Path:
 
 def valid(draw: random.Random) -> list[str]:
     """A command line that works, or nearly so."""
-    command, algorithm, run = draw.choice(list(COMMANDS)), draw.choice(preset_names()), str(trained())
+    command, algorithm, run = draw.choice(list(commands())), draw.choice(preset_names()), str(trained())
     if command in ("train", "config"):
         hints = settings_of(algorithm_class(algorithm)[1])
         words = [command, algorithm, draw.choice(ENVS)]

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    from whorl.cli.commands import COMMANDS, overview
+    from whorl.cli.command import commands, overview
     from whorl.core.errors import ConfigError, nearest
     from whorl.core.version import __version__
 
@@ -50,9 +50,9 @@ def _dispatch(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"whorl {__version__}")
         return 0
-    command = COMMANDS.get(words[0])
+    command = commands().get(words[0])
     if command is None:
-        raise ConfigError(f"no command is called {words[0]!r}; {nearest(words[0], COMMANDS)}")
+        raise ConfigError(f"no command is called {words[0]!r}; {nearest(words[0], commands())}")
     return command.run(words[1:])
 
 

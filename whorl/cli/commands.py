@@ -12,15 +12,29 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
+from whorl.cli.command import (
+    SHORT,
+    NoFlags,
+    command,
+    commands,
+    env_options_of,
+    first_line,
+    leading,
+    no_flag,
+    one_name,
+    own_flags,
+    parser_of,
+    wants_help,
+)
 from whorl.cli.flags import FlagParser
 from whorl.cli.groups import ESSENTIAL, GROUPS, group_of
 from whorl.cli.report import show_columns, show_runs, show_table
 from whorl.core.errors import ConfigError, EnvError
 from whorl.core.registry import registered
-from whorl.settings.merge import Settings, config_of, configure, merge, settings_of
+from whorl.settings.merge import Settings, config_of, configure, settings_of
 from whorl.settings.presets import algorithm_class, algorithms, preset_names, read_file, same_name
 from whorl.settings.run import MAY_CHANGE, RunConfig
-from whorl.settings.schema import Device, Range, build, fields_of, wrong
+from whorl.settings.schema import Device, Range, build, fields_of
 
 
 @dataclass(frozen=True)
@@ -120,30 +134,22 @@ class ListFlags:
     """folder of the run folders"""
 
 
-@dataclass(frozen=True)
-class NoFlags:
-    """Flags of commands that have none of their own."""
-
-
 NAME_FLAGS = {
     **dict.fromkeys(("--algo", "--algorithm"), "algorithm"),
     **dict.fromkeys(("--env", "--env-id", "--env-name", "--environment-name"), "environment"),
 }
 """flags for what the first two words of `train` and `config` name, as other libraries have them"""
 
-SHORT = {
-    "-c": "--config FILE, or --config FILE:VARIANT",
-    "-n": "--name NAME (Advanced-SAC's -n), or --total-timesteps N (RL Baselines3 Zoo's)",
-    "-p": "--port N",
-}
-"""short flags of other libraries, which do not all mean the same"""
 
-
+@command(
+    "train ALGORITHM ENV [--config FILE] [--seeds 1 2 3 [--parallel 3]] [--SETTING VALUE ...]", TrainFlags
+)
 def train(words: list[str]) -> int:
     """train an algorithm on an environment"""
     return _with_settings("train", words, _train)
 
 
+@command("config ALGORITHM ENV [--SETTING VALUE ...]", TrainFlags)
 def config(words: list[str]) -> int:
     """print the settings that training would have, as YAML for --config"""
     return _with_settings("config", words, _print_config)
@@ -152,8 +158,8 @@ def config(words: list[str]) -> int:
 def _with_settings(command: str, words: list[str], act: Callable[..., int]) -> int:
     """Read algorithm, environment and settings, then act on them or print the help."""
     whole = "--help-all" in words
-    asked, words = _wants_help(words)
-    names, rest = _names_in(*_leading(words))
+    asked, words = wants_help(words)
+    names, rest = _names_in(*leading(words))
     _check_names(command, names, rest, asked)
     algorithm, env = [*names, *("ppo", "ENV")[len(names) :]]
     name, cls, _ = algorithm_class(algorithm)
@@ -162,9 +168,9 @@ def _with_settings(command: str, words: list[str], act: Callable[..., int]) -> i
         parser.add_config(flags)
     stray, settings = parser.read(rest)
     if stray:
-        raise _stray(stray[0])
+        raise no_flag(stray[0])
     chosen = settings.get("components")
-    own = _own(TrainFlags, settings)
+    own = own_flags(TrainFlags, settings)
     settings |= {} if chosen is None else {"components": chosen}
     if not asked:
         return act(algorithm, env, settings, own)
@@ -176,7 +182,7 @@ def _with_settings(command: str, words: list[str], act: Callable[..., int]) -> i
 
 def _check_names(command: str, names: list[str], rest: list[str], asked: bool) -> None:
     if short := next((name for name in names if name in SHORT or "=" in name), None):
-        raise _stray(short)
+        raise no_flag(short)
     known = {same_name(name) for name in (*preset_names(), *registered("algorithm"))}
     if len(names) == 2 and same_name(names[1]) in known and same_name(names[0]) not in known:
         right = shlex.join(["whorl", command, names[1], names[0], *rest])
@@ -186,7 +192,7 @@ def _check_names(command: str, names: list[str], rest: list[str], asked: bool) -
             f"give the algorithm and the environment first: whorl {command} ppo CartPole-v1 --num-envs 8"
         )
     if len(names) > 2:
-        raise _stray(names[2])
+        raise no_flag(names[2])
 
 
 def _names_in(names: list[str], words: list[str]) -> tuple[list[str], list[str]]:
@@ -305,6 +311,7 @@ def _print_config(algorithm: str, env: str, settings: dict[str, Any], own: Train
     return 0
 
 
+@command("resume RUN [--total-timesteps N] [--SETTING VALUE ...]", ResumeFlags)
 def resume(words: list[str]) -> int:
     """continue a run from its newest checkpoint"""
     flags = ", ".join(f"--{name.replace('_', '-')}" for name in MAY_CHANGE)
@@ -312,12 +319,12 @@ def resume(words: list[str]) -> int:
         f"Continue a run from its newest checkpoint. These settings may change: {flags}; "
         "see whorl train ALGORITHM ENV --help-all."
     )
-    parser = _parser("resume", ResumeFlags(), about, elsewhere=_resume_settings, nested=True)
-    asked, words = _wants_help(words)
+    parser = parser_of("resume", about, elsewhere=_resume_settings, nested=True)
+    asked, words = wants_help(words)
     if asked:
         print(parser.format_help())
         return 0
-    run, own, changes = _one(parser, words, ResumeFlags)
+    run, own, changes = one_name(parser, words, ResumeFlags)
     from whorl.api import load_run, resume_population
     from whorl.cli.seeds import run_trainer
     from whorl.population.evolver import is_population
@@ -334,23 +341,24 @@ def _resume_settings() -> dict[str, Any]:
     return {**_all_settings(), **fields_of(RunConfig), **fields_of(EvolveConfig)}
 
 
+@command("evolve CONFIG [--rule cem|pbt] [--population N] [--SETTING VALUE ...]")
 def evolve(words: list[str]) -> int:
     """train a population of learners: the best are selected, the others continue from them"""
     from whorl.population.config import EvolveConfig
 
     whole = "--help-all" in words
-    asked, words = _wants_help(words)
-    names, rest = _leading(words)
+    asked, words = wants_help(words)
+    names, rest = leading(words)
     if len(names) != 1 and not (asked and not names):
         got = f", but got {' and '.join(map(repr, names))}" if names else ""
-        raise ConfigError(f"evolve takes one settings file{got}: whorl {COMMANDS['evolve'].usage}")
+        raise ConfigError(f"evolve takes one settings file{got}: whorl {commands()['evolve'].usage}")
     layers = read_file(names[0]) if names else []
     algorithm = next((layer["algorithm"] for layer in reversed(layers) if layer.get("algorithm")), "ppo")
     _, cls, _ = algorithm_class(str(algorithm))
     about = (
         "Settings of the population; those of its learners (whorl train ALGORITHM ENV --help) are flags too."
     )
-    parser = FlagParser("evolve", COMMANDS["evolve"].usage, about, _all_settings, nested=True)
+    parser = FlagParser("evolve", commands()["evolve"].usage, about, _all_settings, nested=True)
     parser.hints["env_options"] = dict
     for config in (EvolveConfig(), *((RunConfig(), config_of(cls)()) if whole or not asked else ())):
         parser.add_config(config, "population" if isinstance(config, EvolveConfig) else "learners")
@@ -359,24 +367,29 @@ def evolve(words: list[str]) -> int:
         return 0
     stray, settings = parser.read(rest)
     if stray:
-        raise _stray(stray[0])
+        raise no_flag(stray[0])
     from whorl.api import load_population
     from whorl.cli.seeds import run_trainer
 
     return run_trainer(load_population(names[0], settings=settings))
 
 
+@command(
+    "eval RUN [RUN ...] [--episodes N] [--video [PATH]] [--render] [--json] [--best] "
+    "[--env_options.NAME VALUE]",
+    EvalFlags,
+)
 def evaluate(words: list[str]) -> int:
     """play episodes with trained policies"""
-    parser = _parser("eval", EvalFlags(), env_options=True)
-    asked, words = _wants_help(words)
+    parser = parser_of("eval", env_options=True)
+    asked, words = wants_help(words)
     if asked:
         print(parser.format_help())
         return 0
     runs, values = parser.read(words)
-    own = _own(EvalFlags, values)
+    own = own_flags(EvalFlags, values)
     if not runs:
-        raise ConfigError(f"eval needs the name of a run: whorl {COMMANDS['eval'].usage}")
+        raise ConfigError(f"eval needs the name of a run: whorl {commands()['eval'].usage}")
     if len(runs) > 1 and isinstance(own.video, str):
         raise ConfigError(
             f"--video {own.video} is one file for {len(runs)} runs; leave the name out, so that each has its own"
@@ -414,7 +427,7 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
         saved,
         own.episodes,
         env=own.env or None,
-        env_options=_env_options(rest),
+        env_options=env_options_of(rest),
         seed=own.seed,
         deterministic=not own.stochastic,
         max_steps=own.max_steps,
@@ -474,10 +487,14 @@ def _show_behaviors(run: str, own: EvalFlags, found: Any) -> None:
         show_table(report, name)
 
 
+@command(
+    "plot RUN [RUN ...] [--output FILE.pdf] [--metric NAME ...] [--x steps|time|episodes] [--map | --arms]",
+    PlotFlags,
+)
 def plot(words: list[str]) -> int:
     """plot learning curves of runs"""
-    parser = _parser("plot", PlotFlags())
-    asked, words = _wants_help(words)
+    parser = parser_of("plot")
+    asked, words = wants_help(words)
     if asked:
         print(parser.format_help())
         return 0
@@ -516,10 +533,11 @@ def _plot_attention(run: str, output: Path, trust: tuple[str, ...]) -> Path:
     return plot_attention(weights, output, title)
 
 
+@command("list [--envs | --runs]", ListFlags)
 def show_list(words: list[str]) -> int:
     """list the algorithms, the native environments, or the runs"""
-    parser = _parser("list", ListFlags())
-    asked, words = _wants_help(words)
+    parser = parser_of("list")
+    asked, words = wants_help(words)
     if asked:
         print(parser.format_help())
         return 0
@@ -532,24 +550,25 @@ def show_list(words: list[str]) -> int:
     elif own.envs:
         from whorl.envs.native import WORLDS
 
-        abouts = {id: _first_line(sys.modules[world.__module__]) for id, world in WORLDS.items()}
+        abouts = {id: first_line(sys.modules[world.__module__]) for id, world in WORLDS.items()}
         show_columns({id: about.removeprefix(f"{id}: ") for id, about in abouts.items()})
     else:
         show_columns(algorithms())
     return 0
 
 
+@command("check ENV [--env_options.NAME VALUE]")
 def check(words: list[str]) -> int:
     """look for mistakes in an environment"""
-    parser = _parser("check", NoFlags(), env_options=True)
-    asked, words = _wants_help(words)
+    parser = parser_of("check", env_options=True)
+    asked, words = wants_help(words)
     if asked:
         print(parser.format_help())
         return 0
-    env, _, rest = _one(parser, words, NoFlags)
+    env, _, rest = one_name(parser, words, NoFlags)
     from whorl.api import check as findings_of
 
-    findings = findings_of(env, _env_options(rest))
+    findings = findings_of(env, env_options_of(rest))
     for finding in findings:
         print(f"- {finding}")
     if not findings:
@@ -557,124 +576,22 @@ def check(words: list[str]) -> int:
     return 1 if findings else 0
 
 
+@command("completion bash|zsh|fish")
 def completion(words: list[str]) -> int:
     """print a script that completes commands, algorithms, environments and flags in a shell"""
-    parser = _parser("completion", NoFlags())
-    asked, words = _wants_help(words)
+    parser = parser_of("completion")
+    asked, words = wants_help(words)
     if asked:
         print(parser.format_help())
         return 0
-    shell, _, _ = _one(parser, words, NoFlags)
+    shell, _, _ = one_name(parser, words, NoFlags)
     from whorl.cli.completion import script
 
     print(script(shell), end="")
     return 0
 
 
-@dataclass(frozen=True)
-class Command:
-    run: Callable[[list[str]], int]
-    usage: str
-
-
-COMMANDS = {
-    "train": Command(
-        train, "train ALGORITHM ENV [--config FILE] [--seeds 1 2 3 [--parallel 3]] [--SETTING VALUE ...]"
-    ),
-    "evolve": Command(evolve, "evolve CONFIG [--rule cem|pbt] [--population N] [--SETTING VALUE ...]"),
-    "resume": Command(resume, "resume RUN [--total-timesteps N] [--SETTING VALUE ...]"),
-    "eval": Command(
-        evaluate,
-        "eval RUN [RUN ...] [--episodes N] [--video [PATH]] [--render] [--json] [--best] [--env_options.NAME VALUE]",
-    ),
-    "plot": Command(
-        plot,
-        "plot RUN [RUN ...] [--output FILE.pdf] [--metric NAME ...] [--x steps|time|episodes] [--map | --arms]",
-    ),
-    "list": Command(show_list, "list [--envs | --runs]"),
-    "check": Command(check, "check ENV [--env_options.NAME VALUE]"),
-    "config": Command(config, "config ALGORITHM ENV [--SETTING VALUE ...]"),
-    "completion": Command(completion, "completion bash|zsh|fish"),
-}
-
-
-def overview() -> str:
-    """All commands with one line each."""
-    lines = [f"  whorl {command.usage}\n      {_first_line(command.run)}" for command in COMMANDS.values()]
-    return "\n".join(
-        ["usage: whorl COMMAND ...", "", *lines, "", "whorl COMMAND --help shows its flags; whorl --version"]
-    )
-
-
-# Arguments
-
-
-def _parser(
-    command: str, flags: Any, about: str = "", env_options: bool = False, **options: Any
-) -> FlagParser:
-    about = about or f"{_first_line(COMMANDS[command].run).capitalize()}."
-    if env_options:
-        about += " Options of the environment are flags too: --env_options.NAME VALUE."
-    parser = FlagParser(command, COMMANDS[command].usage, about, **options)
-    parser.add_config(flags)
-    if env_options:
-        parser.hints["env_options"] = dict
-    return parser
-
-
-def _env_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an environment out of `--env_options.NAME VALUE` and `--env_options "{NAME: VALUE}"`."""
-    found: dict[str, Any] = {}
-    merge(found, values, {})
-    options = found.get("env_options") or {}
-    if not isinstance(options, dict):
-        raise wrong("env_options", options, "a mapping of options to values")
-    return options
-
-
-def _one(parser: FlagParser, words: list[str], own: type) -> Any:
-    """The one name that a command takes, its own flags, and settings."""
-    names, values = parser.read(words)
-    if len(names) != 1:
-        got = f", but got {' and '.join(map(repr, names))}" if names else ""
-        raise ConfigError(f"{parser.command} takes one name{got}: whorl {COMMANDS[parser.command].usage}")
-    return names[0], _own(own, values), values
-
-
-def _own(own: type, values: dict[str, Any]) -> Any:
-    """A command's own flags, taken out of `values`; the settings are left."""
-    return build(own, {name: values.pop(name) for name in fields_of(own) if name in values})
-
-
-def _stray(word: str) -> ConfigError:
-    if word in SHORT:
-        return ConfigError(f"{word!r} is no flag; write {SHORT[word]}")
-    key, equals, value = word.partition("=")
-    if key in ("configs", "+configs"):  # RLcycle's and Hydra's overrides
-        return ConfigError(
-            f"{word!r} names a file of RLcycle; name algorithm and environment: whorl train rainbow PongNoFrameskip-v4"
-        )
-    if equals and value:
-        flag = key.rpartition(".")[2].replace("_", "-")
-        return ConfigError(f"{word!r} belongs to no flag; write --{flag} {value}")
-    return ConfigError(f"{word!r} belongs to no flag; flags start with --, as in --num-envs 8")
-
-
-def _leading(words: list[str]) -> tuple[list[str], list[str]]:
-    count = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
-    return words[:count], words[count:]
-
-
-def _wants_help(words: list[str]) -> tuple[bool, list[str]]:
-    rest = [word for word in words if word not in ("-h", "--help", "--help-all")]
-    return len(rest) < len(words), rest
-
-
 # Names and folders
-
-
-def _first_line(thing: Any) -> str:
-    return (thing.__doc__ or "").strip().split("\n")[0]
 
 
 def _run_folder(folder: Path) -> Path:

@@ -10,14 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from whorl.cli.commands import (
-    COMMANDS,
-    EvalFlags,
-    ListFlags,
-    PlotFlags,
-    ResumeFlags,
-    TrainFlags,
-)
+from whorl.cli.command import commands
 from whorl.core.errors import ConfigError, nearest
 from whorl.population.config import EvolveConfig
 from whorl.settings.merge import settings_of
@@ -26,14 +19,6 @@ from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import Choice, bare, fields_of, rules_of
 
 SHELLS = ("bash", "zsh", "fish")
-_OWN: dict[str, type] = {
-    "train": TrainFlags,
-    "config": TrainFlags,
-    "resume": ResumeFlags,
-    "eval": EvalFlags,
-    "plot": PlotFlags,
-    "list": ListFlags,
-}
 _BOOLEAN = ("true", "false")
 _PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 """words that mean themselves in every shell; others, which only users' own names can be, are not completed"""
@@ -64,8 +49,7 @@ def script(shell: str) -> str:
 def _words() -> _Words:
     run = fields_of(RunConfig)
     choices: dict[str, list[str]] = {}
-    own = {name: fields_of(cls) for name, cls in _OWN.items()}
-    hints = {command: dict(own.get(command, {})) for command in COMMANDS}
+    hints = {name: dict(fields_of(command.flags)) for name, command in commands().items()}
     for command in ("train", "config", "evolve"):
         hints[command] |= run
     hints["evolve"] |= fields_of(EvolveConfig)
@@ -161,7 +145,7 @@ _whorl() {{
     esac ;;
   esac
   if (( COMP_CWORD == 1 )); then
-    words='{" ".join([*COMMANDS, "--help", "--version"])}'
+    words='{" ".join([*commands(), "--help", "--version"])}'
   elif [[ $current == -* ]]; then
     words="$flags $own"
     [[ $command == train || $command == config ]] && words="$words --help-all"
@@ -203,7 +187,7 @@ def _fish(words: _Words) -> str:
         "end",
     ]
     add = "complete -c whorl"
-    for name, command in COMMANDS.items():
+    for name, command in commands().items():
         about = (command.run.__doc__ or "").split("\n")[0].replace("'", "")
         lines.append(f"{add} -f -n '__whorl_word 1' -a {name} -d '{about}'")
     for name, about in words.algorithms.items():
