@@ -294,8 +294,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "Gumbel noise subtracted",
-            "(self.log_probs - (-uniform.log()).log())",
-            "(self.log_probs + (-uniform.log()).log())",
+            "(self.log_probs + gumbel(noise))",
+            "(self.log_probs - gumbel(noise))",
         ),
         Bug(
             "categorical entropy of the wrong sign",
@@ -1539,8 +1539,8 @@ MUTATIONS: list[Mutation] = [
         "data/test_rollouts.py algorithms/test_ppo.py algorithms/test_ppg.py",
         Bug(
             "minibatches keep their order",
-            ".argsort()\n    # One gather",
-            "\n    order = torch.arange(len(order))\n    # One gather",
+            "order = shuffled(chunks * num_envs, generator, batch.mask.device)",
+            "order = torch.arange(chunks * num_envs)",
         ),
         Bug(
             "chunks start from other memories",
@@ -1554,8 +1554,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "half of a rollout is never learned from",
-            "for start in range(0, chunks * num_envs, count):",
-            "for start in range(0, max(count, chunks * num_envs // 2), count):",
+            "for number in range(chunks * num_envs // count):",
+            "for number in range(max(1, chunks * num_envs // count // 2)):",
         ),
     ),
     *planted(
@@ -1662,6 +1662,47 @@ MUTATIONS: list[Mutation] = [
             "component.track(held, obs, action, next_obs, torch.zeros_like(reset))",
             "components/test_component.py",
         ),
+    ),
+    *planted(
+        "ops/by_hand.py",
+        "algorithms/test_ppo.py",
+        Bug(
+            "the entropy's derivative has the wrong sign",
+            "slope += probs * (log_probs",
+            "slope -= probs * (log_probs",
+        ),
+        Bug("the Gaussian's spread moves the wrong way", "squares.sub_(1.0)", "squares.sub_(-1.0)"),
+        Bug("clipped rows move the policy", "(gain <= bound)", "(gain <= gain)"),
+        Bug("clamped ratios move the policy", ".logical_and_(log_ratio <= MAX_LOG_RATIO)", ""),
+    ),
+    *planted(
+        "nets/by_hand.py",
+        "algorithms/test_ppo.py",
+        Bug(
+            "activations have no derivative",
+            "self.slope(slope.mm(self._weights[number]), values[number])",
+            "slope.mm(self._weights[number])",
+        ),
+    ),
+    *planted(
+        "agents/packed.py",
+        "agents/test_packed.py",
+        Bug("a parameter of two optimizers is packed", "own.isdisjoint(id(p) for p in others)", "True"),
+    ),
+    *planted(
+        "explore/rollout_actor.py",
+        "collect/test_rollout_actor.py",
+        Bug(
+            "noise is not scaled",
+            "torch.addcmul(output, self.std, noise, out=action)",
+            "torch.add(output, noise, out=action)",
+        ),
+        Bug(
+            "observations are not normalised",
+            "value, activation = self.observations(obs)",
+            "value, activation = obs",
+        ),
+        Bug("an agent's own act is passed over", 'not getattr(type(agent).act, "by_policy", False)', "False"),
     ),
     *planted(
         "agents/optimizers.py",
