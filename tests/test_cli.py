@@ -29,8 +29,8 @@ from whorl.cli.completion import script
 from whorl.cli.flags import FlagParser
 from whorl.cli.groups import GROUPS, group_of
 from whorl.cli.report import show_runs
-from whorl.cli.seeds import shares
 from whorl.core.errors import ConfigError
+from whorl.core.hardware import shares
 from whorl.run.evaluate import Evaluation
 from whorl.run.evaluation_log import log_evaluation
 from whorl.settings.presets import algorithm_class, algorithms, preset_names, read_yaml

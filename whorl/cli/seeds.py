@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from whorl.cli.report import command, in_lines, show_evolved, show_result, show_seeds
 from whorl.cli.status import INTERRUPTED, MISTAKE, TERMINATED
 from whorl.core.errors import ConfigError, WhorlError
+from whorl.core.hardware import shares, usable_cores
 from whorl.log.console import DISPLAY, LIVE_SECONDS, Console, Consoles, summary
 from whorl.run.trust import trust_flag
 from whorl.settings.merge import Settings
@@ -288,19 +289,6 @@ class _Family:
         cores = f"{each} core{'s' if each > 1 else ''} each"
         head = f"{settings.algorithm} on {settings.env}: {len(self.jobs)} seeds, {self.parallel} at a time, {cores}"
         return f"{head}\n{summary(settings, str(choose_device(settings.run.device)))}"
-
-
-def usable_cores() -> list[int]:
-    """The cores that this process may use."""
-    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return sorted(affinity)
-
-
-def shares(cores: Sequence[int], count: int) -> list[list[int]]:
-    """The cores of each of `count` processes: disjoint, or one that others use too where there are too few."""
-    if count >= len(cores):
-        return [[cores[i % len(cores)]] for i in range(count)]
-    return [list(cores[i * len(cores) // count : (i + 1) * len(cores) // count]) for i in range(count)]
 
 
 @contextmanager
