@@ -43,7 +43,7 @@ from whorl.settings.behaviors import take_behaviors
 from whorl.settings.merge import configure
 from whorl.settings.schema import build
 
-sys.path.append(str(Path(__file__).parent / "population"))
+
 from inline import InlineBackend
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,6 @@ from gymnasium.envs.classic_control import CartPoleEnv
 import whorl
 from whorl.population import evolver
 
-sys.path.append(str(Path(__file__).parent))
 from inline import InlineBackend
 
 # A Ray cluster runs whatever it is sent, so only these tests may connect to it. Ray reads this when it is imported.

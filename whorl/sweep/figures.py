@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
+from matplotlib.ticker import MaxNLocator
 
 from whorl.core import files
 from whorl.core.errors import missing_extra
@@ -59,7 +61,8 @@ def draw_history(rows: Sequence[TrialRow], output: Path, title: str) -> Path:
     complete = [row for row in rows if row.state == "complete"]
     pruned = [row for row in rows if row.state == "pruned" and math.isfinite(row.value)]
     best = np.maximum.accumulate([row.value for row in complete])
-    panel.step([row.number for row in complete], best, where="post", color=COLOURS[1], label="best so far")
+    places = [*(row.number for row in complete), max(row.number for row in rows)]
+    panel.step(places, [*best, best[-1]], where="post", color=COLOURS[1], label="best so far")
     panel.scatter(
         [row.number for row in complete],
         [row.value for row in complete],
@@ -77,7 +80,7 @@ def draw_history(rows: Sequence[TrialRow], output: Path, title: str) -> Path:
     )
     panel.set_xlabel("trial")
     panel.set_ylabel("objective")
-    panel.xaxis.get_major_locator().set_params(integer=True)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.set_title(title, fontsize=10)
     panel.legend(frameon=False, fontsize=8)
     _bare(panel)
@@ -107,7 +110,7 @@ def draw_parallel(rows: Sequence[TrialRow], spaces: Sequence[Space], output: Pat
     scale = Normalize(
         ranked[0].value, ranked[-1].value if ranked[-1].value > ranked[0].value else ranked[0].value + 1
     )
-    colours = figure.colorbar(_mappable(scale), ax=panel, pad=0.02, aspect=30)
+    colours = figure.colorbar(ScalarMappable(scale, COLOURMAP), ax=panel, pad=0.02, aspect=30)
     colours.set_label("objective")
     for row in ranked:
         heights = [
@@ -165,12 +168,6 @@ def write_page(study: Any, output: Path, title: str) -> Path:
     head = f"<!doctype html><meta charset=utf-8><title>{title}</title><h2 style='font-family:sans-serif'>{title}</h2>"
     files.write_atomic(output, "\n".join([head, *parts]).encode())
     return output
-
-
-def _mappable(scale: Normalize) -> Any:
-    from matplotlib.cm import ScalarMappable
-
-    return ScalarMappable(scale, COLOURMAP)
 
 
 def _height(space: Space, value: Any) -> float:

@@ -1,5 +1,6 @@
 """What a sweep shows at its end: a table of the best trials, and a settings file of the best one."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from whorl.sweep.setup import Sweeping
 from whorl.sweep.sweep import Swept, shown
 
 APPLIED = "preset.yaml"
-SHOWN = 10
+SHOWN, PIPED = 10, 160
+"""trials of the table; its width where there is no terminal"""
 ONLY_SWEEP = (
     "runs",
     "quiet",
@@ -41,8 +43,9 @@ def show_best(swept: Swept, sweeping: Sweeping, console: Console | None = None) 
         for state in ("complete", "pruned", "diverged", "invalid", "failed")
     }
     words = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    console = console or Console()
-    console.print(f"{swept.reason}: {len(swept.rows)} trials ({words or 'none finished'}) in {swept.folder}")
+    console = console or Console(width=None if sys.stdout.isatty() else PIPED)
+    found = f"{swept.reason}: {len(swept.rows)} trials ({words or 'none finished'}) in {swept.folder}"
+    console.print(found, soft_wrap=True, highlight=False)
     best = swept.best(SHOWN)
     if not best:
         return
@@ -70,13 +73,12 @@ def write_preset(swept: Swept, sweeping: Sweeping, output: Path) -> Path:
     best = swept.best(1)
     if not best:
         raise WhorlError(
-            f"no trial of {swept.folder} is complete yet, so there are no settings to write; go on with it"
+            f"no trial of {swept.folder} is complete yet; go on with it before its settings are written"
         )
     row = best[0]
-    head = (
-        f"# {sweeping.algorithm} on {sweeping.env}: trial {row.number} of {len(swept.rows)}, return {amount(row.value)}\n"
-        f"# whorl train {sweeping.algorithm} {sweeping.env} --config {output}\n"
-    )
+    about = f"trial {row.number} of {len(swept.rows)}, return {amount(row.value)}"
+    use = f"whorl train {sweeping.algorithm} {sweeping.env} --config {output}"
+    head = f"# {sweeping.algorithm} on {sweeping.env}: {about}\n# {use}\n"
     text = head + yaml.safe_dump(preset_of(sweeping, row.params), sort_keys=False)
     output.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomic(output, text.encode())

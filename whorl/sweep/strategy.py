@@ -68,12 +68,12 @@ def make_sampler(part: Part, spaces: Sequence[Space], seed: int, earlier: int) -
 
 def make_pruner(part: Part, eval_freq: int, total: int) -> Any:
     """A pruner, which counts in environment steps."""
-    options: Mapping[str, Any] = {
+    options: dict[str, dict[str, Any]] = {
         "percentile": {"percentile": 50.0},
         "hyperband": {"min_resource": eval_freq, "max_resource": max(total, eval_freq)},
         "successive_halving": {"min_resource": eval_freq, "reduction_factor": 3},
-    }.get(part.name.lower(), {})
-    return _made("pruner", part, PRUNERS, options)
+    }
+    return _made("pruner", part, PRUNERS, options.get(part.name.lower(), {}))
 
 
 def _class_name(kind: str, part: Part, known: Mapping[str, str]) -> str:
