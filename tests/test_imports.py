@@ -23,6 +23,7 @@ LAYERS = (
     {"run"},
     {"population"},
     {"api", "conformance", "__init__"},
+    {"sweep", "bench"},
     {"cli"},
     {"__main__"},
 )
@@ -35,6 +36,8 @@ MAY_IMPORT_SURROUNDINGS = {
     "run",
     "population",
     "api",
+    "sweep",
+    "bench",
     "cli",
     "conformance",
     "__init__",

@@ -11,6 +11,7 @@ A training with a large budget is stopped after its first iteration here. One th
 """
 
 import dataclasses
+import math
 import re
 import shlex
 import shutil
@@ -26,6 +27,7 @@ import gymnasium
 import pytest
 import torch
 import yaml
+from inline import InlineBackend
 
 import whorl
 from whorl import cli
@@ -42,9 +44,10 @@ from whorl.run.trainer import Trainer
 from whorl.settings.behaviors import take_behaviors
 from whorl.settings.merge import configure
 from whorl.settings.schema import build
-
-
-from inline import InlineBackend
+from whorl.sweep import setup as sweep_setup
+from whorl.sweep import sweep
+from whorl.sweep import worker as sweep_worker
+from whorl.sweep.sweep import Sweep, Swept
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -106,6 +109,9 @@ def page_folder(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Trainer, "train", shortened)
     monkeypatch.setattr(Evolver, "train", evolve_shortly)
     monkeypatch.setattr(evolver, "make_backend", lambda *_: InlineBackend())
+    monkeypatch.setattr(sweep, "make_backend", lambda *_: InlineBackend())
+    monkeypatch.setattr(sweep_worker, "equip", lambda *_: None)
+    monkeypatch.setattr(Sweep, "run", sweep_shortly)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     torch.set_num_threads(1)
     for name in ("RUN", "RUN1", "RUN2", "runs/first", "runs/second"):
@@ -265,6 +271,9 @@ def test_the_commands_of_a_table_run(page: Path, page_folder: Path, monkeypatch:
 def check_settings(settings: dict[str, object]) -> None:
     """Settings of a YAML block have to suit one algorithm together; those of a population name theirs."""
     mistakes = []
+    if "search" in settings:
+        sweep_setup.read([settings])
+        return
     sections, (settings,) = take_behaviors([settings])
     for section in sections.values():
         configure(section.pop("algorithm", "ppo"), "", section, [settings])
@@ -283,7 +292,7 @@ def check_settings(settings: dict[str, object]) -> None:
     raise AssertionError("\n".join(mistakes))
 
 
-train_whole, evolve_whole = Trainer.train, Evolver.train
+train_whole, evolve_whole, sweep_whole = Trainer.train, Evolver.train, Sweep.run
 
 
 def shortened(trainer: Trainer) -> Result:
@@ -318,6 +327,14 @@ def evolve_shortly(population: Evolver) -> Result:
     population.config = config
     population.population = dataclasses.replace(population.population, config=config)
     return evolve_whole(population)
+
+
+def sweep_shortly(found: Sweep) -> Swept:
+    """`Sweep.run` of one short trial, in this process."""
+    small = {"total_timesteps": 256, "n_eval_episodes": 1, "num_envs": 4, "eval_max_steps": 50}
+    found.sweeping = dataclasses.replace(found.sweeping, layers=(*found.sweeping.layers, small))
+    found.config = dataclasses.replace(found.config, trials=1, target_return=math.inf)
+    return sweep_whole(found)
 
 
 class StopEarly(whorl.Callback):

@@ -1,10 +1,12 @@
 """A pool of processes, on this machine or on Ray, that work on one task after the other; one that fails is replaced."""
 
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from whorl.core.hardware import shares, usable_cores
+from whorl.core.registry import KINDS, register, registered
 from whorl.distributed.remote import Backend, Remote, RemoteError
 
 
@@ -87,8 +89,24 @@ class ProcessPool:
         self.idle.append(remote)
 
 
-def pin(cores: Sequence[int]) -> None:
-    """Let this process run on these cores only; none: where the system likes."""
+def equip(cores: Sequence[int], things: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prepare a process of the pool: it runs on these cores only (none: where the system likes) and knows what the
+    user registered."""
     if cores and hasattr(os, "sched_setaffinity"):
         with suppress(OSError):  # they were taken from this process meanwhile
             os.sched_setaffinity(0, cores)
+    for kind, named in things.items():
+        for name, thing in named.items():
+            register(kind, name, thing)
+
+
+def equipment(count: int, ray: bool) -> list[tuple[list[int], dict[str, dict[str, Any]]]]:
+    """What `equip` takes in each of `count` processes; on Ray the cluster says where they run."""
+    there = {kind: registered(kind) for kind in KINDS if kind != "adapter"}
+    each = [[] for _ in range(count)] if ray else shares(usable_cores(), count)
+    return [(cores, there) for cores in each]
+
+
+def gpu_share(backend: Backend, device: str, count: int) -> float:
+    """The share of a GPU that each of `count` processes gets on Ray."""
+    return 0.0 if not backend.gpus or device == "cpu" else min(1.0, backend.gpus / count)

@@ -30,7 +30,7 @@ from whorl.core.hardware import cores
 from whorl.core.process import CTRL_C, first_interrupt
 from whorl.core.registry import KINDS, registered
 from whorl.distributed.remote import RemoteError, RestartPolicy, make_backend
-from whorl.distributed.task_pool import ProcessPool
+from whorl.distributed.task_pool import ProcessPool, gpu_share
 from whorl.envs.make import Source
 from whorl.population.config import EvolveConfig
 from whorl.population.curve import draw_population
@@ -95,8 +95,9 @@ class Evolver:
                 self.backend = make_backend(run.ray, self._processes())
                 stack.callback(self.backend.close)
                 arguments = self._arguments()
+                gpus = gpu_share(self.backend, run.device, self._processes())
                 self.pool = ProcessPool(
-                    self.backend, "learner", Member, lambda place: arguments, self._processes(), self._gpus()
+                    self.backend, "learner", Member, lambda place: arguments, self._processes(), gpus
                 )
             while not self._over():
                 lock.check()
@@ -277,13 +278,6 @@ class Evolver:
 
     def _processes(self) -> int:
         return min(self.config.parallel or cores(), self.config.population)
-
-    def _gpus(self) -> float:
-        """The share of a GPU that each process gets on Ray."""
-        there = self.backend.gpus
-        if not there or self.settings.run.device == "cpu":
-            return 0.0
-        return min(1.0, there / self._processes())
 
     def _arguments(self) -> tuple[Any, ...]:
         return self.source, self.config, {kind: registered(kind) for kind in KINDS if kind != "adapter"}

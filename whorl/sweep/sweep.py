@@ -23,11 +23,10 @@ import numpy as np
 
 from whorl.core import files
 from whorl.core.errors import CheckpointError, ConfigError, WhorlError
-from whorl.core.hardware import cores, shares, usable_cores
+from whorl.core.hardware import cores
 from whorl.core.process import first_interrupt
-from whorl.core.registry import KINDS, registered
 from whorl.distributed.remote import RemoteError, make_backend
-from whorl.distributed.task_pool import ProcessPool
+from whorl.distributed.task_pool import ProcessPool, equipment, gpu_share
 from whorl.log.console import amount
 from whorl.log.statistics import interquartile_mean
 from whorl.state.runlock import RunLock
@@ -125,16 +124,18 @@ class Sweep:
 
     def run(self) -> Swept:
         """Go on until the last trial, the target, the time limit or a signal."""
+        run = self.sweeping.base.run
         with ExitStack() as stack:
             self.open(stack)
             stack.enter_context(first_interrupt(self._interrupt))
             self._recover()
             if not self._over():
                 count = min(self.config.parallel or cores(), max(1, self._left()))
-                backend = make_backend(self.sweeping.base.run.ray, count)
+                backend = make_backend(run.ray, count)
                 stack.callback(backend.close)
+                given, gpus = equipment(count, bool(run.ray)), gpu_share(backend, run.device, count)
                 self.pool = ProcessPool(
-                    backend, "trial", TrialWorker, self._arguments(count), count, self._gpus(backend, count)
+                    backend, "trial", TrialWorker, lambda place: (*given[place], place), count, gpus
                 )
             while not self._over() and (self._running or self._left()):
                 self.lock.beat()
@@ -328,19 +329,6 @@ class Sweep:
     def _interrupt(self, name: str) -> None:
         self._signal = name
         self.say(f"{name}: stopping; trials that are not finished will be repeated")
-
-    # Processes
-
-    def _arguments(self, count: int) -> Callable[[int], tuple[Any, ...]]:
-        there = {kind: registered(kind) for kind in KINDS if kind != "adapter"}
-        ray = bool(self.sweeping.base.run.ray)
-        each = [[] for _ in range(count)] if ray else shares(usable_cores(), count)
-        return lambda place: (each[place], place, there, ray)
-
-    def _gpus(self, backend: Any, count: int) -> float:
-        if not backend.gpus or self.sweeping.base.run.device == "cpu":
-            return 0.0
-        return min(1.0, backend.gpus / count)
 
     def _show(self, one: _Trial, state: str, answer: Progress, value: float) -> None:
         words = ", ".join(f"{name} {shown(value)}" for name, value in one.task.params.items())

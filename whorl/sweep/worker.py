@@ -7,14 +7,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from whorl.api import prepare_all
 from whorl.core.errors import ConfigError, DivergedError
 from whorl.core.process import configure_process
-from whorl.core.registry import register
-from whorl.distributed.task_pool import pin
-from whorl.run.build import learner_threads
+from whorl.distributed.task_pool import equip
+from whorl.run.build import learner_threads, on_gpu
 from whorl.run.trainer import Trainer
 from whorl.settings.merge import Settings
 
@@ -66,14 +63,9 @@ class TrialWorker:
         place: its number among all workers; each has one of the GPUs.
     """
 
-    def __init__(
-        self, cores: Sequence[int], place: int, registered: Mapping[str, Mapping[str, Any]], ray: bool
-    ) -> None:
-        pin(cores)
-        for kind, things in registered.items():
-            for name, thing in things.items():
-                register(kind, name, thing)
-        self.place, self.ray = place, ray
+    def __init__(self, cores: Sequence[int], registered: Mapping[str, Mapping[str, Any]], place: int) -> None:
+        equip(cores, registered)
+        self.place = place
         self.runs: list[_Run] = []
         self.rung = 0
         self._open = ExitStack()
@@ -145,9 +137,7 @@ class TrialWorker:
                 task.env, task.algorithm, {**task.params, **own}, task.layers, None, {}
             )
         assert isinstance(settings, Settings)  # the sweep refuses several behaviours
-        if settings.run.device == "auto" and not self.ray and torch.cuda.device_count() > 1:
-            settings = settings.replace(device=f"cuda:{self.place % torch.cuda.device_count()}")
-        return Trainer(source, settings)
+        return Trainer(source, on_gpu(settings, self.place))
 
 
 def run_name(number: int, seed: int) -> str:
