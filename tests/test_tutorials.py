@@ -31,6 +31,9 @@ from inline import InlineBackend
 
 import whorl
 from whorl import cli
+from whorl.bench import bench, cell
+from whorl.bench.bench import Bench, Benched
+from whorl.bench.suite import check_runs, read_suite
 from whorl.core import registry
 from whorl.core.errors import WhorlError
 from whorl.envs.make import find
@@ -112,6 +115,9 @@ def page_folder(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sweep, "make_backend", lambda *_: InlineBackend())
     monkeypatch.setattr(sweep_worker, "equip", lambda *_: None)
     monkeypatch.setattr(Sweep, "run", sweep_shortly)
+    monkeypatch.setattr(bench, "make_backend", lambda *_: InlineBackend())
+    monkeypatch.setattr(cell, "equip", lambda *_: None)
+    monkeypatch.setattr(Bench, "run", bench_shortly)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     torch.set_num_threads(1)
     for name in ("RUN", "RUN1", "RUN2", "runs/first", "runs/second"):
@@ -271,6 +277,9 @@ def test_the_commands_of_a_table_run(page: Path, page_folder: Path, monkeypatch:
 def check_settings(settings: dict[str, object]) -> None:
     """Settings of a YAML block have to suit one algorithm together; those of a population name theirs."""
     mistakes = []
+    if "environments" in settings:
+        check_runs(read_suite("page", settings))
+        return
     if "search" in settings:
         sweep_setup.read([settings])
         return
@@ -292,7 +301,8 @@ def check_settings(settings: dict[str, object]) -> None:
     raise AssertionError("\n".join(mistakes))
 
 
-train_whole, evolve_whole, sweep_whole = Trainer.train, Evolver.train, Sweep.run
+train_whole, evolve_whole = Trainer.train, Evolver.train
+sweep_whole, bench_whole = Sweep.run, Bench.run
 
 
 def shortened(trainer: Trainer) -> Result:
@@ -335,6 +345,17 @@ def sweep_shortly(found: Sweep) -> Swept:
     found.sweeping = dataclasses.replace(found.sweeping, layers=(*found.sweeping.layers, small))
     found.config = dataclasses.replace(found.config, trials=1, target_return=math.inf)
     return sweep_whole(found)
+
+
+def bench_shortly(found: Bench, jobs: int, ray: str) -> Benched:
+    """`Bench.run` of short runs of one algorithm on one environment, in this process."""
+    suite = found.suite
+    small = {"total_timesteps": 256, "n_eval_episodes": 1, "num_envs": 4, "eval_max_steps": 50}
+    task = dataclasses.replace(suite.tasks[0], settings={**suite.tasks[0].settings, **small})
+    found.suite = dataclasses.replace(
+        suite, contestants=suite.contestants[:1], tasks=(task,), seeds=suite.seeds[:1]
+    )
+    return bench_whole(found, jobs, ray)
 
 
 class StopEarly(whorl.Callback):

@@ -114,7 +114,13 @@ def test_a_mistake_is_named_in_a_sentence(ppo: Settings, given: Any, sentence: s
     assert sentence in error.value.message and "\n" not in error.value.message
 
 
-@pytest.mark.parametrize("algorithm", preset_names())
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param(name, marks=() if name in ("ppo", "dqn", "td3") else pytest.mark.full)
+        for name in preset_names()
+    ],
+)
 def test_every_algorithm_comes_with_a_search_space_that_fits_it(algorithm: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -24,7 +24,9 @@ def draw_all(bench: Bench, benched: Benched) -> list[Path]:
     scores, folder = scores_of(benched), benched.folder
     if not scores:
         return []
-    title = f"{benched.suite.name}: {len(benched.suite.tasks)} environments, {len(benched.suite.seeds)} seeds"
+    counts = {"environment": len(benched.suite.tasks), "seed": len(benched.suite.seeds)}
+    words = ", ".join(f"{count} {what}{'s' if count > 1 else ''}" for what, count in counts.items())
+    title = f"{benched.suite.name}: {words}"
     written = [
         draw_aggregates(aggregates(scores), folder / "aggregates.png", title),
         draw_profiles(scores, folder / "profiles.png", title),
@@ -75,9 +77,7 @@ def draw_profiles(scores: Mapping[str, Floats], output: Path, title: str) -> Pat
 
 def draw_improvement(found: Mapping[tuple[str, str], Estimate], output: Path, title: str) -> Path:
     """The probability that a run of one algorithm beats one of another."""
-    shown = {pair: one for pair, one in found.items() if one.value >= 0.5 and pair[::-1] not in found} or {
-        pair: one for number, (pair, one) in enumerate(found.items()) if _first(pair, found, number)
-    }
+    shown = {pair: one for number, (pair, one) in enumerate(found.items()) if _first(pair, found, number)}
     figure = new_figure((6.4, 1.3 + 0.35 * len(shown)))
     panel = figure.add_subplot()
     for place, one in enumerate(reversed(shown.values())):

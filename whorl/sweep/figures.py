@@ -137,6 +137,7 @@ def draw_parallel(rows: Sequence[TrialRow], spaces: Sequence[Space], output: Pat
     )
     panel.set_xlim(-0.5, len(spaces) - 0.8)
     panel.set_yticks([])
+    panel.set_ylim(-0.03, 1.03)
     panel.set_title(title, fontsize=10)
     for side in panel.spines.values():
         side.set_visible(False)
