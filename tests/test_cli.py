@@ -1055,6 +1055,8 @@ def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["plot", "--statistic", ""], {"mean", "iqm", "median"}),
         (["eval", "PPO"], {"PPO_one", "PPO two"}),
         (["completion", ""], {"bash", "zsh", "fish"}),
+        (["sweep", "x.yaml", "--objective", ""], {"mean", "iqm", "worst"}),
+        (["bench", "classic", "--jo"], {"--jobs"}),
     ],
 )
 def test_bash_completes(words: list[str], found: set[str], completion: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from whorl.cli.command import command, own_flags, parser_of, wants_help
 from whorl.cli.report import show_columns
 from whorl.cli.status import INTERRUPTED, TERMINATED
 from whorl.core.errors import ConfigError
-from whorl.core.process import CTRL_C
 from whorl.settings.schema import Count, Range
 
 
@@ -62,6 +61,7 @@ def _run(name: str, own: BenchFlags) -> int:
     from whorl.bench.bench import Choice, load_bench
     from whorl.bench.figures import draw_all
     from whorl.bench.results import RESULTS, show, write_results
+    from whorl.core.process import CTRL_C
 
     settings: dict[str, Any] = {"total_timesteps": own.total_timesteps} if own.total_timesteps else {}
     found = load_bench(name, Choice(own.algorithms, own.environments, own.seeds, settings), own.folder)

@@ -10,7 +10,6 @@ from whorl.cli.command import command, commands, leading, no_flag, own_flags, wa
 from whorl.cli.flags import FlagParser
 from whorl.cli.status import INTERRUPTED, TERMINATED
 from whorl.core.errors import ConfigError
-from whorl.core.process import CTRL_C
 from whorl.settings.merge import config_of
 from whorl.settings.presets import algorithm_class, read_file
 from whorl.settings.run import RunConfig
@@ -60,6 +59,7 @@ def sweep(words: list[str]) -> int:
 
 
 def _run(config: str, settings: dict[str, Any], own: SweepFlags) -> int:
+    from whorl.core.process import CTRL_C
     from whorl.sweep.figures import draw_all
     from whorl.sweep.report import APPLIED, show_best, write_preset
     from whorl.sweep.sweep import load_sweep
