@@ -2989,5 +2989,82 @@ MUTATIONS: list[Mutation] = [
             "        if False:\n            reward",
         ),
         Bug("uniform noise instead of normal", "        if self.normal:", "        if False:"),
+        "log/statistics.py",
+        "bench/test_aggregates.py",
+        Bug(
+            "runs of all tasks are drawn together",
+            "rng.integers(len(data), size=data.shape[:2])",
+            "rng.integers(len(data), size=(len(data), 1))",
+        ),
+        Bug("a tie counts nothing", " + 0.5 * (x[:, None] == y[None])", ""),
+        Bug(
+            "scores above the target make up for others",
+            "np.minimum(np.asarray(scores, dtype=np.float64), target)",
+            "np.asarray(scores, dtype=np.float64)",
+        ),
+        Bug(
+            "the median is that of runs",
+            "np.median(np.asarray(scores, dtype=np.float64).mean(axis=0), axis=0)",
+            "np.median(np.asarray(scores, dtype=np.float64), axis=(0, 1))",
+        ),
+    ),
+    *planted(
+        "sweep/sweep.py",
+        "sweep/test_sweep.py",
+        Bug(
+            "trials under way at a kill are forgotten",
+            "            self.study.enqueue_trial(dict(trial.params), user_attrs={RETRY: times})",
+            "            pass",
+        ),
+        Bug("nothing is pruned", "elif one.trial.should_prune():", "elif False:"),
+        Bug(
+            "a sweep that goes on draws its first trials again",
+            "self.sweeping.spaces, seed, earlier)",
+            "self.sweeping.spaces, seed, 0)",
+        ),
+        Bug("the best seed counts as the worst", "float(scores.min())", "float(scores.max())"),
+        Bug(
+            "two processes share a folder",
+            "        self.lock = RunLock(self.folder)\n",
+            "        self.lock = RunLock(self.folder)\n        self.lock.release()\n",
+        ),
+    ),
+    *planted(
+        "sweep/space.py",
+        "sweep/test_space.py",
+        Bug("conditions are ignored", "        if space.applies(chosen):", "        if True:"),
+        Bug("whole settings get fractions", 'whole or "int" in rest', '"int" in rest'),
+    ),
+    *planted(
+        "sweep/report.py",
+        "sweep/test_sweep.py",
+        Bug("the preset keeps the settings that were searched", "means <= searched or ", ""),
+    ),
+    *planted(
+        "bench/cell.py",
+        "bench/test_bench.py",
+        Bug(
+            "a run that was killed begins again",
+            "            return load_run(folder, {})",
+            "            shutil.rmtree(folder)",
+        ),
+    ),
+    *planted(
+        "bench/bench.py",
+        "bench/test_bench.py",
+        Bug(
+            "runs that have ended are trained again",
+            " if read_result(Path(cell.folder)) is None)",
+            ")",
+        ),
+    ),
+    *planted(
+        "bench/results.py",
+        "bench/test_bench.py",
+        Bug(
+            "a run that diverged counts as the reference",
+            "return 0.0 if value is None",
+            "return 1.0 if value is None",
+        ),
     ),
 ]

@@ -29,8 +29,8 @@ from whorl.cli.completion import script
 from whorl.cli.flags import FlagParser
 from whorl.cli.groups import GROUPS, group_of
 from whorl.cli.report import show_runs
-from whorl.cli.seeds import shares
 from whorl.core.errors import ConfigError
+from whorl.core.hardware import shares
 from whorl.run.evaluate import Evaluation
 from whorl.run.evaluation_log import log_evaluation
 from whorl.settings.presets import algorithm_class, algorithms, preset_names, read_yaml
@@ -1102,6 +1102,8 @@ def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["plot", "--statistic", ""], {"mean", "iqm", "median"}),
         (["eval", "PPO"], {"PPO_one", "PPO two"}),
         (["completion", ""], {"bash", "zsh", "fish"}),
+        (["sweep", "x.yaml", "--objective", ""], {"mean", "iqm", "worst"}),
+        (["bench", "classic", "--jo"], {"--jobs"}),
     ],
 )
 def test_bash_completes(words: list[str], found: set[str], completion: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ LAYERS = (
     {"run"},
     {"population", "page"},
     {"api", "conformance", "__init__"},
+    {"sweep", "bench"},
     {"cli"},
     {"__main__"},
 )
@@ -36,6 +37,8 @@ MAY_IMPORT_SURROUNDINGS = {
     "population",
     "page",
     "api",
+    "sweep",
+    "bench",
     "cli",
     "conformance",
     "__init__",

@@ -224,7 +224,7 @@ def _settings_parser(name: str, usage: str = "") -> FlagParser:
         "Options of nested settings are flags too: --optimizer.weight_decay 0.01, "
         "--actor_network.layers.0.out_features 64, --env_options.NAME VALUE."
     )
-    parser = FlagParser(name, usage or name, about, _all_settings, nested=True)
+    parser = FlagParser(name, usage or name, about, all_settings, nested=True)
     parser.hints["env_options"] = dict
     return parser
 
@@ -258,7 +258,7 @@ def _fields(config: Any) -> list[str]:
 
 
 @cache
-def _all_settings() -> dict[str, Any]:
+def all_settings() -> dict[str, Any]:
     """The settings of all algorithms with their types; None where two algorithms have different types."""
     found: dict[str, Any] = {"env_options": dict}
     for name in algorithms():
@@ -339,7 +339,7 @@ def resume(words: list[str]) -> int:
 def _resume_settings() -> dict[str, Any]:
     from whorl.population.config import EvolveConfig
 
-    return {**_all_settings(), **fields_of(RunConfig), **fields_of(EvolveConfig)}
+    return {**all_settings(), **fields_of(RunConfig), **fields_of(EvolveConfig)}
 
 
 @command("evolve CONFIG [--rule cem|pbt] [--population N] [--SETTING VALUE ...]")
@@ -359,7 +359,7 @@ def evolve(words: list[str]) -> int:
     about = (
         "Settings of the population; those of its learners (whorl train ALGORITHM ENV --help) are flags too."
     )
-    parser = FlagParser("evolve", commands()["evolve"].usage, about, _all_settings, nested=True)
+    parser = FlagParser("evolve", commands()["evolve"].usage, about, all_settings, nested=True)
     parser.hints["env_options"] = dict
     for config in (EvolveConfig(), *((RunConfig(), config_of(cls)()) if whole or not asked else ())):
         parser.add_config(config, "population" if isinstance(config, EvolveConfig) else "learners")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from whorl.cli.report import command, in_lines, show_evolved, show_result, show_seeds
 from whorl.cli.status import INTERRUPTED, MISTAKE, TERMINATED
 from whorl.core.errors import ConfigError, WhorlError
+from whorl.core.hardware import shares, usable_cores
 from whorl.core.process import CTRL_C
 from whorl.log.console import DISPLAY, LIVE_SECONDS, Console, Consoles, summary
 from whorl.run.trust import trust_flag
@@ -366,19 +367,6 @@ class _Post:
 
     def send(self, message: Sequence[Any]) -> None:
         self.inbox.put((self.seed, *message))
-
-
-def usable_cores() -> list[int]:
-    """The cores that this process may use."""
-    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return sorted(affinity)
-
-
-def shares(cores: Sequence[int], count: int) -> list[list[int]]:
-    """The cores of each of `count` processes: disjoint, or one that others use too where there are too few."""
-    if count >= len(cores):
-        return [[cores[i % len(cores)]] for i in range(count)]
-    return [list(cores[i * len(cores) // count : (i + 1) * len(cores) // count]) for i in range(count)]
 
 
 @contextmanager

@@ -280,6 +280,14 @@ def reset_period(run: RunConfig) -> int:
     return max(1, -(-run.reset_every // (run.num_envs * run.num_steps)))
 
 
+def on_gpu(settings: Settings, place: int) -> Settings:
+    """Settings of one of several runs at the same time: where there are several GPUs, each has one of them in turn."""
+    count = torch.cuda.device_count()
+    if settings.run.device != "auto" or count < 2:
+        return settings
+    return settings.replace(device=f"cuda:{place % count}")
+
+
 def choose_device(name: str) -> torch.device:
     """The device that a setting names; auto is a GPU if there is one."""
     if name == "auto":
