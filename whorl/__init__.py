@@ -28,7 +28,19 @@ if TYPE_CHECKING:
     from whorl.algorithms.td3 import TD3Config
     from whorl.algorithms.tqc import TQCConfig
     from whorl.algorithms.trpo import TRPOConfig
-    from whorl.api import algorithms, check, evaluate, evolve, load, make, register, restore, resume, train
+    from whorl.api import (
+        algorithms,
+        check,
+        evaluate,
+        evolve,
+        load,
+        make,
+        record,
+        register,
+        restore,
+        resume,
+        train,
+    )
     from whorl.core.process import configure_process
     from whorl.log.writers import Logger
     from whorl.population.config import EvolveConfig
@@ -70,6 +82,7 @@ __all__ = [
     "evolve",
     "load",
     "make",
+    "record",
     "register",
     "restore",
     "resume",
