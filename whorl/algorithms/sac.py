@@ -9,13 +9,17 @@ and Q and log pi above are their expectations under pi. With both, pi(d, c) = pi
 et al. 2019, arXiv:1912.11077). Each kind has a temperature then, and alpha log pi above is
 sum_d pi(d) (alpha_d log pi(d) + alpha_c log pi(c|d)); see `whorl.nets.soft_actions`.
 M is a random subset of the ensemble, sampled in each update (REDQ, Chen et al. 2021, arXiv:2101.05982).
+cql_weight:   the critics' loss grows by cql_weight * sum_i E[log sum_a exp Q_i(s, a) - Q_i(s, a_data)], so that actions
+              that the data lack are not overestimated (CQL(H), Kumar et al. 2020, arXiv:2006.04779, eq. 4). Over
+              continuous actions the sum is the integral, estimated by importance sampling from N uniform actions and N
+              of the policy: log 1/(2N) sum_k exp(Q_i(s, a_k) - log density(a_k))                       (appendix F)
 
 Differs from the paper: the loss of the temperature is linear in log(alpha), as in most implementations.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import log, prod
 from typing import Annotated, Any, Literal
 
 import torch
@@ -27,7 +31,7 @@ from whorl.agents.families import ActorCriticConfig
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
-from whorl.core.spec import Array, Spec
+from whorl.core.spec import MASK_KEY, Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_soft_actor, acting_tensors_with_critic
@@ -39,7 +43,7 @@ from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
 from whorl.nets.temperature import undecayed
 from whorl.ops.losses import clipped_value_loss
-from whorl.settings.schema import PositiveCount, Range
+from whorl.settings.schema import NonNegative, PositiveCount, Range
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,10 @@ class SACConfig(SoftActionsConfig, AddedNoiseConfig, CorrectionConfig, ActorCrit
     """Q estimate that the actor maximises: minimum or mean over all critics, or minimum over a random subset"""
     policy_delay: PositiveCount = 1
     """critic updates per actor update"""
+    cql_weight: NonNegative = 0.0
+    """weight of the conservative term in the critics' loss, for learning from a dataset (CQL: 5); 0: off"""
+    cql_actions: PositiveCount = 10
+    """with cql_weight, for continuous actions: random actions, and as many of the policy, that estimate the term"""
 
 
 class SAC(Agent):
@@ -73,6 +81,8 @@ class SAC(Agent):
         self.actions = SoftActions(spec, cfg, "sac")
         self.returns = NStepTargets(cfg, self.observations, self.actions)
         self.noise = AddedNoise(spec, cfg)
+        if cfg.cql_weight:
+            self.actions.check_one_kind("cql_weight")
         if self.noise.on and self.returns.columns:
             raise ConfigError(
                 "use_n_step_is needs the probabilities of actions, which action_noise changes; leave one of them out"
@@ -146,13 +156,17 @@ class SAC(Agent):
         if self.actions.parts.size:
             found["action"] = self.actions.noise(batch.shape, actor)
             found["next_action"] = self.actions.noise(after, critic)
+        if self.cfg.cql_weight and self.actions.parts.size:
+            shape = (*batch.shape, self.cfg.cql_actions, self.actions.parts.size)
+            found["cql_uniform"] = torch.rand(shape, generator=critic, device=self.device) * 2 - 1
+            found["cql_policy"] = torch.randn(shape, generator=critic, device=self.device)
         if self.cfg.ensemble_q_sample < ensemble:
             found["target_subset"] = torch.rand(ensemble, generator=critic, device=self.device)
             found["actor_subset"] = torch.rand(ensemble, generator=actor, device=self.device)
         return found
 
     @pure
-    def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor]:
+    def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Any, ...]:
         """sum_i E[(Q_i(s, a) - r - discount * (min_j Q'_j - alpha log pi))^2]; the TD errors [T, B]; the mean of Q"""
         with torch.no_grad():
             rows = self.returns.rows(batch)
@@ -178,7 +192,26 @@ class SAC(Agent):
         loss = (squares.sum(0) * batch.weight).mean()
         if self.cfg.q_regularization:
             loss = loss + self.cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
-        return loss, error.detach().abs().mean(0), q.detach().mean()
+        found = loss, error.detach().abs().mean(0), q.detach().mean()
+        if not self.cfg.cql_weight:
+            return found
+        gap = ((self.log_sum_exp(batch, values, noise) - q).sum(0) * batch.weight).mean()
+        return loss + self.cfg.cql_weight * gap, *found[1:], {"q/conservative_gap": gap.detach()}
+
+    def log_sum_exp(self, batch: Batch, values: Tensor, noise: Tree) -> Tensor:
+        """log sum_a exp Q_i(s, a) over all actions [critics, T, B]; `values` are those of all discrete ones."""
+        if not self.actions.parts.size:
+            if self.actions.masked:
+                values = values.masked_fill(batch.now.selected[MASK_KEY] == 0, -torch.inf)
+            return values.logsumexp(-1)
+        with torch.no_grad():
+            policy = self.actor(batch.now, noise["next_layers"])
+            own, log_prob = self.actions.several(policy, noise["cql_policy"])  # [T, B, N, size], [T, B, N]
+            action = torch.cat((noise["cql_uniform"], own), -2)
+            uniform = torch.full_like(log_prob, -log(2) * self.actions.parts.size)
+            log_density = torch.cat((uniform, log_prob), -1)  # [T, B, 2N]
+        q = self.critic(batch.now, action)  # [critics, T, B, 2N]
+        return (q - log_density).logsumexp(-1) - log(q.shape[-1])
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor | float]:

@@ -5,6 +5,8 @@ critics:  minimise sum_i E[(Q_i(s, a) - y)^2],  y = r + discount * min_i Q'_i(s'
 actor:    maximise E[Q_1(s, mu(s))], every `policy_delay`-th update
 targets:  theta' <- tau * theta + (1 - tau) * theta' for all, every `target_update_interval`-th update; in the paper
           they move together with the actor, so set both intervals alike
+bc_alpha: the actor maximises E[lambda Q_1(s, mu(s)) - |mu(s) - a|^2 / dimensions], with the actions a of a dataset and
+          lambda = bc_alpha / E|Q_1(s, mu(s))|                 (TD3+BC, Fujimoto and Gu 2021, arXiv:2106.06860, eq. 4-5)
 
 Differs from the paper: the twin critics are one batched ensemble.
 """
@@ -43,6 +45,9 @@ class TD3Config(NoiseConfig, ActorCriticConfig):
     """standard deviation of the noise on target actions"""
     target_noise_clip: Limit = 0.5
     """bound of the noise on target actions"""
+    bc_alpha: NonNegative = 0.0
+    """weight of Q, divided by its mean size, beside the squared distance to the actions of the data (TD3+BC: 2.5); 0: Q
+    alone"""
 
 
 class TD3(Agent):
@@ -111,6 +116,12 @@ class TD3(Agent):
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> Tensor:
-        """-E[Q_1(s, mu(s))]"""
+        """-E[Q_1(s, mu(s))], or with `bc_alpha` E[|mu(s) - a|^2 / dimensions - lambda Q_1(s, mu(s))]"""
         action = self.actor(batch.now, noise["actor"])
-        return -(self.critic.first(batch.now, action) * batch.share).mean()
+        q = self.critic.first(batch.now, action)  # [T, B]
+        loss = -(q * batch.share).mean()
+        if not self.cfg.bc_alpha:
+            return loss
+        weight = self.cfg.bc_alpha / (q.detach().abs() * batch.share).mean()
+        distance = (action - batch.action).square().mean(-1)
+        return weight * loss + (distance * batch.share).mean()

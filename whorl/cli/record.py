@@ -38,7 +38,8 @@ class RecordFlags:
 
 
 @command(
-    "record RUN [--episodes N] [--output FOLDER] [--stochastic] [--epsilon 0.1] [--noise 0.1] [--best]", RecordFlags
+    "record RUN [--episodes N] [--output FOLDER] [--stochastic] [--epsilon 0.1] [--noise 0.1] [--best]",
+    RecordFlags,
 )
 def record(words: list[str]) -> int:
     """write episodes of a trained policy as a dataset"""

@@ -1,7 +1,7 @@
 """Datasets in Minari's format (https://minari.farama.org): opened by id or folder, and written episode by episode.
 
-    ROOT/whorl/pendulum/sac-v0/data/main_data.hdf5    the id whorl/pendulum/sac-v0; ROOT is MINARI_DATASETS_PATH or
-    ROOT/whorl/pendulum/sac-v0/data/metadata.json     ~/.minari/datasets
+ROOT/whorl/pendulum/sac-v0/data/main_data.hdf5    the id whorl/pendulum/sac-v0; ROOT is MINARI_DATASETS_PATH or
+ROOT/whorl/pendulum/sac-v0/data/metadata.json     ~/.minari/datasets
 """
 
 import re
@@ -41,14 +41,18 @@ def open_dataset(name: str) -> Any:
     if folder is not None:
         return _opened(name, minari.MinariDataset, folder)
     if Path(name).is_dir() or name.startswith((".", "/", "~")):
-        raise ConfigError(f"there is no dataset in {name!r}: {METADATA} is missing; name a folder of Minari's format")
+        raise ConfigError(
+            f"there is no dataset in {name!r}: {METADATA} is missing; name a folder of Minari's format"
+        )
     known = minari.list_local_datasets()
     if name in known:
         return _opened(name, minari.load_dataset, name)
+    hint = nearest(name, known) if known else "there are none on this machine"
+    if not re.search(r"-v\d+$", name):  # Minari's server has none without
+        raise ConfigError(f"there is no dataset {name!r}: neither a folder nor an id with a version; {hint}")
     try:
         return minari.load_dataset(name, download=True)
     except Exception as error:  # the network, the server, the disk, or a name that does not exist
-        hint = nearest(name, known) if known else "there are none on this machine"
         raise ConfigError(
             f"the dataset {name!r} is neither a folder nor on this machine ({hint}), and it can't be downloaded: "
             f"{_first_line(error)}"
@@ -100,7 +104,9 @@ class Writer:
         self._spaces = observation_space, action_space
         self._parts = self.folder.with_name(f".{self.folder.name}.partial")
         if (self.folder / DATA).exists():
-            raise ConfigError(f"there is a dataset in {self.folder} already; name another folder, or delete it")
+            raise ConfigError(
+                f"there is a dataset in {self.folder} already; name another folder, or delete it"
+            )
         try:
             shutil.rmtree(self._parts, ignore_errors=True)
             self._parts.mkdir(parents=True)

@@ -97,7 +97,9 @@ class Recorded:
         def leaf(like: Array, frames: Tensor) -> Tensor:
             if like.stack == 1:
                 return frames[start:stop]
-            ages = range(like.stack - 1, -1, -1)  # oldest first; before an episode its first frame is repeated
+            ages = range(
+                like.stack - 1, -1, -1
+            )  # oldest first; before an episode its first frame is repeated
             seen = [frames[torch.maximum(row - age, self.first[start:stop]), env_index] for age in ages]
             return torch.cat(seen, 2 + like.axis)
 
@@ -124,14 +126,17 @@ def read(name: str, spec: Spec, padding: int = 0, stride: int = 1) -> Recorded:
     """
     dataset = open_dataset(name)
     reader = _Reader(name, dataset, spec)
-    lengths = [int(entry["total_steps"]) for entry in dataset.storage.get_episode_metadata(dataset.episode_indices)]
+    lengths = [
+        int(entry["total_steps"]) for entry in dataset.storage.get_episode_metadata(dataset.episode_indices)
+    ]
     if not sum(lengths):
         raise ConfigError(f"the dataset {name!r} has no steps")
     places, height = _placed(lengths, spec.num_envs)
     rows = -(-(height + padding) // stride) * stride
     shape = (rows + 1, spec.num_envs)
     frames = tree.map(
-        lambda leaf: torch.zeros(*shape, *leaf.frame.shape, dtype=getattr(torch, leaf.dtype)), spec.observation
+        lambda leaf: torch.zeros(*shape, *leaf.frame.shape, dtype=getattr(torch, leaf.dtype)),
+        spec.observation,
     )
     first, reset = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.bool)
     action = empty_action(spec.action, (rows, spec.num_envs))
@@ -146,8 +151,8 @@ def read(name: str, spec: Spec, padding: int = 0, stride: int = 1) -> Recorded:
             for values in (episode.terminations, episode.truncations, episode.rewards)
         )
         here, every = (slice(at, at + count), env_index), (slice(at, at + count + 1), env_index)
-        tree.map(lambda into, value: into.__setitem__(every, value), frames, obs)
-        tree.map(lambda into, value: into.__setitem__(here, value), action, done)
+        tree.copy_(tree.index(frames, every), obs)
+        tree.copy_(tree.index(action, here), done)
         first[every], reset[at, env_index], mask[here] = at, True, True
         reward[here], terminated[here] = paid.float(), over.bool()
         ended[here] = over.bool() | cut.bool()

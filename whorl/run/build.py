@@ -26,6 +26,7 @@ from whorl.distributed.worker_collector import WorkerCollector
 from whorl.envs.make import Source
 from whorl.envs.vector import VectorEnv
 from whorl.nets.images import has_images
+from whorl.run.dataset import add_demonstrations, check_dataset
 from whorl.run.learner import Learner
 from whorl.run.maps import VisitMap
 from whorl.settings.merge import Settings
@@ -114,6 +115,7 @@ def build(source: Source, settings: Settings, needs: Needs, notify: Notify = war
     streams = Streams(run.seed)
     agent = build_agent(settings, source.spec(run.num_envs), streams.seed("learner"))
     check_actors(run, agent)
+    check_dataset(settings, agent)
     agent.check(envs_per_batch(run) * run.num_steps)
     agent.prepare(device, lambda name: streams.generator("learner", device, name))
     agent.use_threads(learner_threads(settings))
@@ -250,6 +252,8 @@ def _experience(
         return make_shards(agent, acting.collector, run, streams, agent.device, notify)
     generator = streams.generator("replay", replay_device(settings, agent.device))
     experience: Experience = agent.experience(generator)
+    if getattr(cfg, "demonstrations", ""):
+        add_demonstrations(experience, agent, generator)
     if run.compile:
         experience.compile()
     return experience

@@ -67,7 +67,9 @@ def record_episodes(
     """
     num_envs = min(num_envs, episodes)
     players = [
-        _Player(source, writer, episodes // num_envs + (n < episodes % num_envs), env_seed(seed, n), max_steps)
+        _Player(
+            source, writer, episodes // num_envs + (n < episodes % num_envs), env_seed(seed, n), max_steps
+        )
         for n in range(num_envs)
     ]
     policy.seed(seed)
@@ -77,7 +79,7 @@ def record_episodes(
         while any(player.left for player in players):
             policy.reset(np.array([player.opens for player in players]))
             observed = collate(players[0].env.observation_space, [player.obs for player in players])
-            masks = None if players[0].mask is None else np.stack([player.mask for player in players])
+            masks = None if players[0].mask is None else np.array([player.mask for player in players])
             rewards = np.array([player.reward for player in players], np.float32)
             batch = policy.act(observed, behavior.deterministic, masks, rewards)
             if behavior.noise:
@@ -151,7 +153,9 @@ class _Player:
 def check_recordable(source: Source, behavior: Behavior) -> None:
     """Raise where an environment can't be recorded, or these numbers make no sense."""
     if source.adapter is not None and not source.adapter.single:
-        raise ConfigError(f"{source.id} is a batch of environments; only a single environment can be recorded")
+        raise ConfigError(
+            f"{source.id} is a batch of environments; only a single environment can be recorded"
+        )
     if not 0 <= behavior.epsilon <= 1:
         raise ConfigError(f"epsilon is {behavior.epsilon}; a probability is at least 0 and at most 1")
     if not 0 <= behavior.noise < np.inf:
