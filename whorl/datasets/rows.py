@@ -49,6 +49,8 @@ class Recorded:
     ended: Tensor
     """[R, B] bool: an episode ended for any reason"""
     mask: Tensor
+    lengths: list[int]
+    """rows of each environment, without padding"""
     episodes: int
     returns: list[float]
     hash: str
@@ -131,8 +133,8 @@ def read(name: str, spec: Spec, padding: int = 0, stride: int = 1) -> Recorded:
     ]
     if not sum(lengths):
         raise ConfigError(f"the dataset {name!r} has no steps")
-    places, height = _placed(lengths, spec.num_envs)
-    rows = -(-(height + padding) // stride) * stride
+    places, heights = _placed(lengths, spec.num_envs)
+    rows = -(-(max(heights) + padding) // stride) * stride
     shape = (rows + 1, spec.num_envs)
     frames = tree.map(
         lambda leaf: torch.zeros(*shape, *leaf.frame.shape, dtype=getattr(torch, leaf.dtype)),
@@ -162,20 +164,21 @@ def read(name: str, spec: Spec, padding: int = 0, stride: int = 1) -> Recorded:
             digest.update(leaf.contiguous().numpy().tobytes())
     return Recorded(
         *(name, spec, frames, first, reset, action, reward, terminated, ended, mask),
+        lengths=heights,
         episodes=len(lengths),
         returns=returns,
         hash=digest.hexdigest(),
     )
 
 
-def _placed(lengths: list[int], num_envs: int) -> tuple[list[tuple[int, int]], int]:
-    """Row and column in which each episode begins, and the length of the longest column."""
+def _placed(lengths: list[int], num_envs: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """Row and column in which each episode begins, and the length of every column."""
     heights, places = [0] * num_envs, []
     for count in lengths:
         column = heights.index(min(heights))
         places.append((heights[column], column))
         heights[column] += count + 1
-    return places, max(heights)
+    return places, heights
 
 
 class _Reader:

@@ -95,12 +95,11 @@ def _read(name: str, agent: Agent, experience: Replay) -> Recorded:
 def _rollouts(rows: Recorded, agent: Agent, experience: Replay) -> Any:
     """The rows for a replay buffer; what the agent knows of observations includes them."""
     stored = tree.to(agent.stored(agent.spec.num_envs), "cpu")
-    ends = rows.mask.flip(0).long().argmax(0)  # [B] padding after the last step
-    number = 0
+    before = 0
     for rollout in rows.rollouts(stored, experience.ring.stride):
-        for column, end in enumerate((rows.rows - ends).tolist()):
-            _observe(agent, rollout, column, end + 1 - number)
-        number += rollout.shape[0]
+        for column, length in enumerate(rows.lengths):
+            _observe(agent, rollout, column, length - before)
+        before += rollout.shape[0]
         yield rollout
 
 
