@@ -23,6 +23,7 @@ SETTINGS: dict[str, Any] = {
     "log_freq": 10,
 }
 NETS: dict[str, Any] = {"actor_hidden_sizes": [8], "critic_hidden_sizes": [8]}
+ACTOR: dict[str, Any] = {"actor_hidden_sizes": [8]}
 
 
 class Match(gymnasium.Env):
@@ -32,6 +33,7 @@ class Match(gymnasium.Env):
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
 
     def __init__(self, ends: bool = False, choices: bool = False) -> None:
+        self.time, self.seen = 0, np.zeros(2, np.float32)
         self.ends, self.choices = ends, choices
         box = spaces.Box(np.float32([-1, -0.5]), np.float32([1, 2]))
         self.action_space: spaces.Space[Any] = spaces.Discrete(2, start=3) if choices else box
@@ -49,6 +51,13 @@ class Match(gymnasium.Env):
         self.time += 1
         over = self.time == 5
         return self._look(), reward, over and self.ends, over and not self.ends, {}
+
+    def get_snapshot(self) -> dict[str, Any]:
+        return {"time": self.time, "seen": self.seen, "random": self.np_random.bit_generator.state}
+
+    def set_snapshot(self, snapshot: dict[str, Any]) -> None:
+        self.time, self.seen = snapshot["time"], snapshot["seen"]
+        self.np_random.bit_generator.state = snapshot["random"]
 
     def _look(self) -> np.ndarray:
         self.seen = self.np_random.uniform(-1, 1, 2).astype(np.float32)
