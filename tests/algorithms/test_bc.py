@@ -8,8 +8,9 @@ from replay_blocks import ONE, SGD, batch_of, build, learn, says, transitions, w
 
 from whorl.algorithms.bc import BC
 from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, TupleSpec
-from whorl.ops.distributions import Joint, MultiCategorical, Normal
 from whorl.ops.distributions import Categorical as OneOf
+from whorl.ops.distributions import Joint, MultiCategorical, Normal
+
 
 def bc(action: object, **settings: object) -> BC:
     return build(BC, action, Array((1,)), critic_hidden_sizes=(), **settings)

@@ -52,9 +52,11 @@ FEW = {
         ("vector", "none", "continuous"),
         ("dict", "none", "masked"),
         ("vector", "lstm", "continuous"),
-    ]
+    ],
+    "bc": [("vector", "none", "continuous"), ("dict", "gru", "masked-tree")],
+    "iql": [("vector", "none", "discrete"), ("dict", "gru", "masked-tree")],
 }
-"""The cells of a rule with many networks, whose checks take long"""
+"""The cells of a rule with many networks, whose checks take long, and of rules for datasets"""
 REMEMBERED = {
     **{rule: [("vector", "lstm", "discrete")] for rule in ("c51", "iqn", "qr_dqn")},
     **{rule: [("vector", "lstm", "continuous")] for rule in ("ddpg", "td3")},

@@ -88,7 +88,9 @@ def random_episode(
     )
 
 
-def play(env: gymnasium.Env, act: Callable[[np.ndarray, np.random.Generator], Any], episodes: int) -> list[Episode]:
+def play(
+    env: gymnasium.Env, act: Callable[[np.ndarray, np.random.Generator], Any], episodes: int
+) -> list[Episode]:
     """Episodes of a scripted policy."""
     rng, found = np.random.default_rng(0), []
     for seed in range(episodes):

@@ -30,7 +30,9 @@ ACTIONS: dict[str, spaces.Space] = {
     "multi-discrete": spaces.MultiDiscrete([3, 2]),
     "multi-binary": spaces.MultiBinary(3),
     "tuple": spaces.Tuple((spaces.Discrete(3), BOX)),
-    "dict": spaces.Dict({"move": BOX, "tools": spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Discrete(2)))}),
+    "dict": spaces.Dict(
+        {"move": BOX, "tools": spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Discrete(2)))}
+    ),
 }
 OBSERVATIONS: dict[str, spaces.Space] = {
     "vector": spaces.Box(-1, 1, (3,), np.float32),
@@ -38,7 +40,10 @@ OBSERVATIONS: dict[str, spaces.Space] = {
     "image": spaces.Box(0, 255, (40, 36, 3), np.uint8),
     "discrete": spaces.Discrete(5, start=1),
     "dict": spaces.Dict(
-        {"z": spaces.Box(-1, 1, (2,), np.float32), "a": spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2)))}
+        {
+            "z": spaces.Box(-1, 1, (2,), np.float32),
+            "a": spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2))),
+        }
     ),
 }
 PLAIN = spaces.Box(-1, 1, (1,), np.float32)
@@ -64,11 +69,20 @@ def numbered(values: list[float], ends: str) -> Episode:
 def replay(spec: Spec, view: Any, folder: Path, **options: Any) -> Replay:
     """A replay buffer filled from a dataset."""
     found = Replay(
-        spec, "cpu", torch.Generator().manual_seed(0), view=view, gamma=0.5, buffer_size=200, batch_size=4, **options
+        spec,
+        "cpu",
+        torch.Generator().manual_seed(0),
+        view=view,
+        gamma=0.5,
+        buffer_size=200,
+        batch_size=4,
+        **options,
     )
     memory = options.get("memory")
     rows = read(str(folder), spec, view.span - 1, max(view.stride, found.ring.stride))
-    expanded = None if memory is None else tree.map(lambda leaf: leaf.expand(spec.num_envs, *leaf.shape[1:]), memory)
+    expanded = (
+        None if memory is None else tree.map(lambda leaf: leaf.expand(spec.num_envs, *leaf.shape[1:]), memory)
+    )
     found.fill(rows.rollouts(expanded, found.ring.stride), rows.hash)
     return found
 
@@ -135,7 +149,11 @@ def test_observations_of_every_kind_are_what_the_environment_would_give(kind: st
 def test_a_terminal_state_ends_the_return_and_a_time_limit_bootstraps_from_the_final_observation(
     tmp_path: Path,
 ) -> None:
-    episodes = [numbered([1, 2, 3], "terminated"), numbered([4, 5, 6], "truncated"), numbered([7, 8], "stops")]
+    episodes = [
+        numbered([1, 2, 3], "terminated"),
+        numbered([4, 5, 6], "truncated"),
+        numbered([7, 8], "stops"),
+    ]
     folder = written(tmp_path / "d", spaces.Box(0, 10, (1,), np.float32), PLAIN, episodes)
     found = replay(spec_of(spaces.Box(0, 10, (1,), np.float32), PLAIN), Transitions(), folder)
     batch = found.view.gather(found.ring, every_start(found), found.discounting)
@@ -187,7 +205,9 @@ def test_more_environments_than_episodes_leave_columns_empty(tmp_path: Path) -> 
 
 def test_frame_stacks_are_those_of_the_episode(tmp_path: Path) -> None:
     box = spaces.Box(0, 20, (1,), np.float32)
-    folder = written(tmp_path / "d", box, PLAIN, [numbered([1, 2, 3], "truncated"), numbered([7, 8, 9], "truncated")])
+    folder = written(
+        tmp_path / "d", box, PLAIN, [numbered([1, 2, 3], "truncated"), numbered([7, 8, 9], "truncated")]
+    )
     spec = spec_of(box, PLAIN, stack=3)
     rollout = next(read(str(folder), spec).rollouts())
     stacks = [[1, 1, 1], [1, 1, 2], [1, 2, 3], [7, 7, 7], [7, 7, 8], [7, 8, 9]]
@@ -200,7 +220,9 @@ def test_frame_stacks_are_those_of_the_episode(tmp_path: Path) -> None:
 def test_chunks_of_rows_are_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whorl.datasets.rows.CHUNK", 4)
     box = spaces.Box(0, 20, (1,), np.float32)
-    folder = written(tmp_path / "d", box, PLAIN, [numbered(list(range(n, n + 6)), "truncated") for n in (1, 7)])
+    folder = written(
+        tmp_path / "d", box, PLAIN, [numbered(list(range(n, n + 6)), "truncated") for n in (1, 7)]
+    )
     found = replay(spec_of(box, PLAIN), Transitions(), folder)
     batch = found.view.gather(found.ring, every_start(found), found.discounting)
     assert batch.obs[0, :, 0].tolist() == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
@@ -209,7 +231,9 @@ def test_chunks_of_rows_are_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_sequences_know_the_last_action_and_reward_before_their_first_row(tmp_path: Path) -> None:
     box = spaces.Box(0, 20, (1,), np.float32)
-    folder = written(tmp_path / "d", box, PLAIN, [numbered([1, 2, 3, 4, 5, 6], "truncated"), numbered([7, 8], "stops")])
+    folder = written(
+        tmp_path / "d", box, PLAIN, [numbered([1, 2, 3, 4, 5, 6], "truncated"), numbered([7, 8], "stops")]
+    )
     last = {"action": torch.zeros(1, 1), "reward": torch.zeros(1)}
     view = Sequences(3, stride=2, last=("action", "reward"))
     memory = {"net": torch.zeros(1, 2), LAST: last}
@@ -225,7 +249,9 @@ def test_masks_are_read_from_infos(tmp_path: Path) -> None:
     space, box = spaces.Discrete(3), spaces.Box(0, 20, (1,), np.float32)
     episode = numbered([1, 2, 3], "terminated")
     episode.actions = [0, 2]
-    spec = Spec({"obs": Array((1,), low=0.0, high=20.0), MASK_KEY: Array((3,), "bool", 0.0, 1.0)}, Discrete(3), 1)
+    spec = Spec(
+        {"obs": Array((1,), low=0.0, high=20.0), MASK_KEY: Array((3,), "bool", 0.0, 1.0)}, Discrete(3), 1
+    )
     folder = written(tmp_path / "without", box, space, [episode])
     with pytest.raises(ConfigError, match="has none for each observation under infos"):
         read(str(folder), spec)
@@ -239,17 +265,19 @@ def test_what_does_not_fit_is_said_in_one_sentence(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "root"))
     box = spaces.Box(0, 20, (1,), np.float32)
     folder = written(tmp_path / "d", box, PLAIN, [numbered([1, 2], "terminated")])
-    with pytest.raises(ConfigError, match=r"has other spaces than the environment: action was Box.* and is Discrete"):
+    with pytest.raises(
+        ConfigError, match=r"has other spaces than the environment: action was Box.* and is Discrete"
+    ):
         read(str(folder), spec_of(box, spaces.Discrete(2)))
     with pytest.raises(ConfigError, match=r"there is no dataset in '.*': metadata\.json is missing"):
         open_dataset(str(tmp_path))
     with pytest.raises(ConfigError, match="neither a folder nor an id with a version"):
         open_dataset("nothing")
-    with pytest.raises(ConfigError, match="there is a dataset in .* already"):
+    with pytest.raises(ConfigError, match=r"there is a dataset in .* already"):
         written(tmp_path / "d", box, PLAIN, [])
     short = numbered([1, 2, 3], "terminated")
     del short.observations[-1]
-    with pytest.raises(ConfigError, match="episode 0 .* has 2 observations for 2 steps"):
+    with pytest.raises(ConfigError, match=r"episode 0 .* has 2 observations for 2 steps"):
         read(str(written(tmp_path / "short", box, PLAIN, [short])), spec_of(box, PLAIN))
 
 
@@ -338,8 +366,20 @@ def test_recording_is_interrupted_without_a_trace(run: Path, tmp_path: Path) -> 
 
 
 def test_a_recurrent_policy_is_recorded_with_its_memory_and_the_actions_it_took(tmp_path: Path) -> None:
-    settings = {**SETTINGS, **NETS, "memory": "gru", "memory_size": 4, "sequence_length": 4, "sequence_stride": 5}
-    settings |= {"last_action": True, "last_reward": True, "max_iterations": 2, "runs": str(tmp_path / "runs")}
+    settings = {
+        **SETTINGS,
+        **NETS,
+        "memory": "gru",
+        "memory_size": 4,
+        "sequence_length": 4,
+        "sequence_stride": 5,
+    }
+    settings |= {
+        "last_action": True,
+        "last_reward": True,
+        "max_iterations": 2,
+        "runs": str(tmp_path / "runs"),
+    }
     policy = whorl.restore(whorl.train(Match, "sac", settings).run_dir)
     found = whorl.record(policy, 3, env=Match, output=tmp_path / "d", noise=0.3)
     for episode in minari.MinariDataset(found.folder / "data"):

@@ -18,17 +18,17 @@ SMALL: dict[str, Any] = {
     "workers": 0,
     "num_envs": 1,
     "num_steps": 50,
-    "batch_size": 64,
+    "batch_size": 32,
     "buffer_size": 3_000,
-    "actor_hidden_sizes": [32, 32],
-    "actor_lr": 3e-3,
-    "n_eval_episodes": 20,
+    "actor_hidden_sizes": [32],
+    "actor_lr": 1e-2,
+    "n_eval_episodes": 10,
     "eval_freq": 10_000,
     "tensorboard": False,
     "quiet": True,
     "save_model": False,
 }
-CRITICS = {"critic_hidden_sizes": [32, 32], "critic_lr": 3e-3, "gamma": 0.5, "tau": 0.05}
+CRITICS = {"critic_hidden_sizes": [32], "critic_lr": 1e-2, "gamma": 0.5, "tau": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -43,20 +43,33 @@ def test_cloning_repeats_a_scripted_policy(tmp_path: Path) -> None:
     folder = scripted(tmp_path / "data", 60, script)
     trainer = whorl.load(Match, "bc", {**SMALL, "runs": str(tmp_path), "eval": False}, dataset=str(folder))
     with trainer:
-        while trainer.steps < 300:
+        while trainer.steps < 100:
             trainer.step()
         obs = np.random.default_rng(1).uniform(-1, 1, (200, 2)).astype(np.float32)
         policy = whorl.state.policy.SavedPolicy(trainer.agent, trainer.settings)  # type: ignore[attr-defined]
         error = np.abs(policy.act(obs) - obs[:, ::-1] * np.float32([0.8, 0.4]))
-    assert error.mean() < 0.06, error.mean()
+    assert error.mean() < 0.1, error.mean()
 
 
-@pytest.mark.parametrize(("algorithm", "updates"), [("td3_bc", 300), ("iql", 300), ("cql", 300)])
+@pytest.mark.parametrize(
+    ("algorithm", "updates"),
+    [
+        ("td3_bc", 150),
+        pytest.param("iql", 300, marks=pytest.mark.full),
+        pytest.param("cql", 300, marks=pytest.mark.full),
+    ],
+)
 def test_offline_algorithms_do_better_than_the_policy_of_their_data(
     algorithm: str, updates: int, random_data: Path, tmp_path: Path
 ) -> None:
     behavior = np.mean(read(str(random_data), whorl.make(Match).source.spec(1)).returns)
-    asked = {**SMALL, **CRITICS, "runs": str(tmp_path), "dataset": str(random_data), "total_timesteps": updates}
+    asked = {
+        **SMALL,
+        **CRITICS,
+        "runs": str(tmp_path),
+        "dataset": str(random_data),
+        "total_timesteps": updates,
+    }
     more = {"cql_weight": 0.5, "alpha_lr": 3e-3} if algorithm == "cql" else {}
     result = whorl.train(Match, algorithm, asked, **more)
     # Random actions earn about -6.6 in five steps, the best ones 0.

@@ -1,6 +1,7 @@
 """Training from datasets: without the environment, going on with it, resumed bit for bit, and beside replay."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from whorl.conformance import same
 from whorl.core.errors import CheckpointError, ConfigError
 from whorl.data.batch import Batch
 from whorl.data.replay import Replay
+from whorl.datasets.rows import read
 
 sys.path.append(str(Path(__file__).parents[1] / "datasets"))
 from scripted import ACTOR, NETS, SETTINGS, Match, scripted
@@ -67,7 +69,9 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("algorithm", ["bc", "td3_bc", "iql", "cql"])
+@pytest.mark.parametrize(
+    "algorithm", ["bc", "td3_bc", *(pytest.param(n, marks=pytest.mark.full) for n in ("iql", "cql"))]
+)
 def test_offline_each_step_is_an_update_and_the_environment_is_not_stepped(
     algorithm: str, data: str, tmp_path: Path
 ) -> None:
@@ -81,9 +85,9 @@ def test_offline_each_step_is_an_update_and_the_environment_is_not_stepped(
     assert "loss/actor" in last
 
 
-def test_the_replay_buffer_holds_the_dataset_and_its_hash_is_in_the_checkpoint(data: str, tmp_path: Path) -> None:
-    from whorl.datasets.rows import read
-
+def test_the_replay_buffer_holds_the_dataset_and_its_hash_is_in_the_checkpoint(
+    data: str, tmp_path: Path
+) -> None:
     run = whorl.train(Match, "bc", settings(tmp_path, "bc", dataset=data, total_timesteps=10)).run_dir
     found = state(run)["experience"]
     recorded = read(data, whorl.make(Match).source.spec(2))
@@ -93,15 +97,26 @@ def test_the_replay_buffer_holds_the_dataset_and_its_hash_is_in_the_checkpoint(d
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "more"), [("td3_bc", {}), ("iql", {"prioritized": True, "priority_beta_steps": 0, "n_step": 2}), ("bc", MEMORY)]
+    ("algorithm", "more"),
+    [
+        pytest.param("td3_bc", {}, marks=pytest.mark.full),
+        pytest.param(
+            "iql", {"prioritized": True, "priority_beta_steps": 0, "n_step": 2}, marks=pytest.mark.full
+        ),
+        ("bc", MEMORY),
+    ],
 )
 def test_an_offline_run_resumes_bit_for_bit_and_without_its_dataset(
     algorithm: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = scripted(tmp_path / "data", 8)
     asked = {**more, "dataset": str(folder), "lr_schedule": "constant"}
-    whole = whorl.train(Match, algorithm, settings(tmp_path / "whole", algorithm, total_timesteps=40, **asked)).run_dir
-    half = whorl.train(Match, algorithm, settings(tmp_path / "half", algorithm, total_timesteps=20, **asked)).run_dir
+    whole = whorl.train(
+        Match, algorithm, settings(tmp_path / "whole", algorithm, total_timesteps=40, **asked)
+    ).run_dir
+    half = whorl.train(
+        Match, algorithm, settings(tmp_path / "half", algorithm, total_timesteps=20, **asked)
+    ).run_dir
     kept = state(whole)
     (folder / "data" / "main_data.hdf5").unlink()
     whorl.resume(half, env=Match, total_timesteps=40, quiet=True)
@@ -130,6 +145,7 @@ def test_offline_steps_are_followed_by_steps_in_the_environment(data: str, tmp_p
     assert replay["steps"] == 60 + online
 
 
+@pytest.mark.full
 def test_a_resumed_offline_run_goes_on_online(data: str, tmp_path: Path) -> None:
     Counting.steps = 0
     asked = settings(tmp_path, dataset=data, total_timesteps=20)
@@ -139,6 +155,7 @@ def test_a_resumed_offline_run_goes_on_online(data: str, tmp_path: Path) -> None
     assert Counting.steps == result.steps - 20 > 0
 
 
+@pytest.mark.full
 def test_going_online_equals_a_run_that_was_planned_so(data: str, tmp_path: Path) -> None:
     more = {"dataset": data, "updates_per_step": 1.0}
     whole = whorl.train(
@@ -152,8 +169,6 @@ def test_going_online_equals_a_run_that_was_planned_so(data: str, tmp_path: Path
 
 
 def test_observations_are_normalised_by_the_dataset_alone(data: str, tmp_path: Path) -> None:
-    from whorl.datasets.rows import read
-
     trainer = whorl.load(Match, "td3_bc", settings(tmp_path, dataset=data, total_timesteps=10))
     with trainer:
         trainer.step()
@@ -187,10 +202,19 @@ def sampled(trainer: Any) -> Batch:
     return trainer.experience.sample()
 
 
-@pytest.mark.parametrize("more", [{}, {"prioritized": True, "n_step": 3}, {**MEMORY, "prioritized": True}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({}, marks=pytest.mark.full),
+        {"prioritized": True, "n_step": 3},
+        pytest.param({**MEMORY, "prioritized": True}, marks=pytest.mark.full),
+    ],
+)
 def test_half_of_each_batch_are_demonstrations(more: dict[str, Any], data: str, tmp_path: Path) -> None:
     """Those have observations of the dataset, the others of the run."""
-    asked = settings(tmp_path, demonstrations=data, learning_starts=0, random_steps=0, max_iterations=20, **more)
+    asked = settings(
+        tmp_path, demonstrations=data, learning_starts=0, random_steps=0, max_iterations=20, **more
+    )
     with whorl.load(Match, "sac", asked) as trainer:
         batch = sampled(trainer)
         replay: Any = trainer.experience
@@ -208,8 +232,37 @@ def test_half_of_each_batch_are_demonstrations(more: dict[str, Any], data: str, 
         assert trainer.agent.updates > 0
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("more", [{}, {"prioritized": True, "n_step": 3}, {**MEMORY, "prioritized": True}])
+def test_demonstrations_are_sampled_on_the_gpu(more: dict[str, Any], data: str, tmp_path: Path) -> None:
+    """Both rings are on the device, and a captured draw has new demonstrations each time."""
+    asked = settings(
+        tmp_path, demonstrations=data, learning_starts=0, random_steps=0, max_iterations=20, **more
+    )
+    with whorl.load(Match, "sac", asked, device="cuda") as trainer:
+        first = sampled(trainer).obs[0].clone()
+        replay: Any = trainer.experience
+        shown = replay.demonstrations.ring.columns["obs"].flatten(0, 1)
+        assert shown.device.type == replay.ring.columns["obs"].device.type == "cuda"
+        second = replay.sample().obs[0].clone()
+        for drawn in (first, second):
+            assert [bool((shown == row).all(-1).any()) for row in drawn[4:]] == [True] * 4
+        assert not first[4:].equal(second[4:])
+        trainer.step()
+        assert trainer.agent.updates > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("algorithm", ["bc", "td3_bc", "iql", "cql"])
+def test_offline_updates_are_captured_on_the_gpu(algorithm: str, data: str, tmp_path: Path) -> None:
+    asked = settings(tmp_path, algorithm, dataset=data, total_timesteps=40, save_model=False)
+    assert whorl.train(Match, algorithm, asked, device="cuda").steps == 40
+
+
 def test_demonstrations_are_learned_from_in_their_share(data: str, tmp_path: Path) -> None:
-    asked = settings(tmp_path, demonstrations=data, demonstration_ratio=0.25, learning_starts=0, max_iterations=9)
+    asked = settings(
+        tmp_path, demonstrations=data, demonstration_ratio=0.25, learning_starts=0, max_iterations=9
+    )
     with whorl.load(Match, "td3", asked) as trainer:
         sampled(trainer)
         assert trainer.experience._demonstrated == 2  # type: ignore[attr-defined]
@@ -221,21 +274,25 @@ def test_demonstrations_are_learned_from_in_their_share(data: str, tmp_path: Pat
 
 def test_a_run_with_demonstrations_resumes_bit_for_bit_and_only_with_the_same(tmp_path: Path) -> None:
     folder = scripted(tmp_path / "data", 6)
-    asked = {"demonstrations": str(folder), "prioritized": True, "priority_beta_steps": 0, "learning_starts": 0}
+    asked = {
+        "demonstrations": str(folder),
+        "prioritized": True,
+        "priority_beta_steps": 0,
+        "learning_starts": 0,
+    }
     whole = whorl.train(Match, "td3", settings(tmp_path / "a", max_iterations=6, **asked)).run_dir
     half = whorl.train(Match, "td3", settings(tmp_path / "b", max_iterations=3, **asked)).run_dir
     whorl.resume(half, env=Match, max_iterations=6, quiet=True)
     one, two = state(whole), state(half)
     assert same(one["agent"]["module"], two["agent"]["module"])
     assert one["experience"]["demonstrations"] == two["experience"]["demonstrations"] != ""
-    import shutil
-
     shutil.rmtree(folder)
     scripted(tmp_path / "data", 7)
     with pytest.raises(CheckpointError, match="the demonstrations have changed since this checkpoint"):
         whorl.resume(half, env=Match, max_iterations=8, quiet=True)
 
 
+@pytest.mark.full
 def test_discrete_agents_learn_from_demonstrations_and_offline(choices: str, tmp_path: Path) -> None:
     env = lambda: Match(choices=True)  # noqa: E731
     asked = {**SETTINGS, "runs": str(tmp_path), "hidden_sizes": [8], "learning_starts": 0}
