@@ -11,11 +11,13 @@ from whorl.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from whorl.algorithms.a2c import A2CConfig
     from whorl.algorithms.agent57 import Agent57Config
+    from whorl.algorithms.bc import BCConfig
     from whorl.algorithms.c51 import C51Config
     from whorl.algorithms.crossq import CrossQConfig
     from whorl.algorithms.ddpg import DDPGConfig
     from whorl.algorithms.dqn import DQNConfig
     from whorl.algorithms.impala import IMPALAConfig
+    from whorl.algorithms.iql import IQLConfig
     from whorl.algorithms.iqn import IQNConfig
     from whorl.algorithms.ngu import NGUConfig
     from whorl.algorithms.option_critic import OptionCriticConfig
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "A2CConfig",
     "Agent57Config",
+    "BCConfig",
     "BestCheckpoint",
     "C51Config",
     "Callback",
@@ -58,6 +61,7 @@ __all__ = [
     "DQNConfig",
     "EvolveConfig",
     "IMPALAConfig",
+    "IQLConfig",
     "IQNConfig",
     "Logger",
     "NGUConfig",
