@@ -959,9 +959,9 @@ MUTATIONS: list[Mutation] = [
             "(row - age).clamp(min=0).expand(-1, self.spec.num_envs)",
         ),
         Bug(
-            "the memory knows the reward of the episode before",
-            "opens = self.reset[rows] | (rows == 0).unsqueeze(1)",
-            "opens = (rows == 0).unsqueeze(1).expand(-1, self.spec.num_envs)",
+            "the memory knows the reward of its own row",
+            '"reward": self.reward[rows - 1]}',
+            '"reward": self.reward[rows]}',
         ),
         Bug("actions leave their bounds", "    return action.clamp(low, high)", "    return action"),
     ),

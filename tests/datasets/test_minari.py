@@ -206,15 +206,15 @@ def test_more_environments_than_episodes_leave_columns_empty(tmp_path: Path) -> 
 def test_frame_stacks_are_those_of_the_episode(tmp_path: Path) -> None:
     box = spaces.Box(0, 20, (1,), np.float32)
     folder = written(
-        tmp_path / "d", box, PLAIN, [numbered([1, 2, 3], "truncated"), numbered([7, 8, 9], "truncated")]
+        tmp_path / "d", box, PLAIN, [numbered([1, 2, 3], "truncated"), numbered([7, 8], "truncated")]
     )
     spec = spec_of(box, PLAIN, stack=3)
     rollout = next(read(str(folder), spec).rollouts())
-    stacks = [[1, 1, 1], [1, 1, 2], [1, 2, 3], [7, 7, 7], [7, 7, 8], [7, 8, 9]]
-    assert rollout.obs[:6, 0].tolist() == stacks
+    stacks = [[1, 1, 1], [1, 1, 2], [1, 2, 3], [7, 7, 7], [7, 7, 8]]
+    assert rollout.obs[:5, 0].tolist() == stacks
     found = replay(spec, Transitions(), folder)
     batch = found.view.gather(found.ring, every_start(found), found.discounting)
-    assert batch.obs[1].tolist() == [stacks[1], stacks[2], stacks[4], stacks[5]]
+    assert batch.obs[1].tolist() == [stacks[1], stacks[2], stacks[4]]
 
 
 def test_chunks_of_rows_are_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,19 +381,21 @@ def test_a_recurrent_policy_is_recorded_with_its_memory_and_the_actions_it_took(
         "runs": str(tmp_path / "runs"),
     }
     policy = whorl.restore(whorl.train(Match, "sac", settings).run_dir)
-    found = whorl.record(policy, 3, env=Match, output=tmp_path / "d", noise=0.3)
+    found = whorl.record(
+        policy, 18, env=Match, output=tmp_path / "d", epsilon=0.3
+    )  # two in some environments
+    shares = []
     for episode in minari.MinariDataset(found.folder / "data"):
         policy.reset()
-        again = []
+        same = []
         for t in range(5):
-            reward = 0.0 if t == 0 else episode.rewards[t - 1]
-            again.append(policy.act(episode.observations[t], reward=np.float32(reward)))
-            policy.took(episode.actions[t])
-        distance = (episode.actions - again) / np.float32([1, 1.25])
-        assert 0 < np.abs(distance).max() < 1.5
-        policy.reset()
-        first = policy.act(episode.observations[0])
-        assert np.allclose(first, again[0])
+            reward = np.float32(0.0 if t == 0 else episode.rewards[t - 1])
+            action = policy.act(episode.observations[t], reward=reward)
+            same.append(np.allclose(action, episode.actions[t], atol=1e-6))
+            policy.took(episode.actions[t])  # which may have been random
+        shares.append(np.mean(same))
+    assert min(shares) >= 0.2
+    assert 0.6 < np.mean(shares) < 0.8
 
 
 def test_a_scripted_dataset_has_the_spaces_of_its_environment(tmp_path: Path) -> None:

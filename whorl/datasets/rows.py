@@ -111,11 +111,9 @@ class Recorded:
         """[len(rows), B, ...] the state before each of these rows."""
         found = tree.map(lambda leaf: leaf.cpu().expand(len(rows), *leaf.shape).clone(), memory)
         if LAST in found:
-            before = (rows - 1).clamp(min=0)
-            opens = self.reset[rows] | (rows == 0).unsqueeze(1)
-            done = {"action": tree.index(self.action, before), "reward": self.reward[before]}
-            zero = tree.map(torch.zeros_like, done)
-            found[LAST] = {**found[LAST], **tree.where(opens, zero, done)}
+            # The row before an episode is a final observation or the last of all, padding: both have zeros there.
+            done = {"action": tree.index(self.action, rows - 1), "reward": self.reward[rows - 1]}
+            found[LAST] = {**found[LAST], **done}
         return found
 
 
@@ -145,6 +143,7 @@ def read(name: str, spec: Spec, padding: int = 0, stride: int = 1) -> Recorded:
     reward = torch.zeros(rows, spec.num_envs)
     terminated, ended, mask = (torch.zeros(rows, spec.num_envs, dtype=torch.bool) for _ in range(3))
     reset[-1] = True
+    # Rows that are no steps keep zeros in all columns but those of observations.
     digest, returns = hashlib.sha256(), []
     for (at, env_index), count, episode in zip(places, lengths, dataset.iterate_episodes(), strict=True):
         obs, done = reader.observations(episode, count), reader.actions(episode)
