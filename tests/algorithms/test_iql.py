@@ -42,7 +42,7 @@ def test_critics_learn_rewards_and_the_value_of_the_successor_and_v_an_expectile
 
 
 def test_the_actor_imitates_by_clipped_exponential_advantages() -> None:
-    agent = fixed(beta=2.0, advantage_clip=10.0)
+    agent = fixed(advantage_beta=2.0, advantage_clip=10.0)
     says(agent.actor, lambda obs: Normal(torch.zeros(1, 2, 1), torch.zeros(1)))
     obs = torch.tensor([[[1.0], [1.0]], [[0.0], [0.0]]])
     batch = batch_of(obs, torch.tensor([[[0.5], [1.0]]]), [0.0, 0.0], [0.9, 0.9])

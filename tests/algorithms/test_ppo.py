@@ -68,7 +68,9 @@ def test_rows_of_an_older_policy_count_by_the_ratio_of_the_two_at_most_one() -> 
     older = torch.where(torch.arange(now.numel()).reshape(now.shape) % 2 == 0, now + 0.5, now - 0.5)
     batch = batch.replace(extras={**batch.extras, "log_prob": older})
     columns, _ = agent.columns_of(batch, torch.full_like(now, 2.0), now, now)
-    expected = torch.where(older > now, 2 * torch.tensor(-0.5).exp(), torch.tensor(2.0))  # e^-0.5, and 1 for e^0.5
+    expected = torch.where(
+        older > now, 2 * torch.tensor(-0.5).exp(), torch.tensor(2.0)
+    )  # e^-0.5, and 1 for e^0.5
     valid = batch.mask > 0
     torch.testing.assert_close(columns["advantage"][valid], expected[valid])
     torch.testing.assert_close(columns["log_prob"][valid], now[valid])

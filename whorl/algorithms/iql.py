@@ -36,8 +36,8 @@ class IQLConfig(NetworkConfig, ActorCriticConfig):
     unused = ("noisy", "random_steps")
     expectile: Probability = 0.7
     """expectile of Q over the actions of the data that V estimates (the paper's tau): 0.5: mean, near 1: maximum"""
-    beta: NonNegative = 3.0
-    """inverse temperature of the advantages by which actions are imitated; 0: behaviour cloning"""
+    advantage_beta: NonNegative = 3.0
+    """inverse temperature of the advantages by which actions are imitated (the paper's beta); 0: behaviour cloning"""
     advantage_clip: Positive = 100.0
     """largest weight of an action"""
     actor_hidden_sizes: HiddenSizes = (256, 256)
@@ -115,7 +115,7 @@ class IQL(Agent):
         cfg = self.cfg
         with torch.no_grad():
             advantage = self.data_q(batch, noise) - self.state_value(batch.now)
-            weight = (cfg.beta * advantage).exp().clamp(max=cfg.advantage_clip)  # [T, B]
+            weight = (cfg.advantage_beta * advantage).exp().clamp(max=cfg.advantage_clip)  # [T, B]
         log_prob = self.actor(batch.now).log_prob(batch.action)
         return -(weight * log_prob * batch.share).mean(), (weight * batch.share).mean()
 
