@@ -218,11 +218,14 @@ def case(name: str, env: Any, algorithm: str, resume: bool = False, needs: str =
     base = BASES[INHERITED.get(algorithm, algorithm)]
     if "sequence" in settings:  # an update takes several times as long
         base = {**base, "max_epochs": 30}
+    run = {
+        key: value for key, value in RUN.items() if algorithm != "bc" or key != "gamma"
+    }  # which bc does not use
     return Case(
         name,
         env,
         algorithm,
-        {**RUN, **base, **settings},
+        {**run, **base, **settings},
         resume,
         needs,
     )
