@@ -935,9 +935,87 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "datasets/rows.py",
+        "datasets/test_minari.py",
+        Bug(
+            "a time limit ends the return",
+            "continues=~self.terminated[here] & mask",
+            "continues=~self.ended[here] & mask",
+        ),
+        Bug(
+            "the row of the final observation belongs to no episode",
+            "first[every], reset[at, env_index], mask[here] = at, True, True",
+            "first[here], reset[at, env_index], mask[here] = at, True, True",
+        ),
+        Bug(
+            "episodes that just stop run on",
+            "        ended[at + count - 1, env_index] = True",
+            "        pass",
+        ),
+        Bug("episodes touch each other", "heights[column] += count + 1", "heights[column] += count"),
+        Bug(
+            "a frame stack reaches into the episode before",
+            "torch.maximum(row - age, self.first[start:stop])",
+            "(row - age).clamp(min=0).expand(-1, self.spec.num_envs)",
+        ),
+        Bug(
+            "the memory knows the reward of its own row",
+            '"reward": self.reward[rows - 1]}',
+            '"reward": self.reward[rows]}',
+        ),
+        Bug("actions leave their bounds", "    return action.clamp(low, high)", "    return action"),
+    ),
+    *planted(
+        "run/dataset.py",
+        "run/test_offline.py",
+        Bug(
+            "padding is in the statistics",
+            "_observe(agent, rollout, column, length - before)",
+            "_observe(agent, rollout, column, 10**9)",
+        ),
+        Bug("offline steps are never over", "min(size, max(0, run.offline_steps - steps))", "size"),
+    ),
+    *planted(
+        "run/record.py",
+        "datasets/test_minari.py",
+        Bug("the policy is asked with old memory", "policy.reset(np.array(", "(np.array("),
+        Bug("an episode is longer than allowed", "len(episode.rewards) + 1 >= self.max_steps", "False"),
+        Bug(
+            "epsilon is a probability of the policy",
+            "chance[number] < behavior.epsilon",
+            "chance[number] > behavior.epsilon",
+        ),
+    ),
+    *planted(
+        "algorithms/bc.py",
+        "algorithms/test_bc.py",
+        Bug(
+            "masked rows count",
+            "log_prob(batch.action) * batch.share).mean()",
+            "log_prob(batch.action)).mean()",
+        ),
+    ),
+    *planted(
+        "algorithms/iql.py",
+        "algorithms/test_iql.py",
+        Bug(
+            "the maximum of the targets", 'noise["target_critic"]).amin(0)', 'noise["target_critic"]).amax(0)'
+        ),
+        Bug("the value of the state itself", "self.state_value(batch.next)", "self.state_value(batch.now)"),
+        Bug("weights are not clipped", ".exp().clamp(max=cfg.advantage_clip)", ".exp()"),
+        Bug("the value is not in the loss", "return loss + value_loss, error", "return loss, error"),
+    ),
+    *planted(
         "algorithms/td3.py",
         "algorithms/test_td3.py",
         Bug("the maximum of the twins", "batch.discount * after.amin(0)", "batch.discount * after.amax(0)"),
+        Bug("lambda is part of the slope", "(q.detach().abs() * batch.share)", "(q.abs() * batch.share)"),
+        Bug(
+            "the distance is a sum",
+            "distance = (action - batch.action).square().mean(-1)",
+            "distance = (action - batch.action).square().sum(-1)",
+        ),
+        Bug("the maximum of the twins", 'noise["target_critic"]).amin(0)', 'noise["target_critic"]).amax(0)'),
         Bug(
             "smoothing is not clipped",
             '(noise["smoothing"] * cfg.target_noise).clamp(-bound, bound)',
@@ -953,6 +1031,8 @@ MUTATIONS: list[Mutation] = [
             "the actor follows the mean of the twins",
             "q = self.atoms.mean(self.critic.first(batch.now, action))",
             "q = self.q_of(batch.now, action).mean(0)",
+            "q = self.critic.first(batch.now, action)",
+            "q = self.critic(batch.now, action).mean(0)",
         ),
     ),
     *planted(
@@ -1047,6 +1127,27 @@ MUTATIONS: list[Mutation] = [
             'now["updates_per_iteration"]',
         ),
         Bug("the preset wins over the user", "if whole in given and part not in given:", "if False:"),
+    ),
+    *planted(
+        "algorithms/sac.py",
+        "algorithms/test_cql.py",
+        Bug(
+            "uniform actions have no density",
+            "-log(2) * self.actions.parts.size",
+            "0.0 * self.actions.parts.size",
+        ),
+        Bug("a sum in place of a mean", ".logsumexp(-1) - log(q.shape[-1])", ".logsumexp(-1)"),
+        Bug(
+            "forbidden actions are in the sum",
+            "            if self.actions.masked:\n",
+            "            if False:\n",
+        ),
+        Bug(
+            "the data is not raised",
+            "(self.log_sum_exp(batch, values, noise) - q).sum(0)",
+            "self.log_sum_exp(batch, values, noise).sum(0)",
+        ),
+        Bug("the term has no weight", "loss + self.cfg.cql_weight * gap", "loss + gap"),
     ),
     *planted(
         "algorithms/sac.py",
@@ -1154,6 +1255,27 @@ MUTATIONS: list[Mutation] = [
             "masked rows of a rollout are read",
             "held = tree.where(batch.mask > 0, held, tree.map(torch.zeros_like, held))",
             "held = dict(held)",
+        ),
+    ),
+    *planted(
+        "data/replay.py",
+        "run/test_offline.py",
+        Bug(
+            "updates are due for the rows of a dataset",
+            "self.drawn, self.dataset = self._due_by_now(), hash",
+            "self.dataset = hash",
+        ),
+        Bug("granted batches are forgotten", "return self.granted + int(", "return int("),
+        Bug(
+            "own samples are a whole batch",
+            "count * self.batch_size - self._demonstrated, self.generator",
+            "count * self.batch_size, self.generator",
+        ),
+        Bug("changed demonstrations pass", "        if shown != self._demonstrations:", "        if False:"),
+        Bug(
+            "demonstrations have priorities",
+            "own = batch.shape[1] - self._demonstrated",
+            "own = batch.shape[1]",
         ),
     ),
     *planted(
@@ -2506,7 +2628,7 @@ MUTATIONS: list[Mutation] = [
             "counters.steps",
             "run/test_load_model.py::test_the_random_phase_is_not_repeated",
         ),
-        Bug("progress is never set", "        agent.progress.fill_(progress)\n", ""),
+        Bug("progress is never set", "        self.parts.agent.progress.fill_(progress)\n", ""),
         Bug(
             "weights are never sent",
             "        parts.send_weights()\n        collector",

@@ -35,6 +35,8 @@ TUNED = (
     *("CarHeavenHellPriest-v0", "WaterMazeHidden-v0", "WaterMazeSimpleHidden-v0"),
 )
 """environments that presets have settings for, and one that none has"""
+RECORDED = "recorded"
+"""dataset of a case that is recorded with random actions before it trains"""
 PLAYED = 12
 """steps that the trained policy is asked for after training"""
 
@@ -179,6 +181,12 @@ BASES = {
     "crossq": {**CONTROL, "renorm_warmup": 100},
     "flash_sac": {**REPLAY, "random_steps": 100, "actor_width": 8, "critic_width": 8, "n_atoms": 11},
     "option_critic": {**CONTROL, "num_options": 3},
+    "bc": {
+        key: value
+        for key, value in CONTROL.items()
+        if key not in ("critic_hidden", "random_steps", "learn_after")
+    },
+    "iql": {key: value for key, value in CONTROL.items() if key != "random_steps"},
 }
 """settings of every update rule, small enough for a case to take a second or two"""
 INHERITED = {
@@ -195,7 +203,8 @@ INHERITED = {
     **dict.fromkeys(("rainbow", "c51_dqn"), "c51"),
     "btr": "iqn",
     **dict.fromkeys(("ddpg_lillicrap", "rdpg"), "ddpg"),
-    **dict.fromkeys(("rtd3", "fast_td3"), "td3"),
+    **dict.fromkeys(("rtd3", "fast_td3", "td3_bc"), "td3"),
+    "cql": "sac",
     **dict.fromkeys(("redq", "droq", "rsac", "rsac_share"), "sac"),
 }
 """presets by the update rule that they use"""
@@ -210,11 +219,14 @@ def case(name: str, env: Any, algorithm: str, resume: bool = False, needs: str =
     base = BASES[INHERITED.get(algorithm, algorithm)]
     if "sequence" in settings:  # an update takes several times as long
         base = {**base, "max_epochs": 30}
+    run = {
+        key: value for key, value in RUN.items() if algorithm != "bc" or key != "gamma"
+    }  # which bc does not use
     return Case(
         name,
         env,
         algorithm,
-        {**RUN, **base, **settings},
+        {**run, **base, **settings},
         resume,
         needs,
     )
@@ -230,6 +242,7 @@ def cases() -> list[Case]:
         *_values(),
         *_control(),
         *_replay(),
+        *_datasets(),
         *_observations(),
         *_presets(),
     ]
@@ -409,6 +422,22 @@ def _replay() -> Iterator[Case]:
     yield case("dqn full ring", CARTPOLE, "dqn", capacity=200, n_step=4, max_epochs=60)
 
 
+def _datasets() -> Iterator[Case]:
+    offline = {"needs": "minari", "dataset": RECORDED, "max_epochs": 4}
+    for rule in ("bc", "td3_bc", "iql", "cql"):
+        yield case(f"{rule} offline", PENDULUM, rule, **offline)
+    for rule in ("bc", "iql", "cql"):
+        yield case(f"{rule} offline, discrete", CARTPOLE, rule, **offline)
+    yield case("bc offline lstm", CARTPOLE, "bc", **offline, **SEQUENCES)
+    yield case("iql offline resumed", PENDULUM, "iql", resume=True, **offline, n_step=3, prioritized=True)
+    yield case("iql offline, then online", CARTPOLE, "iql", **offline | {"max_epochs": 12}, offline_steps=64)
+    shown = {"needs": "minari", "demonstrations": RECORDED}
+    yield case("sac demonstrations", PENDULUM, "sac", **shown, n_step=3)
+    yield case("dqn demonstrations lstm", CARTPOLE, "dqn", **shown, **SEQUENCES, **PRIORITIES)
+    yield case("td3 bc_alpha online", PENDULUM, "td3", bc_alpha=2.5)
+    yield case("sac cql_weight online", PENDULUM, "sac", cql_weight=1.0, cql_actions=4)
+
+
 def _observations() -> Iterator[Case]:
     images = {**SMALL_IMAGES, "max_epochs": 12}
     pixels = {"needs": "minatar", **images}
@@ -560,6 +589,9 @@ def trace(one: Case) -> dict[str, Any]:
     env = one.env if isinstance(one.env, str) else partial(Toy, *one.env)
     with tempfile.TemporaryDirectory(prefix="whorl-trace-") as runs:
         settings = {**one.settings, "runs": runs}
+        for name in ("dataset", "demonstrations"):
+            if settings.get(name) == RECORDED:
+                settings[name] = _recorded(env, Path(runs))
         if not one.resume:
             result = whorl.load(env, one.algorithm, settings).train()
         else:
@@ -578,6 +610,15 @@ def trace(one: Case) -> dict[str, Any]:
             },
             "actions": _played(whorl.restore(folder), env, one.settings.get("env_options", {})),
         }
+
+
+def _recorded(env: Any, folder: Path) -> str:
+    """A dataset of two episodes with random actions."""
+    import whorl
+
+    small = {**RUN, **PASSES, "max_epochs": 1, "runs": str(folder / "teacher"), "eval": False}
+    teacher = whorl.load(env, "ppo", small).train().run_dir
+    return str(whorl.record(teacher, 2, output=folder / "dataset", epsilon=1.0).folder)
 
 
 def _agent_state(run: Path) -> Any:

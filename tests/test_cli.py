@@ -402,7 +402,7 @@ def test_off_policy_flags_say_where_they_belong(capsys: pytest.CaptureFixture[st
         ),
         (
             "td3 --log-std-range -20 2",
-            "log_std_range is a setting of A2C, CrossQ, FlashSAC and others; td3 ignores it",
+            "log_std_range is a setting of A2C, BC, CrossQ and others; td3 ignores it",
         ),
         (
             "crossq --tau 0.1",

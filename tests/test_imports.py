@@ -18,7 +18,7 @@ LAYERS = (
     {"explore", "components"},
     {"algorithms"},
     {"envs", "log", "state"},
-    {"collect"},
+    {"collect", "datasets"},
     {"distributed"},
     {"run"},
     {"population", "page"},
@@ -32,6 +32,7 @@ SURROUNDINGS = {"envs", "log", "state"}
 """Imported by the loop and the surface alone"""
 MAY_IMPORT_SURROUNDINGS = {
     "collect",
+    "datasets",
     "distributed",
     "run",
     "population",

@@ -1,4 +1,4 @@
-"""The public API: make, load, train, evolve, resume, restore, evaluate, check, algorithms, register."""
+"""The public API: make, load, train, evolve, resume, restore, evaluate, record, check, algorithms, register."""
 
 import dataclasses
 import inspect
@@ -17,6 +17,7 @@ from gymnasium.error import DependencyNotInstalled
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
 from whorl.core.registry import only_trusted, register, require_part, require_trust
 from whorl.core.spec import Spec, differences, without_keys
+from whorl.datasets.minari import Writer, dataset_name, free_id
 from whorl.envs import checker
 from whorl.envs import make as envs
 from whorl.envs.adapter import adapter_of
@@ -34,6 +35,7 @@ from whorl.run.build import choose_device, kind_of
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations, run_episodes
+from whorl.run.record import Behavior, Recording, check_recordable, record_episodes
 from whorl.run.recording import Camera, Screenshots
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
@@ -64,6 +66,7 @@ __all__ = [
     "evolve",
     "load",
     "make",
+    "record",
     "register",
     "restore",
     "resume",
@@ -607,6 +610,58 @@ def evaluate(
     if video is not None and camera is not None:
         save_video(camera.frames, Path(video), camera.fps)
     return found
+
+
+def record(
+    run: str | Path | SavedPolicy,
+    episodes: int = 100,
+    *,
+    output: str | Path | None = None,
+    env: Any = None,
+    env_options: Mapping[str, Any] | None = None,
+    seed: int = 12_345,
+    max_steps: int = 0,
+    deterministic: bool = True,
+    epsilon: float = 0.0,
+    noise: float = 0.0,
+    best: bool = False,
+    trust: Sequence[str] = (),
+    device: str = "cpu",
+    **unknown: Any,
+) -> Recording:
+    """Play episodes with a trained policy and write them as a dataset in Minari's format.
+
+    Args:
+        output: folder of the dataset; default: where Minari keeps datasets, under the id `whorl/ENV/ALGORITHM-vN`.
+        env: another environment than in training, with the same spaces; by default that of the run.
+        env_options: options of the environment; those that are not named are as in training.
+        max_steps: truncate an episode after so many steps; 0: `eval_max_steps` of the run.
+        epsilon: probability of a random action.
+        noise: standard deviation of Gaussian noise on continuous actions, for actions scaled to [-1, 1].
+    """
+    _refuse(record, unknown)
+    _check_evaluation(episodes, seed, max_steps)
+    if is_several(run):
+        raise WhorlError("a run of several behaviours can't be recorded; a dataset is that of one policy")
+    policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
+    behavior = Behavior(deterministic, epsilon, noise)
+    with only_trusted(code.expanded(trust)):
+        source = _source(env, policy.settings, env_options)
+    check_recordable(source, behavior)
+    privileged = () if policy.agent.tracks else policy.agent.privileged
+    _check_spaces(policy.spec, source.spec(1), source.id, privileged)
+    folder = None if output is None else Path(output).expanduser()
+    algorithm = policy.settings.algorithm
+    id = free_id(f"whorl/{source.id}/{algorithm}") if folder is None else dataset_name(folder)
+    one = envs.make_env(source.factory)
+    about = {"algorithm_name": algorithm, "description": f"{episodes} episodes, {behavior}, seed {seed}"}
+    writer = Writer(id, folder, one.observation_space, one.action_space, one.spec, about)
+    one.close()
+    limit = max_steps or policy.settings.run.eval_max_steps
+    try:
+        return record_episodes(policy, source, writer, episodes, seed, behavior, limit)
+    finally:
+        writer.discard()
 
 
 def check(env: Any, env_options: Mapping[str, Any] | None = None, **unknown: Any) -> list[str]:

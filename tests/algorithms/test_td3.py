@@ -5,6 +5,7 @@ import torch
 from replay_blocks import (
     ONE,
     SGD,
+    TWO,
     assert_same_weights,
     batch_of,
     build,
@@ -238,3 +239,28 @@ def test_discrete_actions_are_refused_in_one_sentence() -> None:
     ) as e:
         build(TD3, Discrete(3))
     assert "\n" not in str(e.value) and "use sac" in str(e.value)
+
+
+def test_with_bc_alpha_the_actor_weighs_q_by_its_size_and_stays_close_to_the_data() -> None:
+    agent = build(TD3, TWO, Array((1,)), bc_alpha=2.5)
+    says(agent.actor, lambda obs: torch.cat((obs, -obs), -1))
+    agent.critic.first = lambda rows, action: 4 * rows.selected[..., 0] + action[..., 1]
+    obs = torch.tensor([[[0.5], [-1.0]], [[0.0], [0.0]]])
+    batch = batch_of(obs, torch.tensor([[[0.5, 0.5], [0.0, 0.0]]]), [0.0, 0.0], [0.9, 0.9])
+    # mu = (.5, -.5) and (-1, 1); Q = 2 - .5 = 1.5 and -4 + 1 = -3: lambda = 2.5 / 2.25
+    # distances to the data: (0 + 1) / 2 and (1 + 1) / 2
+    loss = agent.actor_loss(batch, agent.draw(batch))
+    assert float(loss) == pytest.approx(-2.5 / 2.25 * (1.5 - 3) / 2 + (0.5 + 1.0) / 2)
+
+
+def test_the_weight_of_q_is_no_part_of_the_slope() -> None:
+    agent = build(TD3, bc_alpha=1.0)
+    batch = transitions(agent)
+    parameters = list(agent.actor.parameters())
+    found = torch.autograd.grad(agent.actor_loss(batch, agent.draw(batch)), parameters)
+    action = agent.actor(batch.now)
+    q = agent.critic.first(batch.now, action)
+    weight = 1.0 / float(q.abs().mean())
+    wanted = torch.autograd.grad(-weight * q.mean() + (action - batch.action).square().mean(), parameters)
+    for one, two in zip(found, wanted):
+        torch.testing.assert_close(one, two)

@@ -55,8 +55,10 @@ FEW = {
         ("vector", "lstm", "continuous"),
     ],
     "flash_sac": [("vector", "none", "continuous"), ("image", "none", "continuous")],
+    "bc": [("vector", "none", "continuous"), ("dict", "gru", "masked-tree")],
+    "iql": [("vector", "none", "discrete"), ("dict", "gru", "masked-tree")],
 }
-"""The cells of a rule with many networks, whose checks take long"""
+"""The cells of a rule with many networks, whose checks take long, and of rules for datasets"""
 REMEMBERED = {
     **{rule: [("vector", "lstm", "discrete")] for rule in ("c51", "iqn", "qr_dqn")},
     **{rule: [("vector", "lstm", "continuous")] for rule in ("ddpg", "td3")},

@@ -12,6 +12,10 @@ M is a random subset of the ensemble, sampled in each update (REDQ, Chen et al. 
 With `n_atoms` the critics predict the distribution of the return (see `whorl.nets.atoms`): y is the distribution of the
 critic in M with the lowest mean, moved by r and the entropy bonus, and the loss is the cross entropy, for continuous
 actions only.
+cql_weight:   the critics' loss grows by cql_weight * sum_i E[log sum_a exp Q_i(s, a) - Q_i(s, a_data)], so that actions
+              that the data lack are not overestimated (CQL(H), Kumar et al. 2020, arXiv:2006.04779, eq. 4). Over
+              continuous actions the sum is the integral, estimated by importance sampling from N uniform actions and N
+              of the policy: log 1/(2N) sum_k exp(Q_i(s, a_k) - log density(a_k))                       (appendix F)
 
 Differs from the paper: the loss of the temperature is linear in log(alpha), as in most implementations.
 """
@@ -19,7 +23,7 @@ Differs from the paper: the loss of the temperature is linear in log(alpha), as 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import log, prod
 from typing import Annotated, Any, Literal
 
 import torch
@@ -31,7 +35,7 @@ from whorl.agents.families import ActorCriticConfig
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
-from whorl.core.spec import Array, Continuous, Spec
+from whorl.core.spec import MASK_KEY, Array, Continuous, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_soft_actor, acting_tensors_with_critic
@@ -44,7 +48,7 @@ from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
 from whorl.nets.temperature import undecayed
 from whorl.ops.losses import clipped_value_loss
-from whorl.settings.schema import PositiveCount, Range
+from whorl.settings.schema import NonNegative, PositiveCount, Range
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,10 @@ class SACConfig(SoftActionsConfig, AddedNoiseConfig, CorrectionConfig, AtomsConf
     """Q estimate that the actor maximises: minimum or mean over all critics, or minimum over a random subset"""
     policy_delay: PositiveCount = 1
     """critic updates per actor update"""
+    cql_weight: NonNegative = 0.0
+    """weight of the conservative term in the critics' loss, for learning from a dataset (CQL: 5); 0: off"""
+    cql_actions: PositiveCount = 10
+    """with cql_weight, for continuous actions: random actions, and as many of the policy, that estimate the term"""
 
 
 class SAC(Agent):
@@ -78,6 +86,8 @@ class SAC(Agent):
         self.actions = SoftActions(spec, cfg, "sac")
         self.returns = NStepTargets(cfg, self.observations, self.actions)
         self.noise = AddedNoise(spec, cfg)
+        if cfg.cql_weight:
+            self.actions.check_one_kind("cql_weight")
         if self.noise.on and self.returns.columns:
             raise ConfigError(
                 "use_n_step_is needs the probabilities of actions, which action_noise changes; leave one of them out"
@@ -154,6 +164,10 @@ class SAC(Agent):
         if self.actions.parts.size:
             found["action"] = self.actions.noise(batch.shape, actor)
             found["next_action"] = self.actions.noise(after, critic)
+        if self.cfg.cql_weight and self.actions.parts.size:
+            shape = (*batch.shape, self.cfg.cql_actions, self.actions.parts.size)
+            found["cql_uniform"] = torch.rand(shape, generator=critic, device=self.device) * 2 - 1
+            found["cql_policy"] = torch.randn(shape, generator=critic, device=self.device)
         if self.cfg.ensemble_q_sample < ensemble:
             found["target_subset"] = torch.rand(ensemble, generator=critic, device=self.device)
             found["actor_subset"] = torch.rand(ensemble, generator=actor, device=self.device)
@@ -188,7 +202,26 @@ class SAC(Agent):
         loss = (squares.sum(0) * batch.weight).mean()
         if self.cfg.q_regularization:
             loss = loss + self.cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
-        return loss, error.detach().abs().mean(0), q.detach().mean()
+        found = loss, error.detach().abs().mean(0), q.detach().mean()
+        if not self.cfg.cql_weight:
+            return found
+        gap = ((self.log_sum_exp(batch, values, noise) - q).sum(0) * batch.weight).mean()
+        return loss + self.cfg.cql_weight * gap, *found[1:], {"q/conservative_gap": gap.detach()}
+
+    def log_sum_exp(self, batch: Batch, values: Tensor, noise: Tree) -> Tensor:
+        """log sum_a exp Q_i(s, a) over all actions [critics, T, B]; `values` are those of all discrete ones."""
+        if not self.actions.parts.size:
+            if self.actions.masked:
+                values = values.masked_fill(batch.now.selected[MASK_KEY] == 0, -torch.inf)
+            return values.logsumexp(-1)
+        with torch.no_grad():
+            policy = self.actor(batch.now, noise["next_layers"])
+            own, log_prob = self.actions.several(policy, noise["cql_policy"])  # [T, B, N, size], [T, B, N]
+            action = torch.cat((noise["cql_uniform"], own), -2)
+            uniform = torch.full_like(log_prob, -log(2) * self.actions.parts.size)
+            log_density = torch.cat((uniform, log_prob), -1)  # [T, B, 2N]
+        q = self.critic(batch.now, action)  # [critics, T, B, 2N]
+        return (q - log_density).logsumexp(-1) - log(q.shape[-1])
 
     @pure
     def distribution_loss(self, batch: Batch, noise: Tree) -> tuple[Any, ...]:
@@ -250,10 +283,10 @@ def _check_atoms(spec: Spec, cfg: SACConfig) -> None:
         raise ConfigError(
             "n_atoms needs continuous actions alone; leave it out, or use c51 for discrete ones"
         )
-    for key in ("use_n_step_is", "clip_epsilon"):
+    for key in ("use_n_step_is", "clip_epsilon", "cql_weight"):
         if getattr(cfg, key):
             raise ConfigError(
-                f"n_atoms and {key} are both set, but {key} corrects mean values; leave one out"
+                f"n_atoms and {key} are both set, but {key} is about mean values; leave one out"
             )
     if not cfg.use_replay_buffer:
         raise ConfigError("n_atoms needs the replay buffer; leave it out, or set use_replay_buffer to true")

@@ -5,6 +5,8 @@ critics:  minimise sum_i E[(Q_i(s, a) - y)^2],  y = r + discount * min_i Q'_i(s'
 actor:    maximise E[Q_1(s, mu(s))], every `policy_delay`-th update
 targets:  theta' <- tau * theta + (1 - tau) * theta' for all, every `target_update_interval`-th update; in the paper
           they move together with the actor, so set both intervals alike
+bc_alpha: the actor maximises E[lambda Q_1(s, mu(s)) - |mu(s) - a|^2 / dimensions], with the actions a of a dataset and
+          lambda = bc_alpha / E|Q_1(s, mu(s))|                 (TD3+BC, Fujimoto and Gu 2021, arXiv:2106.06860, eq. 4-5)
 
 With `n_atoms` the critics predict the distribution of the return (see `whorl.nets.atoms`): y is the distribution of the
 critic with the lowest mean, moved by r and the discount, and the loss is the cross entropy. With large batches from
@@ -55,6 +57,9 @@ class TD3Config(NoiseConfig, AtomsConfig, ActorCriticConfig):
     """target actions come from a target network of the actor; false: from the actor itself (FastTD3)"""
     actor_q: Literal["first", "min", "mean"] = "first"
     """Q estimate that the actor maximises: that of the first critic, or minimum or mean of both (FastTD3: min)"""
+    bc_alpha: NonNegative = 0.0
+    """weight of Q, divided by its mean size, beside the squared distance to the actions of the data (TD3+BC: 2.5); 0: Q
+    alone"""
 
 
 class TD3(Agent):
@@ -140,14 +145,20 @@ class TD3(Agent):
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> Tensor:
-        """-E[Q_1(s, mu(s))], or of the minimum or mean of both"""
+        """-E[Q(s, mu(s))] of the first critic, or minimum or mean of both; with `bc_alpha` E[|mu(s) - a|^2 / dimensions -
+        lambda Q]"""
         action = self.actor(batch.now, noise["actor"])
         if self.cfg.actor_q == "first":
             q = self.atoms.mean(self.critic.first(batch.now, action))
         else:
             both = self.q_of(batch.now, action)
             q = both.amin(0) if self.cfg.actor_q == "min" else both.mean(0)
-        return -(q * batch.share).mean()
+        loss = -(q * batch.share).mean()
+        if not self.cfg.bc_alpha:
+            return loss
+        weight = self.cfg.bc_alpha / (q.detach().abs() * batch.share).mean()
+        distance = (action - batch.action).square().mean(-1)
+        return weight * loss + (distance * batch.share).mean()
 
     def advice(self, metrics: Mapping[str, float]) -> str | None:
         return advice_on_clipping(self.cfg, metrics)

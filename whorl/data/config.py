@@ -68,6 +68,11 @@ class ReplayConfig:
     """with memory: learning replaces stored states by those of the current networks (Advanced-SAC)"""
     whole_episodes: bool = False
     """with memory: sequences start and end with episodes, after sequence_length steps at most"""
+    demonstrations: str = ""
+    """dataset, a Minari id or a folder, from which a share of every batch is drawn (RLPD, Ball et al. 2023); the rest
+    comes from the replay buffer"""
+    demonstration_ratio: Fraction = 0.5
+    """with demonstrations: their share of each batch"""
     clip_reward: bool = False
     """clip rewards to reward_clip_range before they are stored; reported returns are not clipped"""
     reward_clip_range: PositiveLimit = 1.0

@@ -44,6 +44,7 @@ from whorl.run.checkpointing import (
     load_weights,
     use_checkpoint,
 )
+from whorl.run.dataset import fill_replay
 from whorl.run.evaluate import Evaluation, Evaluator
 from whorl.run.loop import Counters, Loop
 from whorl.run.progress import Progress
@@ -551,6 +552,8 @@ class Trainer:
                 )
             for message in self.checkpointing.start_from(run.load_checkpoint_dir, run.load_strict):
                 warnings.warn(message, stacklevel=2)
+        if run.dataset:
+            fill_replay(self.experience, self.agent, run.dataset)
         self._restored = True
 
     def _release(self) -> None:

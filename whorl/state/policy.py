@@ -27,6 +27,7 @@ from whorl.core.spec import (
     Stream,
     TupleSpec,
     action_choices,
+    as_keyed,
     as_nested,
     empty_action,
     empty_obs,
@@ -130,6 +131,15 @@ class SavedPolicy:
         return action
 
     __call__ = act
+
+    def took(self, action: Any) -> None:
+        """Correct what a policy that reads its last action remembers, where another was taken than `act` returned."""
+        state = self._state
+        if state is None:
+            return
+        given = tree.map(torch.as_tensor, as_keyed(self.spec.action, action))
+        taken = from_env(self.spec.action, tree.to(given, self.agent.device))
+        self._state = replace(state, action=tree.map(torch.Tensor.reshape_as, taken, state.action))
 
     def predict(
         self,
