@@ -436,10 +436,24 @@ def restore(
     """The trained policy of a run or checkpoint, with its normalisers, memory and action scaling.
 
     Args:
+        run: a run folder, a checkpoint, or a .safetensors file that `policy.export` wrote.
         behavior: which policy, where the run has several behaviours.
     """
     _refuse(restore, unknown)
+    if Path(run).suffix == ".safetensors":
+        return _from_file(Path(run), best, behavior, trust, device)
     return _policy(_saved(run, best), behavior, trust, device)
+
+
+def _from_file(path: Path, best: bool, behavior: str, trust: Sequence[str], device: str) -> SavedPolicy:
+    """The policy in a .safetensors file."""
+    from whorl.state.formats import read_safetensors
+
+    if best or behavior:
+        raise ConfigError(f"{path} holds one policy; leave {'best' if best else 'behavior'} out")
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path}")
+    return read_safetensors(path, code.expanded(trust), str(choose_device(device)))
 
 
 def _policy(found: checkpoint.Loaded, behavior: str, trust: Sequence[str], device: str) -> SavedPolicy:
@@ -460,6 +474,7 @@ def _policy(found: checkpoint.Loaded, behavior: str, trust: Sequence[str], devic
     with checkpoint.reading(found.folder, checkpoint.POLICY):
         loaded = load_policy(policy, known, chosen, code.hint(found.folder, found.code))
         loaded.steps = int(found.metadata["steps"])
+        loaded.origin = dict(found.metadata.get("provenance") or {})
         return loaded
 
 

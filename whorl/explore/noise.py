@@ -48,7 +48,7 @@ MEMORY = "noise"
 def random_action(spec: Spec, obs: Tree, generator: torch.Generator) -> Tree:
     """Uniformly random canonical actions for every environment of `obs`; masked actions are not taken."""
     like = tree.first(obs)
-    num_envs, device = len(like), like.device
+    num_envs, device = like.shape[0], like.device
     allowed = _masks_by_leaf(spec, obs)
 
     def leaf(action: ActionLeaf, mask: Tensor | None) -> Tensor:
@@ -70,7 +70,7 @@ def random_log_prob(spec: Spec, obs: Tree) -> Tensor:
     """The log-probability [B] of each `random_action`: of continuous dimensions a density of 1/2 each."""
     like = tree.first(obs)
     parts = ActionParts.of(spec.action)
-    found = torch.full((len(like),), -parts.size * log(2), device=like.device)
+    found = torch.full((like.shape[0],), -parts.size * log(2), device=like.device)
     if not spec.masked:
         return found - sum(log(n) for n in parts.options)
     for allowed in (obs[MASK_KEY] > 0).split(parts.options, -1):
@@ -162,7 +162,7 @@ class ActionNoise(nn.Module):
                 after = {MEMORY: {"x": noise}}
             action = (action + left * noise).clamp(-1, 1)
         if cfg.epsilon:
-            chance = torch.rand(len(action), 1, generator=generator, device=action.device)
+            chance = torch.rand(action.shape[0], 1, generator=generator, device=action.device)
             other = torch.rand(action.shape, generator=generator, device=action.device) * 2 - 1
             action = torch.where(chance < cfg.epsilon, other, action)
         return action, after
