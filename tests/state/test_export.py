@@ -241,12 +241,116 @@ def test_onnx_samples_as_the_policy_from_the_same_random_numbers(name: str, tmp_
     assert compare(policy, about["inputs"], run, stochastic=True) == 1000
 
 
-@pytest.mark.parametrize("stochastic", [False, True])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "ppo-stack-gru" else full) for name in CASES]
-)
+TRACED = [
+    pytest.param(name, stochastic, marks=() if (name, stochastic) == ("ppo-stack-gru", True) else full)
+    for name in CASES
+    for stochastic in (False, True)
+]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+@pytest.mark.parametrize(("name", "stochastic"), TRACED)
 def test_torchscript_acts_as_the_policy(name: str, stochastic: bool, tmp_path: Path) -> None:
     policy = trained(CASES[name]())
     policy.export(tmp_path / "policy.ts", stochastic=stochastic)
     run, about = in_torchscript(tmp_path / "policy.ts")
     assert compare(policy, about["inputs"], run, stochastic) == 1000
+
+
+def exported(algorithm: str = "ppo", memory: str = "gru", **settings: Any) -> SavedPolicy:
+    return trained(subject(algorithm, "vector", memory, "continuous", **settings))
+
+
+def test_safetensors_builds_the_same_policy_again(tmp_path: Path) -> None:
+    policy = exported("sac", normalize_obs=True)
+    policy.steps, policy.origin = 1234, {"seed": 7}
+    policy.export(tmp_path / "policy.safetensors")
+    again = restore(tmp_path / "policy.safetensors")
+    assert (again.steps, again.origin, again.settings.algorithm) == (1234, {"seed": 7}, "sac")
+    rng = np.random.default_rng(0)
+    for step in range(5):
+        obs, reward = observed(policy, rng), np.full(BATCH, step, np.float32)
+        np.testing.assert_array_equal(policy.act(obs, reward=reward), again.act(obs, reward=reward))
+
+
+def test_what_no_action_depends_on_is_no_input() -> None:
+    """PPO's critic has a memory of its own, and its state would be carried along for nothing."""
+    traced = TracedPolicy(exported())
+    assert [port.name for port in traced.inputs] == [
+        "obs",
+        "reward",
+        "reset",
+        "memory.actor.h",
+        "last_action",
+    ]
+    assert [port.name for port in traced.outputs] == ["action", "next_memory.actor.h", "next_last_action"]
+    feed_forward = TracedPolicy(trained(subject("ppo", "vector", "none", "continuous")), stochastic=True)
+    assert feed_forward.inputs == [
+        Port("obs", "obs", (3,), "float32"),
+        Port("noise.0", "noise", (2,), "float32", 0, "normal"),
+    ]
+
+
+def test_the_suffix_chooses_the_format_and_others_are_refused(tmp_path: Path) -> None:
+    policy = exported()
+    with pytest.raises(ConfigError, match=r"no suffix of a known format; use .onnx, .ts, .safetensors, .pt"):
+        policy.export(tmp_path / "policy.bin")
+    with pytest.raises(ConfigError, match="there is no format 'onx'; did you mean 'onnx'"):
+        policy.export(tmp_path / "policy.bin", "onx")
+    with pytest.raises(ConfigError, match="holds the whole policy; stochastic is chosen when it acts"):
+        policy.export(tmp_path / "policy.safetensors", stochastic=True)
+    with pytest.raises(WhorlError, match="cannot be written: the folder does not exist"):
+        policy.export(tmp_path / "nowhere" / "policy.safetensors")
+
+
+def test_a_file_that_is_no_policy_is_one_sentence(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    (tmp_path / "text.safetensors").write_text("hello")
+    with pytest.raises(WhorlError, match="is no safetensors file of a policy"):
+        read_safetensors(tmp_path / "text.safetensors")
+    save_file({"weight": torch.zeros(2)}, str(tmp_path / "other.safetensors"))
+    with pytest.raises(WhorlError, match="not of a policy that this version of Whorl wrote"):
+        restore(tmp_path / "other.safetensors")
+    with pytest.raises(WhorlError, match="there is no file"):
+        restore(tmp_path / "missing.safetensors")
+
+
+def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
+    def shuffled(
+        q: torch.Tensor, allowed: Any, generator: torch.Generator, progress: torch.Tensor
+    ) -> torch.Tensor:
+        return torch.randint(q.shape[1], (q.shape[0],), generator=generator)
+
+    policy = trained(subject("dqn", "vector", "none", "discrete"))
+    agent: Any = policy.agent
+    agent.explore.kind, agent.explore.select = "own", shuffled
+    with pytest.raises(WhorlError, match=r"draws with torch.randint, which cannot be exported"):
+        policy.export(tmp_path / "policy.ts", stochastic=True)
+
+    def decides(q: torch.Tensor, noise: Any) -> torch.Tensor:
+        return q if float(q.sum()) > 0 else -q
+
+    agent.q_values = decides
+    with pytest.raises(WhorlError, match="dqn with these networks cannot be exported as onnx: "):
+        policy.export(tmp_path / "policy.onnx")
+
+
+PLAYER = """
+import sys
+sys.path.insert(0, {examples!r})
+import run_onnx
+print(len(run_onnx.main({path!r}, "CartPole-v1", 2)))
+print([name for name in ("torch", "whorl") if name in sys.modules])
+"""
+
+
+def test_the_example_needs_neither_torch_nor_whorl(tmp_path: Path) -> None:
+    """It plays a policy with memory and previous rewards, too."""
+    spec = Spec(Array((4,)), Discrete(2), 4)
+    policy = trained(Subject("ppo", spec, {"memory": "gru", "last_action": True, "last_reward": True}))
+    policy.export(tmp_path / "policy.onnx")
+    examples = str(Path(__file__).parents[2] / "examples")
+    code = PLAYER.format(examples=examples, path=str(tmp_path / "policy.onnx"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n")[:2] == ["2", "[]"], done.stderr

@@ -406,7 +406,7 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
     from whorl import api
     from whorl.run.evaluate import Evaluations
     from whorl.run.evaluation_log import log_evaluation
-    from whorl.state.runfolder import resolve_run
+    from whorl.state.runfolder import resolve_run, run_of
 
     if own.log and api.is_several(run):
         raise ConfigError(
@@ -416,7 +416,7 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
         run if api.is_several(run) else api.restore(run, best=own.best, trust=own.trust, device=own.device)
     )
     video = _video_path(run, own) if own.video else None
-    folder = _run_folder(resolve_run(run))
+    folder = run_of(resolve_run(run))
     pictures = folder / "screenshots" / _evaluated(own) if own.screenshots else None
     if pictures is not None:
         for old in pictures.glob(
@@ -503,9 +503,9 @@ def plot(words: list[str]) -> int:
     if not names:
         raise ConfigError("name at least one run: whorl plot RUN [RUN ...]")
     from whorl.log.plot import Style, plot_arms, plot_map, plot_runs
-    from whorl.state.runfolder import resolve_run
+    from whorl.state.runfolder import resolve_run, run_of
 
-    folders = [_run_folder(resolve_run(name)) for name in names]
+    folders = [run_of(resolve_run(name)) for name in names]
     kind = next((name for name in ("map", "arms", "attention") if getattr(own, name)), "plot")
     default = (folders[0] if len(folders) == 1 else Path()) / f"{kind}.png"
     output = Path(own.output) if own.output else default
@@ -594,18 +594,13 @@ def completion(words: list[str]) -> int:
 # Names and folders
 
 
-def _run_folder(folder: Path) -> Path:
-    """The run folder of a run or checkpoint folder."""
-    return folder.parent if folder.name == "best" or folder.name.startswith("checkpoint_") else folder
-
-
 def _video_path(run: str, own: EvalFlags) -> Path:
-    from whorl.state.runfolder import resolve_run
+    from whorl.state.runfolder import resolve_run, run_of
 
     if isinstance(own.video, str):
         return Path(own.video)
     ending = "mp4" if find_spec("imageio_ffmpeg") and find_spec("imageio") else "gif"
-    return _run_folder(resolve_run(run)) / "videos" / f"{_evaluated(own)}_seed{own.seed}.{ending}"
+    return run_of(resolve_run(run)) / "videos" / f"{_evaluated(own)}_seed{own.seed}.{ending}"
 
 
 def _evaluated(own: EvalFlags) -> str:
