@@ -22,7 +22,7 @@ LAYERS = (
     {"distributed"},
     {"run"},
     {"population"},
-    {"api", "conformance", "__init__"},
+    {"api", "box", "conformance", "__init__"},
     {"cli"},
     {"__main__"},
 )
@@ -35,6 +35,7 @@ MAY_IMPORT_SURROUNDINGS = {
     "run",
     "population",
     "api",
+    "box",
     "cli",
     "conformance",
     "__init__",

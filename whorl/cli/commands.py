@@ -130,6 +130,8 @@ class ListFlags:
     """list the native environments instead of the algorithms"""
     runs: bool = False
     """list the run folders instead"""
+    agents: bool = False
+    """list the trained agents that come with Whorl instead; `whorl play NAME` shows one"""
     folder: str = "runs"
     """folder of the run folders"""
 
@@ -533,9 +535,9 @@ def _plot_attention(run: str, output: Path, trust: tuple[str, ...]) -> Path:
     return plot_attention(weights, output, title)
 
 
-@command("list [--envs | --runs]", ListFlags)
+@command("list [--envs | --runs | --agents]", ListFlags)
 def show_list(words: list[str]) -> int:
-    """list the algorithms, the native environments, or the runs"""
+    """list the algorithms, the native environments, the runs, or the agents in the box"""
     parser = parser_of("list")
     asked, words = wants_help(words)
     if asked:
@@ -544,9 +546,18 @@ def show_list(words: list[str]) -> int:
     names, values = parser.read(words)
     own = build(ListFlags, values)
     if names:
-        raise ConfigError(f"list takes no name, but got {names[0]!r}; use --envs or --runs")
+        raise ConfigError(f"list takes no name, but got {names[0]!r}; use --envs, --runs or --agents")
     if own.runs:
         show_runs(Path(own.folder))
+    elif own.agents:
+        from whorl.box.cards import agents
+
+        show_columns(
+            {
+                name: f"{card.about}: return {card.mean_return:.1f} ± {card.std:.1f} over {card.episodes} episodes"
+                for name, card in agents().items()
+            }
+        )
     elif own.envs:
         from whorl.envs.native import WORLDS
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from whorl.cli.command import command, one_name, parser_of
+from whorl.cli.command import command, one_name, parser_of, wants_help
 from whorl.core.errors import ConfigError
 
 
@@ -30,7 +30,12 @@ class ExportFlags:
 @command("export RUN [flags]", ExportFlags)
 def export(words: list[str]) -> int:
     """write a trained policy as ONNX, TorchScript or safetensors"""
-    run, own, rest = one_name(parser_of("export"), words, ExportFlags)
+    parser = parser_of("export")
+    asked, words = wants_help(words)
+    if asked:
+        print(parser.format_help())
+        return 0
+    run, own, rest = one_name(parser, words, ExportFlags)
     if rest:
         raise ConfigError(f"export takes no settings, but got {next(iter(rest))}")
     from whorl.api import restore

@@ -94,6 +94,8 @@ class SavedPolicy:
         """environment steps that it was trained for, if it comes from a run"""
         self.origin: dict[str, Any] = {}
         """command, commit, versions and seed of its run, if it comes from one (see `whorl.state.provenance`)"""
+        self.acts_only = False
+        """whether it was saved without what acting does not read, so that it has no values"""
         self._generator = torch.Generator(agent.device).manual_seed(0)
         observation = split_observation(agent.spec.observation, agent.privileged)[0]
         self.reads = replace(agent.spec, observation=observation)
@@ -217,6 +219,10 @@ class SavedPolicy:
         return export_policy(self, path, format, stochastic)
 
     def _require(self, method: str) -> None:
+        if self.acts_only:
+            raise WhorlError(
+                f"this policy was saved for acting alone, so it has no {method}; use that of a run"
+            )
         has = estimates.offered(self.agent)
         if method not in has:
             raise WhorlError(
@@ -435,9 +441,16 @@ def _numbered(obs: Any) -> dict[str, Any]:
     return {str(number): value for number, value in enumerate(obs)} if isinstance(obs, tuple) else dict(obs)
 
 
-def export(agent: Agent, settings: Settings) -> dict[str, Any]:
-    """The policy as tensors and plain containers."""
+def export(agent: Agent, settings: Settings, acting: bool = False) -> dict[str, Any]:
+    """The policy as tensors and plain containers.
+
+    Args:
+        acting: leave out what acting does not read, such as critics; values can't be asked for then.
+    """
     module = agent.state_dict()
+    if acting:
+        read = {tensor.data_ptr() for tensor in agent.acting_tensors()}
+        module = {name: value.clone() for name, value in module.items() if value.data_ptr() in read}
     if not agent.tracks:
         module = {k: v for k, v in module.items() if not k.startswith(f"{COMPONENTS}.")}
     return {
@@ -445,6 +458,7 @@ def export(agent: Agent, settings: Settings) -> dict[str, Any]:
         "config": settings.saved(),
         "spec": pack_spec(agent.spec),
         "module": module,
+        **({"acting": True} if acting else {}),
     }
 
 
@@ -458,10 +472,13 @@ def load_policy(
         cls: Any = algorithm_class(settings.algorithm)[1]
         agent = build_agent(settings, unpack_spec(saved["spec"]), components=cls.tracks)
     known = agent.state_dict()  # the learning rates of components are not
+    acting = bool(saved.get("acting", False))
     agent.to(device).load_state_dict(
-        {name: saved["module"][name] for name in saved["module"] if name in known}
+        {name: saved["module"][name] for name in saved["module"] if name in known}, strict=not acting
     )
-    return SavedPolicy(agent, settings)
+    policy = SavedPolicy(agent, settings)
+    policy.acts_only = acting
+    return policy
 
 
 def build_agent(settings: Settings, spec: Spec, seed: int = 0, components: bool = True) -> Agent:
