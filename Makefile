@@ -45,7 +45,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not full and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not full and not gpu"
 
 test-full: setup
 	$(BIN)/python -m pytest -m "not gpu"
@@ -62,11 +62,11 @@ audit: setup
 
 SEED ?= 1
 test-shuffled: setup
-	$(BIN)/python -m pytest -n 2 -m "not full and not gpu" --shuffle $(SEED)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not full and not gpu" --shuffle $(SEED)
 
 LOAD ?= 8
 test-busy: setup
-	$(BIN)/python tests/busy.py $(LOAD) $(BIN)/python -m pytest -n 2 -m "not full and not gpu"
+	$(BIN)/python tests/busy.py $(LOAD) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not full and not gpu"
 
 test-matrix: setup
 	$(BIN)/python tests/matrix.py $(ARGS)

@@ -1155,6 +1155,40 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "data/hindsight.py",
+        "data/test_hindsight.py",
+        Bug(
+            "a goal may be the row's own",
+            "return slot + 1 + (uniform * after).long()",
+            "return slot + (uniform * after).long()",
+        ),
+        Bug(
+            "a goal may be of the next episode",
+            "return slot + 1 + (uniform * after).long()",
+            "return slot + 1 + (uniform * (after + 1)).long()",
+        ),
+        Bug("the final goal is of the next episode", "return slot + after\n", "return slot + after + 1\n"),
+        Bug(
+            "a cut does not end an episode",
+            'begins = ~ring.columns["mask"].index_select(0, (row - 1) % self.slots)',
+            'begins = ring.columns["reset"].index_select(0, row % self.slots)',
+        ),
+        Bug("overwritten rows are goals", "torch.maximum(first, self.oldest)", "first"),
+        Bug("what was achieved before the step", "after = (cell + self.num_envs) %", "after = cell %"),
+        Bug(
+            "returns go on behind the new goal",
+            "torch.where(self._chosen, stored & ~now, stored)",
+            "torch.where(self._chosen, stored, stored)",
+        ),
+        Bug("the old goal still ends the episode", "(stored | before) & ~now", "stored & ~now"),
+        Bug("another share of new goals", "self.ratio = goals / (goals + 1)", "self.ratio = 1 / (goals + 1)"),
+        Bug(
+            "loaded rows keep the ends of those before them",
+            "            table.zero_()\n",
+            "            pass\n",
+        ),
+    ),
+    *planted(
         "data/views.py",
         "data/test_replay.py data/test_sequences.py data/test_discounting.py",
         Bug(

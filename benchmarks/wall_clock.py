@@ -53,7 +53,8 @@ def measure(env: str, algorithm: str, settings: dict[str, Any], args: argparse.N
     on_gpu = trainer.device.type == "cuda"
     clock, due, curve = 0.0, args.every, []
     if on_gpu:
-        iterate(trainer, 0.0)
+        for _ in range(1 + trainer.experience.overlaps):  # the first of overlapping ones has no update
+            iterate(trainer, 0.0)
         torch.cuda.synchronize()
     warm_up = time.perf_counter() - began
     clock = 0.0 if on_gpu else warm_up
@@ -87,7 +88,7 @@ def measure(env: str, algorithm: str, settings: dict[str, Any], args: argparse.N
 
 def iterate(trainer: Trainer, progress: float) -> dict[str, Any]:
     """One iteration, with schedules that follow the clock instead of the budget."""
-    return trainer.loop.iterate(progress, lambda rollout: None)
+    return trainer.loop.iterate(progress)
 
 
 if __name__ == "__main__":

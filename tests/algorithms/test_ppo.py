@@ -61,6 +61,29 @@ def test_the_first_minibatch_has_ratio_one_and_the_policy_gradient(kind: str, me
         torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-4)
 
 
+def test_rows_of_an_older_policy_count_by_the_ratio_of_the_two_at_most_one() -> None:
+    agent = build(PPO, ACTIONS["discrete"], TREE, overlap_rollouts=True, **ONE_PASS)
+    batch = rollout(agent)
+    now = agent.actor(batch.now).log_prob(batch.action).detach()
+    older = torch.where(torch.arange(now.numel()).reshape(now.shape) % 2 == 0, now + 0.5, now - 0.5)
+    batch = batch.replace(extras={**batch.extras, "log_prob": older})
+    columns, _ = agent.columns_of(batch, torch.full_like(now, 2.0), now, now)
+    expected = torch.where(older > now, 2 * torch.tensor(-0.5).exp(), torch.tensor(2.0))  # e^-0.5, and 1 for e^0.5
+    valid = batch.mask > 0
+    torch.testing.assert_close(columns["advantage"][valid], expected[valid])
+    torch.testing.assert_close(columns["log_prob"][valid], now[valid])
+
+
+def test_overlap_changes_nothing_where_the_newest_policy_acted() -> None:
+    found = []
+    for overlap in (False, True):
+        agent = build(PPO, overlap_rollouts=overlap, **ONE_PASS)
+        agent.update(rollout(agent))
+        found.append(weights(agent))
+    for plain, overlapped in zip(*(each.values() if isinstance(each, dict) else each for each in found)):
+        torch.testing.assert_close(overlapped, plain, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("target", "keep", "discount", "expected"),
     [

@@ -46,7 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "in process": ("CartPole-v1", SMALL),
     "recurrent": ("CartPole-v1", {**SMALL, "memory": "gru", "memory_size": 8, "chunk": 8}),
     "native": ("Quadrotor-v0", {**SMALL, "total_timesteps": 1000, "eval": False}),
-    "workers": ("Pendulum-v1", {**SMALL, "workers": 2}),
+    "workers": ("Pendulum-v1", {**SMALL, "workers": 2, "overlap_rollouts": True}),
     "central pool": ("Pendulum-v1", {**SMALL, "workers": 2, "acting": "central"}),
     "no snapshots": ("Forgetful-v0", {**SMALL, "reset_every": 200}),
     "sparse log": ("CartPole-v1", {**SMALL, "log_freq": 190, "eval": False}),
@@ -155,10 +155,12 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
     )
 
 
-def test_a_run_can_be_asked_for_more(tmp_path: Path) -> None:
-    steady = {**SMALL, "lr_schedule": "constant"}  # a rate that falls over the budget would know the budget
-    once = start("CartPole-v1", {**steady, "max_iterations": 12}, tmp_path / "once")
-    part = start("CartPole-v1", {**steady, "max_iterations": 6}, tmp_path / "part")
+@pytest.mark.parametrize("case", ["in process", "workers"])
+def test_a_run_can_be_asked_for_more(case: str, tmp_path: Path) -> None:
+    env, settings = CASES[case]
+    steady = {**settings, "lr_schedule": "constant"}  # a rate that falls over the budget would know the budget
+    once = start(env, {**steady, "max_iterations": 12}, tmp_path / "once")
+    part = start(env, {**steady, "max_iterations": 6}, tmp_path / "part")
     more = whorl.resume(part.run_dir, max_iterations=12)
     assert more.steps == once.steps and more.run_dir == part.run_dir
     assert_same(state(once.run_dir)["agent"], state(more.run_dir)["agent"])

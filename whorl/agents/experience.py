@@ -26,6 +26,7 @@ class OnPolicy:
 
     def __init__(self, cfg: Any) -> None:
         self.chunk_length = getattr(cfg, "chunk_length", 1)
+        self.overlaps = getattr(cfg, "overlap_rollouts", False)
 
     def check(self, agent: "Agent", rows: int) -> None:
         """Any rollout is accepted."""
@@ -40,7 +41,7 @@ class OnPolicy:
         return 0
 
     def build(self, agent: "Agent", generator: torch.Generator) -> Rollouts:
-        return Rollouts(agent.discounting(), device=agent.device)
+        return Rollouts(agent.discounting(), device=agent.device, overlaps=self.overlaps)
 
 
 class OffPolicy:
@@ -107,8 +108,8 @@ class Unreplayed(OnPolicy):
         self.cfg = cfg
 
     def check(self, agent: "Agent", rows: int) -> None:
-        for setting in ("prioritized", "shards", "refresh_memory", "whole_episodes"):
-            if getattr(self.cfg, setting):
+        for setting in ("prioritized", "shards", "refresh_memory", "whole_episodes", "her"):
+            if getattr(self.cfg, setting) not in (False, 0, "none"):
                 raise ConfigError(
                     f"{setting} is about the replay buffer, but use_replay_buffer is false; leave one of them out"
                 )

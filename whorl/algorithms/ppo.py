@@ -8,6 +8,9 @@ advantages, and the critic's loss is their mean.
 
 With `shared_trunk` (the paper's networks for images) each step minimises actor's loss + value_coef * critic's loss.
 
+With `overlap_rollouts` the rows are by the policy before pi_old. Their advantages are multiplied by the ratio of the
+two, at most 1 (the decoupled objective, Hilton et al. 2021, arXiv:2110.00641).
+
 Differs from the paper: by default actor and critic share no parameters, so their passes over the rollout run at the
 same time (D2AC, CO-GYM); log ratios are clamped at 30; values are computed when the rollout is learned from, not while
 acting.
@@ -89,6 +92,8 @@ class PPOConfig(SharedTrunkConfig):
     kl_cut: Limit = 0.0
     """stop the actor's updates (with shared_trunk all updates) for the rest of the rollout once the KL divergence
     exceeds this; 0: never"""
+    overlap_rollouts: bool = False
+    """where workers act: collect the next rollout while learning from this one, with the policy before this update"""
 
 
 class PPO(Agent):
@@ -154,14 +159,24 @@ class PPO(Agent):
         self, batch: Batch, advantage: Tensor, target: Tensor, value: Tensor
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the losses of actor and critic read of each row besides observations."""
-        weight = row_weight(batch.mask)
+        weight, log_prob = row_weight(batch.mask), batch.extras["log_prob"]
+        if self.cfg.overlap_rollouts:
+            log_prob, advantage = self.decoupled(batch, advantage)
         actor = {
             "action": batch.action,
-            "log_prob": blank(batch.extras["log_prob"], batch.mask),
+            "log_prob": blank(log_prob, batch.mask),
             "advantage": advantage,
             "weight": weight,
         }
         return actor, {"target": target, "value": value, "value_weight": per_stream(weight, target)}
+
+    @pure
+    @torch.no_grad()
+    def decoupled(self, batch: Batch, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        """log pi_old, and min(pi_old / pi_acted, 1) * A, for rows of an older policy pi_acted than pi_old."""
+        log_prob = self.actor(batch.now).log_prob(batch.action)
+        acted = blank(batch.extras["log_prob"], batch.mask)
+        return log_prob, advantage * (log_prob - acted).clamp(max=0).exp()
 
     def improve_policy(self, batch: Batch, columns: dict[str, Any]) -> dict[str, Tensor]:
         """The actor's passes over the rollout; with a shared trunk the critic's, too."""

@@ -46,6 +46,11 @@ class ReplayConfig:
     """compute the TD errors of new transitions when they are added, instead of using the largest priority so far"""
     priority_eta: Fraction = 0.9
     """priority of a sequence: eta * max + (1 - eta) * mean of its TD errors (Kapturowski et al. 2019)"""
+    her: Literal["none", "future", "final", "episode"] = "none"
+    """hindsight experience replay in environments with goals (Andrychowicz et al. 2017): learn also as if a goal had
+    been desired that was achieved later in the episode (future), at its end (final) or anywhere in it (episode)"""
+    her_goals: Annotated[int, Range(1, 10**6)] = 4
+    """with her: samples with such a goal for each sample with its own (4: 80 % of a batch)"""
     sequence_length: Annotated[int, Range(1, 10**6)] = 40
     """with memory: steps of a sequence that are learned from"""
     burn_in: Annotated[int, Range(0, 10**6)] = 0

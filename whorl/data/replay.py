@@ -13,17 +13,19 @@ from torch import Tensor
 from whorl.core import tree
 from whorl.core.cuda_graphs import record
 from whorl.core.errors import CheckpointError, ConfigError, DamagedError
+from whorl.core.goals import GoalRewards
 from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.config import ReplayConfig
 from whorl.data.discounting import Discounting, Gamma
 from whorl.data.experience import Experience
+from whorl.data.hindsight import Hindsight, check_goals, hindsight_bytes
 from whorl.data.memory_check import allocating, require_memory
 from whorl.data.ring import Ring, history_of, replay_bytes, slots_for
 from whorl.data.samplers import Priorities, Prioritized, Sampler, Uniform, sampler_bytes
 from whorl.data.segments import Segments
-from whorl.data.views import Sequences, Transitions, View
+from whorl.data.views import Rows, Sequences, Transitions, View
 from whorl.ops.losses import row_weight
 
 FIRST = "first"
@@ -58,6 +60,8 @@ class Replay(Experience):
         refresh: computes with the current networks what replaces stored values: under `MEMORIES` the recurrent states
             before every `stride`-th row of a batch but the first, and columns of the extras for all its rows but the
             last, which are named in `refreshed`.
+        her, her_goals: strategy of `Hindsight` and its number of goals; none: samples have their own goals.
+        goal_rewards: rewards of other goals, for `her`.
     """
 
     overlaps = True
@@ -85,6 +89,9 @@ class Replay(Experience):
         compress: bool = False,
         refresh: Callable[[Batch], Tree] | None = None,
         refreshed: tuple[str, ...] = (),
+        her: str = "none",
+        her_goals: int = 4,
+        goal_rewards: GoalRewards | None = None,
     ) -> None:
         self.ring = Ring(
             spec, buffer_size, device, extras=extras, memory=memory, stride=stride, compress=compress
@@ -103,7 +110,12 @@ class Replay(Experience):
                 f"({spec.num_envs})"
             )
         self.view, self.generator, self.batch_size = view, generator, batch_size
-        self._gather: Callable[[Ring, Tensor, Discounting], Batch] = view.gather
+        self._gather: Callable[[Rows, Tensor, Discounting], Batch] = view.gather
+        self.hindsight: Hindsight | None = None
+        if her != "none":
+            if goal_rewards is None:
+                raise ConfigError(f"her is {her}, but the environment has no compute_reward; leave her out")
+            self.hindsight = Hindsight(self.ring, goal_rewards, her, her_goals, reward_clip)
         self.initial_priority = initial_priority
         self._transfer = Transfer(learner) if learner and torch.device(learner) != self.ring.device else None
         self.refresh, self.refreshed = refresh, refreshed
@@ -163,6 +175,8 @@ class Replay(Experience):
         self.sampler.release(gone, self.view.allowed(ring, gone))
         whole = max(0, ring.rows - span)
         ring.add(clipped(rollout, self.reward_clip))  # before n-step returns; logged returns are not clipped
+        if self.hindsight is not None:
+            self.hindsight.episodes.extend(ring, steps)
         new = starts(ring, self.view, whole, max(0, ring.rows - span))
         self.sampler.admit(new, self.view.allowed(ring, new))
         if FIRST in rollout.extras:
@@ -235,7 +249,9 @@ class Replay(Experience):
         return self._draw.replay()
 
     def compile(self) -> None:
-        """Compile the gathering of samples."""
+        """Compile the gathering of samples; not with `her`, where rewards are functions of the environment."""
+        if self.hindsight is not None:
+            return
         self._gather = torch.compile(self.view.gather, dynamic=False)
         self._together = 1  # one shape, one compilation
 
@@ -243,7 +259,14 @@ class Replay(Experience):
         start, extras = self.sampler.draw(count * self.batch_size, self.generator)
         if self.refresh is not None:
             extras = {**extras, "start": start}
-        return weighted(self._gather(self.ring, start, self.discounting), extras)
+        return weighted(self._gather(self._rows(start), start, self.discounting), extras)
+
+    def _rows(self, start: Tensor) -> Rows:
+        """What samples that begin at these starts are gathered from."""
+        if self.hindsight is None:
+            return self.ring
+        slot, env_index = start // self.ring.num_envs * self.view.stride, start % self.ring.num_envs
+        return self.hindsight.relabelled(slot, env_index, self.generator)
 
     def _sent(self, batch: Batch) -> Batch:
         return batch if self._transfer is None else self._transfer.send(batch)
@@ -350,8 +373,13 @@ class Replay(Experience):
 
     def _load_rows(self, saved: dict[str, Any]) -> None:
         self.ring.load_state_dict(saved)
-        if "manifest" not in saved:
-            return
+        if "manifest" in saved:
+            self._load_stored(saved)
+        if self.hindsight is not None:
+            self.hindsight.episodes.rebuild(self.ring)
+
+    def _load_stored(self, saved: dict[str, Any]) -> None:
+        """Read the rows that are in files."""
         if self.store is None:
             raise CheckpointError(
                 "the rows of this replay buffer are in its run folder; use whorl.resume(run)"
@@ -499,6 +527,7 @@ def replay_of(
     separate_streams: bool = False,
     extras: Mapping[str, Array] | None = None,
     successors: tuple[int, ...] = (),
+    goal_rewards: GoalRewards | None = None,
 ) -> Replay:
     """The replay buffer that the settings describe; `gamma` is the settings' unless given.
 
@@ -537,6 +566,9 @@ def replay_of(
             stride=view.stride,
             refresh=refresh,
             refreshed=refreshed,
+            her=cfg.her,
+            her_goals=cfg.her_goals,
+            goal_rewards=goal_rewards,
         )
 
 
@@ -553,7 +585,7 @@ def allocated_bytes(
     size = replay_bytes(
         spec, cfg.buffer_size, extras=extras, memory=memory, stride=stride, compress=cfg.compress
     )
-    return size + sampler_bytes(starts, device, cfg.prioritized)
+    return size + sampler_bytes(starts, device, cfg.prioritized) + hindsight_bytes(cfg, spec, stride)
 
 
 def view_of(cfg: ReplayConfig, successors: tuple[int, ...] = ()) -> View:
@@ -588,6 +620,7 @@ def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
             "refresh_memory updates stored recurrent states, but these settings store none; leave it out, or set "
             "memory and stored_memory, without whole_episodes"
         )
+    check_goals(cfg, spec)
     view = view_of(cfg)
     slots, steps = slots_for(spec, cfg.buffer_size, view.stride), rows // spec.num_envs
     needed = max(steps, view.stride, 3) + view.span + history_of(spec)

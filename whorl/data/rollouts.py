@@ -22,6 +22,7 @@ class Rollouts(Experience):
     Args:
         discounting: makes the discounts and reward streams of a batch.
         device: device of the batches, if it is not the rollouts' own.
+        overlaps: a rollout may be learned from while the next one is collected; then it is copied.
     """
 
     def __init__(
@@ -30,8 +31,10 @@ class Rollouts(Experience):
         history: int = 0,
         phase: str = "",
         device: torch.device | str | None = None,
+        overlaps: bool = False,
     ) -> None:
         self.device = device
+        self.overlaps = overlaps
         self.discounting = discounting
         self.history = history
         self.phase = phase
@@ -39,7 +42,9 @@ class Rollouts(Experience):
         self._rows: list[dict[str, Tree]] = []
 
     def add(self, rollout: Batch) -> None:
-        self._pending = rollout if self.device is None else rollout.to(self.device)
+        moved = rollout if self.device is None else rollout.to(self.device)
+        shared = moved.mask is rollout.mask  # the collector may write the next rollout there
+        self._pending = moved.replace(**tree.clone(moved.tensors())) if self.overlaps and shared else moved
 
     def due(self) -> Iterator[tuple[str, Batch]]:
         if self._pending is not None:
@@ -86,10 +91,13 @@ class Rollouts(Experience):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": list(self._rows)}
+        pending = {} if self._pending is None else self._pending.tensors()
+        return {"rows": list(self._rows), "pending": pending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._rows = [dict(rows) for rows in state["rows"]]
+        pending = state.get("pending")
+        self._pending = Batch(**pending) if pending else None
 
 
 def minibatches(

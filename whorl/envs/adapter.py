@@ -39,6 +39,7 @@ MODULES = (
         "minigrid",
         "pybullet",
         "bumps_bullet",
+        "robotics",
         "random_spaces",
         "imported",
     ),

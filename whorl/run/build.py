@@ -13,6 +13,7 @@ from whorl.collect.collector import Collector
 from whorl.collect.waiting import WaitingCollector, collector_for
 from whorl.core import tree
 from whorl.core.errors import ConfigError
+from whorl.core.goals import GoalRewards
 from whorl.core.spec import Continuous
 from whorl.data.experience import Experience
 from whorl.data.gradients import GradientQueue
@@ -115,6 +116,8 @@ def build(source: Source, settings: Settings, needs: Needs, notify: Notify = war
     agent = build_agent(settings, source.spec(run.num_envs), streams.seed("learner"))
     check_actors(run, agent)
     agent.check(envs_per_batch(run) * run.num_steps)
+    if relabels(settings):
+        agent.goal_rewards = source.goal_rewards()
     agent.prepare(device, lambda name: streams.generator("learner", device, name))
     agent.use_threads(learner_threads(settings))
     with ExitStack() as stack:
@@ -128,7 +131,7 @@ def build(source: Source, settings: Settings, needs: Needs, notify: Notify = war
         if isinstance(acting.collector, WaitingCollector):
             experience.expect_gaps()
         # Replay needs a successor for each row.
-        if experience.overlaps and not acting.env.snapshots and reset_period(run) * run.num_steps == 1:
+        if agent.off_policy and not acting.env.snapshots and reset_period(run) * run.num_steps == 1:
             raise ConfigError(
                 f"reset_every is {run.reset_every}: {run.num_envs} environments would be reset after every row, and "
                 f"none would have a successor to learn from; use more than {run.num_envs}"
@@ -170,9 +173,23 @@ def learner_threads(settings: Settings) -> int:
     return run.learner_threads if gains else 1
 
 
-def replay_device(settings: Settings, learner: torch.device) -> torch.device:
+def relabels(settings: Settings) -> bool:
+    """Whether samples of the replay buffer are given other goals."""
+    return getattr(settings.algo, "her", "none") != "none"
+
+
+def replay_device(
+    settings: Settings, learner: torch.device, goal_rewards: GoalRewards | None = None
+) -> torch.device:
     """Where the replay buffer is stored: on the learner's device unless settings choose another."""
     name = getattr(settings.algo, "replay_device", "auto")
+    if goal_rewards is not None and not goal_rewards.on_device:
+        if name == "cuda":
+            raise ConfigError(
+                "her calls the environment's compute_reward with arrays in host memory, but replay_device is cuda; "
+                "use auto or cpu"
+            )
+        return torch.device("cpu")
     if getattr(settings.algo, "compress", False):
         if name == "cuda":
             raise ConfigError(
@@ -248,7 +265,8 @@ def _experience(
         return GradientQueue(run.actor_gradients == "averaged")
     if agent.off_policy and cfg.shards:
         return make_shards(agent, acting.collector, run, streams, agent.device, notify)
-    generator = streams.generator("replay", replay_device(settings, agent.device))
+    device = replay_device(settings, agent.device, agent.goal_rewards)
+    generator = streams.generator("replay", device)
     experience: Experience = agent.experience(generator)
     if run.compile:
         experience.compile()
