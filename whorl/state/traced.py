@@ -94,6 +94,9 @@ class TracedPolicy(nn.Module):
         held = {"memory": start.memory, "frames": start.frames, "last_action": start.action}
         self._held = [_like(name, "state", leaf) for name, leaf in tree.items(held)]
         self._state = held
+        # What does not start at zero, such as Agent57's index -1 of no policy, is shifted so that it does.
+        initial = tree.items({"memory": self.agent.initial_memory(1)})
+        self._shift = {name: leaf.flatten()[0].item() for name, leaf in initial if bool(leaf.any())}
         self._noise = self._drawn()
         self.inputs = [_observed(path, leaf) for path, leaf in tree.items(self._observation)]
         self.inputs += [Port("reward", "reward", (), "float32"), Port("reset", "reset", (), "bool")]
@@ -112,7 +115,8 @@ class TracedPolicy(nn.Module):
         if "reset" not in found:
             found["reset"] = torch.zeros(batch, dtype=torch.bool)
         seen = [_stored(leaf, found[_input_name(path)]) for path, leaf in tree.items(self._observation)]
-        held = _filled(self._state, [found[port.name] for port in self._held])
+        shifted = {name: found[name] + shift for name, shift in self._shift.items()}
+        held = _filled(self._state, [{**found, **shifted}[port.name] for port in self._held])
         state = PolicyState(found["reset"], held["memory"], held["frames"], held["last_action"])
         with _Draws([found[port.name] for port in self._noise]):
             action, after = self.policy.respond(
@@ -121,6 +125,7 @@ class TracedPolicy(nn.Module):
         taken = {"action": to_env(self.policy.spec.action, action)}
         kept = {"memory": after.memory, "frames": after.frames, "last_action": after.action}
         outputs = {**dict(tree.items(taken)), **{NEXT + name: leaf for name, leaf in tree.items(kept)}}
+        outputs |= {NEXT + name: outputs[NEXT + name] - shift for name, shift in self._shift.items()}
         return tuple(outputs[port.name] for port in self.outputs)
 
     def example(self, batch: int) -> tuple[Tensor, ...]:
