@@ -294,8 +294,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "Gumbel noise subtracted",
-            "(self.log_probs - (-uniform.log()).log())",
-            "(self.log_probs + (-uniform.log()).log())",
+            "(self.log_probs + gumbel(noise))",
+            "(self.log_probs - gumbel(noise))",
         ),
         Bug(
             "categorical entropy of the wrong sign",
@@ -937,7 +937,7 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "algorithms/td3.py",
         "algorithms/test_td3.py",
-        Bug("the maximum of the twins", 'noise["target_critic"]).amin(0)', 'noise["target_critic"]).amax(0)'),
+        Bug("the maximum of the twins", "batch.discount * after.amin(0)", "batch.discount * after.amax(0)"),
         Bug(
             "smoothing is not clipped",
             '(noise["smoothing"] * cfg.target_noise).clamp(-bound, bound)',
@@ -951,13 +951,111 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "the actor follows the mean of the twins",
-            "-(self.critic.first(batch.now, action) * batch.share).mean()",
-            "-(self.critic(batch.now, action).mean(0) * batch.share).mean()",
+            "q = self.atoms.mean(self.critic.first(batch.now, action))",
+            "q = self.q_of(batch.now, action).mean(0)",
         ),
+    ),
+    *planted(
+        "algorithms/td3.py",
+        "algorithms/test_td3.py",
+        Bug(
+            "target actions of the slow actor",
+            "if cfg.target_actor else self.actor",
+            "if True else self.actor",
+        ),
+        Bug("actor_q is never read", 'if self.cfg.actor_q == "first":', "if True:"),
+    ),
+    *planted(
+        "core/cuda_graphs.py",
+        "run/test_together.py",
+        Bug(
+            "others work while one is alone",
+            "self._changed.wait_for(lambda: not self._alone and not self._working)",
+            "self._changed.wait_for(lambda: not self._alone)",
+        ),
+        Bug("waiting counts as work", "self._working -= works\n", "pass\n"),
+    ),
+    *planted(
+        "cli/flags.py",
+        "test_cli.py",
+        Bug("a range without its end", "range(first, last + 1)", "range(first, last)"),
+    ),
+    *planted(
+        "nets/atoms.py",
+        "nets/test_atoms.py",
+        Bug("the highest distribution", ".argmin(0, keepdim=True)", ".argmax(0, keepdim=True)"),
+        Bug("atoms are not discounted", "+ discount.unsqueeze(-1) * self.atoms", "+ self.atoms"),
+        Bug(
+            "priorities are cross entropies",
+            "loss.detach() + torch.special.xlogy(target, target).sum(-1)",
+            "loss.detach()",
+        ),
+        Bug("nothing is outside", "(prob * beyond).sum(-1)", "(0 * prob).sum(-1)"),
+    ),
+    *planted(
+        "nets/bounded.py",
+        "nets/test_bounded.py",
+        Bug("features are not normalised", "self.rms(value), self.weights[-1]", "value, self.weights[-1]"),
+        Bug("no residual path", "value = value + inner", "value = inner"),
+        Bug("shifts are not bounded", "self.shift.mul_(factor)", "pass"),
+        Bug(
+            "the norm of inputs instead of units",
+            "weight.square().sum(1, keepdim=True)",
+            "weight.square().sum(2, keepdim=True)",
+        ),
+        Bug(
+            "statistics follow at once",
+            "self.mean.lerp_(moments[0], MOMENTUM)",
+            "self.mean.copy_(moments[0])",
+        ),
+    ),
+    *planted(
+        "nets/normalize.py",
+        "nets/test_bounded.py",
+        Bug(
+            "the largest return is ignored", "return torch.minimum(super().scale(), ", "return torch.maximum("
+        ),
+        Bug("masked rows are returns", "torch.where(mask > 0, seen, 0.0).abs()", "seen.abs()"),
+    ),
+    *planted(
+        "algorithms/flash_sac.py",
+        "algorithms/test_flash_sac.py",
+        Bug("critics keep their norms", "        self.critic.project_()\n", ""),
+        Bug("the actor keeps its norm", "            self.actor.project_()\n", ""),
+        Bug("the target adds log pi", "bonus = -self.temperature()", "bonus = self.temperature()"),
+        Bug(
+            "each half has its statistics",
+            "answers, moments = self.critic.learn(both)",
+            "answers, moments = self.critic.learn(both[:1])",
+        ),
+        Bug("the actor learns by one half", "self.actor.learn(features)", "self.actor.learn(features[:-1])"),
+        Bug("rewards are not scaled", "reward=self.rewards(batch.reward)", "reward=batch.reward"),
+        Bug("target critics stand still", "if move_targets:", "if False:"),
+    ),
+    *planted(
+        "ops/transforms.py",
+        "ops/test_transforms.py",
+        Bug("mass on an atom is above it", "contiguous(), right=True)", "contiguous() + 1e-3, right=True)"),
+        Bug("no mass above the gap", "passed = whole - mass_below[..., 1:] + part", "passed = part"),
+    ),
+    *planted(
+        "settings/follow.py",
+        "settings/test_follow.py",
+        Bug(
+            "updates of one environment",
+            'now["updates_per_iteration"] / rows',
+            'now["updates_per_iteration"]',
+        ),
+        Bug("the preset wins over the user", "if whole in given and part not in given:", "if False:"),
     ),
     *planted(
         "algorithms/sac.py",
         "algorithms/test_sac.py",
+        Bug(
+            "the moved distribution loses the entropy",
+            "bonus = -self.temperature.cost(drawn.log_prob)",
+            "bonus = self.temperature.cost(drawn.log_prob)",
+        ),
         Bug(
             "the target adds log pi",
             "soft = value - self.temperature.cost(drawn.log_prob)",
@@ -981,8 +1079,8 @@ MUTATIONS: list[Mutation] = [
         Bug("the same subset for all", 'noise[f"{which}_subset"].topk', 'noise["target_subset"].topk'),
         Bug(
             "the maximum over the subset",
-            "values.index_select(0, subset).amin(0)",
-            "values.index_select(0, subset).amax(0)",
+            "return self.subset(values, noise, which).amin(0)",
+            "return self.subset(values, noise, which).amax(0)",
         ),
         Bug("actor_q is never read", 'if self.cfg.actor_q == "mean":', "if False:"),
         Bug(
@@ -1441,8 +1539,8 @@ MUTATIONS: list[Mutation] = [
         "data/test_rollouts.py algorithms/test_ppo.py algorithms/test_ppg.py",
         Bug(
             "minibatches keep their order",
-            ".argsort()\n    # One gather",
-            "\n    order = torch.arange(len(order))\n    # One gather",
+            "order = shuffled(chunks * num_envs, generator, batch.mask.device)",
+            "order = torch.arange(chunks * num_envs)",
         ),
         Bug(
             "chunks start from other memories",
@@ -1456,8 +1554,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "half of a rollout is never learned from",
-            "for start in range(0, chunks * num_envs, count):",
-            "for start in range(0, max(count, chunks * num_envs // 2), count):",
+            "for number in range(chunks * num_envs // count):",
+            "for number in range(max(1, chunks * num_envs // count // 2)):",
         ),
     ),
     *planted(
@@ -1564,6 +1662,47 @@ MUTATIONS: list[Mutation] = [
             "component.track(held, obs, action, next_obs, torch.zeros_like(reset))",
             "components/test_component.py",
         ),
+    ),
+    *planted(
+        "ops/by_hand.py",
+        "algorithms/test_ppo.py",
+        Bug(
+            "the entropy's derivative has the wrong sign",
+            "slope += probs * (log_probs",
+            "slope -= probs * (log_probs",
+        ),
+        Bug("the Gaussian's spread moves the wrong way", "squares.sub_(1.0)", "squares.sub_(-1.0)"),
+        Bug("clipped rows move the policy", "(gain <= bound)", "(gain <= gain)"),
+        Bug("clamped ratios move the policy", ".logical_and_(log_ratio <= MAX_LOG_RATIO)", ""),
+    ),
+    *planted(
+        "nets/by_hand.py",
+        "algorithms/test_ppo.py",
+        Bug(
+            "activations have no derivative",
+            "self.slope(slope.mm(self._weights[number]), values[number])",
+            "slope.mm(self._weights[number])",
+        ),
+    ),
+    *planted(
+        "agents/packed.py",
+        "agents/test_packed.py",
+        Bug("a parameter of two optimizers is packed", "own.isdisjoint(id(p) for p in others)", "True"),
+    ),
+    *planted(
+        "explore/rollout_actor.py",
+        "collect/test_rollout_actor.py",
+        Bug(
+            "noise is not scaled",
+            "torch.addcmul(output, self.std, noise, out=action)",
+            "torch.add(output, noise, out=action)",
+        ),
+        Bug(
+            "observations are not normalised",
+            "value, activation = self.observations(obs)",
+            "value, activation = obs",
+        ),
+        Bug("an agent's own act is passed over", 'not getattr(type(agent).act, "by_policy", False)', "False"),
     ),
     *planted(
         "agents/optimizers.py",
@@ -1886,6 +2025,13 @@ MUTATIONS: list[Mutation] = [
             'torch.where(context.reset.unsqueeze(-1), 0.0, memory[MEMORY]["x"])',
             'memory[MEMORY]["x"]',
         ),
+        Bug(
+            "scales drawn in each step",
+            'torch.where(context.reset.unsqueeze(-1), drawn, memory[MEMORY]["scale"])',
+            "drawn",
+        ),
+        Bug("noise is never held", "noise = torch.where(renew.unsqueeze(-1), fresh, held)", "noise = fresh"),
+        Bug("held across episodes", "renew = (left == 0) | context.reset", "renew = left == 0"),
         Bug("noise does not fall", "action = (action + left * noise)", "action = (action + noise)"),
         Bug("actions leave their range", "+ left * noise).clamp(-1, 1)", "+ left * noise)"),
         Bug(
@@ -2814,5 +2960,34 @@ MUTATIONS: list[Mutation] = [
             "        self._hit = False\n        return self.env.reset",
             "        return self.env.reset",
         ),
+    ),
+    *planted(
+        "envs/warp/world.py",
+        "envs/test_warp.py",
+        Bug("a diverged state goes on", "            terminated | ~sound,", "            terminated,"),
+        Bug(
+            "the solver's warm start is not restored",
+            'view.qacc_warmstart.copy_(state["warmstart"].T.masked_fill(ended, 0))',
+            "pass",
+        ),
+        Bug(
+            "velocity is measured from the origin",
+            '(task.position(view) - state["position"])',
+            "(task.position(view))",
+        ),
+        Bug(
+            "actions are not scaled", "self._middle + self._half * action.clamp(-1, 1)", "action.clamp(-1, 1)"
+        ),
+    ),
+    *planted(
+        "envs/warp/tasks.py",
+        "envs/test_warp.py",
+        Bug("a fall is paid in v5, too", "if self.old and self.ends", "if self.ends"),
+        Bug(
+            "no contact cost",
+            "        if self.forces:\n            reward",
+            "        if False:\n            reward",
+        ),
+        Bug("uniform noise instead of normal", "        if self.normal:", "        if False:"),
     ),
 ]

@@ -177,6 +177,7 @@ BASES = {
     "sac": CONTROL,
     "tqc": {**CONTROL, "n_critics": 3, "n_quantiles": 5, "n_drop_atoms": 1},
     "crossq": {**CONTROL, "renorm_warmup": 100},
+    "flash_sac": {**REPLAY, "random_steps": 100, "actor_width": 8, "critic_width": 8, "n_atoms": 11},
     "option_critic": {**CONTROL, "num_options": 3},
 }
 """settings of every update rule, small enough for a case to take a second or two"""
@@ -194,7 +195,7 @@ INHERITED = {
     **dict.fromkeys(("rainbow", "c51_dqn"), "c51"),
     "btr": "iqn",
     **dict.fromkeys(("ddpg_lillicrap", "rdpg"), "ddpg"),
-    "rtd3": "td3",
+    **dict.fromkeys(("rtd3", "fast_td3"), "td3"),
     **dict.fromkeys(("redq", "droq", "rsac", "rsac_share"), "sac"),
 }
 """presets by the update rule that they use"""
@@ -352,7 +353,7 @@ def _values() -> Iterator[Case]:
 def _control() -> Iterator[Case]:
     yield case("option_critic", PENDULUM, "option_critic")
     yield case("option_critic discrete, prioritized", CARTPOLE, "option_critic", prioritized=True)
-    for rule in (*CONTROL_RULES, "crossq"):
+    for rule in (*CONTROL_RULES, "crossq", "flash_sac"):
         yield case(f"{rule}", PENDULUM, rule)
         yield case(f"{rule} prioritized 3 steps", PENDULUM, rule, **PRIORITIES, priority_clip=[0.01, 1.0])
         yield case(f"{rule} priority_on_add", PENDULUM, rule, **PRIORITIES, priority_on_add=True)
@@ -384,6 +385,19 @@ def _control() -> Iterator[Case]:
         "sac dropout", PENDULUM, "sac", critic_network={"class": "mlp", "layer_norm": True, "dropout": 0.05}
     )
     yield case("td3 ou noise", PENDULUM, "td3", noise="ou", noise_scale=[0.1, 0.3], noise_final=0.2)
+    distribution = {"n_atoms": 21, "v_min": -40.0, "v_max": 0.0}
+    yield case("td3 distribution", PENDULUM, "td3", **distribution, n_step=3)
+    yield case(
+        "td3 drawn scales, no target actor",
+        PENDULUM,
+        "td3",
+        **distribution,
+        noise_scale=[0.1, 0.3],
+        noise_redraw=True,
+        target_actor=False,
+        actor_q="min",
+    )
+    yield case("sac distribution", PENDULUM, "sac", **distribution, ensemble_q_num=3, ensemble_q_sample=2)
     yield case("ddpg epsilon, second layer", PENDULUM, "ddpg", action_joins="second", epsilon=0.1)
     yield case("sac two threads", PENDULUM, "sac", batch_size=1024, learn_after=400, max_epochs=25)
 

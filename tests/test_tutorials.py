@@ -31,8 +31,11 @@ import whorl
 from whorl import cli
 from whorl.core import registry
 from whorl.core.errors import WhorlError
+from whorl.envs.adapter import adapter_of
+from whorl.envs.adapters.imported import WARP
 from whorl.envs.make import find
 from whorl.envs.native import WORLDS
+from whorl.page import server
 from whorl.population import evolver, setup
 from whorl.population.config import EvolveConfig
 from whorl.population.evolver import Evolver
@@ -106,6 +109,8 @@ def page_folder(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Trainer, "train", shortened)
     monkeypatch.setattr(Evolver, "train", evolve_shortly)
     monkeypatch.setattr(evolver, "make_backend", lambda *_: InlineBackend())
+    # It would serve until Ctrl-C.
+    monkeypatch.setattr(server, "serve", lambda root, *_: server.make_app(root, "token"))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     torch.set_num_threads(1)
     for name in ("RUN", "RUN1", "RUN2", "runs/first", "runs/second"):
@@ -173,6 +178,11 @@ def check_command(words: list[str], page: Path) -> None:
         if "--parallel" in rest:  # other processes would train for as long as the page says
             rest[rest.index("--parallel") + 1] = "1"
         if any("pettingzoo:mpe2" in word for word in rest):  # a package that tests do without
+            return
+        if tasks := [
+            word for word in rest if word.startswith(WARP)
+        ]:  # needs a GPU, and packages that tests do without
+            assert all(adapter_of(id).full_id(id) == id for id in tasks)
             return
         if "unity:editor" in rest:  # waits for somebody to press Play; tests/unity has a stand-in that does
             return

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from whorl.algorithms.crossq import CrossQConfig
     from whorl.algorithms.ddpg import DDPGConfig
     from whorl.algorithms.dqn import DQNConfig
+    from whorl.algorithms.flash_sac import FlashSACConfig
     from whorl.algorithms.impala import IMPALAConfig
     from whorl.algorithms.iqn import IQNConfig
     from whorl.algorithms.ngu import NGUConfig
@@ -45,6 +46,7 @@ __all__ = [
     "DDPGConfig",
     "DQNConfig",
     "EvolveConfig",
+    "FlashSACConfig",
     "IMPALAConfig",
     "IQNConfig",
     "Logger",

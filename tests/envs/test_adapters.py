@@ -64,6 +64,7 @@ def _forget_what_a_test_registers() -> Iterator[None]:
         ("AntBulletEnv-v0", "pybullet"),
         ("AntBulletP-v0", "pybullet"),
         ("BumpsBullet-v0", "bumps_bullet"),
+        ("warp:Hopper-v5", "warp"),
         ("FetchReach-v4", "robotics"),
         ("PointMaze_UMaze-v3", "robotics"),
     ],
@@ -81,7 +82,7 @@ def test_every_module_has_adapters_with_the_extra_to_install():
     }
     assert extras == {
         *("dm-control", "minatar", "atari", "minigrid", "pybullet", "mujoco", "box2d", "pettingzoo"),
-        "robotics",
+        *("robotics", "warp"),
     }
 
 

@@ -44,9 +44,10 @@ class TrainFlags:
     config: tuple[str, ...] = ()
     """YAML files of settings, which override the tuned preset; later files override earlier ones, flags all of them"""
     seeds: tuple[int, ...] = ()
-    """train once for each seed"""
-    parallel: Annotated[int, Range(1, 1000)] = 1
-    """seeds that are trained at the same time, each in a process with its share of the cores"""
+    """train once for each seed: 1 2 3, or 1..8"""
+    parallel: Annotated[Literal["gpu"] | int, Range(1, 1000)] = 1
+    """seeds that are trained at the same time, each in a process with its share of the cores; gpu: all of them in one
+    process on one GPU, where their work overlaps"""
     components: tuple[str, ...] = ()
     """components to train besides the policy; their settings are flags too: --rnd.lr 1e-4"""
 
@@ -144,7 +145,7 @@ NAME_FLAGS = {
 
 
 @command(
-    "train ALGORITHM ENV [--config FILE] [--seeds 1 2 3 [--parallel 3]] [--SETTING VALUE ...]", TrainFlags
+    "train ALGORITHM ENV [--config FILE] [--seeds 1..3 [--parallel 3]] [--SETTING VALUE ...]", TrainFlags
 )
 def train(words: list[str]) -> int:
     """train an algorithm on an environment"""
@@ -291,7 +292,7 @@ def _resolved(
 def _train(algorithm: str, env: str, settings: dict[str, Any], own: TrainFlags) -> int:
     if own.seeds and "seed" in settings:
         raise ConfigError("--seed and --seeds were both given; use --seeds alone")
-    if own.parallel > 1 and not own.seeds:
+    if own.parallel != 1 and not own.seeds:
         raise ConfigError("--parallel needs --seeds, as in --seeds 1 2 3 --parallel 3")
     for seed in own.seeds:
         build(RunConfig, {"seed": seed})  # a wrong seed is an error before anything is loaded
@@ -302,7 +303,7 @@ def _train(algorithm: str, env: str, settings: dict[str, Any], own: TrainFlags) 
 
 
 def _print_config(algorithm: str, env: str, settings: dict[str, Any], own: TrainFlags) -> int:
-    if own.seeds or own.parallel > 1:
+    if own.seeds or own.parallel != 1:
         raise ConfigError(
             "config prints the settings of one run; use --seed instead of --seeds and --parallel"
         )

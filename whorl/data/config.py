@@ -18,6 +18,8 @@ class ReplayConfig:
     """transitions per update; with memory: sequences"""
     buffer_size: PositiveCount = 1_000_000
     """transitions in the replay buffer, over all environments"""
+    buffer_size_per_env: Count = 0
+    """transitions in the replay buffer for each environment, which then sets buffer_size; 0: buffer_size as given"""
     replay_device: Literal["auto", "cpu", "cuda"] = "auto"
     """device of the replay buffer; auto: the learner's; cpu: host memory, batches are copied through pinned memory"""
     compress: bool = False
@@ -30,6 +32,9 @@ class ReplayConfig:
     """environment steps before the first update"""
     updates_per_step: Annotated[float, Range(0, 10_000)] = 1.0
     """updates per environment step (0.25: one update every four steps; 20: twenty updates per step)"""
+    updates_per_iteration: Annotated[float, Range(0, 10_000)] = 0.0
+    """updates per iteration, that is per num_steps steps of all environments, whatever their number, which then sets
+    updates_per_step; 0: updates_per_step as given"""
     n_step: PositiveCount = 1
     """steps of the n-step return; it never crosses the end of an episode"""
     prioritized: bool = False

@@ -193,10 +193,10 @@ class Source:
 
     def settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """What a batched environment determines and `config` does not name."""
-        if self.num_envs is None:
-            return {}
-        found: dict[str, Any] = {"num_envs": self.num_envs}
-        if self.alone and "eval" not in config:
+        found = {} if self.adapter is None else self.adapter.settings(self.options)
+        if self.num_envs is not None:
+            found["num_envs"] = self.num_envs
+        if self.num_envs is not None and self.alone and "eval" not in config:
             found["eval"] = False
             remedy = "one instance was given; pass a function that makes it"
             if self.batch is None:

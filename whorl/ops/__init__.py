@@ -35,6 +35,7 @@ from whorl.ops.returns import (
 from whorl.ops.targets import hard_update_, polyak_
 from whorl.ops.transforms import (
     categorical_projection,
+    sorted_projection,
     value_rescale,
     value_rescale_inverse,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "retrace",
     "reverse_scan",
     "row_weight",
+    "sorted_projection",
     "sorted_quantile_huber",
     "squared",
     "value_rescale",

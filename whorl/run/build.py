@@ -25,7 +25,7 @@ from whorl.distributed.remote import Notify, warn
 from whorl.distributed.replay_shards import make_shards
 from whorl.distributed.worker_collector import WorkerCollector
 from whorl.envs.make import Source
-from whorl.envs.vector import VectorEnv
+from whorl.envs.vector import Compiled, VectorEnv
 from whorl.nets.images import has_images
 from whorl.run.learner import Learner
 from whorl.run.maps import VisitMap
@@ -238,6 +238,8 @@ def _acting(
         )
     policy = agent if device == learner else build_agent(settings, agent.spec).to(device)
     env = make_vector(source, run.num_envs, device, workers, run.compile, run.env_timeout)
+    if isinstance(env, Compiled):
+        notify(env.compile_notice)
     acts, renew = policy, None
     if run.hold_policy:
         acts = build_agent(settings, agent.spec).to(device)

@@ -1,5 +1,6 @@
 """A self-contained trained policy: weights, normalisers, frame stack, memory and action scaling in one file."""
 
+import threading
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
@@ -481,10 +482,14 @@ def load_policy(
     return policy
 
 
+_SEEDING = threading.Lock()
+"""held while weights are drawn from the global generator, which threads share"""
+
+
 def build_agent(settings: Settings, spec: Spec, seed: int = 0, components: bool = True) -> Agent:
     """The agent that settings describe, initialised from `seed`; global RNGs stay untouched."""
     _, cls, _ = algorithm_class(settings.algorithm)
-    with torch.random.fork_rng(devices=[]):
+    with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if not components:
             return cls(spec, settings.algo)
