@@ -439,10 +439,24 @@ def restore(
     """The trained policy of a run or checkpoint, with its normalisers, memory and action scaling.
 
     Args:
+        run: a run folder, a checkpoint, or a .safetensors file that `policy.export` wrote.
         behavior: which policy, where the run has several behaviours.
     """
     _refuse(restore, unknown)
+    if Path(run).suffix == ".safetensors":
+        return _from_file(Path(run), best, behavior, trust, device)
     return _policy(_saved(run, best), behavior, trust, device)
+
+
+def _from_file(path: Path, best: bool, behavior: str, trust: Sequence[str], device: str) -> SavedPolicy:
+    """The policy in a .safetensors file."""
+    from whorl.state.formats import read_safetensors
+
+    if best or behavior:
+        raise ConfigError(f"{path} holds one policy; leave {'best' if best else 'behavior'} out")
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path}")
+    return read_safetensors(path, code.expanded(trust), str(choose_device(device)))
 
 
 def _policy(found: checkpoint.Loaded, behavior: str, trust: Sequence[str], device: str) -> SavedPolicy:
@@ -463,6 +477,7 @@ def _policy(found: checkpoint.Loaded, behavior: str, trust: Sequence[str], devic
     with checkpoint.reading(found.folder, checkpoint.POLICY):
         loaded = load_policy(policy, known, chosen, code.hint(found.folder, found.code))
         loaded.steps = int(found.metadata["steps"])
+        loaded.origin = dict(found.metadata.get("provenance") or {})
         return loaded
 
 
@@ -545,7 +560,7 @@ def evaluate(
     best: bool = False,
     video: str | Path | None = None,
     screenshots: str | Path | None = None,
-    render: bool = False,
+    render: bool | Callable[[str, float], Viewer] = False,
     trust: Sequence[str] = (),
     device: str = "cpu",
     **unknown: Any,
@@ -559,7 +574,8 @@ def evaluate(
         video: a file to record the first episode to.
         screenshots: a folder for pictures of the last state of each episode, in the size that the environment renders.
         render: show the episodes while they are played: in a window, or where there is no display on a page of this
-            machine, whose address is printed.
+            machine, whose address is printed. Or a function of the environment's id and steps per second that makes a
+            `Viewer` of its own.
     """
     _refuse(evaluate, unknown)
     _check_evaluation(episodes, seed, max_steps)
@@ -578,7 +594,13 @@ def evaluate(
     mode = "rgb_array" if drawn else None
     with only_trusted(code.expanded(trust)):
         source = _source(env, policy.settings, env_options, mode)
-        if render and video is None and screenshots is None and source.world is None and has_display():
+        if (
+            render is True
+            and video is None
+            and screenshots is None
+            and source.world is None
+            and has_display()
+        ):
             mode = "human"  # a window of its own
             source = _source(env, policy.settings, env_options, mode)
     num_envs = source.num_envs or (1 if render else min(episodes, 32))
@@ -589,7 +611,8 @@ def evaluate(
     with _explaining(source.id, mode):
         vector = source.vector(num_envs, policy.agent.device)
         camera = Camera(source.id, frame_rate(source)) if video is not None else None
-        viewer = Viewer(source.id, frame_rate(source)) if render and mode == "rgb_array" else None
+        make_viewer = Viewer if render is True else render
+        viewer = make_viewer(source.id, frame_rate(source)) if make_viewer and mode == "rgb_array" else None
         watching = [watch for watch in (camera, viewer, ends) if watch is not None]
 
         def watch(*seen: Any) -> None:

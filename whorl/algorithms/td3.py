@@ -145,8 +145,8 @@ class TD3(Agent):
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> Tensor:
-        """-E[Q(s, mu(s))] of the first critic, or minimum or mean of both; with `bc_alpha` E[|mu(s) - a|^2 / dimensions -
-        lambda Q]"""
+        """-E[Q(s, mu(s))] of the first critic, or minimum or mean of both; with `bc_alpha` E[|mu(s) - a|^2 / dimensions
+        - lambda Q]"""
         action = self.actor(batch.now, noise["actor"])
         if self.cfg.actor_q == "first":
             q = self.atoms.mean(self.critic.first(batch.now, action))

@@ -131,6 +131,8 @@ class ListFlags:
     """list the native environments instead of the algorithms"""
     runs: bool = False
     """list the run folders instead"""
+    agents: bool = False
+    """list the trained agents that come with Whorl instead; `whorl play NAME` shows one"""
     folder: str = "runs"
     """folder of the run folders"""
 
@@ -407,7 +409,7 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
     from whorl import api
     from whorl.run.evaluate import Evaluations
     from whorl.run.evaluation_log import log_evaluation
-    from whorl.state.runfolder import resolve_run
+    from whorl.state.runfolder import resolve_run, run_of
 
     if own.log and api.is_several(run):
         raise ConfigError(
@@ -417,7 +419,7 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
         run if api.is_several(run) else api.restore(run, best=own.best, trust=own.trust, device=own.device)
     )
     video = _video_path(run, own) if own.video else None
-    folder = _run_folder(resolve_run(run))
+    folder = run_of(resolve_run(run))
     pictures = folder / "screenshots" / _evaluated(own) if own.screenshots else None
     if pictures is not None:
         for old in pictures.glob(
@@ -504,9 +506,9 @@ def plot(words: list[str]) -> int:
     if not names:
         raise ConfigError("name at least one run: whorl plot RUN [RUN ...]")
     from whorl.log.plot import Style, plot_arms, plot_map, plot_runs
-    from whorl.state.runfolder import resolve_run
+    from whorl.state.runfolder import resolve_run, run_of
 
-    folders = [_run_folder(resolve_run(name)) for name in names]
+    folders = [run_of(resolve_run(name)) for name in names]
     kind = next((name for name in ("map", "arms", "attention") if getattr(own, name)), "plot")
     default = (folders[0] if len(folders) == 1 else Path()) / f"{kind}.png"
     output = Path(own.output) if own.output else default
@@ -534,9 +536,9 @@ def _plot_attention(run: str, output: Path, trust: tuple[str, ...]) -> Path:
     return plot_attention(weights, output, title)
 
 
-@command("list [--envs | --runs]", ListFlags)
+@command("list [--envs | --runs | --agents]", ListFlags)
 def show_list(words: list[str]) -> int:
-    """list the algorithms, the native environments, or the runs"""
+    """list the algorithms, the native environments, the runs, or the agents in the box"""
     parser = parser_of("list")
     asked, words = wants_help(words)
     if asked:
@@ -545,9 +547,18 @@ def show_list(words: list[str]) -> int:
     names, values = parser.read(words)
     own = build(ListFlags, values)
     if names:
-        raise ConfigError(f"list takes no name, but got {names[0]!r}; use --envs or --runs")
+        raise ConfigError(f"list takes no name, but got {names[0]!r}; use --envs, --runs or --agents")
     if own.runs:
         show_runs(Path(own.folder))
+    elif own.agents:
+        from whorl.box.cards import agents
+
+        show_columns(
+            {
+                name: f"{card.about}: return {card.mean_return:.1f} ± {card.std:.1f} over {card.episodes} episodes"
+                for name, card in agents().items()
+            }
+        )
     elif own.envs:
         from whorl.envs.native import WORLDS
 
@@ -595,18 +606,13 @@ def completion(words: list[str]) -> int:
 # Names and folders
 
 
-def _run_folder(folder: Path) -> Path:
-    """The run folder of a run or checkpoint folder."""
-    return folder.parent if folder.name == "best" or folder.name.startswith("checkpoint_") else folder
-
-
 def _video_path(run: str, own: EvalFlags) -> Path:
-    from whorl.state.runfolder import resolve_run
+    from whorl.state.runfolder import resolve_run, run_of
 
     if isinstance(own.video, str):
         return Path(own.video)
     ending = "mp4" if find_spec("imageio_ffmpeg") and find_spec("imageio") else "gif"
-    return _run_folder(resolve_run(run)) / "videos" / f"{_evaluated(own)}_seed{own.seed}.{ending}"
+    return run_of(resolve_run(run)) / "videos" / f"{_evaluated(own)}_seed{own.seed}.{ending}"
 
 
 def _evaluated(own: EvalFlags) -> str:

@@ -54,7 +54,7 @@ STEPS_HELD_POWER = 2.0
 def random_action(spec: Spec, obs: Tree, generator: torch.Generator) -> Tree:
     """Uniformly random canonical actions for every environment of `obs`; masked actions are not taken."""
     like = tree.first(obs)
-    num_envs, device = len(like), like.device
+    num_envs, device = like.shape[0], like.device
     allowed = _masks_by_leaf(spec, obs)
 
     def leaf(action: ActionLeaf, mask: Tensor | None) -> Tensor:
@@ -76,7 +76,7 @@ def random_log_prob(spec: Spec, obs: Tree) -> Tensor:
     """The log-probability [B] of each `random_action`: of continuous dimensions a density of 1/2 each."""
     like = tree.first(obs)
     parts = ActionParts.of(spec.action)
-    found = torch.full((len(like),), -parts.size * log(2), device=like.device)
+    found = torch.full((like.shape[0],), -parts.size * log(2), device=like.device)
     if not spec.masked:
         return found - sum(log(n) for n in parts.options)
     for allowed in (obs[MASK_KEY] > 0).split(parts.options, -1):
@@ -223,7 +223,7 @@ class ActionNoise(nn.Module):
             action = (action + left * noise).clamp(-1, 1)
             after = {MEMORY: state} if state else {}
         if cfg.epsilon:
-            chance = torch.rand(len(action), 1, generator=generator, device=action.device)
+            chance = torch.rand(action.shape[0], 1, generator=generator, device=action.device)
             other = torch.rand(action.shape, generator=generator, device=action.device) * 2 - 1
             action = torch.where(chance < cfg.epsilon, other, action)
         return action, after
