@@ -32,7 +32,7 @@ def whorl_rate(env: str, args: argparse.Namespace, changes: dict[str, Any]) -> f
             "num_envs": args.num_envs,
             "num_steps": args.rollout,
             "batch_size": args.batch,
-            "n_epochs": args.epochs,
+            "n_epochs": args.n_epochs,
             "actor_hidden_sizes": [64, 64],
             "critic_hidden_sizes": [64, 64],
             "activation": "tanh",
@@ -76,7 +76,7 @@ def sb3_rate(env: str, args: argparse.Namespace, kind: str) -> float:
         num_envs,
         n_steps=args.rollout,
         batch_size=args.batch,
-        n_epochs=args.epochs,
+        n_epochs=args.n_epochs,
         device="cpu",
         policy_kwargs={"net_arch": {"pi": [64, 64], "vf": [64, 64]}},
     )
@@ -105,7 +105,7 @@ def main() -> None:
         return
     print(
         f"PPO on {args.env}: {args.num_envs} environments, rollout {args.rollout}, batch {args.batch}, "
-        f"{args.epochs} epochs"
+        f"{args.n_epochs} epochs"
     )
     show(medians((*OURS, *THEIRS), args.rounds), THEIRS, "the faster SB3 vector env")
 

@@ -11,11 +11,14 @@ from whorl.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from whorl.algorithms.a2c import A2CConfig
     from whorl.algorithms.agent57 import Agent57Config
+    from whorl.algorithms.bc import BCConfig
     from whorl.algorithms.c51 import C51Config
     from whorl.algorithms.crossq import CrossQConfig
     from whorl.algorithms.ddpg import DDPGConfig
     from whorl.algorithms.dqn import DQNConfig
+    from whorl.algorithms.flash_sac import FlashSACConfig
     from whorl.algorithms.impala import IMPALAConfig
+    from whorl.algorithms.iql import IQLConfig
     from whorl.algorithms.iqn import IQNConfig
     from whorl.algorithms.ngu import NGUConfig
     from whorl.algorithms.option_critic import OptionCriticConfig
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
         load,
         make,
         plot,
+        record,
         register,
         restore,
         resume,
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
 __all__ = [
     "A2CConfig",
     "Agent57Config",
+    "BCConfig",
     "BestCheckpoint",
     "C51Config",
     "Callback",
@@ -59,7 +64,9 @@ __all__ = [
     "DDPGConfig",
     "DQNConfig",
     "EvolveConfig",
+    "FlashSACConfig",
     "IMPALAConfig",
+    "IQLConfig",
     "IQNConfig",
     "Logger",
     "NGUConfig",
@@ -87,6 +94,7 @@ __all__ = [
     "plot",
     "pull",
     "push",
+    "record",
     "register",
     "restore",
     "resume",

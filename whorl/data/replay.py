@@ -1,7 +1,7 @@
 """Off-policy experience: rollouts go into a replay buffer, from which `updates_per_step` batches per step are drawn."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from operator import itemgetter
 from pathlib import Path
@@ -137,6 +137,13 @@ class Replay(Experience):
         """environment steps added"""
         self.drawn = 0
         """batches drawn"""
+        self.granted = 0
+        """batches that are due besides those for steps"""
+        self.dataset = ""
+        """hash of the dataset whose rows were added first, if there was one"""
+        self.demonstrations: Replay | None = None
+        """a second buffer, from which a share of each batch is drawn"""
+        self._demonstrated, self._demonstrations = 0, ""
         self._progress = 0.0
         self._gaps = False
         """whether rows were missing: only then may a buffer with rows have no start"""
@@ -189,6 +196,31 @@ class Replay(Experience):
         self.steps += int(rollout.mask.sum())  # on the collecting device: does not wait for the learner
         self.sampler.anneal(self.steps, self._progress)
 
+    def fill(self, rollouts: Iterable[Batch], hash: str) -> None:
+        """Add the rows of a dataset; no update is due for them."""
+        for rollout in rollouts:
+            self.add(rollout)
+        self.drawn, self.dataset = self._due_by_now(), hash
+
+    def grant(self, updates: int) -> None:
+        self.granted += updates
+
+    def demonstrate(self, demonstrations: "Replay", ratio: float, hash: str) -> None:
+        """Draw `ratio` of every batch uniformly from another buffer, which keeps its rows (RLPD, Ball et al. 2023,
+        arXiv:2302.02948). Demonstrations are the last samples of a batch; they have weight 1 and no priorities."""
+        count = round(self.batch_size * ratio)
+        if not 0 < count < self.batch_size:
+            raise ConfigError(
+                f"demonstration_ratio {ratio:g} of a batch of {self.batch_size} is {count}; both parts need one or more"
+            )
+        if self.refresh is not None:
+            raise ConfigError(
+                "refresh_memory and refresh_probabilities replace what the replay buffer stores, but demonstrations "
+                "are in another one; leave one of them out"
+            )
+        self.demonstrations, self._demonstrated, self._demonstrations = demonstrations, count, hash
+        self._together = 1
+
     def _settle_first(self, new: Tensor, first: Tensor) -> None:
         """Apply the TD errors that actors computed for these starts; where one is nan, the largest priority stays."""
         error = first.reshape(-1)[first.numel() - len(new) :]
@@ -225,7 +257,7 @@ class Replay(Experience):
 
     def _due_by_now(self) -> int:
         """Batches that are due after these steps."""
-        return int(self.updates_per_step * max(0, self.steps - self.learning_starts))
+        return self.granted + int(self.updates_per_step * max(0, self.steps - self.learning_starts))
 
     @torch.no_grad()
     def samples(self, count: int) -> Iterator[Batch]:
@@ -254,12 +286,26 @@ class Replay(Experience):
             return
         self._gather = torch.compile(self.view.gather, dynamic=False)
         self._together = 1  # one shape, one compilation
+        if self.demonstrations is not None:
+            self.demonstrations.compile()
 
     def _drawn(self, count: int = 1) -> Batch:
-        start, extras = self.sampler.draw(count * self.batch_size, self.generator)
+        start, extras = self.sampler.draw(count * self.batch_size - self._demonstrated, self.generator)
         if self.refresh is not None:
             extras = {**extras, "start": start}
-        return weighted(self._gather(self._rows(start), start, self.discounting), extras)
+        batch = self._gather(self._rows(start), start, self.discounting)
+        if self.demonstrations is None:
+            return weighted(batch, extras)
+        shown = self.demonstrations.gathered(self._demonstrated, self.generator)
+        if "weight" in extras:
+            ones = torch.ones(self._demonstrated, device=start.device)
+            extras = {**extras, "weight": torch.cat((extras["weight"], ones))}
+        return weighted(beside(batch, shown), extras)
+
+    def gathered(self, count: int, generator: torch.Generator) -> Batch:
+        """`count` samples without weights."""
+        start, _ = self.sampler.draw(count, generator)
+        return self._gather(self._rows(start), start, self.discounting)
 
     def _rows(self, start: Tensor) -> Rows:
         """What samples that begin at these starts are gathered from."""
@@ -279,7 +325,9 @@ class Replay(Experience):
             return
         if updated.priority is None:
             raise ValueError("prioritized replay needs Updated.priority, TD errors [B] or [T, B]")
-        given = {"index": batch.extras["index"], "mask": batch.mask, "priority": updated.priority.detach()}
+        own = batch.shape[1] - self._demonstrated
+        priority = updated.priority.detach()[..., :own]
+        given = {"index": batch.extras["index"], "mask": batch.mask[:, :own], "priority": priority}
         if self._transfer is not None:
             if self._late:
                 self._transfer.wait()  # for the previous update, which is finished by now
@@ -355,6 +403,9 @@ class Replay(Experience):
         return {
             "steps": self.steps,
             "drawn": self.drawn,
+            "granted": self.granted,
+            "dataset": self.dataset,
+            "demonstrations": self._demonstrations,
             "gaps": self._gaps,
             "ring": ring,
             "sampler": self.sampler.state_dict(),
@@ -362,7 +413,15 @@ class Replay(Experience):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        shown = state.get("demonstrations", "")
+        if shown != self._demonstrations:
+            raise CheckpointError(
+                f"the demonstrations have changed since this checkpoint: their hash was {shown[:12] or 'none'} and is "
+                f"{self._demonstrations[:12] or 'none'}; restore that dataset, or start a new run with load_model"
+            )
         self.steps, self.drawn = int(state["steps"]), int(state["drawn"])
+        # Runs of earlier versions have neither.
+        self.granted, self.dataset = int(state.get("granted", 0)), str(state.get("dataset", ""))
         gaps = state.get("gaps", False)
         if not isinstance(gaps, bool):
             raise ValueError(f"gaps is {gaps!r}, not true or false")
@@ -445,6 +504,13 @@ def weighted(batch: Batch, extras: dict[str, Tensor]) -> Batch:
     share = row_weight(batch.mask) if batch.shape[0] > 1 else batch.mask  # single rows are never masked
     weight = share * extras["weight"] if "weight" in extras else share
     return batch.replace(extras={**batch.extras, **extras, "share": share, "weight": weight})
+
+
+def beside(one: Batch, other: Batch) -> Batch:
+    """The samples of two batches in one."""
+    first, second = one.tensors(), other.tensors()
+    found = {name: tree.cat([first[name], second[name]], int(name != "memory")) for name in first}
+    return one.replace(**found)
 
 
 def clipped(rollout: Batch, limit: float) -> Batch:

@@ -5,6 +5,7 @@ returns the first observation of the next episode, with `reset` true, reward 0 a
 observation of an episode is an ordinary one, and values bootstrap from it where the episode was truncated.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -95,6 +96,15 @@ class Compiled(Protocol):
 
     compile_notice: str
     """how long that took, for the console"""
+
+
+@runtime_checkable
+class Bindable(Protocol):
+    """A `VectorEnv` that can write its results to where they are kept, without a copy between."""
+
+    def bound(self, action: Tree, out: Step) -> Callable[[], None] | None:
+        """A step that reads its actions from the CPU tensors `action` and writes to those of `out`; None where their
+        types are not the environment's own."""
 
 
 @runtime_checkable

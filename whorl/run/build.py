@@ -27,6 +27,7 @@ from whorl.distributed.worker_collector import WorkerCollector
 from whorl.envs.make import Source
 from whorl.envs.vector import Compiled, VectorEnv
 from whorl.nets.images import has_images
+from whorl.run.dataset import add_demonstrations, check_dataset
 from whorl.run.learner import Learner
 from whorl.run.maps import VisitMap
 from whorl.settings.merge import Settings
@@ -115,6 +116,7 @@ def build(source: Source, settings: Settings, needs: Needs, notify: Notify = war
     streams = Streams(run.seed)
     agent = build_agent(settings, source.spec(run.num_envs), streams.seed("learner"))
     check_actors(run, agent)
+    check_dataset(settings, agent)
     agent.check(envs_per_batch(run) * run.num_steps)
     if relabels(settings):
         agent.goal_rewards = source.goal_rewards()
@@ -270,6 +272,8 @@ def _experience(
     device = replay_device(settings, agent.device, agent.goal_rewards)
     generator = streams.generator("replay", device)
     experience: Experience = agent.experience(generator)
+    if getattr(cfg, "demonstrations", ""):
+        add_demonstrations(experience, agent, generator)
     if run.compile:
         experience.compile()
     return experience
@@ -278,6 +282,14 @@ def _experience(
 def reset_period(run: RunConfig) -> int:
     """Iterations between resets of environments without snapshots."""
     return max(1, -(-run.reset_every // (run.num_envs * run.num_steps)))
+
+
+def on_gpu(settings: Settings, place: int) -> Settings:
+    """Settings of one of several runs at the same time: where there are several GPUs, each has one of them in turn."""
+    count = torch.cuda.device_count()
+    if settings.run.device != "auto" or count < 2:
+        return settings
+    return settings.replace(device=f"cuda:{place % count}")
 
 
 def choose_device(name: str) -> torch.device:

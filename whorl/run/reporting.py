@@ -43,7 +43,7 @@ class Result:
     """the mean return of each behaviour, where there are several"""
     code: str = ""
     """the entry of `trust` for the source files of your own that are saved with the run, if there are any"""
-    record: ClassVar[Callable[..., Media]]
+    make_video: ClassVar[Callable[..., Media]]
     """`whorl.video`, which belongs to a layer above this one and is set there"""
 
     def plot(self, *metrics: str, output: str | Path | None = None) -> Media:
@@ -55,7 +55,7 @@ class Result:
 
     def video(self, output: str | Path | None = None, **options: Any) -> Media:
         """An episode with the trained policy, which a notebook shows; see `whorl.video`."""
-        return type(self).record(self.run_dir, output, **options)
+        return type(self).make_video(self.run_dir, output, **options)
 
 
 class Interrupted(KeyboardInterrupt):

@@ -23,6 +23,11 @@ class Keywords(TypedDict, total=False):
     """stop after this many finished episodes; 0: no limit"""
     max_seconds: float
     """save and stop after so many seconds of this call, as for a batch job with a time limit; 0: no limit"""
+    dataset: str
+    """dataset that fills the replay buffer before training, a Minari id or a folder; training then starts
+    offline: one update for each step, without the environment"""
+    offline_steps: int
+    """with dataset: steps before the environment is stepped for the first time; -1: the whole run"""
     device: str
     """device of the updates: auto (a GPU if there is one), cpu, cuda or cuda:N"""
     env_device: str
@@ -233,6 +238,9 @@ class Keywords(TypedDict, total=False):
     """transitions per update; with memory: sequences"""
     buffer_size: int
     """transitions in the replay buffer, over all environments"""
+    buffer_size_per_env: int
+    """transitions in the replay buffer for each environment, which then sets buffer_size; 0: buffer_size as
+    given"""
     replay_device: Literal["auto", "cpu", "cuda"]
     """device of the replay buffer; auto: the learner's; cpu: host memory, batches are copied through pinned
     memory"""
@@ -246,6 +254,9 @@ class Keywords(TypedDict, total=False):
     """environment steps before the first update"""
     updates_per_step: float
     """updates per environment step (0.25: one update every four steps)"""
+    updates_per_iteration: float
+    """updates per iteration, that is per num_steps steps of all environments, whatever their number, which then
+    sets updates_per_step; 0: updates_per_step as given"""
     n_step: int
     """Retrace takes the place of n-step returns"""
     prioritized: bool
@@ -281,6 +292,11 @@ class Keywords(TypedDict, total=False):
     """with memory: learning replaces stored states by those of the current networks (Advanced-SAC)"""
     whole_episodes: bool
     """with memory: sequences start and end with episodes, after sequence_length steps at most"""
+    demonstrations: str
+    """dataset, a Minari id or a folder, from which a share of every batch is drawn (RLPD, Ball et al. 2023);
+    the rest comes from the replay buffer"""
+    demonstration_ratio: float
+    """with demonstrations: their share of each batch"""
     augment: int
     """random shift of images in learning, in pixels (DrQ: 4); 0: none"""
     reward_scale: float
@@ -394,41 +410,6 @@ class Keywords(TypedDict, total=False):
     """with memory: one memory for actor and critics, trained by the critics' loss; false: one per network"""
     q_regularization: float
     """weight of the mean squared Q value in the critics' loss"""
-    alpha: float
-    """entropy coefficient: its initial value, or its value if it is not tuned"""
-    tune_alpha: bool
-    """tune the entropy coefficient towards the target entropy"""
-    alpha_lr: float
-    """learning rate of the entropy coefficient"""
-    target_entropy: Literal["auto"] | float
-    """auto: entropy_per_dimension times the number of dimensions (SAC and TQC, discrete actions: entropy_ratio
-    * log(n)); with mixed actions that of the continuous part"""
-    entropy_per_dimension: float
-    """target entropy per dimension of the action, scaled to [-1, 1]"""
-    ensemble_q_num: int
-    """number of critics"""
-    policy_delay: int
-    """critic updates per actor update"""
-    renorm_momentum: float
-    """factor of the old running statistics at each update of a network"""
-    renorm_warmup: int
-    """updates of a network with plain batch normalisation, before batch renormalisation"""
-    noise: Literal["gaussian", "ou", "none"]
-    """action noise: independent Gaussian, Ornstein-Uhlenbeck, or none"""
-    noise_scale: float | Sequence[float]
-    """its standard deviation, for actions scaled to [-1, 1]; two numbers are spread evenly over the
-    environments"""
-    noise_theta: float
-    """rate at which Ornstein-Uhlenbeck noise returns to zero"""
-    noise_final: float
-    """factor of the noise at the end of the run, reached linearly"""
-    epsilon: float
-    """probability of a uniformly random action instead"""
-    action_joins: Literal["first", "second"]
-    """layer of the critic that reads the action: first (Fujimoto et al. 2018) or second (Lillicrap et al.
-    2015)"""
-    critic_weight_decay: float
-    """weight decay of the critic, added to weight_decay (Lillicrap et al. 2015: 0.01)"""
     use_n_step_is: bool
     """n-step returns: correct them by V-trace, with importance weights from stored log-probabilities, and
     include the entropy of the steps between"""
@@ -450,6 +431,17 @@ class Keywords(TypedDict, total=False):
     action_noise: float | Sequence[float]
     """standard deviation of Gaussian noise that is added to sampled continuous actions, scaled to [-1, 1]; two
     numbers are spread evenly over the environments"""
+    alpha: float
+    """entropy coefficient: its initial value, or its value if it is not tuned"""
+    tune_alpha: bool
+    """tune the entropy coefficient towards the target entropy"""
+    alpha_lr: float
+    """learning rate of the entropy coefficient"""
+    target_entropy: Literal["auto"] | float
+    """auto: entropy_per_dimension times the number of dimensions (SAC and TQC, discrete actions: entropy_ratio
+    * log(n)); with mixed actions that of the continuous part"""
+    entropy_per_dimension: float
+    """target entropy per dimension of the action, scaled to [-1, 1]"""
     entropy_ratio: float
     """discrete actions: target entropy as a fraction of the uniform policy's entropy"""
     alpha_discrete: Literal["same"] | Any
@@ -465,14 +457,71 @@ class Keywords(TypedDict, total=False):
     """mixed actions: the discrete choices are epsilon-greedy on the critics' values and have no entropy"""
     discrete_dqn_epsilon: float
     """with discrete_dqn_like: probability of random choices"""
+    ensemble_q_num: int
+    """number of critics"""
     ensemble_q_sample: int
     """critics whose minimum is the target, a random subset in each update"""
-    actor_q: Literal["min", "mean", "sample"]
+    actor_q: Any
     """Q estimate that the actor maximises: minimum or mean over all critics, or minimum over a random subset"""
+    policy_delay: int
+    """critic updates per actor update"""
+    cql_weight: float
+    """weight of the conservative term in the critics' loss, for learning from a dataset (CQL: 5); 0: off"""
+    cql_actions: int
+    """with cql_weight, for continuous actions: random actions, and as many of the policy, that estimate the
+    term"""
+    renorm_momentum: float
+    """factor of the old running statistics at each update of a network"""
+    renorm_warmup: int
+    """updates of a network with plain batch normalisation, before batch renormalisation"""
+    noise: Literal["gaussian", "ou", "none"]
+    """action noise: independent Gaussian, Ornstein-Uhlenbeck, or none"""
+    noise_scale: float | Sequence[float]
+    """its standard deviation, for actions scaled to [-1, 1]; two numbers are spread evenly over the
+    environments"""
+    noise_redraw: bool
+    """with two numbers: draw the standard deviation of each environment between them at the start of each
+    episode, uniformly, instead of spreading them evenly (FastTD3)"""
+    noise_theta: float
+    """rate at which Ornstein-Uhlenbeck noise returns to zero"""
+    noise_final: float
+    """factor of the noise at the end of the run, reached linearly"""
+    epsilon: float
+    """probability of a uniformly random action instead"""
+    action_joins: Literal["first", "second"]
+    """layer of the critic that reads the action: first (Fujimoto et al. 2018) or second (Lillicrap et al.
+    2015)"""
+    critic_weight_decay: float
+    """weight decay of the critic, added to weight_decay (Lillicrap et al. 2015: 0.01)"""
+    target_noise: float
+    """standard deviation of the noise on target actions"""
+    target_noise_clip: float
+    """bound of the noise on target actions"""
+    target_actor: bool
+    """target actions come from a target network of the actor; false: from the actor itself (FastTD3)"""
+    bc_alpha: float
+    """weight of Q, divided by its mean size, beside the squared distance to the actions of the data (TD3+BC:
+    2.5); 0: Q alone"""
+    actor_width: int
+    """features of the actor"""
+    critic_width: int
+    """features of each critic"""
+    blocks: int
+    """inverted residual blocks of actor and critics, each four times as wide inside"""
+    noise_steps: int
+    """most steps for which the policy's noise is kept while acting; 1: new noise in each step"""
     rho_clip: float
     """upper bound of the importance weights rho of the TD errors"""
     c_clip: float
     """upper bound of the importance weights c, which carry TD errors back in time"""
+    expectile: float
+    """expectile of Q over the actions of the data that V estimates (the paper's tau): 0.5: mean, near 1:
+    maximum"""
+    advantage_beta: float
+    """inverse temperature of the advantages by which actions are imitated (the paper's beta); 0: behaviour
+    cloning"""
+    advantage_clip: float
+    """largest weight of an action"""
     num_options: int
     """number of options"""
     option_epsilon: float
@@ -524,10 +573,6 @@ class Keywords(TypedDict, total=False):
     """learn only from steps that are followed by at least this many in the rollout"""
     normalize_returns: bool
     """normalise the factors of the log-probabilities over the rollout"""
-    target_noise: float
-    """standard deviation of the noise on target actions"""
-    target_noise_clip: float
-    """bound of the noise on target actions"""
     n_critics: int
     """number of critics"""
     top_quantiles_to_drop: int

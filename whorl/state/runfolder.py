@@ -61,6 +61,11 @@ def resolve_run(path_or_name: Path | str, runs: Path = RUNS) -> Path:
     raise CheckpointError(f"no run {str(path_or_name)!r}; {hint}")
 
 
+def run_of(folder: Path) -> Path:
+    """The run folder of a run or checkpoint folder."""
+    return folder.parent if folder.name == "best" or folder.name.startswith("checkpoint_") else folder
+
+
 def run_state(run: Path, config: Mapping[str, Any], last: Mapping[str, Any]) -> str:
     """Whether a run is running, finished (one of its limits is reached) or stopped.
 

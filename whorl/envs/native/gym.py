@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from whorl.core import tree
 from whorl.core.arrays import SUCCESS, SUCCESS_KEYS
-from whorl.core.spec import ActionLeaf, Array, Continuous, Discrete, MultiDiscrete, TupleSpec
+from whorl.core.spec import ActionLeaf, Array, Continuous, Discrete, MultiDiscrete, TupleSpec, as_keyed
 from whorl.envs.native import WORLDS
 from whorl.envs.native.goal_world import GoalWorld
 
@@ -108,12 +108,4 @@ def _canonical(spec: Any, action: Any) -> tree.Tree:
         ]
         return torch.tensor([scaled])
 
-    return tree.map(leaf, spec, _keyed(spec, action))
-
-
-def _keyed(spec: Any, action: Any) -> Any:
-    """The inverse of `whorl.core.spec.as_nested`: an action with dicts where the environment has Tuple spaces."""
-    if not isinstance(spec, dict):
-        return action
-    parts = dict(zip(spec, action)) if isinstance(spec, TupleSpec) else action
-    return {key: _keyed(branch, parts[key]) for key, branch in spec.items()}
+    return tree.map(leaf, spec, as_keyed(spec, action))
