@@ -1,4 +1,4 @@
-"""The public API: make, load, train, evolve, resume, restore, evaluate, record, plot, video, check, register and others."""
+"""The public API: make, load, train, evolve, resume, restore, evaluate, record, plot, video, check and others."""
 
 import dataclasses
 import inspect
