@@ -149,6 +149,7 @@ def test_writing_does_not_wait_for_a_server_that_hangs_and_the_queue_is_bounded(
     for steps in range(50):
         sender.add({"steps": steps})
     assert entered.wait(10)
+    assert len(sender._rows) == 5
     with pytest.warns(RuntimeWarning, match="50 rows of metrics did not reach nowhere"):
         sender.close()
     released.set()
