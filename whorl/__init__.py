@@ -128,7 +128,7 @@ def _module_of(name: str) -> str:
     if not name.endswith("Config"):
         return "whorl.api"
     stem = name.removesuffix("Config").lower()
-    return f"whorl.algorithms.{ {'qrdqn': 'qr_dqn', 'optioncritic': 'option_critic'}.get(stem, stem) }"
+    return f"whorl.algorithms.{ {'qrdqn': 'qr_dqn', 'optioncritic': 'option_critic', 'flashsac': 'flash_sac'}.get(stem, stem) }"
 
 
 def __dir__() -> list[str]:
