@@ -1,0 +1,3 @@
+PACKAGES = ()
+WAYS = {}
+ABSENT = {}
