@@ -6,6 +6,7 @@ for DQN. Evaluation and logging are left out, the statistics that its PPO reads 
 """
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -295,11 +296,11 @@ class Off:
             self.alpha = self.log_alpha.exp().item()
 
 
-def off_policy(work: Work, algorithm: str) -> float:
+def off_policy(work: Work, algorithm: str, build: Callable[..., Off] = Off) -> float:
     env = make_env(work.env)
     space = env.action_space
     size, actions = env.observation_space.shape[0], space.shape[0]
-    agent = Off(algorithm, size, actions, float(space.high[0]), work.hidden)
+    agent = build(algorithm, size, actions, float(space.high[0]), work.hidden)
     buffer = Buffer(work.steps, (size,), (actions,), np.float32)
     clock, obs = Clock(work, 0.4), env.reset(seed=0)[0]
     for step in range(1, work.steps + 1):
