@@ -4,12 +4,12 @@
     python benchmarks/peers.py run --output benchmarks/results/peers.jsonl
     python benchmarks/peers.py report benchmarks/results/peers.jsonl --write docs/peers.md
 
-`setup` gives each library of `contestants/*.txt` an environment of its own in `build/peers`, on top of this interpreter's
-packages. `run` measures each contestant in a process of its own, with the same cores and torch threads; every second
-round goes through them in reverse. Where a library has several ways to do the same (vector environments in this process
-or in others), all are measured and the fastest counts. Steps are environment steps; the first rollouts, or the steps
-before learning has long begun, are warm-up. A run that was stopped is continued by the same command. Whoever is not
-installed, lacks the algorithm or fails is named in the report with the reason.
+`setup` gives each library of `contestants/*.txt` an environment of its own in `build/peers`, on top of the packages of
+this interpreter. `run` measures each contestant in a process of its own, with the same cores and torch threads; every
+second round goes through them in reverse. Where a library has several ways to do the same (vector environments in this
+process or in others), all are measured and the fastest counts. Steps are environment steps; the first rollouts, or the
+steps before learning has long begun, are warm-up. A run that was stopped is continued by the same command. Whoever is
+not installed, lacks the algorithm or fails is named in the report with the reason.
 """
 
 import argparse
@@ -102,7 +102,9 @@ CASES = {
     "stepping_cartpole": Case("vector stepping CartPole-v1", RATE, Work("stepping"), BRIEF),
     "stepping_halfcheetah": Case("vector stepping HalfCheetah-v5", RATE, Work("stepping", **HALF), BRIEF),
     "import": Case("import what PPO needs", "s", Work("import")),
-    "first_step": Case("from start to first environment step, PPO", "s", Work("first_step", steps=4096), ROLLOUT),
+    "first_step": Case(
+        "from start to first environment step, PPO", "s", Work("first_step", steps=4096), ROLLOUT
+    ),
     "memory": Case("memory of PPO CartPole-v1", "MB", Work("memory", steps=4096), ROLLOUT),
 }
 TRAINS = ("first_step", "memory")
@@ -196,16 +198,18 @@ def ways(name: str, kind: str) -> Sequence[str]:
     return module.WAYS.get(kind, ("",))
 
 
-def absence(name: str, kind: str, folder: Path) -> str:
+def absence(name: str, work: Work, folder: Path) -> str:
     """Why a contestant is not measured; empty if it can be."""
     reason = folder / f"{name}.reason"
     if reason.exists():
         return reason.read_text().strip()
     module = importlib.import_module(f"contestants.{name}")
-    function = "load" if kind == "import" else "ppo" if kind in TRAINS else kind
-    if hasattr(module, function):
-        return ""
-    return module.ABSENT.get(kind) or module.ABSENT.get("", "has no such part")
+    function = "load" if work.kind == "import" else "ppo" if work.kind in TRAINS else work.kind
+    if not hasattr(module, function):
+        return module.ABSENT.get(work.kind) or module.ABSENT[""]
+    if work.pixels and not getattr(module, "PIXELS", False):
+        return "is measured on vectors only"
+    return ""
 
 
 def run(args: argparse.Namespace) -> None:
@@ -213,7 +217,10 @@ def run(args: argparse.Namespace) -> None:
 
     usable = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, usable[: args.cores])
-    began, where = time.monotonic(), {**origin(), "threads": args.threads, "cores": min(args.cores, len(usable))}
+    began, where = (
+        time.monotonic(),
+        {**origin(), "threads": args.threads, "cores": min(args.cores, len(usable))},
+    )
     args.output.parent.mkdir(parents=True, exist_ok=True)
     finished = {key(record) for record in read(args.output)}
     failed = {key(record)[:3] for record in read(args.output) if "reason" in record}
@@ -224,9 +231,11 @@ def run(args: argparse.Namespace) -> None:
         if time.monotonic() - began > args.seconds:
             print("the time is over; the same command goes on", flush=True)
             return
-        work = replace(case.work, way=found["way"], threads=args.threads, **(case.quick if args.quick else {}))
+        work = replace(
+            case.work, way=found["way"], threads=args.threads, **(case.quick if args.quick else {})
+        )
         try:
-            if reason := absence(found["contestant"], work.kind, args.venvs):
+            if reason := absence(found["contestant"], work, args.venvs):
                 raise NoAnswerError(reason)
             found |= once(found["contestant"], work, case.limit, args.venvs)
         except NoAnswerError as error:
@@ -386,7 +395,9 @@ def summary(records: Sequence[Record]) -> str:
         ours = results.get(OURS)
         figure = f"{number(ours.value)} {CASES[case].unit}" if isinstance(ours, Result) else "–"
         ratios = [ratio(case, ours, results.get(name)) for name in peers]
-        cells = ["–" if each is None else f"{each:.2f}×" if each >= 1 else f"**{each:.2f}×**" for each in ratios]
+        cells = [
+            "–" if each is None else f"{each:.2f}×" if each >= 1 else f"**{each:.2f}×**" for each in ratios
+        ]
         rows.append([CASES[case].title, figure, *cells])
     return markdown(("case", "whorl", *(NAMES[name] for name in peers)), rows)
 
@@ -438,7 +449,9 @@ def page(records: Sequence[Record]) -> str:
     """The tables with how they were measured."""
     packages: dict[str, str] = {}
     for record in records:
-        packages |= {name: known for name, known in record.get("versions", {}).items() if name not in packages}
+        packages |= {
+            name: known for name, known in record.get("versions", {}).items() if name not in packages
+        }
     named = ", ".join(f"{name} {known}" for name, known in sorted(packages.items()))
     machines = sorted({f"{record['machine']}, {record['cores']} used" for record in records})
     commits = sorted({record["commit"] for record in records if record["commit"]})
@@ -446,15 +459,15 @@ def page(records: Sequence[Record]) -> str:
     threads = sorted({record["threads"] for record in records})
     return f"""# Speed beside other libraries
 
-Measured by `python benchmarks/peers.py run`, which makes the same settings for all: contestants alternate, each in a
-process of its own with the same cores and {"/".join(map(str, threads))} torch thread(s); the median of {rounds} rounds counts.
+Measured by `python benchmarks/peers.py run` with the same settings for all: contestants alternate, each in a process of
+its own with the same cores and {"/".join(map(str, threads))} torch thread(s); the median of {rounds} rounds counts.
 Where a library has several ways to do the same, such as environments in this process or in others, the fastest counts.
 Steps are environment steps, warm-up is left out, nobody evaluates, logs or saves.
 
 - PPO: 8 environments, 2,048 steps a rollout, 10 epochs, networks 64x64 (tanh) for actor and critic; Pong: Nature's
   network on four frames of 84x84.
-- SAC and TD3: networks 256x256, batches of 256, one update per environment step. DQN: batches of 32, one update for four
-  steps.
+- SAC and TD3: networks 256x256, batches of 256, one update per environment step. DQN: batches of 32, one update for
+  four steps.
 - Replay: batches of 256 transitions of 17 observations and 6 actions; prioritized: with their new priorities.
 - CleanRL-style and LeanRL-style are our own scripts with the structure and hyper-parameters of those projects, because
   they are no packages.

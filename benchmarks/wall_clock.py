@@ -53,7 +53,9 @@ def measure(env: str, algorithm: str, settings: dict[str, Any], args: argparse.N
     on_gpu = trainer.device.type == "cuda"
     clock, due, curve = 0.0, args.every, []
     if on_gpu:
-        for _ in range(1 + trainer.experience.overlaps):  # where collection and updates overlap, the first has no update
+        for _ in range(
+            1 + trainer.experience.overlaps
+        ):  # where collection and updates overlap, the first has no update
             iterate(trainer, 0.0)
         torch.cuda.synchronize()
     warm_up = time.perf_counter() - began

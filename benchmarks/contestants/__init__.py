@@ -2,8 +2,9 @@
 
 A module offers a function per kind of case (`ppo`, `sac`, `updates`, ...) that takes a `Work` and returns a rate, and
 `load`, which imports what its PPO needs. `PACKAGES` are the distributions whose versions are recorded, `WAYS` the
-configurations that are tried for a kind (the fastest counts), `ABSENT` what it cannot do and why. Libraries are imported
-in the functions only, because modules are also read by an interpreter without them.
+configurations that are tried for a kind (the fastest counts), `ABSENT` what it cannot do and why, `PIXELS` says that it
+is measured on Pong, too. Libraries are imported in the functions only, because modules are also read by an interpreter
+without them.
 """
 
 import time

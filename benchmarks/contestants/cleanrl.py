@@ -1,8 +1,8 @@
 """Loops in the shape of CleanRL's single files, written again from their published structure and hyper-parameters.
 
-A gymnasium SyncVectorEnv, rollouts in preallocated tensors, GAE by a loop over rows, shuffled minibatches and an Adam with
-eps 1e-5 for PPO; one environment, a numpy replay buffer and one update after each step for SAC and TD3, every fourth
-for DQN. Evaluation and logging are left out, the statistics that its PPO reads from each minibatch are kept.
+PPO has a SyncVectorEnv, rollouts in preallocated tensors, GAE by a loop over rows and shuffled minibatches; SAC and TD3
+have one environment, a numpy replay buffer and one update after each step, DQN after every fourth. Evaluation and
+logging are left out, the statistics that its PPO reads from each minibatch are kept.
 """
 
 import random
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from contestants import Clock, Work, make_env, per_second
 
 PACKAGES: tuple[str, ...] = ()
+PIXELS = True
 WAYS = {"ppo": ("SyncVectorEnv", "AsyncVectorEnv"), "stepping": ("SyncVectorEnv", "AsyncVectorEnv")}
 ABSENT = {
     "recurrent_ppo": "its LSTM script is for Atari only",
@@ -135,9 +136,7 @@ def ppo(work: Work) -> float:
                 advantages[t] = last = delta + 0.99 * 0.95 * going * last
                 next_value, next_ended = values[t], ended[t]
             returns = advantages + values
-        flat = [
-            part.flatten(0, 1) for part in (stored_obs, actions, log_probs, advantages, returns, values)
-        ]
+        flat = [part.flatten(0, 1) for part in (stored_obs, actions, log_probs, advantages, returns, values)]
         order, clipped = np.arange(work.rollout), []
         for _ in range(work.n_epochs):
             np.random.shuffle(order)
@@ -196,9 +195,7 @@ class Buffer:
 
 def critic_net(obs: int, actions: int, hidden: tuple[int, int]) -> nn.Sequential:
     a, b = hidden
-    return nn.Sequential(
-        nn.Linear(obs + actions, a), nn.ReLU(), nn.Linear(a, b), nn.ReLU(), nn.Linear(b, 1)
-    )
+    return nn.Sequential(nn.Linear(obs + actions, a), nn.ReLU(), nn.Linear(a, b), nn.ReLU(), nn.Linear(b, 1))
 
 
 class Off:

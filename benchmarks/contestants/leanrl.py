@@ -1,8 +1,9 @@
-"""Loops in the shape of LeanRL's: CleanRL's algorithms with acting, GAE and the update as functions for torch.compile.
+"""Loops in the shape of LeanRL's: CleanRL's algorithms with acting and the update as functions for torch.compile.
 
-Written again from their published structure: rollouts are collected in lists and stacked, statistics stay on the device,
-the optimizer is fused, and policy, GAE and one minibatch's update are one function each, compiled or not. Compilation is
-part of the warm-up; CUDA graphs need a GPU and are not used here.
+Written again from their published structure: rollouts are collected in lists and stacked, statistics stay on the
+device, the optimizer is fused, and policy and one minibatch's update are one function each, compiled or not. GAE stays
+eager, since its unrolled loop takes minutes to compile on a CPU. Compilation is part of the warm-up; CUDA graphs need a
+GPU and are not used here.
 """
 
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from contestants import Clock, Work, cleanrl, per_second
 
 PACKAGES: tuple[str, ...] = ()
+PIXELS = True
 WAYS = {
     "ppo": ("eager", "compiled"),
     "updates": ("eager", "compiled"),
@@ -33,7 +35,9 @@ def made(function: Any, way: str) -> Any:
     return torch.compile(function) if way == "compiled" else function
 
 
-def gae(reward: Tensor, value: Tensor, ended: Tensor, last: Tensor, last_ended: Tensor) -> tuple[Tensor, Tensor]:
+def gae(
+    reward: Tensor, value: Tensor, ended: Tensor, last: Tensor, last_ended: Tensor
+) -> tuple[Tensor, Tensor]:
     """Advantages and returns of a rollout [T, B]."""
     going = 1.0 - torch.cat((ended[1:], last_ended[None]))
     after = torch.cat((value[1:], last[None]))
@@ -109,7 +113,9 @@ class Off(cleanrl.Off):
         self.new = [p.data for _, net in self.pairs for p in net.parameters()]
         self.learn_critics, self.learn_actor = made(self.critics_step, way), made(self.actor_step, way)
 
-    def critics_step(self, obs: Tensor, next_obs: Tensor, action: Tensor, reward: Tensor, ended: Tensor) -> Tensor:
+    def critics_step(
+        self, obs: Tensor, next_obs: Tensor, action: Tensor, reward: Tensor, ended: Tensor
+    ) -> Tensor:
         self.critic_optimizer.zero_grad()
         with torch.no_grad():
             if self.soft:

@@ -38,11 +38,11 @@ def train(config: Any, work: Work, skip: float) -> float:
     return clock.rate()
 
 
-def common(config: Any, work: Work, runners: int, envs: int, fragment: int, activation: str, **model: Any) -> Any:
+def common(
+    config: Any, work: Work, runners: int, envs: int, fragment: int, activation: str, **model: Any
+) -> Any:
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-    if work.pixels:
-        raise NotImplementedError("only vectors are measured")
     net = {"fcnet_hiddens": list(work.hidden), "fcnet_activation": activation, **model}
     return (
         config.environment(work.env)
@@ -62,7 +62,9 @@ def ppo(work: Work, **model: Any) -> float:
     from ray.rllib.algorithms.ppo import PPOConfig
 
     runners = 2 if work.way == "2 env runners" else 0
-    config = common(PPOConfig(), work, runners, work.num_envs, work.num_steps, "tanh", vf_share_layers=False, **model)
+    config = common(
+        PPOConfig(), work, runners, work.num_envs, work.num_steps, "tanh", vf_share_layers=False, **model
+    )
     config = config.training(
         train_batch_size_per_learner=work.rollout,
         minibatch_size=work.batch_size,

@@ -5,6 +5,7 @@ from typing import Any
 from contestants import Clock, Work, per_second
 
 PACKAGES = ("stable-baselines3", "sb3-contrib")
+PIXELS = True
 WAYS = {
     **dict.fromkeys(("ppo", "recurrent_ppo", "stepping"), ("DummyVecEnv", "SubprocVecEnv")),
     **dict.fromkeys(("sac", "td3", "dqn"), ("1 environment", "8 environments")),

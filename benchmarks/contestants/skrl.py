@@ -1,5 +1,6 @@
 """skrl: its agents and memories in the loop of its trainer, without a progress bar, logs or checkpoints."""
 
+from itertools import pairwise
 from typing import Any
 
 from contestants import Clock, Work, make_env, per_second
@@ -24,8 +25,6 @@ def make_envs(work: Work, way: str, count: int) -> Any:
     import gymnasium
     from skrl.envs.wrappers.torch import wrap_env
 
-    if work.pixels:
-        raise NotImplementedError("only vectors are measured")
     chosen = getattr(gymnasium.vector, way)
     return wrap_env(chosen([lambda: make_env(work.env) for _ in range(count)]), verbose=False)
 
@@ -35,8 +34,8 @@ def loop(work: Work, agent: Any, env: Any, skip: float, every: int) -> float:
     import torch
 
     rows = work.steps // env.num_envs
-    agent.init(trainer_cfg={})
-    agent.enable_training_mode(True) if hasattr(agent, "enable_training_mode") else None
+    agent.init()
+    agent.enable_training_mode(True)
     clock = Clock(work, skip)
     observations, _ = env.reset()
     states = env.state()
@@ -75,7 +74,7 @@ def mlp(sizes: tuple[int, ...], activation: Any) -> Any:
     from torch import nn
 
     layers: list[Any] = []
-    for inputs, outputs in zip(sizes[:-2], sizes[1:-1]):
+    for inputs, outputs in pairwise(sizes[:-1]):
         layers += [nn.Linear(inputs, outputs), activation()]
     return nn.Sequential(*layers, nn.Linear(*sizes[-2:]))
 
@@ -117,7 +116,7 @@ def ppo(work: Work, recurrent: bool = False) -> float:
             ended = (inputs["terminated"] | inputs["truncated"]).view(-1, length)
             cuts = [0, *(ended[:, :-1].any(0).nonzero().flatten() + 1).tolist(), length]
             parts, state = [], tuple(first)
-            for a, b in zip(cuts[:-1], cuts[1:]):
+            for a, b in pairwise(cuts):
                 found, state = self.lstm(rows[:, a:b], state)
                 going = (~ended[:, b - 1]).float()[None, :, None]
                 state = tuple(part * going for part in state)

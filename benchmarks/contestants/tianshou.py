@@ -37,8 +37,6 @@ def ppo(work: Work) -> float:
     from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
     from tianshou.utils.torch_utils import policy_within_training_step, torch_train_mode
 
-    if work.pixels:
-        raise NotImplementedError("only vectors are measured")
     one = make_env(work.env)
     shape, space = one.observation_space.shape, one.action_space
 
@@ -104,9 +102,7 @@ def soft_or_delayed(name: str, work: Work, shape: Any, space: Any) -> Any:
     def net(**more: Any) -> Net:
         return Net(state_shape=shape, hidden_sizes=work.hidden, **more)
 
-    critics = [
-        ContinuousCritic(preprocess_net=net(action_shape=space.shape, concat=True)) for _ in range(2)
-    ]
+    critics = [ContinuousCritic(preprocess_net=net(action_shape=space.shape, concat=True)) for _ in range(2)]
     optim = AdamOptimizerFactory(lr=work.learning_rate)
     common: Any = {
         "policy_optim": optim,
@@ -168,8 +164,6 @@ def dqn(work: Work) -> float:
     from tianshou.algorithm.optim import AdamOptimizerFactory
     from tianshou.utils.net.common import Net
 
-    if work.pixels:
-        raise NotImplementedError("only vectors are measured")
     one = make_env(work.env)
     shape, space = one.observation_space.shape, one.action_space
     net = Net(state_shape=shape, action_shape=int(space.n), hidden_sizes=work.hidden)
@@ -209,9 +203,7 @@ def updates(work: Work) -> float:
     algorithm = soft_or_delayed(work.algorithm, work, (17,), space)
     buffer = filled(work, "ReplayBuffer")
     with policy_within_training_step(algorithm.policy), torch_train_mode(algorithm):
-        return per_second(
-            lambda: algorithm.update(buffer=buffer, sample_size=work.batch_size), work.seconds
-        )
+        return per_second(lambda: algorithm.update(buffer=buffer, sample_size=work.batch_size), work.seconds)
 
 
 def replay(work: Work) -> float:

@@ -32,8 +32,6 @@ def make_envs(work: Work, way: str) -> Any:
 
     from torchrl import envs
 
-    if work.pixels:
-        raise NotImplementedError("only vectors are measured")
     return getattr(envs, way)(work.num_envs, partial(one_env, work.env))
 
 
@@ -119,9 +117,7 @@ def soft_or_delayed(name: str, work: Work, size: int, spec: Any) -> tuple[Any, A
         mlp(size + actions, 1, work.hidden, torch.nn.ReLU), in_keys=["action", "observation"]
     )
     if name == "sac":
-        net = torch.nn.Sequential(
-            mlp(size, 2 * actions, work.hidden, torch.nn.ReLU), NormalParamExtractor()
-        )
+        net = torch.nn.Sequential(mlp(size, 2 * actions, work.hidden, torch.nn.ReLU), NormalParamExtractor())
         actor: Any = ProbabilisticActor(
             TensorDictModule(net, ["observation"], ["loc", "scale"]),
             spec=spec,
@@ -131,13 +127,9 @@ def soft_or_delayed(name: str, work: Work, size: int, spec: Any) -> tuple[Any, A
         )
         loss: Any = SACLoss(actor, value, num_qvalue_nets=2, delay_qvalue=True, action_spec=spec)
     else:
-        inner = TensorDictModule(
-            mlp(size, actions, work.hidden, torch.nn.ReLU), ["observation"], ["param"]
-        )
+        inner = TensorDictModule(mlp(size, actions, work.hidden, torch.nn.ReLU), ["observation"], ["param"])
         actor = TensorDictSequential(inner, TanhModule(in_keys=["param"], out_keys=["action"], spec=spec))
-        loss = TD3Loss(
-            actor, value, num_qvalue_nets=2, delay_actor=True, delay_qvalue=True, action_spec=spec
-        )
+        loss = TD3Loss(actor, value, num_qvalue_nets=2, delay_actor=True, delay_qvalue=True, action_spec=spec)
     loss.make_value_estimator(gamma=0.99)
     target = SoftUpdate(loss, tau=0.005)
     lr = work.learning_rate
@@ -215,9 +207,7 @@ def td3(work: Work) -> float:
     env = one_env(work.env)
     size = env.observation_spec["observation"].shape[-1]
     actor, _, update = soft_or_delayed("td3", work, size, env.action_spec)
-    noise = AdditiveGaussianModule(
-        spec=env.action_spec, sigma_init=0.1, sigma_end=0.1, annealing_num_steps=1
-    )
+    noise = AdditiveGaussianModule(spec=env.action_spec, sigma_init=0.1, sigma_end=0.1, annealing_num_steps=1)
     return off_policy(work, env, TensorDictSequential(actor, noise), update, 1)
 
 
@@ -227,8 +217,6 @@ def dqn(work: Work) -> float:
     from torchrl.modules import EGreedyModule, QValueActor
     from torchrl.objectives import DQNLoss, HardUpdate
 
-    if work.pixels:
-        raise NotImplementedError("only vectors are measured")
     env = one_env(work.env)
     size, spec = env.observation_spec["observation"].shape[-1], env.action_spec
     net = mlp(size, int(spec.space.n), work.hidden, torch.nn.ReLU)
@@ -280,9 +268,12 @@ def prioritized(work: Work) -> float:
     import torch
     from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 
-    buffer = TensorDictPrioritizedReplayBuffer(
-        alpha=0.6, beta=0.4, storage=LazyTensorStorage(work.rows), batch_size=work.batch_size
-    )
+    try:
+        buffer = TensorDictPrioritizedReplayBuffer(
+            alpha=0.6, beta=0.4, storage=LazyTensorStorage(work.rows), batch_size=work.batch_size
+        )
+    except RuntimeError:
+        raise RuntimeError(f"its C++ extension was not built for torch {torch.__version__}") from None
     buffer.extend(noise(work.rows))
     error = torch.rand(work.batch_size)
 

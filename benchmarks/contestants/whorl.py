@@ -8,6 +8,7 @@ from typing import Any
 from contestants import Clock, Work, per_second
 
 PACKAGES = ("whorl-rl",)
+PIXELS = True
 WAYS = {
     "ppo": ("automatic", "no workers"),
     "sac": ("1 environment", "8 environments"),
@@ -125,7 +126,7 @@ def filled(algorithm: str, work: Work, **changes: Any) -> tuple[Any, Any]:
     spec = Spec(Array((17,)), Continuous((6,), (-1.0,) * 6, (1.0,) * 6), 1)
     given = {
         "num_envs": 1,
-        "buffer_size": rows,
+        "buffer_size": rows + 10,  # the newest row is no transition yet
         "learning_starts": 0,
         "batch_size": work.batch_size,
         "actor_hidden_sizes": list(work.hidden),
@@ -145,7 +146,7 @@ def filled(algorithm: str, work: Work, **changes: Any) -> tuple[Any, Any]:
                 reset=torch.zeros(count + 1, 1, dtype=torch.bool),
                 action=torch.rand(count, 1, 6) * 2 - 1,
                 reward=torch.randn(count, 1),
-                discount=0.99 * ones,
+                continues=ones.bool(),
                 keep=ones,
                 mask=ones,
             )
