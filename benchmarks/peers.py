@@ -169,7 +169,7 @@ def setup(names: Iterable[str], folder: Path, limit: float) -> None:
         pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
         try:
             subprocess.run(
-                [*pip, "install", "--quiet", "-r", str(wanted)],
+                [*pip, "install", "--quiet", "-r", str(wanted), "-c", str(HERE.parent / "constraints.txt")],
                 check=True,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -294,6 +294,8 @@ def measured(name: str, work: Work, began: float) -> Record:
         if work.kind == "first_step":
             first = first_step()
             module.ppo(work)
+            if not first:
+                raise RuntimeError("its environments are stepped in other processes")
             value = first[0] - began
         elif work.kind == "memory":
             module.ppo(work)

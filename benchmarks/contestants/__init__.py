@@ -36,6 +36,8 @@ class Work:
     """of the replay buffer"""
     seconds: float = 3.0
     """of a repeated call"""
+    enough: float = 12.0
+    """seconds of training after the warm-up, where `steps` would take longer"""
     threads: int = 1
     learning_rate: float = 3e-4
 
@@ -55,13 +57,22 @@ class Clock:
     work: Work
     skip: float = 0.25
     seen: list[tuple[float, int]] = field(default_factory=list)
+    warm: float | None = None
+    """time of the first tick after the warm-up"""
 
     def tick(self, steps: int) -> None:
         self.seen.append((time.perf_counter(), steps))
+        if self.warm is None and steps >= self.skip * self.work.steps:
+            self.warm = self.seen[-1][0]
+
+    @property
+    def over(self) -> bool:
+        """Whether enough was seen after the warm-up to stop early."""
+        return self.warm is not None and self.seen[-1][0] - self.warm > self.work.enough
 
     def rate(self) -> float:
         """Steps per second between the first tick after the warm-up and the last one."""
-        later = [tick for tick in self.seen if tick[1] >= self.skip * self.work.steps] or self.seen
+        later = [tick for tick in self.seen if tick[1] >= self.skip * self.work.steps]
         if len(later) < 2:
             later = self.seen[-2:]
         (t0, s0), (t1, s1) = later[0], later[-1]

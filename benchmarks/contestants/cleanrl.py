@@ -116,7 +116,7 @@ def ppo(work: Work) -> float:
     clock, steps = Clock(work), 0
     obs = torch.as_tensor(envs.reset(seed=0)[0], dtype=torch.float32)
     done = torch.zeros(count)
-    while steps < work.steps:
+    while steps < work.steps and not clock.over:
         for t in range(rows):
             steps += count
             stored_obs[t], ended[t] = obs, done
@@ -308,6 +308,8 @@ def off_policy(work: Work, algorithm: str, build: Callable[..., Off] = Off) -> f
         if step > work.learning_starts:
             agent.update(buffer.sample(work.batch_size))
         clock.tick(step)
+        if clock.over:
+            break
     return clock.rate()
 
 
@@ -360,6 +362,8 @@ def dqn(work: Work) -> float:
         if step % 500 == 0:
             target.load_state_dict(online.state_dict())
         clock.tick(step)
+        if clock.over:
+            break
     return clock.rate()
 
 

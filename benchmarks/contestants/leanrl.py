@@ -76,7 +76,7 @@ def ppo(work: Work) -> float:
     policy, learn = made(agent.forward, work.way), made(update, work.way)
     clock, steps = Clock(work), 0
     obs, done = torch.as_tensor(envs.reset(seed=0)[0], dtype=torch.float32), torch.zeros(work.num_envs)
-    while steps < work.steps:
+    while steps < work.steps and not clock.over:
         rows: list[tuple[Tensor, ...]] = []
         for _ in range(work.num_steps):
             with torch.no_grad():

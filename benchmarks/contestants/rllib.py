@@ -29,7 +29,7 @@ def train(config: Any, work: Work, skip: float) -> float:
     ray.init(num_cpus=max(4, cores), **quiet)
     algorithm = config.build_algo()
     clock, steps = Clock(work, skip), 0
-    while steps < work.steps:
+    while steps < work.steps and not clock.over:
         result = algorithm.train()
         steps = int(result["env_runners"]["num_env_steps_sampled_lifetime"])
         clock.tick(steps)

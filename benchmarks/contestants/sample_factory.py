@@ -7,7 +7,7 @@ from contestants import Clock, Work, make_env
 
 PACKAGES = ("sample-factory",)
 WAYS = dict.fromkeys(
-    ("ppo", "recurrent_ppo"), ("synchronous, 2 workers", "asynchronous, 2 workers", "serial")
+    ("ppo", "recurrent_ppo"), ("serial", "synchronous, 2 workers", "asynchronous, 2 workers")
 )
 ABSENT = {"": "has PPO only"}
 

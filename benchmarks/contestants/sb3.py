@@ -43,14 +43,15 @@ def train(model: Any, work: Work, env: Any, skip: float, each_step: bool) -> flo
         def _on_step(self) -> bool:
             if each_step:
                 clock.tick(self.num_timesteps)
-            return True
+            return not clock.over
 
         def _on_rollout_start(self) -> None:
             if not each_step:
                 clock.tick(self.num_timesteps)
 
     model.learn(work.steps, callback=Ticks())
-    clock.tick(model.num_timesteps)
+    if not each_step and not clock.over:
+        clock.tick(model.num_timesteps)  # after the last update
     env.close()
     return clock.rate()
 

@@ -61,6 +61,8 @@ def loop(work: Work, agent: Any, env: Any, skip: float, every: int) -> float:
         observations = after
         if (row + 1) % every == 0:
             clock.tick((row + 1) * env.num_envs)
+            if clock.over:
+                break
     env.close()
     return clock.rate()
 

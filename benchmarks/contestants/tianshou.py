@@ -72,7 +72,7 @@ def ppo(work: Work) -> float:
     collector = Collector(algorithm, envs, buffer)
     collector.reset()
     clock, steps = Clock(work), 0
-    while steps < work.steps:
+    while steps < work.steps and not clock.over:
         with policy_within_training_step(policy):
             collector.collect(n_step=work.rollout)
             with torch_train_mode(algorithm):
@@ -135,7 +135,7 @@ def off_policy(work: Work, algorithm: Any, updates: int, steps_between: int) -> 
     collector.reset()
     collector.collect(n_step=work.learning_starts, random=True)
     clock, steps = Clock(work, 0.4), work.learning_starts
-    while steps < work.steps:
+    while steps < work.steps and not clock.over:
         with policy_within_training_step(algorithm.policy):
             collector.collect(n_step=steps_between)
             with torch_train_mode(algorithm):

@@ -95,6 +95,8 @@ def ppo(work: Work) -> float:
         buffer.empty()
         steps += work.rollout
         clock.tick(steps)
+        if clock.over:
+            break
     collector.shutdown()
     return clock.rate()
 
@@ -189,6 +191,8 @@ def off_policy(work: Work, env: Any, policy: Any, update: Any, between: int) -> 
         if steps > work.learning_starts:
             update(buffer.sample())
         clock.tick(steps)
+        if clock.over:
+            break
     collector.shutdown()
     return clock.rate()
 

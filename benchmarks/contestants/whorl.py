@@ -13,6 +13,7 @@ WAYS = {
     "ppo": ("automatic", "no workers"),
     "sac": ("1 environment", "8 environments"),
     "td3": ("1 environment", "8 environments"),
+    "dqn": ("8 environments", "1 environment"),
     "stepping": ("2 workers", "2 workers, two groups", "no workers"),
 }
 ABSENT: dict[str, str] = {}
@@ -34,6 +35,8 @@ def train(work: Work, algorithm: str, settings: dict[str, Any], skip: float = 0.
     class Ticks(whorl.Callback):
         def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
             clock.tick(trainer.steps)
+            if clock.over:
+                trainer.stop("enough was seen")
 
     with tempfile.TemporaryDirectory() as folder:
         given = {"total_timesteps": work.steps, "threads": work.threads, **QUIET, "runs": folder, **settings}
@@ -95,7 +98,7 @@ def td3(work: Work) -> float:
 
 def dqn(work: Work) -> float:
     settings: dict[str, Any] = {
-        "num_envs": work.num_envs,
+        "num_envs": 1 if work.way == "1 environment" else 8,
         "num_steps": 64,
         "batch_size": work.batch_size,
         "updates_per_step": 0.25,

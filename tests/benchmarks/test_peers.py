@@ -145,6 +145,19 @@ def test_the_clock_leaves_the_warm_up_out() -> None:
     assert clock.rate() == 35.0
 
 
+def test_a_training_is_over_when_enough_was_seen_after_the_warm_up() -> None:
+    clock = Clock(Work("ppo", steps=100, enough=0.0))
+    clock.tick(24)
+    assert not clock.over
+    clock.tick(25)
+    clock.tick(30)
+    assert clock.over
+    patient = Clock(Work("ppo", steps=100, enough=600.0))
+    patient.tick(25)
+    patient.tick(30)
+    assert not patient.over
+
+
 @pytest.fixture
 def threads() -> Iterator[None]:
     before = torch.get_num_threads()
