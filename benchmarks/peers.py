@@ -95,8 +95,15 @@ CASES = {
     "td3_halfcheetah": Case("TD3 HalfCheetah-v5", RATE, Work("td3", **HALF, **OFF), LEARNING),
     "sac_updates": Case("SAC updates", UPDATE, Work("updates", algorithm="sac", hidden=(256, 256)), BRIEF),
     "td3_updates": Case("TD3 updates", UPDATE, Work("updates", algorithm="td3", hidden=(256, 256)), BRIEF),
-    "dqn_cartpole": Case("DQN CartPole-v1", RATE, Work("dqn", batch_size=32, steps=20_000), LEARNING),
-    "dqn_pong": Case("DQN Pong from pixels", RATE, Work("dqn", batch_size=32, steps=4000, **PONG), LEARNING),
+    "dqn_cartpole": Case(
+        "DQN CartPole-v1", RATE, Work("dqn", batch_size=32, steps=20_000), {**LEARNING, "steps": 2000}
+    ),
+    "dqn_pong": Case(
+        "DQN Pong from pixels",
+        RATE,
+        Work("dqn", batch_size=32, steps=4000, **PONG),
+        {**LEARNING, "steps": 600},
+    ),
     "replay": Case("replay, 10⁶ rows", BATCH, Work("replay", **BATCHES), BRIEF),
     "prioritized": Case("prioritized replay, 10⁶ rows", BATCH, Work("prioritized", **BATCHES), BRIEF),
     "stepping_cartpole": Case("vector stepping CartPole-v1", RATE, Work("stepping"), BRIEF),

@@ -20,8 +20,8 @@ def load() -> None:
     _ = parse_sf_args, register_env, make_runner
 
 
-def older(id: str, **_: Any) -> Any:
-    """HalfCheetah-v5 is v4 in its Gymnasium."""
+def older(id: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> Any:
+    """An environment as its workers make it; HalfCheetah-v5 is v4 in its Gymnasium."""
     return make_env("HalfCheetah-v4" if id == "HalfCheetah-v5" else id)
 
 
@@ -31,7 +31,7 @@ def ppo(work: Work, recurrent: bool = False) -> float:
     from sample_factory.envs.env_utils import register_env
     from sample_factory.train import make_runner
 
-    register_env(work.env, lambda name, cfg, env_config, render_mode=None: older(name))
+    register_env(work.env, older)
     clock = Clock(work)
 
     class Ticks(AlgoObserver):

@@ -150,10 +150,13 @@ def updates(work: Work) -> float:
     import stable_baselines3
 
     class Still(gymnasium.Env):
-        """Spaces only."""
+        """Spaces, no steps."""
 
         observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (17,), np.float32)
         action_space = gymnasium.spaces.Box(-1, 1, (6,), np.float32)
+
+        def reset(self, **_: Any) -> Any:
+            return np.zeros(17, np.float32), {}
 
     model = getattr(stable_baselines3, work.algorithm.upper())(
         "MlpPolicy",

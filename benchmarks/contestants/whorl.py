@@ -99,7 +99,7 @@ def td3(work: Work) -> float:
 def dqn(work: Work) -> float:
     settings: dict[str, Any] = {
         "num_envs": 1 if work.way == "1 environment" else 8,
-        "num_steps": 64,
+        "num_steps": 16 if work.pixels else 64,
         "batch_size": work.batch_size,
         "updates_per_step": 0.25,
         "hidden_sizes": [512] if work.pixels else list(work.hidden),
