@@ -4,6 +4,9 @@
 # and torch stay in use.
 #   benchmarks/device.sh fetch && benchmarks/device.sh pack     here: build/wheels/*.whl -> wheels/site.tar.xz
 #   benchmarks/device.sh unpack                                 there
+# MuJoCo Warp's library is 90 MB even when packed, so it travels in parts, from the environment that is installed here:
+#   benchmarks/device.sh pack-warp                              here: wheels/warp.00, wheels/warp.01, ...
+#   benchmarks/device.sh unpack-warp FOLDER                     there, with all parts in FOLDER, after unpack
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,8 +42,22 @@ unpack)
 pathlib.Path(sysconfig.get_path('purelib'), 'benchmarks.pth').write_text(sys.argv[1] + '\n')" "$site"
     python3 -c "import gymnasium, torch; print('python packages in', gymnasium.__path__, 'torch', torch.__version__)"
     ;;
+pack-warp)
+    site=$(.venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+    mkdir -p wheels
+    # Left out: what compiles for a CPU, tests, examples.
+    tar -C "$site" -c --exclude=warp-clang.so --exclude=__pycache__ --exclude=warp/tests --exclude=warp/examples \
+        --exclude=test_data --exclude='*_test.py' warp mujoco_warp | xz -T2 -6 | split -b 45M -d - wheels/warp.
+    ls -l wheels/warp.*
+    ;;
+unpack-warp)
+    site=${SITE:-/tmp/site}
+    cat "${2:-wheels}"/warp.* > /tmp/warp.tar.xz
+    python3 -c "import sys, tarfile; tarfile.open('/tmp/warp.tar.xz').extractall(sys.argv[1])" "$site"
+    python3 -c "import mujoco_warp, warp; warp.init(); print('warp', warp.__version__, warp.get_cuda_devices())"
+    ;;
 *)
-    echo "usage: $0 fetch | pack | unpack" >&2
+    echo "usage: $0 fetch | pack | unpack | pack-warp | unpack-warp FOLDER" >&2
     exit 2
     ;;
 esac

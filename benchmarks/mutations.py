@@ -294,8 +294,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "Gumbel noise subtracted",
-            "(self.log_probs - (-uniform.log()).log())",
-            "(self.log_probs + (-uniform.log()).log())",
+            "(self.log_probs + gumbel(noise))",
+            "(self.log_probs - gumbel(noise))",
         ),
         Bug(
             "categorical entropy of the wrong sign",
@@ -935,8 +935,86 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "datasets/rows.py",
+        "datasets/test_minari.py",
+        Bug(
+            "a time limit ends the return",
+            "continues=~self.terminated[here] & mask",
+            "continues=~self.ended[here] & mask",
+        ),
+        Bug(
+            "the row of the final observation belongs to no episode",
+            "first[every], reset[at, env_index], mask[here] = at, True, True",
+            "first[here], reset[at, env_index], mask[here] = at, True, True",
+        ),
+        Bug(
+            "episodes that just stop run on",
+            "        ended[at + count - 1, env_index] = True",
+            "        pass",
+        ),
+        Bug("episodes touch each other", "heights[column] += count + 1", "heights[column] += count"),
+        Bug(
+            "a frame stack reaches into the episode before",
+            "torch.maximum(row - age, self.first[start:stop])",
+            "(row - age).clamp(min=0).expand(-1, self.spec.num_envs)",
+        ),
+        Bug(
+            "the memory knows the reward of its own row",
+            '"reward": self.reward[rows - 1]}',
+            '"reward": self.reward[rows]}',
+        ),
+        Bug("actions leave their bounds", "    return action.clamp(low, high)", "    return action"),
+    ),
+    *planted(
+        "run/dataset.py",
+        "run/test_offline.py",
+        Bug(
+            "padding is in the statistics",
+            "_observe(agent, rollout, column, length - before)",
+            "_observe(agent, rollout, column, 10**9)",
+        ),
+        Bug("offline steps are never over", "min(size, max(0, run.offline_steps - steps))", "size"),
+    ),
+    *planted(
+        "run/record.py",
+        "datasets/test_minari.py",
+        Bug("the policy is asked with old memory", "policy.reset(np.array(", "(np.array("),
+        Bug("an episode is longer than allowed", "len(episode.rewards) + 1 >= self.max_steps", "False"),
+        Bug(
+            "epsilon is a probability of the policy",
+            "chance[number] < behavior.epsilon",
+            "chance[number] > behavior.epsilon",
+        ),
+    ),
+    *planted(
+        "algorithms/bc.py",
+        "algorithms/test_bc.py",
+        Bug(
+            "masked rows count",
+            "log_prob(batch.action) * batch.share).mean()",
+            "log_prob(batch.action)).mean()",
+        ),
+    ),
+    *planted(
+        "algorithms/iql.py",
+        "algorithms/test_iql.py",
+        Bug(
+            "the maximum of the targets", 'noise["target_critic"]).amin(0)', 'noise["target_critic"]).amax(0)'
+        ),
+        Bug("the value of the state itself", "self.state_value(batch.next)", "self.state_value(batch.now)"),
+        Bug("weights are not clipped", ".exp().clamp(max=cfg.advantage_clip)", ".exp()"),
+        Bug("the value is not in the loss", "return loss + value_loss, error", "return loss, error"),
+    ),
+    *planted(
         "algorithms/td3.py",
         "algorithms/test_td3.py",
+        Bug("the maximum of the twins", "batch.discount * after.amin(0)", "batch.discount * after.amax(0)"),
+        Bug("lambda is part of the slope", "(q.detach().abs() * batch.share)", "(q.abs() * batch.share)"),
+        Bug(
+            "the distance is a sum",
+            "distance = (action - batch.action).square().mean(-1)",
+            "distance = (action - batch.action).square().sum(-1)",
+        ),
         Bug("the maximum of the twins", 'noise["target_critic"]).amin(0)', 'noise["target_critic"]).amax(0)'),
         Bug(
             "smoothing is not clipped",
@@ -951,13 +1029,134 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "the actor follows the mean of the twins",
-            "-(self.critic.first(batch.now, action) * batch.share).mean()",
-            "-(self.critic(batch.now, action).mean(0) * batch.share).mean()",
+            "q = self.atoms.mean(self.critic.first(batch.now, action))",
+            "q = self.q_of(batch.now, action).mean(0)",
+            "q = self.critic.first(batch.now, action)",
+            "q = self.critic(batch.now, action).mean(0)",
         ),
+    ),
+    *planted(
+        "algorithms/td3.py",
+        "algorithms/test_td3.py",
+        Bug(
+            "target actions of the slow actor",
+            "if cfg.target_actor else self.actor",
+            "if True else self.actor",
+        ),
+        Bug("actor_q is never read", 'if self.cfg.actor_q == "first":', "if True:"),
+    ),
+    *planted(
+        "core/cuda_graphs.py",
+        "run/test_together.py",
+        Bug(
+            "others work while one is alone",
+            "self._changed.wait_for(lambda: not self._alone and not self._working)",
+            "self._changed.wait_for(lambda: not self._alone)",
+        ),
+        Bug("waiting counts as work", "self._working -= works\n", "pass\n"),
+    ),
+    *planted(
+        "cli/flags.py",
+        "test_cli.py",
+        Bug("a range without its end", "range(first, last + 1)", "range(first, last)"),
+    ),
+    *planted(
+        "nets/atoms.py",
+        "nets/test_atoms.py",
+        Bug("the highest distribution", ".argmin(0, keepdim=True)", ".argmax(0, keepdim=True)"),
+        Bug("atoms are not discounted", "+ discount.unsqueeze(-1) * self.atoms", "+ self.atoms"),
+        Bug(
+            "priorities are cross entropies",
+            "loss.detach() + torch.special.xlogy(target, target).sum(-1)",
+            "loss.detach()",
+        ),
+        Bug("nothing is outside", "(prob * beyond).sum(-1)", "(0 * prob).sum(-1)"),
+    ),
+    *planted(
+        "nets/bounded.py",
+        "nets/test_bounded.py",
+        Bug("features are not normalised", "self.rms(value), self.weights[-1]", "value, self.weights[-1]"),
+        Bug("no residual path", "value = value + inner", "value = inner"),
+        Bug("shifts are not bounded", "self.shift.mul_(factor)", "pass"),
+        Bug(
+            "the norm of inputs instead of units",
+            "weight.square().sum(1, keepdim=True)",
+            "weight.square().sum(2, keepdim=True)",
+        ),
+        Bug(
+            "statistics follow at once",
+            "self.mean.lerp_(moments[0], MOMENTUM)",
+            "self.mean.copy_(moments[0])",
+        ),
+    ),
+    *planted(
+        "nets/normalize.py",
+        "nets/test_bounded.py",
+        Bug(
+            "the largest return is ignored", "return torch.minimum(super().scale(), ", "return torch.maximum("
+        ),
+        Bug("masked rows are returns", "torch.where(mask > 0, seen, 0.0).abs()", "seen.abs()"),
+    ),
+    *planted(
+        "algorithms/flash_sac.py",
+        "algorithms/test_flash_sac.py",
+        Bug("critics keep their norms", "        self.critic.project_()\n", ""),
+        Bug("the actor keeps its norm", "            self.actor.project_()\n", ""),
+        Bug("the target adds log pi", "bonus = -self.temperature()", "bonus = self.temperature()"),
+        Bug(
+            "each half has its statistics",
+            "answers, moments = self.critic.learn(both)",
+            "answers, moments = self.critic.learn(both[:1])",
+        ),
+        Bug("the actor learns by one half", "self.actor.learn(features)", "self.actor.learn(features[:-1])"),
+        Bug("rewards are not scaled", "reward=self.rewards(batch.reward)", "reward=batch.reward"),
+        Bug("target critics stand still", "if move_targets:", "if False:"),
+    ),
+    *planted(
+        "ops/transforms.py",
+        "ops/test_transforms.py",
+        Bug("mass on an atom is above it", "contiguous(), right=True)", "contiguous() + 1e-3, right=True)"),
+        Bug("no mass above the gap", "passed = whole - mass_below[..., 1:] + part", "passed = part"),
+    ),
+    *planted(
+        "settings/follow.py",
+        "settings/test_follow.py",
+        Bug(
+            "updates of one environment",
+            'now["updates_per_iteration"] / rows',
+            'now["updates_per_iteration"]',
+        ),
+        Bug("the preset wins over the user", "if whole in given and part not in given:", "if False:"),
+    ),
+    *planted(
+        "algorithms/sac.py",
+        "algorithms/test_cql.py",
+        Bug(
+            "uniform actions have no density",
+            "-log(2) * self.actions.parts.size",
+            "0.0 * self.actions.parts.size",
+        ),
+        Bug("a sum in place of a mean", ".logsumexp(-1) - log(q.shape[-1])", ".logsumexp(-1)"),
+        Bug(
+            "forbidden actions are in the sum",
+            "            if self.actions.masked:\n",
+            "            if False:\n",
+        ),
+        Bug(
+            "the data is not raised",
+            "(self.log_sum_exp(batch, values, noise) - q).sum(0)",
+            "self.log_sum_exp(batch, values, noise).sum(0)",
+        ),
+        Bug("the term has no weight", "loss + self.cfg.cql_weight * gap", "loss + gap"),
     ),
     *planted(
         "algorithms/sac.py",
         "algorithms/test_sac.py",
+        Bug(
+            "the moved distribution loses the entropy",
+            "bonus = -self.temperature.cost(drawn.log_prob)",
+            "bonus = self.temperature.cost(drawn.log_prob)",
+        ),
         Bug(
             "the target adds log pi",
             "soft = value - self.temperature.cost(drawn.log_prob)",
@@ -981,8 +1180,8 @@ MUTATIONS: list[Mutation] = [
         Bug("the same subset for all", 'noise[f"{which}_subset"].topk', 'noise["target_subset"].topk'),
         Bug(
             "the maximum over the subset",
-            "values.index_select(0, subset).amin(0)",
-            "values.index_select(0, subset).amax(0)",
+            "return self.subset(values, noise, which).amin(0)",
+            "return self.subset(values, noise, which).amax(0)",
         ),
         Bug("actor_q is never read", 'if self.cfg.actor_q == "mean":', "if False:"),
         Bug(
@@ -1056,6 +1255,27 @@ MUTATIONS: list[Mutation] = [
             "masked rows of a rollout are read",
             "held = tree.where(batch.mask > 0, held, tree.map(torch.zeros_like, held))",
             "held = dict(held)",
+        ),
+    ),
+    *planted(
+        "data/replay.py",
+        "run/test_offline.py",
+        Bug(
+            "updates are due for the rows of a dataset",
+            "self.drawn, self.dataset = self._due_by_now(), hash",
+            "self.dataset = hash",
+        ),
+        Bug("granted batches are forgotten", "return self.granted + int(", "return int("),
+        Bug(
+            "own samples are a whole batch",
+            "count * self.batch_size - self._demonstrated, self.generator",
+            "count * self.batch_size, self.generator",
+        ),
+        Bug("changed demonstrations pass", "        if shown != self._demonstrations:", "        if False:"),
+        Bug(
+            "demonstrations have priorities",
+            "own = batch.shape[1] - self._demonstrated",
+            "own = batch.shape[1]",
         ),
     ),
     *planted(
@@ -1152,6 +1372,40 @@ MUTATIONS: list[Mutation] = [
             "the actor moves in every update",
             "train_actor=(self.updates + 1) % self.cfg.policy_delay == 0",
             "train_actor=True",
+        ),
+    ),
+    *planted(
+        "data/hindsight.py",
+        "data/test_hindsight.py",
+        Bug(
+            "a goal may be the row's own",
+            "return slot + 1 + (uniform * after).long()",
+            "return slot + (uniform * after).long()",
+        ),
+        Bug(
+            "a goal may be of the next episode",
+            "return slot + 1 + (uniform * after).long()",
+            "return slot + 1 + (uniform * (after + 1)).long()",
+        ),
+        Bug("the final goal is of the next episode", "return slot + after\n", "return slot + after + 1\n"),
+        Bug(
+            "a cut does not end an episode",
+            'begins = ~ring.columns["mask"].index_select(0, (row - 1) % self.slots)',
+            'begins = ring.columns["reset"].index_select(0, row % self.slots)',
+        ),
+        Bug("overwritten rows are goals", "torch.maximum(first, self.oldest)", "first"),
+        Bug("what was achieved before the step", "after = (cell + self.num_envs) %", "after = cell %"),
+        Bug(
+            "returns go on behind the new goal",
+            "torch.where(self._chosen, stored & ~now, stored)",
+            "torch.where(self._chosen, stored, stored)",
+        ),
+        Bug("the old goal still ends the episode", "(stored | before) & ~now", "stored & ~now"),
+        Bug("another share of new goals", "self.ratio = goals / (goals + 1)", "self.ratio = 1 / (goals + 1)"),
+        Bug(
+            "loaded rows keep the ends of those before them",
+            "            table.zero_()\n",
+            "            pass\n",
         ),
     ),
     *planted(
@@ -1407,8 +1661,8 @@ MUTATIONS: list[Mutation] = [
         "data/test_rollouts.py algorithms/test_ppo.py algorithms/test_ppg.py",
         Bug(
             "minibatches keep their order",
-            ".argsort()\n    # One gather",
-            "\n    order = torch.arange(len(order))\n    # One gather",
+            "order = shuffled(chunks * num_envs, generator, batch.mask.device)",
+            "order = torch.arange(chunks * num_envs)",
         ),
         Bug(
             "chunks start from other memories",
@@ -1422,8 +1676,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "half of a rollout is never learned from",
-            "for start in range(0, chunks * num_envs, count):",
-            "for start in range(0, max(count, chunks * num_envs // 2), count):",
+            "for number in range(chunks * num_envs // count):",
+            "for number in range(max(1, chunks * num_envs // count // 2)):",
         ),
     ),
     *planted(
@@ -1530,6 +1784,47 @@ MUTATIONS: list[Mutation] = [
             "component.track(held, obs, action, next_obs, torch.zeros_like(reset))",
             "components/test_component.py",
         ),
+    ),
+    *planted(
+        "ops/by_hand.py",
+        "algorithms/test_ppo.py",
+        Bug(
+            "the entropy's derivative has the wrong sign",
+            "slope += probs * (log_probs",
+            "slope -= probs * (log_probs",
+        ),
+        Bug("the Gaussian's spread moves the wrong way", "squares.sub_(1.0)", "squares.sub_(-1.0)"),
+        Bug("clipped rows move the policy", "(gain <= bound)", "(gain <= gain)"),
+        Bug("clamped ratios move the policy", ".logical_and_(log_ratio <= MAX_LOG_RATIO)", ""),
+    ),
+    *planted(
+        "nets/by_hand.py",
+        "algorithms/test_ppo.py",
+        Bug(
+            "activations have no derivative",
+            "self.slope(slope.mm(self._weights[number]), values[number])",
+            "slope.mm(self._weights[number])",
+        ),
+    ),
+    *planted(
+        "agents/packed.py",
+        "agents/test_packed.py",
+        Bug("a parameter of two optimizers is packed", "own.isdisjoint(id(p) for p in others)", "True"),
+    ),
+    *planted(
+        "explore/rollout_actor.py",
+        "collect/test_rollout_actor.py",
+        Bug(
+            "noise is not scaled",
+            "torch.addcmul(output, self.std, noise, out=action)",
+            "torch.add(output, noise, out=action)",
+        ),
+        Bug(
+            "observations are not normalised",
+            "value, activation = self.observations(obs)",
+            "value, activation = obs",
+        ),
+        Bug("an agent's own act is passed over", 'not getattr(type(agent).act, "by_policy", False)', "False"),
     ),
     *planted(
         "agents/optimizers.py",
@@ -1852,6 +2147,13 @@ MUTATIONS: list[Mutation] = [
             'torch.where(context.reset.unsqueeze(-1), 0.0, memory[MEMORY]["x"])',
             'memory[MEMORY]["x"]',
         ),
+        Bug(
+            "scales drawn in each step",
+            'torch.where(context.reset.unsqueeze(-1), drawn, memory[MEMORY]["scale"])',
+            "drawn",
+        ),
+        Bug("noise is never held", "noise = torch.where(renew.unsqueeze(-1), fresh, held)", "noise = fresh"),
+        Bug("held across episodes", "renew = (left == 0) | context.reset", "renew = left == 0"),
         Bug("noise does not fall", "action = (action + left * noise)", "action = (action + noise)"),
         Bug("actions leave their range", "+ left * noise).clamp(-1, 1)", "+ left * noise)"),
         Bug(
@@ -2326,7 +2628,7 @@ MUTATIONS: list[Mutation] = [
             "counters.steps",
             "run/test_load_model.py::test_the_random_phase_is_not_repeated",
         ),
-        Bug("progress is never set", "        agent.progress.fill_(progress)\n", ""),
+        Bug("progress is never set", "        self.parts.agent.progress.fill_(progress)\n", ""),
         Bug(
             "weights are never sent",
             "        parts.send_weights()\n        collector",
@@ -2779,6 +3081,112 @@ MUTATIONS: list[Mutation] = [
             "a hit lasts into the next episode",
             "        self._hit = False\n        return self.env.reset",
             "        return self.env.reset",
+        ),
+    ),
+    *planted(
+        "envs/warp/world.py",
+        "envs/test_warp.py",
+        Bug("a diverged state goes on", "            terminated | ~sound,", "            terminated,"),
+        Bug(
+            "the solver's warm start is not restored",
+            'view.qacc_warmstart.copy_(state["warmstart"].T.masked_fill(ended, 0))',
+            "pass",
+        ),
+        Bug(
+            "velocity is measured from the origin",
+            '(task.position(view) - state["position"])',
+            "(task.position(view))",
+        ),
+        Bug(
+            "actions are not scaled", "self._middle + self._half * action.clamp(-1, 1)", "action.clamp(-1, 1)"
+        ),
+    ),
+    *planted(
+        "envs/warp/tasks.py",
+        "envs/test_warp.py",
+        Bug("a fall is paid in v5, too", "if self.old and self.ends", "if self.ends"),
+        Bug(
+            "no contact cost",
+            "        if self.forces:\n            reward",
+            "        if False:\n            reward",
+        ),
+        Bug("uniform noise instead of normal", "        if self.normal:", "        if False:"),
+        "log/statistics.py",
+        "bench/test_aggregates.py",
+        Bug(
+            "runs of all tasks are drawn together",
+            "rng.integers(len(data), size=data.shape[:2])",
+            "rng.integers(len(data), size=(len(data), 1))",
+        ),
+        Bug("a tie counts nothing", " + 0.5 * (x[:, None] == y[None])", ""),
+        Bug(
+            "scores above the target make up for others",
+            "np.minimum(np.asarray(scores, dtype=np.float64), target)",
+            "np.asarray(scores, dtype=np.float64)",
+        ),
+        Bug(
+            "the median is that of runs",
+            "np.median(np.asarray(scores, dtype=np.float64).mean(axis=0), axis=0)",
+            "np.median(np.asarray(scores, dtype=np.float64), axis=(0, 1))",
+        ),
+    ),
+    *planted(
+        "sweep/sweep.py",
+        "sweep/test_sweep.py",
+        Bug(
+            "trials under way at a kill are forgotten",
+            "            self.study.enqueue_trial(dict(trial.params), user_attrs={RETRY: times})",
+            "            pass",
+        ),
+        Bug("nothing is pruned", "elif one.trial.should_prune():", "elif False:"),
+        Bug(
+            "a sweep that goes on draws its first trials again",
+            "self.sweeping.spaces, seed, earlier)",
+            "self.sweeping.spaces, seed, 0)",
+        ),
+        Bug("the best seed counts as the worst", "float(scores.min())", "float(scores.max())"),
+        Bug(
+            "two processes share a folder",
+            "        self.lock = RunLock(self.folder)\n",
+            "        self.lock = RunLock(self.folder)\n        self.lock.release()\n",
+        ),
+    ),
+    *planted(
+        "sweep/space.py",
+        "sweep/test_space.py",
+        Bug("conditions are ignored", "        if space.applies(chosen):", "        if True:"),
+        Bug("whole settings get fractions", 'whole or "int" in rest', '"int" in rest'),
+    ),
+    *planted(
+        "sweep/report.py",
+        "sweep/test_sweep.py",
+        Bug("the preset keeps the settings that were searched", "means <= searched or ", ""),
+    ),
+    *planted(
+        "bench/cell.py",
+        "bench/test_bench.py",
+        Bug(
+            "a run that was killed begins again",
+            "            return load_run(folder, {})",
+            "            shutil.rmtree(folder)",
+        ),
+    ),
+    *planted(
+        "bench/bench.py",
+        "bench/test_bench.py",
+        Bug(
+            "runs that have ended are trained again",
+            " if read_result(Path(cell.folder)) is None)",
+            ")",
+        ),
+    ),
+    *planted(
+        "bench/results.py",
+        "bench/test_bench.py",
+        Bug(
+            "a run that diverged counts as the reference",
+            "return 0.0 if value is None",
+            "return 1.0 if value is None",
         ),
     ),
 ]

@@ -35,6 +35,8 @@ TUNED = (
     *("CarHeavenHellPriest-v0", "WaterMazeHidden-v0", "WaterMazeSimpleHidden-v0"),
 )
 """environments that presets have settings for, and one that none has"""
+RECORDED = "recorded"
+"""dataset of a case that is recorded with random actions before it trains"""
 PLAYED = 12
 """steps that the trained policy is asked for after training"""
 
@@ -177,7 +179,14 @@ BASES = {
     "sac": CONTROL,
     "tqc": {**CONTROL, "n_critics": 3, "n_quantiles": 5, "n_drop_atoms": 1},
     "crossq": {**CONTROL, "renorm_warmup": 100},
+    "flash_sac": {**REPLAY, "random_steps": 100, "actor_width": 8, "critic_width": 8, "n_atoms": 11},
     "option_critic": {**CONTROL, "num_options": 3},
+    "bc": {
+        key: value
+        for key, value in CONTROL.items()
+        if key not in ("critic_hidden", "random_steps", "learn_after")
+    },
+    "iql": {key: value for key, value in CONTROL.items() if key != "random_steps"},
 }
 """settings of every update rule, small enough for a case to take a second or two"""
 INHERITED = {
@@ -194,7 +203,8 @@ INHERITED = {
     **dict.fromkeys(("rainbow", "c51_dqn"), "c51"),
     "btr": "iqn",
     **dict.fromkeys(("ddpg_lillicrap", "rdpg"), "ddpg"),
-    "rtd3": "td3",
+    **dict.fromkeys(("rtd3", "fast_td3", "td3_bc"), "td3"),
+    "cql": "sac",
     **dict.fromkeys(("redq", "droq", "rsac", "rsac_share"), "sac"),
 }
 """presets by the update rule that they use"""
@@ -209,11 +219,14 @@ def case(name: str, env: Any, algorithm: str, resume: bool = False, needs: str =
     base = BASES[INHERITED.get(algorithm, algorithm)]
     if "sequence" in settings:  # an update takes several times as long
         base = {**base, "max_epochs": 30}
+    run = {
+        key: value for key, value in RUN.items() if algorithm != "bc" or key != "gamma"
+    }  # which bc does not use
     return Case(
         name,
         env,
         algorithm,
-        {**RUN, **base, **settings},
+        {**run, **base, **settings},
         resume,
         needs,
     )
@@ -229,6 +242,7 @@ def cases() -> list[Case]:
         *_values(),
         *_control(),
         *_replay(),
+        *_datasets(),
         *_observations(),
         *_presets(),
     ]
@@ -352,7 +366,7 @@ def _values() -> Iterator[Case]:
 def _control() -> Iterator[Case]:
     yield case("option_critic", PENDULUM, "option_critic")
     yield case("option_critic discrete, prioritized", CARTPOLE, "option_critic", prioritized=True)
-    for rule in (*CONTROL_RULES, "crossq"):
+    for rule in (*CONTROL_RULES, "crossq", "flash_sac"):
         yield case(f"{rule}", PENDULUM, rule)
         yield case(f"{rule} prioritized 3 steps", PENDULUM, rule, **PRIORITIES, priority_clip=[0.01, 1.0])
         yield case(f"{rule} priority_on_add", PENDULUM, rule, **PRIORITIES, priority_on_add=True)
@@ -384,6 +398,19 @@ def _control() -> Iterator[Case]:
         "sac dropout", PENDULUM, "sac", critic_network={"class": "mlp", "layer_norm": True, "dropout": 0.05}
     )
     yield case("td3 ou noise", PENDULUM, "td3", noise="ou", noise_scale=[0.1, 0.3], noise_final=0.2)
+    distribution = {"n_atoms": 21, "v_min": -40.0, "v_max": 0.0}
+    yield case("td3 distribution", PENDULUM, "td3", **distribution, n_step=3)
+    yield case(
+        "td3 drawn scales, no target actor",
+        PENDULUM,
+        "td3",
+        **distribution,
+        noise_scale=[0.1, 0.3],
+        noise_redraw=True,
+        target_actor=False,
+        actor_q="min",
+    )
+    yield case("sac distribution", PENDULUM, "sac", **distribution, ensemble_q_num=3, ensemble_q_sample=2)
     yield case("ddpg epsilon, second layer", PENDULUM, "ddpg", action_joins="second", epsilon=0.1)
     yield case("sac two threads", PENDULUM, "sac", batch_size=1024, learn_after=400, max_epochs=25)
 
@@ -393,6 +420,22 @@ def _replay() -> Iterator[Case]:
     yield case("sac resumed", PENDULUM, "sac", resume=True, n_step=3, normalize_obs=True)
     yield case("sac many updates a step", PENDULUM, "sac", ratio=2.5, max_epochs=12)
     yield case("dqn full ring", CARTPOLE, "dqn", capacity=200, n_step=4, max_epochs=60)
+
+
+def _datasets() -> Iterator[Case]:
+    offline = {"needs": "minari", "dataset": RECORDED, "max_epochs": 4}
+    for rule in ("bc", "td3_bc", "iql", "cql"):
+        yield case(f"{rule} offline", PENDULUM, rule, **offline)
+    for rule in ("bc", "iql", "cql"):
+        yield case(f"{rule} offline, discrete", CARTPOLE, rule, **offline)
+    yield case("bc offline lstm", CARTPOLE, "bc", **offline, **SEQUENCES)
+    yield case("iql offline resumed", PENDULUM, "iql", resume=True, **offline, n_step=3, prioritized=True)
+    yield case("iql offline, then online", CARTPOLE, "iql", **offline | {"max_epochs": 12}, offline_steps=64)
+    shown = {"needs": "minari", "demonstrations": RECORDED}
+    yield case("sac demonstrations", PENDULUM, "sac", **shown, n_step=3)
+    yield case("dqn demonstrations lstm", CARTPOLE, "dqn", **shown, **SEQUENCES, **PRIORITIES)
+    yield case("td3 bc_alpha online", PENDULUM, "td3", bc_alpha=2.5)
+    yield case("sac cql_weight online", PENDULUM, "sac", cql_weight=1.0, cql_actions=4)
 
 
 def _observations() -> Iterator[Case]:
@@ -546,6 +589,9 @@ def trace(one: Case) -> dict[str, Any]:
     env = one.env if isinstance(one.env, str) else partial(Toy, *one.env)
     with tempfile.TemporaryDirectory(prefix="whorl-trace-") as runs:
         settings = {**one.settings, "runs": runs}
+        for name in ("dataset", "demonstrations"):
+            if settings.get(name) == RECORDED:
+                settings[name] = _recorded(env, Path(runs))
         if not one.resume:
             result = whorl.load(env, one.algorithm, settings).train()
         else:
@@ -564,6 +610,15 @@ def trace(one: Case) -> dict[str, Any]:
             },
             "actions": _played(whorl.restore(folder), env, one.settings.get("env_options", {})),
         }
+
+
+def _recorded(env: Any, folder: Path) -> str:
+    """A dataset of two episodes with random actions."""
+    import whorl
+
+    small = {**RUN, **PASSES, "max_epochs": 1, "runs": str(folder / "teacher"), "eval": False}
+    teacher = whorl.load(env, "ppo", small).train().run_dir
+    return str(whorl.record(teacher, 2, output=folder / "dataset", epsilon=1.0).folder)
 
 
 def _agent_state(run: Path) -> Any:

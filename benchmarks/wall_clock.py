@@ -57,6 +57,10 @@ def measure(env: str, algorithm: str, settings: dict[str, Any], args: argparse.N
             1 + trainer.experience.overlaps
         ):  # where collection and updates overlap, the first has no update
             iterate(trainer, 0.0)
+        # With replay the first updates come later, and those of critics alone are a graph of their own.
+        both = 2 * getattr(trainer.settings.algo, "policy_delay", 1)
+        while trainer.agent.off_policy and trainer.agent.updates < both:
+            iterate(trainer, 0.0)
         torch.cuda.synchronize()
     warm_up = time.perf_counter() - began
     clock = 0.0 if on_gpu else warm_up

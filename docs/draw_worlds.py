@@ -1,4 +1,5 @@
-"""Draws native environments, one frame each: docs/images/exploration.png, hybrid.png and recall.png."""
+"""Draws native environments, one frame each: docs/images/exploration.png, hybrid.png, recall.png and
+goals.png."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ def main() -> None:
     draw_exploration()
     draw_hybrid()
     draw_recall()
+    draw_goals()
 
 
 def draw_exploration() -> None:
@@ -78,6 +80,18 @@ def draw_recall() -> None:
         follow(world, [0] * steps)
     worlds[2].state["kept"][:, 0] = torch.tensor([1, 3, 0, 2])
     save(worlds, "recall.png")
+
+
+def draw_goals() -> None:
+    worlds = [WORLDS[f"{name}-v0"](1) for name in ("BitFlip", "PointReach", "PointPush")]
+    for world in worlds:
+        world.reset(3)
+    follow(worlds[0], [0, 4, 7, 9])
+    for world in worlds[1:]:
+        world.state["place"][:, 0] = torch.tensor([-0.5, -0.35])
+        world.state["goal"][:, 0] = torch.tensor([0.45, 0.4])
+    worlds[2].state["puck"][:, 0] = torch.tensor([-0.36, -0.25])
+    save(worlds, "goals.png")
 
 
 def save(worlds: Sequence[World], name: str) -> None:

@@ -22,15 +22,15 @@ from torch import nn
 
 import whorl
 from whorl.cli import completion as completion_module
-from whorl.cli import main
+from whorl.cli import main, seeds
 from whorl.cli.command import commands
 from whorl.cli.commands import EvalFlags, PlotFlags, ResumeFlags, TrainFlags
 from whorl.cli.completion import script
 from whorl.cli.flags import FlagParser
 from whorl.cli.groups import GROUPS, group_of
 from whorl.cli.report import show_runs
-from whorl.cli.seeds import shares
 from whorl.core.errors import ConfigError
+from whorl.core.hardware import shares
 from whorl.run.evaluate import Evaluation
 from whorl.run.evaluation_log import log_evaluation
 from whorl.settings.presets import algorithm_class, algorithms, preset_names, read_yaml
@@ -325,6 +325,19 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
             "--env_options.max_episode_steps VALUE",
         ),
         ("train ppo CartPole-v1 --seeds 1 2 1", "--seeds names 1 twice; name each seed once"),
+        ("train ppo CartPole-v1 --seeds 1..3 2", "--seeds names 2 twice; name each seed once"),
+        (
+            "train ppo CartPole-v1 --seeds 8..1",
+            "--seeds 8..1 is no range of at most 10000 seeds; write the lower number first, as in 1..8",
+        ),
+        (
+            "train ppo CartPole-v1 --parallel gpu",
+            "--parallel needs --seeds, as in --seeds 1 2 3 --parallel 3",
+        ),
+        (
+            "train ppo CartPole-v1 --seeds 1..2 --parallel gpu --device cpu",
+            "--parallel gpu trains all seeds on one GPU, but device is cpu; use --parallel 2 for processes",
+        ),
         (
             "train ppo CartPole-v1 --parallel 2",
             "--parallel needs --seeds, as in --seeds 1 2 3 --parallel 3",
@@ -389,7 +402,7 @@ def test_off_policy_flags_say_where_they_belong(capsys: pytest.CaptureFixture[st
         ),
         (
             "td3 --log-std-range -20 2",
-            "log_std_range is a setting of A2C, CrossQ, IMPALA and others; td3 ignores it",
+            "log_std_range is a setting of A2C, BC, CrossQ and others; td3 ignores it",
         ),
         (
             "crossq --tau 0.1",
@@ -974,6 +987,40 @@ def test_seeds_in_parallel_give_the_same_as_one_after_the_other(
         assert all(weights[0][key].equal(weights[1][key]) for key in weights[0])
 
 
+def test_seeds_in_one_process_give_the_same_as_one_after_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeds, "check_gpu", lambda settings, count: None)
+    loud = [word for word in SMALL if word != "--quiet"]
+    for name, parallel in (("one", []), ("company", ["--parallel", "gpu"])):
+        words = ["--no-eval", "--runs", str(tmp_path / name), "--seeds", "3..4", *parallel]
+        assert main(["train", "ppo", "CartPole-v1", *loud, *words]) == 0
+        out = capsys.readouterr().out
+    assert "2 seeds in one process" in out and "mean ± std" in out
+    for seed in (3, 4):
+        assert f"\nseed {seed}: 100% 2/2 iterations" in out and f"\nseed {seed}: finished" in out
+        one, two = (next((tmp_path / name).glob(f"*seed{seed}")) for name in ("one", "company"))
+        assert metrics_of(one) == metrics_of(two)
+        weights = [whorl.restore(run).agent.state_dict() for run in (one, two)]
+        assert all(weights[0][key].equal(weights[1][key]) for key in weights[0])
+
+
+def test_a_seed_of_one_process_that_fails_is_told_and_the_others_finish(
+    folder_of_my_own: Path,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seeds, "check_gpu", lambda settings, count: None)
+    words = [*SMALL, "--no-eval", "--workers", "0", "--seeds", "1..2", "--parallel", "gpu"]
+    environment = f"{module_name(request)}:Line"
+    assert main(["train", "ppo", environment, *words, "--env_options.failing", "claimed"]) == 2
+    out, err = capsys.readouterr()
+    assert err.count("whorl: seed ") == 1 and "sensor disconnected" in err and "Traceback" in err
+    assert out.count("failed") == 1
+    assert len(list(Path("runs").glob("*/checkpoint_*"))) == 1, "the other one has its last checkpoint"
+
+
 def test_a_seed_that_fails_is_told_and_the_others_finish(
     folder_of_my_own: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -1055,6 +1102,8 @@ def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["plot", "--statistic", ""], {"mean", "iqm", "median"}),
         (["eval", "PPO"], {"PPO_one", "PPO two"}),
         (["completion", ""], {"bash", "zsh", "fish"}),
+        (["sweep", "x.yaml", "--objective", ""], {"mean", "iqm", "worst"}),
+        (["bench", "classic", "--jo"], {"--jobs"}),
     ],
 )
 def test_bash_completes(words: list[str], found: set[str], completion: Path, tmp_path: Path) -> None:

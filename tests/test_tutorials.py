@@ -11,6 +11,7 @@ A training with a large budget is stopped after its first iteration here. One th
 """
 
 import dataclasses
+import math
 import re
 import shlex
 import shutil
@@ -26,13 +27,20 @@ import gymnasium
 import pytest
 import torch
 import yaml
+from inline import InlineBackend
 
 import whorl
 from whorl import cli
+from whorl.bench import bench, cell
+from whorl.bench.bench import Bench, Benched
+from whorl.bench.suite import check_runs, read_suite
 from whorl.core import registry
 from whorl.core.errors import WhorlError
+from whorl.envs.adapter import adapter_of
+from whorl.envs.adapters.imported import WARP
 from whorl.envs.make import find
 from whorl.envs.native import WORLDS
+from whorl.page import server
 from whorl.population import evolver, setup
 from whorl.population.config import EvolveConfig
 from whorl.population.evolver import Evolver
@@ -42,9 +50,10 @@ from whorl.run.trainer import Trainer
 from whorl.settings.behaviors import take_behaviors
 from whorl.settings.merge import configure
 from whorl.settings.schema import build
-
-sys.path.append(str(Path(__file__).parent / "population"))
-from inline import InlineBackend
+from whorl.sweep import setup as sweep_setup
+from whorl.sweep import sweep
+from whorl.sweep import worker as sweep_worker
+from whorl.sweep.sweep import Sweep, Swept
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -106,6 +115,14 @@ def page_folder(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Trainer, "train", shortened)
     monkeypatch.setattr(Evolver, "train", evolve_shortly)
     monkeypatch.setattr(evolver, "make_backend", lambda *_: InlineBackend())
+    # It would serve until Ctrl-C.
+    monkeypatch.setattr(server, "serve", lambda root, *_: server.make_app(root, "token"))
+    monkeypatch.setattr(sweep, "make_backend", lambda *_: InlineBackend())
+    monkeypatch.setattr(sweep_worker, "equip", lambda *_: None)
+    monkeypatch.setattr(Sweep, "run", sweep_shortly)
+    monkeypatch.setattr(bench, "make_backend", lambda *_: InlineBackend())
+    monkeypatch.setattr(cell, "equip", lambda *_: None)
+    monkeypatch.setattr(Bench, "run", bench_shortly)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     torch.set_num_threads(1)
     for name in ("RUN", "RUN1", "RUN2", "runs/first", "runs/second"):
@@ -173,6 +190,11 @@ def check_command(words: list[str], page: Path) -> None:
         if "--parallel" in rest:  # other processes would train for as long as the page says
             rest[rest.index("--parallel") + 1] = "1"
         if any("pettingzoo:mpe2" in word for word in rest):  # a package that tests do without
+            return
+        if tasks := [
+            word for word in rest if word.startswith(WARP)
+        ]:  # needs a GPU, and packages that tests do without
+            assert all(adapter_of(id).full_id(id) == id for id in tasks)
             return
         if "unity:editor" in rest:  # waits for somebody to press Play; tests/unity has a stand-in that does
             return
@@ -265,6 +287,12 @@ def test_the_commands_of_a_table_run(page: Path, page_folder: Path, monkeypatch:
 def check_settings(settings: dict[str, object]) -> None:
     """Settings of a YAML block have to suit one algorithm together; those of a population name theirs."""
     mistakes = []
+    if "environments" in settings:
+        check_runs(read_suite("page", settings))
+        return
+    if "search" in settings:
+        sweep_setup.read([settings])
+        return
     sections, (settings,) = take_behaviors([settings])
     for section in sections.values():
         configure(section.pop("algorithm", "ppo"), "", section, [settings])
@@ -284,6 +312,7 @@ def check_settings(settings: dict[str, object]) -> None:
 
 
 train_whole, evolve_whole = Trainer.train, Evolver.train
+sweep_whole, bench_whole = Sweep.run, Bench.run
 
 
 def shortened(trainer: Trainer) -> Result:
@@ -318,6 +347,25 @@ def evolve_shortly(population: Evolver) -> Result:
     population.config = config
     population.population = dataclasses.replace(population.population, config=config)
     return evolve_whole(population)
+
+
+def sweep_shortly(found: Sweep) -> Swept:
+    """`Sweep.run` of one short trial, in this process."""
+    small = {"total_timesteps": 256, "n_eval_episodes": 1, "num_envs": 4, "eval_max_steps": 50}
+    found.sweeping = dataclasses.replace(found.sweeping, layers=(*found.sweeping.layers, small))
+    found.config = dataclasses.replace(found.config, trials=1, target_return=math.inf)
+    return sweep_whole(found)
+
+
+def bench_shortly(found: Bench, jobs: int, ray: str) -> Benched:
+    """`Bench.run` of short runs of one algorithm on one environment, in this process."""
+    suite = found.suite
+    small = {"total_timesteps": 256, "n_eval_episodes": 1, "num_envs": 4, "eval_max_steps": 50}
+    task = dataclasses.replace(suite.tasks[0], settings={**suite.tasks[0].settings, **small})
+    found.suite = dataclasses.replace(
+        suite, contestants=suite.contestants[:1], tasks=(task,), seeds=suite.seeds[:1]
+    )
+    return bench_whole(found, jobs, ray)
 
 
 class StopEarly(whorl.Callback):

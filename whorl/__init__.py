@@ -11,11 +11,14 @@ from whorl.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from whorl.algorithms.a2c import A2CConfig
     from whorl.algorithms.agent57 import Agent57Config
+    from whorl.algorithms.bc import BCConfig
     from whorl.algorithms.c51 import C51Config
     from whorl.algorithms.crossq import CrossQConfig
     from whorl.algorithms.ddpg import DDPGConfig
     from whorl.algorithms.dqn import DQNConfig
+    from whorl.algorithms.flash_sac import FlashSACConfig
     from whorl.algorithms.impala import IMPALAConfig
+    from whorl.algorithms.iql import IQLConfig
     from whorl.algorithms.iqn import IQNConfig
     from whorl.algorithms.ngu import NGUConfig
     from whorl.algorithms.option_critic import OptionCriticConfig
@@ -28,7 +31,19 @@ if TYPE_CHECKING:
     from whorl.algorithms.td3 import TD3Config
     from whorl.algorithms.tqc import TQCConfig
     from whorl.algorithms.trpo import TRPOConfig
-    from whorl.api import algorithms, check, evaluate, evolve, load, make, register, restore, resume, train
+    from whorl.api import (
+        algorithms,
+        check,
+        evaluate,
+        evolve,
+        load,
+        make,
+        record,
+        register,
+        restore,
+        resume,
+        train,
+    )
     from whorl.core.process import configure_process
     from whorl.log.writers import Logger
     from whorl.population.config import EvolveConfig
@@ -38,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = [
     "A2CConfig",
     "Agent57Config",
+    "BCConfig",
     "BestCheckpoint",
     "C51Config",
     "Callback",
@@ -45,7 +61,9 @@ __all__ = [
     "DDPGConfig",
     "DQNConfig",
     "EvolveConfig",
+    "FlashSACConfig",
     "IMPALAConfig",
+    "IQLConfig",
     "IQNConfig",
     "Logger",
     "NGUConfig",
@@ -70,6 +88,7 @@ __all__ = [
     "evolve",
     "load",
     "make",
+    "record",
     "register",
     "restore",
     "resume",

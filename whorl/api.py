@@ -1,4 +1,4 @@
-"""The public API: make, load, train, evolve, resume, restore, evaluate, check, algorithms, register."""
+"""The public API: make, load, train, evolve, resume, restore, evaluate, record, check, algorithms, register."""
 
 import dataclasses
 import inspect
@@ -17,6 +17,7 @@ from gymnasium.error import DependencyNotInstalled
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
 from whorl.core.registry import only_trusted, register, require_part, require_trust
 from whorl.core.spec import Spec, differences, without_keys
+from whorl.datasets.minari import Writer, dataset_name, free_id
 from whorl.envs import checker
 from whorl.envs import make as envs
 from whorl.envs.adapter import adapter_of
@@ -34,6 +35,7 @@ from whorl.run.build import choose_device, kind_of
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint, use_checkpoint
 from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations, run_episodes
+from whorl.run.record import Behavior, Recording, check_recordable, record_episodes
 from whorl.run.recording import Camera, Screenshots
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
@@ -64,6 +66,7 @@ __all__ = [
     "evolve",
     "load",
     "make",
+    "record",
     "register",
     "restore",
     "resume",
@@ -436,10 +439,24 @@ def restore(
     """The trained policy of a run or checkpoint, with its normalisers, memory and action scaling.
 
     Args:
+        run: a run folder, a checkpoint, or a .safetensors file that `policy.export` wrote.
         behavior: which policy, where the run has several behaviours.
     """
     _refuse(restore, unknown)
+    if Path(run).suffix == ".safetensors":
+        return _from_file(Path(run), best, behavior, trust, device)
     return _policy(_saved(run, best), behavior, trust, device)
+
+
+def _from_file(path: Path, best: bool, behavior: str, trust: Sequence[str], device: str) -> SavedPolicy:
+    """The policy in a .safetensors file."""
+    from whorl.state.formats import read_safetensors
+
+    if best or behavior:
+        raise ConfigError(f"{path} holds one policy; leave {'best' if best else 'behavior'} out")
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path}")
+    return read_safetensors(path, code.expanded(trust), str(choose_device(device)))
 
 
 def _policy(found: checkpoint.Loaded, behavior: str, trust: Sequence[str], device: str) -> SavedPolicy:
@@ -460,6 +477,7 @@ def _policy(found: checkpoint.Loaded, behavior: str, trust: Sequence[str], devic
     with checkpoint.reading(found.folder, checkpoint.POLICY):
         loaded = load_policy(policy, known, chosen, code.hint(found.folder, found.code))
         loaded.steps = int(found.metadata["steps"])
+        loaded.origin = dict(found.metadata.get("provenance") or {})
         return loaded
 
 
@@ -542,7 +560,7 @@ def evaluate(
     best: bool = False,
     video: str | Path | None = None,
     screenshots: str | Path | None = None,
-    render: bool = False,
+    render: bool | Callable[[str, float], Viewer] = False,
     trust: Sequence[str] = (),
     device: str = "cpu",
     **unknown: Any,
@@ -556,7 +574,8 @@ def evaluate(
         video: a file to record the first episode to.
         screenshots: a folder for pictures of the last state of each episode, in the size that the environment renders.
         render: show the episodes while they are played: in a window, or where there is no display on a page of this
-            machine, whose address is printed.
+            machine, whose address is printed. Or a function of the environment's id and steps per second that makes a
+            `Viewer` of its own.
     """
     _refuse(evaluate, unknown)
     _check_evaluation(episodes, seed, max_steps)
@@ -575,7 +594,13 @@ def evaluate(
     mode = "rgb_array" if drawn else None
     with only_trusted(code.expanded(trust)):
         source = _source(env, policy.settings, env_options, mode)
-        if render and video is None and screenshots is None and source.world is None and has_display():
+        if (
+            render is True
+            and video is None
+            and screenshots is None
+            and source.world is None
+            and has_display()
+        ):
             mode = "human"  # a window of its own
             source = _source(env, policy.settings, env_options, mode)
     num_envs = source.num_envs or (1 if render else min(episodes, 32))
@@ -586,7 +611,8 @@ def evaluate(
     with _explaining(source.id, mode):
         vector = source.vector(num_envs, policy.agent.device)
         camera = Camera(source.id, frame_rate(source)) if video is not None else None
-        viewer = Viewer(source.id, frame_rate(source)) if render and mode == "rgb_array" else None
+        make_viewer = Viewer if render is True else render
+        viewer = make_viewer(source.id, frame_rate(source)) if make_viewer and mode == "rgb_array" else None
         watching = [watch for watch in (camera, viewer, ends) if watch is not None]
 
         def watch(*seen: Any) -> None:
@@ -607,6 +633,58 @@ def evaluate(
     if video is not None and camera is not None:
         save_video(camera.frames, Path(video), camera.fps)
     return found
+
+
+def record(
+    run: str | Path | SavedPolicy,
+    episodes: int = 100,
+    *,
+    output: str | Path | None = None,
+    env: Any = None,
+    env_options: Mapping[str, Any] | None = None,
+    seed: int = 12_345,
+    max_steps: int = 0,
+    deterministic: bool = True,
+    epsilon: float = 0.0,
+    noise: float = 0.0,
+    best: bool = False,
+    trust: Sequence[str] = (),
+    device: str = "cpu",
+    **unknown: Any,
+) -> Recording:
+    """Play episodes with a trained policy and write them as a dataset in Minari's format.
+
+    Args:
+        output: folder of the dataset; default: where Minari keeps datasets, under the id `whorl/ENV/ALGORITHM-vN`.
+        env: another environment than in training, with the same spaces; by default that of the run.
+        env_options: options of the environment; those that are not named are as in training.
+        max_steps: truncate an episode after so many steps; 0: `eval_max_steps` of the run.
+        epsilon: probability of a random action.
+        noise: standard deviation of Gaussian noise on continuous actions, for actions scaled to [-1, 1].
+    """
+    _refuse(record, unknown)
+    _check_evaluation(episodes, seed, max_steps)
+    if is_several(run):
+        raise WhorlError("a run of several behaviours can't be recorded; a dataset is that of one policy")
+    policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
+    behavior = Behavior(deterministic, epsilon, noise)
+    with only_trusted(code.expanded(trust)):
+        source = _source(env, policy.settings, env_options)
+    check_recordable(source, behavior)
+    privileged = () if policy.agent.tracks else policy.agent.privileged
+    _check_spaces(policy.spec, source.spec(1), source.id, privileged)
+    folder = None if output is None else Path(output).expanduser()
+    algorithm = policy.settings.algorithm
+    id = free_id(f"whorl/{source.id}/{algorithm}") if folder is None else dataset_name(folder)
+    one = envs.make_env(source.factory)
+    about = {"algorithm_name": algorithm, "description": f"{episodes} episodes, {behavior}, seed {seed}"}
+    writer = Writer(id, folder, one.observation_space, one.action_space, one.spec, about)
+    one.close()
+    limit = max_steps or policy.settings.run.eval_max_steps
+    try:
+        return record_episodes(policy, source, writer, episodes, seed, behavior, limit)
+    finally:
+        writer.discard()
 
 
 def check(env: Any, env_options: Mapping[str, Any] | None = None, **unknown: Any) -> list[str]:

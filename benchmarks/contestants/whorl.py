@@ -10,7 +10,7 @@ from contestants import Clock, Work, per_second
 PACKAGES = ("whorl-rl",)
 PIXELS = True
 WAYS = {
-    "ppo": ("automatic", "no workers"),
+    "ppo": ("no workers", "automatic"),
     "sac": ("1 environment", "8 environments"),
     "td3": ("1 environment", "8 environments"),
     "dqn": ("8 environments", "1 environment"),

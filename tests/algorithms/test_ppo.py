@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from on_policy_blocks import (
@@ -27,6 +28,7 @@ from whorl.core.registry import Part
 from whorl.core.spec import MASK_KEY, Array, Discrete
 from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import minibatches
+from whorl.ops.by_hand import PolicyRows, categorical_surrogate
 from whorl.ops.losses import row_weight
 
 ONE_PASS = {"n_epochs": 1, "batch_size": 16}
@@ -68,7 +70,9 @@ def test_rows_of_an_older_policy_count_by_the_ratio_of_the_two_at_most_one() -> 
     older = torch.where(torch.arange(now.numel()).reshape(now.shape) % 2 == 0, now + 0.5, now - 0.5)
     batch = batch.replace(extras={**batch.extras, "log_prob": older})
     columns, _ = agent.columns_of(batch, torch.full_like(now, 2.0), now, now)
-    expected = torch.where(older > now, 2 * torch.tensor(-0.5).exp(), torch.tensor(2.0))  # e^-0.5, and 1 for e^0.5
+    expected = torch.where(
+        older > now, 2 * torch.tensor(-0.5).exp(), torch.tensor(2.0)
+    )  # e^-0.5, and 1 for e^0.5
     valid = batch.mask > 0
     torch.testing.assert_close(columns["advantage"][valid], expected[valid])
     torch.testing.assert_close(columns["log_prob"][valid], now[valid])
@@ -290,6 +294,7 @@ def test_the_target_divergence_falls_with_progress(progress: float, factor: floa
 
 def test_rows_that_are_no_transitions_have_no_weight_in_either_loss() -> None:
     agent = build(PPO, **ONE_PASS)
+    agent.by_hand.clear()  # which calls neither loss
     seen: list[Tensor] = []
     for name, column in (("actor_loss", "weight"), ("critic_loss", "value_weight")):
         plain = getattr(agent, name)
@@ -316,3 +321,57 @@ def test_observations_are_learned_from_after_the_update() -> None:
     statistics = agent.observations.statistics["observation"]
     torch.testing.assert_close(statistics.mean, rows.mean(0))
     torch.testing.assert_close(statistics.var, rows.var(0, correction=0))
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"ent_coef": 0.1, "activation": "elu", "clip_range": 0.01},
+        {"normalize_advantage": "minibatch", "activation": "relu", "log_std_init": 2.5},
+    ],
+)
+def test_gradients_written_by_hand_are_those_of_autograd(kind: str, settings: dict[str, Any]) -> None:
+    settings = {**settings, "n_epochs": 3, "batch_size": 8, "actor_lr": 0.01, "actor_hidden_sizes": (16, 8)}
+    by_hand, plain = (build(PPO, ACTIONS[kind], **settings) for _ in range(2))
+    assert set(by_hand.by_hand) == {"actor", "critic"}
+    plain.by_hand.clear()
+    found = [agent.update(rollout(agent)).metrics for agent in (by_hand, plain)]
+    for name, value in found[1].items():
+        assert found[0][name] == pytest.approx(float(value), rel=1e-3, abs=1e-5), name
+    for (name, one), two in zip(by_hand.named_parameters(), plain.parameters()):
+        assert torch.allclose(one, two, atol=1e-4), name
+
+
+def test_a_clamped_log_ratio_moves_nothing_by_hand_either() -> None:
+    rows = PolicyRows(
+        torch.zeros(2, dtype=torch.int64), torch.tensor([-40.0, -1.0]), -torch.ones(2), torch.ones(2)
+    )
+    logits = torch.zeros(2, 2)
+    found = categorical_surrogate(logits, rows, clip=0.2, ent_coef=0.0, measure=False)
+    # log pi = -0.69: the first log ratio is above 30 and clamped; the second ratio, e^0.31, is free for a negative A.
+    ratio = float(np.exp(1 - np.log(2)))
+    assert found.slope.tolist() == [[0.0, 0.0], pytest.approx([0.25 * ratio, -0.25 * ratio])]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shared_trunk": True},
+        {"memory": "lstm", "chunk_length": 4},
+        {"activation": "gelu"},
+        {"optimizer": Part("SGD")},
+    ],
+)
+def test_other_networks_and_optimizers_use_autograd(settings: dict[str, Any]) -> None:
+    assert not build(PPO, batch_size=16, **settings).by_hand
+
+
+def test_losses_that_a_subclass_defines_are_used() -> None:
+    class Other(PPO):
+        def actor_loss(self, policy: Any, data: dict[str, Tensor], measure: bool) -> Any:
+            return super().actor_loss(policy, data, measure)
+
+    assert set(build(Other).by_hand) == {"critic"}
+    assert set(build(PPO, clip_value=True).by_hand) == {"actor"}

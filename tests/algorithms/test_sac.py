@@ -9,6 +9,7 @@ import torch
 from replay_blocks import (
     ONE,
     SGD,
+    TWO,
     assert_same_weights,
     batch_of,
     build,
@@ -23,6 +24,7 @@ from replay_blocks import (
 from torch import Tensor
 
 from whorl.agents.agent import Context
+from whorl.agents.estimates import q_values
 from whorl.algorithms.sac import SAC
 from whorl.algorithms.td3 import TD3
 from whorl.core.errors import ConfigError
@@ -31,6 +33,7 @@ from whorl.data.batch import Batch
 from whorl.nets.actor import SquashedHead
 from whorl.ops.distributions import Categorical, TanhNormal
 from whorl.ops.drawn import Drawn
+from whorl.ops.transforms import categorical_projection
 
 SCALAR = Array((1,))
 MASKED = {"state": Array((3,)), MASK_KEY: Array((3,), "int8", 0.0, 1.0)}
@@ -426,3 +429,71 @@ def test_a_choice_that_is_masked_out_is_never_taken(how: dict[str, Any]) -> None
     assert not (taken == 1).any()
     if "greedy" not in how:
         assert {0, 2} == set(taken.tolist())
+
+
+# Distributions of the return
+
+
+ATOMS = {"n_atoms": 7, "v_min": -3.0, "v_max": 3.0}
+
+
+def test_with_atoms_the_target_is_the_lower_distribution_moved_by_reward_and_entropy() -> None:
+    agent = build(SAC, alpha=0.5, tune_alpha=False, **ATOMS)
+    batch = transitions(agent)
+    noise = agent.draw(batch)
+    loss, error, q, metrics = agent.critic_loss(batch, noise)
+    with torch.no_grad():
+        action, log_prob = agent.actor(batch.next).sample_with_log_prob(noise["next_action"])
+        one, other = agent.target_critic(batch.next, action).softmax(-1)
+        atoms = torch.linspace(-3, 3, 7)
+        prob = torch.where((one @ atoms < other @ atoms).unsqueeze(-1), one, other)
+        soft = atoms - 0.5 * log_prob.unsqueeze(-1)
+        place = batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * soft
+        target = categorical_projection(prob, place, atoms)
+    answers = agent.critic(batch.now, batch.action)
+    cross = -(target * answers.log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(loss, cross.sum(0).mean())
+    torch.testing.assert_close(error, (cross + torch.special.xlogy(target, target).sum(-1)).mean(0))
+    torch.testing.assert_close(q, (answers.softmax(-1) @ atoms).mean())
+    outside = (prob * (place.abs() > 3 * (1 + 1e-4))).sum(-1).mean()
+    torch.testing.assert_close(metrics["q/clipped"], outside)
+
+
+def test_with_atoms_the_actor_climbs_the_lower_mean_and_saved_policies_know_it() -> None:
+    agent = build(SAC, alpha=0.5, tune_alpha=False, **ATOMS)
+    batch = transitions(agent)
+    noise = agent.draw(batch)
+    action, log_prob = agent.actor(batch.now).sample_with_log_prob(noise["action"])
+    q = (agent.critic(batch.now, action).softmax(-1) @ torch.linspace(-3, 3, 7)).amin(0)
+    torch.testing.assert_close(agent.actor_loss(batch, noise)[0], (0.5 * log_prob - q).mean())
+    found = q_values(agent, batch.now, action[0].detach())
+    torch.testing.assert_close(found, q[0])
+    assert agent.value(batch.now).shape == (1, 6)
+
+
+def test_with_atoms_the_lowest_of_a_random_subset_is_the_target() -> None:
+    agent = build(SAC, ensemble_q_num=3, ensemble_q_sample=1, alpha=0.0, tune_alpha=False, **ATOMS)
+    batch = transitions(agent)
+    noise = {**agent.draw(batch), "target_subset": torch.tensor([0.1, 0.2, 0.9])}
+    alone = agent.critic_loss(batch, noise)[0]
+    with torch.no_grad():
+        for weight in agent.target_critic.nets.parameters():
+            weight[:2].add_(1.0)
+    assert agent.critic_loss(batch, noise)[0].equal(alone)
+    with torch.no_grad():
+        agent.target_critic.nets.weights[-1][2].neg_()
+    assert not agent.critic_loss(batch, noise)[0].equal(alone)
+
+
+@pytest.mark.parametrize(
+    ("action", "settings", "sentence"),
+    [
+        (Discrete(3), {}, "n_atoms needs continuous actions alone"),
+        (TWO, {"use_n_step_is": True, "n_step": 3}, "n_atoms and use_n_step_is are both set"),
+        (TWO, {"clip_epsilon": 0.2}, "n_atoms and clip_epsilon are both set"),
+        (TWO, {"use_replay_buffer": False, "n_step": 3}, "n_atoms needs the replay buffer"),
+    ],
+)
+def test_what_does_not_fit_a_distribution_is_declined(action: Any, settings: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        build(SAC, action, **ATOMS, **settings)

@@ -5,6 +5,7 @@ import torch
 from replay_blocks import (
     ONE,
     SGD,
+    TWO,
     assert_same_weights,
     batch_of,
     build,
@@ -17,9 +18,11 @@ from replay_blocks import (
     weights,
 )
 
+from whorl.agents.estimates import q_values
 from whorl.algorithms.td3 import TD3
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Discrete
+from whorl.ops.transforms import categorical_projection
 
 
 def test_target_noise_is_clipped_before_it_is_added_and_then_the_action_is() -> None:
@@ -131,9 +134,133 @@ def test_updates_are_the_rule_written_out() -> None:
     assert_same_weights([plain_actor(agent.target_actor)], [target_actor])
 
 
+# Distributions of the return, and FastTD3
+
+
+def test_with_atoms_both_critics_learn_the_moved_distribution_of_the_lower_one() -> None:
+    agent = build(TD3, ONE, Array((1,)), n_atoms=3, v_min=0.0, v_max=2.0)
+    says(agent.target_actor, lambda obs: 0 * obs)
+    prob = torch.tensor(
+        [[[0.0, 0.0, 1.0]] * 2, [[0.2, 0.3, 0.5]] * 2]
+    )  # means 2 and 1.3: the second is lower
+    answers = torch.tensor([[[0.5, 0.25, 0.25]] * 2, [[0.25, 0.5, 0.25]] * 2])  # [critics, B, atoms]
+    says(agent.target_critic, lambda obs, a: prob.clamp(min=1e-30).log().unsqueeze(1))
+    says(agent.critic, lambda obs, a: answers.log().unsqueeze(1))
+    batch = batch_of(torch.zeros(2, 2, 1), torch.zeros(1, 2, 1), [0.5, 1.5], [0.5, 0.0])
+    loss, error, q, metrics = agent.critic_loss(batch, agent.draw(batch))
+    # 0.5 + 0.5 z puts .1, .65 and .25 on the atoms (see test_atoms); the terminal 1.5 puts 0, .5, .5.
+    target = torch.tensor([[0.1, 0.65, 0.25], [0.0, 0.5, 0.5]])
+    cross = -(target * answers.log()).sum(-1)  # [critics, B]
+    assert float(loss) == pytest.approx(float(cross.sum(0).mean()))
+    divergence = cross + torch.special.xlogy(target, target).sum(-1)
+    torch.testing.assert_close(error[0], divergence.mean(0))
+    assert float(q) == pytest.approx((0.75 + 1.0) / 2)
+    assert metrics["q/clipped"].item() == 0
+
+
+@pytest.mark.parametrize(("which", "expected"), [("first", 0.75), ("min", 0.5), ("mean", 0.625)])
+def test_the_actor_climbs_the_mean_of_the_distribution_that_its_setting_names(
+    which: str, expected: float
+) -> None:
+    agent = build(TD3, ONE, Array((1,)), n_atoms=3, v_min=0.0, v_max=2.0, actor_q=which)
+    answers = torch.tensor([[0.5, 0.25, 0.25], [0.75, 0.0, 0.25]]).clamp(min=1e-30).log()  # means .75 and .5
+    says(agent.critic, lambda obs, a: answers.reshape(2, 1, 1, 3) + 0 * a.sum())
+    agent.critic.first = lambda rows, a: answers[0].reshape(1, 1, 3) + 0 * a.sum()
+    batch = batch_of(torch.zeros(2, 1, 1), torch.zeros(1, 1, 1), [0.0], [0.0])
+    assert agent.actor_loss(batch, agent.draw(batch)).item() == pytest.approx(-expected)
+
+
+def test_without_a_target_actor_targets_follow_the_actor_itself() -> None:
+    agent = build(TD3, target_actor=False, policy_delay=1, n_atoms=5)
+    assert not any(name.startswith("target_actor") for name in agent.state_dict())
+    batch = transitions(agent)
+    noise = agent.draw(batch)
+    before = agent.critic_loss(batch, noise)[1]
+    with torch.no_grad():
+        for weight in agent.actor.parameters():
+            weight.add_(1.0)
+    assert not agent.critic_loss(batch, noise)[1].equal(before)
+    learn(agent, batch)
+
+
+def test_values_of_a_saved_policy_are_means_of_the_distribution() -> None:
+    agent = build(TD3, n_atoms=5, v_min=-1.0, v_max=1.0)
+    batch = transitions(agent)
+    found = q_values(agent, batch.now, batch.action[0])
+    expected = (agent.critic(batch.now, batch.action).softmax(-1) * torch.linspace(-1, 1, 5)).sum(-1).amin(0)
+    torch.testing.assert_close(found, expected[0])
+    assert agent.value(batch.now).shape == (1, 6)
+
+
+def test_updates_with_atoms_are_the_rule_written_out() -> None:
+    settings = {"n_atoms": 7, "v_min": -3.0, "v_max": 3.0, "target_actor": False, "actor_q": "min"}
+    agent = build(
+        TD3, tau=0.1, critic_lr=0.05, actor_lr=0.2, optimizer=SGD, target_update_interval=1, **settings
+    )
+    critics, actor = plain_critics(agent.critic), plain_actor(agent.actor)
+    targets, atoms = [net.copy() for net in critics], torch.linspace(-3, 3, 7, dtype=torch.float64)
+    for number in (1, 2, 3):
+        batch = transitions(agent, seed=number)
+        raw = torch.randn(1, 6, 2)
+        agent.draw = lambda _, raw=raw: {
+            "smoothing": raw,
+            "actor": {},
+            "target_actor": {},
+            "critic": {},
+            "target_critic": {},
+        }
+        obs, action, reward, discount = (
+            t.double() for t in (batch.obs, batch.action[0], batch.reward[0], batch.discount[0])
+        )
+        learn(agent, batch)
+        with torch.no_grad():
+            smoothing = (raw[0].double() * 0.2).clamp(-0.5, 0.5)
+            following = torch.cat((obs[1], (actor(obs[1]).tanh() + smoothing).clamp(-1, 1)), -1)
+            one, other = (net(following).softmax(-1) for net in targets)
+            prob = torch.where((one @ atoms < other @ atoms).unsqueeze(-1), one, other)
+            place = reward.unsqueeze(-1) + discount.unsqueeze(-1) * atoms
+            target = categorical_projection(prob, place, atoms)
+        now = torch.cat((obs[0], action), -1)
+        for net in critics:
+            net.descend(-(target * net(now).log_softmax(-1)).sum(-1).mean(), 0.05)
+        if number == 2:
+            own = torch.cat((obs[0], actor(obs[0]).tanh()), -1)
+            actor.descend(-torch.minimum(*(net(own).softmax(-1) @ atoms for net in critics)).mean(), 0.2)
+        for follower, online in zip(targets, critics):
+            follower.follow(online, 0.1)
+    assert_same_weights(plain_critics(agent.critic), critics)
+    assert_same_weights([plain_actor(agent.actor)], [actor])
+    assert_same_weights(plain_critics(agent.target_critic), targets)
+
+
 def test_discrete_actions_are_refused_in_one_sentence() -> None:
     with pytest.raises(
         ConfigError, match="td3 needs continuous actions, but this environment has discrete"
     ) as e:
         build(TD3, Discrete(3))
     assert "\n" not in str(e.value) and "use sac" in str(e.value)
+
+
+def test_with_bc_alpha_the_actor_weighs_q_by_its_size_and_stays_close_to_the_data() -> None:
+    agent = build(TD3, TWO, Array((1,)), bc_alpha=2.5)
+    says(agent.actor, lambda obs: torch.cat((obs, -obs), -1))
+    agent.critic.first = lambda rows, action: 4 * rows.selected[..., 0] + action[..., 1]
+    obs = torch.tensor([[[0.5], [-1.0]], [[0.0], [0.0]]])
+    batch = batch_of(obs, torch.tensor([[[0.5, 0.5], [0.0, 0.0]]]), [0.0, 0.0], [0.9, 0.9])
+    # mu = (.5, -.5) and (-1, 1); Q = 2 - .5 = 1.5 and -4 + 1 = -3: lambda = 2.5 / 2.25
+    # distances to the data: (0 + 1) / 2 and (1 + 1) / 2
+    loss = agent.actor_loss(batch, agent.draw(batch))
+    assert float(loss) == pytest.approx(-2.5 / 2.25 * (1.5 - 3) / 2 + (0.5 + 1.0) / 2)
+
+
+def test_the_weight_of_q_is_no_part_of_the_slope() -> None:
+    agent = build(TD3, bc_alpha=1.0)
+    batch = transitions(agent)
+    parameters = list(agent.actor.parameters())
+    found = torch.autograd.grad(agent.actor_loss(batch, agent.draw(batch)), parameters)
+    action = agent.actor(batch.now)
+    q = agent.critic.first(batch.now, action)
+    weight = 1.0 / float(q.abs().mean())
+    wanted = torch.autograd.grad(-weight * q.mean() + (action - batch.action).square().mean(), parameters)
+    for one, two in zip(found, wanted):
+        torch.testing.assert_close(one, two)

@@ -18,6 +18,7 @@ from whorl.settings.presets import algorithm_class, load_preset, preset_names
 
 SETTINGS = {name: {"updates_per_step": 0.05} for name in TOYS if name != "toy_policy_gradient"}
 """So many updates that the checks see some"""
+SETTINGS["flash_sac"] = {"v_min": -10.0, "v_max": 10.0}  # the checks have values of 5, which is its last atom
 
 
 def rules() -> list[str]:
@@ -52,9 +53,12 @@ FEW = {
         ("vector", "none", "continuous"),
         ("dict", "none", "masked"),
         ("vector", "lstm", "continuous"),
-    ]
+    ],
+    "flash_sac": [("vector", "none", "continuous"), ("image", "none", "continuous")],
+    "bc": [("vector", "none", "continuous"), ("dict", "gru", "masked-tree")],
+    "iql": [("vector", "none", "discrete"), ("dict", "gru", "masked-tree")],
 }
-"""The cells of a rule with many networks, whose checks take long"""
+"""The cells of a rule with many networks, whose checks take long, and of rules for datasets"""
 REMEMBERED = {
     **{rule: [("vector", "lstm", "discrete")] for rule in ("c51", "iqn", "qr_dqn")},
     **{rule: [("vector", "lstm", "continuous")] for rule in ("ddpg", "td3")},
@@ -193,6 +197,7 @@ def test_truncation_is_no_termination(rule: str) -> None:
 
 
 REPLAYED = [name for name in rules() if issubclass(algorithm_class(name)[1].Config, OffPolicyConfig)]
+TO_ZERO = {"class": "linear", "end": 0.0}
 OPTIONS: dict[str, dict[str, Any]] = {
     "prioritized": {"prioritized": True},
     "prioritized-n-step": {"prioritized": True, "n_step": 3, "priority_on_add": True},
@@ -200,18 +205,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "normalized": {"normalize_obs": True, "clip_obs": True},
     "dropout": {"critic_network": {"class": "mlp", "layer_norm": True, "dropout": 0.1}},
     "residual": {"actor_network": "residual", "critic_network": "residual"},
-    "clipped": {"max_grad_norm": 0.5, "weight_decay": 0.01, "q_regularization": 0.1, "lr_schedule": "linear"},
+    "clipped": {"max_grad_norm": 0.5, "weight_decay": 0.01, "q_regularization": 0.1, "lr_schedule": TO_ZERO},
     "double-dueling": {"double": True, "dueling": True},
     "dueling-noisy": {"dueling": True, "noisy": True, "exploration": "none"},
     "munchausen": {"munchausen": 0.9, "rescale_values": True},
     "boltzmann": {"exploration": "boltzmann", "rescale_values": True, "layer_norm": True},
     "meme": {"policy_head": True, "trust_region": 2.0, "normalize_td": True, "soft_lambda": 0.01},
+    "distribution": {"n_atoms": 11, "v_min": -20.0, "v_max": 20.0},
+    "redrawn": {"noise_scale": [0.01, 0.4], "noise_redraw": True, "target_actor": False, "actor_q": "min"},
     "ladder": {"epsilon_alpha": 7.0, "exploration_initial_eps": 0.4, "exploration_final_eps": 0.4},
 }
 
 
 REFUSED = {
     "crossq": ("noisy", "dueling-noisy", "dropout", "residual"),
+    "flash_sac": ("noisy", "dueling-noisy", "dropout", "residual"),
     "agent57": ("dueling-noisy", "boltzmann"),
     "ngu": ("dueling-noisy", "boltzmann"),
 }

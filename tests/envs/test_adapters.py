@@ -64,6 +64,9 @@ def _forget_what_a_test_registers() -> Iterator[None]:
         ("AntBulletEnv-v0", "pybullet"),
         ("AntBulletP-v0", "pybullet"),
         ("BumpsBullet-v0", "bumps_bullet"),
+        ("warp:Hopper-v5", "warp"),
+        ("FetchReach-v4", "robotics"),
+        ("PointMaze_UMaze-v3", "robotics"),
     ],
 )
 def test_every_id_has_one_owner(id: str, module: str):
@@ -78,7 +81,8 @@ def test_every_module_has_adapters_with_the_extra_to_install():
         if adapter.packages
     }
     assert extras == {
-        *("dm-control", "minatar", "atari", "minigrid", "pybullet", "mujoco", "box2d", "pettingzoo")
+        *("dm-control", "minatar", "atari", "minigrid", "pybullet", "mujoco", "box2d", "pettingzoo"),
+        *("robotics", "warp"),
     }
 
 

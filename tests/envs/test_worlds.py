@@ -62,8 +62,10 @@ KNOWN = {
 """by the beginning of its ids: the limit of steps, and how many numbers are seen, by the ending"""
 GRIDS = {"DeepSea-v0": 10, "DeepSeaStochastic-v0": 10, "DiscoMaze-v0": 500, "NoisyTVMaze-v0": 200}
 """worlds on a grid, which see all of it: the limit of steps"""
+GOALS = {"BitFlip-v0": 15, "PointReach-v0": 50, "PointPush-v0": 50}
+"""worlds with goals, which see several parts: the limit of steps"""
 SENSED = {f"{name}{end}-v0": limit for name, (limit, ends) in KNOWN.items() for end in ends}
-LIMITS = {**SENSED, **GRIDS}
+LIMITS = {**SENSED, **GRIDS, **GOALS}
 SIZES = {f"{name}{end}-v0": size for name, (_, ends) in KNOWN.items() for end, size in ends.items()}
 TIMED = ("CarHeavenHellEpisodic", "CarHeavenHellTopRelative", "Moving", "Sliding")
 """worlds in which running out of time is an end"""
@@ -112,9 +114,14 @@ def still(world: World) -> tree.Tree:
     return action
 
 
+def seen(step: Step) -> Tensor:
+    """All numbers observed, by environment."""
+    return torch.cat([leaf.double().flatten(1) for leaf in tree.leaves(step.obs)], 1)
+
+
 def flat(step: Step) -> Tensor:
     parts = (step.reward, step.terminated, step.truncated, step.reset)
-    return torch.cat([step.obs.double().flatten(), *(part.double() for part in parts)])
+    return torch.cat([seen(step).flatten(), *(part.double() for part in parts)])
 
 
 def run(world: World, steps: int) -> Tensor:
@@ -124,7 +131,7 @@ def run(world: World, steps: int) -> Tensor:
 def test_the_worlds_are_known_by_these_ids_and_see_so_many_numbers():
     sensed = {id: world for id, world in WORLDS.items() if issubclass(world, Sensed)}
     assert {id: world(1).spec.observation.size for id, world in sensed.items()} == SIZES
-    assert {id for id in WORLDS if id not in sensed} == {"Quadrotor-v0", *GRIDS}
+    assert {id for id in WORLDS if id not in sensed} == {"Quadrotor-v0", *GRIDS, *GOALS}
     assert all(world.id == id for id, world in WORLDS.items())
 
 
@@ -173,7 +180,7 @@ def test_no_env_influences_another(id: str):
         changed = others(world, action)
         tree.map(lambda new, old: new[3].copy_(old[3]), changed, action)
         a, b = world.step(action), other.step(changed)
-        assert torch.equal(a.obs[3], b.obs[3]) and a.reward[3] == b.reward[3]
+        assert torch.equal(seen(a)[3], seen(b)[3]) and a.reward[3] == b.reward[3]
     pairs = zip((flat(a), *world.state.values()), (flat(b), *other.state.values()))
     assert not all(torch.equal(x, y) for x, y in pairs)
 
@@ -203,7 +210,7 @@ def test_one_env_moves_like_the_same_env_of_many(id: str):
         a, b = many.step(action), one.step(tree.index(action, slice(7, 8)))
         if a.reset[7]:
             break  # each world draws starts of its own
-        torch.testing.assert_close(a.obs[7:8], b.obs, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(seen(a)[7:8], seen(b), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(a.reward[7:8], b.reward, atol=1e-5, rtol=1e-5)
 
 
@@ -253,12 +260,12 @@ def test_each_choice_of_what_is_seen_is_a_part_of_all(id: str):
     whole = WORLDS[id](3)
     whole.reset(2)
     rows = whole.sense(whole.state)
-    for name, seen in whole.choices.items():
+    for name, parts in whole.choices.items():
         options = {"observe": name} if len(whole.choices) > 1 else {}
         world = WORLDS[id](3, concat=1, **options)
         obs = world.reset(2)
         assert obs.shape == (3, *world.spec.observation.shape)
-        assert torch.equal(obs, torch.stack([rows[i] for i in seen], 1))
+        assert torch.equal(obs, torch.stack([rows[i] for i in parts], 1))
 
 
 @every_motion

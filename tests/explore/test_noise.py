@@ -10,7 +10,15 @@ import whorl
 from whorl.agents.agent import Context
 from whorl.core.errors import ConfigError
 from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, MultiDiscrete, Spec
-from whorl.explore.noise import MEMORY, ActionNoise, AddedNoise, AddedNoiseConfig, NoiseConfig, random_action
+from whorl.explore.noise import (
+    MEMORY,
+    ActionNoise,
+    AddedNoise,
+    AddedNoiseConfig,
+    HeldNoise,
+    NoiseConfig,
+    random_action,
+)
 
 TWO = Continuous((2,), (-1.0, 0.0), (1.0, 5.0))
 START = torch.zeros(())
@@ -109,6 +117,75 @@ def test_a_share_of_actions_is_random_env_by_env() -> None:
     drawn = action[random]
     assert float(drawn.min()) < -0.99 and 0.99 < float(drawn.max()) <= 1.0
     assert drawn.mean(0).tolist() == pytest.approx([0.0, 0.0], abs=0.04)
+
+
+# Scales of episodes
+
+
+def test_scales_are_drawn_for_each_episode_and_kept_in_it() -> None:
+    found = noise_of(4, noise_scale=(0.1, 0.3), noise_redraw=True)
+    memory, zero = found.initial(4), torch.zeros(4, 2)
+    index = torch.arange(4)
+    _, memory = found(
+        zero, memory, context(4, 0, reset=torch.ones(4, dtype=torch.bool), env_index=index), START
+    )
+    first = memory[MEMORY]["scale"]
+    generator = torch.Generator().manual_seed(0)
+    torch.testing.assert_close(first, 0.1 + 0.2 * torch.rand(4, 1, generator=generator))
+    torch.manual_seed(0)
+    started = torch.tensor([False, True, False, False])
+    action, memory = found(zero, memory, context(4, 1, reset=started, env_index=index), START)
+    second = memory[MEMORY]["scale"]
+    assert (second == first).flatten().tolist() == [True, False, True, True]
+    generator = torch.Generator().manual_seed(1)
+    torch.rand(4, 1, generator=generator)
+    torch.testing.assert_close(action, second * torch.randn(4, 2, generator=generator))
+
+
+def test_drawn_scales_are_even_in_their_range() -> None:
+    num_envs = 20_000
+    found = noise_of(num_envs, noise_scale=(0.1, 0.3), noise_redraw=True)
+    reset = torch.ones(num_envs, dtype=torch.bool)
+    zero = torch.zeros(num_envs, 2)
+    scale = found(zero, found.initial(num_envs), context(num_envs, reset=reset), START)[1][MEMORY]["scale"]
+    assert float(scale.min()) >= 0.1 and float(scale.max()) <= 0.3
+    assert float(scale.mean()) == pytest.approx(0.2, abs=5 * 0.2 / (12 * num_envs) ** 0.5)
+
+
+def test_one_scale_cannot_be_drawn_again() -> None:
+    with pytest.raises(ConfigError, match="give it a range"):
+        noise_of(noise_redraw=True)
+
+
+# Held noise
+
+
+def test_noise_is_held_for_as_many_steps_as_drawn() -> None:
+    held = HeldNoise(2, 3)
+    # 1, 1/4 and 1/9 of their sum 49/36
+    assert held.chances.tolist() == pytest.approx([36 / 49, 45 / 49])
+    memory = {MEMORY: {"held": torch.full((3, 2), 9.0), "left": torch.tensor([0, 2, 1])}}
+    fresh, started = torch.randn(3, 2), torch.tensor([False, False, True])
+    noise, memory = held(fresh, memory, context(3, reset=started))
+    torch.testing.assert_close(noise, torch.stack((fresh[0], torch.full((2,), 9.0), fresh[2])))
+    drawn = torch.rand(3, 1, generator=torch.Generator().manual_seed(0))
+    length = 1 + (drawn >= held.chances).sum(-1)
+    assert memory[MEMORY]["left"].tolist() == [int(length[0]) - 1, 1, int(length[2]) - 1]
+    assert memory[MEMORY]["held"].equal(noise)
+
+
+def test_lengths_of_held_noise_follow_the_square_of_their_inverse() -> None:
+    held, num_envs = HeldNoise(1, 4), 40_000
+    _, memory = held(torch.zeros(num_envs, 1), held.initial(num_envs), context(num_envs))
+    share = (memory[MEMORY]["left"] + 1).bincount(minlength=5)[1:] / num_envs
+    whole = sum(k**-2 for k in range(1, 5))
+    assert share.tolist() == pytest.approx([k**-2 / whole for k in range(1, 5)], abs=0.012)
+
+
+def test_noise_that_is_not_held_needs_no_memory() -> None:
+    held, fresh = HeldNoise(2, 1), torch.randn(3, 2)
+    assert held.initial(3) == {}
+    assert held(fresh, {}, context(3))[0].equal(fresh)
 
 
 # Warm-up

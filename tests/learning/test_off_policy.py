@@ -88,6 +88,32 @@ def test_it_learns_to_answer(algorithm: str, tmp_path: Path) -> None:
     assert learned(algorithm, tmp_path, **OWN[algorithm]) > -2.5
 
 
+LARGE = {
+    "num_envs": 32,
+    "num_steps": 1,
+    "updates_per_iteration": 4,
+    "total_timesteps": 4_000,
+    "batch_size": 128,
+    "v_min": -8.0,
+    "v_max": 0.0,
+    "n_atoms": 41,
+    "random_steps": 0,
+}
+
+
+@pytest.mark.full
+def test_fast_td3_learns_to_answer_in_many_environments(tmp_path: Path) -> None:
+    assert learned("fast_td3", tmp_path, **LARGE, buffer_size_per_env=200) > -2.5
+
+
+@pytest.mark.full
+def test_flash_sac_learns_to_answer_in_many_environments(tmp_path: Path) -> None:
+    small = {key: value for key, value in SMALL.items() if not key.endswith("hidden_sizes")}
+    own = {"actor_width": 32, "critic_width": 32, "blocks": 1, "v_min": -5.0, "v_max": 5.0}
+    settings = {**small, "runs": str(tmp_path), **LARGE, **own, "alpha_lr": 3e-3}
+    assert whorl.load(Match, "flash_sac", settings).train().mean_return > -2.5
+
+
 def test_soft_actor_critic_learns_to_choose(tmp_path: Path) -> None:
     """A random policy gets -5."""
     assert learned("sac", tmp_path, choices=True, entropy_ratio=0.3, alpha=0.1) > -0.7

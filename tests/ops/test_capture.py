@@ -66,6 +66,7 @@ def everything(device: str) -> Callable[[], list[torch.Tensor]]:
             ops.explained_variance(rows, rows, mask),
             ops.value_rescale_inverse(ops.value_rescale(rows)),
             ops.categorical_projection(prob, rows.unsqueeze(-1) + atoms, atoms),
+            ops.sorted_projection(prob, rows.unsqueeze(-1) + atoms, atoms),
             log_prob,
             *tree.leaves(action),
             d.log_prob(action),

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from whorl.ops import (
     categorical_projection,
+    sorted_projection,
     value_rescale,
     value_rescale_inverse,
 )
@@ -113,3 +114,37 @@ def test_shapes_are_checked_on_entry() -> None:
         categorical_projection(PROB, ATOMS, ATOMS.unsqueeze(0))
     with pytest.raises(ValueError, match=r"prob has shape \(5,\) and location \(2, 5\)"):
         categorical_projection(PROB, ATOMS.expand(2, 5), ATOMS)
+
+
+# Projection of ascending locations
+
+
+def test_the_sorted_projection_shares_mass_by_distance_and_gathers_it_at_the_edges() -> None:
+    atoms = torch.tensor([0.0, 1.0, 2.0])
+    prob = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    # -3 goes to atom 0; 0.25 is three quarters atom 0, one quarter atom 1; 1 is atom 1 alone; 7 goes to atom 2
+    found = sorted_projection(prob, torch.tensor([-3.0, 0.25, 1.0, 7.0]), atoms)
+    assert found.tolist() == pytest.approx([0.1 + 0.15, 0.05 + 0.3, 0.4])
+
+
+def test_the_sorted_projection_of_a_terminal_state_is_the_reward_alone() -> None:
+    atoms = torch.linspace(-1, 1, 5)
+    found = sorted_projection(torch.full((5,), 0.2), torch.full((5,), 0.125), atoms)
+    assert found.tolist() == pytest.approx([0, 0, 0.75, 0.25, 0])
+
+
+def test_the_sorted_projection_is_the_projection_over_all_pairs() -> None:
+    torch.manual_seed(0)
+    atoms, reward, discount = torch.linspace(-7, 9, 33), 6 * torch.randn(2, 50, 1), torch.rand(2, 50, 1)
+    prob, location = torch.randn(2, 50, 33).softmax(-1), reward + discount * atoms
+    found = sorted_projection(prob, location, atoms)
+    torch.testing.assert_close(found, categorical_projection(prob, location, atoms), atol=2e-6, rtol=0)
+    torch.testing.assert_close(found.sum(-1), torch.ones(2, 50))
+    uneven = torch.tensor([-4.0, -1.0, 0.5, 5.0])
+    found = sorted_projection(prob, location, uneven)
+    torch.testing.assert_close(found, categorical_projection(prob, location, uneven), atol=2e-6, rtol=0)
+
+
+def test_the_sorted_projection_refuses_shapes_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="prob has shape"):
+        sorted_projection(torch.ones(3), torch.ones(2), torch.linspace(0, 1, 3))

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
+from inline import InlineBackend
 
 import whorl
 from whorl.population import evolver
-
-sys.path.append(str(Path(__file__).parent))
-from inline import InlineBackend
 
 # A Ray cluster runs whatever it is sent, so only these tests may connect to it. Ray reads this when it is imported.
 os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))

@@ -126,6 +126,18 @@ def test_the_last_complete_iteration_is_saved_when_an_environment_fails(
     assert rows == [1, 2, 3, 4, 5, 6]
 
 
+def test_steps_of_a_rollout_that_was_lost_are_not_counted_on_resume(tmp_path: Path) -> None:
+    with whorl.load("CartPole-v1", "ppo", {**ROLLOUTS, "runs": str(tmp_path)}) as trainer:
+        trainer.step()
+        statistics = trainer.collector.episode_statistics
+        for name in statistics.fields:
+            statistics.sums[statistics.fields.index(name)] = (
+                42.0  # what had arrived when the next part failed
+            )
+        trainer.checkpointing.save({}, failed=True)
+        assert not statistics.sums.any()
+
+
 def test_the_replay_buffer_is_saved_too(tmp_path: Path) -> None:
     text = fail("raise", tmp_path, "dqn")
     assert "iteration 3 (step 40) is saved in checkpoint_1" in text

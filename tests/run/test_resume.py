@@ -158,7 +158,8 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
 @pytest.mark.parametrize("case", ["in process", "workers"])
 def test_a_run_can_be_asked_for_more(case: str, tmp_path: Path) -> None:
     env, settings = CASES[case]
-    steady = {**settings, "lr_schedule": "constant"}  # a rate that falls over the budget would know the budget
+    # A rate that falls over the budget would know the budget.
+    steady = {**settings, "lr_schedule": "constant"}
     once = start(env, {**steady, "max_iterations": 12}, tmp_path / "once")
     part = start(env, {**steady, "max_iterations": 6}, tmp_path / "part")
     more = whorl.resume(part.run_dir, max_iterations=12)

@@ -50,6 +50,30 @@ def test_the_batch_size_follows_the_size_of_a_rollout(
 
 
 @pytest.mark.parametrize(
+    ("given", "updates", "rows"),
+    [
+        ({}, 8 / 256, 64 * 5000),
+        ({"num_envs": 1000, "num_steps": 2}, 8 / 2000, 1000 * 5000),
+        ({"updates_per_iteration": 1, "buffer_size_per_env": 10}, 1 / 256, 640),
+        ({"updates_per_step": 0.5, "buffer_size": 999}, 0.5, 999),
+    ],
+)
+def test_updates_and_buffer_follow_the_number_of_environments(
+    machine: Any, given: dict[str, Any], updates: float, rows: int
+) -> None:
+    found = settings("fast_td3", **given)
+    assert (found.updates_per_step, found.buffer_size) == (updates, rows)
+    wanted = ("updates_per_iteration", "updates_per_step"), ("buffer_size_per_env", "buffer_size")
+    for part, whole in wanted:
+        assert bool(getattr(found, part)) == (whole not in given)
+
+
+def test_other_presets_keep_their_updates_per_step(machine: Any) -> None:
+    assert settings("td3", num_envs=100).updates_per_step == 1
+    assert settings("td3", num_envs=100).buffer_size == 1_000_000
+
+
+@pytest.mark.parametrize(
     "given", [{"batch_size": 100}, {"batch_size": 100, "num_envs": 6}, {"batch_size": 3000}]
 )
 def test_the_rollout_follows_a_batch_size(machine: Any, given: dict[str, int]) -> None:

@@ -348,7 +348,15 @@ def test_activations_that_may_be_named_are_those_there_are() -> None:
 WORDS = ["abc", "", "-1", "0", "0.5", "nan", "-inf", "[]", "[", "[1, 0]", "{1: 2}", "{class: 3}", "9" * 400]
 NUMBERS = [-1, 0, 0.5, math.nan, math.inf, 10**20, 10**400]
 VALUES = [None, True, "abc", *NUMBERS, [], [1, 0], ["a"], [[1]], {}, {1: 2}]
-NEGATIVE = {"workers", "max_lag", "priority_beta_steps", "mean_init", "log_std_init", "log_std_range"}
+NEGATIVE = {
+    "workers",
+    "max_lag",
+    "offline_steps",
+    "priority_beta_steps",
+    "mean_init",
+    "log_std_init",
+    "log_std_range",
+}
 NEGATIVE |= {"target_entropy", "entropy_per_dimension", "munchausen_low", "v_min", "v_max"}
 """the only numbers that may be below zero"""
 DISTANT = {"max_grad_norm", "kl_cut", "max_kl", "target_kl", "target_noise_clip", "priority_clip"}

@@ -17,6 +17,7 @@ from whorl.agents.optimizers import Optimized
 from whorl.agents.parallel import Parallel
 from whorl.agents.protocols import HasCriticLoss, MemoryNet
 from whorl.core import tree
+from whorl.core.goals import GoalRewards
 from whorl.core.registry import Part
 from whorl.core.spec import Array, Spec, empty_action
 from whorl.core.tree import Tree
@@ -109,6 +110,8 @@ class Agent(Optimized):
     collects_greedily: bool = False
     """whether rollouts are collected with greedy actions; see the setting `disable_sample`"""
     runner: Callable[..., Updated] | None = None
+    goal_rewards: GoalRewards | None = None
+    """rewards of the environment as a function of goals, set where samples are given other goals (`her`)"""
 
     def __init__(self, spec: Spec, cfg: Any) -> None:
         super().__init__()
@@ -329,6 +332,7 @@ class Agent(Optimized):
             "separate_streams": self.separate_streams,
             "extras": self.columns(),
             "successors": self.successors,
+            "goal_rewards": self.goal_rewards,
         }
 
     @property

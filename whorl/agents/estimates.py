@@ -15,6 +15,7 @@ from whorl.core.spec import Continuous, Discrete, SpecTree, TupleSpec, action_ch
 from whorl.core.tree import Tree
 from whorl.data.batch import Rows
 from whorl.nets.actor import DeterministicHead
+from whorl.nets.atoms import ReturnAtoms
 from whorl.nets.policy import Value
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.ops.distributions import Categorical, Distribution, MultiCategorical
@@ -66,6 +67,9 @@ def q_values(agent: Any, rows: Rows, action: Tree | None) -> Tensor:
     if hasattr(agent, "q_values"):
         found = agent.q_values(critic.backbone(rows), {})[0]
         return found if action is None else found.gather(-1, action.unsqueeze(-1))[..., 0]
+    atoms = getattr(agent, "atoms", None)
+    if isinstance(atoms, ReturnAtoms) and atoms.on:  # continuous actions, which the critics read as they are
+        return atoms.mean(critic(rows, taken)).amin(0)[0]
     actions = getattr(agent, "actions", None)  # of soft actor-critics
     if actions is None:
         return critic(rows, taken).amin(0)[0]

@@ -1,5 +1,6 @@
 """Where an agent's batches come from: each rollout once, or replay. Its config decides which, at construction."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.data.batch import LOG_PROB, Batch
 from whorl.data.replay import MEMORIES, Replay, check_replay, replay_of, view_of
-from whorl.data.ring import replay_bytes
+from whorl.data.ring import history_of, replay_bytes
 from whorl.data.rollouts import Rollouts
 from whorl.data.trajectories import Trajectories
 
@@ -108,8 +109,8 @@ class Unreplayed(OnPolicy):
         self.cfg = cfg
 
     def check(self, agent: "Agent", rows: int) -> None:
-        for setting in ("prioritized", "shards", "refresh_memory", "whole_episodes"):
-            if getattr(self.cfg, setting):
+        for setting in ("prioritized", "shards", "refresh_memory", "whole_episodes", "her"):
+            if getattr(self.cfg, setting) not in (False, 0, "none"):
                 raise ConfigError(
                     f"{setting} is about the replay buffer, but use_replay_buffer is false; leave one of them out"
                 )
@@ -130,6 +131,14 @@ def experience_of(cfg: Any) -> OnPolicy | OffPolicy:
     if not getattr(cfg, "off_policy", False):
         return OnPolicy(cfg)
     return OffPolicy(cfg) if getattr(cfg, "use_replay_buffer", True) else Unreplayed(cfg)
+
+
+def second_buffer(agent: "Agent", rows: int, generator: torch.Generator) -> Replay:
+    """A replay buffer with samples of the agent's kind for `rows` rows of each environment, drawn uniformly."""
+    view = view_of(agent.cfg)
+    slots = rows + -(-(view.span + history_of(agent.spec) + 1) // view.stride) * view.stride
+    cfg = replace(agent.cfg, buffer_size=slots * agent.spec.num_envs, prioritized=False)
+    return OffPolicy(cfg).build(agent, generator)
 
 
 def _merge(agent: "Agent", rollout: Batch) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
+from whorl.agents.packed import Packed, fits
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, construct, known, resolve
@@ -35,6 +36,13 @@ UNFIT = {
 
 
 @dataclass(frozen=True)
+class ByHand:
+    """The gradients of a loss for the parameters of an optimizer, in its order, computed without autograd."""
+
+    gradients: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
 class JoinedLoss:
     """A loss that is minimised together with that of an optimizer."""
 
@@ -51,6 +59,8 @@ class Optimized(nn.Module):
     """set where several learners share a batch: replaces gradients by their mean over the learners"""
     on_optimizer_step: Callable[[], None] | None = None
     """called after each step of an optimizer, for a progress display; in a CUDA graph only when it is recorded"""
+    by_hand: dict[str, Callable[..., Any]]
+    """losses of optimizers with gradients computed without autograd (`ByHand`), where an algorithm has such"""
     progress: Tensor
 
     def __init__(self) -> None:
@@ -60,6 +70,9 @@ class Optimized(nn.Module):
         self._parameters_of: dict[str, list[nn.Parameter]] = {}
         self._rates: dict[str, float] = {}
         self._schedule: Callable[[Tensor], Tensor] | None = None
+        self.by_hand = {}
+        self._packed: dict[str, Packed] = {}
+        """the parameters of small networks on a CPU"""
         self._steppers: dict[str, Stepper] = {}
         self._joined: dict[str, list[JoinedLoss]] = {}
         self._batch: Batch | None = None
@@ -99,7 +112,11 @@ class Optimized(nn.Module):
         self.to(device)
         for name, optimizer in self._optimizers.items():
             initialise_state(optimizer, getattr(self, f"lr_{name}"))
-            self._steppers[name] = stepper(optimizer, self._parameters_of[name])
+            parameters = self._parameters_of[name]
+            others = [p for other, found in self._parameters_of.items() if other != name for p in found]
+            if adam_kernel(optimizer) is not None and fits(parameters, others):
+                self._packed[name] = Packed(parameters, [optimizer.state[p] for p in parameters])
+            self._steppers[name] = stepper(optimizer, parameters, self._packed.get(name))
             self.generators[name] = seeds(name)
         return self
 
@@ -112,20 +129,26 @@ class Optimized(nn.Module):
         """The parameters of each optimizer, in the order of its state."""
         return self._parameters_of
 
+    def packed_gradients(self, name: str) -> dict[int, Tensor]:
+        """Where the gradients of optimizer `name` may be written before `minimize`, by the id of their parameter; empty
+        if its parameters are not packed or other losses are joined to its own."""
+        packed = None if name in self._joined else self._packed.get(name)
+        return {} if packed is None else dict(zip(map(id, self._parameters_of[name]), packed.gradients))
+
     def random(self, name: str) -> torch.Generator:
         """The random generator of the optimizer called `name`."""
         return self.generators[name]
 
     @overload
     def minimize(
-        self, name: str, loss: Tensor, max_norm: float = ..., gate: Tensor | None = ...
+        self, name: str, loss: "Tensor | ByHand", max_norm: float = ..., gate: Tensor | None = ...
     ) -> Tensor | None: ...
 
     @overload
     def minimize(
         self,
         name: str,
-        loss: Tensor,
+        loss: "Tensor | ByHand",
         max_norm: float = ...,
         gate: Tensor | None = ...,
         *,
@@ -135,7 +158,7 @@ class Optimized(nn.Module):
     def minimize(
         self,
         name: str,
-        loss: Tensor,
+        loss: "Tensor | ByHand",
         max_norm: float = 0.0,
         gate: Tensor | None = None,
         *,
@@ -144,29 +167,43 @@ class Optimized(nn.Module):
         """One step of optimizer `name`; networks that `loss` passes through but that it does not train get no gradient.
 
         Args:
+            loss: or gradients that were computed without autograd; no loss may be joined to those.
             max_norm: gradients are scaled down to this norm; 0: never.
             gate: 0-dim; where it is 0, the moments of the optimizer advance but no parameter moves.
             measure: return the norm of the gradients before clipping, which costs a pass over them.
         """
         gated: list[tuple[JoinedLoss, Tensor]] = []
         for joined in self._joined.get(name, ()):
-            assert self._batch is not None
+            assert self._batch is not None and isinstance(loss, Tensor)
             module: Any = self
             added = joined.loss(self._batch.replace(obs=module.observations(self._batch.obs)))
             if joined.adaptive == "off":
                 loss = loss + added
             else:
                 gated.append((joined, added))
-        gradients = self._gradients(name, loss)
+        if isinstance(loss, ByHand):
+            gradients = loss.gradients
+            if self.exchange is not None:
+                self.exchange(gradients)
+        else:
+            gradients = self._gradients(name, loss)
         main = tuple(g.clone() for g in gradients) if len(gated) > 1 else gradients
         for joined, added in gated:
             further = self._gradients(name, added)
             add_agreeing_(gradients, further, main, joined.shared, joined.adaptive == "layer")
         norm: Tensor | None = None
+        packed = self._packed.get(name)
+        if packed is not None:
+            packed.gather(gradients)
+            gradients = packed.gradients
         if measure or max_norm > 0:
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            if packed is None:
+                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            else:
+                norm = torch.linalg.vector_norm(packed.gradient)
             if max_norm > 0:
-                torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+                scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+                torch._foreach_mul_(gradients if packed is None else [packed.gradient], scale)
         rate = getattr(self, f"lr_{name}")
         self._steppers[name](gradients, rate if gate is None else rate * gate)
         if self.on_optimizer_step is not None:
@@ -176,13 +213,17 @@ class Optimized(nn.Module):
     def _gradients(self, name: str, loss: Tensor) -> tuple[Tensor, ...]:
         parameters = self._parameters_of[name]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        gradients = _apart(_with_layout_of(parameters, gradients))
+        if name not in self._packed or self._joined or self.exchange is not None:  # packing copies them
+            gradients = _apart(_with_layout_of(parameters, gradients))
         if self.exchange is not None:
             self.exchange(gradients)
         return gradients
 
     def export_gradients(self, sink: Callable[[str, Sequence[Tensor], Tensor], None]) -> None:
         """From now on pass every optimizer's name, gradients and learning rate to `sink` instead of stepping it."""
+        # The sink may keep gradients, and the next ones must not overwrite them.
+        self._packed.clear()
+        self.by_hand.clear()
         for name in self._optimizers:
             self._steppers[name] = partial(sink, name)
 
@@ -267,12 +308,19 @@ def build_optimizer(
     return construct("optimizer", Part(part.name, options), parameters, lr=lr)
 
 
-def stepper(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Stepper:
-    """A function that steps an optimizer. Fused Adam is called directly: for small networks its wrapper costs more."""
-    group = optimizer.param_groups[0]
+def adam_kernel(optimizer: torch.optim.Optimizer) -> Any:
+    """The kernel that steps all parameters of fused Adam or AdamW; None for other optimizers."""
     kernels: dict[type, Any] = {torch.optim.Adam: torch._fused_adam_, torch.optim.AdamW: torch._fused_adamw_}
-    kernel = kernels.get(type(optimizer))
-    if kernel is None or not group["fused"] or group["amsgrad"]:
+    kernel, group = kernels.get(type(optimizer)), optimizer.param_groups[0]
+    return None if kernel is None or not group["fused"] or group["amsgrad"] else kernel
+
+
+def stepper(
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], packed: Packed | None = None
+) -> Stepper:
+    """A function that steps an optimizer. Fused Adam is called directly: for small networks its wrapper costs more."""
+    group, kernel = optimizer.param_groups[0], adam_kernel(optimizer)
+    if kernel is None:
         return partial(_plain_step, optimizer, parameters)
     state = [optimizer.state[p] for p in parameters]
     steps = [entry["step"] for entry in state]
@@ -285,6 +333,17 @@ def stepper(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) ->
 
     held = [cut(parameters), *(cut([entry[key] for entry in state]) for key in ("exp_avg", "exp_avg_sq"))]
     counts = [steps[0]] * len(held[0])
+
+    if packed is not None:
+        whole = [[packed.values], [packed.gradient], *([moment] for moment in packed.moments)]
+
+        @torch.no_grad()
+        def step_packed(gradients: Sequence[Tensor], rate: Tensor) -> None:
+            packed.gather(gradients)
+            packed.steps.add_(1)
+            kernel(*whole, [], [packed.steps[0]], lr=rate, beta1=beta1, beta2=beta2, **options)
+
+        return step_packed
 
     @torch.no_grad()
     def step(gradients: Sequence[Tensor], rate: Tensor) -> None:

@@ -19,22 +19,17 @@ from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import ValueConfig
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
-from whorl.core.errors import ConfigError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_values, highest_value
 from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
+from whorl.nets.atoms import CLIPPED, advice_on_clipping, check_range
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_network import QNetwork, allowed, draw_passes
 from whorl.ops.transforms import categorical_projection
 from whorl.ops.values import best, bootstrap, pick_columns
 from whorl.settings.schema import Range
-
-CLIPPED = "q/clipped"
-"""the metric for the share of the target distribution that lies outside the atoms"""
-MUCH = 0.1
-"""the share above which a warning says so"""
 
 
 @dataclass(frozen=True)
@@ -58,10 +53,7 @@ class C51(Agent):
 
     def __init__(self, spec: Spec, cfg: C51Config) -> None:
         super().__init__(spec, cfg)
-        if not cfg.v_min < cfg.v_max:
-            raise ConfigError(
-                f"v_min is {cfg.v_min:g} and v_max {cfg.v_max:g}; v_min must be less than v_max"
-            )
+        check_range(cfg)
         self.critic = QNetwork("c51", spec, cfg, cfg.n_atoms)
         self.observations, self.explore = Preprocessor(spec, cfg), Exploration(spec, cfg)
         self.targets = TargetNetworks(cfg)
@@ -89,13 +81,7 @@ class C51(Agent):
         return draw_passes(self.critic, self.target_critic, self.random("critic"))
 
     def advice(self, metrics: Mapping[str, float]) -> str | None:
-        share, cfg = metrics.get(CLIPPED, 0.0), self.cfg
-        if share <= MUCH:
-            return None
-        return (
-            f"{share:.0%} of the probability of the targets is outside [v_min, v_max] = [{cfg.v_min:g}, {cfg.v_max:g}] "
-            "and is clipped, so values are wrong; set v_min and v_max to the lowest and highest discounted return"
-        )
+        return advice_on_clipping(self.cfg, metrics)
 
     @pure
     def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:

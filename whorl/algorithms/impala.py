@@ -24,7 +24,7 @@ from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.explore.acting import act_by_policy
+from whorl.explore.acting import act_by_policy, by_policy
 from whorl.nets.normalize import normalizers
 from whorl.nets.policy import policy_and_value
 from whorl.ops.losses import blank, explained_variance, masked_mean, per_stream
@@ -72,6 +72,7 @@ class IMPALA(Agent):
         else:
             self.add_optimizers(actor=cfg.actor_lr, critic=cfg.critic_lr)
 
+    @by_policy
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=True)
 

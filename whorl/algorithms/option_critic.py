@@ -160,7 +160,7 @@ class OptionCritic(Agent):
         best, ends = values.argmax(-1), pick(beta, held)
         if context.greedy:
             return torch.where(context.reset | (ends > 0.5), best, held)
-        chance = torch.rand(3, len(held), generator=context.generator, device=held.device)
+        chance = torch.rand(3, held.shape[0], generator=context.generator, device=held.device)
         other = (chance[2] * self.cfg.num_options).long().clamp(max=self.cfg.num_options - 1)
         choice = torch.where(chance[1] < self.cfg.option_epsilon, other, best)
         return torch.where(context.reset | (chance[0] < ends), choice, held)

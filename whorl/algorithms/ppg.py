@@ -34,7 +34,7 @@ from whorl.core.spec import MASK_KEY, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import Rollouts, check_batch_size, minibatches
-from whorl.explore.acting import act_by_policy
+from whorl.explore.acting import act_by_policy, by_policy
 from whorl.nets.layers import orthogonal_
 from whorl.nets.normalize import EPSILON, normalizers
 from whorl.nets.policy import Policy, Value
@@ -110,6 +110,7 @@ class PPG(Agent):
     def experience(self, generator: torch.Generator) -> Rollouts:
         return Rollouts(self.discounting(), self.cfg.aux_every, "auxiliary", self.device)
 
+    @by_policy
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=True)
 

@@ -8,14 +8,15 @@ advantages, and the critic's loss is their mean.
 
 With `shared_trunk` (the paper's networks for images) each step minimises actor's loss + value_coef * critic's loss.
 
-With `overlap_rollouts` the rows are by the policy before pi_old. Their advantages are multiplied by the ratio of the two,
-at most 1 (the decoupled objective, Hilton et al. 2021, arXiv:2110.00641).
+With `overlap_rollouts` the rows are by the policy before pi_old. Their advantages are multiplied by the ratio of the
+two, at most 1 (the decoupled objective, Hilton et al. 2021, arXiv:2110.00641).
 
 Differs from the paper: by default actor and critic share no parameters, so their passes over the rollout run at the
 same time (D2AC, CO-GYM); log ratios are clamped at 30; values are computed when the rollout is learned from, not while
 acting.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.by_hand import losses_by_hand
 from whorl.agents.families import SharedTrunkConfig
 from whorl.core import collectives
 from whorl.core.registry import Part
@@ -30,7 +32,7 @@ from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import check_batch_size, minibatches
-from whorl.explore.acting import act_by_policy
+from whorl.explore.acting import act_by_policy, by_policy
 from whorl.nets.losses import value_loss
 from whorl.nets.normalize import normalizers
 from whorl.nets.policy import policy_and_value
@@ -93,7 +95,7 @@ class PPOConfig(SharedTrunkConfig):
     """stop the actor's updates (with shared_trunk all updates) for the rest of the rollout once the KL divergence
     exceeds this; 0: never"""
     overlap_rollouts: bool = False
-    """where workers act: collect the next rollout while learning from this one, with a policy that is one update older"""
+    """where workers act: collect the next rollout while learning from this one, with the policy before this update"""
 
 
 class PPO(Agent):
@@ -116,9 +118,15 @@ class PPO(Agent):
         else:
             self.add_optimizers(actor=cfg.actor_lr, critic=cfg.critic_lr)
 
+    def prepare(self, device: torch.device | str, seeds: Callable[[str], torch.Generator]) -> "PPO":
+        super().prepare(device, seeds)
+        self.by_hand = losses_by_hand(self, PPO)
+        return self
+
     def check(self, rows: int) -> None:
         check_batch_size(self.cfg.batch_size, rows, self.stride)
 
+    @by_policy
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=True)
 
@@ -220,8 +228,10 @@ class PPO(Agent):
         return metrics
 
     @pure
-    def actor_pass(self, rows: Rows, data: dict[str, Tensor], measure: bool) -> tuple[Tensor, ...]:
+    def actor_pass(self, rows: Rows, data: dict[str, Tensor], measure: bool) -> tuple[Any, ...]:
         """The actor's loss, once more without gradient, the log ratio and the entropy of rows."""
+        if "actor" in self.by_hand:
+            return self.by_hand["actor"](rows, data, measure)
         loss, log_ratio, entropy = self.actor_loss(self.actor(rows), data, measure)
         return loss, loss.detach(), log_ratio, entropy
 
@@ -263,17 +273,20 @@ class PPO(Agent):
         found = []
         for epoch in range(cfg.n_epochs):
             for rows, data in minibatches(batch, columns, cfg.batch_size, self.random("critic")):
-                loss = self.critic_pass(rows, data)
-                norm = self.minimize("critic", loss, cfg.max_grad_norm, measure=True)
+                total, loss = self.critic_pass(rows, data)
+                norm = self.minimize("critic", total, cfg.max_grad_norm, measure=True)
                 if epoch == cfg.n_epochs - 1:
-                    found.append(torch.stack([loss.detach(), norm]))
+                    found.append(torch.stack([loss, norm]))
         loss, norm = torch.stack(found).mean(0).unbind()
         return {"loss/critic": loss, "gradient/critic": norm}
 
     @pure
-    def critic_pass(self, rows: Rows, data: dict[str, Tensor]) -> Tensor:
-        """The critic's loss on rows."""
-        return self.critic_loss(self.critic(rows), data)
+    def critic_pass(self, rows: Rows, data: dict[str, Tensor]) -> tuple[Any, Tensor]:
+        """The critic's loss on rows, and once more without gradient."""
+        if "critic" in self.by_hand:
+            return self.by_hand["critic"](rows, data)
+        loss = self.critic_loss(self.critic(rows), data)
+        return loss, loss.detach()
 
     def critic_loss(self, value: Tensor, data: dict[str, Tensor]) -> Tensor:
         """E[(V(s) - target)^2] / 2 or another loss, optionally with V clipped around its old value"""

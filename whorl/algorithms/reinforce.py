@@ -26,7 +26,7 @@ from whorl.core.errors import ConfigError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.explore.acting import act_by_policy
+from whorl.explore.acting import act_by_policy, by_policy
 from whorl.nets.normalize import normalizers
 from whorl.nets.policy import Policy, Value
 from whorl.ops.losses import blank, explained_variance, masked_mean, masked_normalize, per_stream
@@ -78,6 +78,7 @@ class Reinforce(Agent):
                 f"{steps // 2}, or increase num_steps"
             )
 
+    @by_policy
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=False)
 

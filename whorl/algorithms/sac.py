@@ -9,13 +9,21 @@ and Q and log pi above are their expectations under pi. With both, pi(d, c) = pi
 et al. 2019, arXiv:1912.11077). Each kind has a temperature then, and alpha log pi above is
 sum_d pi(d) (alpha_d log pi(d) + alpha_c log pi(c|d)); see `whorl.nets.soft_actions`.
 M is a random subset of the ensemble, sampled in each update (REDQ, Chen et al. 2021, arXiv:2101.05982).
+With `n_atoms` the critics predict the distribution of the return (see `whorl.nets.atoms`): y is the distribution of the
+critic in M with the lowest mean, moved by r and the entropy bonus, and the loss is the cross entropy, for continuous
+actions only.
+cql_weight:   the critics' loss grows by cql_weight * sum_i E[log sum_a exp Q_i(s, a) - Q_i(s, a_data)], so that actions
+              that the data lack are not overestimated (CQL(H), Kumar et al. 2020, arXiv:2006.04779, eq. 4). Over
+              continuous actions the sum is the integral, estimated by importance sampling from N uniform actions and N
+              of the policy: log 1/(2N) sum_k exp(Q_i(s, a_k) - log density(a_k))                       (appendix F)
 
 Differs from the paper: the loss of the temperature is linear in log(alpha), as in most implementations.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import log, prod
 from typing import Annotated, Any, Literal
 
 import torch
@@ -27,23 +35,24 @@ from whorl.agents.families import ActorCriticConfig
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
-from whorl.core.spec import Array, Spec
+from whorl.core.spec import MASK_KEY, Array, Continuous, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_soft_actor, acting_tensors_with_critic
 from whorl.explore.noise import AddedNoise, AddedNoiseConfig
 from whorl.nets.actor import Actor
+from whorl.nets.atoms import AtomsConfig, ReturnAtoms, advice_on_clipping
 from whorl.nets.layers import last_of
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
 from whorl.nets.temperature import undecayed
 from whorl.ops.losses import clipped_value_loss
-from whorl.settings.schema import PositiveCount, Range
+from whorl.settings.schema import NonNegative, PositiveCount, Range
 
 
 @dataclass(frozen=True)
-class SACConfig(SoftActionsConfig, AddedNoiseConfig, CorrectionConfig, ActorCriticConfig):
+class SACConfig(SoftActionsConfig, AddedNoiseConfig, CorrectionConfig, AtomsConfig, ActorCriticConfig):
     ensemble_q_num: Annotated[int, Range(1, 1000)] = 2
     """number of critics"""
     ensemble_q_sample: Annotated[int, Range(1, 1000)] = 2
@@ -52,6 +61,10 @@ class SACConfig(SoftActionsConfig, AddedNoiseConfig, CorrectionConfig, ActorCrit
     """Q estimate that the actor maximises: minimum or mean over all critics, or minimum over a random subset"""
     policy_delay: PositiveCount = 1
     """critic updates per actor update"""
+    cql_weight: NonNegative = 0.0
+    """weight of the conservative term in the critics' loss, for learning from a dataset (CQL: 5); 0: off"""
+    cql_actions: PositiveCount = 10
+    """with cql_weight, for continuous actions: random actions, and as many of the policy, that estimate the term"""
 
 
 class SAC(Agent):
@@ -73,11 +86,16 @@ class SAC(Agent):
         self.actions = SoftActions(spec, cfg, "sac")
         self.returns = NStepTargets(cfg, self.observations, self.actions)
         self.noise = AddedNoise(spec, cfg)
+        if cfg.cql_weight:
+            self.actions.check_one_kind("cql_weight")
         if self.noise.on and self.returns.columns:
             raise ConfigError(
                 "use_n_step_is needs the probabilities of actions, which action_noise changes; leave one of them out"
             )
-        ensemble = (cfg.ensemble_q_num, self.actions.outputs, self.actions.inputs)
+        self.atoms = ReturnAtoms(cfg)
+        if self.atoms.on:
+            _check_atoms(spec, cfg)
+        ensemble = (cfg.ensemble_q_num, self.actions.outputs + self.atoms.outputs, self.actions.inputs)
         self.critic = QEnsemble("critic", spec, cfg, *ensemble)
         head = partial(self.actions.head, last=last_of(cfg.actor_head))
         self.actor = Actor("actor", spec, cfg, head, self.critic.backbone)
@@ -107,7 +125,7 @@ class SAC(Agent):
     def value(self, rows: Rows) -> Tensor:
         """E[min_i Q_i(s, a)] of rows [T, B]; at the mode of the policy where actions are continuous."""
         drawn = self.actor(rows).drawn()
-        values = self.critic(rows, drawn.reads)
+        values = self.atoms.mean(self.critic(rows, drawn.reads))
         drawn = self.actions.chosen(drawn, values, self.temperature, 0.0)
         return self.actions.expected(drawn, values, partial(torch.amin, dim=0))
 
@@ -146,14 +164,20 @@ class SAC(Agent):
         if self.actions.parts.size:
             found["action"] = self.actions.noise(batch.shape, actor)
             found["next_action"] = self.actions.noise(after, critic)
+        if self.cfg.cql_weight and self.actions.parts.size:
+            shape = (*batch.shape, self.cfg.cql_actions, self.actions.parts.size)
+            found["cql_uniform"] = torch.rand(shape, generator=critic, device=self.device) * 2 - 1
+            found["cql_policy"] = torch.randn(shape, generator=critic, device=self.device)
         if self.cfg.ensemble_q_sample < ensemble:
             found["target_subset"] = torch.rand(ensemble, generator=critic, device=self.device)
             found["actor_subset"] = torch.rand(ensemble, generator=actor, device=self.device)
         return found
 
     @pure
-    def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor]:
+    def critic_loss(self, batch: Batch, noise: Tree) -> tuple[Any, ...]:
         """sum_i E[(Q_i(s, a) - r - discount * (min_j Q'_j - alpha log pi))^2]; the TD errors [T, B]; the mean of Q"""
+        if self.atoms.on:
+            return self.distribution_loss(batch, noise)
         with torch.no_grad():
             rows = self.returns.rows(batch)
             policy = self.actor(rows, noise["next_layers"])
@@ -178,14 +202,54 @@ class SAC(Agent):
         loss = (squares.sum(0) * batch.weight).mean()
         if self.cfg.q_regularization:
             loss = loss + self.cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
-        return loss, error.detach().abs().mean(0), q.detach().mean()
+        found = loss, error.detach().abs().mean(0), q.detach().mean()
+        if not self.cfg.cql_weight:
+            return found
+        gap = ((self.log_sum_exp(batch, values, noise) - q).sum(0) * batch.weight).mean()
+        return loss + self.cfg.cql_weight * gap, *found[1:], {"q/conservative_gap": gap.detach()}
+
+    def log_sum_exp(self, batch: Batch, values: Tensor, noise: Tree) -> Tensor:
+        """log sum_a exp Q_i(s, a) over all actions [critics, T, B]; `values` are those of all discrete ones."""
+        if not self.actions.parts.size:
+            if self.actions.masked:
+                values = values.masked_fill(batch.now.selected[MASK_KEY] == 0, -torch.inf)
+            return values.logsumexp(-1)
+        with torch.no_grad():
+            policy = self.actor(batch.now, noise["next_layers"])
+            own, log_prob = self.actions.several(policy, noise["cql_policy"])  # [T, B, N, size], [T, B, N]
+            action = torch.cat((noise["cql_uniform"], own), -2)
+            uniform = torch.full_like(log_prob, -log(2) * self.actions.parts.size)
+            log_density = torch.cat((uniform, log_prob), -1)  # [T, B, 2N]
+        q = self.critic(batch.now, action)  # [critics, T, B, 2N]
+        return (q - log_density).logsumexp(-1) - log(q.shape[-1])
+
+    @pure
+    def distribution_loss(self, batch: Batch, noise: Tree) -> tuple[Any, ...]:
+        """-sum_i E[sum_k m_k log p_ik(s, a)], m the projection of r + discount * (z - alpha log pi); the divergences
+        [T, B]; the mean of Q; how much of the targets was clipped"""
+        cfg = self.cfg
+        with torch.no_grad():
+            drawn = self.actor(batch.next, noise["next_layers"]).drawn(noise["next_action"])
+            after = self.target_critic(
+                batch.next, drawn.reads, noise["target_critic"]
+            )  # [critics, T, B, atoms]
+            prob = self.atoms.lowest(self.subset(after, noise, "target"))
+            bonus = -self.temperature.cost(drawn.log_prob)
+            target, outside = self.atoms.target(prob, batch.reward + batch.discount * bonus, batch.discount)
+        answers = self.critic(batch.now, self.actions.read(batch.action), noise["critic"])
+        losses, divergence = self.atoms.losses(answers, target)  # [critics, T, B]
+        q = self.atoms.mean(answers)
+        loss = (losses.sum(0) * batch.weight).mean()
+        if cfg.q_regularization:
+            loss = loss + cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
+        return loss, divergence.mean(0), q.detach().mean(), self.atoms.metrics(outside, batch)
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor | float]:
         """E[alpha log pi(a|s) - Q(s, a)]; E[log pi]; the target entropy"""
         drawn = self.actor(batch.now, noise["layers"]).drawn(noise.get("action"))
         with torch.set_grad_enabled(drawn.reads is not None):
-            values = self.critic(batch.now, drawn.reads, noise["actor_critic"])
+            values = self.atoms.mean(self.critic(batch.now, drawn.reads, noise["actor_critic"]))
         drawn = self.actions.chosen(drawn, values, self.temperature)
         q = self.actions.expected(drawn, values, partial(self.actor_q, noise=noise))
         log_prob = drawn.log_prob
@@ -201,7 +265,28 @@ class SAC(Agent):
 
     def min_over_subset(self, values: Tensor, noise: Tree, which: str) -> Tensor:
         """The minimum over a random subset of the critics: [critics, ...] -> [...]."""
+        return self.subset(values, noise, which).amin(0)
+
+    def subset(self, values: Tensor, noise: Tree, which: str) -> Tensor:
+        """What a random subset of the critics says: [critics, ...] -> [ensemble_q_sample, ...]."""
         if self.cfg.ensemble_q_sample == len(values):
-            return values.amin(0)
+            return values
         subset = noise[f"{which}_subset"].topk(self.cfg.ensemble_q_sample).indices
-        return values.index_select(0, subset).amin(0)
+        return values.index_select(0, subset)
+
+    def advice(self, metrics: Mapping[str, float]) -> str | None:
+        return advice_on_clipping(self.cfg, metrics)
+
+
+def _check_atoms(spec: Spec, cfg: SACConfig) -> None:
+    if not isinstance(spec.action, Continuous):
+        raise ConfigError(
+            "n_atoms needs continuous actions alone; leave it out, or use c51 for discrete ones"
+        )
+    for key in ("use_n_step_is", "clip_epsilon", "cql_weight"):
+        if getattr(cfg, key):
+            raise ConfigError(
+                f"n_atoms and {key} are both set, but {key} is about mean values; leave one out"
+            )
+    if not cfg.use_replay_buffer:
+        raise ConfigError("n_atoms needs the replay buffer; leave it out, or set use_replay_buffer to true")

@@ -28,7 +28,7 @@ from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import check_batch_size, minibatches
-from whorl.explore.acting import act_by_policy
+from whorl.explore.acting import act_by_policy, by_policy
 from whorl.nets.memory import MemoryConfig
 from whorl.nets.normalize import normalizers
 from whorl.nets.policy import Policy, Value
@@ -88,6 +88,7 @@ class TRPO(Agent):
     def check(self, rows: int) -> None:
         check_batch_size(self.cfg.batch_size, rows, 1)
 
+    @by_policy
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=True)
 

@@ -14,7 +14,7 @@ from whorl.core.errors import ConfigError
 from whorl.settings.merge import merge
 from whorl.settings.schema import build, fields_of, wrong
 
-MODULES = ("commands",)
+MODULES = ("commands", "play", "record", "export", "sweep", "bench", "report_page", "serve")
 """files of this package that define commands, in the order of the overview"""
 
 SHORT = {

@@ -44,9 +44,10 @@ class TrainFlags:
     config: tuple[str, ...] = ()
     """YAML files of settings, which override the tuned preset; later files override earlier ones, flags all of them"""
     seeds: tuple[int, ...] = ()
-    """train once for each seed"""
-    parallel: Annotated[int, Range(1, 1000)] = 1
-    """seeds that are trained at the same time, each in a process with its share of the cores"""
+    """train once for each seed: 1 2 3, or 1..8"""
+    parallel: Annotated[Literal["gpu"] | int, Range(1, 1000)] = 1
+    """seeds that are trained at the same time, each in a process with its share of the cores; gpu: all of them in one
+    process on one GPU, where their work overlaps"""
     components: tuple[str, ...] = ()
     """components to train besides the policy; their settings are flags too: --rnd.lr 1e-4"""
 
@@ -130,6 +131,8 @@ class ListFlags:
     """list the native environments instead of the algorithms"""
     runs: bool = False
     """list the run folders instead"""
+    agents: bool = False
+    """list the trained agents that come with Whorl instead; `whorl play NAME` shows one"""
     folder: str = "runs"
     """folder of the run folders"""
 
@@ -142,7 +145,7 @@ NAME_FLAGS = {
 
 
 @command(
-    "train ALGORITHM ENV [--config FILE] [--seeds 1 2 3 [--parallel 3]] [--SETTING VALUE ...]", TrainFlags
+    "train ALGORITHM ENV [--config FILE] [--seeds 1..3 [--parallel 3]] [--SETTING VALUE ...]", TrainFlags
 )
 def train(words: list[str]) -> int:
     """train an algorithm on an environment"""
@@ -223,7 +226,7 @@ def _settings_parser(name: str, usage: str = "") -> FlagParser:
         "Options of nested settings are flags too: --optimizer.weight_decay 0.01, "
         "--actor_network.layers.0.out_features 64, --env_options.NAME VALUE."
     )
-    parser = FlagParser(name, usage or name, about, _all_settings, nested=True)
+    parser = FlagParser(name, usage or name, about, all_settings, nested=True)
     parser.hints["env_options"] = dict
     return parser
 
@@ -257,7 +260,7 @@ def _fields(config: Any) -> list[str]:
 
 
 @cache
-def _all_settings() -> dict[str, Any]:
+def all_settings() -> dict[str, Any]:
     """The settings of all algorithms with their types; None where two algorithms have different types."""
     found: dict[str, Any] = {"env_options": dict}
     for name in algorithms():
@@ -289,7 +292,7 @@ def _resolved(
 def _train(algorithm: str, env: str, settings: dict[str, Any], own: TrainFlags) -> int:
     if own.seeds and "seed" in settings:
         raise ConfigError("--seed and --seeds were both given; use --seeds alone")
-    if own.parallel > 1 and not own.seeds:
+    if own.parallel != 1 and not own.seeds:
         raise ConfigError("--parallel needs --seeds, as in --seeds 1 2 3 --parallel 3")
     for seed in own.seeds:
         build(RunConfig, {"seed": seed})  # a wrong seed is an error before anything is loaded
@@ -300,7 +303,7 @@ def _train(algorithm: str, env: str, settings: dict[str, Any], own: TrainFlags) 
 
 
 def _print_config(algorithm: str, env: str, settings: dict[str, Any], own: TrainFlags) -> int:
-    if own.seeds or own.parallel > 1:
+    if own.seeds or own.parallel != 1:
         raise ConfigError(
             "config prints the settings of one run; use --seed instead of --seeds and --parallel"
         )
@@ -338,7 +341,7 @@ def resume(words: list[str]) -> int:
 def _resume_settings() -> dict[str, Any]:
     from whorl.population.config import EvolveConfig
 
-    return {**_all_settings(), **fields_of(RunConfig), **fields_of(EvolveConfig)}
+    return {**all_settings(), **fields_of(RunConfig), **fields_of(EvolveConfig)}
 
 
 @command("evolve CONFIG [--rule cem|pbt] [--population N] [--SETTING VALUE ...]")
@@ -358,7 +361,7 @@ def evolve(words: list[str]) -> int:
     about = (
         "Settings of the population; those of its learners (whorl train ALGORITHM ENV --help) are flags too."
     )
-    parser = FlagParser("evolve", commands()["evolve"].usage, about, _all_settings, nested=True)
+    parser = FlagParser("evolve", commands()["evolve"].usage, about, all_settings, nested=True)
     parser.hints["env_options"] = dict
     for config in (EvolveConfig(), *((RunConfig(), config_of(cls)()) if whole or not asked else ())):
         parser.add_config(config, "population" if isinstance(config, EvolveConfig) else "learners")
@@ -406,7 +409,7 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
     from whorl import api
     from whorl.run.evaluate import Evaluations
     from whorl.run.evaluation_log import log_evaluation
-    from whorl.state.runfolder import resolve_run
+    from whorl.state.runfolder import resolve_run, run_of
 
     if own.log and api.is_several(run):
         raise ConfigError(
@@ -416,7 +419,7 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
         run if api.is_several(run) else api.restore(run, best=own.best, trust=own.trust, device=own.device)
     )
     video = _video_path(run, own) if own.video else None
-    folder = _run_folder(resolve_run(run))
+    folder = run_of(resolve_run(run))
     pictures = folder / "screenshots" / _evaluated(own) if own.screenshots else None
     if pictures is not None:
         for old in pictures.glob(
@@ -503,9 +506,9 @@ def plot(words: list[str]) -> int:
     if not names:
         raise ConfigError("name at least one run: whorl plot RUN [RUN ...]")
     from whorl.log.plot import Style, plot_arms, plot_map, plot_runs
-    from whorl.state.runfolder import resolve_run
+    from whorl.state.runfolder import resolve_run, run_of
 
-    folders = [_run_folder(resolve_run(name)) for name in names]
+    folders = [run_of(resolve_run(name)) for name in names]
     kind = next((name for name in ("map", "arms", "attention") if getattr(own, name)), "plot")
     default = (folders[0] if len(folders) == 1 else Path()) / f"{kind}.png"
     output = Path(own.output) if own.output else default
@@ -533,9 +536,9 @@ def _plot_attention(run: str, output: Path, trust: tuple[str, ...]) -> Path:
     return plot_attention(weights, output, title)
 
 
-@command("list [--envs | --runs]", ListFlags)
+@command("list [--envs | --runs | --agents]", ListFlags)
 def show_list(words: list[str]) -> int:
-    """list the algorithms, the native environments, or the runs"""
+    """list the algorithms, the native environments, the runs, or the agents in the box"""
     parser = parser_of("list")
     asked, words = wants_help(words)
     if asked:
@@ -544,9 +547,18 @@ def show_list(words: list[str]) -> int:
     names, values = parser.read(words)
     own = build(ListFlags, values)
     if names:
-        raise ConfigError(f"list takes no name, but got {names[0]!r}; use --envs or --runs")
+        raise ConfigError(f"list takes no name, but got {names[0]!r}; use --envs, --runs or --agents")
     if own.runs:
         show_runs(Path(own.folder))
+    elif own.agents:
+        from whorl.box.cards import agents
+
+        show_columns(
+            {
+                name: f"{card.about}: return {card.mean_return:.1f} ± {card.std:.1f} over {card.episodes} episodes"
+                for name, card in agents().items()
+            }
+        )
     elif own.envs:
         from whorl.envs.native import WORLDS
 
@@ -594,18 +606,13 @@ def completion(words: list[str]) -> int:
 # Names and folders
 
 
-def _run_folder(folder: Path) -> Path:
-    """The run folder of a run or checkpoint folder."""
-    return folder.parent if folder.name == "best" or folder.name.startswith("checkpoint_") else folder
-
-
 def _video_path(run: str, own: EvalFlags) -> Path:
-    from whorl.state.runfolder import resolve_run
+    from whorl.state.runfolder import resolve_run, run_of
 
     if isinstance(own.video, str):
         return Path(own.video)
     ending = "mp4" if find_spec("imageio_ffmpeg") and find_spec("imageio") else "gif"
-    return _run_folder(resolve_run(run)) / "videos" / f"{_evaluated(own)}_seed{own.seed}.{ending}"
+    return run_of(resolve_run(run)) / "videos" / f"{_evaluated(own)}_seed{own.seed}.{ending}"
 
 
 def _evaluated(own: EvalFlags) -> str:

@@ -17,6 +17,7 @@ from whorl.settings.merge import settings_of
 from whorl.settings.presets import algorithm_class, algorithms
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import Choice, bare, fields_of, rules_of
+from whorl.sweep.config import SweepConfig
 
 SHELLS = ("bash", "zsh", "fish")
 _BOOLEAN = ("true", "false")
@@ -50,9 +51,10 @@ def _words() -> _Words:
     run = fields_of(RunConfig)
     choices: dict[str, list[str]] = {}
     hints = {name: dict(fields_of(command.flags)) for name, command in commands().items()}
-    for command in ("train", "config", "evolve"):
+    for command in ("train", "config", "evolve", "sweep"):
         hints[command] |= run
     hints["evolve"] |= fields_of(EvolveConfig)
+    hints["sweep"] |= fields_of(SweepConfig)
     hints["resume"] |= {name: run[name] for name in MAY_CHANGE if name in run}
     settings: dict[str, dict[str, Any]] = {}
     known = {name: about for name, about in algorithms().items() if _PLAIN.fullmatch(name)}

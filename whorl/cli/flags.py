@@ -17,6 +17,8 @@ from whorl.settings.merge import component_setting, spellings
 from whorl.settings.presets import read_yaml
 from whorl.settings.schema import Choice, Renamed, bare, coerce, describe, fields_of, help_of, rules_of
 
+MOST_SEEDS = 10_000
+"""of a range such as 1..8"""
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 OPTION_FLAGS: dict[str, tuple[str, type]] = {
     "editor": ("editor", bool),
@@ -204,6 +206,8 @@ class _Store(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, given: Any, flag: str | None = None) -> None:
         words = [word.strip() for word in (given if isinstance(given, list) else [given]) if word]
+        if self.dest == "seeds":
+            words = [number for word in words for number in in_range(str(flag), word)]
         value: Any = False if self.off else _typed(str(flag), words, self.hint)
         if get_args(bare(self.hint)) == (
             str,
@@ -211,6 +215,19 @@ class _Store(argparse.Action):
         ):  # a list of words can be given in pieces: --config a --config b
             value = [*namespace.values.get(self.dest, ()), *value]
         namespace.values[self.dest] = value
+
+
+def in_range(flag: str, word: str) -> list[str]:
+    """The numbers of a range such as 1..8; any other word as it is."""
+    found = re.fullmatch(r"(\d+)\.\.(\d+)", word)
+    if found is None:
+        return [word]
+    first, last = int(found[1]), int(found[2])
+    if not first <= last < first + MOST_SEEDS:
+        raise ConfigError(
+            f"{flag} {word} is no range of at most {MOST_SEEDS} seeds; write the lower number first, as in 1..8"
+        )
+    return [str(number) for number in range(first, last + 1)]
 
 
 def _typed(flag: str, given: list[str], hint: Any) -> Any:

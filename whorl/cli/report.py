@@ -125,6 +125,7 @@ def show_runs(folder: Path) -> None:
 def _run_row(run: Path) -> tuple[str, ...]:
     from whorl.log.writers import read_rows
     from whorl.settings.presets import read_yaml
+    from whorl.state.runfolder import run_state
 
     config, metrics = run / "config.yaml", run / "metrics.jsonl"
     last: dict[str, Any] = {}
@@ -136,16 +137,6 @@ def _run_row(run: Path) -> tuple[str, ...]:
     )
     found = fmean(evaluated or earned) if evaluated or earned else None
     when = datetime.fromtimestamp((metrics if metrics.is_file() else config).stat().st_mtime)
-    state = _state(run, read_yaml(config.read_text("utf-8"), str(config)) or {}, last)
+    state = run_state(run, read_yaml(config.read_text("utf-8"), str(config)) or {}, last)
     shown = "" if found is None else f"{float(found):.1f}"
     return run.name, state, f"{int(last.get('steps', 0)):,}", shown, f"{when:%Y-%m-%d %H:%M}"
-
-
-def _state(run: Path, config: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    from whorl.state.runlock import living_owner
-
-    if living_owner(run) is not None:
-        return "running"
-    limits = {"steps": "total_timesteps", "episodes": "total_episodes", "iteration": "max_iterations"}
-    spent = any(config.get(name) and last.get(key, 0) >= config[name] for key, name in limits.items())
-    return "finished" if spent else "stopped"

@@ -1,4 +1,4 @@
-"""One run per seed: one after the other, or several at the same time, each in a process of its own.
+"""One run per seed: one after the other, or several at the same time, each in a process of its own or all in this one.
 
 A process gets its share of the cores, reports its progress through a pipe, and ends when its parent does. What it
 prints is printed by the parent, above the bars, with the seed in front.
@@ -12,15 +12,18 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Literal
 
 from whorl.cli.report import command, in_lines, show_evolved, show_result, show_seeds
 from whorl.cli.status import INTERRUPTED, MISTAKE, TERMINATED
 from whorl.core.errors import ConfigError, WhorlError
+from whorl.core.hardware import shares, usable_cores
+from whorl.core.process import CTRL_C
 from whorl.log.console import DISPLAY, LIVE_SECONDS, Console, Consoles, summary
 from whorl.run.trust import trust_flag
 from whorl.settings.merge import Settings
@@ -68,7 +71,7 @@ def _show(result: "Result", settings: Settings) -> None:
         show_result(result, settings)
 
 
-def train_seeds(job: Job, seeds: Sequence[int], parallel: int) -> int:
+def train_seeds(job: Job, seeds: Sequence[int], parallel: int | Literal["gpu"]) -> int:
     """Train once per seed, `parallel` at the same time; a seed that fails is reported, and the others go on."""
     if twice := sorted({seed for seed in seeds if list(seeds).count(seed) > 1}):
         raise ConfigError(f"--seeds names {twice[0]} twice; name each seed once")
@@ -77,8 +80,13 @@ def train_seeds(job: Job, seeds: Sequence[int], parallel: int) -> int:
         seed: one.load() for seed, one in jobs.items()
     }  # a mistake is reported now, not after other runs
     settings = trainers[seeds[0]].settings
-    if parallel > 1 and len(seeds) > 1:
-        family = _Family(jobs, settings, min(parallel, len(seeds)))
+    if parallel == "gpu":
+        check_gpu(settings, len(seeds))
+    if parallel != 1 and len(seeds) > 1:
+        if parallel == "gpu":
+            family: _Family = _Company(jobs, settings, len(seeds), trainers=trainers)
+        else:
+            family = _Family(jobs, settings, min(parallel, len(seeds)))
         status = family.train()
         results = family.results
     else:
@@ -87,6 +95,18 @@ def train_seeds(job: Job, seeds: Sequence[int], parallel: int) -> int:
         return status
     show_seeds({seed: results.get(seed) for seed in seeds})
     return status
+
+
+def check_gpu(settings: Settings, seeds: int) -> None:
+    """A `ConfigError` if training does not run on a GPU."""
+    from whorl.run.build import choose_device
+
+    if choose_device(settings.run.device).type == "cuda":
+        return
+    why = "this machine has none" if settings.run.device == "auto" else f"device is {settings.run.device}"
+    raise ConfigError(
+        f"--parallel gpu trains all seeds on one GPU, but {why}; use --parallel {seeds} for processes"
+    )
 
 
 def _one_after_the_other(trainers: Mapping[int, Any]) -> tuple[int, dict[int, "Result"]]:
@@ -120,11 +140,12 @@ def _show_interrupted(stop: KeyboardInterrupt | SystemExit, settings: Settings) 
 class _Child:
     seed: int
     process: Any
-    line: Connection
+    line: Any
     """commands to it, reports from it"""
-    output: Connection
+    output: Any
     """what it prints"""
     slot: int
+    """which share of the cores it has"""
     text: str = ""
     """an incomplete line of its output"""
     begun: bool = False
@@ -290,17 +311,62 @@ class _Family:
         return f"{head}\n{summary(settings, str(choose_device(settings.run.device)))}"
 
 
-def usable_cores() -> list[int]:
-    """The cores that this process may use."""
-    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return sorted(affinity)
+@dataclass
+class _Company(_Family):
+    """All seeds in this process, each in a thread of its own; see `whorl.run.together`."""
+
+    trainers: Mapping[int, Any] = field(default_factory=dict)
+
+    def _attend(self) -> None:
+        from whorl.run.together import Together
+
+        self.inbox: SimpleQueue[Any] = SimpleQueue()
+        members = {seed: _Child(seed, None, None, None, 0) for seed in self.trainers}
+        self.together = Together(self.trainers, self._ended, self._display)
+        self.together.start()
+        while not all(member.ended for member in members.values()):
+            with suppress(Empty):
+                seed, kind, *values = self.inbox.get(timeout=0.5)
+                getattr(self, f"_on_{kind}")(members[seed], *values)
+        self.together.join()
+
+    @contextmanager
+    def _display(self, seed: int) -> Iterator[None]:
+        """Progress of this thread goes to the main one."""
+        before = DISPLAY.set(partial(_Report, _Post(self.inbox, seed)))
+        try:
+            yield
+        finally:
+            DISPLAY.reset(before)
+
+    def _ended(self, seed: int, outcome: "Result | BaseException") -> None:
+        self.inbox.put((seed, *_told(outcome)))
+
+    def _tell_all(self) -> None:
+        self.together.interrupt(CTRL_C if self.stopped == INTERRUPTED else signal.Signals.SIGTERM.name)
+
+    def _stop(self, number: int, frame: Any) -> None:
+        if self.interrupts:
+            raise KeyboardInterrupt
+        super()._stop(number, frame)
+
+    def _title(self) -> str:
+        from whorl.run.build import choose_device
+
+        settings = self.settings
+        head = f"{settings.algorithm} on {settings.env}: {len(self.jobs)} seeds in one process"
+        return f"{head}\n{summary(settings, str(choose_device(settings.run.device)))}"
 
 
-def shares(cores: Sequence[int], count: int) -> list[list[int]]:
-    """The cores of each of `count` processes: disjoint, or one that others use too where there are too few."""
-    if count >= len(cores):
-        return [[cores[i % len(cores)]] for i in range(count)]
-    return [list(cores[i * len(cores) // count : (i + 1) * len(cores) // count]) for i in range(count)]
+@dataclass(frozen=True)
+class _Post:
+    """What a thread reports, with its seed in front."""
+
+    inbox: "SimpleQueue[Any]"
+    seed: int
+
+    def send(self, message: Sequence[Any]) -> None:
+        self.inbox.put((self.seed, *message))
 
 
 @contextmanager
@@ -327,13 +393,21 @@ def _work(job: Job, line: Connection, output: Connection, cores: Sequence[int]) 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the parent has loaded the same settings, and told
             trainer = job.load()
-        line.send(("result", trainer.train()))
-    except (KeyboardInterrupt, SystemExit) as stop:
-        line.send(("interrupted", getattr(stop, "result", None)))
-    except WhorlError as error:
-        line.send(("failed", in_lines(error)))
-    except Exception as error:  # of an environment, say: the parent prints it, and the other seeds go on
-        line.send(("failed", f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}"))
+        line.send(_told(trainer.train()))
+    except BaseException as error:  # of an environment, say: the parent prints it, and the other seeds go on
+        line.send(_told(error))
+
+
+def _told(outcome: "Result | BaseException") -> tuple[str, Any]:
+    """How the end of a run is reported."""
+    if not isinstance(outcome, BaseException):
+        return "result", outcome
+    if isinstance(outcome, (KeyboardInterrupt, SystemExit)):
+        return "interrupted", getattr(outcome, "result", None)
+    if isinstance(outcome, WhorlError):
+        return "failed", in_lines(outcome)
+    trace = "".join(traceback.format_exception(outcome))
+    return "failed", f"{type(outcome).__name__}: {outcome}\n\n{trace}"
 
 
 def _settle(output: Connection, cores: Sequence[int]) -> None:
@@ -365,7 +439,7 @@ class _Report(Console):
 
     def __init__(
         self,
-        pipe: Connection,
+        pipe: "Connection | _Post",
         total: float,
         unit: str,
         title: str,

@@ -20,7 +20,8 @@ from whorl.core.spec import empty_action, empty_obs
 from whorl.core.tree import Tree
 from whorl.data.batch import CELL, LAST, Batch, led_by
 from whorl.data.config import ReplayConfig
-from whorl.envs.vector import Step, VectorEnv
+from whorl.envs.vector import Bindable, Step, VectorEnv
+from whorl.explore.rollout_actor import RolloutActor, rollout_actor
 
 
 def acting(device: torch.device) -> AbstractContextManager[None]:
@@ -95,6 +96,11 @@ class LocalCollector(Collector):
         self._groups = [env.env_slice(g) for g in range(count)] if count > 1 else [slice(0, self.num_envs)]  # type: ignore[attr-defined]
         self.storage = storage or Storage.allocate(agent, self.num_envs, steps)
         self._rows = self.storage.rows(self._groups)
+        self._bound = [None if count > 1 else self._bind(row[0]) for row in self._rows]
+        """the environments' steps from and into each row, where they can do that"""
+        self._actor = None
+        if count == 1 and renew is None:
+            self._actor = rollout_actor(agent, self.storage.tensors)
         with torch.no_grad():
             self.memory = tree.clone(agent.begin(tree.index(self.storage.obs, 0)))
         self.episode_statistics = EpisodeStatistics(self.num_envs, agent.device, agent.spec.measures, numbers)
@@ -144,13 +150,16 @@ class LocalCollector(Collector):
         store, groups = self.storage, self._groups
         tree.copy_(tree.index(store.obs, 0), tree.index(store.obs, self.steps))
         store.reset[0].copy_(store.reset[self.steps])
+        if self._actor is not None and not random and not self.agent.collects_greedily:
+            self._roll_by(self._actor)
+            return
         rows = self._rows
         memories = [tree.index(self.memory, num_envs) for num_envs in groups]
         for t in range(self.steps):
             for number, num_envs in enumerate(groups):
                 if t and len(groups) > 1:
-                    answer = self.env.receive(number)  # type: ignore[attr-defined]
-                    memories[number] = self._follow(rows[t - 1][number], answer, memories[number])
+                    rows[t - 1][number].write(self.env.receive(number))  # type: ignore[attr-defined]
+                    memories[number] = self._follow(rows[t - 1][number], memories[number])
                 here = rows[t][number]
                 if self.renew is not None and bool(here.reset.all()):
                     self.renew()
@@ -167,22 +176,45 @@ class LocalCollector(Collector):
                 if len(groups) > 1:
                     self.env.send(number, acted.action)  # type: ignore[attr-defined]
                 else:
-                    memories[number] = self._follow(here, self.env.step(acted.action), memories[number])
+                    self._step(t, acted.action)
+                    memories[number] = self._follow(here, memories[number])
             if len(groups) == 1:
                 self._collected(t)
             elif t:
                 self._collected(t - 1)
         if len(groups) > 1:
             for number in range(len(groups)):
-                answer = self.env.receive(number)  # type: ignore[attr-defined]
-                memories[number] = self._follow(rows[self.steps - 1][number], answer, memories[number])
+                last = rows[self.steps - 1][number]
+                last.write(self.env.receive(number))  # type: ignore[attr-defined]
+                memories[number] = self._follow(last, memories[number])
             self._collected(self.steps - 1)
         for num_envs, memory in zip(groups, memories):
             tree.copy_(tree.index(self.memory, num_envs), memory)
 
-    def _follow(self, row: "Row", answer: Step, memory: Tree) -> Tree:
-        """Store the environments' answer to a row; the memory after it."""
-        row.write(answer)
+    def _roll_by(self, actor: RolloutActor) -> None:
+        """`roll` with an actor for whole rollouts, without memory."""
+        actor.begin(self.generator)
+        for t in range(self.steps):
+            actor.act(t)
+            self._step(t, self._rows[t][0].action)
+            self._collected(t)
+        actor.end()
+
+    def _bind(self, row: "Row") -> Callable[[], None] | None:
+        if not isinstance(self.env, Bindable) or row.reward.device.type != "cpu":
+            return None
+        return self.env.bound(row.action, row.answer())
+
+    def _step(self, t: int, action: Tree) -> None:
+        """Step all environments with the actions of row t, and store their answer."""
+        bound = self._bound[t]
+        if bound is None:
+            self._rows[t][0].write(self.env.step(action))
+        else:
+            bound()
+
+    def _follow(self, row: "Row", memory: Tree) -> Tree:
+        """The memory after a row that the environments have answered."""
         memory, columns = self.agent.follow(
             memory, row.obs, row.action, row.reward, row.next_obs, row.next_reset
         )
@@ -259,6 +291,12 @@ class Row:
         self.action, self.extras, self.reward = at("action", t), at("extras", t), at("reward", t)
         self.terminated, self.truncated, self.soft = at("terminated", t), at("truncated", t), at("soft", t)
         self.measures = at("measures", t)
+
+    def answer(self) -> Step:
+        """The environment's response to this row's actions, as views of the storage."""
+        ends = self.terminated, self.truncated
+        cells = self.extras.get(CELL)
+        return Step(self.next_obs, self.reward, *ends, self.next_reset, self.soft, self.measures, cells=cells)
 
     def write(self, step: Step) -> None:
         """Store the environment's response to this row's actions."""

@@ -116,7 +116,7 @@ class Episodic(Bonus):
         place = (count % cfg.capacity)[:, None, None].expand(-1, 1, held.shape[2])
         held.scatter_(1, place, value.unsqueeze(1))
         after = {"held": held, "count": count + 1, "distance": mean, "distances": distances}
-        reward = bonus * lifelong.clamp(1, max(1.0, cfg.max_lifelong))
+        reward = bonus * lifelong.clamp(1.0, max(1.0, cfg.max_lifelong))
         return after, {self.name: reward, f"{self.name}_error": error}
 
     def error(self, obs: Tree) -> Tensor:

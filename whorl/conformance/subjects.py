@@ -42,6 +42,8 @@ SMALL: dict[str, Any] = {
     "actor_hidden_sizes": (16,),
     "critic_hidden_sizes": (16,),
     "hidden_sizes": (16,),
+    "actor_width": 8,
+    "critic_width": 8,
     "memory_size": 8,
     "memory_window": 5,
     "sequence_length": 6,

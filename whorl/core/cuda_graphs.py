@@ -1,10 +1,94 @@
-"""Recording of CUDA graphs."""
+"""Recording of CUDA graphs.
 
-from collections.abc import Callable, Sequence
+While a thread records, no other may use the GPU: its calls would become part of the graph or make recording fail. Where
+several threads train in one process, each works inside `working()` and calls `give_way()` where it may pause.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+class Gate:
+    """Lets threads work at the same time, or one of them alone.
+
+    A thread that wants to be alone waits until the others have left, pause in `give_way`, or want to be alone as well.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._here = threading.local()
+        self._working = 0
+        """threads at work that do not pause"""
+        self._waiting = 0
+        """threads that want to be alone"""
+        self._alone = False
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """This thread works in the block."""
+        self._enter()
+        self._here.working = True
+        try:
+            yield
+        finally:
+            self._here.working = False
+            self._leave()
+
+    def give_way(self) -> None:
+        """Pause while another thread wants to be alone."""
+        if self._waiting and getattr(self._here, "working", False):
+            self._leave()
+            self._enter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """This thread waits for something else in the block, and does not work."""
+        works = getattr(self._here, "working", False)
+        if works:
+            self._leave()
+        try:
+            yield
+        finally:
+            if works:
+                self._enter()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """No other thread works in the block."""
+        works = getattr(self._here, "working", False)
+        with self._changed:
+            self._working -= works
+            self._waiting += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._alone and not self._working)
+            self._waiting -= 1
+            self._alone = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = False
+                self._working += works
+                self._changed.notify_all()
+
+    def _enter(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone and not self._waiting)
+            self._working += 1
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._working -= 1
+            self._changed.notify_all()
+
+
+GATE = Gate()
+"""of this process"""
 
 
 def record(
@@ -14,6 +98,16 @@ def record(
     generators: Sequence[torch.Generator],
 ) -> Any:
     """Warm `step` up on a side stream, put its state back, and record it into `graph`; returns its static result."""
+    with GATE.alone():
+        return _record(graph, step, tensors, generators)
+
+
+def _record(
+    graph: torch.cuda.CUDAGraph,
+    step: Callable[[], Any],
+    tensors: Sequence[Tensor],
+    generators: Sequence[torch.Generator],
+) -> Any:
     saved = [tensor.detach().clone() for tensor in tensors]
     states = [generator.get_state() for generator in generators]
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 
 
 def has_gpu() -> bool:
@@ -13,9 +14,20 @@ def has_gpu() -> bool:
 
 def cores() -> int:
     """Processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(usable_cores())
+
+
+def usable_cores() -> list[int]:
+    """The cores that this process may use."""
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return sorted(affinity)
+
+
+def shares(cores: Sequence[int], count: int) -> list[list[int]]:
+    """The cores of each of `count` processes: disjoint, or one that others use too where there are too few."""
+    if count >= len(cores):
+        return [[cores[i % len(cores)]] for i in range(count)]
+    return [list(cores[i * len(cores) // count : (i + 1) * len(cores) // count]) for i in range(count)]
 
 
 def has_compiler() -> bool:

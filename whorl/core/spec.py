@@ -266,6 +266,14 @@ def as_nested(spec: SpecTree, action: tree.Tree) -> Any:
     return tuple(parts.values()) if isinstance(spec, TupleSpec) else parts
 
 
+def as_keyed(spec: SpecTree, action: Any) -> Any:
+    """The inverse of `as_nested`: an action with dicts where the environment has Tuple spaces."""
+    if not isinstance(spec, dict):
+        return action
+    parts = dict(zip(spec, action)) if isinstance(spec, TupleSpec) else action
+    return {key: as_keyed(branch, parts[key]) for key, branch in spec.items()}
+
+
 def action_choices(spec: SpecTree) -> Choices:
     """The discrete choices of an action tree, as `whorl.core.action_masks` reads them."""
     if isinstance(spec, dict):

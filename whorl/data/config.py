@@ -18,6 +18,8 @@ class ReplayConfig:
     """transitions per update; with memory: sequences"""
     buffer_size: PositiveCount = 1_000_000
     """transitions in the replay buffer, over all environments"""
+    buffer_size_per_env: Count = 0
+    """transitions in the replay buffer for each environment, which then sets buffer_size; 0: buffer_size as given"""
     replay_device: Literal["auto", "cpu", "cuda"] = "auto"
     """device of the replay buffer; auto: the learner's; cpu: host memory, batches are copied through pinned memory"""
     compress: bool = False
@@ -30,6 +32,9 @@ class ReplayConfig:
     """environment steps before the first update"""
     updates_per_step: Annotated[float, Range(0, 10_000)] = 1.0
     """updates per environment step (0.25: one update every four steps; 20: twenty updates per step)"""
+    updates_per_iteration: Annotated[float, Range(0, 10_000)] = 0.0
+    """updates per iteration, that is per num_steps steps of all environments, whatever their number, which then sets
+    updates_per_step; 0: updates_per_step as given"""
     n_step: PositiveCount = 1
     """steps of the n-step return; it never crosses the end of an episode"""
     prioritized: bool = False
@@ -46,6 +51,11 @@ class ReplayConfig:
     """compute the TD errors of new transitions when they are added, instead of using the largest priority so far"""
     priority_eta: Fraction = 0.9
     """priority of a sequence: eta * max + (1 - eta) * mean of its TD errors (Kapturowski et al. 2019)"""
+    her: Literal["none", "future", "final", "episode"] = "none"
+    """hindsight experience replay in environments with goals (Andrychowicz et al. 2017): learn also as if a goal had
+    been desired that was achieved later in the episode (future), at its end (final) or anywhere in it (episode)"""
+    her_goals: Annotated[int, Range(1, 10**6)] = 4
+    """with her: samples with such a goal for each sample with its own (4: 80 % of a batch)"""
     sequence_length: Annotated[int, Range(1, 10**6)] = 40
     """with memory: steps of a sequence that are learned from"""
     burn_in: Annotated[int, Range(0, 10**6)] = 0
@@ -58,6 +68,11 @@ class ReplayConfig:
     """with memory: learning replaces stored states by those of the current networks (Advanced-SAC)"""
     whole_episodes: bool = False
     """with memory: sequences start and end with episodes, after sequence_length steps at most"""
+    demonstrations: str = ""
+    """dataset, a Minari id or a folder, from which a share of every batch is drawn (RLPD, Ball et al. 2023); the rest
+    comes from the replay buffer"""
+    demonstration_ratio: Fraction = 0.5
+    """with demonstrations: their share of each batch"""
     clip_reward: bool = False
     """clip rewards to reward_clip_range before they are stored; reported returns are not clipped"""
     reward_clip_range: PositiveLimit = 1.0

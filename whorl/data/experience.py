@@ -32,6 +32,10 @@ class Experience(Protocol):
     def due(self) -> Iterator[tuple[str, Any]]:
         """The batches to learn from now, each with the name of the agent's method that learns from it."""
 
+    def grant(self, updates: int) -> None:
+        """So many batches more are due, without new rows; for learning offline, from a dataset."""
+        return
+
     def settle(self, batch: Any, updated: Any) -> None:
         """Receive the result of an update (priorities, columns to keep), before the next batch is drawn."""
         return

@@ -1,7 +1,7 @@
 """Off-policy experience: rollouts go into a replay buffer, from which `updates_per_step` batches per step are drawn."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from operator import itemgetter
 from pathlib import Path
@@ -13,17 +13,19 @@ from torch import Tensor
 from whorl.core import tree
 from whorl.core.cuda_graphs import record
 from whorl.core.errors import CheckpointError, ConfigError, DamagedError
+from whorl.core.goals import GoalRewards
 from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.config import ReplayConfig
 from whorl.data.discounting import Discounting, Gamma
 from whorl.data.experience import Experience
+from whorl.data.hindsight import Hindsight, check_goals, hindsight_bytes
 from whorl.data.memory_check import allocating, require_memory
 from whorl.data.ring import Ring, history_of, replay_bytes, slots_for
 from whorl.data.samplers import Priorities, Prioritized, Sampler, Uniform, sampler_bytes
 from whorl.data.segments import Segments
-from whorl.data.views import Sequences, Transitions, View
+from whorl.data.views import Rows, Sequences, Transitions, View
 from whorl.ops.losses import row_weight
 
 FIRST = "first"
@@ -58,6 +60,8 @@ class Replay(Experience):
         refresh: computes with the current networks what replaces stored values: under `MEMORIES` the recurrent states
             before every `stride`-th row of a batch but the first, and columns of the extras for all its rows but the
             last, which are named in `refreshed`.
+        her, her_goals: strategy of `Hindsight` and its number of goals; none: samples have their own goals.
+        goal_rewards: rewards of other goals, for `her`.
     """
 
     overlaps = True
@@ -85,6 +89,9 @@ class Replay(Experience):
         compress: bool = False,
         refresh: Callable[[Batch], Tree] | None = None,
         refreshed: tuple[str, ...] = (),
+        her: str = "none",
+        her_goals: int = 4,
+        goal_rewards: GoalRewards | None = None,
     ) -> None:
         self.ring = Ring(
             spec, buffer_size, device, extras=extras, memory=memory, stride=stride, compress=compress
@@ -103,7 +110,12 @@ class Replay(Experience):
                 f"({spec.num_envs})"
             )
         self.view, self.generator, self.batch_size = view, generator, batch_size
-        self._gather: Callable[[Ring, Tensor, Discounting], Batch] = view.gather
+        self._gather: Callable[[Rows, Tensor, Discounting], Batch] = view.gather
+        self.hindsight: Hindsight | None = None
+        if her != "none":
+            if goal_rewards is None:
+                raise ConfigError(f"her is {her}, but the environment has no compute_reward; leave her out")
+            self.hindsight = Hindsight(self.ring, goal_rewards, her, her_goals, reward_clip)
         self.initial_priority = initial_priority
         self._transfer = Transfer(learner) if learner and torch.device(learner) != self.ring.device else None
         self.refresh, self.refreshed = refresh, refreshed
@@ -125,6 +137,13 @@ class Replay(Experience):
         """environment steps added"""
         self.drawn = 0
         """batches drawn"""
+        self.granted = 0
+        """batches that are due besides those for steps"""
+        self.dataset = ""
+        """hash of the dataset whose rows were added first, if there was one"""
+        self.demonstrations: Replay | None = None
+        """a second buffer, from which a share of each batch is drawn"""
+        self._demonstrated, self._demonstrations = 0, ""
         self._progress = 0.0
         self._gaps = False
         """whether rows were missing: only then may a buffer with rows have no start"""
@@ -163,6 +182,8 @@ class Replay(Experience):
         self.sampler.release(gone, self.view.allowed(ring, gone))
         whole = max(0, ring.rows - span)
         ring.add(clipped(rollout, self.reward_clip))  # before n-step returns; logged returns are not clipped
+        if self.hindsight is not None:
+            self.hindsight.episodes.extend(ring, steps)
         new = starts(ring, self.view, whole, max(0, ring.rows - span))
         self.sampler.admit(new, self.view.allowed(ring, new))
         if FIRST in rollout.extras:
@@ -174,6 +195,31 @@ class Replay(Experience):
             self.sampler.settle(new, found.mask.to(ring.device), self.initial_priority(found).to(ring.device))
         self.steps += int(rollout.mask.sum())  # on the collecting device: does not wait for the learner
         self.sampler.anneal(self.steps, self._progress)
+
+    def fill(self, rollouts: Iterable[Batch], hash: str) -> None:
+        """Add the rows of a dataset; no update is due for them."""
+        for rollout in rollouts:
+            self.add(rollout)
+        self.drawn, self.dataset = self._due_by_now(), hash
+
+    def grant(self, updates: int) -> None:
+        self.granted += updates
+
+    def demonstrate(self, demonstrations: "Replay", ratio: float, hash: str) -> None:
+        """Draw `ratio` of every batch uniformly from another buffer, which keeps its rows (RLPD, Ball et al. 2023,
+        arXiv:2302.02948). Demonstrations are the last samples of a batch; they have weight 1 and no priorities."""
+        count = round(self.batch_size * ratio)
+        if not 0 < count < self.batch_size:
+            raise ConfigError(
+                f"demonstration_ratio {ratio:g} of a batch of {self.batch_size} is {count}; both parts need one or more"
+            )
+        if self.refresh is not None:
+            raise ConfigError(
+                "refresh_memory and refresh_probabilities replace what the replay buffer stores, but demonstrations "
+                "are in another one; leave one of them out"
+            )
+        self.demonstrations, self._demonstrated, self._demonstrations = demonstrations, count, hash
+        self._together = 1
 
     def _settle_first(self, new: Tensor, first: Tensor) -> None:
         """Apply the TD errors that actors computed for these starts; where one is nan, the largest priority stays."""
@@ -211,7 +257,7 @@ class Replay(Experience):
 
     def _due_by_now(self) -> int:
         """Batches that are due after these steps."""
-        return int(self.updates_per_step * max(0, self.steps - self.learning_starts))
+        return self.granted + int(self.updates_per_step * max(0, self.steps - self.learning_starts))
 
     @torch.no_grad()
     def samples(self, count: int) -> Iterator[Batch]:
@@ -235,15 +281,38 @@ class Replay(Experience):
         return self._draw.replay()
 
     def compile(self) -> None:
-        """Compile the gathering of samples."""
+        """Compile the gathering of samples; not with `her`, where rewards are functions of the environment."""
+        if self.hindsight is not None:
+            return
         self._gather = torch.compile(self.view.gather, dynamic=False)
         self._together = 1  # one shape, one compilation
+        if self.demonstrations is not None:
+            self.demonstrations.compile()
 
     def _drawn(self, count: int = 1) -> Batch:
-        start, extras = self.sampler.draw(count * self.batch_size, self.generator)
+        start, extras = self.sampler.draw(count * self.batch_size - self._demonstrated, self.generator)
         if self.refresh is not None:
             extras = {**extras, "start": start}
-        return weighted(self._gather(self.ring, start, self.discounting), extras)
+        batch = self._gather(self._rows(start), start, self.discounting)
+        if self.demonstrations is None:
+            return weighted(batch, extras)
+        shown = self.demonstrations.gathered(self._demonstrated, self.generator)
+        if "weight" in extras:
+            ones = torch.ones(self._demonstrated, device=start.device)
+            extras = {**extras, "weight": torch.cat((extras["weight"], ones))}
+        return weighted(beside(batch, shown), extras)
+
+    def gathered(self, count: int, generator: torch.Generator) -> Batch:
+        """`count` samples without weights."""
+        start, _ = self.sampler.draw(count, generator)
+        return self._gather(self._rows(start), start, self.discounting)
+
+    def _rows(self, start: Tensor) -> Rows:
+        """What samples that begin at these starts are gathered from."""
+        if self.hindsight is None:
+            return self.ring
+        slot, env_index = start // self.ring.num_envs * self.view.stride, start % self.ring.num_envs
+        return self.hindsight.relabelled(slot, env_index, self.generator)
 
     def _sent(self, batch: Batch) -> Batch:
         return batch if self._transfer is None else self._transfer.send(batch)
@@ -256,7 +325,9 @@ class Replay(Experience):
             return
         if updated.priority is None:
             raise ValueError("prioritized replay needs Updated.priority, TD errors [B] or [T, B]")
-        given = {"index": batch.extras["index"], "mask": batch.mask, "priority": updated.priority.detach()}
+        own = batch.shape[1] - self._demonstrated
+        priority = updated.priority.detach()[..., :own]
+        given = {"index": batch.extras["index"], "mask": batch.mask[:, :own], "priority": priority}
         if self._transfer is not None:
             if self._late:
                 self._transfer.wait()  # for the previous update, which is finished by now
@@ -332,6 +403,9 @@ class Replay(Experience):
         return {
             "steps": self.steps,
             "drawn": self.drawn,
+            "granted": self.granted,
+            "dataset": self.dataset,
+            "demonstrations": self._demonstrations,
             "gaps": self._gaps,
             "ring": ring,
             "sampler": self.sampler.state_dict(),
@@ -339,7 +413,15 @@ class Replay(Experience):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        shown = state.get("demonstrations", "")
+        if shown != self._demonstrations:
+            raise CheckpointError(
+                f"the demonstrations have changed since this checkpoint: their hash was {shown[:12] or 'none'} and is "
+                f"{self._demonstrations[:12] or 'none'}; restore that dataset, or start a new run with load_model"
+            )
         self.steps, self.drawn = int(state["steps"]), int(state["drawn"])
+        # Runs of earlier versions have neither.
+        self.granted, self.dataset = int(state.get("granted", 0)), str(state.get("dataset", ""))
         gaps = state.get("gaps", False)
         if not isinstance(gaps, bool):
             raise ValueError(f"gaps is {gaps!r}, not true or false")
@@ -350,8 +432,13 @@ class Replay(Experience):
 
     def _load_rows(self, saved: dict[str, Any]) -> None:
         self.ring.load_state_dict(saved)
-        if "manifest" not in saved:
-            return
+        if "manifest" in saved:
+            self._load_stored(saved)
+        if self.hindsight is not None:
+            self.hindsight.episodes.rebuild(self.ring)
+
+    def _load_stored(self, saved: dict[str, Any]) -> None:
+        """Read the rows that are in files."""
         if self.store is None:
             raise CheckpointError(
                 "the rows of this replay buffer are in its run folder; use whorl.resume(run)"
@@ -417,6 +504,13 @@ def weighted(batch: Batch, extras: dict[str, Tensor]) -> Batch:
     share = row_weight(batch.mask) if batch.shape[0] > 1 else batch.mask  # single rows are never masked
     weight = share * extras["weight"] if "weight" in extras else share
     return batch.replace(extras={**batch.extras, **extras, "share": share, "weight": weight})
+
+
+def beside(one: Batch, other: Batch) -> Batch:
+    """The samples of two batches in one."""
+    first, second = one.tensors(), other.tensors()
+    found = {name: tree.cat([first[name], second[name]], int(name != "memory")) for name in first}
+    return one.replace(**found)
 
 
 def clipped(rollout: Batch, limit: float) -> Batch:
@@ -499,6 +593,7 @@ def replay_of(
     separate_streams: bool = False,
     extras: Mapping[str, Array] | None = None,
     successors: tuple[int, ...] = (),
+    goal_rewards: GoalRewards | None = None,
 ) -> Replay:
     """The replay buffer that the settings describe; `gamma` is the settings' unless given.
 
@@ -537,6 +632,9 @@ def replay_of(
             stride=view.stride,
             refresh=refresh,
             refreshed=refreshed,
+            her=cfg.her,
+            her_goals=cfg.her_goals,
+            goal_rewards=goal_rewards,
         )
 
 
@@ -553,7 +651,7 @@ def allocated_bytes(
     size = replay_bytes(
         spec, cfg.buffer_size, extras=extras, memory=memory, stride=stride, compress=cfg.compress
     )
-    return size + sampler_bytes(starts, device, cfg.prioritized)
+    return size + sampler_bytes(starts, device, cfg.prioritized) + hindsight_bytes(cfg, spec, stride)
 
 
 def view_of(cfg: ReplayConfig, successors: tuple[int, ...] = ()) -> View:
@@ -588,6 +686,7 @@ def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
             "refresh_memory updates stored recurrent states, but these settings store none; leave it out, or set "
             "memory and stored_memory, without whole_episodes"
         )
+    check_goals(cfg, spec)
     view = view_of(cfg)
     slots, steps = slots_for(spec, cfg.buffer_size, view.stride), rows // spec.num_envs
     needed = max(steps, view.stride, 3) + view.span + history_of(spec)

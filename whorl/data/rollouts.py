@@ -122,15 +122,23 @@ def minibatches(
 
     folded = tree.map(fold, now)
     memory = tree.map(lambda leaf: leaf.flatten(0, 1), batch.memories)
-    order = torch.rand(chunks * num_envs, generator=generator, device=batch.mask.device).argsort()
+    order = shuffled(chunks * num_envs, generator, batch.mask.device)
     # One gather per pass; the minibatches are then views.
     folded = tree.map(lambda leaf: leaf.index_select(1, order), folded)
     memory = tree.map(lambda leaf: leaf.index_select(0, order), memory)
     count = size // stride
-    for start in range(0, chunks * num_envs, count):
-        part = tree.map(lambda leaf: leaf.narrow(1, start, count), folded)  # noqa: B023 - used at once
-        state = tree.map(lambda leaf: leaf.narrow(0, start, count), memory)  # noqa: B023
+    parts = tree.map(lambda leaf: leaf.split(count, 1), folded)
+    states = tree.map(lambda leaf: leaf.split(count), memory)
+    for number in range(chunks * num_envs // count):
+        part, state = tree.index(parts, number), tree.index(states, number)
         yield Rows(part["obs"], part["reset"], state, 0, 0, stride, part["last"]), part["columns"]
+
+
+def shuffled(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """The numbers below `count` in random order."""
+    if device.type == "cpu":
+        return torch.randperm(count, generator=generator)
+    return torch.rand(count, generator=generator, device=device).argsort()  # a CUDA graph may contain it
 
 
 def check_batch_size(size: int, rows: int, stride: int) -> None:

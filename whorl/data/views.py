@@ -16,6 +16,24 @@ from whorl.data.discounting import Discounting
 from whorl.data.ring import Ring, take
 
 
+class Rows(Protocol):
+    """What samples are gathered from: a `Ring`, or its rows with other goals (`whorl.data.hindsight`)."""
+
+    num_envs: int
+    slots: int
+    stride: int
+    memories: Tree
+
+    def take(self, name: str, cell: Tensor) -> Tree:
+        """Values of a column at cells [..., B]: [..., B, ...]."""
+
+    def observe(self, cell: Tensor) -> Tree:
+        """Observations at cells [..., B]: [..., B, ...]."""
+
+    def cells(self, slot: Tensor, env_index: Tensor) -> Tensor:
+        """Cells of slots; slots beyond the end wrap around."""
+
+
 class View(Protocol):
     """The kind of sample that begins at a start."""
 
@@ -30,7 +48,7 @@ class View(Protocol):
     def allowed(self, ring: Ring, start: Tensor) -> Tensor:
         """[N] bool: which of these starts may be drawn."""
 
-    def gather(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
+    def gather(self, ring: Rows, start: Tensor, discounting: Discounting) -> Batch:
         """The samples that begin at these starts [B]."""
 
     def rows(self, ring: Ring, start: Tensor) -> Tensor:
@@ -68,7 +86,7 @@ class Transitions:
     def allowed(self, ring: Ring, start: Tensor) -> Tensor:
         return ring.take("mask", start) & ring.has_stack(start)
 
-    def gather(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
+    def gather(self, ring: Rows, start: Tensor, discounting: Discounting) -> Batch:
         make = self._single if self.n_step == 1 else self._folded
         batch = make(ring, start, discounting)
         for steps in self.successors:
@@ -76,7 +94,7 @@ class Transitions:
                 batch.extras = {**batch.extras, successor_key(steps): self._later(ring, start, steps)}
         return batch
 
-    def _later(self, ring: Ring, start: Tensor, steps: int) -> Tree:
+    def _later(self, ring: Rows, start: Tensor, steps: int) -> Tree:
         """Observations [1, B, ...] up to `steps` rows after the starts, none of them behind the end of the episode."""
         slot, env_index = start // ring.num_envs, start % ring.num_envs
         ahead = torch.arange(steps - 1, device=start.device).unsqueeze(1)
@@ -87,7 +105,7 @@ class Transitions:
         ahead = torch.arange(self.span, device=start.device).unsqueeze(1)
         return ring.cells(start // ring.num_envs + ahead, start % ring.num_envs)
 
-    def _single(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
+    def _single(self, ring: Rows, start: Tensor, discounting: Discounting) -> Batch:
         """One-step transitions: the start's own values, and the row after it."""
         after = (start + ring.num_envs) % (ring.slots * ring.num_envs)
         now = start.unsqueeze(0)
@@ -104,7 +122,7 @@ class Transitions:
             extras=ring.take("extras", now),
         )
 
-    def _folded(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
+    def _folded(self, ring: Rows, start: Tensor, discounting: Discounting) -> Batch:
         slot, env_index = start // ring.num_envs, start % ring.num_envs
         ahead = torch.arange(self.n_step, device=start.device).unsqueeze(1)
         cells = ring.cells(slot + ahead, env_index)  # [n, B]
@@ -182,7 +200,7 @@ class Sequences:
         cut = ring.cuts(ring.cells(slot + ahead, env_index)).any(0)
         return ~cut & ring.has_stack(first)
 
-    def gather(self, ring: Ring, start: Tensor, discounting: Discounting) -> Batch:
+    def gather(self, ring: Rows, start: Tensor, discounting: Discounting) -> Batch:
         slot, env_index = start // ring.num_envs * self.stride, start % ring.num_envs
         ahead = torch.arange(self.span + 1, device=start.device).unsqueeze(1)
         every = ring.cells(slot + ahead, env_index)  # [T+n, B]
@@ -261,7 +279,7 @@ class Sequences:
         return batch.replace(reward=folded, discount=weight, keep=discounting.keep(kept), ahead=ahead)
 
 
-def _taken(ring: Ring, cells: Tensor, real: Tensor) -> dict[str, Tree]:
+def _taken(ring: Rows, cells: Tensor, real: Tensor) -> dict[str, Tree]:
     """Actions and their log-probabilities at cells [R, B], 0 where they are not `real`."""
     found = {"action": ring.take("action", cells), LOG_PROB: ring.take("extras", cells)[LOG_PROB]}
     return tree.where(real, found, tree.map(torch.zeros_like, found))

@@ -25,6 +25,7 @@ from whorl.distributed.group import Group, GroupMember, LearnerLost, Meeting, Tr
 from whorl.distributed.remote import Notify, Remote, RemoteError, RestartPolicy, Slots, make_backend, warn
 from whorl.distributed.replay_shards import ShardBatch
 from whorl.distributed.tensors import Layout, empty, env_slice, layout_of
+from whorl.nets.bounded import BatchNorm
 from whorl.nets.renorm import BatchRenorm
 from whorl.settings.run import RunConfig
 from whorl.state.streams import Streams
@@ -42,7 +43,7 @@ def check_learners(agent: Agent, run: RunConfig, experience: Any) -> None:
             f"ray is {run.ray!r}, but learner replicas must reach this process; run it on a node of the cluster and "
             "set ray to auto"
         )
-    name, batch_norms = type(agent).__name__, (BatchRenorm, nn.modules.batchnorm._BatchNorm)
+    name, batch_norms = type(agent).__name__, (BatchRenorm, BatchNorm, nn.modules.batchnorm._BatchNorm)
     if isinstance(experience, GradientQueue):
         raise ConfigError(
             f"learners is {run.learners}, but with actor_gradients there are no rows to share; use one of them"
@@ -54,7 +55,8 @@ def check_learners(agent: Agent, run: RunConfig, experience: Any) -> None:
     if any(isinstance(module, batch_norms) for module in agent.modules()):
         raise ConfigError(
             f"learners is {run.learners}, but {name} normalises by the statistics of a whole batch, and each learner "
-            "would see only a part; leave learners out, or use an agent without batch normalisation (sac, not crossq)"
+            "would see only a part; leave learners out, or use an agent without batch normalisation "
+            "(sac, not crossq or flash_sac)"
         )
     rollouts = isinstance(experience, Rollouts)
     if rollouts:

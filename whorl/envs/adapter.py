@@ -39,6 +39,8 @@ MODULES = (
         "minigrid",
         "pybullet",
         "bumps_bullet",
+        "warp",
+        "robotics",
         "random_spaces",
         "imported",
     ),
@@ -100,6 +102,10 @@ class Adapter:
     def behavior_env(self, source: "Source", copies: int = 0) -> "BehaviorEnv":
         """The environment with all its behaviours, where there are any; `copies` 0: as many as options say."""
         raise NotImplementedError
+
+    def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of the run that a library determines, unless the user chose them."""
+        return {}
 
     def num_envs(self, id: str, options: Mapping[str, Any]) -> int | None:
         """The number of environments that the library itself determines; None: any number can be made."""

@@ -12,6 +12,7 @@ import gymnasium
 import torch
 
 from whorl.core.errors import ConfigError, EnvError, nearest
+from whorl.core.goals import GoalRewards
 from whorl.core.hardware import cores
 from whorl.core.registry import registered
 from whorl.core.spec import Spec
@@ -20,6 +21,7 @@ from whorl.envs.adapters.gymnasium import GymnasiumVector, to_spec
 from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
 from whorl.envs.adapters.pettingzoo import PettingZooAdapter, is_parallel
 from whorl.envs.adapters.vectorized import BatchedVector, is_vectorized
+from whorl.envs.goals import goal_rewards
 from whorl.envs.mistakes import make_env
 from whorl.envs.names import meant
 from whorl.envs.native import WORLDS
@@ -45,7 +47,12 @@ class Batch:
     def __init__(self, env: Any, factory: Callable[[], Any] | None = None) -> None:
         self.factory = factory
         self._first: VectorEnv | None = _as_vector(env) if factory else _Borrowed(_as_vector(env))
+        self._seen = self._first
         self.id, self.spec = self._first.id or type(env).__name__, self._first.spec
+
+    def shown(self) -> VectorEnv:
+        """An instance to look at, not to step."""
+        return self._seen or self.vector()
 
     def vector(self) -> VectorEnv:
         first, self._first = self._first, None
@@ -58,7 +65,7 @@ class Batch:
         return _as_vector(self.factory())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_first": None}
+        return {**vars(self), "_first": None, "_seen": None}
 
 
 class _Borrowed:
@@ -144,6 +151,16 @@ class Source:
             return self.vector(1).spec.with_num_envs(num_envs)
         return to_spec(probe(self.factory), num_envs)
 
+    def goal_rewards(self) -> GoalRewards | None:
+        """Its rewards as a function of goals, for `her`; None if it has none."""
+        spec = self.spec(1)
+        if self.batch is not None:
+            return goal_rewards(self.batch.shown, True, spec, self.id)
+        single = self.adapter is None or self.adapter.single
+        if single and not self.batched:
+            return goal_rewards(partial(make_env, self.factory), False, spec, self.id)
+        return goal_rewards(partial(self.vector, 1), True, spec, self.id) if self.world else None
+
     def with_options(self, options: Mapping[str, Any]) -> "Source":
         """The same environment made with other options."""
         if dict(options) == dict(self.options):
@@ -176,10 +193,10 @@ class Source:
 
     def settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """What a batched environment determines and `config` does not name."""
-        if self.num_envs is None:
-            return {}
-        found: dict[str, Any] = {"num_envs": self.num_envs}
-        if self.alone and "eval" not in config:
+        found = {} if self.adapter is None else self.adapter.settings(self.options)
+        if self.num_envs is not None:
+            found["num_envs"] = self.num_envs
+        if self.num_envs is not None and self.alone and "eval" not in config:
             found["eval"] = False
             remedy = "one instance was given; pass a function that makes it"
             if self.batch is None:

@@ -5,6 +5,7 @@ returns the first observation of the next episode, with `reset` true, reward 0 a
 observation of an episode is an ordinary one, and values bootstrap from it where the episode was truncated.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -87,6 +88,23 @@ class Waiting(Protocol):
     """A `VectorEnv` of which a step may leave some environments without an answer, as `Step.waits` tells."""
 
     waits: bool
+
+
+@runtime_checkable
+class Compiled(Protocol):
+    """A `VectorEnv` that compiles its physics when it is made."""
+
+    compile_notice: str
+    """how long that took, for the console"""
+
+
+@runtime_checkable
+class Bindable(Protocol):
+    """A `VectorEnv` that can write its results to where they are kept, without a copy between."""
+
+    def bound(self, action: Tree, out: Step) -> Callable[[], None] | None:
+        """A step that reads its actions from the CPU tensors `action` and writes to those of `out`; None where their
+        types are not the environment's own."""
 
 
 @runtime_checkable

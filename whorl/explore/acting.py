@@ -1,8 +1,9 @@
 """How agents act, shared by calls: by Q values, by a policy, or by a deterministic actor with noise."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import log
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from whorl.data.batch import LAST, LOG_PROB, Rows
 from whorl.explore.noise import random_action, random_log_prob
 from whorl.nets.q_network import allowed
 from whorl.ops.values import best, pick
+
+Act = TypeVar("Act", bound=Callable[..., Acted])
 
 
 def act_by_values(agent: ValueAgent, obs: Tree, memory: Tree, context: Context) -> Acted:
@@ -31,6 +34,13 @@ def highest_value(agent: ValueAgent, rows: Rows) -> Tensor:
     """max_a Q(s, a) over the allowed actions of rows [T, B]."""
     q = agent.q_values(agent.critic.backbone(rows), {})
     return pick(q, best(q, allowed(rows, agent.spec)))
+
+
+def by_policy(act: Act) -> Act:
+    """Mark an `act` that only samples from `self.actor`, by `act_by_policy`: a rollout may be acted for by a
+    `RolloutActor` instead."""
+    act.by_policy = True  # type: ignore[attr-defined]
+    return act
 
 
 def act_by_policy(agent: PolicyAgent, obs: Tree, memory: Tree, context: Context, *, log_prob: bool) -> Acted:

@@ -11,6 +11,7 @@ from whorl.agents.agent import Context
 from whorl.core import tree
 from whorl.core.action_masks import mask_size
 from whorl.core.action_parts import ActionParts
+from whorl.core.errors import ConfigError
 from whorl.core.spec import MASK_KEY, ActionLeaf, Continuous, Discrete, Spec, action_choices
 from whorl.core.tree import Tree
 from whorl.settings.schema import Fraction, Probability, Range
@@ -24,6 +25,9 @@ class NoiseConfig:
     """action noise: independent Gaussian, Ornstein-Uhlenbeck, or none"""
     noise_scale: Annotated[float | tuple[float, float], Range(0, 10**6)] = 0.1
     """its standard deviation, for actions scaled to [-1, 1]; two numbers are spread evenly over the environments"""
+    noise_redraw: bool = False
+    """with two numbers: draw the standard deviation of each environment between them at the start of each episode,
+    uniformly, instead of spreading them evenly (FastTD3)"""
     noise_theta: Fraction = 0.15
     """rate at which Ornstein-Uhlenbeck noise returns to zero"""
     noise_final: Fraction = 1.0
@@ -43,12 +47,14 @@ class AddedNoiseConfig:
 
 MEMORY = "noise"
 """key of the noise process in an agent's memory"""
+STEPS_HELD_POWER = 2.0
+"""the probability that noise is held for k steps is proportional to k to the power of minus this (FlashSAC)"""
 
 
 def random_action(spec: Spec, obs: Tree, generator: torch.Generator) -> Tree:
     """Uniformly random canonical actions for every environment of `obs`; masked actions are not taken."""
     like = tree.first(obs)
-    num_envs, device = len(like), like.device
+    num_envs, device = like.shape[0], like.device
     allowed = _masks_by_leaf(spec, obs)
 
     def leaf(action: ActionLeaf, mask: Tensor | None) -> Tensor:
@@ -70,7 +76,7 @@ def random_log_prob(spec: Spec, obs: Tree) -> Tensor:
     """The log-probability [B] of each `random_action`: of continuous dimensions a density of 1/2 each."""
     like = tree.first(obs)
     parts = ActionParts.of(spec.action)
-    found = torch.full((len(like),), -parts.size * log(2), device=like.device)
+    found = torch.full((like.shape[0],), -parts.size * log(2), device=like.device)
     if not spec.masked:
         return found - sum(log(n) for n in parts.options)
     for allowed in (obs[MASK_KEY] > 0).split(parts.options, -1):
@@ -126,11 +132,48 @@ class AddedNoise(nn.Module):
         return tree.map(leaf, self.action, action)
 
 
+class HeldNoise(nn.Module):
+    """Random numbers of a policy that each environment keeps for k steps, P(k) proportional to k^-2 for k <= `most`.
+
+    Drawn again where an episode starts.
+    """
+
+    chances: Tensor
+
+    def __init__(self, size: int, most: int) -> None:
+        super().__init__()
+        self.size = size
+        chances = torch.arange(1, most + 1, dtype=torch.float64) ** -STEPS_HELD_POWER
+        # Without the last, which is 1: the number of them that a uniform number reaches is k - 1.
+        chances = (chances / chances.sum()).cumsum(0)[:-1].float()
+        self.register_buffer("chances", chances, persistent=False)
+
+    def initial(self, num_envs: int) -> Tree:
+        """State before the first row: nothing is held."""
+        device = self.chances.device
+        if not len(self.chances):
+            return {}
+        held = torch.zeros(num_envs, self.size, device=device)
+        return {MEMORY: {"held": held, "left": torch.zeros(num_envs, dtype=torch.int64, device=device)}}
+
+    def forward(self, fresh: Tensor, memory: Tree, context: Context) -> tuple[Tensor, Tree]:
+        """The numbers [B, size] to use, those held or `fresh` ones, and the state after this row."""
+        if not len(self.chances):
+            return fresh, {}
+        held, left = memory[MEMORY]["held"], memory[MEMORY]["left"]
+        uniform = torch.rand(len(fresh), 1, generator=context.generator, device=fresh.device)
+        length = 1 + (uniform >= self.chances).sum(-1)
+        renew = (left == 0) | context.reset
+        noise = torch.where(renew.unsqueeze(-1), fresh, held)
+        return noise, {MEMORY: {"held": noise, "left": torch.where(renew, length, left) - 1}}
+
+
 class ActionNoise(nn.Module):
     """Noise for a deterministic policy: Gaussian, or an Ornstein-Uhlenbeck process that restarts with each episode:
     x <- (1 - theta) x + scale * N(0, 1).
 
-    The scales of the environments are evenly spaced between the two values of `noise_scale`.
+    The scales of the environments are evenly spaced between the two values of `noise_scale`, or with `noise_redraw`
+    drawn between them for every episode.
     """
 
     scale: Tensor
@@ -140,29 +183,47 @@ class ActionNoise(nn.Module):
         self.cfg, self.size = cfg, size
         # Not saved: another run may load the weights with a different number of environments and its own scale.
         self.register_buffer("scale", spread(cfg.noise_scale, spec.num_envs), persistent=False)
+        self.redraws = cfg.noise_redraw and cfg.noise != "none"
+        """whether scales are drawn for every episode"""
+        if self.redraws and not isinstance(cfg.noise_scale, tuple):
+            raise ConfigError(
+                f"noise_redraw draws between two numbers, but noise_scale is {cfg.noise_scale:g}; give it a range "
+                "such as [0.001, 0.4]"
+            )
 
     def initial(self, num_envs: int) -> Tree:
         """State of the process before the first row."""
-        if self.cfg.noise != "ou":
-            return {}
-        return {MEMORY: {"x": torch.zeros(num_envs, self.size, device=self.scale.device)}}
+        device, state = self.scale.device, {}
+        if self.cfg.noise == "ou":
+            state["x"] = torch.zeros(num_envs, self.size, device=device)
+        if self.redraws:
+            state["scale"] = torch.zeros(num_envs, 1, device=device)
+        return {MEMORY: state} if state else {}
 
     def forward(
         self, action: Tensor, memory: Tree, context: Context, progress: Tensor
     ) -> tuple[Tensor, Tree]:
         """The action with noise, clipped to [-1, 1], and the state of the process after it."""
         cfg, generator, after = self.cfg, context.generator, {}
+        state: dict[str, Tensor] = {}
         if cfg.noise != "none":
             scale = self.scale.mean() if context.env_index is None else self.scale[context.env_index]
+            if self.redraws:
+                low, high = self.scale[0], self.scale[-1]
+                drawn = torch.rand(len(action), 1, generator=generator, device=action.device)
+                drawn = low + (high - low) * drawn
+                scale = torch.where(context.reset.unsqueeze(-1), drawn, memory[MEMORY]["scale"])
+                state["scale"] = scale
             left = 1 - (1 - cfg.noise_final) * progress if cfg.noise_final != 1 else 1.0
             noise = scale * torch.randn(action.shape, generator=generator, device=action.device)
             if cfg.noise == "ou":
                 before = torch.where(context.reset.unsqueeze(-1), 0.0, memory[MEMORY]["x"])
                 noise = before * (1 - cfg.noise_theta) + noise
-                after = {MEMORY: {"x": noise}}
+                state["x"] = noise
             action = (action + left * noise).clamp(-1, 1)
+            after = {MEMORY: state} if state else {}
         if cfg.epsilon:
-            chance = torch.rand(len(action), 1, generator=generator, device=action.device)
+            chance = torch.rand(action.shape[0], 1, generator=generator, device=action.device)
             other = torch.rand(action.shape, generator=generator, device=action.device) * 2 - 1
             action = torch.where(chance < cfg.epsilon, other, action)
         return action, after

@@ -113,7 +113,7 @@ class Bandit:
     def choose(self, state: Tree, generator: torch.Generator) -> Tensor:
         """The arm of the next episode [B]."""
         count, device = state["count"], state["count"].device
-        drawn = torch.rand(2, len(count), generator=generator, device=device)
+        drawn = torch.rand(2, count.shape[0], generator=generator, device=device)
         anything = (drawn[1] * self.arms).long().clamp(max=self.arms - 1)
         best = torch.where(drawn[0] < self.epsilon, anything, self.scores(state).argmax(1))
         return torch.where(count < self.arms, count, best)
@@ -136,7 +136,7 @@ def require_policies(agent: Any) -> None:
 def draw_policy(agent: Any, context: Context) -> Tensor:
     """A policy for each environment, uniformly: [B]."""
     count = agent.cfg.num_policies
-    drawn = torch.rand(len(context.reset), generator=context.generator, device=agent.device)
+    drawn = torch.rand(context.reset.shape[0], generator=context.generator, device=agent.device)
     return (drawn * count).long().clamp(max=count - 1)
 
 

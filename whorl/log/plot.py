@@ -2,11 +2,10 @@
 
 import textwrap
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -21,117 +20,31 @@ from matplotlib.transforms import offset_copy
 from whorl.core import files
 from whorl.core.errors import WhorlError, nearest
 from whorl.log.console import compact
-from whorl.log.maps import read_maps, shades
-from whorl.log.statistics import (
-    Curve,
-    Floats,
-    align,
-    bootstrap_interval,
-    extent,
-    interquartile_mean,
-    smooth,
-    typical_gap,
+from whorl.log.groups import (
+    COLOURS,
+    EVALUATION,
+    RETURN,
+    STYLE,
+    Style,
+    ends,
+    evaluations,
+    grouped,
+    overlap,
+    ragged,
+    segments,
 )
-from whorl.log.writers import ELAPSED, read_rows
+from whorl.log.maps import read_maps, shades
+from whorl.log.statistics import Curve, Floats
+from whorl.log.writers import read_rows
 from whorl.settings.presets import read_yaml
 
-RETURN = "episode/return"
-EVALUATION = "evaluation/return"
 ARM = "policies/episodes_"
 """metrics that count the episodes of each policy of Agent57"""
-COLOURS = ("#2a6fbb", "#e07b39", "#3a9a6b", "#b5446e", "#7a5fb0", "#8a8d3b", "#3aa6b9", "#a0522d")
 LINES = ("-", (0, (6, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
 """line styles, for more curves than there are colours"""
-SPAN = 0.012
-"""width of the automatic smoothing kernel, as a share of the x-axis"""
-RAGGED = 0.05
-"""seeds whose ends differ by less than this share of the axis count as equally long"""
 LEGEND_LINE = 0.19
 """height of a line of a legend below its panel, in inches"""
 ENDINGS = (".png", ".svg", ".pdf")
-
-REPORTING = (
-    *(
-        "seed",
-        "tag",
-        "name",
-        "runs",
-        "quiet",
-        "log_freq",
-        "log_file",
-        "loggers",
-        "tensorboard",
-        "screenshot_freq",
-    ),
-    *("eval", "eval_freq", "n_eval_episodes", "eval_max_steps", "save_model", "checkpoint_freq"),
-    "keep_checkpoints",
-    *("use_wandb", "wandb_project", "wandb_entity", "wandb_mode"),
-)
-"""settings that change nothing but the seed, names and reports"""
-MACHINE = (
-    *(
-        "hardware",
-        "device",
-        "env_device",
-        "workers",
-        "acting",
-        "threads",
-        "learner_threads",
-        "compile",
-        "tf32",
-    ),
-    *("ray", "actors_on_gpu", "actor_restarts", "restarts_per_hour", "replay_device"),
-)
-"""settings that say where a run is computed: they change how long it takes, not what it does"""
-
-
-@dataclass(frozen=True)
-class Style:
-    """How curves are drawn."""
-
-    x: Literal["steps", "time", "episodes"] = "steps"
-    statistic: Literal["mean", "iqm", "median"] = "mean"
-    """of several seeds"""
-    band: Literal["ci", "std", "none"] = "ci"
-    """around it: a bootstrapped 95% confidence interval, or the standard deviation"""
-    smooth: int = -1
-    """rows of metrics over which curves are smoothed; 0: none; -1: automatic"""
-
-    @property
-    def axis(self) -> str:
-        """The key of a row that is the position on the x-axis."""
-        return ELAPSED if self.x == "time" else self.x
-
-    @property
-    def reduce(self) -> Callable[[Floats], Any]:
-        """The statistic over the first axis."""
-        found: dict[str, Callable[[Floats], Any]] = {
-            "mean": partial(np.mean, axis=0),
-            "iqm": interquartile_mean,
-            "median": partial(np.median, axis=0),
-        }
-        return found[self.statistic]
-
-    def bounds(self, values: Floats) -> tuple[Floats, Floats] | None:
-        """The band [2, points] of curves [runs, points]."""
-        if self.band == "none" or len(values) < 2:
-            return None
-        if self.band == "ci":
-            return bootstrap_interval(values, self.reduce)
-        centre, spread = self.reduce(values), values.std(axis=0, ddof=1)
-        return centre - spread, centre + spread
-
-    def smoothed(self, curve: Curve) -> Curve:
-        positions, values = curve
-        span = typical_gap(positions) * self.smooth / 2 if self.smooth >= 0 else SPAN * extent(positions)
-        return positions, smooth(positions, values, span)
-
-    def __str__(self) -> str:
-        band = {"ci": " and 95% CI", "std": " ± std", "none": ""}[self.band]
-        return f"{'IQM' if self.statistic == 'iqm' else self.statistic}{band} of the seeds"
-
-
-STYLE = Style()
 
 
 @dataclass
@@ -195,9 +108,15 @@ def plot_runs(
             f"no row has {style.axis!r}, so nothing can be plotted over {style.x}; plot over steps"
         )
     environments = list(dict.fromkeys(run.env for run in runs))
-    groups = {env: _grouped([run for run in runs if run.env == env], group_by, style) for env in environments}
+    groups = {
+        env: [
+            _Group(label, runs=found)
+            for label, found in grouped([run for run in runs if run.env == env], group_by, style).items()
+        ]
+        for env in environments
+    }
     several = len({run.algorithm for run in runs}) > 1
-    _colour_by_label([group for found in groups.values() for group in found])
+    _colour_by_label([group for theirs in groups.values() for group in theirs])
 
     columns = min(3, len(environments)) if len(wanted) == 1 else len(environments)
     down = -(-len(environments) // columns) * len(wanted)
@@ -349,56 +268,6 @@ def _available(metric: str, runs: Sequence[_Run]) -> list[str]:
     raise WhorlError(f"no run has the metric {metric!r}; {nearest(metric, names)}")
 
 
-# Groups
-
-
-def _grouped(runs: Sequence[_Run], group_by: Sequence[str], style: Style) -> list[_Group]:
-    """The runs of one environment as curves, in the order in which they were named."""
-    groups: dict[str, _Group] = {}
-    several = len({run.algorithm for run in runs}) > 1
-    for run in runs:
-        alike = [other for other in runs if other.algorithm == run.algorithm]
-        names = list(group_by) or _differing(alike, style)
-        settings = _flat(run.config)
-        values = {name: _shown(settings.get(name)) for name in names if name != "algorithm"}
-        named = "algorithm" in names or (not group_by and (several or not values))
-        label = ", ".join([run.algorithm] * named + [f"{name} = {value}" for name, value in values.items()])
-        groups.setdefault(label, _Group(label)).runs.append(run)
-    return list(groups.values())
-
-
-def _differing(runs: Sequence[_Run], style: Style) -> list[str]:
-    """The settings in which runs of one algorithm differ."""
-    ignored = {"env", "algorithm", *REPORTING, *(() if style.x == "time" else MACHINE)}
-    # A setting that a run does not name, of another version of the library, is not known to differ.
-    shared = [key for key in runs[0].config if all(key in run.config for run in runs) and key not in ignored]
-    found = []
-    for key in shared:
-        flat = [_flat({key: run.config[key]}) for run in runs]
-        names = dict.fromkeys(name for settings in flat for name in settings)
-        found += [name for name in names if any(one.get(name) != flat[0].get(name) for one in flat)]
-    return found
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted path."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        found.update(_flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value})
-    return found
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "default"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return f"{value:g}" if isinstance(value, float) or abs(value) >= 10**6 else str(value)
-    return " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
-
-
 def _colour_by_label(groups: Sequence[_Group]) -> None:
     """The same colour for the same label in every panel."""
     labels = list(dict.fromkeys(group.label for group in groups))
@@ -428,44 +297,36 @@ def _draw_panel(panel: Axes, groups: Sequence[_Group], metric: str, style: Style
 
 def _draw_curves(panel: Axes, curves: Sequence[Curve], group: _Group, style: Style) -> None:
     """The statistic to where all seeds reach, and dashed from there over those that go on."""
-    if len(curves) == 1 or not _overlap(curves):
+    if len(curves) == 1 or not overlap(curves):
         for index, one in enumerate(curves):
             label = None if index else _wrapped(group.label)
             panel.plot(*one, color=group.colour, alpha=0.25, linewidth=0.8)
             panel.plot(*style.smoothed(one), group.line, color=group.colour, linewidth=2.0, label=label)
         return
     smoothed = [style.smoothed(one) for one in curves]
-    ends = sorted(_end(one) for one in smoothed)
-    ragged = ends[-1] - ends[0] > RAGGED * ends[-1]
-    grid, values = align(smoothed)
     label = f"{group.label} ({len(curves)} seeds)"
-    if ragged:
-        label = f"{label[:-1]}; dashed: fewer, the shortest ends at {_place(ends[0], style)})"
-    if (bounds := style.bounds(values)) is not None:
-        panel.fill_between(grid, *bounds, color=group.colour, alpha=0.18, linewidth=0)
-    panel.plot(
-        grid,
-        style.reduce(values),
-        linestyle=group.line,
-        color=group.colour,
-        linewidth=2.0,
-        label=_wrapped(label),
-    )
-    for end in sorted(set(ends))[:-1] if ragged else ():
-        grid, values = align([one for one in smoothed if _end(one) > end], begin=end)
-        panel.plot(grid, style.reduce(values), linestyle=(0, (2, 2)), color=group.colour, linewidth=1.3)
+    if ragged(smoothed):
+        label = f"{label[:-1]}; dashed: fewer, the shortest ends at {_place(ends(smoothed)[0], style)})"
+    for part in segments(smoothed, style):
+        if part.fewer:
+            panel.plot(part.grid, part.centre, linestyle=(0, (2, 2)), color=group.colour, linewidth=1.3)
+            continue
+        if part.bounds is not None:
+            panel.fill_between(part.grid, *part.bounds, color=group.colour, alpha=0.18, linewidth=0)
+        panel.plot(
+            part.grid,
+            part.centre,
+            linestyle=group.line,
+            color=group.colour,
+            linewidth=2.0,
+            label=_wrapped(label),
+        )
 
 
 def _draw_evaluations(panel: Axes, group: _Group, style: Style) -> None:
-    """Evaluations as points: the statistic of the seeds that were evaluated at the same place."""
-    curves = [run.curve(EVALUATION, style.axis) for run in group.runs]
-    at: dict[float, list[float]] = {}
-    for positions, values in curves:
-        for position, value in zip(positions.tolist(), values.tolist()):
-            at.setdefault(position, []).append(value)
-    if at:
-        places = sorted(at)
-        found = [float(style.reduce(np.array(at[place]))) for place in places]
+    """Evaluations as points."""
+    places, found = evaluations([run.curve(EVALUATION, style.axis) for run in group.runs], style)
+    if len(places):
         panel.add_line(_points(places, found, group.colour))
 
 
@@ -480,17 +341,6 @@ def _points(steps: Sequence[float] | Floats, values: Sequence[float] | Floats, c
         markeredgecolor=colour,
         markeredgewidth=1.3,
     )
-
-
-def _end(curve: Curve) -> float:
-    """The last position with a finite value."""
-    return float(curve[0][np.isfinite(curve[1])][-1])
-
-
-def _overlap(curves: Sequence[Curve]) -> bool:
-    """Whether some steps are covered by all curves, as `align` requires."""
-    finite = [steps[np.isfinite(values)] for steps, values in curves]
-    return max(steps[0] for steps in finite) <= min(steps[-1] for steps in finite)
 
 
 def _dress(panel: Axes, metric: str, style: Style) -> None:

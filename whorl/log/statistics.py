@@ -97,3 +97,66 @@ def _decayed(values: ArrayLike, distance: Floats, span: float) -> Floats:
     for i, (value, fade) in enumerate(zip(data, np.exp(-distance / span))):
         total = result[i] = total * fade + value
     return result
+
+
+# Algorithms over several tasks: scores are [runs, tasks], normalised so that 0 is a random policy and 1 the reference.
+# The definitions are those of rliable (Agarwal et al. 2021, arXiv:2108.13264).
+
+
+def aggregate_mean(scores: ArrayLike) -> Floats:
+    """Mean over runs and tasks."""
+    return np.asarray(scores, dtype=np.float64).mean(axis=(0, 1))
+
+
+def aggregate_median(scores: ArrayLike) -> Floats:
+    """Median over tasks of the mean over runs."""
+    return np.median(np.asarray(scores, dtype=np.float64).mean(axis=0), axis=0)
+
+
+def aggregate_iqm(scores: ArrayLike) -> Floats:
+    """Interquartile mean of all runs of all tasks together."""
+    data = np.asarray(scores, dtype=np.float64)
+    return interquartile_mean(data.reshape(-1, *data.shape[2:]))
+
+
+def optimality_gap(scores: ArrayLike, target: float = 1.0) -> Floats:
+    """How far scores are below `target` on average, scores above it counted as `target`; less is better."""
+    return target - np.minimum(np.asarray(scores, dtype=np.float64), target).mean(axis=(0, 1))
+
+
+def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> Floats:
+    """Share of runs, over all tasks, whose score is above each threshold."""
+    data = np.asarray(scores, dtype=np.float64).ravel()
+    return (data[None] > np.asarray(thresholds, dtype=np.float64)[:, None]).mean(axis=1)
+
+
+def probability_of_improvement(ours: ArrayLike, theirs: ArrayLike) -> Floats:
+    """Mean over tasks of the probability that a run of ours scores higher than one of theirs; a tie counts half."""
+    x, y = (np.asarray(scores, dtype=np.float64) for scores in (ours, theirs))
+    above = (x[:, None] > y[None]) + 0.5 * (x[:, None] == y[None])  # [runs of ours, runs of theirs, tasks]
+    return above.mean(axis=(0, 1)).mean(axis=0)
+
+
+def stratified_interval(
+    scores: Sequence[ArrayLike],
+    statistic: Callable[..., ArrayLike],
+    level: float = 0.95,
+    samples: int = 2000,
+    seed: int = 0,
+) -> tuple[Floats, Floats]:
+    """Percentile bootstrap interval (low, high) of a statistic of scores, [runs, tasks, ...] each.
+
+    Runs are drawn with replacement for each task by itself, and for each of several arrays by itself.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level {level} is not between 0 and 1; use for instance 0.95")
+    rng = np.random.default_rng(seed)
+    arrays = [np.asarray(one, dtype=np.float64) for one in scores]
+    found = []
+    for _ in range(samples):
+        drawn = [
+            data[rng.integers(len(data), size=data.shape[:2]), np.arange(data.shape[1])] for data in arrays
+        ]
+        found.append(np.asarray(statistic(*drawn), dtype=np.float64))
+    low, high = np.quantile(np.stack(found), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return low, high

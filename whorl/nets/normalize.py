@@ -171,15 +171,42 @@ class ReturnScale(nn.Module):
             seen[row] = running
             running = running * keep[row]
         self.running.copy_(collectives.whole(running))
+        self.follow_(seen, mask)
+
+    def follow_(self, seen: Tensor, mask: Tensor) -> None:
+        """Merge discounted returns [T, B]."""
         self.statistics.merge_(seen.flatten(), mask.flatten())
+
+    def scale(self) -> Tensor:
+        """The factor of rewards."""
+        return (self.statistics.var + EPSILON).rsqrt()
 
     def forward(self, reward: Tensor) -> Tensor:
         """Scaled and clipped rewards [T, B] or [T, B, 1 + S]."""
         if reward.dim() > 2:
             return torch.cat((self(reward[..., 0]).unsqueeze(-1), reward[..., 1:]), -1)
         if self.enabled:
-            reward = reward * (self.statistics.var + EPSILON).rsqrt()
+            reward = reward * self.scale()
         return reward.clamp(-self.clip, self.clip) if self.clip > 0 else reward
+
+
+class BoundedReturnScale(ReturnScale):
+    """Divides rewards by max(std(G), max|G| / bound), G the discounted return: no return seen so far exceeds `bound`
+    then (FlashSAC, arXiv:2604.04539)."""
+
+    largest: Tensor
+
+    def __init__(self, num_envs: int, enabled: bool, bound: float) -> None:
+        super().__init__(num_envs, enabled, 0.0)
+        self.bound = bound
+        self.register_buffer("largest", torch.zeros(()))
+
+    def follow_(self, seen: Tensor, mask: Tensor) -> None:
+        super().follow_(seen, mask)
+        self.largest.copy_(torch.maximum(self.largest, torch.where(mask > 0, seen, 0.0).abs().amax()))
+
+    def scale(self) -> Tensor:
+        return torch.minimum(super().scale(), self.bound / self.largest.clamp(min=EPSILON))
 
 
 class DeviationByPolicy(nn.Module):

@@ -82,7 +82,16 @@ class GaussianHead(nn.Module):
         self.bound = bound
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Normal:
-        return Normal(self.mean(features), self.log_std.clamp(*self.bound))
+        return self.of(self.mean(features))
+
+    @property
+    def last(self) -> nn.Module:
+        """The last layer."""
+        return self.mean
+
+    def of(self, mean: Tensor) -> Normal:
+        """The distribution for outputs of the last layer."""
+        return Normal(mean, self.log_std.clamp(*self.bound))
 
 
 class CategoricalHead(nn.Module):
@@ -95,7 +104,15 @@ class CategoricalHead(nn.Module):
         self.single = single
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Categorical | MultiCategorical:
-        logits = self.logits(features)
+        return self.of(self.logits(features), mask)
+
+    @property
+    def last(self) -> nn.Module:
+        """The last layer."""
+        return self.logits
+
+    def of(self, logits: Tensor, mask: Tensor | None = None) -> Categorical | MultiCategorical:
+        """The distribution for outputs of the last layer."""
         return Categorical(logits, mask) if self.single else MultiCategorical(logits, self.nvec, mask)
 
 

@@ -237,6 +237,21 @@ class SoftActions(nn.Module):
         """Random numbers [*shape, size] of the continuous dimensions."""
         return torch.randn(*shape, self.parts.size, generator=generator, device=generator.device)
 
+    def check_one_kind(self, setting: str) -> None:
+        """A `ConfigError` unless actions are continuous, or discrete with a value and a mask for each combination."""
+        parts = self.parts
+        if (parts.options and parts.size) or not self.joint or (self.masked and len(parts.options) > 1):
+            raise ConfigError(
+                f"{setting} needs actions that are continuous, or discrete with a value for each combination of "
+                f"choices (joint_choices is {self.cfg.joint_choices}) and no masks of several choices; leave it out"
+            )
+
+    def several(self, policy: Any, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Several samples of the continuous actions in every row, for noise [..., N, size], and their log-densities."""
+        before = (policy if isinstance(policy, TanhNormal) else policy.continuous).before
+        each = TanhNormal(before.mean.unsqueeze(-2), before.log_std.unsqueeze(-2))
+        return each.sample_with_log_prob(noise)
+
     def read(self, action: Tree) -> Tensor | None:
         """What critics read of actions that were taken: [..., columns], or None."""
         if not self.parts.size:

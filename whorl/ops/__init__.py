@@ -13,6 +13,7 @@ from whorl.ops.losses import (
     clipped_surrogate,
     clipped_value_loss,
     contrast,
+    expectile_loss,
     explained_variance,
     huber,
     masked_mean,
@@ -35,6 +36,7 @@ from whorl.ops.returns import (
 from whorl.ops.targets import hard_update_, polyak_
 from whorl.ops.transforms import (
     categorical_projection,
+    sorted_projection,
     value_rescale,
     value_rescale_inverse,
 )
@@ -52,6 +54,7 @@ __all__ = [
     "clipped_value_loss",
     "contrast",
     "discounted_return",
+    "expectile_loss",
     "explained_variance",
     "gae",
     "hard_update_",
@@ -66,6 +69,7 @@ __all__ = [
     "retrace",
     "reverse_scan",
     "row_weight",
+    "sorted_projection",
     "sorted_quantile_huber",
     "squared",
     "value_rescale",

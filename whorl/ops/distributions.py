@@ -167,6 +167,13 @@ class TanhNormal(Distribution):
         )
 
 
+def gumbel(uniform: Tensor) -> Tensor:
+    """-log(-log u): what is added to logits so that their argmax is a sample (Gumbel 1954)."""
+    # At u = 0 or 1 the perturbation is infinite, and a masked action could be chosen.
+    info = torch.finfo(uniform.dtype)
+    return -(-uniform.clamp(info.tiny, 1 - info.eps / 2).log()).log()
+
+
 class Categorical(Distribution):
     """One of n actions. `logits` [..., n]; `mask`, of that shape or broadcast, is 0 for forbidden actions."""
 
@@ -189,10 +196,7 @@ class Categorical(Distribution):
     def sample(self, noise: Tensor) -> Tensor:
         """argmax_i logit_i - log(-log u_i) (Gumbel 1954)"""
         _check_last("noise", noise, self.log_probs)
-        # At u = 0 or 1 the perturbation is infinite, and a masked action could be chosen.
-        info = torch.finfo(noise.dtype)
-        uniform = noise.clamp(info.tiny, 1 - info.eps / 2)
-        return (self.log_probs - (-uniform.log()).log()).argmax(-1)
+        return (self.log_probs + gumbel(noise)).argmax(-1)
 
     def mode(self) -> Tensor:
         return self.log_probs.argmax(-1)

@@ -108,6 +108,11 @@ def huber(error: Tensor, delta: float = 1.0) -> Tensor:
     return F.huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
 
 
+def expectile_loss(error: Tensor, tau: float) -> Tensor:
+    """|tau - 1(u < 0)| * u^2 of u = sample - estimate, per element (Newey and Powell 1987)."""
+    return torch.where(error < 0, 1 - tau, tau) * error.square()
+
+
 def quantile_huber(quantile: Tensor, tau: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
     """Quantile regression (Dabney et al. 2018, arXiv:1710.10044, eq. 10): all pairs, [...].
 

@@ -47,6 +47,32 @@ def categorical_projection(prob: Tensor, location: Tensor, atoms: Tensor) -> Ten
     return (before - after).clamp(min=0)  # a rounding below 0 would be nan under a log
 
 
+def sorted_projection(prob: Tensor, location: Tensor, atoms: Tensor) -> Tensor:
+    """`categorical_projection` of ascending locations, with memory for J + K numbers per row instead of J * K.
+
+    The mass that passes the gap from atom k to k+1 is that of all locations above the gap, plus that of the locations
+    inside it by the share of the gap below them. Both are differences of prefix sums, taken in double precision. For
+    batches of tens of thousands of rows the product over all pairs would take longer than the networks.
+    """
+    _check_atoms(atoms)
+    if prob.shape != location.shape or prob.dim() == 0:
+        raise ValueError(
+            f"prob has shape {tuple(prob.shape)} and location {tuple(location.shape)}; both need [..., J]"
+        )
+    mass, place, grid = prob.double(), location.double(), atoms.double()
+    below = torch.searchsorted(place, grid.expand(*place.shape[:-1], -1).contiguous(), right=True)  # [..., K]
+    start = torch.zeros_like(mass[..., :1])
+    mass_below, moment_below = (
+        torch.cat((start, each.cumsum(-1)), -1).gather(-1, below) for each in (mass, mass * place)
+    )
+    inside = mass_below.diff(dim=-1)
+    part = (moment_below.diff(dim=-1) - grid[:-1] * inside) / grid.diff()
+    whole = mass.sum(-1, keepdim=True)
+    passed = whole - mass_below[..., 1:] + part  # [..., K-1]
+    before, after = torch.cat((whole, passed), -1), torch.cat((passed, start), -1)
+    return (before - after).clamp(min=0).to(prob.dtype)
+
+
 def _passed(location: Tensor, atoms: Tensor) -> Tensor:
     """[..., K-1]: the share of each gap between atoms that lies below each location [...]."""
     low = atoms[:-1]

@@ -17,7 +17,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from whorl.core.errors import CheckpointError, WhorlError
 from whorl.core.hardware import cores
 from whorl.core.process import CTRL_C, first_interrupt
 from whorl.core.registry import KINDS, registered
-from whorl.distributed.remote import Backend, Remote, RemoteError, RestartPolicy, make_backend
+from whorl.distributed.remote import RemoteError, RestartPolicy, make_backend
+from whorl.distributed.task_pool import ProcessPool, gpu_share
 from whorl.envs.make import Source
 from whorl.population.config import EvolveConfig
 from whorl.population.curve import draw_population
@@ -93,7 +94,11 @@ class Evolver:
                 self.restarts = RestartPolicy(run.actor_restarts, run.restarts_per_hour, self.display.message)
                 self.backend = make_backend(run.ray, self._processes())
                 stack.callback(self.backend.close)
-                self.pool = ProcessPool(self.backend, self._arguments(), self._processes(), self._gpus())
+                arguments = self._arguments()
+                gpus = gpu_share(self.backend, run.device, self._processes())
+                self.pool = ProcessPool(
+                    self.backend, "learner", Member, lambda place: arguments, self._processes(), gpus
+                )
             while not self._over():
                 lock.check()
                 lock.beat()
@@ -274,63 +279,8 @@ class Evolver:
     def _processes(self) -> int:
         return min(self.config.parallel or cores(), self.config.population)
 
-    def _gpus(self) -> float:
-        """The share of a GPU that each process gets on Ray."""
-        there = self.backend.gpus
-        if not there or self.settings.run.device == "cpu":
-            return 0.0
-        return min(1.0, there / self._processes())
-
     def _arguments(self) -> tuple[Any, ...]:
         return self.source, self.config, {kind: registered(kind) for kind in KINDS if kind != "adapter"}
-
-
-class ProcessPool:
-    """The processes that train learners; one that fails is replaced."""
-
-    def __init__(self, backend: Backend, arguments: tuple[Any, ...], count: int, gpus: float) -> None:
-        self.backend, self.arguments, self.gpus = backend, arguments, gpus
-        self.started = 0
-        self.idle: list[Remote] = []
-        self.count = count
-        self.busy: dict[int, tuple[Remote, int, Task]] = {}
-        """by the id of the process object: with the place and the task that it works on"""
-        for _ in range(count):
-            self._start()
-
-    def give(self, slot: int, task: Task) -> None:
-        """Let an idle process work on a task."""
-        remote = self.idle.pop()
-        self.busy[id(remote)] = (remote, slot, task)
-        with suppress(RemoteError):  # `ready` reports that it died
-            remote.post("train", task)
-
-    def ready(self, timeout: float) -> list[tuple[int, Task, Any]]:
-        """Places, tasks and reports, or errors, of the processes that are done."""
-        if not self.busy:
-            return []
-        found = []
-        for remote in self.backend.wait([remote for remote, _, _ in self.busy.values()], timeout):
-            _, slot, task = self.busy[id(remote)]
-            try:
-                answer = remote.take()
-            except RemoteError as error:
-                answer = error
-                remote.close()
-            if answer is None:  # its object was made, and now it works
-                continue
-            del self.busy[id(remote)]
-            found.append((slot, task, answer))
-            if isinstance(answer, RemoteError):
-                self._start()
-            else:
-                self.idle.append(remote)
-        return found
-
-    def _start(self) -> None:
-        self.started += 1
-        name = f"learner process {self.started}"
-        self.idle.append(self.backend.start(name, Member, *self.arguments, cpus=1, gpus=self.gpus))
 
 
 def best_of(history: Sequence[LineageRow]) -> LineageRow | None:

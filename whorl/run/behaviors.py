@@ -615,6 +615,11 @@ class BehaviorTrainer(Trainer):
                 warnings.warn(f"{name}: {message}", stacklevel=2)
 
     def _assemble(self, needs: Needs) -> None:
+        for name, one in self.settings.behaviors.items():
+            if one.run.dataset:
+                raise ConfigError(
+                    f"behaviour {name!r} has a dataset, but several behaviours learn online; leave it out"
+                )
         team: Any = build_team(
             self.source, self.settings, needs, self._notify, self._on_episode, self._on_rollout
         )

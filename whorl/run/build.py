@@ -13,6 +13,7 @@ from whorl.collect.collector import Collector
 from whorl.collect.waiting import WaitingCollector, collector_for
 from whorl.core import tree
 from whorl.core.errors import ConfigError
+from whorl.core.goals import GoalRewards
 from whorl.core.spec import Continuous
 from whorl.data.experience import Experience
 from whorl.data.gradients import GradientQueue
@@ -24,8 +25,9 @@ from whorl.distributed.remote import Notify, warn
 from whorl.distributed.replay_shards import make_shards
 from whorl.distributed.worker_collector import WorkerCollector
 from whorl.envs.make import Source
-from whorl.envs.vector import VectorEnv
+from whorl.envs.vector import Compiled, VectorEnv
 from whorl.nets.images import has_images
+from whorl.run.dataset import add_demonstrations, check_dataset
 from whorl.run.learner import Learner
 from whorl.run.maps import VisitMap
 from whorl.settings.merge import Settings
@@ -114,7 +116,10 @@ def build(source: Source, settings: Settings, needs: Needs, notify: Notify = war
     streams = Streams(run.seed)
     agent = build_agent(settings, source.spec(run.num_envs), streams.seed("learner"))
     check_actors(run, agent)
+    check_dataset(settings, agent)
     agent.check(envs_per_batch(run) * run.num_steps)
+    if relabels(settings):
+        agent.goal_rewards = source.goal_rewards()
     agent.prepare(device, lambda name: streams.generator("learner", device, name))
     agent.use_threads(learner_threads(settings))
     with ExitStack() as stack:
@@ -170,9 +175,23 @@ def learner_threads(settings: Settings) -> int:
     return run.learner_threads if gains else 1
 
 
-def replay_device(settings: Settings, learner: torch.device) -> torch.device:
+def relabels(settings: Settings) -> bool:
+    """Whether samples of the replay buffer are given other goals."""
+    return getattr(settings.algo, "her", "none") != "none"
+
+
+def replay_device(
+    settings: Settings, learner: torch.device, goal_rewards: GoalRewards | None = None
+) -> torch.device:
     """Where the replay buffer is stored: on the learner's device unless settings choose another."""
     name = getattr(settings.algo, "replay_device", "auto")
+    if goal_rewards is not None and not goal_rewards.on_device:
+        if name == "cuda":
+            raise ConfigError(
+                "her calls the environment's compute_reward with arrays in host memory, but replay_device is cuda; "
+                "use auto or cpu"
+            )
+        return torch.device("cpu")
     if getattr(settings.algo, "compress", False):
         if name == "cuda":
             raise ConfigError(
@@ -221,6 +240,8 @@ def _acting(
         )
     policy = agent if device == learner else build_agent(settings, agent.spec).to(device)
     env = make_vector(source, run.num_envs, device, workers, run.compile, run.env_timeout)
+    if isinstance(env, Compiled):
+        notify(env.compile_notice)
     acts, renew = policy, None
     if run.hold_policy:
         acts = build_agent(settings, agent.spec).to(device)
@@ -248,8 +269,11 @@ def _experience(
         return GradientQueue(run.actor_gradients == "averaged")
     if agent.off_policy and cfg.shards:
         return make_shards(agent, acting.collector, run, streams, agent.device, notify)
-    generator = streams.generator("replay", replay_device(settings, agent.device))
+    device = replay_device(settings, agent.device, agent.goal_rewards)
+    generator = streams.generator("replay", device)
     experience: Experience = agent.experience(generator)
+    if getattr(cfg, "demonstrations", ""):
+        add_demonstrations(experience, agent, generator)
     if run.compile:
         experience.compile()
     return experience
@@ -258,6 +282,14 @@ def _experience(
 def reset_period(run: RunConfig) -> int:
     """Iterations between resets of environments without snapshots."""
     return max(1, -(-run.reset_every // (run.num_envs * run.num_steps)))
+
+
+def on_gpu(settings: Settings, place: int) -> Settings:
+    """Settings of one of several runs at the same time: where there are several GPUs, each has one of them in turn."""
+    count = torch.cuda.device_count()
+    if settings.run.device != "auto" or count < 2:
+        return settings
+    return settings.replace(device=f"cuda:{place % count}")
 
 
 def choose_device(name: str) -> torch.device:

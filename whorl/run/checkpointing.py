@@ -159,6 +159,8 @@ class Checkpointing:
             failed: an environment is lost in the middle of a rollout, so all begin new episodes on resume. (Actors
                 always do.)
         """
+        if failed:  # the rows of the unfinished rollout are lost, so they don't count
+            self.parts.acting.collector.episode_statistics.drain()
         restart = failed and self.parts.acting.workers is not None
         if restart:
             self._forget_episodes()

@@ -104,6 +104,7 @@ def compile_pure(agent: Agent) -> None:
 
     Recurrent memories are not compiled: each row of a sequence would be compiled separately, which takes minutes.
     """
+    agent.by_hand.clear()
     for module in agent.modules():
         if isinstance(module, Backbone) and module.memories:
             module.summarise = torch.compiler.disable(module.summarise)  # type: ignore[method-assign]

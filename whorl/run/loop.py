@@ -6,8 +6,8 @@
         experience.settle(batch, learner.update(phase, batch))
 
 Where a copy of the policy acts (worker processes, actors, another device) and batches come from replay, the updates
-that are due run while the rollout is collected. Nothing is in flight between two iterations, so that checkpoints taken
-there are exact.
+that are due run while the rollout is collected. With a dataset, iterations before `offline_steps` are updates alone.
+Nothing is in flight between two iterations, so that checkpoints taken there are exact.
 """
 
 import math
@@ -26,6 +26,7 @@ from whorl.core.errors import DivergedError
 from whorl.core.tree import Tree
 from whorl.data.batch import CELL, Batch
 from whorl.run.build import Parts
+from whorl.run.dataset import offline_updates
 from whorl.run.learner import REMEDY
 from whorl.run.progress import Progress
 from whorl.settings.run import RunConfig
@@ -104,6 +105,11 @@ class Counters:
             while sum(count for count, _ in self.recent[1:]) >= RECENT:
                 del self.recent[0]
 
+    def count_updates(self, updates: int) -> None:
+        """Add an iteration without the environment, whose updates count as steps."""
+        self.iteration += 1
+        self.steps_before, self.steps = self.steps, self.steps + updates
+
     def row(self) -> dict[str, Any]:
         """The counters and the means over new episodes as metrics."""
         row: dict[str, Any] = {"steps": self.steps, "iteration": self.iteration, "episodes": self.episodes}
@@ -175,6 +181,9 @@ class Loop:
             progress: share of the budget that is spent, for schedules.
         """
         parts, counters = self.parts, self.counters
+        offline = offline_updates(parts.settings.run, counters.steps)
+        if offline:
+            return self._iterate_offline(progress, offline)
         collector = parts.acting.collector
         began = time.perf_counter()
         period = parts.reset_period
@@ -199,12 +208,33 @@ class Loop:
             self.progress.next(row["time/collect"], row["time/update"])
         return row
 
+    def _iterate_offline(self, progress: float, updates: int) -> dict[str, Any]:
+        """Updates without new rows, each counted as a step; the metrics."""
+        parts, counters = self.parts, self.counters
+        began = time.perf_counter()
+        self._anneal(progress)
+        parts.experience.grant(updates)
+        self._learn()
+        counters.count_updates(updates)
+        row = counters.row()
+        if self.row_is_due():
+            row |= self.metrics()
+        row["time/collect"], row["time/update"] = 0.0, time.perf_counter() - began
+        row["time/steps_per_second"] = updates / row["time/update"]
+        if self.progress is not None:
+            self.progress.next(row["time/collect"], row["time/update"])
+        return row
+
+    def _anneal(self, progress: float) -> None:
+        """Move schedules to this share of the budget."""
+        self.parts.agent.progress.fill_(progress)
+        self.parts.experience.anneal(progress)
+
     def start(self, progress: float) -> None:
         """Begin a rollout with the newest weights."""
         parts, counters = self.parts, self.counters
         agent, collector = parts.agent, parts.acting.collector
-        agent.progress.fill_(progress)
-        parts.experience.anneal(progress)
+        self._anneal(progress)
         parts.send_weights()
         collector.start(counters.earlier.get("steps", 0) + counters.steps < agent.random_steps)
 

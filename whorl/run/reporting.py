@@ -119,7 +119,8 @@ class Reporting:
         title = f"{settings.algorithm} on {parts.acting.env.id}: {self.run_dir}"
         size = parts.agent.replay_bytes()
         if size:
-            title += f" (replay: {size / 1e6:,.1f} MB on {replay_device(settings, parts.device).type})"
+            where = replay_device(settings, parts.device, parts.agent.goal_rewards)
+            title += f" (replay: {size / 1e6:,.1f} MB on {where.type})"
         if parts.acting.dashboard:
             title += f" (Ray: {parts.acting.dashboard})"
         title += f"\n{summary(parts.settings, str(parts.device))}"

@@ -27,6 +27,7 @@ from whorl.agents.agent import Agent
 from whorl.collect.collector import Collector, Row
 from whorl.collect.episodes import Episode
 from whorl.core import files
+from whorl.core.cuda_graphs import GATE
 from whorl.core.errors import CheckpointError, ConfigError, DamagedError, WhorlError, extend
 from whorl.core.process import CTRL_C, configure_process, first_interrupt
 from whorl.data.experience import Experience
@@ -43,6 +44,7 @@ from whorl.run.checkpointing import (
     load_weights,
     use_checkpoint,
 )
+from whorl.run.dataset import fill_replay
 from whorl.run.evaluate import Evaluation, Evaluator
 from whorl.run.loop import Counters, Loop
 from whorl.run.progress import Progress
@@ -202,7 +204,7 @@ class Trainer:
             stack.enter_context(configure_process(run.threads, run.tf32, learner_threads(self.settings)))
             stack.callback(self._release)
             self._rebuild()
-            stack.enter_context(first_interrupt(self._interrupt))
+            stack.enter_context(first_interrupt(self.interrupt))
             reporting = self._open()
             console = self._console = stack.enter_context(reporting.console(self.parts, self.counters))
             stack.callback(self._unwatch)
@@ -230,6 +232,7 @@ class Trainer:
 
         An iteration is one rollout and its updates. Losses are among the metrics every `log_freq` steps.
         """
+        GATE.give_way()
         reporting = self._open()
         if self._inside_step:
             raise WhorlError(f"the last step failed; call close(), then whorl.resume({str(self.run_dir)!r})")
@@ -299,7 +302,8 @@ class Trainer:
         else:
             self._release()
 
-    def _interrupt(self, name: str) -> None:
+    def interrupt(self, name: str) -> None:
+        """End training after this iteration, as a signal called `name` does: `train` saves, then raises."""
         self.interrupted, self._signal = True, name
         self.stop("it was interrupted")
         again = "; press Ctrl-C again to stop now" if name == CTRL_C else ""
@@ -548,6 +552,8 @@ class Trainer:
                 )
             for message in self.checkpointing.start_from(run.load_checkpoint_dir, run.load_strict):
                 warnings.warn(message, stacklevel=2)
+        if run.dataset:
+            fill_replay(self.experience, self.agent, run.dataset)
         self._restored = True
 
     def _release(self) -> None:

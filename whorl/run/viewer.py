@@ -21,15 +21,25 @@ class Viewer:
     Args:
         rate: steps per second of simulated time.
         screen: where frames go; default: a window or a page.
+        fps: frames per second, at most.
+        traces: whether curves of the last numbers are drawn beside the picture.
     """
 
-    def __init__(self, title: str, rate: float, screen: Screen | None = None) -> None:
-        self.screen = screen or open_screen(title, _say)
-        self.title, self.stride = title, max(1, round(rate / FRAMES_PER_SECOND))
+    def __init__(
+        self,
+        title: str,
+        rate: float,
+        screen: Screen | None = None,
+        fps: float = FRAMES_PER_SECOND,
+        traces: bool = True,
+    ) -> None:
+        self.screen = screen or open_screen(title, say)
+        self.title, self.stride = title, max(1, round(rate / fps))
         self.period = self.stride / rate
         """seconds between two frames"""
         self.open = True
         self._traces = Traces()
+        self._draws_traces = traces
         self._steps = 0
         self._next = 0.0
 
@@ -51,7 +61,7 @@ class Viewer:
                     f"{self.title} renders no frames, so there is nothing to show; its render() must return an image "
                     "with render_mode='rgb_array'"
                 )
-            self.open = self.screen.show(self._traces.beside(frame))
+            self.open = self.screen.show(self._traces.beside(frame) if self._draws_traces else frame)
             self._pause()
         self._steps += 1
 
@@ -92,6 +102,7 @@ def _numbers(action: Any) -> dict[str, float]:
     return found
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Write a line to standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

@@ -85,6 +85,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "priority_alpha": "per_alpha priority_exponent prioritized_replay_alpha",
         "priority_beta": "per_beta importance_sampling_exponent_begin_value prioritized_replay_beta",
         "priority_beta_steps": "per_beta_total_steps",
+        "her": "goal_selection_strategy",
+        "her_goals": "n_sampled_goal",
         "sequence_length": "sequence",
         "sequence_stride": "stride",
         "burn_in": "replay_burn_in burn_in_step",
@@ -283,7 +285,8 @@ NOTES: dict[str, str] = {
         "set trajectories_per_batch and actors; nothing else has to be set",
     ),
     **dict.fromkeys(("learner_host", "learner_port"), "set ray to the address of a cluster"),
-    "replay_buffer_class": "set prioritized",
+    "replay_buffer_class": "set prioritized, or her: future for HerReplayBuffer",
+    "replay_buffer_kwargs": "set her and her_goals for those of HerReplayBuffer",
     "replay_buffer_config": "set buffer_size, prioritized, priority_alpha and priority_beta",
 }
 """what a name of another library is called here, where it can't be translated, or why there is no such setting"""

@@ -200,8 +200,12 @@ def read_draws(given: Any, value_of: Callable[[str], Any]) -> dict[str, Draw]:
     }
 
 
-def meant(settings: Settings, name: str) -> list[str]:
-    """The settings of a run that a name in `random_params` stands for; those of components as in rnd.lr."""
+def meant(settings: Settings, name: str, where: str = RANDOM) -> list[str]:
+    """The settings of a run that a name in `random_params` stands for; those of components as in rnd.lr.
+
+    Args:
+        where: the section that names it, in errors.
+    """
     head = next((one for one in settings.components if name.startswith(f"{one}.")), name.partition(".")[0])
     option = name[len(head) + 1 :]
     if option and head in settings.components:
@@ -209,21 +213,21 @@ def meant(settings: Settings, name: str) -> list[str]:
         own = fields_of(kind)
         found = [key for key in translated(option, 0, own) if key in own]
         if not found:
-            raise ConfigError(f"{RANDOM}: {head} has no setting {option!r}; {nearest(option, own)}")
+            raise ConfigError(f"{where}: {head} has no setting {option!r}; {nearest(option, own)}")
         return [f"{head}.{key}" for key in found]
     hints = settings_of(algorithm_class(settings.algorithm)[1])
     if option and head in known("component"):
-        raise ConfigError(f"{RANDOM}.{name}: {head} is not in use; add it: components: [{head}]")
+        raise ConfigError(f"{where}.{name}: {head} is not in use; add it: components: [{head}]")
     names = [f"{canonical(head, hints)}.{option}"] if option else list(translated(name, 0, hints))
     there = settings.plain()
     if not all(key.partition(".")[0] in there for key in names):
-        raise ConfigError(f"{RANDOM}: {unknown_setting(settings.algorithm, head, hints).message}")
+        raise ConfigError(f"{where}: {unknown_setting(settings.algorithm, head, hints).message}")
     return names
 
 
-def configured(settings: Settings, name: str) -> Any:
+def configured(settings: Settings, name: str, where: str = RANDOM) -> Any:
     """The value that settings have for a name in `random_params`; None: an option that nobody set."""
-    key = meant(settings, name)[0]
+    key = meant(settings, name, where)[0]
     found = settings.plain()
     head = next((one for one in found if key.startswith(f"{one}.")), key)
     value = found[head]

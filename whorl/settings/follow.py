@@ -23,7 +23,9 @@ def follow(values: Mapping[str, Any], before: Mapping[str, Any], given: Iterable
     _actors(now, chosen)
     if now.get("memory", "none") != "none":
         _sequences(now, chosen)
-    if "batch_size" in now and "buffer_size" not in now:
+    if "buffer_size" in now:
+        _replay(now, chosen)
+    elif "batch_size" in now:
         _batch_size(now, before, chosen)
     if not now["reset_every"]:
         now["reset_every"] = now["checkpoint_freq"]
@@ -60,6 +62,19 @@ def _sequences(now: dict[str, Any], given: frozenset[str]) -> None:
             now["num_steps"] = math.ceil(steps / length) * length
     else:
         now[name] = largest_divisor(steps, length)
+
+
+def _replay(now: dict[str, Any], given: frozenset[str]) -> None:
+    """Size of the buffer and number of updates where they are set per environment and per iteration."""
+    envs, rows = now["num_envs"], now["num_envs"] * now["num_steps"]
+    for whole, part, value in (
+        ("buffer_size", "buffer_size_per_env", now["buffer_size_per_env"] * envs),
+        ("updates_per_step", "updates_per_iteration", now["updates_per_iteration"] / rows),
+    ):
+        if whole in given and part not in given:
+            now[part] = type(now[part])(0)
+        elif now[part]:
+            now[whole] = value
 
 
 def _batch_size(now: dict[str, Any], before: Mapping[str, Any], given: frozenset[str]) -> None:

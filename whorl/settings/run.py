@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from whorl.settings.schema import Count, Device, NonNegative, PositiveCount, Range, Renamed, Template
+from whorl.settings.schema import LARGE, Count, Device, NonNegative, PositiveCount, Range, Renamed, Template
 
 Threads = Annotated[int, Range(1, 1000)]
 
@@ -28,6 +28,11 @@ class RunConfig:
     """stop after this many finished episodes; 0: no limit"""
     max_seconds: NonNegative = 0.0
     """save and stop after so many seconds of this call, as for a batch job with a time limit; 0: no limit"""
+    dataset: str = ""
+    """dataset that fills the replay buffer before training, a Minari id or a folder; training then starts offline: one
+    update for each step, without the environment"""
+    offline_steps: Annotated[int, Range(-1, LARGE)] = -1
+    """with dataset: steps before the environment is stepped for the first time; -1: the whole run"""
     device: Device = "auto"
     """device of the updates: auto (a GPU if there is one), cpu, cuda or cuda:N"""
     env_device: Device = "cpu"
@@ -132,7 +137,15 @@ class RunConfig:
 
 
 MAY_CHANGE = (
-    *("max_iterations", "total_timesteps", "total_episodes", "max_seconds", "device", "env_device"),
+    *(
+        "max_iterations",
+        "total_timesteps",
+        "total_episodes",
+        "max_seconds",
+        "offline_steps",
+        "device",
+        "env_device",
+    ),
     *("threads", "learner_threads", "eval", "eval_freq", "n_eval_episodes", "eval_max_steps", "render"),
     *("save_model", "save_code"),
     *("checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),

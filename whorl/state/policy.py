@@ -1,8 +1,10 @@
 """A self-contained trained policy: weights, normalisers, frame stack, memory and action scaling in one file."""
 
+import threading
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -26,6 +28,7 @@ from whorl.core.spec import (
     Stream,
     TupleSpec,
     action_choices,
+    as_keyed,
     as_nested,
     empty_action,
     empty_obs,
@@ -91,9 +94,13 @@ class SavedPolicy:
         self.spec = agent.spec
         self.steps = 0
         """environment steps that it was trained for, if it comes from a run"""
+        self.origin: dict[str, Any] = {}
+        """command, commit, versions and seed of its run, if it comes from one (see `whorl.state.provenance`)"""
+        self.acts_only = False
+        """whether it was saved without what acting does not read, so that it has no values"""
         self._generator = torch.Generator(agent.device).manual_seed(0)
         observation = split_observation(agent.spec.observation, agent.privileged)[0]
-        self._reads = replace(agent.spec, observation=observation)
+        self.reads = replace(agent.spec, observation=observation)
         """the spec without what exists in training only"""
         self._shown = tree.map(_own_shape, observation)
         """what the environment gives: one frame of a stack"""
@@ -130,6 +137,15 @@ class SavedPolicy:
 
     __call__ = act
 
+    def took(self, action: Any) -> None:
+        """Correct what a policy that reads its last action remembers, where another was taken than `act` returned."""
+        state = self._state
+        if state is None:
+            return
+        given = tree.map(torch.as_tensor, as_keyed(self.spec.action, action))
+        taken = from_env(self.spec.action, tree.to(given, self.agent.device))
+        self._state = replace(state, action=tree.map(torch.Tensor.reshape_as, taken, state.action))
+
     def predict(
         self,
         obs: Any,
@@ -149,7 +165,7 @@ class SavedPolicy:
         seen = self._read(obs, action_masks)
         number = len(tree.first(seen.obs))
         if state is None:
-            state = self._start(number)
+            state = self.start(number)
         elif len(state.fresh) != number:
             raise WhorlError(
                 f"the state belongs to {len(state.fresh)} environments, but {number} observations were given; pass "
@@ -203,7 +219,21 @@ class SavedPolicy:
         taken = None if action is None else self._canonical(action, seen)
         return seen.answer(estimates.q_values(self.agent, self._rows(seen, reward, critic=True), taken))
 
+    def export(self, path: str | Path, format: str = "", stochastic: bool = False) -> dict[str, Any]:
+        """Write this policy as ONNX, TorchScript or safetensors, by the suffix of `path` or by name.
+
+        Normalisers, action scaling, masks and frame stacks are in the file; memory is among its inputs and outputs.
+        Returns the description that the file holds too; see `whorl.state.formats.export_policy`.
+        """
+        from whorl.state.formats import export_policy  # imported on use: exporters take a second to import
+
+        return export_policy(self, path, format, stochastic)
+
     def _require(self, method: str) -> None:
+        if self.acts_only:
+            raise WhorlError(
+                f"this policy was saved for acting alone, so it has no {method}; use that of a run"
+            )
         has = estimates.offered(self.agent)
         if method not in has:
             raise WhorlError(
@@ -212,12 +242,12 @@ class SavedPolicy:
             )
 
     def _read(self, obs: Any, mask: Any) -> _Seen:
-        obs = _as_stored(obs, mask, self._reads, self._shown)
+        obs = _as_stored(obs, mask, self.reads, self._shown)
         single = _is_single(obs, self._shown)
         tensors = tree.map(
             lambda leaf, like: torch.as_tensor(leaf, device=self.agent.device).to(getattr(torch, like.dtype)),
             obs,
-            self._reads.observation,
+            self.reads.observation,
         )
         if single:
             tensors = tree.map(lambda leaf: leaf.unsqueeze(0), tensors)
@@ -227,12 +257,13 @@ class SavedPolicy:
         """What `act` kept; another number of observations starts a new episode."""
         number = len(tree.first(seen.obs))
         if self._state is None or len(self._state.fresh) != number:
-            return self._start(number)
+            return self.start(number)
         return self._state
 
-    def _start(self, number: int) -> PolicyState:
+    def start(self, number: int) -> PolicyState:
+        """The state of `number` environments before their first observation."""
         device = self.agent.device
-        nothing = empty_obs(self._reads.observation, (number,), device)
+        nothing = empty_obs(self.reads.observation, (number,), device)
         with torch.no_grad():
             memory = self.agent.begin(nothing, collecting=False)
         return PolicyState(
@@ -242,41 +273,55 @@ class SavedPolicy:
             empty_action(self.spec.action, (number,), device),
         )
 
-    def _entered(self, seen: _Seen, state: PolicyState, reward: Any) -> tuple[Tree, Tree]:
+    def respond(
+        self, obs: Tree, state: PolicyState, earned: Tensor, deterministic: bool
+    ) -> tuple[Tree, PolicyState]:
+        """One step in tensors alone: the canonical action for newest frames `obs` [B, ...], and the state after it.
+
+        Args:
+            earned: [B] rewards of the previous step.
+        """
+        frames, memory = self._entered(obs, state, earned)
+        acted = self.agent.act_tracked(
+            frames, memory, Context(state.fresh, self._generator, greedy=deterministic)
+        )
+        return acted.action, PolicyState(torch.zeros_like(state.fresh), acted.memory, frames, acted.action)
+
+    def _entered(self, obs: Tree, state: PolicyState, earned: Tensor) -> tuple[Tree, Tree]:
         """The stacked frames with this observation, and the memory before it."""
-        frames = tree.map(partial(_stacked, state.fresh), self._reads.observation, state.frames, seen.obs)
+        frames = tree.map(partial(_stacked, state.fresh), self.reads.observation, state.frames, obs)
         if LAST not in state.memory:
             return frames, state.memory
-        if reward is None and self.agent.cfg.last_reward and not bool(state.fresh.all()):
-            raise WhorlError(
-                "this policy reads the reward of the previous step; call act(obs, reward=reward)"
-            )
-        earned = torch.as_tensor(
-            0.0 if reward is None else reward, dtype=torch.float32, device=self.agent.device
-        ).expand(len(state.fresh))
         # Components may change their memory in place, but the caller may hold this state.
         memory = tree.clone(state.memory) if self.agent.tracks else state.memory
         return frames, self.agent.follow(memory, state.frames, state.action, earned, frames, state.fresh)[0]
+
+    def _earned(self, state: PolicyState, reward: Any) -> Tensor:
+        """The rewards [B] of the previous step."""
+        needed = LAST in state.memory and self.agent.cfg.last_reward
+        if needed and reward is None and not bool(state.fresh.all()):
+            raise WhorlError(
+                "this policy reads the reward of the previous step; call act(obs, reward=reward)"
+            )
+        given = torch.as_tensor(
+            0.0 if reward is None else reward, dtype=torch.float32, device=self.agent.device
+        )
+        return given.expand(len(state.fresh))
 
     @torch.no_grad()
     def _step(
         self, seen: _Seen, state: PolicyState, deterministic: bool, reward: Any
     ) -> tuple[Any, PolicyState]:
-        frames, memory = self._entered(seen, state, reward)
-        acted = self.agent.act_tracked(
-            frames, memory, Context(state.fresh, self._generator, greedy=deterministic)
-        )
-        action = seen.answer(to_env(self.spec.action, acted.action))
+        canonical, after = self.respond(seen.obs, state, self._earned(state, reward), deterministic)
+        action = seen.answer(to_env(self.spec.action, canonical))
         if seen.arrays:
             action = tree.map(_as_member, self.spec.action, action)
-        return as_nested(self.spec.action, action), PolicyState(
-            torch.zeros_like(state.fresh), acted.memory, frames, acted.action
-        )
+        return as_nested(self.spec.action, action), after
 
     def _rows(self, seen: _Seen, reward: Any, critic: bool = False) -> Rows:
         """One row of prepared observations, with the memory before it."""
         state = self._state_for(seen)
-        frames, memory = self._entered(seen, state, reward)
+        frames, memory = self._entered(seen.obs, state, self._earned(state, reward))
         if critic and estimates.untracked(self.agent, memory):
             raise WhorlError(
                 "the critic of this policy has a memory that acting does not keep, so it has no values of single "
@@ -334,7 +379,7 @@ def _own_shape(like: Array) -> Array:
 
 def _stacked(fresh: Tensor, like: Array, held: Tensor, newest: Tensor) -> Tensor:
     """The last frames, newest at the end; at the start of an episode its first frame fills the stack."""
-    newest = newest.reshape(len(newest), *like.frame.shape)
+    newest = newest.reshape(newest.shape[0], *like.frame.shape)
     if like.stack == 1:
         return newest
     axis, width = like.axis + 1, like.frame.shape[like.axis]
@@ -407,9 +452,16 @@ def _numbered(obs: Any) -> dict[str, Any]:
     return {str(number): value for number, value in enumerate(obs)} if isinstance(obs, tuple) else dict(obs)
 
 
-def export(agent: Agent, settings: Settings) -> dict[str, Any]:
-    """The policy as tensors and plain containers."""
+def export(agent: Agent, settings: Settings, acting: bool = False) -> dict[str, Any]:
+    """The policy as tensors and plain containers.
+
+    Args:
+        acting: leave out what acting does not read, such as critics; values can't be asked for then.
+    """
     module = agent.state_dict()
+    if acting:
+        read = {tensor.data_ptr() for tensor in agent.acting_tensors()}
+        module = {name: value.clone() for name, value in module.items() if value.data_ptr() in read}
     if not agent.tracks:
         module = {k: v for k, v in module.items() if not k.startswith(f"{COMPONENTS}.")}
     return {
@@ -417,6 +469,7 @@ def export(agent: Agent, settings: Settings) -> dict[str, Any]:
         "config": settings.saved(),
         "spec": pack_spec(agent.spec),
         "module": module,
+        **({"acting": True} if acting else {}),
     }
 
 
@@ -430,16 +483,23 @@ def load_policy(
         cls: Any = algorithm_class(settings.algorithm)[1]
         agent = build_agent(settings, unpack_spec(saved["spec"]), components=cls.tracks)
     known = agent.state_dict()  # the learning rates of components are not
+    acting = bool(saved.get("acting", False))
     agent.to(device).load_state_dict(
-        {name: saved["module"][name] for name in saved["module"] if name in known}
+        {name: saved["module"][name] for name in saved["module"] if name in known}, strict=not acting
     )
-    return SavedPolicy(agent, settings)
+    policy = SavedPolicy(agent, settings)
+    policy.acts_only = acting
+    return policy
+
+
+_SEEDING = threading.Lock()
+"""held while weights are drawn from the global generator, which threads share"""
 
 
 def build_agent(settings: Settings, spec: Spec, seed: int = 0, components: bool = True) -> Agent:
     """The agent that settings describe, initialised from `seed`; global RNGs stay untouched."""
     _, cls, _ = algorithm_class(settings.algorithm)
-    with torch.random.fork_rng(devices=[]):
+    with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if not components:
             return cls(spec, settings.algo)

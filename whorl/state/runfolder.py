@@ -2,14 +2,24 @@
 
 import re
 import socket
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from whorl.core import files
 from whorl.core.errors import CheckpointError, nearest
+from whorl.state.runlock import living_owner
 
 RUNS = Path("runs")
 """where run folders are created and searched by default"""
+LIMITS = {
+    "steps": "total_timesteps",
+    "episodes": "total_episodes",
+    "iteration": "max_iterations",
+    "time/elapsed": "max_seconds",
+}
+"""what a row of metrics counts, and the setting that limits it"""
 _LONGEST = 80  # characters of an environment id or tag in the name; file systems allow 255 in all
 
 
@@ -49,6 +59,25 @@ def resolve_run(path_or_name: Path | str, runs: Path = RUNS) -> Path:
     known = [entry.name for entry in runs.iterdir() if entry.is_dir()] if runs.is_dir() else []
     hint = nearest(Path(path_or_name).name, known) if known else f"there are no runs in {runs} yet"
     raise CheckpointError(f"no run {str(path_or_name)!r}; {hint}")
+
+
+def run_of(folder: Path) -> Path:
+    """The run folder of a run or checkpoint folder."""
+    return folder.parent if folder.name == "best" or folder.name.startswith("checkpoint_") else folder
+
+
+def run_state(run: Path, config: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    """Whether a run is running, finished (one of its limits is reached) or stopped.
+
+    Args:
+        last: the newest value of each metric.
+    """
+    if living_owner(run) is not None:
+        return "running"
+    # Rows of metrics come before the end, so a limit of time is never reached in them.
+    counted = {key: name for key, name in LIMITS.items() if name != "max_seconds"}
+    spent = any(config.get(name) and last.get(key, 0) >= config[name] for key, name in counted.items())
+    return "finished" if spent else "stopped"
 
 
 def _create(path: Path) -> Path:

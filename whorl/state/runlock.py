@@ -219,9 +219,10 @@ class RunLock:
 def living_owner(run_dir: Path) -> Owner | None:
     """Who trains in a run folder now, as far as that can be told without touching its lock; None: nobody."""
     path = run_dir / NAME
-    owner, me = _owner_in(path), Owner.current()
+    owner = _owner_in(path)
     if owner is None:
         return None
+    me = Owner.current()
     if owner.under_kernel_of(me) and owner.namespace == me.namespace:
         return owner if _start_of(owner.pid) == owner.start else None
     return owner if time.time() - path.stat().st_mtime < STALE_SECONDS else None

@@ -1,6 +1,6 @@
 """Gymnasium: its environments by id, single environments stepped in this process, and spaces as a `Spec`."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,9 @@ from whorl.core.errors import EnvError
 from whorl.core.spec import Continuous, Discrete, MultiDiscrete, Spec, SpecTree, TupleSpec
 from whorl.core.tree import Tree
 from whorl.envs.adapter import RegisteredAdapter, registry_id
-from whorl.envs.spaces import Factory, Layout, children, choices_of, nest, probe
+from whorl.envs.spaces import Factory, Layout, Leaf, children, choices_of, leaf_at, nest, probe
 from whorl.envs.stepping import Buffers, EnvStepper
-from whorl.envs.vector import Mapped, Step, VectorEnv
+from whorl.envs.vector import Bindable, Mapped, Step, VectorEnv
 
 if TYPE_CHECKING:
     from whorl.envs.make import Source
@@ -76,7 +76,7 @@ ADAPTERS = (
 )
 
 
-class GymnasiumVector(VectorEnv, Mapped):
+class GymnasiumVector(VectorEnv, Mapped, Bindable):
     """`num_envs` Gymnasium environments stepped one after another in this process."""
 
     def __init__(self, factory: Factory, num_envs: int, id: str) -> None:
@@ -99,19 +99,36 @@ class GymnasiumVector(VectorEnv, Mapped):
         self._action = [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self.layout.action]
         self._action_tensors = nest(self.layout.action, [torch.from_numpy(leaf) for leaf in self._action])
         self._step = to_step(self.layout, self._buffers)
+        self._newest = self._step.obs
+        """the newest observations"""
 
     def reset(self, seed: int) -> Tree:
         self.stepper.reset(seed, self._buffers)
-        return self._step.obs
+        self._newest = self._step.obs
+        return self._newest
 
     def step(self, action: Tree) -> Step:
         tree.copy_(self._action_tensors, action)
         self.stepper.step(self._action, self._buffers)
+        self._newest = self._step.obs
         return replace(self._step)
+
+    def bound(self, action: Tree, out: Step) -> Callable[[], None] | None:
+        given = arrays_of(self.layout.action, action)
+        buffers = None if given is None else buffers_of(self.layout, out)
+        if given is None or buffers is None:
+            return None
+        step, newest = self.stepper.step, out.obs
+
+        def step_into() -> None:
+            step(given, buffers)
+            self._newest = newest
+
+        return step_into
 
     def snapshot(self) -> dict[str, Any]:
         return {
-            "obs": tree.clone(self._step.obs),
+            "obs": tree.clone(self._newest),
             "num_envs": [to_tensors(env_index) for env_index in self.stepper.snapshot()],
         }
 
@@ -119,7 +136,8 @@ class GymnasiumVector(VectorEnv, Mapped):
         check_num_envs(snapshot, self.spec.num_envs)
         self.stepper.restore([to_arrays(env_index) for env_index in snapshot["num_envs"]])
         tree.copy_(self._step.obs, snapshot["obs"])
-        return self._step.obs
+        self._newest = self._step.obs
+        return self._newest
 
     def cells(self) -> Tensor:
         if self.map_shape is None:
@@ -170,6 +188,31 @@ def to_step(layout: Layout, buffers: Buffers) -> Step:
     if layout.map_shape is not None:
         step.cells = share(buffers.cells)
     return step
+
+
+def arrays_of(leaves: tuple[Leaf, ...], values: Tree) -> list[np.ndarray] | None:
+    """The memory of tensors as arrays, leaf by leaf; None where they have other types than the environment's."""
+    arrays = [leaf_at(values, leaf).numpy() for leaf in leaves]
+    return arrays if all(x.dtype == leaf.dtype for x, leaf in zip(arrays, leaves)) else None
+
+
+def buffers_of(layout: Layout, step: Step) -> Buffers | None:
+    """The memory of a step's tensors, the inverse of `to_step`; None where some are missing or others than here."""
+    obs = arrays_of(layout.observation, step.obs)
+    if obs is None or step.soft is None or step.measures is None:
+        return None
+    if step.measures.shape[-1] != len(layout.measures):
+        return None
+    return Buffers(
+        obs,
+        step.reward.numpy(),
+        step.terminated.numpy(),
+        step.truncated.numpy(),
+        step.reset.numpy(),
+        step.soft.numpy(),
+        step.measures.numpy(),
+        np.zeros(len(step.reward), np.int64) if step.cells is None else step.cells.numpy(),
+    )
 
 
 def to_tensors(value: Any) -> Any:

@@ -15,6 +15,8 @@ from whorl.core.registry import import_named
 from whorl.envs.adapter import Adapter, imported, registry_id
 from whorl.envs.spaces import Factory
 
+WARP = "warp:"
+"""prefix of ids on a GPU, which name tasks of Gymnasium and import nothing"""
 PETTINGZOO, PARALLEL = "pettingzoo", "parallel_env"
 FAMILIES = ("atari", "butterfly", "classic", "mpe", "sisl")
 """packages inside PettingZoo, whose ids need not name it twice"""
@@ -31,6 +33,8 @@ def module_of(id: str) -> str:
         # Its modules hold more than environments: functions that import whatever their arguments name.
         known = module.startswith(f"{PETTINGZOO}.") and name == PARALLEL
         return "" if known else module
+    if id.startswith(WARP):
+        return ""
     path = _PATH.fullmatch(id)
     return path[1] if path else id.partition(":")[0] if ":" in id else ""
 

@@ -1,5 +1,6 @@
 """Environments that step as one batch with Gymnasium's interface: its own `VectorEnv`s, and EnvPool's."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from whorl.core.action_masks import flatten_mask
 from whorl.core.arrays import MASK_KEY, SUCCESS, SUCCESS_KEYS
 from whorl.core.errors import EnvError
 from whorl.core.tree import Tree
-from whorl.envs.adapters.gymnasium import to_arrays, to_spec, to_tensors
+from whorl.envs.adapters.gymnasium import arrays_of, buffers_of, to_arrays, to_spec, to_tensors
 from whorl.envs.snapshot import decode, encode
 from whorl.envs.spaces import (
     batch_decoder,
@@ -22,7 +23,7 @@ from whorl.envs.spaces import (
     observation_parts,
 )
 from whorl.envs.stepping import SOFT_END
-from whorl.envs.vector import Step, VectorEnv
+from whorl.envs.vector import Bindable, Step, VectorEnv
 
 STATE = dict.fromkeys(("CartPole-v0", "CartPole-v1"), ("state", "steps", "prev_done", "np_random"))
 """ids that Gymnasium steps as one batch, and the attributes that hold the state"""
@@ -37,7 +38,7 @@ def is_vectorized(env: Any) -> bool:
     return isinstance(env, GymnasiumVectorEnv) or is_envpool(env)
 
 
-class BatchedVector(VectorEnv):
+class BatchedVector(VectorEnv, Bindable):
     """A `VectorEnv` over one of Gymnasium's, or EnvPool's, with next-step autoreset.
 
     Args:
@@ -78,6 +79,25 @@ class BatchedVector(VectorEnv):
         if self._tells_success or not info.keys().isdisjoint(SUCCESS_KEYS):
             step.measures = self._success(info)
         return step
+
+    def bound(self, action: Tree, out: Step) -> Callable[[], None] | None:
+        layout = self.layout
+        given, buffers = arrays_of(layout.action, action), buffers_of(layout, out)
+        if given is None or buffers is None or layout.mask != "none" or len(buffers.obs) > 1:
+            return None
+        (obs,), (read,), env, decode = buffers.obs, self._readers, self._env, self._decode
+
+        def step_into() -> None:
+            seen, buffers.reward[:], terminated, truncated, info = env.step(decode(given))
+            obs[:] = np.reshape(read(seen), obs.shape)
+            buffers.reset[:] = self._ended
+            buffers.terminated[:], buffers.truncated[:] = terminated, truncated
+            self._ended = np.logical_or(terminated, truncated)
+            buffers.soft[:] = info.get(SOFT_END, False)
+            if self._tells_success or not info.keys().isdisjoint(SUCCESS_KEYS):
+                buffers.measures[:] = self._success(info).numpy()
+
+        return step_into
 
     def snapshot(self) -> dict[str, Any]:
         if not self._state:

@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium
 
 from whorl.core.errors import EnvError
+from whorl.envs.native.bit_flip import BitFlip
 from whorl.envs.native.bump_top import BumpTop
 from whorl.envs.native.bumps import Bumps
 from whorl.envs.native.car import CarHeavenHell, CarHeavenHellTop, CarHeavenHellTopRelative
@@ -18,6 +19,7 @@ from whorl.envs.native.moving import Moving
 from whorl.envs.native.noisy_tv import NoisyTVMaze
 from whorl.envs.native.pendulum import Pendulum, PendulumVariableLength
 from whorl.envs.native.platform import Platform
+from whorl.envs.native.point_goal import PointGoal
 from whorl.envs.native.point_mass import CatchPoint, HardMove
 from whorl.envs.native.quad_pendulum import QuadInvPendulum
 from whorl.envs.native.quadrotor import Quadrotor
@@ -76,6 +78,9 @@ TASKS: dict[str, tuple[type[World], dict[str, Any], str]] = {
     "HardMove": (HardMove, {}, "-"),
     "Moving": (Moving, {}, "-"),
     "Sliding": (Moving, {"sliding": True}, "-"),
+    "BitFlip": (BitFlip, {}, "-"),
+    "PointReach": (PointGoal, {}, "-"),
+    "PointPush": (PointGoal, {"push": True}, "-"),
 }
 """by the prefix of the ids: class, options, and suffixes, which select what is observed (- for none)"""
 
@@ -112,6 +117,7 @@ for _name, (_cls, _options, _suffixes) in TASKS.items():
 __all__ = [
     "WORLDS",
     "AntReacherTop",
+    "BitFlip",
     "BumpTop",
     "Bumps",
     "CarHeavenHell",
@@ -129,6 +135,7 @@ __all__ = [
     "Pendulum",
     "PendulumVariableLength",
     "Platform",
+    "PointGoal",
     "QuadInvPendulum",
     "Quadrotor",
     "Recall",

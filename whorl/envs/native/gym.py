@@ -1,5 +1,6 @@
 """Native environments as single Gymnasium environments with numpy arrays, for use with other libraries."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -9,8 +10,9 @@ from gymnasium import spaces
 
 from whorl.core import tree
 from whorl.core.arrays import SUCCESS, SUCCESS_KEYS
-from whorl.core.spec import ActionLeaf, Array, Continuous, Discrete, MultiDiscrete, TupleSpec
+from whorl.core.spec import ActionLeaf, Array, Continuous, Discrete, MultiDiscrete, TupleSpec, as_keyed
 from whorl.envs.native import WORLDS
+from whorl.envs.native.goal_world import GoalWorld
 
 
 class WorldEnv(gymnasium.Env):
@@ -27,6 +29,9 @@ class WorldEnv(gymnasium.Env):
         self.measures = tuple(name for name in self.world.spec.measures if name != SUCCESS)
         self.map_shape = self.world.map_shape
         self.parameters_of = self.world.spec.parameters_of
+        if isinstance(self.world, GoalWorld):
+            self.compute_reward = _of_arrays(self.world.compute_reward)
+            self.compute_terminated = _of_arrays(self.world.compute_terminated)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -62,6 +67,15 @@ class WorldEnv(gymnasium.Env):
         return tree.map(lambda leaf: leaf[0].cpu().numpy(), obs)
 
 
+def _of_arrays(function: Callable[..., torch.Tensor]) -> Callable[..., np.ndarray]:
+    """A function of goals for numpy arrays, as Gymnasium-Robotics defines them."""
+
+    def call(achieved_goal: np.ndarray, desired_goal: np.ndarray, info: Any) -> np.ndarray:
+        return function(torch.as_tensor(achieved_goal), torch.as_tensor(desired_goal)).numpy()
+
+    return call
+
+
 def _space(spec: Any) -> spaces.Space[Any]:
     """The Gymnasium space of an observation or action tree."""
     if isinstance(spec, TupleSpec):
@@ -94,12 +108,4 @@ def _canonical(spec: Any, action: Any) -> tree.Tree:
         ]
         return torch.tensor([scaled])
 
-    return tree.map(leaf, spec, _keyed(spec, action))
-
-
-def _keyed(spec: Any, action: Any) -> Any:
-    """The inverse of `whorl.core.spec.as_nested`: an action with dicts where the environment has Tuple spaces."""
-    if not isinstance(spec, dict):
-        return action
-    parts = dict(zip(spec, action)) if isinstance(spec, TupleSpec) else action
-    return {key: _keyed(branch, parts[key]) for key, branch in spec.items()}
+    return tree.map(leaf, spec, as_keyed(spec, action))

@@ -213,6 +213,40 @@ def field_scene(
     return scene.finished(shown)
 
 
+def table_scene(
+    place: Sequence[float],
+    puck: Sequence[float] | None,
+    goal: Sequence[float],
+    radii: tuple[float, float],
+    shown: Mapping[str, str],
+) -> np.ndarray:
+    """A square table of half side 1 from above: the goal, the puck, if there is one, and the point."""
+    scene = Scene(150, 0.62, 0.5)
+    scene.box((-1, 1), (1, -1), PAPER)
+    scene.disc(_pair(goal), scene.unit * radii[1], (*render.GOAL, 110))
+    scene.ring(_pair(goal), radii[1], render.GOAL, 2)
+    if puck is not None:
+        scene.disc(_pair(puck), scene.unit * radii[0], (*GOLD, 200))
+        scene.ring(_pair(puck), radii[0], render.INK, 1)
+    scene.disc(_pair(place), 8, render.INK)
+    scene.disc(_pair(place), 5.5, render.FULL)
+    return scene.finished(shown)
+
+
+def bits_scene(bits: Sequence[float], goal: Sequence[float], shown: Mapping[str, str]) -> np.ndarray:
+    """The bits above those of the goal, dark where they are 1; a ring marks those that are wrong."""
+    scene = Scene(min(0.9 * render.WIDTH / len(bits), 70), 0.5, 0.58)
+    for i, (bit, wanted) in enumerate(zip(bits, goal)):
+        x = i - (len(bits) - 1) / 2
+        scene.box((x - 0.42, 1.1), (x + 0.42, 0.26), render.CALM if bit else PAPER)
+        scene.box((x - 0.42, -0.26), (x + 0.42, -1.1), render.GOAL if wanted else PAPER)
+        if bit != wanted:
+            scene.ring((x, 0.68), 0.3, render.FAILED, 2)
+    scene.text((0, 1.5), "bits", render.INK)
+    scene.text((0, -1.5), "goal", render.INK)
+    return scene.finished(shown)
+
+
 def platform_scene(
     player: Point,
     enemies: Sequence[float],

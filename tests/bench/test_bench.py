@@ -1,0 +1,289 @@
+"""A benchmark in its folder: what is trained, skipped and continued, and what is written down."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from inline import InlineBackend
+
+from whorl import cli
+from whorl.bench import bench as loop
+from whorl.bench import cell, figures, results
+from whorl.bench.bench import Bench, Benched, Choice, load_bench
+from whorl.bench.cell import RESULT, Cell, CellResult, CellWorker, read_result
+from whorl.bench.figures import draw_aggregates, draw_improvement, draw_profiles
+from whorl.bench.results import Estimate, aggregates, markdown, scores_of
+from whorl.bench.suite import find_suite, read_suite, suites
+from whorl.core.errors import CheckpointError, ConfigError, WhorlError
+from whorl.log.statistics import stratified_interval
+from whorl.run.trainer import Trainer
+from whorl.state.runlock import RunLock
+
+SMALL: dict[str, Any] = {
+    "about": "a test",
+    "seeds": 2,
+    "algorithms": ["ppo", {"name": "small", "algorithm": "ppo", "hidden_sizes": [4]}],
+    "environments": {"CartPoleContinuous-v0": {"random": 0, "reference": 10, "total_timesteps": 128}},
+    "settings": {
+        "num_envs": 4,
+        "num_steps": 16,
+        "n_epochs": 1,
+        "n_eval_episodes": 1,
+        "eval_freq": 64,
+        "eval_max_steps": 5,
+    },
+}
+Make = Callable[..., Bench]
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes a benchmark in a folder of the test, whose runs train in this process."""
+    monkeypatch.setattr(loop, "make_backend", lambda *_: InlineBackend())
+    monkeypatch.setattr(cell, "equip", lambda *_: None)
+
+    def make(choice: Choice = Choice(), **changes: Any) -> Bench:  # noqa: B008  # it is frozen
+        file = tmp_path / "mine.yaml"
+        file.write_text(yaml.safe_dump({**SMALL, **changes}))
+        found = load_bench(str(file), choice, str(tmp_path / "bench"))
+        found.say = lambda text: None
+        return found
+
+    return make
+
+
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals of few draws, where a test is not about them."""
+
+    def interval(scores: Any, statistic: Any, samples: int = 0) -> Any:
+        return stratified_interval(scores, statistic, samples=20)
+
+    for module in (results, figures):
+        monkeypatch.setattr(module, "stratified_interval", interval)
+
+
+def benched(returns: Mapping[str, list[list[float | None]]], tmp_path: Path) -> Benched:
+    """Results as if they had been trained: of each algorithm, [seeds][environments]."""
+    count = len(next(iter(returns.values()))[0])
+    content = {
+        **SMALL,
+        "seeds": len(next(iter(returns.values()))),
+        "algorithms": [{"name": name, "algorithm": "ppo"} for name in returns],
+        "environments": {f"E{n}": {"random": 0, "reference": 10} for n in range(count)},
+    }
+    results = {
+        (name, f"E{n}", seed + 1): CellResult(value, 1, 1.0)
+        for name, rows in returns.items()
+        for seed, row in enumerate(rows)
+        for n, value in enumerate(row)
+    }
+    return Benched(tmp_path, read_suite("mine", content), results)
+
+
+def test_every_algorithm_is_trained_with_every_seed_and_what_has_ended_is_skipped(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = made(seeds=1)
+    found = bench.run()
+    assert set(found.results) == {(name, "CartPoleContinuous-v0", 1) for name in ("ppo", "small")}
+    config = yaml.safe_load(
+        (bench.folder_of("small", "CartPoleContinuous-v0", 1) / "config.yaml").read_text()
+    )
+    assert (config["actor_hidden_sizes"], config["seed"], config["num_envs"]) == ([4], 1, 4)
+    trained = list[Cell]()
+    monkeypatch.setattr(
+        CellWorker, "train", lambda self, cell: trained.append(cell) or CellResult(1.0, 1, 1.0)
+    )
+    made(seeds=[1, 3]).run()
+    assert {(one.name, one.seed) for one in trained} == {("ppo", 3), ("small", 3)}
+
+
+def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    choice = Choice(algorithms=("ppo",), seeds=(1,))
+    settings = {**SMALL["settings"], "checkpoint_freq": 32}
+    step, count = Trainer.step, [0]
+
+    def killed(self: Trainer) -> Any:
+        count[0] += 1
+        if count[0] == 2:
+            raise Killed
+        return step(self)
+
+    with pytest.raises(Killed), monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", killed)
+        made(choice, settings=settings).run()
+    begun = list[int]()
+
+    def counted(self: Trainer) -> Any:
+        begun.append(self.steps)
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "step", counted)
+    found = made(choice, settings=settings).run()
+    assert begun[0] > 0
+    assert next(iter(found.results.values())).steps >= 128
+
+
+def test_a_folder_without_settings_is_begun_again(made: Make) -> None:
+    choice = Choice(algorithms=("ppo",), seeds=(1,))
+    bench = made(choice)
+    folder = bench.folder_of("ppo", "CartPoleContinuous-v0", 1)
+    folder.mkdir(parents=True)
+    assert len(bench.run().results) == 1
+    assert [path.name for path in bench.folder.glob("ppo*")] == [folder.name]
+    (folder / RESULT).write_text('{"mean_return": 1')  # half of a file is none
+    assert read_result(folder) is None
+
+
+def test_other_settings_of_runs_that_are_there_are_refused(made: Make) -> None:
+    choice = Choice(algorithms=("ppo",), seeds=(1,))
+    bench = made(choice)
+    lock = RunLock(_there(bench.folder))
+    with pytest.raises(CheckpointError, match="is being trained by another trainer of this process"):
+        bench.run()
+    lock.release()
+    bench.run()
+    with pytest.raises(
+        ConfigError, match="holds runs with another num_envs of settings; use another --folder"
+    ):
+        made(choice, settings={**SMALL["settings"], "num_envs": 8}).run()
+
+
+def _there(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_a_process_that_dies_again_and_again_ends_the_benchmark(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: CellWorker, cell: Cell) -> Any:
+        raise WhorlError("the environment is out of order")
+
+    monkeypatch.setattr(CellWorker, "train", fails)
+    with pytest.raises(WhorlError, match=r"seed 1 failed 3 times in a row; last error: .* is out of order"):
+        made().run()
+
+
+def test_scores_are_normalised_and_a_run_that_diverged_counts_as_a_random_policy(
+    tmp_path: Path, few_draws: None
+) -> None:
+    found = benched({"a": [[10.0, 5.0], [None, 15.0]], "b": [[1.0, 1.0], [1.0, 1.0]]}, tmp_path)
+    np.testing.assert_allclose(scores_of(found)["a"], [[1.0, 0.5], [0.0, 1.5]])
+    del found.results["b", "E0", 1]
+    assert list(scores_of(found)) == ["a"]
+    text = markdown(found)
+    assert "| E0 | 10.0 (1 seeds, 1 diverged) | 1 (1 seeds) |" in text
+    assert "not yet: b" in text
+    assert "| mean | 0.75 [" in text
+
+
+def test_figures_are_drawn_of_whatever_has_ended(tmp_path: Path, few_draws: None) -> None:
+    scores = scores_of(benched({"a": [[10.0, 5.0], [3.0, 15.0]], "b": [[1.0, 1.0], [1.0, 1.0]]}, tmp_path))
+    paths = [
+        draw_aggregates(aggregates(scores), tmp_path / "a.png", "title"),
+        draw_profiles(scores, tmp_path / "b.png", "title"),
+        draw_improvement(
+            {("a", "b"): Estimate(0.9, 0.8, 1.0), ("b", "a"): Estimate(0.1, 0.0, 0.2)},
+            tmp_path / "c.png",
+            "title",
+        ),
+    ]
+    assert all(path.stat().st_size > 1000 for path in paths)
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        ({"algorithms": ["ppoo"]}, "no algorithm is called 'ppoo'; did you mean 'ppo'?"),
+        ({"algorithms": ["ppo", "ppo"]}, "has two algorithms called 'ppo'"),
+        ({"algorithms": []}, "names no algorithms"),
+        ({"seeds": [1, 1]}, "give their number, or a list of different ones"),
+        ({"environments": {"E": {"random": 1}}}, "has no reference return"),
+        ({"environments": {"E": {"random": 1, "reference": 0}}}, "must be above that of a random policy"),
+        ({"envs": {}}, "has a key 'envs'; choose one of"),
+        ({"settings": {"seed": 3}}, "sets seed, which a benchmark decides itself"),
+        (
+            {"settings": {"gama": 0.9}},
+            "ppo can't be trained on CartPoleContinuous-v0: ppo has no setting 'gama'",
+        ),
+        ({"algorithms": ["dqn"]}, "dqn can't be trained on CartPoleContinuous-v0"),
+        (
+            {"environments": {"CartPol-v1": {"random": 0, "reference": 1}}},
+            "ppo can't be trained on CartPol-v1",
+        ),
+    ],
+)
+def test_a_mistake_in_a_suite_is_named_before_anything_is_trained(
+    made: Make, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(WhorlError) as error:
+        made(**changes).run()
+    assert sentence in error.value.message
+    assert not (tmp_path / "bench").exists()
+
+
+def test_the_suites_of_the_package_are_whole() -> None:
+    assert set(suites()) == {"classic", "mujoco", "minatar", "memory", "exploration", "atari-mini"}
+    for name in suites():
+        suite = read_suite(*find_suite(name))
+        assert len(suite.contestants) >= 3 and len(suite.tasks) >= 3 and len(suite.seeds) >= 3
+        assert all("total_timesteps" in task.settings for task in suite.tasks)
+    with pytest.raises(ConfigError, match="no such file; did you mean 'classic'"):
+        find_suite("clasic")
+
+
+def test_the_command_writes_tables_and_figures(
+    made: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], few_draws: None
+) -> None:
+    folder = made(algorithms=["ppo"]).run().folder
+    assert cli.main(["bench", str(folder), "--report", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["returns"]["ppo"]["CartPoleContinuous-v0"]) == {"1", "2"}
+    assert np.array(found["scores"]["ppo"]).shape == (2, 1)
+    assert (folder / "efficiency.png").is_file() and (folder / "table.md").is_file()
+    assert cli.main(["bench"]) == 0
+    assert "atari-mini" in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_a_benchmark_killed_with_9_goes_on_with_the_same_command(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    env = {"CartPoleContinuous-v0": {"random": 0, "reference": 10, "total_timesteps": 6400}}
+    file.write_text(yaml.safe_dump({**SMALL, "environments": env}))
+    command = [
+        sys.executable,
+        "-m",
+        "whorl",
+        "bench",
+        str(file),
+        "--jobs",
+        "2",
+        "--folder",
+        str(tmp_path / "bench"),
+    ]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("bench/*/checkpoint_1")):
+        assert first.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "4 runs" in done.stdout
+    assert len(list(tmp_path.glob(f"bench/*/{RESULT}"))) == 4

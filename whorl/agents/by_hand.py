@@ -1,0 +1,91 @@
+"""PPO's minibatch losses without autograd, where actor and critic are small MLPs on a CPU.
+
+There autograd's operations cost more than their arithmetic. The formulas are in `whorl.ops.by_hand`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whorl.agents.optimizers import ByHand
+from whorl.core.registry import Part
+from whorl.data.batch import Rows
+from whorl.nets.by_hand import Dense, dense
+from whorl.nets.policy import CategoricalHead, GaussianHead
+from whorl.ops.by_hand import PolicyRows, categorical_surrogate, gaussian_surrogate, squared_loss
+from whorl.ops.losses import masked_normalize
+
+
+class ActorByHand:
+    """Loss and gradients of the actor: -E[min(ratio A, clip(ratio) A)] - ent_coef * H."""
+
+    def __init__(self, head: Any, net: Dense, gradients: dict[int, Tensor], cfg: Any) -> None:
+        self._head, self._clip, self._ent_coef = head, cfg.clip_range, cfg.ent_coef
+        self._normalizes = cfg.normalize_advantage == "minibatch"
+        self._net, self._gradients = net, ByHand(tuple(gradients.values()))
+        self._of_std = gradients[id(head.log_std)] if isinstance(head, GaussianHead) else None
+
+    @torch.no_grad()
+    def __call__(
+        self, rows: Rows, data: dict[str, Tensor], measure: bool
+    ) -> tuple[ByHand, Tensor, Tensor, Tensor]:
+        """Gradients and loss, log ratio and entropy of rows [R, N]."""
+        outputs = self._net.forward(rows.obs.flatten(0, 1))
+        read = PolicyRows(*(data[name].flatten(0, 1) for name in PolicyRows._fields))
+        if self._normalizes:
+            read = read._replace(advantage=masked_normalize(read.advantage, read.weight))
+        clip, ent_coef = self._clip, self._ent_coef
+        if self._of_std is None:
+            found = categorical_surrogate(outputs, read, clip, ent_coef, measure)
+        else:
+            log_std = self._head.log_std.clamp(*self._head.bound)
+            found = gaussian_surrogate(outputs, log_std, read, clip, ent_coef, measure)
+            assert found.slope_of_log_std is not None
+            torch.mul(found.slope_of_log_std, log_std == self._head.log_std, out=self._of_std)
+        self._net.backward(found.slope)
+        shape = data["weight"].shape
+        return self._gradients, found.loss, found.log_ratio.view(shape), found.entropy.view(shape)
+
+
+class CriticByHand:
+    """Loss and gradients of the critic: E[(V(s) - target)^2] / 2."""
+
+    def __init__(self, net: Dense, gradients: dict[int, Tensor]) -> None:
+        self._net, self._gradients = net, ByHand(tuple(gradients.values()))
+
+    @torch.no_grad()
+    def __call__(self, rows: Rows, data: dict[str, Tensor]) -> tuple[ByHand, Tensor]:
+        """Gradients and loss."""
+        value = self._net.forward(rows.obs.flatten(0, 1)).squeeze(-1)
+        target, weight = data["target"].flatten(0, 1), data["value_weight"].flatten(0, 1)
+        loss, slope = squared_loss(value, target, weight)
+        self._net.backward(slope.unsqueeze(-1))
+        return self._gradients, loss
+
+
+def losses_by_hand(agent: Any, cls: Any) -> dict[str, Callable[..., Any]]:
+    """PPO's losses by optimizer, as far as `agent` has those of `cls`, and networks and losses that are written out."""
+    cfg = agent.cfg
+    found: dict[str, Callable[..., Any]] = {}
+
+    def has(*names: str) -> bool:
+        return all(getattr(type(agent), name) is getattr(cls, name) for name in names)
+
+    if cfg.shared_trunk:
+        return {}
+    actor, gradients = agent.actor, agent.packed_gradients("actor")
+    head = actor.head
+    known = isinstance(head, GaussianHead) or (isinstance(head, CategoricalHead) and head.single)
+    if gradients and known and not actor.masked and has("actor_pass", "actor_loss"):
+        net = dense(actor.backbone, head.last, gradients)
+        if net is not None:
+            found["actor"] = ActorByHand(head, net, gradients, cfg)
+    critic, gradients = agent.critic, agent.packed_gradients("critic")
+    plain = cfg.critic_loss == Part("squared") and not cfg.clip_value and not critic.separate
+    if gradients and plain and has("critic_pass", "critic_loss"):
+        net = dense(critic.backbone, critic.head, gradients)
+        if net is not None:
+            found["critic"] = CriticByHand(net, gradients)
+    return found

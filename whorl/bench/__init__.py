@@ -1,0 +1,1 @@
+"""Comparing algorithms over environments and seeds: `whorl bench`."""

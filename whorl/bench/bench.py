@@ -1,0 +1,175 @@
+"""The loop of a benchmark: train every algorithm on every environment with every seed, in processes or on Ray.
+
+The benchmark's folder:
+
+    suite.yaml                           what is compared
+    ALGORITHM_ENVIRONMENT_seed_S         the run folder of each run; result.json is there when it has ended
+    results.json, table.md, *.png        what came out
+
+Runs that have ended are skipped and others continued from their newest checkpoint, so a benchmark can be killed at any
+moment and goes on with the same command.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from whorl.bench.cell import Cell, CellResult, CellWorker, read_result
+from whorl.bench.suite import Suite, check_runs, find_suite, read_contestant, read_suite, save
+from whorl.core.errors import ConfigError, nearest
+from whorl.core.hardware import cores
+from whorl.core.process import first_interrupt
+from whorl.distributed.remote import RemoteError, RestartPolicy, make_backend
+from whorl.distributed.task_pool import ProcessPool, equipment, gpu_share
+from whorl.log.console import amount
+from whorl.state.runlock import RunLock
+
+POLL_SECONDS = 0.5
+RESTARTS = 2
+"""times that a run whose process died is continued"""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Parts of a suite, and settings that come before its own; empty: all of it, as it is."""
+
+    algorithms: Sequence[str] = ()
+    environments: Sequence[str] = ()
+    seeds: Sequence[int] = ()
+    settings: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Benched:
+    """How a benchmark ended."""
+
+    folder: Path
+    suite: Suite
+    results: dict[tuple[str, str, int], CellResult]
+    """of the runs that have ended, by algorithm, environment and seed"""
+    signal: str = ""
+    """Ctrl-C or SIGTERM, if one ended it"""
+
+
+def load_bench(name: str, choice: Choice, folder: str = "", runs: str = "runs") -> "Bench":
+    """The benchmark of a suite's name or file, or of a benchmark's folder."""
+    title, content = find_suite(name)
+    suite = chosen(read_suite(title, content), choice)
+    if Path(name).is_dir():
+        if folder:
+            raise ConfigError(f"{name} is a benchmark's folder already; leave --folder out")
+        return Bench(Path(name), suite)
+    return Bench(Path(folder) if folder else Path(runs) / f"bench_{title}", suite)
+
+
+def chosen(suite: Suite, choice: Choice) -> Suite:
+    """A part of a suite; algorithms that it does not have join with the settings of their presets."""
+    contestants, tasks = suite.contestants, suite.tasks
+    if choice.algorithms:
+        known = {one.name: one for one in contestants}
+        added = [
+            known.get(name) or read_contestant(f"suite {suite.name!r}", name) for name in choice.algorithms
+        ]
+        contestants = tuple(added)
+    if choice.environments:
+        there = {task.env: task for task in tasks}
+        for env in choice.environments:
+            if env not in there:
+                raise ConfigError(f"suite {suite.name!r} has no environment {env!r}; {nearest(env, there)}")
+        tasks = tuple(there[env] for env in choice.environments)
+    if choice.settings:
+        tasks = tuple(replace(task, settings={**task.settings, **choice.settings}) for task in tasks)
+    return replace(suite, contestants=contestants, tasks=tasks, seeds=tuple(choice.seeds) or suite.seeds)
+
+
+class Bench:
+    """A benchmark in its folder.
+
+    Args:
+        say: shows a line.
+    """
+
+    def __init__(self, folder: Path, suite: Suite, say: Callable[[str], None] = print) -> None:
+        self.folder, self.suite, self.say = folder, suite, say
+        self._signal = ""
+
+    def run(self, jobs: int = 0, ray: str = "") -> Benched:
+        """Train what has not ended yet, `jobs` runs at the same time (0: one per core), until all have or a signal."""
+        settings = check_runs(self.suite)
+        with ExitStack() as stack:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = RunLock(self.folder)
+            stack.callback(lock.release)
+            save(self.suite, self.folder)
+            queue = deque(cell for cell in self._cells(settings) if read_result(Path(cell.folder)) is None)
+            total = len(self.suite.contestants) * len(self.suite.tasks) * len(self.suite.seeds)
+            self.say(f"{total} runs, {total - len(queue)} of them finished before: {self.folder}")
+            stack.enter_context(first_interrupt(self._interrupt))
+            if queue:
+                count = min(jobs or cores(), len(queue))
+                backend = make_backend(ray, count)
+                stack.callback(backend.close)
+                given, gpus = equipment(count, bool(ray)), gpu_share(backend, "auto", count)
+                self.pool = ProcessPool(
+                    backend, "run", CellWorker, lambda place: (*given[place], place), count, gpus
+                )
+                self._train(queue, total, lock)
+        return self.results()
+
+    def results(self) -> Benched:
+        """What has ended so far."""
+        found = {}
+        for name, env, seed in self._keys():
+            result = read_result(self.folder_of(name, env, seed))
+            if result is not None:
+                found[name, env, seed] = result
+        return Benched(self.folder, self.suite, found, self._signal)
+
+    def _train(self, queue: deque[Cell], total: int, lock: RunLock) -> None:
+        restarts = RestartPolicy(RESTARTS, 0, self.say)
+        done = total - len(queue)
+        while (queue or self.pool.busy) and not self._signal:
+            lock.beat()
+            while queue and self.pool.idle:
+                cell = queue.popleft()
+                self.pool.give(cell.folder, cell)
+            for _, cell, answer in self.pool.ready(POLL_SECONDS):
+                name = f"{cell.name} on {cell.env}, seed {cell.seed}"
+                if isinstance(answer, RemoteError):
+                    restarts.failed(name, answer)
+                    queue.appendleft(cell)
+                    continue
+                restarts.succeeded(name)
+                done += 1
+                value = (
+                    f"diverged: {answer.note}" if answer.mean_return is None else amount(answer.mean_return)
+                )
+                self.say(f"{name}: {value}  ({done} of {total})")
+
+    def _keys(self) -> list[tuple[str, str, int]]:
+        """All runs, one seed of everything first."""
+        suite = self.suite
+        return [
+            (one.name, task.env, seed)
+            for seed in suite.seeds
+            for task in suite.tasks
+            for one in suite.contestants
+        ]
+
+    def _cells(self, settings: Mapping[tuple[str, str], Any]) -> list[Cell]:
+        return [
+            Cell(name, env, seed, str(self.folder_of(name, env, seed)), settings[name, env].plain())
+            for name, env, seed in self._keys()
+        ]
+
+    def folder_of(self, name: str, env: str, seed: int) -> Path:
+        """The run folder of a run."""
+        return self.folder / re.sub(r"[^\w.-]+", "-", f"{name}_{env}_seed_{seed}")
+
+    def _interrupt(self, name: str) -> None:
+        self._signal = name
+        self.say(f"{name}: stopping; runs go on from their newest checkpoints")

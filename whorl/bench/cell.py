@@ -1,0 +1,96 @@
+"""One run of a benchmark, in a process of its own: new, or continued from its newest checkpoint."""
+
+import json
+import math
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from whorl.api import load_run
+from whorl.core import files
+from whorl.core.errors import DivergedError
+from whorl.core.process import configure_process
+from whorl.distributed.task_pool import equip
+from whorl.envs.make import find
+from whorl.run.build import learner_threads, on_gpu
+from whorl.run.trainer import Trainer
+from whorl.settings.merge import configure
+from whorl.state import checkpoint
+
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An algorithm on an environment with a seed."""
+
+    name: str
+    env: str
+    seed: int
+    folder: str
+    """its run folder"""
+    settings: Mapping[str, Any]
+    """all settings of its run"""
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What became of a run."""
+
+    mean_return: float | None
+    """of its last evaluation; None: it diverged"""
+    steps: int
+    wall_time: float
+    note: str = ""
+    """why it diverged"""
+
+
+class CellWorker:
+    """Lives in a process of its own and trains one run after the other."""
+
+    def __init__(self, cores: Sequence[int], registered: Mapping[str, Mapping[str, Any]], place: int) -> None:
+        equip(cores, registered)
+        self.place = place
+
+    def train(self, cell: Cell) -> CellResult:
+        """Train a run to its end; its result is written to its folder as well."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer = self._trainer(cell)
+            run = trainer.settings.run
+            try:
+                with configure_process(run.threads, run.tf32, learner_threads(trainer.settings)), trainer:
+                    for _ in trainer:
+                        pass
+                    value = trainer.mean_return
+                    if not math.isfinite(value):
+                        raise DivergedError("the return of its evaluation is not finite")
+                    found = CellResult(value, trainer.steps, trainer.wall_time)
+            except DivergedError as error:
+                found = CellResult(None, trainer.steps, trainer.wall_time, error.message.partition(";")[0])
+        files.write_atomic(Path(cell.folder) / RESULT, json.dumps(asdict(found)).encode())
+        return found
+
+    def close(self) -> None:
+        """Nothing is open between two runs."""
+
+    def _trainer(self, cell: Cell) -> Trainer:
+        folder = Path(cell.folder)
+        if (folder / checkpoint.CONFIG).is_file():
+            return load_run(folder, {})
+        if folder.exists():  # killed before its settings were written
+            shutil.rmtree(folder)
+        settings = configure(cell.settings["algorithm"], cell.env, cell.settings, presets=False)
+        own = {"seed": cell.seed, "runs": str(folder.parent), "name": folder.name}
+        return Trainer(find(cell.env, settings.env_options), on_gpu(settings.replace(**own), self.place))
+
+
+def read_result(folder: Path) -> CellResult | None:
+    """The result of a run that has ended; None: it has not."""
+    with suppress(OSError, ValueError, TypeError):
+        return CellResult(**json.loads((folder / RESULT).read_text("utf-8")))
+    return None

@@ -1,0 +1,156 @@
+"""Figures of a benchmark, after Agarwal et al. 2021: aggregates, performance profiles, improvement, learning curves."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from whorl.bench.bench import Bench, Benched
+from whorl.bench.results import AGGREGATES, Estimate, aggregates, improvements, scores_of
+from whorl.log.plot import COLOURS, curve, new_figure, save_figure
+from whorl.log.statistics import Floats, aggregate_iqm, performance_profile, stratified_interval
+
+EVALUATED = "evaluation/return"
+POINTS = 60
+SAMPLES = 1000
+"""of the bootstrap of a curve"""
+
+
+def draw_all(bench: Bench, benched: Benched) -> list[Path]:
+    """All figures that the runs so far allow; the files written."""
+    scores, folder = scores_of(benched), benched.folder
+    if not scores:
+        return []
+    counts = {"environment": len(benched.suite.tasks), "seed": len(benched.suite.seeds)}
+    words = ", ".join(f"{count} {what}{'s' if count > 1 else ''}" for what, count in counts.items())
+    title = f"{benched.suite.name}: {words}"
+    written = [
+        draw_aggregates(aggregates(scores), folder / "aggregates.png", title),
+        draw_profiles(scores, folder / "profiles.png", title),
+        draw_efficiency(curves_of(bench, list(scores)), folder / "efficiency.png", title),
+    ]
+    if len(scores) > 1:
+        written.append(draw_improvement(improvements(scores), folder / "improvement.png", title))
+    return written
+
+
+def draw_aggregates(found: Mapping[str, Mapping[str, Estimate]], output: Path, title: str) -> Path:
+    """Interquartile mean, mean, median and optimality gap of each algorithm, with intervals."""
+    figure = new_figure((10.0, 1.3 + 0.35 * len(found)))
+    panels = figure.subplots(1, len(AGGREGATES), sharey=True)
+    names = list(found)[::-1]
+    for panel, what in zip(panels, AGGREGATES):
+        for place, name in enumerate(names):
+            one = found[name][what]
+            colour = _colour(name, found)
+            panel.barh(place, one.high - one.low, left=one.low, height=0.55, color=colour, alpha=0.65)
+            panel.plot([one.value, one.value], [place - 0.28, place + 0.28], color="#222222", linewidth=1.4)
+        panel.set_title(what, fontsize=10)
+        panel.set_yticks(range(len(names)), names)
+        _bare(panel, "x")
+    figure.supxlabel("score (0: random, 1: reference)", fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    return save_figure(figure, output)
+
+
+def draw_profiles(scores: Mapping[str, Floats], output: Path, title: str) -> Path:
+    """The share of runs above each score."""
+    figure = new_figure((6.4, 4.0))
+    panel = figure.add_subplot()
+    low = min(0.0, min(float(values.min()) for values in scores.values()))
+    thresholds = np.linspace(low, max(1.0, max(float(values.max()) for values in scores.values())), 101)
+    for name, values in scores.items():
+        profile = performance_profile(values, thresholds)
+        bottom, top = stratified_interval(
+            [values], lambda drawn: performance_profile(drawn, thresholds), samples=SAMPLES
+        )
+        _band(panel, thresholds, profile, bottom, top, name, scores)
+    panel.set_xlabel("score τ (0: random, 1: reference)")
+    panel.set_ylabel("share of runs with score > τ")
+    panel.yaxis.set_major_formatter(PercentFormatter(1))
+    _finish(panel, title)
+    return save_figure(figure, output)
+
+
+def draw_improvement(found: Mapping[tuple[str, str], Estimate], output: Path, title: str) -> Path:
+    """The probability that a run of one algorithm beats one of another."""
+    shown = {pair: one for number, (pair, one) in enumerate(found.items()) if _first(pair, found, number)}
+    figure = new_figure((6.4, 1.3 + 0.35 * len(shown)))
+    panel = figure.add_subplot()
+    for place, one in enumerate(reversed(shown.values())):
+        panel.barh(place, one.high - one.low, left=one.low, height=0.55, color=COLOURS[0], alpha=0.65)
+        panel.plot([one.value, one.value], [place - 0.28, place + 0.28], color="#222222", linewidth=1.4)
+    panel.axvline(0.5, color="#888888", linewidth=0.8, linestyle="--")
+    labels = [f"{one} > {other}" for one, other in reversed(shown)]
+    panel.set_yticks(range(len(shown)), labels)
+    panel.set_xlim(0, 1)
+    panel.set_xlabel("probability of improvement")
+    panel.set_title(title, fontsize=10)
+    _bare(panel, "x")
+    return save_figure(figure, output)
+
+
+def draw_efficiency(curves: Mapping[str, Floats], output: Path, title: str) -> Path:
+    """Interquartile mean of the evaluations over training."""
+    figure = new_figure((6.4, 4.0))
+    panel = figure.add_subplot()
+    share = np.linspace(0, 1, POINTS + 1)[1:]
+    for name, values in curves.items():
+        low, high = stratified_interval([values], aggregate_iqm, samples=SAMPLES)
+        _band(panel, share, aggregate_iqm(values), low, high, name, curves)
+    panel.set_xlabel("share of the budget")
+    panel.set_ylabel("IQM score of evaluations")
+    panel.xaxis.set_major_formatter(PercentFormatter(1))
+    _finish(panel, title)
+    return save_figure(figure, output)
+
+
+def curves_of(bench: Bench, names: list[str]) -> dict[str, Floats]:
+    """Normalised evaluations of algorithms over shares of their budgets, [seeds, tasks, points] each."""
+    share = np.linspace(0, 1, POINTS + 1)[1:]
+    found = {}
+    for name in names:
+        rows = []
+        for seed in bench.suite.seeds:
+            row = []
+            for task in bench.suite.tasks:
+                steps, values = curve(bench.folder_of(name, task.env, seed), EVALUATED)
+                kept = np.isfinite(values)
+                row.append(task.normalized(np.interp(share * steps[-1], steps[kept], values[kept])))
+            rows.append(row)
+        found[name] = np.array(rows)
+    return found
+
+
+def _first(pair: tuple[str, str], found: Mapping[tuple[str, str], Estimate], number: int) -> bool:
+    """Of both directions of a pair, the one that favours the better; of equal ones the first."""
+    one, other = found[pair].value, found[pair[::-1]].value
+    return one > other or (one == other and number < list(found).index(pair[::-1]))
+
+
+def _band(
+    panel: Axes, x: Floats, y: Floats, low: Floats, high: Floats, name: str, names: Mapping[str, Any]
+) -> None:
+    colour = _colour(name, names)
+    panel.plot(x, y, color=colour, label=name)
+    panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _colour(name: str, names: Mapping[str, Any]) -> str:
+    return COLOURS[list(names).index(name) % len(COLOURS)]
+
+
+def _finish(panel: Axes, title: str) -> None:
+    panel.set_title(title, fontsize=10)
+    panel.legend(frameon=False, fontsize=9)
+    _bare(panel, "both")
+
+
+def _bare(panel: Axes, axis: Any) -> None:
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
+    panel.grid(axis=axis, color="#eeeeee")
+    panel.set_axisbelow(True)

@@ -1,0 +1,68 @@
+"""Forward and backward passes of a small MLP on a CPU without autograd; see `whorl.ops.by_hand`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whorl.nets.backbone import Backbone, Flat
+from whorl.nets.layers import MLP
+
+SLOPES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    F.elu: lambda gradient, output: torch.ops.aten.elu_backward(gradient, 1.0, 1.0, 1.0, True, output),
+    torch.relu_: lambda gradient, output: torch.ops.aten.threshold_backward(gradient, output, 0.0),
+    torch.tanh: torch.ops.aten.tanh_backward,
+    torch.sigmoid: torch.ops.aten.sigmoid_backward,
+    F.leaky_relu: lambda gradient, output: torch.ops.aten.leaky_relu_backward(gradient, output, 0.01, True),
+}
+"""backward passes of the activations for which the output is enough"""
+
+
+class Dense:
+    """The hidden layers of a backbone and a linear layer after them, over rows [N, I].
+
+    Args:
+        gradients: where `backward` writes, for each parameter of the network by its id.
+    """
+
+    def __init__(self, torso: MLP, last: nn.Linear, gradients: dict[int, Tensor]) -> None:
+        self.activation, self.slope = torso.activation, SLOPES[torso.activation]
+        self.layers: list[Any] = [*torso.layers, last]
+        parameters = [(layer.weight.detach(), layer.bias.detach()) for layer in self.layers]
+        self._forward = [(bias, weight.t()) for weight, bias in parameters]
+        self._weights = [weight for weight, _ in parameters]
+        self._into = [(gradients[id(layer.weight)], gradients[id(layer.bias)]) for layer in self.layers]
+        self._values: list[Tensor] = []
+
+    def forward(self, value: Tensor) -> Tensor:
+        """The outputs [N, O]."""
+        self._values = [value]
+        *hidden, (last_bias, last_weight) = self._forward
+        for bias, weight in hidden:
+            value = self.activation(torch.addmm(bias, value, weight))
+            self._values.append(value)
+        return torch.addmm(last_bias, value, last_weight)
+
+    def backward(self, slope: Tensor) -> None:
+        """Write the gradients of a loss with the derivative `slope` [N, O] by the outputs of the last `forward`."""
+        values = self._values
+        for number in reversed(range(len(values))):
+            weight, bias = self._into[number]
+            torch.mm(slope.t(), values[number], out=weight)
+            torch.sum(slope, 0, out=bias)
+            if number:
+                slope = self.slope(slope.mm(self._weights[number]), values[number])
+
+
+def dense(backbone: Backbone, last: Any, gradients: dict[int, Tensor]) -> Dense | None:
+    """The passes of a network; None unless it is an MLP over one vector with a linear layer at its end."""
+    torso, encoder = backbone.torso, backbone.encoder
+    if type(torso) is not MLP or torso.norms is not None or torso.activation not in SLOPES:
+        return None
+    if type(encoder) is not Flat or not encoder.vector or backbone.memories or backbone.beside is not None:
+        return None
+    if type(last) is not nn.Linear:
+        return None
+    return Dense(torso, last, gradients)

@@ -1,0 +1,1 @@
+"""Searching for settings: `whorl sweep`, on Optuna (extra `sweep`)."""
