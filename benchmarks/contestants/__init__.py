@@ -8,8 +8,9 @@ without them.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 
@@ -90,6 +91,15 @@ def per_second(call: Callable[[], Any], seconds: float, count: int = 1, warm_up:
         call()
         done += 1
     return done * count / spent
+
+
+def drawn(work: Work) -> Iterator[Any]:
+    """Random actions of all environments, the same for everybody, again and again."""
+    import numpy as np
+
+    space = make_env(work.env).action_space
+    space.seed(0)
+    return cycle([np.stack([space.sample() for _ in range(work.num_envs)]) for _ in range(64)])
 
 
 def make_env(id: str) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 from torch.nn import functional as F
 
-from contestants import Clock, Work, make_env, per_second
+from contestants import Clock, Work, drawn, make_env, per_second
 
 PACKAGES: tuple[str, ...] = ()
 PIXELS = True
@@ -381,9 +381,8 @@ def replay(work: Work) -> float:
 def stepping(work: Work) -> float:
     envs = make_envs(work, work.way)
     envs.reset(seed=0)
-    envs.action_space.seed(0)
-    action = envs.action_space.sample()
+    actions = drawn(work)
     try:
-        return per_second(lambda: envs.step(action), work.seconds, work.num_envs)
+        return per_second(lambda: envs.step(next(actions)), work.seconds, work.num_envs)
     finally:
         envs.close()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from contestants import Work, make_env, per_second
+from contestants import Work, drawn, make_env, per_second
 
 PACKAGES = ("pufferlib",)
 WAYS = {"stepping": ("Serial", "Multiprocessing")}
@@ -30,8 +30,8 @@ def stepping(work: Work) -> float:
     backend = getattr(pufferlib.vector, work.way)
     envs = pufferlib.vector.make(partial(one_env, work.env), num_envs=work.num_envs, backend=backend, **more)
     envs.reset()
-    action = envs.action_space.sample()
+    actions = drawn(work)
     try:
-        return per_second(lambda: envs.step(action), work.seconds, work.num_envs)
+        return per_second(lambda: envs.step(next(actions)), work.seconds, work.num_envs)
     finally:
         envs.close()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from contestants import Clock, Work, per_second
+from contestants import Clock, Work, drawn, per_second
 
 PACKAGES = ("stable-baselines3", "sb3-contrib")
 PIXELS = True
@@ -181,11 +181,8 @@ def replay(work: Work) -> float:
 def stepping(work: Work) -> float:
     env = envs(work, work.way, work.num_envs)
     env.reset()
-    env.action_space.seed(0)
-    import numpy as np
-
-    action = np.stack([env.action_space.sample() for _ in range(work.num_envs)])
+    actions = drawn(work)
     try:
-        return per_second(lambda: env.step(action), work.seconds, work.num_envs)
+        return per_second(lambda: env.step(next(actions)), work.seconds, work.num_envs)
     finally:
         env.close()

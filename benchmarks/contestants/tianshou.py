@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from contestants import Clock, Work, make_env, per_second
+from contestants import Clock, Work, drawn, make_env, per_second
 
 PACKAGES = ("tianshou",)
 WAYS = {
@@ -231,10 +231,10 @@ def stepping(work: Work) -> float:
 
     envs = make_envs(work, work.way, work.num_envs)
     envs.reset()
-    action = np.stack([make_env(work.env).action_space.sample() for _ in range(work.num_envs)])
+    actions = drawn(work)
 
     def step() -> None:
-        _, _, terminated, truncated, _ = envs.step(action)
+        _, _, terminated, truncated, _ = envs.step(next(actions))
         ended = np.flatnonzero(terminated | truncated)
         if len(ended):
             envs.reset(ended)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from contestants import Clock, Work, per_second
+from contestants import Clock, Work, drawn, per_second
 
 PACKAGES = ("torchrl", "tensordict")
 WAYS = {"ppo": ("SerialEnv", "ParallelEnv"), "stepping": ("SerialEnv", "ParallelEnv")}
@@ -170,8 +170,8 @@ def replay_of(work: Work, rows: int) -> Any:
     return TensorDictReplayBuffer(storage=LazyTensorStorage(rows), batch_size=work.batch_size)
 
 
-def off_policy(work: Work, env: Any, policy: Any, update: Any, between: int) -> float:
-    """One environment; an update after every `between` steps."""
+def off_policy(work: Work, env: Any, policy: Any, update: Any, between: int, count: int) -> float:
+    """One environment; `count` updates after every `between` steps, as its recipes collect several at a time."""
     from torchrl.collectors import Collector
 
     collector = Collector(
@@ -189,7 +189,8 @@ def off_policy(work: Work, env: Any, policy: Any, update: Any, between: int) -> 
         buffer.extend(data.reshape(-1))
         steps += between
         if steps > work.learning_starts:
-            update(buffer.sample())
+            for _ in range(count):
+                update(buffer.sample())
         clock.tick(steps)
         if clock.over:
             break
@@ -201,7 +202,7 @@ def sac(work: Work) -> float:
     env = one_env(work.env)
     size = env.observation_spec["observation"].shape[-1]
     actor, _, update = soft_or_delayed("sac", work, size, env.action_spec)
-    return off_policy(work, env, actor, update, 1)
+    return off_policy(work, env, actor, update, 50, 50)
 
 
 def td3(work: Work) -> float:
@@ -212,7 +213,7 @@ def td3(work: Work) -> float:
     size = env.observation_spec["observation"].shape[-1]
     actor, _, update = soft_or_delayed("td3", work, size, env.action_spec)
     noise = AdditiveGaussianModule(spec=env.action_spec, sigma_init=0.1, sigma_end=0.1, annealing_num_steps=1)
-    return off_policy(work, env, TensorDictSequential(actor, noise), update, 1)
+    return off_policy(work, env, TensorDictSequential(actor, noise), update, 50, 50)
 
 
 def dqn(work: Work) -> float:
@@ -237,7 +238,7 @@ def dqn(work: Work) -> float:
         optimizer.zero_grad()
         target.step()
 
-    return off_policy(work, env, TensorDictSequential(actor, explore), update, 4)
+    return off_policy(work, env, TensorDictSequential(actor, explore), update, 40, 10)
 
 
 def noise(rows: int) -> Any:
@@ -290,12 +291,14 @@ def prioritized(work: Work) -> float:
 
 
 def stepping(work: Work) -> float:
+    import torch
+
     env = make_envs(work, work.way)
     now = [env.reset()]
-    action = env.rand_action()["action"]
+    actions = (torch.from_numpy(row) for row in drawn(work))
 
     def step() -> None:
-        _, now[0] = env.step_and_maybe_reset(now[0].set("action", action))
+        _, now[0] = env.step_and_maybe_reset(now[0].set("action", next(actions)))
 
     try:
         return per_second(step, work.seconds, work.num_envs)

@@ -1,11 +1,10 @@
 """This library."""
 
 import tempfile
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from contestants import Clock, Work, per_second
+from contestants import Clock, Work, drawn, per_second
 
 PACKAGES = ("whorl-rl",)
 PIXELS = True
@@ -180,36 +179,30 @@ def prioritized(work: Work) -> float:
 
 
 def stepping(work: Work) -> float:
-    import gymnasium
     import torch
 
     from whorl.distributed.pool import WorkerPool
     from whorl.envs.adapter import factory_from_id
     from whorl.envs.adapters.gymnasium import GymnasiumVector
 
-    space, generator = gymnasium.make(work.env).action_space, torch.Generator().manual_seed(0)
-    if isinstance(space, gymnasium.spaces.Discrete):
-        action = torch.randint(int(space.n), (work.num_envs,), generator=generator)
-    else:
-        action = torch.rand(work.num_envs, *space.shape, generator=generator) * 2 - 1
     given = factory_from_id(work.env), work.num_envs, work.env
-    envs = GymnasiumVector(*given) if work.way == "no workers" else WorkerPool(*given, 2)
+    envs: Any = GymnasiumVector(*given) if work.way == "no workers" else WorkerPool(*given, 2)
     envs.reset(0)
-    step = partial(envs.step, action)
-    if "two groups" in work.way:
-        assert isinstance(envs, WorkerPool)
-        actions = [action[envs.env_slice(group)] for group in range(envs.groups)]
-        for group, part in enumerate(actions):
-            envs.send(group, part)
-        step = partial(groups_in_turn, envs, actions)
+    actions = (torch.from_numpy(row) for row in drawn(work))
+    groups = [envs.env_slice(group) for group in range(envs.groups)] if "two groups" in work.way else []
+    for group, part in enumerate(groups):
+        envs.send(group, next(actions)[part])
+
+    def step() -> None:
+        """All environments at once, or one group while the other's results are received."""
+        action = next(actions)
+        if not groups:
+            envs.step(action)
+        for group, part in enumerate(groups):
+            envs.receive(group)
+            envs.send(group, action[part])
+
     try:
         return per_second(step, work.seconds, work.num_envs)
     finally:
         envs.close()
-
-
-def groups_in_turn(pool: Any, actions: list[Any]) -> None:
-    """One group steps while the other's results are received."""
-    for group, action in enumerate(actions):
-        pool.receive(group)
-        pool.send(group, action)
