@@ -5,7 +5,8 @@ from typing import Any
 from contestants import Clock, Work, drawn, per_second
 
 PACKAGES = ("torchrl", "tensordict")
-WAYS = {"ppo": ("SerialEnv", "ParallelEnv"), "stepping": ("SerialEnv", "ParallelEnv")}
+VECTORS = ("SerialEnv", "ParallelEnv", "GymEnv(num_envs)")
+WAYS = {"ppo": VECTORS, "stepping": VECTORS}
 ABSENT = {"recurrent_ppo": "has parts for it, no recipe"}
 
 
@@ -20,11 +21,16 @@ def load() -> None:
     _ = Collector, LazyTensorStorage, ReplayBuffer, GymEnv, ProbabilisticActor, ClipPPOLoss, GAE
 
 
-def one_env(id: str) -> Any:
-    from torchrl.envs import Compose, DoubleToFloat, GymEnv, RewardSum, StepCounter, TransformedEnv
+def plain_env(id: str, **more: Any) -> Any:
+    from torchrl.envs import GymEnv
 
-    env = GymEnv(id, categorical_action_encoding=True, device="cpu")
-    return TransformedEnv(env, Compose(DoubleToFloat(), StepCounter(), RewardSum()))
+    return GymEnv(id, categorical_action_encoding=True, device="cpu", **more)
+
+
+def one_env(id: str) -> Any:
+    from torchrl.envs import DoubleToFloat, TransformedEnv
+
+    return TransformedEnv(plain_env(id), DoubleToFloat())
 
 
 def make_envs(work: Work, way: str) -> Any:
@@ -32,7 +38,11 @@ def make_envs(work: Work, way: str) -> Any:
 
     from torchrl import envs
 
-    return getattr(envs, way)(work.num_envs, partial(one_env, work.env))
+    if way == "GymEnv(num_envs)":  # Gymnasium's AsyncVectorEnv
+        many = plain_env(work.env, num_envs=work.num_envs)
+    else:
+        many = getattr(envs, way)(work.num_envs, partial(plain_env, work.env))
+    return envs.TransformedEnv(many, envs.DoubleToFloat())
 
 
 def mlp(inputs: int, outputs: int, hidden: tuple[int, int], activation: Any) -> Any:

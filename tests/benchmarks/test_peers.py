@@ -38,6 +38,7 @@ RECORDS = [
     record("ppo_cartpole", "pufferlib", "does not install: no compiler"),
     record("import", "whorl", 2.0),
     record("import", "sb3", 3.0),
+    record("import", "sb3", 4.0, "slower"),
     record("import", "pufferlib", "does not install: no compiler"),
 ]
 
