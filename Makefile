@@ -77,10 +77,9 @@ chaos: setup
 
 benchmarks: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[benchmarks]"
-	$(BIN)/python benchmarks/ppo_sb3.py CartPole-v1
-	$(BIN)/python benchmarks/ppo_sb3.py HalfCheetah-v5
-	$(BIN)/python benchmarks/dqn_sb3.py CartPole-v1
-	$(BIN)/python benchmarks/dqn_sb3.py Pong
+	$(BIN)/python benchmarks/peers.py setup
+	$(BIN)/python benchmarks/peers.py run --output build/peers.jsonl
+	$(BIN)/python benchmarks/peers.py report build/peers.jsonl
 	$(BIN)/python benchmarks/updates.py
 	$(BIN)/python benchmarks/recurrent.py
 	$(BIN)/python benchmarks/prioritized.py

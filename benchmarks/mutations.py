@@ -3111,6 +3111,8 @@ MUTATIONS: list[Mutation] = [
             "        if False:\n            reward",
         ),
         Bug("uniform noise instead of normal", "        if self.normal:", "        if False:"),
+    ),
+    *planted(
         "log/statistics.py",
         "bench/test_aggregates.py",
         Bug(

@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 
 def medians(names: Iterable[str], rounds: int) -> dict[str, float]:
@@ -15,10 +18,49 @@ def medians(names: Iterable[str], rounds: int) -> dict[str, float]:
     found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
         for name, rates in found.items():
-            command = [sys.executable, *sys.argv, "--only", name]
-            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            rates.append(json.loads(output.strip().splitlines()[-1]))
+            rates.append(answer([sys.executable, *sys.argv, "--only", name]))
     return {name: statistics.median(rates) for name, rates in found.items()}
+
+
+class NoAnswerError(Exception):
+    """Why a contestant gave no result, in a line."""
+
+
+def answer(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    limit: float | None = None,
+    watch: Callable[[int], None] | None = None,
+) -> Any:
+    """The JSON that a process prints last. It and its children are ended after `limit` seconds.
+
+    Args:
+        watch: called with the id of the process a few times a second.
+    """
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=errors, text=True, env=environment, start_new_session=True
+        )
+        began = time.monotonic()
+        try:
+            while process.poll() is None:
+                if limit is not None and time.monotonic() - began > limit:
+                    raise NoAnswerError(f"took more than {limit:.0f} s")
+                if watch is not None:
+                    watch(process.pid)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with its workers
+            process.wait()
+        output.seek(0)
+        errors.seek(0)
+        printed, said = output.read().strip().splitlines(), errors.read().strip().splitlines()
+    if process.returncode or not printed:
+        ending = f"ended with status {process.returncode}"
+        raise NoAnswerError(next((line for line in reversed(said) if "Error" in line), ending).strip())
+    return json.loads(printed[-1])
 
 
 def show(rates: dict[str, float], peers: Iterable[str], what: str) -> None:

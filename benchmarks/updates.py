@@ -74,7 +74,7 @@ def ours(
             if pixels
             else torch.rand(ROWS, 1, args.actions) * 2 - 1,
             reward=torch.randn(ROWS, 1),
-            discount=0.99 * ones,
+            continues=place[:-1] < period - 1,
             keep=ones.masked_fill(place[:-1] == period - 2, 0.0),
             mask=ones.masked_fill(place[:-1] == period - 1, 0.0),
         )

@@ -128,7 +128,8 @@ def _module_of(name: str) -> str:
     if not name.endswith("Config"):
         return "whorl.api"
     stem = name.removesuffix("Config").lower()
-    return f"whorl.algorithms.{ {'qrdqn': 'qr_dqn', 'optioncritic': 'option_critic', 'flashsac': 'flash_sac'}.get(stem, stem) }"
+    files = {"qrdqn": "qr_dqn", "optioncritic": "option_critic", "flashsac": "flash_sac"}
+    return f"whorl.algorithms.{files.get(stem, stem)}"
 
 
 def __dir__() -> list[str]:
