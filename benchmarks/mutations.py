@@ -1015,7 +1015,6 @@ MUTATIONS: list[Mutation] = [
             "distance = (action - batch.action).square().mean(-1)",
             "distance = (action - batch.action).square().sum(-1)",
         ),
-        Bug("the maximum of the twins", 'noise["target_critic"]).amin(0)', 'noise["target_critic"]).amax(0)'),
         Bug(
             "smoothing is not clipped",
             '(noise["smoothing"] * cfg.target_noise).clamp(-bound, bound)',
@@ -1031,8 +1030,6 @@ MUTATIONS: list[Mutation] = [
             "the actor follows the mean of the twins",
             "q = self.atoms.mean(self.critic.first(batch.now, action))",
             "q = self.q_of(batch.now, action).mean(0)",
-            "q = self.critic.first(batch.now, action)",
-            "q = self.critic(batch.now, action).mean(0)",
         ),
     ),
     *planted(
