@@ -34,6 +34,7 @@ from whorl.explore.epsilon_greedy import ExplorationConfig
 from whorl.explore.noise import AddedNoiseConfig, NoiseConfig
 from whorl.explore.policies import BanditConfig, PoliciesConfig
 from whorl.nets.actor import ActorCriticNetworkConfig
+from whorl.nets.atoms import AtomsConfig
 from whorl.nets.layers import ACTIVATIONS
 from whorl.nets.memory import MemoryConfig
 from whorl.nets.policy import NetworkConfig
@@ -701,7 +702,7 @@ FAMILIES = (
     ),
     *(ActorCriticNetworkConfig, ActorCriticConfig, QNetworkConfig, ExplorationConfig, ValueConfig),
     *(MunchausenConfig, NoiseConfig, AddedNoiseConfig, EntropyConfig, SoftActionsConfig, CorrectionConfig),
-    *(PoliciesConfig, BanditConfig),
+    *(PoliciesConfig, BanditConfig, AtomsConfig),
 )
 
 
