@@ -167,6 +167,7 @@ def test_a_password_in_an_address_is_refused(logger: Any, name: str, tmp_path: P
         logger(tmp_path, settings(**{name: "http://me:secret@127.0.0.1/"}))
 
 
+@pytest.mark.full
 def test_mlflow_gets_parameters_and_metrics_and_a_resumed_run_continues_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
