@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from whorl.data.batch import Batch
-from whorl.data.rollouts import minibatches
+from whorl.data.discounting import Discounting
+from whorl.data.rollouts import Rollouts, minibatches
 
 STEPS, NUM_ENVS = 8, 4
 
@@ -31,3 +32,27 @@ def test_every_row_comes_once_per_pass_in_a_new_order() -> None:
     every = list(range(STEPS * NUM_ENVS))
     assert sorted(first) == sorted(second) == every
     assert first != every and second != every and first != second
+
+
+def test_a_rollout_that_waits_is_restored_on_the_device_of_the_batches() -> None:
+    rows = {"reward": torch.zeros(3, 2), "keep": torch.ones(3, 2), "mask": torch.ones(3, 2)}
+    rollout = Batch(
+        obs=torch.zeros(4, 2, 1), reset=torch.zeros(4, 2) > 0, action=torch.zeros(3, 2, 1), **rows
+    )
+    here, there = (
+        Rollouts(Discounting(0.99, (), True), device=name, overlaps=True) for name in ("cpu", "meta")
+    )
+    here.add(rollout)
+    there.load_state_dict(here.state_dict())
+    assert there._pending is not None and there._pending.obs.device.type == "meta"
+
+
+def test_a_rollout_that_waits_is_a_copy() -> None:
+    rows = {"reward": torch.zeros(3, 2), "keep": torch.ones(3, 2), "mask": torch.ones(3, 2)}
+    rollout = Batch(
+        obs=torch.zeros(4, 2, 1), reset=torch.zeros(4, 2) > 0, action=torch.zeros(3, 2, 1), **rows
+    )
+    waiting = Rollouts(Discounting(0.99, (), True), device="cpu", overlaps=True)
+    waiting.add(rollout)
+    rollout.obs.fill_(1)  # the collector writes the next one there
+    assert waiting._pending is not None and not waiting._pending.obs.any()

@@ -152,6 +152,21 @@ def test_drawn_scales_are_even_in_their_range() -> None:
     assert float(scale.mean()) == pytest.approx(0.2, abs=5 * 0.2 / (12 * num_envs) ** 0.5)
 
 
+def test_a_scale_is_drawn_from_the_range_for_one_environment_and_in_an_episode_that_began_at_random() -> None:
+    found = noise_of(1, noise_scale=(0.1, 0.3), noise_redraw=True)
+    begun = torch.zeros(1, dtype=torch.bool)  # random actions so far, none of them with noise
+    zero, index = torch.zeros(1, 2), torch.zeros(1, dtype=torch.long)
+    drawn = {
+        float(
+            found(zero, found.initial(1), context(1, seed, reset=begun, env_index=index), START)[1][MEMORY][
+                "scale"
+            ]
+        )
+        for seed in range(4)
+    }
+    assert len(drawn) == 4 and all(0.1 <= scale <= 0.3 for scale in drawn)
+
+
 def test_one_scale_cannot_be_drawn_again() -> None:
     with pytest.raises(ConfigError, match="give it a range"):
         noise_of(noise_redraw=True)

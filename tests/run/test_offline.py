@@ -69,6 +69,14 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_statistics_of_rewards_include_the_dataset(data: str, tmp_path: Path) -> None:
+    small = {"actor_width": 8, "critic_width": 8, "num_envs": 2, "n_step": 3}
+    given = {**SETTINGS, **small, "runs": str(tmp_path), "dataset": data}
+    with whorl.load(Match, "flash_sac", given) as trainer:
+        trainer.step()
+        assert float(trainer.agent.rewards.statistics.count) > 12
+
+
 @pytest.mark.parametrize(
     "algorithm", ["bc", "td3_bc", *(pytest.param(n, marks=pytest.mark.full) for n in ("iql", "cql"))]
 )

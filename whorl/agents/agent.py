@@ -396,6 +396,10 @@ class Agent(Optimized):
         """Called with each new rollout: off-policy agents update their statistics of observations here."""
         self._experience.observe(self, rollout)
 
+    def observe_rewards(self, rollout: Batch) -> None:
+        """Update statistics of rewards, of an agent that has some apart from its updates."""
+        return
+
     def forget(self) -> None:
         """Drop what is known about unfinished episodes, because their environments are reset."""
         for module in self.modules():

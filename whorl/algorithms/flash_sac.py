@@ -146,6 +146,9 @@ class FlashSAC(Agent):
 
     def observe(self, rollout: Batch) -> None:
         super().observe(rollout)
+        self.observe_rewards(rollout)
+
+    def observe_rewards(self, rollout: Batch) -> None:
         reward, keep, mask = (v.to(self.device) for v in (rollout.reward, rollout.keep, rollout.mask))
         self.rewards.merge_(reward, keep, mask, self.cfg.gamma)
 

@@ -9,7 +9,8 @@ advantages, and the critic's loss is their mean.
 With `shared_trunk` (the paper's networks for images) each step minimises actor's loss + value_coef * critic's loss.
 
 With `overlap_rollouts` the rows are by the policy before pi_old. Their advantages are multiplied by the ratio of the
-two, at most 1 (the decoupled objective, Hilton et al. 2021, arXiv:2110.00641).
+two, at most 1 (the decoupled objective, Hilton et al. 2021, arXiv:2110.00641). With memory, whose states are older,
+and with advantages normalised over minibatches, pi_old is the policy that acted.
 
 Differs from the paper: by default actor and critic share no parameters, so their passes over the rollout run at the
 same time (D2AC, CO-GYM); log ratios are clamped at 30; values are computed when the rollout is learned from, not while
@@ -168,7 +169,7 @@ class PPO(Agent):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the losses of actor and critic read of each row besides observations."""
         weight, log_prob = row_weight(batch.mask), batch.extras["log_prob"]
-        if self.cfg.overlap_rollouts:
+        if self.cfg.overlap_rollouts and not batch.memories and self.cfg.normalize_advantage != "minibatch":
             log_prob, advantage = self.decoupled(batch, advantage)
         actor = {
             "action": batch.action,

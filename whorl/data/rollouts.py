@@ -95,9 +95,13 @@ class Rollouts(Experience):
         return {"rows": list(self._rows), "pending": pending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._rows = [dict(rows) for rows in state["rows"]]
+        self._rows = [self._moved(rows) for rows in state["rows"]]
         pending = state.get("pending")
-        self._pending = Batch(**pending) if pending else None
+        self._pending = Batch(**self._moved(pending)) if pending else None
+
+    def _moved(self, saved: dict[str, Tree]) -> dict[str, Tree]:
+        """Saved tensors on the device of the batches."""
+        return dict(saved) if self.device is None else tree.to(dict(saved), self.device)
 
 
 def minibatches(

@@ -209,10 +209,13 @@ class ActionNoise(nn.Module):
         if cfg.noise != "none":
             scale = self.scale.mean() if context.env_index is None else self.scale[context.env_index]
             if self.redraws:
-                low, high = self.scale[0], self.scale[-1]
-                drawn = torch.rand(len(action), 1, generator=generator, device=action.device)
+                low, high = cfg.noise_scale  # type: ignore[misc]  # a range, by the check above
+                drawn = torch.rand(action.shape[0], 1, generator=generator, device=action.device)
                 drawn = low + (high - low) * drawn
-                scale = torch.where(context.reset.unsqueeze(-1), drawn, memory[MEMORY]["scale"])
+                before = memory[MEMORY][
+                    "scale"
+                ]  # 0: not drawn yet, in the episode in which random actions ended
+                scale = torch.where(context.reset.unsqueeze(-1) | (before == 0), drawn, before)
                 state["scale"] = scale
             left = 1 - (1 - cfg.noise_final) * progress if cfg.noise_final != 1 else 1.0
             noise = scale * torch.randn(action.shape, generator=generator, device=action.device)

@@ -99,6 +99,7 @@ def _rollouts(rows: Recorded, agent: Agent, experience: Replay) -> Any:
     for rollout in rows.rollouts(stored, experience.ring.stride):
         for column, length in enumerate(rows.lengths):
             _observe(agent, rollout, column, length - before)
+        agent.observe_rewards(rollout)
         before += rollout.shape[0]
         yield rollout
 
@@ -109,4 +110,4 @@ def _observe(agent: Agent, rollout: Batch, column: int, rows: int) -> None:
     if rows <= 0:
         return
     one = (slice(0, rows), slice(column, column + 1))
-    agent.observe(rollout.replace(obs=tree.index(rollout.obs, one), mask=rollout.mask[one]))
+    Agent.observe(agent, rollout.replace(obs=tree.index(rollout.obs, one), mask=rollout.mask[one]))

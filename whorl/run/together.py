@@ -48,9 +48,15 @@ class Together:
         # Once for all of them: what each sets and restores by itself is then the same.
         self._options = configure_process(first.run.threads, first.run.tf32, learner_threads(first))
         streams = {key: _stream(trainer) for key, trainer in self.trainers.items()}
-        for key, trainer in self.trainers.items():
-            with _on(streams[key]):
-                trainer.build()
+        try:
+            for key, trainer in self.trainers.items():
+                with _on(streams[key]):
+                    trainer.build()
+        except BaseException:
+            for trainer in self.trainers.values():
+                trainer.close()
+            self._options.__exit__()
+            raise
         for key in self.trainers:
             thread = threading.Thread(target=self._train, args=(key, streams[key]), daemon=True)
             self._threads.append(thread)
