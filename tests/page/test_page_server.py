@@ -109,6 +109,17 @@ def test_foreign_origins_are_refused(client: Any, origin: str) -> None:
         assert "access-control-allow-origin" not in answer.headers
 
 
+def test_cookies_of_other_programs_are_no_obstacle(client: Any) -> None:
+    cookie = client.get(f"/?token={TOKEN}").headers["set-cookie"].partition(";")[0]
+    client.cookies.clear()
+    assert client.get("/api/runs", headers={"cookie": 'theme={"a":1}; ' + cookie}).status_code == 200
+    assert client.get("/api/runs", headers={"cookie": "x" + cookie}).status_code == 403
+
+
+def test_a_number_that_is_none_is_no_error(client: Any) -> None:
+    assert client.get(f"/api/runs?since=%C2%B2&token={TOKEN}").status_code == 200
+
+
 def test_what_changes_something_needs_the_token_as_a_header(client: Any) -> None:
     client.get(f"/?token={TOKEN}")  # now there is a cookie
     for path in ("/api/stop", "/api/resume"):

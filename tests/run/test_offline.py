@@ -188,6 +188,12 @@ def test_observations_are_normalised_by_the_dataset_alone(data: str, tmp_path: P
         torch.testing.assert_close(found.var, seen.var(0, correction=0))
 
 
+def test_a_dataset_that_is_missing_leaves_no_run_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no dataset"):
+        whorl.train(Match, "td3_bc", settings(tmp_path / "runs", dataset=str(tmp_path / "nothing")))
+    assert not list((tmp_path / "runs").glob("*"))
+
+
 def test_a_dataset_that_is_missing_or_does_not_fit_is_one_sentence(data: str, tmp_path: Path) -> None:
     def wrong(algorithm: str, match: str, env: Any = Match, **more: Any) -> None:
         with pytest.raises(ConfigError, match=match):

@@ -10,7 +10,7 @@ import pytest
 
 import whorl
 from whorl.core.errors import ConfigError
-from whorl.settings.secrets import HIDDEN, hidden, hidden_words, is_secret
+from whorl.settings.secrets import HIDDEN, hidden, hidden_text, hidden_words, is_secret
 from whorl.state import provenance
 
 KEY, TOKEN = "k3y-of-the-robot", "t0ken-of-the-logger"
@@ -127,3 +127,39 @@ def test_no_file_of_a_run_holds_a_secret_and_it_can_be_given_again(
     assert whorl.resume(run, max_iterations=2, env_options={"api_key": KEY}).iterations == 2
     with pytest.raises(ConfigError, match="can't change 'env_options'"):
         whorl.resume(run, max_iterations=3, env_options={**options, "gain": 3.0})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "api_key: hunter2",
+        "password = hunter2",
+        "Authorization: Bearer hunter2",
+        "connected to https://me:hunter2@host/x",
+        "whorl train ppo --token hunter2",
+        "TOKEN=hunter2",
+    ],
+)
+def test_lines_of_logs_have_no_secrets(line: str) -> None:
+    assert "hunter2" not in hidden_text(line) and HIDDEN in hidden_text(line)
+
+
+def test_other_lines_of_logs_stay() -> None:
+    line = "step 10: return 5.0, learning_rate = 0.1, see https://host:80/x"
+    assert hidden_text(line) == line
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"url": "postgres://me:hunter2@host/db"},
+        {"headers": {"Authorization": "Bearer hunter2"}},
+        {"header": "Bearer hunter2"},
+        {"auth": "hunter2"},
+        {"access_key_id": "hunter2"},
+        {"args": ["--token", "hunter2"]},
+        {"args": ["--api-key=hunter2"]},
+    ],
+)
+def test_secrets_are_found_by_their_form_too(settings: dict[str, Any]) -> None:
+    assert "hunter2" not in str(hidden(settings))

@@ -260,12 +260,19 @@ def test_a_mistake_in_the_file_is_named_before_anything_is_trained(
 
 
 def test_the_command_shows_the_best_writes_pictures_and_a_preset(
-    made: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made(trials=4, sampler="random").run().folder
+    monkeypatch.setattr(Sweep, "run", lambda sweep: pytest.fail("settings are written without more trials"))
+    assert cli.main(["sweep", str(folder), "--apply"]) == 0
+    assert cli.main(["sweep", str(folder), "--apply"]) == 0  # its own file may be replaced
+    (tmp_path / "mine.yaml").write_text("mine: true")
+    assert cli.main(["sweep", str(folder), "--apply", str(tmp_path / "mine.yaml")]) == 2
+    assert "exists and was not written by a sweep" in capsys.readouterr().err
+    assert (tmp_path / "mine.yaml").read_text() == "mine: true"
     assert cli.main(["sweep", str(folder), "--apply"]) == 0
     text = capsys.readouterr().out
-    assert "all trials are finished: 4 trials (4 complete)" in text
+    assert "what it has found so far: 4 trials (4 complete)" in text
     assert f"train: whorl train ppo CartPoleContinuous-v0 --config {folder / 'preset.yaml'}" in text
     for name in ("history.png", "parallel.png", "sweep.html", "preset.yaml"):
         assert (folder / name).stat().st_size > 100

@@ -20,7 +20,8 @@ from typing import Any
 
 from whorl.bench.cell import Cell, CellResult, CellWorker, read_result
 from whorl.bench.suite import Suite, check_runs, find_suite, read_contestant, read_suite, save
-from whorl.core.errors import ConfigError, nearest
+from whorl.core import files
+from whorl.core.errors import CheckpointError, ConfigError, nearest
 from whorl.core.hardware import cores
 from whorl.core.process import first_interrupt
 from whorl.distributed.remote import RemoteError, RestartPolicy, make_backend
@@ -101,7 +102,10 @@ class Bench:
         """Train what has not ended yet, `jobs` runs at the same time (0: one per core), until all have or a signal."""
         settings = check_runs(self.suite)
         with ExitStack() as stack:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise CheckpointError(f"can't create {self.folder}: {files.reason(error)}") from error
             lock = RunLock(self.folder)
             stack.callback(lock.release)
             save(self.suite, self.folder)

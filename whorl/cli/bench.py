@@ -77,6 +77,7 @@ def _run(name: str, own: BenchFlags) -> int:
         show(benched)
         print(f"written: {' '.join(map(str, written))}")
     if benched.signal:
-        print(f"go on: {shlex.join(['whorl', 'bench', str(found.folder)])}")
+        if not own.json:
+            print(f"go on: {shlex.join(['whorl', 'bench', str(found.folder)])}")
         return INTERRUPTED if benched.signal == CTRL_C else TERMINATED
     return 0

@@ -61,13 +61,17 @@ def sweep(words: list[str]) -> int:
 def _run(config: str, settings: dict[str, Any], own: SweepFlags) -> int:
     from whorl.core.process import CTRL_C
     from whorl.sweep.figures import draw_all
-    from whorl.sweep.report import APPLIED, show_best, write_preset
+    from whorl.sweep.report import APPLIED, check_output, show_best, write_preset
     from whorl.sweep.sweep import load_sweep
 
     found = load_sweep(config, settings, own.folder)
     sweeping = found.sweeping
+    path = Path(own.apply) if isinstance(own.apply, str) else found.folder / APPLIED
+    if own.apply:
+        check_output(path)
     print(f"sweep of {sweeping.algorithm} on {sweeping.env}: {found.folder}", flush=True)
-    swept = found.run()
+    # What a sweep has found so far can be had without going on with it.
+    swept = found.found() if own.apply and Path(config).is_dir() and not settings else found.run()
     with ExitStack() as stack:
         found.open(stack)
         title = f"sweep of {sweeping.algorithm} on {sweeping.env}"
@@ -75,15 +79,14 @@ def _run(config: str, settings: dict[str, Any], own: SweepFlags) -> int:
     show_best(swept, sweeping)
     if pictures:
         print(f"pictures: {' '.join(map(str, pictures))}")
-    if swept.signal:
-        print(f"go on: {shlex.join(['whorl', 'sweep', str(found.folder)])}")
-        return INTERRUPTED if swept.signal == CTRL_C else TERMINATED
     if own.apply:
-        path = Path(own.apply) if isinstance(own.apply, str) else found.folder / APPLIED
         write_preset(swept, sweeping, path)
         print(
             f"train: {shlex.join(['whorl', 'train', sweeping.algorithm, sweeping.env, '--config', str(path)])}"
         )
     elif swept.best(1):
         print(f"write its settings: {shlex.join(['whorl', 'sweep', str(found.folder), '--apply'])}")
+    if swept.signal:
+        print(f"go on: {shlex.join(['whorl', 'sweep', str(found.folder)])}")
+        return INTERRUPTED if swept.signal == CTRL_C else TERMINATED
     return 0

@@ -142,8 +142,11 @@ class Writer:
 
     def finish(self) -> Path:
         """The folder, which now has all episodes."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self._parts / DATA).rename(self.folder / DATA)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self._parts / DATA).rename(self.folder / DATA)
+        except OSError as error:
+            raise WhorlError(f"the dataset can't be written to {self.folder}: {reason(error)}") from None
         self.discard()
         return self.folder
 

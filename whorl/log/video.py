@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from whorl.core.errors import WhorlError, missing_extra
+from whorl.core.files import reason
 
 Frame: TypeAlias = NDArray[np.uint8]
 """[H, W, 3]"""
@@ -21,7 +22,11 @@ def save_video(frames: Sequence[Frame], path: Path, fps: float) -> None:
     savers = {".gif": save_gif, ".mp4": _save_mp4}
     if path.suffix.lower() not in savers:
         raise WhorlError(f"can't write video as {path.suffix or path.name!r}; end the name in .gif or .mp4")
-    savers[path.suffix.lower()](frames, path, fps)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        savers[path.suffix.lower()](frames, path, fps)
+    except OSError as error:
+        raise WhorlError(f"{path} can't be written: {reason(error)}") from None
 
 
 def save_gif(frames: Sequence[Frame], path: Path, fps: float) -> None:
@@ -54,7 +59,6 @@ def _save_mp4(frames: Sequence[Frame], path: Path, fps: float) -> None:
     except ImportError:
         raise missing_extra("imageio-ffmpeg", "video") from None
     _check(frames, fps)
-    path.parent.mkdir(parents=True, exist_ok=True)
     height, width = frames[0].shape[:2]
     # H.264 stores colour at half resolution, so odd sizes get one more row or column.
     padding = ((0, height % 2), (0, width % 2), (0, 0))

@@ -20,7 +20,7 @@ from whorl.log.maps import FILE as MAPS
 from whorl.log.maps import heat_map, read_maps, shades
 from whorl.page.catalog import METRICS, Entry, inside
 from whorl.page.series import Tail
-from whorl.settings.secrets import HIDDEN, hidden_words, values_in
+from whorl.settings.secrets import HIDDEN, hidden_text, values_in
 from whorl.state.runlock import living_owner
 
 MEDIA = {
@@ -108,7 +108,7 @@ def _maps(entry: Entry) -> dict[str, Any]:
 def log_tail(entry: Entry) -> tuple[str, list[str]]:
     """The name and the last lines of a run's newest log; its newest rows of metrics where there is none."""
     paths = [path for name in LOGS if (path := inside(entry.folder / name, entry.root)) is not None]
-    if paths:
+    with suppress(OSError, ValueError):  # there is none, or it was deleted meanwhile
         newest = max(paths, key=lambda path: path.stat().st_mtime)
         with newest.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -128,7 +128,7 @@ def _without_secrets(line: str, entry: Entry) -> str:
     for value in values_in(entry.config):
         if value != HIDDEN:
             line = line.replace(value, HIDDEN)
-    return " ".join(hidden_words(line.split(" ")))
+    return hidden_text(line)
 
 
 def _short(value: Any) -> str:

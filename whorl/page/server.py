@@ -112,7 +112,7 @@ def make_app(root: Path, token: str, cookie: str = "whorl", everywhere: bool = F
 
     def runs(request: Request) -> Response:
         since = request.query_params.get("since", "-1")
-        known = int(since) if since.isdigit() else -1
+        known = int(since) if since.isdecimal() else -1
         return JSONResponse(desk.runs(request.query_params.get("server", ""), known))
 
     def run(request: Request) -> Response:

@@ -65,6 +65,10 @@ def record_episodes(
 
     Counting those that end first would favour short ones. An episode is truncated after `max_steps`.
     """
+    if behavior.noise and not any(isinstance(leaf, Continuous) for leaf in tree.leaves(policy.spec.action)):
+        raise ConfigError(
+            "noise is for continuous actions, and this policy has none; use epsilon for random ones"
+        )
     num_envs = min(num_envs, episodes)
     players = [
         _Player(

@@ -12,6 +12,7 @@ A trainer changes nothing process-wide outside of `train()`, so several can take
 
 import math
 import shlex
+import shutil
 import sys
 import time
 import warnings
@@ -500,6 +501,7 @@ class Trainer:
         """Build what is missing, open the run folder and the loggers, and start."""
         if self._reporting is not None:
             return self._reporting
+        new = self.run_dir is None
         try:
             self._rebuild()
             if self.run_dir is None:
@@ -516,8 +518,14 @@ class Trainer:
                 self.save()  # from now on the newest checkpoint belongs to this branch
             for callback in self.callbacks:
                 callback.on_start(self)
-        except BaseException:
+        except BaseException as error:
             self._release()
+            mistaken = (
+                isinstance(error, ConfigError) and not self._restored
+            )  # a dataset that does not fit, say
+            if new and mistaken and self.run_dir is not None:
+                shutil.rmtree(self.run_dir, ignore_errors=True)
+                self.run_dir = None
             raise
         return self._reporting
 

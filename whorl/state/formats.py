@@ -51,6 +51,10 @@ def export_policy(
         raise ConfigError(
             f"{path} has no suffix of a known format; use {', '.join(SUFFIXES)}, or name a format"
         )
+    if SUFFIXES.get(path.suffix, chosen) != chosen:
+        raise ConfigError(
+            f"{path} ends like a file of {SUFFIXES[path.suffix]}, but the format is {chosen}; leave one out"
+        )
     if chosen == "safetensors" and stochastic:
         raise ConfigError("a safetensors file holds the whole policy; stochastic is chosen when it acts")
     data, about = _safetensors(policy) if chosen == "safetensors" else _traced(policy, chosen, stochastic)

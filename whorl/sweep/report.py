@@ -19,6 +19,8 @@ from whorl.settings.presets import algorithm_class
 from whorl.sweep.setup import Sweeping
 from whorl.sweep.sweep import Swept, shown
 
+HEAD = "# found by whorl sweep: "
+"""how a file of settings that a sweep wrote begins"""
 APPLIED = "preset.yaml"
 SHOWN, PIPED = 10, 160
 """trials of the table; its width where there is no terminal"""
@@ -78,11 +80,28 @@ def write_preset(swept: Swept, sweeping: Sweeping, output: Path) -> Path:
     row = best[0]
     about = f"trial {row.number} of {len(swept.rows)}, return {amount(row.value)}"
     use = f"whorl train {sweeping.algorithm} {sweeping.env} --config {output}"
-    head = f"# {sweeping.algorithm} on {sweeping.env}: {about}\n# {use}\n"
+    head = f"{HEAD}{sweeping.algorithm} on {sweeping.env}: {about}\n# {use}\n"
     text = head + yaml.safe_dump(preset_of(sweeping, row.params), sort_keys=False)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    files.write_atomic(output, text.encode())
+    check_output(output)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        files.write_atomic(output, text.encode())
+    except OSError as error:
+        raise WhorlError(f"{output} can't be written: {files.reason(error)}") from None
     return output
+
+
+def check_output(output: Path) -> None:
+    """Raise if there is another file that settings would replace."""
+    try:
+        with output.open(encoding="utf-8", errors="replace") as file:
+            if file.read(len(HEAD)) == HEAD:
+                return
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise WhorlError(f"{output} can't be written: {files.reason(error)}") from None
+    raise WhorlError(f"{output} exists and was not written by a sweep; name another file")
 
 
 def preset_of(sweeping: Sweeping, params: Mapping[str, Any]) -> dict[str, Any]:

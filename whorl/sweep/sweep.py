@@ -145,6 +145,12 @@ class Sweep:
             self._recover()
         return Swept(self.folder, self.rows(), self._reason(), self._signal)
 
+    def found(self) -> Swept:
+        """What the trials so far have given, without any more of them."""
+        with ExitStack() as stack:
+            self.open(stack)
+            return Swept(self.folder, self.rows(), "what it has found so far", "")
+
     def open(self, stack: ExitStack) -> None:
         """Take the folder, and open Optuna's storage in it."""
         optuna = import_optuna()
