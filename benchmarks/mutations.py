@@ -2146,7 +2146,7 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "scales drawn in each step",
-            'torch.where(context.reset.unsqueeze(-1), drawn, memory[MEMORY]["scale"])',
+            'torch.where(context.reset.unsqueeze(-1) | (before == 0), drawn, before)',
             "drawn",
         ),
         Bug("noise is never held", "noise = torch.where(renew.unsqueeze(-1), fresh, held)", "noise = fresh"),

@@ -317,6 +317,24 @@ def test_a_recording_is_loaded_by_minari_and_holds_what_the_policy_did(
     assert free_id("whorl/Match/sac") == "whorl/Match/sac-v1"
 
 
+def test_noise_without_continuous_actions_and_a_file_in_the_way_are_one_sentence(tmp_path: Path) -> None:
+    small = {
+        "num_envs": 2,
+        "num_steps": 8,
+        "batch_size": 16,
+        "max_iterations": 1,
+        "quiet": True,
+        "eval": False,
+    }
+    chooses = whorl.train("CartPole-v1", "ppo", small, runs=str(tmp_path / "runs")).run_dir
+    with pytest.raises(ConfigError, match="noise is for continuous actions, and this policy has none"):
+        whorl.record(chooses, 1, output=tmp_path / "a", noise=0.1, max_steps=3)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(WhorlError, match=r"can't be written to .*file"):
+        whorl.record(chooses, 1, output=tmp_path / "file", max_steps=3)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_recording_repeats_and_noise_and_epsilon_change_its_actions(run: Path, tmp_path: Path) -> None:
     policy = whorl.restore(run)
 

@@ -89,6 +89,8 @@ ENVS = (
     "os.path",
     "pkg.Env",
 )
+OTHERS = ("play", "record", "sweep", "bench", "serve", "push", "pull")
+"""commands that play or train for long, serve until they are stopped, or ask another machine"""
 _folder = tempfile.TemporaryDirectory()
 
 
@@ -108,7 +110,8 @@ def trained() -> Path:
 
 def valid(draw: random.Random) -> list[str]:
     """A command line that works, or nearly so."""
-    command, algorithm, run = draw.choice(list(commands())), draw.choice(preset_names()), str(trained())
+    command = draw.choice([name for name in commands() if name not in OTHERS])
+    algorithm, run = draw.choice(preset_names()), str(trained())
     if command in ("train", "config"):
         hints = settings_of(algorithm_class(algorithm)[1])
         words = [command, algorithm, draw.choice(ENVS)]
@@ -143,6 +146,8 @@ def valid(draw: random.Random) -> list[str]:
             *draw.choice(([], ["--population", value(draw)])),
         ],
         "check": [draw.choice(ENVS)],
+        "report": [run, "--output", draw.choice(("x.html", "x.txt", value(draw)))],
+        "export": [run, "--output", "x.safetensors", *draw.choice(([], ["--format", value(draw)]))],
         "completion": [draw.choice(("bash", "zsh", "fish", "csh"))],
     }
     return [command, *words[command]]

@@ -84,3 +84,10 @@ def test_frames_of_another_size_or_type_are_named(tmp_path: Path) -> None:
     frames = [*ball(2), np.zeros((60, 81), dtype=np.uint8)]
     with pytest.raises(WhorlError, match=r"frame 2 is uint8 \[60, 81\]"):
         save_gif(frames, tmp_path / "episode.gif", 30)
+
+
+def test_a_file_that_can_not_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    frames = [np.zeros((8, 8, 3), np.uint8)] * 2
+    with pytest.raises(WhorlError, match=r"x\.gif can't be written"):
+        save_video(frames, tmp_path / "file" / "x.gif", 30)

@@ -297,6 +297,10 @@ def test_the_suffix_chooses_the_format_and_others_are_refused(tmp_path: Path) ->
         policy.export(tmp_path / "policy.bin")
     with pytest.raises(ConfigError, match="there is no format 'onx'; did you mean 'onnx'"):
         policy.export(tmp_path / "policy.bin", "onx")
+    with pytest.raises(
+        ConfigError, match="ends like a file of safetensors, but the format is onnx; leave one out"
+    ):
+        policy.export(tmp_path / "policy.safetensors", "onnx")
     with pytest.raises(ConfigError, match="holds the whole policy; stochastic is chosen when it acts"):
         policy.export(tmp_path / "policy.safetensors", stochastic=True)
     with pytest.raises(WhorlError, match="cannot be written: the folder does not exist"):

@@ -212,9 +212,8 @@ class ActionNoise(nn.Module):
                 low, high = cfg.noise_scale  # type: ignore[misc]  # a range, by the check above
                 drawn = torch.rand(action.shape[0], 1, generator=generator, device=action.device)
                 drawn = low + (high - low) * drawn
-                before = memory[MEMORY][
-                    "scale"
-                ]  # 0: not drawn yet, in the episode in which random actions ended
+                # 0: not drawn yet, in the episode in which random actions ended
+                before = memory[MEMORY]["scale"]
                 scale = torch.where(context.reset.unsqueeze(-1) | (before == 0), drawn, before)
                 state["scale"] = scale
             left = 1 - (1 - cfg.noise_final) * progress if cfg.noise_final != 1 else 1.0
