@@ -28,6 +28,7 @@ from whorl.collect.episodes import Episode
 from whorl.collect.waiting import WaitingCollector
 from whorl.core import tree
 from whorl.core.errors import CheckpointError, ConfigError, WhorlError
+from whorl.core.goals import GoalRewards
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
@@ -145,6 +146,10 @@ class Agents:
     @property
     def updates(self) -> int:
         return sum(member.parts.agent.updates for member in self._members)
+
+    @property
+    def goal_rewards(self) -> GoalRewards | None:
+        return next((found for member in self._members if (found := member.parts.agent.goal_rewards)), None)
 
     def replay_bytes(self) -> int:
         return sum(member.parts.agent.replay_bytes() for member in self._members)
