@@ -1120,10 +1120,10 @@ MUTATIONS: list[Mutation] = [
         "settings/test_follow.py",
         Bug(
             "updates of one environment",
-            'now["updates_per_iteration"] / rows',
-            'now["updates_per_iteration"]',
+            '"updates_per_iteration", 1 / rows',
+            '"updates_per_iteration", 1',
         ),
-        Bug("the preset wins over the user", "if whole in given and part not in given:", "if False:"),
+        Bug("the preset wins over the user", "if whole in given and part not in given and part in now:", "if False:"),
     ),
     *planted(
         "algorithms/sac.py",

@@ -149,7 +149,7 @@ class Recorded:
 
 def looped(both: Recorded, period: int) -> tuple[Loop, Streams]:
     agent = SimpleNamespace(progress=torch.zeros(()), random_steps=0, spec=SimpleNamespace(measures=()))
-    run = SimpleNamespace(log_freq=10**9, eval=False)
+    run = SimpleNamespace(log_freq=10**9, eval=False, dataset="")
     streams = Streams(5)
     parts: Any = SimpleNamespace(
         agent=agent,

@@ -548,6 +548,8 @@ def show_list(words: list[str]) -> int:
     own = build(ListFlags, values)
     if names:
         raise ConfigError(f"list takes no name, but got {names[0]!r}; use --envs, --runs or --agents")
+    if own.runs + own.agents + own.envs > 1:
+        raise ConfigError("list shows one thing at a time; use --envs, --runs or --agents")
     if own.runs:
         show_runs(Path(own.folder))
     elif own.agents:

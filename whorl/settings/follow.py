@@ -67,14 +67,14 @@ def _sequences(now: dict[str, Any], given: frozenset[str]) -> None:
 def _replay(now: dict[str, Any], given: frozenset[str]) -> None:
     """Size of the buffer and number of updates where they are set per environment and per iteration."""
     envs, rows = now["num_envs"], now["num_envs"] * now["num_steps"]
-    for whole, part, value in (
-        ("buffer_size", "buffer_size_per_env", now["buffer_size_per_env"] * envs),
-        ("updates_per_step", "updates_per_iteration", now["updates_per_iteration"] / rows),
+    for whole, part, factor in (
+        ("buffer_size", "buffer_size_per_env", envs),
+        ("updates_per_step", "updates_per_iteration", 1 / rows),
     ):
-        if whole in given and part not in given:
+        if whole in given and part not in given and part in now:
             now[part] = type(now[part])(0)
-        elif now[part]:
-            now[whole] = value
+        elif now.get(part):  # an algorithm of one's own may do without
+            now[whole] = now[part] * factor
 
 
 def _batch_size(now: dict[str, Any], before: Mapping[str, Any], given: frozenset[str]) -> None:
