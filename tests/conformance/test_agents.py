@@ -376,7 +376,7 @@ def test_truncation_is_no_termination_to_a_memory(rule: str, memory: str, rounds
 def test_policy_gradient_rules_take_trees_of_actions_and_the_others_name_them(rule: str) -> None:
     for action in ("tree", "masked-tree"):
         found = conformance.subject(rule, "vector", "none", action)
-        if rule in TREES:
+        if rule in (*TREES, "bc", "iql"):
             found.agent()
         elif rule not in TOYS:
             others = "has Dict or Tuple actions; use (sac, tqc, )?ppo, ppg, a2c, impala or reinforce$"

@@ -413,7 +413,9 @@ class Replay(Experience):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        shown = state.get("demonstrations", "")
+        shown, dataset = state.get("demonstrations", ""), state.get("dataset", "")
+        if not isinstance(shown, str) or not isinstance(dataset, str):
+            raise ValueError(f"the hashes of datasets are {shown!r} and {dataset!r}, not texts")
         if shown != self._demonstrations:
             raise CheckpointError(
                 f"the demonstrations have changed since this checkpoint: their hash was {shown[:12] or 'none'} and is "
@@ -421,7 +423,7 @@ class Replay(Experience):
             )
         self.steps, self.drawn = int(state["steps"]), int(state["drawn"])
         # Runs of earlier versions have neither.
-        self.granted, self.dataset = int(state.get("granted", 0)), str(state.get("dataset", ""))
+        self.granted, self.dataset = int(state.get("granted", 0)), dataset
         gaps = state.get("gaps", False)
         if not isinstance(gaps, bool):
             raise ValueError(f"gaps is {gaps!r}, not true or false")
