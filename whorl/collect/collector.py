@@ -203,7 +203,7 @@ class LocalCollector(Collector):
     def _bind(self, row: "Row") -> Callable[[], None] | None:
         if not isinstance(self.env, Bindable) or row.reward.device.type != "cpu":
             return None
-        return self.env.bound(row.action, row.answer())
+        return self.env.bound_step(row.action, row.answer())
 
     def _step(self, t: int, action: Tree) -> None:
         """Step all environments with the actions of row t, and store their answer."""

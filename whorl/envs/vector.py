@@ -102,7 +102,7 @@ class Compiled(Protocol):
 class Bindable(Protocol):
     """A `VectorEnv` that can write its results to where they are kept, without a copy between."""
 
-    def bound(self, action: Tree, out: Step) -> Callable[[], None] | None:
+    def bound_step(self, action: Tree, out: Step) -> Callable[[], None] | None:
         """A step that reads its actions from the CPU tensors `action` and writes to those of `out`; None where their
         types are not the environment's own."""
 

@@ -113,7 +113,7 @@ class GymnasiumVector(VectorEnv, Mapped, Bindable):
         self._newest = self._step.obs
         return replace(self._step)
 
-    def bound(self, action: Tree, out: Step) -> Callable[[], None] | None:
+    def bound_step(self, action: Tree, out: Step) -> Callable[[], None] | None:
         given = arrays_of(self.layout.action, action)
         buffers = None if given is None else buffers_of(self.layout, out)
         if given is None or buffers is None:

@@ -80,7 +80,7 @@ class BatchedVector(VectorEnv, Bindable):
             step.measures = self._success(info)
         return step
 
-    def bound(self, action: Tree, out: Step) -> Callable[[], None] | None:
+    def bound_step(self, action: Tree, out: Step) -> Callable[[], None] | None:
         layout = self.layout
         given, buffers = arrays_of(layout.action, action), buffers_of(layout, out)
         if given is None or buffers is None or layout.mask != "none" or len(buffers.obs) > 1:
