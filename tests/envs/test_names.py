@@ -56,6 +56,7 @@ def test_options_of_an_id_can_be_changed():
     ],
 )
 def test_a_warning_says_what_runs_and_how_it_differs(id: str, name: str, said: str):
+    pytest.importorskip("gymnasium_robotics")  # it registers tasks of mujoco_py under the same names
     with pytest.warns(UserWarning, match=f"{id} is {name} here: .*{said}"):
         assert find(id).id == name
 

@@ -174,6 +174,10 @@ def meant(id: str) -> tuple[str, dict[str, Any]]:
 
 
 def _somebodys(id: str) -> bool:
-    """Whether somebody registered the id; Gymnasium itself registers some that only raise an error."""
+    """Whether somebody registered the id; those of Gymnasium and Gymnasium-Robotics that need mujoco_py don't count."""
     entries = [entry for key, entry in gymnasium.registry.items() if id in (key, key.rpartition("-v")[0])]
-    return any(getattr(entry.entry_point, "__name__", "") != "_raise_mujoco_py_error" for entry in entries)
+    return any(
+        getattr(entry.entry_point, "__name__", "") != "_raise_mujoco_py_error"
+        and not str(entry.entry_point).startswith("gymnasium_robotics.envs.mujoco.")
+        for entry in entries
+    )
