@@ -1123,7 +1123,11 @@ MUTATIONS: list[Mutation] = [
             '"updates_per_iteration", 1 / rows',
             '"updates_per_iteration", 1',
         ),
-        Bug("the preset wins over the user", "if whole in given and part not in given and part in now:", "if False:"),
+        Bug(
+            "the preset wins over the user",
+            "if whole in given and part not in given and part in now:",
+            "if False:",
+        ),
     ),
     *planted(
         "algorithms/sac.py",
@@ -2146,7 +2150,7 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "scales drawn in each step",
-            'torch.where(context.reset.unsqueeze(-1) | (before == 0), drawn, before)',
+            "torch.where(context.reset.unsqueeze(-1) | (before == 0), drawn, before)",
             "drawn",
         ),
         Bug("noise is never held", "noise = torch.where(renew.unsqueeze(-1), fresh, held)", "noise = fresh"),
