@@ -8,8 +8,8 @@
 this interpreter. `run` measures each contestant in a process of its own, with the same cores and torch threads; every
 second round goes through them in reverse. Where a library has several ways to do the same (vector environments in this
 process or in others), all are measured and the fastest counts. Steps are environment steps; the first rollouts, or the
-steps before learning has long begun, are warm-up. A run that was stopped is continued by the same command. Whoever is
-not installed, lacks the algorithm or fails is named in the report with the reason.
+steps before learning has long begun, are warm-up. A run that was stopped is continued by the same command. A library
+that is not installed, lacks the algorithm or fails is named in the report with the reason.
 """
 
 import argparse

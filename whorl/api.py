@@ -755,7 +755,7 @@ def video(run: str | Path, output: str | Path | None = None, **options: Any) -> 
     """
     path = resolve_run(run) / "video.gif" if output is None else Path(output)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*evaluation cut")  # whoever sets max_steps asks for it
+        warnings.filterwarnings("ignore", message=".*evaluation cut")  # max_steps asks for it
         evaluate(run, **{"episodes": 1, **options, "video": path})
     return Media(path)
 

@@ -58,11 +58,8 @@ class BC(Agent):
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=False)
 
-    def update(self, batch: Batch) -> Updated:
-        return self.clone(batch)
-
     @captured
-    def clone(self, batch: Batch) -> Updated:
+    def update(self, batch: Batch) -> Updated:
         self.anneal()
         batch = self.actor.prepare(self.observations.learn(batch, self.random("actor")))
         loss = self.loss(batch)

@@ -230,10 +230,8 @@ class SAC(Agent):
         cfg = self.cfg
         with torch.no_grad():
             drawn = self.actor(batch.next, noise["next_layers"]).drawn(noise["next_action"])
-            after = self.target_critic(
-                batch.next, drawn.reads, noise["target_critic"]
-            )  # [critics, T, B, atoms]
-            prob = self.atoms.lowest(self.subset(after, noise, "target"))
+            after = self.target_critic(batch.next, drawn.reads, noise["target_critic"])
+            prob = self.atoms.lowest(self.subset(after, noise, "target"))  # [T, B, atoms]
             bonus = -self.temperature.cost(drawn.log_prob)
             target, outside = self.atoms.target(prob, batch.reward + batch.discount * bonus, batch.discount)
         answers = self.critic(batch.now, self.actions.read(batch.action), noise["critic"])

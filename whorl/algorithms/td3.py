@@ -127,7 +127,7 @@ class TD3(Agent):
             action = (policy(batch.next, noise["target_actor"]) + smoothing).clamp(-1, 1)
             after = self.target_critic(
                 batch.next, action, noise["target_critic"]
-            )  # [2, T, B] or [2, T, B, atoms]
+            )  # [2, T, B], [2, T, B, atoms]
         answers = self.critic(batch.now, batch.action, noise["critic"])
         metrics = []
         if self.atoms.on:

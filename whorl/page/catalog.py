@@ -170,7 +170,7 @@ def _update(entry: Entry) -> bool:
 
 
 def _saved(entry: Entry) -> str:
-    """The settings in the newest checkpoint: whoever resumes a run may raise its limits."""
+    """The settings in the newest checkpoint: a resumed run may have other limits."""
     return f"checkpoint_{entry.checkpoint}/{CONFIG}"
 
 
