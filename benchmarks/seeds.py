@@ -125,7 +125,8 @@ def trainer(
     args: argparse.Namespace, settings: dict[str, Any], seed: int, folder: str, callbacks: Any = ()
 ) -> Trainer:
     quiet = {"quiet": True, "tensorboard": False, "save_model": False, "eval": False, "device": args.device}
-    own = {**quiet, "runs": folder, "name": f"seed{seed}", "seed": seed, **settings}
+    # Its preset may have a budget that ends before the clock does.
+    own = {**quiet, "total_timesteps": 0, "runs": folder, "name": f"seed{seed}", "seed": seed, **settings}
     return whorl.load(args.env, args.algorithm, own, callbacks=callbacks)
 
 
