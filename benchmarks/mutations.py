@@ -1547,10 +1547,19 @@ MUTATIONS: list[Mutation] = [
             "reward=rollout.reward.clamp(max=limit)",
         ),
         Bug(
-            "beta never grows",
+            "beta does not grow where no rows are added",
             "        self.sampler.anneal(self.steps, progress)\n",
             "",
-            "run/test_budgets.py data/test_samplers.py",
+            single(
+                "data/test_replay.py",
+                "test_the_exponent_of_importance_weights_follows_the_budget_also_where_no_rows_are_added",
+            ),
+        ),
+        Bug(
+            "beta does not see the steps that were added",
+            "        self.sampler.anneal(self.steps, self._progress)\n",
+            "",
+            "data/test_replay.py::test_the_exponent_of_importance_weights_grows_with_the_steps_added",
         ),
         Bug(
             "the count of batches is not restored",
@@ -2910,6 +2919,7 @@ MUTATIONS: list[Mutation] = [
             "replicas draw the same noise",
             'part = f"{name} of learner {self.member.rank}, {round.phase} {round.updates}"',
             'part = f"{name}, {round.phase} {round.updates}"',
+            "distributed/test_learners.py::test_no_two_replicas_and_no_two_rounds_share_random_numbers",
         ),
     ),
     *planted(
