@@ -1049,8 +1049,14 @@ MUTATIONS: list[Mutation] = [
             "others work while one is alone",
             "self._changed.wait_for(lambda: not self._alone and not self._working)",
             "self._changed.wait_for(lambda: not self._alone)",
+            "run/test_together.py::test_one_that_wants_to_be_alone_waits_until_the_others_have_left",
         ),
-        Bug("waiting counts as work", "self._working -= works\n", "pass\n"),
+        Bug(
+            "waiting counts as work",
+            "self._working -= works\n",
+            "pass\n",
+            "run/test_together.py::test_a_thread_outside_records_when_nobody_works",
+        ),
     ),
     *planted(
         "cli/flags.py",

@@ -209,13 +209,20 @@ def test_one_that_waits_for_something_else_keeps_nobody_from_being_alone() -> No
 
 def test_a_thread_outside_records_when_nobody_works() -> None:
     gate = Gate()
-    with gate.alone():
-        pass
-    with gate.working():
-        gate.give_way()
+
+    def work() -> None:
         with gate.alone():
             pass
-        gate.give_way()
+        with gate.working():
+            gate.give_way()
+            with gate.alone():
+                pass
+            gate.give_way()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 # On a GPU
