@@ -1098,7 +1098,7 @@ MUTATIONS: list[Mutation] = [
         Bug(
             "the largest return is ignored", "return torch.minimum(super().scale(), ", "return torch.maximum("
         ),
-        Bug("masked rows are returns", "torch.where(mask > 0, seen, 0.0).abs()", "seen.abs()"),
+        Bug("negative returns are not counted", "seen.abs().amax()", "seen.amax()"),
     ),
     *planted(
         "algorithms/flash_sac.py",
