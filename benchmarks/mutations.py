@@ -1962,10 +1962,10 @@ MUTATIONS: list[Mutation] = [
         "envs/unity/agents.py",
         "unity/test_unity_agents.py",
         Bug(
-            "behaviours get actions of others",
+            "all but the first behaviour are idle",
             "                if one.behavior.owns(key):\n",
             "                if False:\n",
-            "unity/test_unity_players.py::test_several_behaviours_of_a_scene_are_trained_together",
+            "unity/test_unity_agents.py::test_each_behaviour_of_a_scene_gets_the_actions_of_its_own_policy",
         ),
         Bug(
             "time limits are terminal",
