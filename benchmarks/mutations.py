@@ -3178,7 +3178,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "sweep/report.py",
-        "sweep/test_sweep.py",
+        "sweep/test_sweep.py::test_a_setting_that_was_searched_replaces_its_other_names_in_the_preset",
         Bug("the preset keeps the settings that were searched", "means <= searched or ", ""),
     ),
     *planted(
