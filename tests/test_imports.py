@@ -1,6 +1,7 @@
 """Imports point one way, algorithm files do not know each other, and optional packages are optional."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -147,3 +148,21 @@ def test_optional_packages_are_imported_where_they_are_needed(path: Path) -> Non
     packages = {name.split(".")[0] for name in imported(path, everywhere=False)} - {"whorl"}
     optional = packages - REQUIRED - set(sys.stdlib_module_names)
     assert not optional, f"{name_of(path)} needs {optional} just to be imported"
+
+
+def test_loading_an_agent_imports_nothing_that_only_pictures_and_extras_need() -> None:
+    code = "import sys, whorl; whorl.load; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    slow = {
+        "matplotlib",
+        "tensorboard",
+        "pandas",
+        "plotly",
+        "optuna",
+        "minari",
+        "h5py",
+        "onnx",
+        "ray",
+        "mujoco",
+    }
+    assert not slow & set(found.stdout.split())
