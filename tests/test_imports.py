@@ -150,8 +150,15 @@ def test_optional_packages_are_imported_where_they_are_needed(path: Path) -> Non
     assert not optional, f"{name_of(path)} needs {optional} just to be imported"
 
 
-def test_loading_an_agent_imports_nothing_that_only_pictures_and_extras_need() -> None:
-    code = "import sys, whorl; whorl.load; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+def test_training_imports_neither_torchs_compiler_nor_what_only_pictures_and_extras_need(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import sys, whorl\n"
+        "small = {'max_iterations': 1, 'num_envs': 4, 'num_steps': 16, 'batch_size': 64, 'eval': False}\n"
+        f"whorl.train('CartPole-v1', 'ppo', small, runs={str(tmp_path)!r}, quiet=True, tensorboard=False)\n"
+        "print(*sys.modules)"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     slow = {
         "matplotlib",
@@ -166,3 +173,4 @@ def test_loading_an_agent_imports_nothing_that_only_pictures_and_extras_need() -
         "mujoco",
     }
     assert not slow & set(found.stdout.split())
+    assert "torch._dynamo" not in found.stdout.split()
