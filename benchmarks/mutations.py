@@ -2730,6 +2730,7 @@ MUTATIONS: list[Mutation] = [
             "truncated episodes never end",
             "ended = step.terminated | step.truncated",
             "ended = step.terminated",
+            "run/test_evaluation.py::test_long_episodes_count_as_often_as_short_ones",
         ),
         Bug(
             "all evaluations use one seed",

@@ -60,7 +60,12 @@ class Greedy:
 def played(episodes: int, **options: Any) -> evaluate.Evaluation:
     Short.made = count()
     agent: Any = Greedy()
-    return run_episodes(agent, GymnasiumVector(Short, 2, "Short"), episodes, 0, **options)
+    steps = count()
+
+    def watch(*_: Any) -> None:
+        assert next(steps) < 50, "an episode never ends"
+
+    return run_episodes(agent, GymnasiumVector(Short, 2, "Short"), episodes, 0, watch=watch, **options)
 
 
 def test_long_episodes_count_as_often_as_short_ones() -> None:
