@@ -32,11 +32,10 @@ import yaml
 
 from whorl.core.errors import nearest
 from whorl.core.registry import Part
-from whorl.population.config import EvolveConfig
 from whorl.settings.aliases import ALIASES
 from whorl.settings.conditions import WHERE
 from whorl.settings.merge import config_of, configure
-from whorl.settings.presets import algorithm_class, load_preset, owners, preset_names
+from whorl.settings.presets import algorithm_class, load_preset, preset_names
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import bare, fields_of, help_of
 
@@ -65,17 +64,13 @@ def rendered(page: Path) -> str:
 
 
 def list_algorithms(page: Path) -> str:
-    """Every algorithm, with links to its page and its file."""
+    """Every algorithm, with a link to its page."""
     rows = []
     for name in preset_names():
         preset = load_preset(name)
-        module = preset["rule"].rpartition(".")[0]
-        file = ROOT / f"{module.replace('.', '/')}.py"
         own = ROOT / "docs" / "algorithms" / f"{name}.md"
-        rows.append(
-            (f"[`{name}`]({_link(page, own)})", preset["about"], f"[{file.name}]({_link(page, file)})")
-        )
-    return table(("name", "what it is", "file"), rows)
+        rows.append((f"[`{name}`]({_link(page, own)})", preset["about"]))
+    return table(("name", "what it is"), rows)
 
 
 def show_code(page: Path, owner: str, first: str, last: str) -> str:
@@ -129,21 +124,12 @@ def list_config(page: Path, path: str) -> str:
 
 
 def list_aliases(page: Path) -> str:
-    """Each setting that has aliases, with them and the algorithms that have it."""
+    """Each setting that has aliases, with them."""
     found: dict[str, list[str]] = {}
     for alias, targets in ALIASES.items():
         for target in targets:
             found.setdefault(target, []).append(f"`{alias}`")
-    loop, population = fields_of(RunConfig), fields_of(EvolveConfig)
-    rows = [
-        (
-            f"`{name}`",
-            ", ".join(aliases),
-            "all" if name in loop else "populations" if name in population else owners(name),
-        )
-        for name, aliases in found.items()
-    ]
-    return table(("setting", "also called", "algorithms"), rows)
+    return table(("setting", "also called"), [(f"`{name}`", ", ".join(found[name])) for name in found])
 
 
 def list_presets(page: Path, name: str) -> str:
