@@ -9,7 +9,7 @@ A region of a page stands between `<!-- generated: KIND WORDS -->` and `<!-- end
     aliases                         the names of settings in other libraries
     presets NAME                    what the name sets everywhere, and the environments that it has settings for
     results NAME                    the measured runs in benchmarks/results/*.json
-    compare ENV ...                 those of all algorithms on some environments, best first
+    compare ENV ...                 the best of all algorithms on some environments
 
 It also writes whorl/settings/keywords.py, from which editors know the keywords of `whorl.train`.
 """
@@ -43,6 +43,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 KEYWORDS = ROOT / "whorl" / "settings" / "keywords.py"
 REGION = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end generated -->)", re.S)
+COMPARED = 8
+"""algorithms in a table that compares them"""
 RECORDED = ("environment", "return", "steps", "wall time", "seeds", "machine")
 
 
@@ -165,14 +167,15 @@ def list_results(page: Path, name: str) -> str:
 
 
 def compare(page: Path, *envs: str) -> str:
-    """The recorded runs of all algorithms, one table per environment, best first; its header has the usual machine."""
+    """The best recorded runs of all algorithms, one table per environment; its header has the usual machine."""
     found = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
     parts = []
     for env in envs:
         runs = [result for result in found if isinstance(result, dict) and result.get("env") == env]
         usual = Counter(result["machine"] for result in runs).most_common(1)[0][0]
         rows = []
-        for result in sorted(runs, key=lambda one: -fmean(run["return"] for run in one["seeds"])):
+        runs.sort(key=lambda one: -fmean(run["return"] for run in one["seeds"]))
+        for result in runs[:COMPARED]:
             name = result["algorithm"]
             link = f"[`{name}`]({_link(page, ROOT / 'docs' / 'algorithms' / f'{name}.md')})"
             _, score, steps, wall, seeds, machine = _result(result)
