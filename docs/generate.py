@@ -45,7 +45,6 @@ KEYWORDS = ROOT / "whorl" / "settings" / "keywords.py"
 REGION = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end generated -->)", re.S)
 COMPARED = 8
 """algorithms in a table that compares them"""
-RECORDED = ("environment", "return", "steps", "wall time", "seeds", "machine")
 
 
 def pages() -> list[Path]:
@@ -156,7 +155,7 @@ def list_results(page: Path, name: str) -> str:
     found = [result for result in found if isinstance(result, dict) and result.get("algorithm") == name]
     if not found:
         return "No runs are recorded for this version yet."
-    text = table(RECORDED, [_result(result) for result in found])
+    text = _measured("environment", {result["env"]: result for result in found})
     curves = [
         f"![{name} on {result['env']}]({_link(page, ROOT / result['curve'])})"
         for result in found
@@ -167,38 +166,36 @@ def list_results(page: Path, name: str) -> str:
 
 
 def compare(page: Path, *envs: str) -> str:
-    """The best recorded runs of all algorithms, one table per environment; its header has the usual machine."""
+    """The best recorded runs of all algorithms, one table per environment."""
     found = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
     parts = []
     for env in envs:
         runs = [result for result in found if isinstance(result, dict) and result.get("env") == env]
-        usual = Counter(result["machine"] for result in runs).most_common(1)[0][0]
-        rows = []
         runs.sort(key=lambda one: -fmean(run["return"] for run in one["seeds"]))
-        for result in runs[:COMPARED]:
-            name = result["algorithm"]
-            link = f"[`{name}`]({_link(page, ROOT / 'docs' / 'algorithms' / f'{name}.md')})"
-            _, score, steps, wall, seeds, machine = _result(result)
-            wall += "" if machine == usual else f" ({machine})"
-            rows.append((link, f"{score} (one seed)" if seeds == "1" else score, steps, wall))
-        header = (f"`{env}`", "return", "steps", f"wall time ({usual})")
-        parts.append(table(header, rows))
+        pages = {name: ROOT / "docs" / "algorithms" / f"{name}.md" for name in preset_names()}
+        rows = {f"[`{one['algorithm']}`]({_link(page, pages[one['algorithm']])})": one for one in runs}
+        parts.append(_measured(f"`{env}`", dict(list(rows.items())[:COMPARED])))
     return "\n\n".join(parts)
 
 
-def _result(result: dict[str, Any]) -> tuple[str, ...]:
-    """A row under `RECORDED`: means over the seeds, and the standard deviation of the return."""
-    runs = result["seeds"]
-    returns = [float(run["return"]) for run in runs]
-    spread = f" ± {stdev(returns):,.1f}" if len(returns) > 1 else ""
-    return (
-        result["env"],
-        f"{fmean(returns):,.1f}{spread}",
-        f"{fmean(run['steps'] for run in runs):,.0f}",
-        f"{fmean(run['wall_time'] for run in runs):,.0f} s",
-        str(len(runs)),
-        result["machine"],
-    )
+def _measured(title: str, results: dict[str, dict[str, Any]]) -> str:
+    """Means over the seeds, and the standard deviation of the return; the header has the usual machine."""
+    usual = Counter(result["machine"] for result in results.values()).most_common(1)[0][0]
+    rows = []
+    for name, result in results.items():
+        runs = result["seeds"]
+        returns = [float(run["return"]) for run in runs]
+        spread = f" ± {stdev(returns):,.1f} ({len(runs)} seeds)" if len(runs) > 1 else " (one seed)"
+        elsewhere = "" if result["machine"] == usual else f" ({result['machine']})"
+        rows.append(
+            (
+                name,
+                f"{fmean(returns):,.1f}{spread}",
+                f"{fmean(run['steps'] for run in runs):,.0f}",
+                f"{fmean(run['wall_time'] for run in runs):,.0f} s{elsewhere}",
+            )
+        )
+    return table((title, "return", "steps", f"wall time ({usual})"), rows)
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
