@@ -332,7 +332,7 @@ def shortened(trainer: Trainer) -> Result:
     changes = {"workers": 0, "n_eval_episodes": 1, "quiet": True, "tensorboard": False}
     if "-pixels" in trainer.settings.env:  # frames are drawn by the processor, a tenth of a second each
         trainer.settings = trainer.settings.replace(num_envs=1, num_steps=4, buffer_size=1_000)
-        run = dataclasses.replace(trainer.settings.run, eval=False)
+        run = dataclasses.replace(trainer.settings.run, eval=False, save_model=False)
     if isinstance(trainer, BehaviorTrainer):
         behaviors = trainer.settings.behaviors
         found = {
