@@ -60,6 +60,8 @@ class Adapter:
     """prefixes of the modules that define its environment classes"""
     single: bool = True
     """whether an id can be made alone, as a `gymnasium.Env`; otherwise `vector`, `spec` and `num_envs` are defined"""
+    renders: bool = True
+    """whether environments are drawn, where they can't be made alone by `render` of their batch"""
     cheap: bool = False
     """whether a step takes so little time that worker processes would only slow it down"""
 
