@@ -82,7 +82,7 @@ def test_masks_of_the_turn_are_observed_and_nothing_is_forbidden_when_a_game_is_
 
 def test_a_snapshot_continues_in_the_middle_of_a_game():
     env, other = rounds(2), rounds(2)
-    for _ in range(3):
+    for _ in range(2):  # all have appeared, and two wait
         turn(env)
     other.restore(env.snapshot())
     for _ in range(12):
@@ -90,6 +90,14 @@ def test_a_snapshot_continues_in_the_middle_of_a_game():
         for name in mine:
             for column in ("reward", "terminated", "truncated", "reset", "waits"):
                 assert torch.equal(getattr(mine[name], column), getattr(theirs[name], column)), (name, column)
+
+
+def test_a_reset_in_the_middle_of_a_game_begins_another_one():
+    env = rounds()
+    for _ in range(3):
+        turn(env)
+    env.reset(1)
+    assert turn(env)["red"].reset.tolist() == [False, True]
 
 
 def test_agents_that_nobody_trains_take_the_first_legal_action():

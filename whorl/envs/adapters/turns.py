@@ -70,9 +70,8 @@ class Turns:
         while self.env.agents:
             agent = self.env.agent_selection
             *_, ends, cut, _ = answer = self.env.last()
-            if agent in self.agents or not (ends or cut):
-                for column, value in zip(found, answer):
-                    column[agent] = value  # type: ignore[index]  # each column has its own type
+            for column, value in zip(found, answer):
+                column[agent] = value  # type: ignore[index]  # each column has its own type
             if agent not in self.agents:
                 self.agents.append(agent)
             if not (ends or cut):
