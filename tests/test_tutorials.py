@@ -62,7 +62,11 @@ FENCE = re.compile(r"^( *)(```+)([^\n]*)\n(.*?)^\1\2 *$", re.M | re.S)
 LANGUAGES = ("python", "py", "bash", "yaml", "json", "text", "math")
 WHOLE, LARGE = 2_048, 40_000
 """steps: budgets that run whole; rollouts that are not collected at all"""
-FILES = {"mine.yaml": "gamma: 0.98\n", "base.yaml": "actor_lr: 1e-3\n"}
+FILES = {
+    "mine.yaml": "gamma: 0.98\n",
+    "base.yaml": "actor_lr: 1e-3\n",
+    "variants.yaml": "default: {sac_config: {gamma: 0.98}}\nvanilla: {sac_config: {n_step: 3}}\n",
+}
 """files that commands name and the reader is to have"""
 KINDS: dict[str, tuple[str, str, dict[str, object]]] = {
     "--attention": ("TMaze-v0", "ppo", {"memory": "attention"}),
