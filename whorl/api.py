@@ -34,7 +34,7 @@ from whorl.log.video import save_video
 from whorl.population import setup
 from whorl.population.config import EvolveConfig
 from whorl.population.evolver import Evolved, Evolver, is_population, read_lineage
-from whorl.run.behaviors import BehaviorTrainer, play
+from whorl.run.behaviors import BehaviorTrainer, check_behaviors, play
 from whorl.run.build import choose_device, kind_of
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint, use_checkpoint
@@ -789,11 +789,15 @@ def check(env: Any, env_options: Mapping[str, Any] | None = None, **unknown: Any
     """
     _refuse(check, unknown)
     options = dict(env_options or {})
-    if isinstance(env, str):
-        return checker.check(find(env, options).factory)
-    if not options:
+    try:
+        source = find(env, options)
+    except WhorlError:
+        if isinstance(env, str) or options:
+            raise
         return checker.check(env)
-    return checker.check(find(env, options).factory)
+    if source.adapter is not None and source.adapter.behaviors(source.id, source.options):
+        return check_behaviors(source)
+    return checker.check(source.factory if isinstance(env, str) or options else env)
 
 
 def _settings(config: Mapping[str, Any] | RunConfig | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
