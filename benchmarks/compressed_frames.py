@@ -1,7 +1,7 @@
 """Bytes per frame and CPU time of a replay buffer with and without `compress`, on frames of Atari games.
 
 `python benchmarks/compressed_frames.py` plays each game with random actions, adds the same rollouts to a plain and a
-compressed buffer, one after the other, and then samples batches from both in turns. Times are CPU time of this process, on
+compressed buffer, one after the other, and samples batches from both in turns. Times are CPU time of this process, on
 one thread; what is printed for each is the median over rounds. Both buffers' batches are compared bit for bit.
 """
 
