@@ -1103,7 +1103,7 @@ def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["eval", "PPO"], {"PPO_one", "PPO two"}),
         (["completion", ""], {"bash", "zsh", "fish"}),
         (["sweep", "x.yaml", "--objective", ""], {"mean", "iqm", "worst"}),
-        (["bench", "classic", "--jo"], {"--jobs"}),
+        (["bench", "classic", "--pa"], {"--parallel"}),
     ],
 )
 def test_bash_completes(words: list[str], found: set[str], completion: Path, tmp_path: Path) -> None:

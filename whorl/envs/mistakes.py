@@ -3,6 +3,7 @@
 Each function returns the sentence, or None where nothing is wrong. Imports no torch, because workers use it.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,7 @@ def _remedy(what: str, error: Exception) -> str:
 
 def make_env(factory: Callable[[], Any]) -> Any:
     """What a factory makes; its own exceptions become an `EnvError`."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # environments that draw with pygame import it
     try:
         return factory()
     except (WhorlError, ImportError):  # ImportError: the caller knows which package to install

@@ -69,7 +69,6 @@ class Window:
     """A window of pygame; it may be closed by mouse, Escape or q."""
 
     def __init__(self, title: str) -> None:
-        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         import pygame
 
         self._pygame: Any = pygame

@@ -523,10 +523,11 @@ def play(
     deterministic: bool = True,
     progress: Callable[[], None] | None = None,
     max_steps: int = RunConfig.eval_max_steps,
+    warn: bool = True,
 ) -> Evaluations:
     """Play until every agent that has appeared has ended its share of `episodes`; `progress` is called after each step.
 
-    Agents that appear in none of the first `max_steps` steps are not waited for.
+    Agents that appear in none of the first `max_steps` steps are not waited for. `warn`: see `run_episodes`.
     """
     obs = env.reset(seed)
     players = {}
@@ -552,7 +553,7 @@ def play(
         if all(player.over for player in players.values()):
             break
     cut = sum(player.cut for player in players.values())
-    if cut:
+    if cut and warn:
         warnings.warn(
             f"{env.id}: evaluation cut {cut} episodes after {max_steps:,} steps and counted their returns so far; "
             "raise eval_max_steps, or give the environment a time limit",
