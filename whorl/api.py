@@ -17,7 +17,7 @@ from gymnasium.error import DependencyNotInstalled
 from whorl.box.cards import load as load_agent
 from whorl.box.names import Named, find_folder, find_policy
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
-from whorl.core.hardware import cores
+from whorl.core.hardware import cores, has_display
 from whorl.core.process import configure_process
 from whorl.core.registry import only_trusted, register, require_part, require_trust
 from whorl.core.spec import Spec, differences, without_keys
@@ -30,7 +30,6 @@ from whorl.envs.adapters.imported import module_of
 from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
 from whorl.envs.make import Made, Source, find, takes
 from whorl.envs.wrappers import split
-from whorl.log.live import has_display
 from whorl.log.media import Media
 from whorl.log.video import save_video
 from whorl.population import setup

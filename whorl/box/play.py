@@ -7,7 +7,8 @@ from typing import Any
 from whorl import api
 from whorl.box.names import find_policy
 from whorl.core.errors import ConfigError, WhorlError, nearest
-from whorl.log.live import Page, Screen, Window, has_display
+from whorl.core.hardware import has_display
+from whorl.log.live import Page, Screen, Window
 from whorl.log.terminal import Terminal
 from whorl.run.evaluate import Evaluation
 from whorl.run.viewer import FRAMES_PER_SECOND, Viewer, say
