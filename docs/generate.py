@@ -11,6 +11,7 @@ A region of a page stands between `<!-- generated: KIND WORDS -->` and `<!-- end
     presets NAME                    what the name changes, everywhere and per environment
     results NAME                    the measured runs in benchmarks/results/*.json
     compare ENV ...                 those of all algorithms on some environments, best first
+    box                             the trained agents that come with the package
 
 It also writes whorl/settings/keywords.py, from which editors know the keywords of `whorl.train`.
 """
@@ -30,6 +31,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
+from whorl.box.cards import agents
 from whorl.core.errors import nearest
 from whorl.core.registry import Part
 from whorl.population.config import EvolveConfig
@@ -194,6 +196,22 @@ def compare(page: Path, *envs: str) -> str:
     return table(("environment", "algorithm", "return", "steps", "wall time", "seeds", "machine"), rows)
 
 
+def list_agents(page: Path) -> str:
+    """The agents in the box."""
+    rows = (
+        (
+            f"`{name}`",
+            card.about,
+            f"`{card.command}`",
+            f"{card.steps:,}",
+            f"{card.mean_return:,.1f} ± {card.std:,.1f}",
+            str(card.episodes),
+        )
+        for name, card in agents().items()
+    )
+    return table(("agent", "what it does", "trained by", "steps", "mean return", "episodes"), rows)
+
+
 def _result(result: dict[str, Any]) -> tuple[str, ...]:
     runs = result["seeds"]
     returns = [float(run["return"]) for run in runs]
@@ -231,6 +249,7 @@ def _link(page: Path, target: Path) -> str:
 
 
 KINDS: dict[str, Callable[..., str]] = {
+    "box": list_agents,
     "algorithms": list_algorithms,
     "code": show_code,
     "settings": list_settings,
