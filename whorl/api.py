@@ -659,7 +659,9 @@ def evaluate(
         ends = Screenshots(source.id, Path(screenshots), quota)
     settings = policy.settings.run
     # Threads and processes as in training: torch's default of a thread per core slows small batches on a busy machine.
-    workers = 0 if drawn or not source.named else min(settings.workers, cores(), num_envs)
+    workers = min(settings.workers, cores(), num_envs)
+    if drawn or not source.named or workers == 1:
+        workers = 0
     with _explaining(source.id, mode), configure_process(settings.threads, settings.tf32):
         vector = make_vector(source, num_envs, policy.agent.device, workers, timeout=settings.env_timeout)
         camera = Camera(source.id, frame_rate(source)) if video is not None else None
