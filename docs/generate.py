@@ -10,6 +10,7 @@ A region of a page stands between `<!-- generated: KIND WORDS -->` and `<!-- end
     presets NAME                    what the name sets everywhere, and the environments that it has settings for
     results NAME                    the measured runs in benchmarks/results/*.json
     compare ENV ...                 the best of all algorithms on some environments
+    box                             the trained agents that come with the package
 
 It also writes whorl/settings/keywords.py, from which editors know the keywords of `whorl.train`.
 """
@@ -30,6 +31,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
+from whorl.box.cards import agents
 from whorl.core.errors import nearest
 from whorl.core.registry import Part
 from whorl.settings.aliases import ALIASES
@@ -198,6 +200,22 @@ def _measured(title: str, results: dict[str, dict[str, Any]]) -> str:
     return table((title, "return", "steps", f"wall time ({usual})"), rows)
 
 
+def list_agents(page: Path) -> str:
+    """The agents in the box."""
+    rows = (
+        (
+            f"`{name}`",
+            card.about,
+            f"`{card.command}`",
+            f"{card.steps:,}",
+            f"{card.mean_return:,.1f} ± {card.std:,.1f}",
+            str(card.episodes),
+        )
+        for name, card in agents().items()
+    )
+    return table(("agent", "what it does", "trained by", "steps", "mean return", "episodes"), rows)
+
+
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A Markdown table; bars inside cells are escaped."""
     lines = [[str(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
@@ -219,6 +237,7 @@ def _link(page: Path, target: Path) -> str:
 
 
 KINDS: dict[str, Callable[..., str]] = {
+    "box": list_agents,
     "algorithms": list_algorithms,
     "code": show_code,
     "settings": list_settings,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,11 +14,16 @@ import numpy as np
 import torch
 from gymnasium.error import DependencyNotInstalled
 
+from whorl.box.cards import load as load_agent
+from whorl.box.names import Named, find_folder, find_policy
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
+from whorl.core.hardware import cores, has_display
+from whorl.core.process import configure_process
 from whorl.core.registry import only_trusted, register, require_part, require_trust
 from whorl.core.spec import Spec, differences, without_keys
 from whorl.core.tree import Tree
 from whorl.datasets.minari import Writer, dataset_name, free_id
+from whorl.distributed.pool import make_vector
 from whorl.envs import checker
 from whorl.envs import make as envs
 from whorl.envs.adapter import adapter_of
@@ -28,7 +32,6 @@ from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
 from whorl.envs.make import Made, Source, find, takes
 from whorl.envs.vector import Step
 from whorl.envs.wrappers import split
-from whorl.log.live import has_display
 from whorl.log.media import Media
 from whorl.log.video import save_video
 from whorl.population import setup
@@ -60,8 +63,8 @@ from whorl.settings.schema import build
 from whorl.settings.secrets import HIDDEN, require_secrets
 from whorl.settings.trust import import_paths, paths_in
 from whorl.state import checkpoint, code
-from whorl.state.policy import SavedPolicy, load_policy, unpack_spec
-from whorl.state.runfolder import new_run_folder, resolve_run
+from whorl.state.policy import SavedPolicy, load_policy, read_policy, unpack_spec
+from whorl.state.runfolder import new_run_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -327,7 +330,7 @@ def resume(
     changes = {key: value for path in files for layer in read_file(path) for key, value in layer.items()}
     changes |= _settings(config, settings)
     changes |= {} if env_options is None else {"env_options": dict(env_options)}
-    folder = resolve_run(run)
+    folder = find_folder(run)
     if is_population(folder):
         if callbacks or loggers:
             name = "callbacks" if callbacks else "loggers"
@@ -412,7 +415,7 @@ def load_run(
             "random_params are drawn once, when a run starts: the values of a saved run are in its config.yaml; leave "
             "random_params out to resume it"
         )
-    folder = resolve_run(run)
+    folder = find_folder(run)
 
     def trainer(config: Mapping[str, Any], where: Path) -> Trainer:
         if BEHAVIORS in config:
@@ -483,27 +486,33 @@ def restore(
     device: str = "cpu",
     **unknown: Any,
 ) -> SavedPolicy:
-    """The trained policy of a run or checkpoint, with its normalisers, memory and action scaling.
+    """A trained policy, with its normalisers, memory and action scaling.
 
     Args:
-        run: a run folder, a checkpoint, or a .safetensors file that `policy.export` wrote.
+        run: a run's folder or its name in runs/, a checkpoint, an agent in the box by name, or a .safetensors file that
+            `policy.export` wrote.
         behavior: which policy, where the run has several behaviours.
     """
     _refuse(restore, unknown)
-    if Path(run).suffix == ".safetensors":
-        return _from_file(Path(run), best, behavior, trust, device)
-    return _policy(_saved(run, best), behavior, trust, device)
+    found = find_policy(run)
+    if found.path.is_dir():
+        return _policy(_saved(found.path, best), behavior, trust, device)
+    if best or behavior:
+        raise ConfigError(
+            f"{str(run)!r} is {found.kind}, which holds one policy; leave {'best' if best else 'behavior'} out"
+        )
+    return _from_file(found, code.expanded(trust), str(choose_device(device)))
 
 
-def _from_file(path: Path, best: bool, behavior: str, trust: Sequence[str], device: str) -> SavedPolicy:
-    """The policy in a .safetensors file."""
+def _from_file(found: Named, trust: tuple[str, ...], device: str) -> SavedPolicy:
+    """The policy of an agent in the box, or in a file."""
+    if found.card is not None:
+        return load_agent(found.card.name, found.path.parent, device)[0]
+    if found.path.suffix == ".pt":
+        return read_policy(found.path, trust, device)
     from whorl.state.formats import read_safetensors
 
-    if best or behavior:
-        raise ConfigError(f"{path} holds one policy; leave {'best' if best else 'behavior'} out")
-    if not path.is_file():
-        raise CheckpointError(f"there is no file {path}")
-    return read_safetensors(path, code.expanded(trust), str(choose_device(device)))
+    return read_safetensors(found.path, trust, device)
 
 
 def _policy(found: checkpoint.Loaded, behavior: str, trust: Sequence[str], device: str) -> SavedPolicy:
@@ -528,30 +537,25 @@ def _policy(found: checkpoint.Loaded, behavior: str, trust: Sequence[str], devic
         return loaded
 
 
-def _saved(run: str | Path, best: bool) -> checkpoint.Loaded:
+def _saved(folder: Path, best: bool) -> checkpoint.Loaded:
     """The checkpoint that a policy is taken from."""
-    folder = resolve_run(run)
-    if (best or is_population(folder)) and folder.name != checkpoint.BEST:
-        folder = (folder.parent if checkpoint.is_checkpoint(folder) else folder) / checkpoint.BEST
-        if not folder.is_dir():
-            raise CheckpointError(
-                f"{folder.parent} has no best policy, because it was never evaluated; leave best out"
-            )
-    return find_checkpoint(folder)
+    return find_checkpoint(checkpoint.best_folder(folder) if best or is_population(folder) else folder)
 
 
 def is_several(run: str | Path | SavedPolicy) -> bool:
     """Whether a saved run has several behaviours."""
     if isinstance(run, SavedPolicy):
         return False
-    folder = resolve_run(run)
+    folder = find_policy(run).path
+    if not folder.is_dir():
+        return False
     path = (folder if (folder / checkpoint.CONFIG).is_file() else folder.parent) / checkpoint.CONFIG
     if not path.is_file():
         return False
     try:
         config = read_yaml(path.read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError, ConfigError):  # damaged; checkpoints have their own
-        return BEHAVIORS in _saved(run, best=False).policy
+        return BEHAVIORS in _saved(folder, best=False).policy
     return isinstance(config, Mapping) and BEHAVIORS in config
 
 
@@ -569,7 +573,7 @@ def _evaluate_behaviors(
     show: "Show",
 ) -> Evaluations:
     """Play episodes with the trained policies of all behaviours of a run; arguments as those of `evaluate`."""
-    found = _saved(run, best)
+    found = _saved(find_folder(run), best)
     with only_trusted(code.admit(found.code, trust), code.hint(found.folder, found.code)):
         with checkpoint.reading(found.folder, checkpoint.CONFIG):
             settings = read_saved(found.config)
@@ -588,7 +592,9 @@ def _evaluate_behaviors(
             fewest = min(spec.num_envs for spec in playing.specs.values())
             quota = [-(-episodes // fewest)] * playing.copies
             with torch.no_grad(), show.watch(source, quota) as watch:
-                return play(agents, playing, episodes, seed, deterministic, watch, limit)
+                return play(
+                    *(agents, playing, episodes, seed, deterministic, watch, limit), warn=not max_steps
+                )
         finally:
             playing.close()
 
@@ -685,15 +691,22 @@ def evaluate(
             show = Show(None, None, False)
     num_envs = source.num_envs or (1 if render else min(episodes, EVAL_ENVS))
     quota = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
-    with _explaining(source.id, mode):
-        vector = source.vector(num_envs, policy.agent.device)
+    settings = policy.settings.run
+    # Threads and processes as in training: torch's default of a thread per core slows small batches on a busy machine.
+    workers = min(settings.workers, cores(), num_envs)
+    if mode is not None or not source.named or workers == 1:
+        workers = 0
+    with _explaining(source.id, mode), configure_process(settings.threads, settings.tf32):
+        vector = make_vector(source, num_envs, policy.agent.device, workers, timeout=settings.env_timeout)
         try:
             # What trackers read has to be there; a policy alone needs no privileged observations.
             privileged = () if policy.agent.tracks else policy.agent.privileged
             _check_spaces(policy.spec, vector.spec, source.id, privileged)
-            limit = max_steps or policy.settings.run.eval_max_steps
+            limit = max_steps or settings.eval_max_steps
             with torch.no_grad(), show.watch(source, quota) as watch:
-                return run_episodes(policy.agent, vector, episodes, seed, deterministic, watch, limit)
+                return run_episodes(
+                    *(policy.agent, vector, episodes, seed, deterministic, watch, limit), warn=not max_steps
+                )
         finally:
             vector.close()
 
@@ -759,22 +772,20 @@ def plot(*runs: str | Path, metrics: Sequence[str] = (), output: str | Path | No
     """
     from whorl.log.plot import RETURN, plot_runs
 
-    folders = [resolve_run(run) for run in runs]
+    folders = [find_folder(run) for run in runs]
     path = (folders[0] if len(folders) == 1 else Path()) / "plot.png" if output is None else Path(output)
     return Media(plot_runs(folders, path, metrics or (RETURN,)))
 
 
 def video(run: str | Path, output: str | Path | None = None, **options: Any) -> Media:
-    """An episode with the trained policy of a run as a video, which a notebook shows.
+    """An episode with a trained policy as a video, which a notebook shows.
 
     Args:
         output: a .gif or .mp4 file; by default video.gif in the folder of the run.
         options: those of `evaluate`, such as `best`, `seed`, `max_steps` and `env_options`.
     """
-    path = resolve_run(run) / "video.gif" if output is None else Path(output)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*evaluation cut")  # max_steps asks for it
-        evaluate(run, **{"episodes": 1, **options, "video": path})
+    path = find_policy(run).output("video.gif") if output is None else Path(output)
+    evaluate(run, **{"episodes": 1, **options, "video": path})
     return Media(path)
 
 

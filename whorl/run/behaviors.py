@@ -524,11 +524,12 @@ def play(
     deterministic: bool = True,
     watch: Watch | None = None,
     max_steps: int = RunConfig.eval_max_steps,
+    warn: bool = True,
 ) -> Evaluations:
     """Play until every agent that has appeared has ended its share of `episodes`.
 
     Agents that appear in none of the first `max_steps` steps are not waited for. `watch` sees steps of whole
-    copies: `terminated` where all agents of a copy are gone, and the sum of their rewards.
+    copies: `terminated` where all agents of a copy are gone, and the sum of their rewards. `warn`: see `run_episodes`.
     """
     obs = env.reset(seed)
     players = {}
@@ -557,7 +558,7 @@ def play(
         if all(player.over for player in players.values()):
             break
     cut = sum(player.cut for player in players.values())
-    if cut:
+    if cut and warn:
         warnings.warn(
             f"{env.id}: evaluation cut {cut} episodes after {max_steps:,} steps and counted their returns so far; "
             "raise eval_max_steps, or give the environment a time limit",

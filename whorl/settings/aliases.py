@@ -22,6 +22,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "device": "learner_device",
         "env_device": "worker_device",
         "env_timeout": "step_timeout",
+        "parallel": "jobs n_jobs",
         "actors": "num_actors num_workers num_env_runners num_rollout_workers",
         "trajectories_per_batch": "slabs",
         "n_eval_episodes": "eval_episodes num_eval_episodes evaluation_duration evolver_cem_length",

@@ -71,7 +71,7 @@ class Turns:
             agent = self.env.agent_selection
             *_, ends, cut, _ = answer = self.env.last()
             for column, value in zip(found, answer):
-                column[agent] = value  # type: ignore[index]  # each column has its own type
+                column[agent] = value
             if agent not in self.agents:
                 self.agents.append(agent)
             if not (ends or cut):
