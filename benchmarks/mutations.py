@@ -844,11 +844,6 @@ MUTATIONS: list[Mutation] = [
             "loss.detach()",
         ),
         Bug(
-            "actions by the mode of the distribution",
-            "return (logits.softmax(-1) * self.atoms).sum(-1)",
-            "return self.atoms[logits.argmax(-1)]",
-        ),
-        Bug(
             "double is never read",
             'self.critic(batch.next, noise["select"]) if self.cfg.double else logits',
             "logits",
@@ -1061,7 +1056,12 @@ MUTATIONS: list[Mutation] = [
         "nets/atoms.py",
         "nets/test_atoms.py",
         Bug("the highest distribution", ".argmin(0, keepdim=True)", ".argmax(0, keepdim=True)"),
-        Bug("atoms are not discounted", "+ discount.unsqueeze(-1) * self.atoms", "+ self.atoms"),
+        Bug("atoms are not discounted", "+ discount.unsqueeze(-1) * self.grid.atoms", "+ self.grid.atoms"),
+        Bug(
+            "actions by the mode of the distribution",
+            "return (logits.softmax(-1) * self.atoms).sum(-1)",
+            "return self.atoms[logits.argmax(-1)]",
+        ),
         Bug(
             "priorities are cross entropies",
             "loss.detach() + torch.special.xlogy(target, target).sum(-1)",
@@ -1148,7 +1148,22 @@ MUTATIONS: list[Mutation] = [
             "(self.log_sum_exp(batch, values, noise) - q).sum(0)",
             "self.log_sum_exp(batch, values, noise).sum(0)",
         ),
-        Bug("the term has no weight", "loss + self.cfg.cql_weight * gap", "loss + gap"),
+        Bug("the term has no weight", "loss + weight * gap", "loss + gap"),
+        Bug(
+            "the weight falls where it should rise",
+            "-self.cql_multiplier() * excess",
+            "self.cql_multiplier() * excess",
+        ),
+        Bug(
+            "the target is that of all critics together",
+            'found["q/conservative_gap"] / self.cfg.ensemble_q_num',
+            'found["q/conservative_gap"]',
+        ),
+        Bug(
+            "the tuned weight is never read",
+            "self.cql_multiplier().detach() if self.cfg.cql_target_gap else self.cfg.cql_weight",
+            "self.cfg.cql_weight",
+        ),
     ),
     *planted(
         "algorithms/sac.py",
