@@ -1828,6 +1828,33 @@ MUTATIONS: list[Mutation] = [
         Bug("a parameter of two optimizers is packed", "own.isdisjoint(id(p) for p in others)", "True"),
     ),
     *planted(
+        "agents/optimizers.py",
+        "agents/test_packed.py",
+        Bug("RMSprop forgets too fast", "value=1 - alpha)", "value=alpha)"),
+        Bug("RMSprop with momentum is packed", "any(group[key] for key in RMSPROP_EXTRAS)", "False"),
+    ),
+    *planted(
+        "ops/by_hand.py",
+        "algorithms/test_a2c.py",
+        Bug("the policy gradient descends", ".div_(-len(weight))", ".div_(len(weight))"),
+    ),
+    *planted(
+        "agents/by_hand.py",
+        "algorithms/test_a2c.py",
+        Bug(
+            "the last row is learned from",
+            "value[: len(target)].flatten()",
+            "value[-len(target) :].flatten()",
+        ),
+    ),
+    *planted(
+        "nets/dilated.py",
+        "nets/test_memory.py",
+        Bug("the newest state advances", "leaf[:, 0], held", "leaf[:, -1], held"),
+        Bug("earlier episodes are in the mean", "torch.where(same, h[at], 0.0)", "h[at]"),
+        Bug("states of earlier episodes go on", "!= episode[:rows]", "< episode[:rows]"),
+    ),
+    *planted(
         "explore/rollout_actor.py",
         "collect/test_rollout_actor.py",
         Bug(
