@@ -1,6 +1,7 @@
 """Imports point one way, algorithm files do not know each other, and optional packages are optional."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -147,3 +148,29 @@ def test_optional_packages_are_imported_where_they_are_needed(path: Path) -> Non
     packages = {name.split(".")[0] for name in imported(path, everywhere=False)} - {"whorl"}
     optional = packages - REQUIRED - set(sys.stdlib_module_names)
     assert not optional, f"{name_of(path)} needs {optional} just to be imported"
+
+
+def test_training_imports_neither_torchs_compiler_nor_what_only_pictures_and_extras_need(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import sys, whorl\n"
+        "small = {'max_iterations': 1, 'num_envs': 4, 'num_steps': 16, 'batch_size': 64, 'eval': False}\n"
+        f"whorl.train('CartPole-v1', 'ppo', small, runs={str(tmp_path)!r}, quiet=True, tensorboard=False)\n"
+        "print(*sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    slow = {
+        "matplotlib",
+        "tensorboard",
+        "pandas",
+        "plotly",
+        "optuna",
+        "minari",
+        "h5py",
+        "onnx",
+        "ray",
+        "mujoco",
+    }
+    assert not slow & set(found.stdout.split())
+    assert "torch._dynamo" not in found.stdout.split()

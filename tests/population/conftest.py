@@ -12,7 +12,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from inline import InlineBackend
 
 import whorl
-from whorl.population import evolver
+from whorl.population import curve, evolver
 
 # A Ray cluster runs whatever it is sent, so only these tests may connect to it. Ray reads this when it is imported.
 os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
@@ -43,7 +43,7 @@ def inline_backend() -> type:
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Learners in this process, and no picture, which takes longer than they do."""
     monkeypatch.setattr(evolver, "make_backend", lambda *_: InlineBackend())
-    monkeypatch.setattr(evolver, "draw_population", lambda *_: None)
+    monkeypatch.setattr(curve, "draw_population", lambda *_: None)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from whorl.core.errors import ConfigError, DivergedError, WhorlError
 from whorl.core.spec import Array, Continuous, Spec
 from whorl.distributed.remote import RemoteError
 from whorl.envs.vector import VectorEnv
-from whorl.population import evolver, member
+from whorl.population import curve, evolver, member
 from whorl.population.config import EvolveConfig
 from whorl.population.curve import draw_population
 from whorl.population.evolver import Evolved, ProcessPool, read_lineage
@@ -158,7 +158,7 @@ def test_target_networks_of_drawn_weights_are_copies_of_them(
 def test_what_a_population_writes(
     small: dict[str, Any], inline: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evolver, "draw_population", draw_population)
+    monkeypatch.setattr(curve, "draw_population", draw_population)
     result = evolve(small)
     folder = result.run_dir
     rows = [json.loads(line) for line in (folder / "lineage.jsonl").read_text().splitlines()]
@@ -374,7 +374,7 @@ def test_a_process_killed_with_9_is_replaced_and_nothing_changes(
             os.kill(remote.pid, signal.SIGKILL)
 
     monkeypatch.setattr(ProcessPool, "give", killing)
-    monkeypatch.setattr(evolver, "draw_population", lambda *_: None)
+    monkeypatch.setattr(curve, "draw_population", lambda *_: None)
     result = evolve(small, quiet=False)
     assert killed
     text = capsys.readouterr().out

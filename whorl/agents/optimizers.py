@@ -310,7 +310,20 @@ def build_optimizer(
     if build in (torch.optim.Adam, torch.optim.AdamW):
         # One kernel for all tensors, on CPU and GPU, and the step counter stays on the device.
         options.setdefault("fused", True)
+    without_dynamo()
     return construct("optimizer", Part(part.name, options), parameters, lr=lr)
+
+
+def without_dynamo() -> None:
+    """Let optimizers be made without importing torch's compiler, half of the time to start a training.
+
+    torch imports it to exclude these methods from compiled functions; none of ours calls them.
+    """
+    kind = torch.optim.Optimizer
+    for method in (kind.add_param_group, kind.state_dict, kind.load_state_dict, kind.zero_grad):
+        plain: Any = getattr(method, "__wrapped__", method)
+        if not hasattr(plain, "__dynamo_disable"):
+            setattr(plain, "__dynamo_disable", plain)
 
 
 def adam_kernel(optimizer: torch.optim.Optimizer) -> Any:
@@ -413,7 +426,8 @@ def initialise_state(optimizer: torch.optim.Optimizer, rate: Tensor) -> None:
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
         optimizer.state[parameter] = _FirstValues(optimizer.state[parameter])
-    optimizer.step()
+    with torch.no_grad():
+        inspect.unwrap(type(optimizer).step)(optimizer)  # its decorators import torch's compiler
     for group, before in zip(groups, given):
         if "weight_decay" in group:
             group["weight_decay"] = before["weight_decay"]

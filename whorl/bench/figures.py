@@ -30,7 +30,7 @@ def draw_all(bench: Bench, benched: Benched) -> list[Path]:
     written = [
         draw_aggregates(aggregates(scores), folder / "aggregates.png", title),
         draw_profiles(scores, folder / "profiles.png", title),
-        draw_efficiency(curves_of(bench, list(scores)), folder / "efficiency.png", title),
+        draw_efficiency(*curves_of(bench, list(scores)), folder / "efficiency.png", title),
     ]
     if len(scores) > 1:
         written.append(draw_improvement(improvements(scores), folder / "improvement.png", title))
@@ -93,11 +93,10 @@ def draw_improvement(found: Mapping[tuple[str, str], Estimate], output: Path, ti
     return save_figure(figure, output)
 
 
-def draw_efficiency(curves: Mapping[str, Floats], output: Path, title: str) -> Path:
+def draw_efficiency(share: Floats, curves: Mapping[str, Floats], output: Path, title: str) -> Path:
     """Interquartile mean of the evaluations over training."""
     figure = new_figure((6.4, 4.0))
     panel = figure.add_subplot()
-    share = np.linspace(0, 1, POINTS + 1)[1:]
     for name, values in curves.items():
         low, high = stratified_interval([values], aggregate_iqm, samples=SAMPLES)
         _band(panel, share, aggregate_iqm(values), low, high, name, curves)
@@ -108,21 +107,29 @@ def draw_efficiency(curves: Mapping[str, Floats], output: Path, title: str) -> P
     return save_figure(figure, output)
 
 
-def curves_of(bench: Bench, names: list[str]) -> dict[str, Floats]:
-    """Normalised evaluations of algorithms over shares of their budgets, [seeds, tasks, points] each."""
-    share = np.linspace(0, 1, POINTS + 1)[1:]
-    found = {}
+def curves_of(bench: Bench, names: list[str]) -> tuple[Floats, dict[str, Floats]]:
+    """Shares of the budget from when every run had been evaluated, and the normalised evaluations of algorithms there.
+
+    An algorithm has [seeds, tasks, points] of them.
+    """
+    runs: dict[tuple[str, int, str], tuple[Any, Any]] = {}
     for name in names:
-        rows = []
         for seed in bench.suite.seeds:
-            row = []
             for task in bench.suite.tasks:
                 steps, values = curve(bench.folder_of(name, task.env, seed), EVALUATED)
                 kept = np.isfinite(values)
-                row.append(task.normalized(np.interp(share * steps[-1], steps[kept], values[kept])))
-            rows.append(row)
-        found[name] = np.array(rows)
-    return found
+                runs[name, seed, task.env] = (steps[kept] / steps[-1], values[kept])
+    share = np.linspace(max(float(x[0]) for x, _ in runs.values()), 1, POINTS)
+    found = {
+        name: np.array(
+            [
+                [task.normalized(np.interp(share, *runs[name, seed, task.env])) for task in bench.suite.tasks]
+                for seed in bench.suite.seeds
+            ]
+        )
+        for name in names
+    }
+    return share, found
 
 
 def _first(pair: tuple[str, str], found: Mapping[tuple[str, str], Estimate], number: int) -> bool:

@@ -47,8 +47,8 @@ class Task:
     reference: float
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def normalized(self, value: float) -> float:
-        """A return as a score."""
+    def normalized(self, value: Any) -> Any:
+        """A return, or an array of returns, as scores."""
         return (value - self.random) / (self.reference - self.random)
 
 

@@ -33,7 +33,6 @@ from whorl.distributed.remote import RemoteError, RestartPolicy, make_backend
 from whorl.distributed.task_pool import ProcessPool, gpu_share
 from whorl.envs.make import Source
 from whorl.population.config import EvolveConfig
-from whorl.population.curve import draw_population
 from whorl.population.display import Display
 from whorl.population.member import Member, Report, Task, read_report
 from whorl.population.rules import LineageRow, Plan, Population, select
@@ -203,6 +202,10 @@ class Evolver:
 
     def _draw_curve(self) -> None:
         """Bring the picture up to date."""
+        from whorl.population.curve import (
+            draw_population,
+        )  # here, because matplotlib takes a second to import
+
         population = self.population
         if self._drawn < population.generation:
             self._drawn = population.generation
