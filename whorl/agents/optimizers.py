@@ -393,7 +393,7 @@ def _rmsprop_step(
     packed.steps.add_(1)
     (square,), gradient = packed.moments, packed.gradient
     square.mul_(alpha).addcmul_(gradient, gradient, value=1 - alpha)
-    packed.values.addcdiv_(gradient, square.sqrt().add_(eps), value=-float(rate))  # packed ones are on a CPU
+    packed.values.addcmul_(gradient / square.sqrt().add_(eps), rate, value=-1.0)
 
 
 def _plain_step(
