@@ -63,7 +63,7 @@ class Optimized(nn.Module):
     """set where several learners share a batch: replaces gradients by their mean over the learners"""
     on_optimizer_step: Callable[[], None] | None = None
     """called after each step of an optimizer, for a progress display; in a CUDA graph only when it is recorded"""
-    by_hand: dict[str, Callable[..., Any]]
+    by_hand: dict[str, Any]
     """losses of optimizers with gradients computed without autograd (`ByHand`), where an algorithm has such"""
     progress: Tensor
 
