@@ -1957,6 +1957,30 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "envs/adapters/turns.py",
+        "multi/test_turns.py",
+        Bug("agents of the last game are in this one", "        self.agents = []\n", ""),
+        Bug("who is gone acts again", "            self.agents.remove(agent)\n", ""),
+        Bug("no mask outside of an observation", "info.get(MASK_KEY)", "None"),
+    ),
+    *planted(
+        "envs/adapters/pettingzoo.py",
+        "multi/test_turns.py",
+        Bug(
+            "waiting for a turn is an answer",
+            "if isinstance(env, Turns) and agent not in obs:",
+            "if False:",
+        ),
+        Bug(
+            "turns are lost in a snapshot",
+            "                env.agents = list(live)\n",
+            "                pass\n",
+        ),
+        Bug("a game that is over allows no action", "if self._mask is not None and not", "if False and not"),
+        Bug("late agents have no mask", "(*agents, *infos) if", "agents if"),
+        Bug("copies end never", "torch.tensor([not live for live", "torch.tensor([False for live"),
+    ),
+    *planted(
         "envs/adapters/pettingzoo.py",
         "multi/test_pettingzoo.py",
         Bug(

@@ -18,6 +18,7 @@ from gymnasium.error import DependencyNotInstalled
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
 from whorl.core.registry import only_trusted, register, require_part, require_trust
 from whorl.core.spec import Spec, differences, without_keys
+from whorl.core.tree import Tree
 from whorl.datasets.minari import Writer, dataset_name, free_id
 from whorl.envs import checker
 from whorl.envs import make as envs
@@ -25,6 +26,7 @@ from whorl.envs.adapter import adapter_of
 from whorl.envs.adapters.imported import module_of
 from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
 from whorl.envs.make import Made, Source, find, takes
+from whorl.envs.vector import Step
 from whorl.envs.wrappers import split
 from whorl.log.live import has_display
 from whorl.log.media import Media
@@ -32,11 +34,11 @@ from whorl.log.video import save_video
 from whorl.population import setup
 from whorl.population.config import EvolveConfig
 from whorl.population.evolver import Evolved, Evolver, is_population, read_lineage
-from whorl.run.behaviors import BehaviorTrainer, play
+from whorl.run.behaviors import BehaviorTrainer, check_behaviors, play
 from whorl.run.build import choose_device, kind_of
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint, use_checkpoint
-from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations, run_episodes
+from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations, Watch, run_episodes
 from whorl.run.record import Behavior, Recording, check_recordable, record_episodes
 from whorl.run.recording import Camera, Screenshots
 from whorl.run.reporting import LoggerFactory, Result
@@ -564,27 +566,70 @@ def _evaluate_behaviors(
     best: bool,
     trust: Sequence[str],
     device: str,
+    show: "Show",
 ) -> Evaluations:
     """Play episodes with the trained policies of all behaviours of a run; arguments as those of `evaluate`."""
     found = _saved(run, best)
     with only_trusted(code.admit(found.code, trust), code.hint(found.folder, found.code)):
         with checkpoint.reading(found.folder, checkpoint.CONFIG):
             settings = read_saved(found.config)
-        source = _source(env, settings, env_options)
+        source = _source(env, settings, env_options, show.mode)
     policies = {name: _policy(found, name, trust, device) for name in settings.behaviors}
     assert source.adapter is not None
-    playing = source.adapter.behavior_env(source, min(episodes, EVAL_ENVS))
-    try:
-        for name, policy in policies.items():
-            if name not in playing.specs:
-                raise EnvError(f"{source.id} has no behaviour {name!r}; {nearest(name, playing.specs)}")
-            _check_spaces(policy.spec, playing.specs[name], source.id)
-        limit = max_steps or settings.run.eval_max_steps
-        agents = {name: policy.agent for name, policy in policies.items()}
-        with torch.no_grad():
-            return play(agents, playing, episodes, seed, deterministic, None, limit)
-    finally:
-        playing.close()
+    with _explaining(source.id, show.mode):
+        playing = source.adapter.behavior_env(source, 1 if show.render else min(episodes, EVAL_ENVS))
+        try:
+            for name, policy in policies.items():
+                if name not in playing.specs:
+                    raise EnvError(f"{source.id} has no behaviour {name!r}; {nearest(name, playing.specs)}")
+                _check_spaces(policy.spec, playing.specs[name], source.id)
+            limit = max_steps or settings.run.eval_max_steps
+            agents = {name: policy.agent for name, policy in policies.items()}
+            fewest = min(spec.num_envs for spec in playing.specs.values())
+            quota = [-(-episodes // fewest)] * playing.copies
+            with torch.no_grad(), show.watch(source, quota) as watch:
+                return play(agents, playing, episodes, seed, deterministic, watch, limit)
+        finally:
+            playing.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Show:
+    """What is to be seen of an evaluation; see `evaluate`."""
+
+    video: str | Path | None
+    screenshots: str | Path | None
+    render: bool | Callable[[str, float], Viewer]
+
+    @property
+    def mode(self) -> str | None:
+        """How environments are to be made."""
+        return "rgb_array" if self.render or self.saves else None
+
+    @property
+    def saves(self) -> bool:
+        return self.video is not None or self.screenshots is not None
+
+    @contextmanager
+    def watch(self, source: Source, quota: list[int]) -> Iterator[Watch | None]:
+        """What watches the episodes, each environment's `quota` of them; files are complete afterwards."""
+        camera = None if self.video is None else Camera(source.id, frame_rate(source))
+        ends = None if self.screenshots is None else Screenshots(source.id, Path(self.screenshots), quota)
+        make_viewer = Viewer if self.render is True else self.render
+        viewer = make_viewer(source.id, frame_rate(source)) if make_viewer else None
+        watching = [one for one in (camera, viewer, ends) if one is not None]
+
+        def watch(env: Any, step: Step, action: Tree) -> None:
+            for one in watching:
+                one(env, step, action)
+
+        try:
+            yield watch if watching else None
+        finally:
+            if viewer is not None:
+                viewer.close()
+        if camera is not None and self.video is not None:
+            save_video(camera.frames, Path(self.video), camera.fps)
 
 
 def _check_evaluation(episodes: int, seed: int, max_steps: int) -> None:
@@ -624,60 +669,33 @@ def evaluate(
     """
     _refuse(evaluate, unknown)
     _check_evaluation(episodes, seed, max_steps)
+    show = Show(video, screenshots, render)
     if is_several(run):
-        if video is not None or render or screenshots is not None:
-            raise WhorlError(
-                "a run of several behaviours is neither recorded nor shown; leave out video, screenshots and render "
-                "(on the command line --video, --screenshots and --render)"
-            )
         assert not isinstance(run, SavedPolicy)
         return _evaluate_behaviors(
-            *(run, episodes, env, env_options, seed, max_steps, deterministic, best, trust, device)
+            *(run, episodes, env, env_options, seed, max_steps, deterministic, best, trust, device, show)
         )
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
-    drawn = render or video is not None or screenshots is not None
-    mode = "rgb_array" if drawn else None
+    mode = show.mode
     with only_trusted(code.expanded(trust)):
         source = _source(env, policy.settings, env_options, mode)
-        if (
-            render is True
-            and video is None
-            and screenshots is None
-            and source.world is None
-            and has_display()
-        ):
+        if render is True and not show.saves and source.world is None and has_display():
             mode = "human"  # a window of its own
             source = _source(env, policy.settings, env_options, mode)
-    num_envs = source.num_envs or (1 if render else min(episodes, 32))
-    ends = None
-    if screenshots is not None:
-        quota = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
-        ends = Screenshots(source.id, Path(screenshots), quota)
+            show = Show(None, None, False)
+    num_envs = source.num_envs or (1 if render else min(episodes, EVAL_ENVS))
+    quota = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
     with _explaining(source.id, mode):
         vector = source.vector(num_envs, policy.agent.device)
-        camera = Camera(source.id, frame_rate(source)) if video is not None else None
-        make_viewer = Viewer if render is True else render
-        viewer = make_viewer(source.id, frame_rate(source)) if make_viewer and mode == "rgb_array" else None
-        watching = [watch for watch in (camera, viewer, ends) if watch is not None]
-
-        def watch(*seen: Any) -> None:
-            for one in watching:
-                one(*seen)
-
         try:
             # What trackers read has to be there; a policy alone needs no privileged observations.
             privileged = () if policy.agent.tracks else policy.agent.privileged
             _check_spaces(policy.spec, vector.spec, source.id, privileged)
-            with torch.no_grad():
-                limit = max_steps or policy.settings.run.eval_max_steps
-                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, watch, limit)
+            limit = max_steps or policy.settings.run.eval_max_steps
+            with torch.no_grad(), show.watch(source, quota) as watch:
+                return run_episodes(policy.agent, vector, episodes, seed, deterministic, watch, limit)
         finally:
-            if viewer is not None:
-                viewer.close()
             vector.close()
-    if video is not None and camera is not None:
-        save_video(camera.frames, Path(video), camera.fps)
-    return found
 
 
 def record(
@@ -771,11 +789,15 @@ def check(env: Any, env_options: Mapping[str, Any] | None = None, **unknown: Any
     """
     _refuse(check, unknown)
     options = dict(env_options or {})
-    if isinstance(env, str):
-        return checker.check(find(env, options).factory)
-    if not options:
+    try:
+        source = find(env, options)
+    except WhorlError:
+        if isinstance(env, str) or options:
+            raise
         return checker.check(env)
-    return checker.check(find(env, options).factory)
+    if source.adapter is not None and source.adapter.behaviors(source.id, source.options):
+        return check_behaviors(source)
+    return checker.check(source.factory if isinstance(env, str) or options else env)
 
 
 def _settings(config: Mapping[str, Any] | RunConfig | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -896,7 +918,7 @@ def _source(
         require_secrets({**saved, **asked})
         return _saved_source(settings.env, {**saved, **asked}, drawn)
     if isinstance(env, str):
-        _check_single(env, drawn)
+        _check_drawn(env, drawn)
         same = find(env).id == settings.env
         options = {**(saved if same else {}), **asked, **drawn}
         require_secrets(options)
@@ -918,7 +940,7 @@ def _source(
 def _saved_source(id: str, options: Mapping[str, Any], drawn: Mapping[str, Any]) -> Source:
     if module := module_of(id):
         require_trust(module, "an environment of")
-    _check_single(id, drawn)
+    _check_drawn(id, drawn)
     try:
         return find(id, {**options, **drawn})
     except WhorlError as error:
@@ -928,9 +950,9 @@ def _saved_source(id: str, options: Mapping[str, Any], drawn: Mapping[str, Any])
         ) from None
 
 
-def _check_single(id: str, drawn: Mapping[str, Any]) -> None:
-    """Raise where something is to be drawn that can't be made alone."""
-    if drawn and not adapter_of(id).single:
+def _check_drawn(id: str, drawn: Mapping[str, Any]) -> None:
+    """Raise where something is to be drawn that has no pictures."""
+    if drawn and not adapter_of(id).renders:
         raise WhorlError(
             f"{id} is a batch of environments, which is not rendered: neither a video nor a window can show it; leave "
             "out video and render (on the command line --video and --render)"

@@ -442,7 +442,7 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
         device=own.device,
     )
     if isinstance(found, Evaluations):
-        _show_behaviors(run, own, found)
+        _show_behaviors(run, own, found, video, pictures)
         return
     if own.log:
         log_evaluation(folder, found, saved.steps, {"policy": _evaluated(own), "seed": own.seed}, pictures)
@@ -457,6 +457,11 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
         print(json.dumps({**report, **details, "video": None if video is None else str(video)}))
         return
     show_table(report)
+    _name_files(video, pictures)
+
+
+def _name_files(video: Path | None, pictures: Path | None) -> None:
+    """Say where the files of an evaluation are."""
     if video is not None:
         print(f"video: {video}")
     if pictures is not None:
@@ -478,16 +483,18 @@ def _report(found: Any) -> dict[str, Any]:
     }
 
 
-def _show_behaviors(run: str, own: EvalFlags, found: Any) -> None:
+def _show_behaviors(run: str, own: EvalFlags, found: Any, video: Path | None, pictures: Path | None) -> None:
     """The evaluation of each behaviour."""
     reports = {name: _report(one) for name, one in found.behaviors.items()}
     if own.json:
         for name, one in found.behaviors.items():
             reports[name] |= {"returns": one.returns, "lengths": one.lengths}
-        print(json.dumps({"run": str(run), "seed": own.seed, "behaviours": reports}))
+        saved = None if video is None else str(video)
+        print(json.dumps({"run": str(run), "seed": own.seed, "behaviours": reports, "video": saved}))
         return
     for name, report in reports.items():
         show_table(report, name)
+    _name_files(video, pictures)
 
 
 @command(

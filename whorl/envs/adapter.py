@@ -18,7 +18,7 @@ from gymnasium.error import DependencyNotInstalled
 from whorl.core.errors import EnvError, EnvFailure, WhorlError, install_command, missing_extra, nearest
 from whorl.core.registry import import_hint, import_named, registered
 from whorl.envs.mistakes import raised
-from whorl.envs.names import named
+from whorl.envs.names import IDS, named
 from whorl.envs.spaces import Factory
 from whorl.envs.wrappers import observation_wrappers, split
 
@@ -60,6 +60,8 @@ class Adapter:
     """prefixes of the modules that define its environment classes"""
     single: bool = True
     """whether an id can be made alone, as a `gymnasium.Env`; otherwise `vector`, `spec` and `num_envs` are defined"""
+    renders: bool = True
+    """whether environments are drawn, where they can't be made alone by `render` of their batch"""
     cheap: bool = False
     """whether a step takes so little time that worker processes would only slow it down"""
 
@@ -188,6 +190,7 @@ def registry_entry(id: str, module: str = "") -> EnvSpec:
     found = registry_id(name)
     if found is None:
         known = [known for adapter in adapters() for known in adapter.ids()]
+        known += [id if "/" in id or id[-3:-1] == "-v" else f"{id}-v0" for id in IDS]
         raise EnvError(f"unknown environment {id!r}; {_suggestion(name, known)}")
     return gymnasium.registry[found]
 

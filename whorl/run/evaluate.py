@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -96,8 +96,8 @@ class Evaluations(Evaluation):
         }
 
 
-Watch: TypeAlias = Callable[[VectorEnv, Step, Tree], None]
-"""sees every step of an evaluation, with its action"""
+Watch: TypeAlias = Callable[[Any, Step, Tree], None]
+"""sees every step of an evaluation: the environment, which it may ask for pictures, its answer, and the actions"""
 EVAL_ENVS = 32
 """most environments that are stepped one after another in an evaluation"""
 SYNC_EVERY = 32

@@ -38,6 +38,7 @@ class WarpAdapter(Adapter):
     extra = "warp"
     packages = ("mujoco_warp",)
     single = False
+    renders = False
 
     def owns(self, id: str) -> bool:
         return id.startswith(WARP)
