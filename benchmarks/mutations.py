@@ -844,11 +844,6 @@ MUTATIONS: list[Mutation] = [
             "loss.detach()",
         ),
         Bug(
-            "actions by the mode of the distribution",
-            "return (logits.softmax(-1) * self.atoms).sum(-1)",
-            "return self.atoms[logits.argmax(-1)]",
-        ),
-        Bug(
             "double is never read",
             'self.critic(batch.next, noise["select"]) if self.cfg.double else logits',
             "logits",
@@ -1061,7 +1056,12 @@ MUTATIONS: list[Mutation] = [
         "nets/atoms.py",
         "nets/test_atoms.py",
         Bug("the highest distribution", ".argmin(0, keepdim=True)", ".argmax(0, keepdim=True)"),
-        Bug("atoms are not discounted", "+ discount.unsqueeze(-1) * self.atoms", "+ self.atoms"),
+        Bug("atoms are not discounted", "+ discount.unsqueeze(-1) * self.grid.atoms", "+ self.grid.atoms"),
+        Bug(
+            "actions by the mode of the distribution",
+            "return (logits.softmax(-1) * self.atoms).sum(-1)",
+            "return self.atoms[logits.argmax(-1)]",
+        ),
         Bug(
             "priorities are cross entropies",
             "loss.detach() + torch.special.xlogy(target, target).sum(-1)",
@@ -1148,7 +1148,22 @@ MUTATIONS: list[Mutation] = [
             "(self.log_sum_exp(batch, values, noise) - q).sum(0)",
             "self.log_sum_exp(batch, values, noise).sum(0)",
         ),
-        Bug("the term has no weight", "loss + self.cfg.cql_weight * gap", "loss + gap"),
+        Bug("the term has no weight", "loss + weight * gap", "loss + gap"),
+        Bug(
+            "the weight falls where it should rise",
+            "-self.cql_multiplier() * excess",
+            "self.cql_multiplier() * excess",
+        ),
+        Bug(
+            "the target is that of all critics together",
+            'found["q/conservative_gap"] / self.cfg.ensemble_q_num',
+            'found["q/conservative_gap"]',
+        ),
+        Bug(
+            "the tuned weight is never read",
+            "self.cql_multiplier().detach() if self.cfg.cql_target_gap else self.cfg.cql_weight",
+            "self.cfg.cql_weight",
+        ),
     ),
     *planted(
         "algorithms/sac.py",
@@ -1811,6 +1826,33 @@ MUTATIONS: list[Mutation] = [
         "agents/packed.py",
         "agents/test_packed.py",
         Bug("a parameter of two optimizers is packed", "own.isdisjoint(id(p) for p in others)", "True"),
+    ),
+    *planted(
+        "agents/optimizers.py",
+        "agents/test_packed.py",
+        Bug("RMSprop forgets too fast", "value=1 - alpha)", "value=alpha)"),
+        Bug("RMSprop with momentum is packed", "any(group[key] for key in RMSPROP_EXTRAS)", "False"),
+    ),
+    *planted(
+        "ops/by_hand.py",
+        "algorithms/test_a2c.py",
+        Bug("the policy gradient descends", ".div_(-len(weight))", ".div_(len(weight))"),
+    ),
+    *planted(
+        "agents/by_hand.py",
+        "algorithms/test_a2c.py",
+        Bug(
+            "the last row is learned from",
+            "value[: len(target)].flatten()",
+            "value[-len(target) :].flatten()",
+        ),
+    ),
+    *planted(
+        "nets/dilated.py",
+        "nets/test_memory.py",
+        Bug("the newest state advances", "leaf[:, 0], held", "leaf[:, -1], held"),
+        Bug("earlier episodes are in the mean", "torch.where(same, h[at], 0.0)", "h[at]"),
+        Bug("states of earlier episodes go on", "!= episode[:rows]", "< episode[:rows]"),
     ),
     *planted(
         "explore/rollout_actor.py",
