@@ -6,6 +6,7 @@ else it has *survived*: with `--thorough` the whole gate has a look at it then. 
 
 Results are in `results/mutants.jsonl`, one line per mutation with the commit. A mutation is not tried again while its
 file and the test that killed it stay as they are, so a run that was stopped goes on where it was; `--fresh` tries all.
+Those without a result come first, and of those that were killed before the test that did it runs before the others.
 """
 
 import argparse
@@ -90,8 +91,8 @@ class Copy:
             path.write_text(text)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
-    def test(self, files: Sequence[str], timeout: float) -> Tested:
-        """Run tests until the first failure."""
+    def test(self, files: Sequence[str], timeout: float, may_be_gone: bool = False) -> Tested:
+        """Run tests until the first failure; with `may_be_gone` tests that do not exist notice nothing."""
         arguments = ["-n0", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *GATE, *files]
         job = {
             "folder": str(self.folder),
@@ -105,7 +106,7 @@ class Copy:
         self._tests.stdin.flush()
         status = self._tests.stdout.readline().strip()
         output = self._log.read_text(errors="replace")
-        if status == "0":
+        if status == "0" or (may_be_gone and status in ("4", "5")):  # 4: not found, 5: not in the gate
             return Tested(SURVIVED, "")
         if status == "timeout":
             return Tested(KILLED, f"{OUT_OF_TIME} {timeout:g} s")
@@ -199,12 +200,18 @@ def chosen(patterns: Sequence[str]) -> list[Mutation]:
     return found
 
 
-def attempt(mutation: Mutation, copies: "queue.Queue[Copy]", thorough: bool) -> Record:
-    """Plant one mutation in a free copy and run its tests."""
+def attempt(
+    mutation: Mutation, copies: "queue.Queue[Copy]", thorough: bool, killer: str | None = None
+) -> Record:
+    """Plant one mutation in a free copy and run its tests, first the `killer`, the test that noticed it before."""
     copy, began = copies.get(), time.monotonic()
     try:
         with copy.mutated(mutation):
-            tested = copy.test(mutation.tests, TIMEOUT)
+            tested = Tested(SURVIVED, "")
+            if killer is not None:
+                tested = copy.test([killer], TIMEOUT, may_be_gone=True)
+            if tested.outcome == SURVIVED:
+                tested = copy.test(mutation.tests, TIMEOUT)
             if tested.outcome == SURVIVED and thorough:
                 tested = copy.test(["tests"], WHOLE_GATE_TIMEOUT)
         mark = fingerprint(
@@ -243,6 +250,7 @@ def main() -> None:
     for mutation in mutations:
         ast.parse(mutation.apply((ROOT / mutation.file).read_text()))  # raises if it does not apply
     due = [m for m in mutations if args.fresh or not known(m, records, args.thorough)]
+    due.sort(key=lambda mutation: mutation.name in records)
     with tempfile.TemporaryDirectory(prefix="whorl-mutants-") as parent:
         copies: queue.Queue[Copy] = queue.Queue()
         for number in range(min(args.jobs, len(due))):
@@ -250,7 +258,10 @@ def main() -> None:
         if due and not args.unchecked:
             _check_unchanged(copies.queue[0], due)
         with ThreadPoolExecutor(max(args.jobs, 1)) as pool:
-            running = [pool.submit(attempt, mutation, copies, args.thorough) for mutation in due]
+            running = [
+                pool.submit(attempt, mutation, copies, args.thorough, killer(mutation, records))
+                for mutation in due
+            ]
             try:
                 for future in as_completed(running):
                     record = future.result()
@@ -274,6 +285,13 @@ def known(mutation: Mutation, records: dict[str, Record], thorough: bool) -> boo
     if record is None or record["fingerprint"] != fingerprint(mutation, record["by"]):
         return False
     return record["outcome"] == KILLED or record["thorough"] or not thorough
+
+
+def killer(mutation: Mutation, records: dict[str, Record]) -> str | None:
+    """The test that noticed a mutation the last time, if it is one of the files that are meant to."""
+    by = records[mutation.name]["by"] if mutation.name in records else ""
+    file = by.partition("::")[0]
+    return by if "::" in by and any(test.partition("::")[0] == file for test in mutation.tests) else None
 
 
 def _check_unchanged(copy: Copy, mutations: Sequence[Mutation]) -> None:

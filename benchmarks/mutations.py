@@ -1044,8 +1044,14 @@ MUTATIONS: list[Mutation] = [
             "others work while one is alone",
             "self._changed.wait_for(lambda: not self._alone and not self._working)",
             "self._changed.wait_for(lambda: not self._alone)",
+            "run/test_together.py::test_one_that_wants_to_be_alone_waits_until_the_others_have_left",
         ),
-        Bug("waiting counts as work", "self._working -= works\n", "pass\n"),
+        Bug(
+            "waiting counts as work",
+            "self._working -= works\n",
+            "pass\n",
+            "run/test_together.py::test_a_thread_outside_records_when_nobody_works",
+        ),
     ),
     *planted(
         "cli/flags.py",
@@ -1092,7 +1098,7 @@ MUTATIONS: list[Mutation] = [
         Bug(
             "the largest return is ignored", "return torch.minimum(super().scale(), ", "return torch.maximum("
         ),
-        Bug("masked rows are returns", "torch.where(mask > 0, seen, 0.0).abs()", "seen.abs()"),
+        Bug("negative returns are not counted", "seen.abs().amax()", "seen.amax()"),
     ),
     *planted(
         "algorithms/flash_sac.py",
@@ -1562,10 +1568,19 @@ MUTATIONS: list[Mutation] = [
             "reward=rollout.reward.clamp(max=limit)",
         ),
         Bug(
-            "beta never grows",
+            "beta does not grow where no rows are added",
             "        self.sampler.anneal(self.steps, progress)\n",
             "",
-            "run/test_budgets.py data/test_samplers.py",
+            single(
+                "data/test_replay.py",
+                "test_the_exponent_of_importance_weights_follows_the_budget_also_where_no_rows_are_added",
+            ),
+        ),
+        Bug(
+            "beta does not see the steps that were added",
+            "        self.sampler.anneal(self.steps, self._progress)\n",
+            "",
+            "data/test_replay.py::test_the_exponent_of_importance_weights_grows_with_the_steps_added",
         ),
         Bug(
             "the count of batches is not restored",
@@ -2013,10 +2028,10 @@ MUTATIONS: list[Mutation] = [
         "envs/unity/agents.py",
         "unity/test_unity_agents.py",
         Bug(
-            "behaviours get actions of others",
+            "all but the first behaviour are idle",
             "                if one.behavior.owns(key):\n",
             "                if False:\n",
-            "unity/test_unity_players.py::test_several_behaviours_of_a_scene_are_trained_together",
+            "unity/test_unity_agents.py::test_each_behaviour_of_a_scene_gets_the_actions_of_its_own_policy",
         ),
         Bug(
             "time limits are terminal",
@@ -2976,6 +2991,7 @@ MUTATIONS: list[Mutation] = [
             "replicas draw the same noise",
             'part = f"{name} of learner {self.member.rank}, {round.phase} {round.updates}"',
             'part = f"{name}, {round.phase} {round.updates}"',
+            "distributed/test_learners.py::test_no_two_replicas_and_no_two_rounds_share_random_numbers",
         ),
     ),
     *planted(
@@ -3228,7 +3244,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "sweep/report.py",
-        "sweep/test_sweep.py",
+        "sweep/test_sweep.py::test_a_setting_that_was_searched_replaces_its_other_names_in_the_preset",
         Bug("the preset keeps the settings that were searched", "means <= searched or ", ""),
     ),
     *planted(

@@ -87,3 +87,15 @@ def test_a_killed_one_depends_on_the_test_that_killed_it_and_not_on_its_neighbou
     assert mark(one, by) == mark(two + one, by) != mark(one.replace("assert a", "assert c"), by)
     assert mark(two, by) not in (mark(one, by), mark(one, ""))
     assert mark(one, "") != mark(two + one, "")
+
+
+def test_the_test_that_noticed_before_comes_first_if_it_is_still_one_of_its_tests() -> None:
+    mutation = Mutation("x.py", "a bug", "a", "b", ("tests/test_x.py", "tests/test_y.py::test_one"))
+
+    def first(by: str) -> str | None:
+        return mutants.killer(mutation, {mutation.name: {"by": by}})
+
+    assert first("tests/test_x.py::test_two[3]") == "tests/test_x.py::test_two[3]"
+    assert first("tests/test_z.py::test_two") is None
+    assert first("no end within 600 s") is None and first("") is None
+    assert mutants.killer(mutation, {}) is None

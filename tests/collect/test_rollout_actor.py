@@ -47,6 +47,7 @@ def test_discrete_rollouts_are_those_of_acting_row_by_row(batched: bool) -> None
 def test_continuous_actions_have_the_policys_noise_and_log_probabilities() -> None:
     found = collector("Pendulum-v1", normalize_obs=True)
     found.agent.observations.merge_(torch.randn(64, 4, 3) * 3 + 1, torch.ones(64, 4))
+    torch.nn.init.constant_(found.agent.actor.head.log_std, -1.5)
     noise = torch.randn(32, 4, 1, generator=torch.Generator().manual_seed(1))
     batch = found.collect()
     with torch.no_grad():

@@ -480,3 +480,11 @@ def test_the_exponent_of_importance_weights_grows_with_the_steps_added() -> None
     )
     store.add(Recorder(2, end=0.0).rollout(10))
     assert float(store.sampler.beta) == pytest.approx(0.4 + 0.6 * 0.2)  # type: ignore[attr-defined]
+
+
+def test_the_exponent_of_importance_weights_follows_the_budget_also_where_no_rows_are_added() -> None:
+    store = replay(2, 40, Transitions(1), priorities=Priorities(beta=0.4))
+    store.add(Recorder(2, end=0.0).rollout(10))
+    for progress in (0.5, 1.0):  # offline, nothing is added after the first rows
+        store.anneal(progress)
+        assert float(store.sampler.beta) == pytest.approx(0.4 + 0.6 * progress)  # type: ignore[attr-defined]

@@ -19,7 +19,8 @@ from whorl.conformance import Run, Subject, copied, same, subject
 from whorl.core.errors import ConfigError, WhorlError
 from whorl.data.batch import Batch
 from whorl.data.replay import Replay
-from whorl.distributed.learners import Learners, check_learners, joined, learned, split
+from whorl.distributed.group import GroupMember
+from whorl.distributed.learners import Learners, Replica, Round, check_learners, joined, learned, split
 from whorl.run.callbacks import Callback
 from whorl.run.reporting import Interrupted
 from whorl.settings.merge import configure
@@ -223,6 +224,20 @@ def test_what_is_written_outside_of_an_update_reaches_the_replica(pairs: dict[st
         pair.two.agent.load_state(pair.one.agent.state())
     bits = pair.learners.update("update", rollout).kept["bits"]
     assert (bits == bits[0, 0]).all()
+
+
+def test_no_two_replicas_and_no_two_rounds_share_random_numbers() -> None:
+    case = subject("sac", "vector", "none", "continuous", learners=3)
+    agent, run = case.agent(), case.configured().run
+
+    def drawn(rank: int, updates: int) -> tuple[float, ...]:
+        member = GroupMember(rank, 3, "cpu", ("127.0.0.1", 0), "gloo")
+        replica = Replica(type(agent)(case.spec, agent.cfg), run, member, [])
+        replica._seed(Round("update", updates, 0, [], {}, None))
+        return tuple(torch.rand((), generator=stream).item() for stream in replica.agent.generators.values())
+
+    assert drawn(1, 5) == drawn(1, 5)  # a round that is repeated
+    assert len({drawn(1, 5), drawn(2, 5), drawn(1, 6)}) == 3
 
 
 def test_learners_that_fail_too_often_end_the_run_and_are_named() -> None:

@@ -176,8 +176,10 @@ def test_going_online_equals_a_run_that_was_planned_so(data: str, tmp_path: Path
     assert same(one["experience"]["ring"]["columns"], two["experience"]["ring"]["columns"])
 
 
-def test_observations_are_normalised_by_the_dataset_alone(data: str, tmp_path: Path) -> None:
-    trainer = whorl.load(Match, "td3_bc", settings(tmp_path, dataset=data, total_timesteps=10))
+@pytest.mark.parametrize("num_envs", [2, 5])  # five have 3, 3, 2, 2 and 2 episodes, so three end in padding
+def test_observations_are_normalised_by_the_dataset_alone(num_envs: int, data: str, tmp_path: Path) -> None:
+    given = settings(tmp_path, dataset=data, total_timesteps=10, num_envs=num_envs)
+    trainer = whorl.load(Match, "td3_bc", given)
     with trainer:
         trainer.step()
         found: Any = trainer.agent.observations.statistics["observation"]

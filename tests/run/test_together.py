@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,28 @@ def test_nobody_works_while_one_is_alone_and_those_that_pause_go_on() -> None:
     assert len(blocks) == 15 and all(len(set(block)) == 1 for block in blocks)
 
 
+def test_one_that_wants_to_be_alone_waits_until_the_others_have_left() -> None:
+    gate = Gate()
+    order: list[str] = []
+
+    def other() -> None:
+        with gate.alone():
+            order.append("alone")
+
+    def wants() -> bool:
+        with gate._changed:  # held by who wants to be alone, unless it waits
+            return bool(gate._waiting or order)
+
+    thread = threading.Thread(target=other)
+    with gate.working():
+        thread.start()
+        while not wants():
+            time.sleep(0.001)
+        order.append("work")
+    thread.join(60)
+    assert order == ["work", "alone"]
+
+
 def test_one_that_waits_for_something_else_keeps_nobody_from_being_alone() -> None:
     gate, free = Gate(), threading.Event()
 
@@ -198,13 +221,20 @@ def test_one_that_waits_for_something_else_keeps_nobody_from_being_alone() -> No
 
 def test_a_thread_outside_records_when_nobody_works() -> None:
     gate = Gate()
-    with gate.alone():
-        pass
-    with gate.working():
-        gate.give_way()
+
+    def work() -> None:
         with gate.alone():
             pass
-        gate.give_way()
+        with gate.working():
+            gate.give_way()
+            with gate.alone():
+                pass
+            gate.give_way()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 # On a GPU

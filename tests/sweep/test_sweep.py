@@ -231,6 +231,13 @@ def test_the_preset_trains_with_the_settings_of_the_best_trial(made: Make, tmp_p
     assert "eval_freq" not in preset_of(sweep.sweeping, swept.rows[0].params)
 
 
+def test_a_setting_that_was_searched_replaces_its_other_names_in_the_preset(made: Make) -> None:
+    preset = preset_of(made(discount_factor=0.5).sweeping, {"gamma": 0.9})
+    assert (
+        preset["gamma"] == 0.9 and preset["num_envs"] == SMALL["num_envs"] and "discount_factor" not in preset
+    )
+
+
 def test_settings_that_never_fit_end_the_sweep_with_a_sentence(made: Make) -> None:
     sweep = made(trained=True, trials=9, search={"batch_size": [48, 80], "num_steps": [16, 32]})
     with pytest.raises(ConfigError, match="the settings of the first 5 trials do not fit each other"):

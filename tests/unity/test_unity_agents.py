@@ -7,7 +7,7 @@ import wire
 
 from whorl.envs.adapters.unity import layout_of
 from whorl.envs.stepping import Buffers
-from whorl.envs.unity.agents import Agents
+from whorl.envs.unity.agents import Agents, Crowd
 from whorl.envs.unity.behaviors import Behavior
 from whorl.envs.unity.messages import messages
 from whorl.envs.unity.sensors import Sensor
@@ -208,3 +208,18 @@ def test_a_new_player_drops_what_was_under_way() -> None:
     hand.brains = {KEY: wire.brain(KEY, 1, (2, 3))}
     hand.tell((7, 0.5, 4.0), (9, 0.75, 4.0))
     assert hand.row(0) == (0.5, 0.0, "reset") and hand.row(1) == (0.75, 0.0, "reset")
+
+
+def test_each_behaviour_of_a_scene_gets_the_actions_of_its_own_policy() -> None:
+    watcher = Behavior("Watcher", WALKER.sensors, 2, ())
+    crowd = Crowd([Agents(one, Buffers.empty(layout_of(one), 1), {}) for one in (WALKER, watcher)])
+    crowd.begin()
+    keys = {KEY: wire.brain(KEY, 1, (2, 3)), "Watcher?team=0": wire.brain("Watcher?team=0", 2, ())}
+    asking = {key: [wire.agent(0, [wire.vector([0.5])], 0.0, False, False)] for key in keys}
+    crowd.take(messages().UnityMessageProto.FromString(wire.output(asking, list(keys.values()))))
+    assert not crowd.can_go_on
+    for one, continuous, discrete in zip(crowd.agents, ([3.0], [4.0, 5.0]), ([1, 2], [])):
+        one.act(np.array([continuous], np.float32), np.array([discrete], np.int64))
+    assert crowd.can_go_on
+    sent = wire.actions(crowd.message().SerializeToString())
+    assert sent == {KEY: [([3.0], [1, 2])], "Watcher?team=0": [([4.0, 5.0], [])]}

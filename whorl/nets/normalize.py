@@ -203,7 +203,8 @@ class BoundedReturnScale(ReturnScale):
 
     def follow_(self, seen: Tensor, mask: Tensor) -> None:
         super().follow_(seen, mask)
-        self.largest.copy_(torch.maximum(self.largest, torch.where(mask > 0, seen, 0.0).abs().amax()))
+        # In a masked row the return is that of the row before, discounted: never larger.
+        self.largest.copy_(torch.maximum(self.largest, seen.abs().amax()))
 
     def scale(self) -> Tensor:
         return torch.minimum(super().scale(), self.bound / self.largest.clamp(min=EPSILON))

@@ -51,7 +51,7 @@ class WarpAdapter(Adapter):
     def full_id(self, id: str) -> str:
         found = id if re.search(r"-v\d+$", id) else f"{id}-v5"
         if found not in self.ids():
-            raise EnvError(f"unknown environment {id!r}; {nearest(found, self.ids(), WARP)}")
+            raise EnvError(f"unknown environment {id!r}; {nearest(found, self.ids(), prefix=WARP)}")
         return found
 
     def check_options(self, id: str, options: dict[str, Any]) -> dict[str, Any]:
