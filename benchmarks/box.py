@@ -11,7 +11,8 @@ import argparse
 import sys
 
 from whorl import api
-from whorl.box.cards import FOLDER, add, agents, load
+from whorl.box.add import add
+from whorl.box.cards import FOLDER, agents, load
 
 MOST_BYTES = 20 * 2**20
 """of all agents together"""
@@ -24,7 +25,7 @@ COMMANDS = {
     "hopper": "whorl train sac Hopper-v5 --seed 1",
     "ant": "whorl train sac Ant-v5 --seed 1",
     "humanoid": "whorl train sac Humanoid-v5 --seed 1",
-    "pong": "whorl train ppo ALE/Pong-v5 --seed 1",
+    "pong": "whorl train ppo PongNoFrameskip-v4 --seed 1",
     "breakout": "whorl train dqn MinAtar/Breakout-v1 --seed 1",
     "tmaze": "whorl train ppo TMaze-v0 --seed 1",
     "discomaze": "whorl train ppo DiscoMaze-v0 --components episodic --seed 1",

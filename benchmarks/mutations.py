@@ -844,11 +844,6 @@ MUTATIONS: list[Mutation] = [
             "loss.detach()",
         ),
         Bug(
-            "actions by the mode of the distribution",
-            "return (logits.softmax(-1) * self.atoms).sum(-1)",
-            "return self.atoms[logits.argmax(-1)]",
-        ),
-        Bug(
             "double is never read",
             'self.critic(batch.next, noise["select"]) if self.cfg.double else logits',
             "logits",
@@ -1067,7 +1062,12 @@ MUTATIONS: list[Mutation] = [
         "nets/atoms.py",
         "nets/test_atoms.py",
         Bug("the highest distribution", ".argmin(0, keepdim=True)", ".argmax(0, keepdim=True)"),
-        Bug("atoms are not discounted", "+ discount.unsqueeze(-1) * self.atoms", "+ self.atoms"),
+        Bug("atoms are not discounted", "+ discount.unsqueeze(-1) * self.grid.atoms", "+ self.grid.atoms"),
+        Bug(
+            "actions by the mode of the distribution",
+            "return (logits.softmax(-1) * self.atoms).sum(-1)",
+            "return self.atoms[logits.argmax(-1)]",
+        ),
         Bug(
             "priorities are cross entropies",
             "loss.detach() + torch.special.xlogy(target, target).sum(-1)",
@@ -1154,7 +1154,22 @@ MUTATIONS: list[Mutation] = [
             "(self.log_sum_exp(batch, values, noise) - q).sum(0)",
             "self.log_sum_exp(batch, values, noise).sum(0)",
         ),
-        Bug("the term has no weight", "loss + self.cfg.cql_weight * gap", "loss + gap"),
+        Bug("the term has no weight", "loss + weight * gap", "loss + gap"),
+        Bug(
+            "the weight falls where it should rise",
+            "-self.cql_multiplier() * excess",
+            "self.cql_multiplier() * excess",
+        ),
+        Bug(
+            "the target is that of all critics together",
+            'found["q/conservative_gap"] / self.cfg.ensemble_q_num',
+            'found["q/conservative_gap"]',
+        ),
+        Bug(
+            "the tuned weight is never read",
+            "self.cql_multiplier().detach() if self.cfg.cql_target_gap else self.cfg.cql_weight",
+            "self.cfg.cql_weight",
+        ),
     ),
     *planted(
         "algorithms/sac.py",
@@ -1828,6 +1843,33 @@ MUTATIONS: list[Mutation] = [
         Bug("a parameter of two optimizers is packed", "own.isdisjoint(id(p) for p in others)", "True"),
     ),
     *planted(
+        "agents/optimizers.py",
+        "agents/test_packed.py",
+        Bug("RMSprop forgets too fast", "value=1 - alpha)", "value=alpha)"),
+        Bug("RMSprop with momentum is packed", "any(group[key] for key in RMSPROP_EXTRAS)", "False"),
+    ),
+    *planted(
+        "ops/by_hand.py",
+        "algorithms/test_a2c.py",
+        Bug("the policy gradient descends", ".div_(-len(weight))", ".div_(len(weight))"),
+    ),
+    *planted(
+        "agents/by_hand.py",
+        "algorithms/test_a2c.py",
+        Bug(
+            "the last row is learned from",
+            "value[: len(target)].flatten()",
+            "value[-len(target) :].flatten()",
+        ),
+    ),
+    *planted(
+        "nets/dilated.py",
+        "nets/test_memory.py",
+        Bug("the newest state advances", "leaf[:, 0], held", "leaf[:, -1], held"),
+        Bug("earlier episodes are in the mean", "torch.where(same, h[at], 0.0)", "h[at]"),
+        Bug("states of earlier episodes go on", "!= episode[:rows]", "< episode[:rows]"),
+    ),
+    *planted(
         "explore/rollout_actor.py",
         "collect/test_rollout_actor.py",
         Bug(
@@ -1928,6 +1970,30 @@ MUTATIONS: list[Mutation] = [
             "opens & (number == steps)",
             "False & (number == steps)",
         ),
+    ),
+    *planted(
+        "envs/adapters/turns.py",
+        "multi/test_turns.py",
+        Bug("agents of the last game are in this one", "        self.agents = []\n", ""),
+        Bug("who is gone acts again", "            self.agents.remove(agent)\n", ""),
+        Bug("no mask outside of an observation", "info.get(MASK_KEY)", "None"),
+    ),
+    *planted(
+        "envs/adapters/pettingzoo.py",
+        "multi/test_turns.py",
+        Bug(
+            "waiting for a turn is an answer",
+            "if isinstance(env, Turns) and agent not in obs:",
+            "if False:",
+        ),
+        Bug(
+            "turns are lost in a snapshot",
+            "                env.agents = list(live)\n",
+            "                pass\n",
+        ),
+        Bug("a game that is over allows no action", "if self._mask is not None and not", "if False and not"),
+        Bug("late agents have no mask", "(*agents, *infos) if", "agents if"),
+        Bug("copies end never", "torch.tensor([not live for live", "torch.tensor([False for live"),
     ),
     *planted(
         "envs/adapters/pettingzoo.py",

@@ -37,7 +37,8 @@ def replay(num_envs: int, buffer_size: int) -> Replay:
         view=Transitions(3),
         buffer_size=buffer_size,
         batch_size=32,
-        ratio=0.25,
+        gamma=0.99,
+        updates_per_step=0.25,
     )
 
 
@@ -48,7 +49,7 @@ def rollout(num_envs: int) -> Batch:
         reset=torch.zeros(STEPS + 1, num_envs, dtype=torch.bool),
         action=torch.randint(18, shape),
         reward=torch.randn(shape),
-        discount=torch.full(shape, 0.99),
+        continues=torch.ones(shape, dtype=torch.bool),
         keep=torch.ones(shape),
         mask=torch.ones(shape),
     )

@@ -1,5 +1,5 @@
-"""Draws native environments, one frame each: docs/images/exploration.png, hybrid.png, recall.png and
-goals.png."""
+"""Draws native environments, one frame each: docs/images/memory.png, recall.png, positions.png, exploration.png,
+hybrid.png and goals.png."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,10 +28,33 @@ IMAGES = Path(__file__).parent / "images"
 
 
 def main() -> None:
+    draw_memory()
+    draw_recall()
+    draw_positions()
     draw_exploration()
     draw_hybrid()
-    draw_recall()
     draw_goals()
+
+
+def draw_memory() -> None:
+    maze, symbols, bumps = (WORLDS[f"{name}-v0"](1) for name in ("TMaze", "RepeatPrevious", "Bumps"))
+    for world in (maze, symbols, bumps):
+        world.reset(4)
+    follow(maze, [1] * 6)
+    follow(symbols, [0] * 7)
+    bumps.state["put"][:, 0] = bumps.state["bumps"][:, 0] = torch.tensor([-0.12, 0.1])
+    bumps.state["place"].fill_(0.1), bumps.state["side"][:, 0].copy_(torch.tensor([1.0, -1.0]))
+    save((maze, symbols, bumps), "memory.png")
+
+
+def draw_positions() -> None:
+    bump, ant, arm = (WORLDS[f"{name}-v0"](1) for name in ("BumpTop", "AntReacherTopPriest", "UR5TopSwitch"))
+    for world in (bump, ant, arm):
+        world.reset(2)
+    bump.step(torch.tensor([[0.01]]))
+    ant.step(torch.tensor([[0.55, -0.6]]))
+    arm.step(torch.tensor([[0.0, 1.0, -1.0]]))
+    save((bump, ant, arm), "positions.png")
 
 
 def draw_exploration() -> None:

@@ -4,13 +4,13 @@ A region of a page stands between `<!-- generated: KIND WORDS -->` and `<!-- end
 
     algorithms                      every algorithm with the line about it
     code MODULE.CLASS FIRST LAST    the class from method FIRST to the end of method LAST, as it stands
-    settings NAME                   the algorithm's own settings, with the values they have under that name
+    settings NAME                   the algorithm's own settings, or where a preset of another one has them
     config MODULE.CLASS             the settings that a config class adds to its parents, or changes
     aliases                         the names of settings in other libraries
-    notes                           the names that have no exact counterpart, and what to set instead
-    presets NAME                    what the name changes, everywhere and per environment
+    presets NAME                    what the name sets everywhere, and the environments that it has settings for
     results NAME                    the measured runs in benchmarks/results/*.json
-    compare ENV ...                 those of all algorithms on some environments, best first
+    compare ENV ...                 the best of all algorithms on some environments
+    box                             the trained agents that come with the package
 
 It also writes whorl/settings/keywords.py, from which editors know the keywords of `whorl.train`.
 """
@@ -21,6 +21,7 @@ import json
 import os
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
@@ -30,13 +31,13 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
+from whorl.box.cards import agents
 from whorl.core.errors import nearest
 from whorl.core.registry import Part
-from whorl.population.config import EvolveConfig
-from whorl.settings.aliases import ALIASES, NOTES
+from whorl.settings.aliases import ALIASES
 from whorl.settings.conditions import WHERE
 from whorl.settings.merge import config_of, configure
-from whorl.settings.presets import algorithm_class, load_preset, owners, preset_names
+from whorl.settings.presets import algorithm_class, load_preset, preset_names
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import bare, fields_of, help_of
 
@@ -44,6 +45,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 KEYWORDS = ROOT / "whorl" / "settings" / "keywords.py"
 REGION = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end generated -->)", re.S)
+COMPARED = 8
+"""algorithms in a table that compares them"""
 
 
 def pages() -> list[Path]:
@@ -64,17 +67,13 @@ def rendered(page: Path) -> str:
 
 
 def list_algorithms(page: Path) -> str:
-    """Every algorithm, with links to its page and its file."""
+    """Every algorithm, with a link to its page."""
     rows = []
     for name in preset_names():
         preset = load_preset(name)
-        module = preset["rule"].rpartition(".")[0]
-        file = ROOT / f"{module.replace('.', '/')}.py"
         own = ROOT / "docs" / "algorithms" / f"{name}.md"
-        rows.append(
-            (f"[`{name}`]({_link(page, own)})", preset["about"], f"[{file.name}]({_link(page, file)})")
-        )
-    return table(("name", "what it is", "file"), rows)
+        rows.append((f"[`{name}`]({_link(page, own)})", preset["about"]))
+    return table(("name", "what it is"), rows)
 
 
 def show_code(page: Path, owner: str, first: str, last: str) -> str:
@@ -95,8 +94,11 @@ def show_code(page: Path, owner: str, first: str, last: str) -> str:
 
 
 def list_settings(page: Path, name: str) -> str:
-    """The settings that the algorithm's own file declares."""
+    """The settings that the algorithm's own file declares; those of a preset of another algorithm are on its page."""
     config = config_of(algorithm_class(name)[1])
+    owner = next(other for other in _originals() if config_of(algorithm_class(other)[1]) is config)
+    if owner != name:
+        return f"Those of [`{owner}`]({owner}.md#settings)."
     values, texts = configure(name, "", {}).algo, help_of(config)
     rows = [
         (f"`{field}`", f"`{_value(getattr(values, field))}`", texts[field])
@@ -104,6 +106,11 @@ def list_settings(page: Path, name: str) -> str:
         if field in texts
     ]
     return table(("setting", "default", "what it is"), rows)
+
+
+def _originals() -> list[str]:
+    """All names, those first that are called like the file of their rule."""
+    return sorted(preset_names(), key=lambda name: load_preset(name)["rule"].split(".")[-2] != name)
 
 
 def list_config(page: Path, path: str) -> str:
@@ -120,46 +127,28 @@ def list_config(page: Path, path: str) -> str:
 
 
 def list_aliases(page: Path) -> str:
-    """Each setting that has aliases, with them and the algorithms that have it."""
+    """Each setting that has aliases, with them."""
     found: dict[str, list[str]] = {}
     for alias, targets in ALIASES.items():
         for target in targets:
             found.setdefault(target, []).append(f"`{alias}`")
-    loop, population = fields_of(RunConfig), fields_of(EvolveConfig)
-    rows = [
-        (
-            f"`{name}`",
-            ", ".join(aliases),
-            "all" if name in loop else "populations" if name in population else owners(name),
-        )
-        for name, aliases in found.items()
-    ]
-    return table(("setting", "also called", "algorithms"), rows)
-
-
-def list_notes(page: Path) -> str:
-    """The names without an exact counterpart."""
-    return table(("name", "here"), [(f"`{name}`", text) for name, text in NOTES.items()])
+    return table(("setting", "also called"), [(f"`{name}`", ", ".join(found[name])) for name in found])
 
 
 def list_presets(page: Path, name: str) -> str:
-    """What the name changes, everywhere and per environment; a preset that starts from another says so."""
-    preset = yaml.safe_load((ROOT / "whorl" / "presets" / f"{name}.yaml").read_text("utf-8"))
-    groups = {"any": preset.get("settings") or {}, **(preset.get("environments") or {})}
-    found: dict[str, list[str]] = {}
-    for env, settings in groups.items():
-        title = env if env == "any" else f"`{env}`"
-        parts = {title: {name: value for name, value in settings.items() if name != WHERE}}
-        parts |= {f"{title}, {words}": values for words, values in (settings.get(WHERE) or {}).items()}
-        for key, part in parts.items():
-            if part:  # environments with the same settings share a row
-                found.setdefault(", ".join(f"`{k}: {_value(v)}`" for k, v in part.items()), []).append(key)
-    rows = [("; ".join(names), text) for text, names in found.items()]
-    parent = preset.get("inherits")
-    text = f"Starts from the presets of [`{parent}`]({parent}.md#presets)." if parent else ""
-    return "\n\n".join(
-        [*([text] if text else []), *([table(("environment", "settings"), rows)] if rows else [])]
-    )
+    """What the name sets everywhere, and the environments that it has settings for."""
+    file = ROOT / "whorl" / "presets" / f"{name}.yaml"
+    preset = yaml.safe_load(file.read_text("utf-8"))
+    parts, parent = [], preset.get("inherits")
+    if parent:
+        parts.append(f"Starts from the presets of [`{parent}`]({parent}.md#presets).")
+    settings = {key: value for key, value in (preset.get("settings") or {}).items() if key != WHERE}
+    if settings:
+        parts.append(f"Sets {', '.join(f'`{key}: {_value(value)}`' for key, value in settings.items())}.")
+    envs = ", ".join(f"`{env}`" for env in preset.get("environments") or {})
+    link = f"[{file.name}]({_link(page, file)})"
+    parts.append(f"Tuned in {link} for {envs}." if envs else f"File: {link}.")
+    return " ".join(parts)
 
 
 def list_results(page: Path, name: str) -> str:
@@ -168,46 +157,63 @@ def list_results(page: Path, name: str) -> str:
     found = [result for result in found if isinstance(result, dict) and result.get("algorithm") == name]
     if not found:
         return "No runs are recorded for this version yet."
-    header = ("environment", "seeds", "steps", "wall time", "return", "machine", "commit", "date")
-    text = table(header, [_result(result) for result in found])
+    text = _measured("environment", {result["env"]: result for result in found})
     curves = [
-        f"![{name} on {result['env']}: return over training]({_link(page, ROOT / result['curve'])})"
+        f"![{name} on {result['env']}]({_link(page, ROOT / result['curve'])})"
         for result in found
         if result.get("curve")
     ]
-    note = "Steps and wall time are means over the seeds; the return is their mean ± standard deviation."
     remarks = [f"{result['env']}: {result['note']}" for result in found if result.get("note")]
-    return "\n\n".join([text, note, *remarks, *curves])
+    return "\n\n".join([text, *remarks, *curves])
 
 
 def compare(page: Path, *envs: str) -> str:
-    """The recorded runs of all algorithms on some environments, best first."""
+    """The best recorded runs of all algorithms, one table per environment."""
     found = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
-    rows = []
+    parts = []
     for env in envs:
         runs = [result for result in found if isinstance(result, dict) and result.get("env") == env]
-        for result in sorted(runs, key=lambda one: -fmean(run["return"] for run in one["seeds"])):
-            name = result["algorithm"]
-            link = f"[`{name}`]({_link(page, ROOT / 'docs' / 'algorithms' / f'{name}.md')})"
-            _, seeds, steps, wall, mean, machine, *_ = _result(result)
-            rows.append((f"`{env}`", link, mean, steps, wall, seeds, machine))
-    return table(("environment", "algorithm", "return", "steps", "wall time", "seeds", "machine"), rows)
+        runs.sort(key=lambda one: -fmean(run["return"] for run in one["seeds"]))
+        pages = {name: ROOT / "docs" / "algorithms" / f"{name}.md" for name in preset_names()}
+        rows = {f"[`{one['algorithm']}`]({_link(page, pages[one['algorithm']])})": one for one in runs}
+        parts.append(_measured(f"`{env}`", dict(list(rows.items())[:COMPARED])))
+    return "\n\n".join(parts)
 
 
-def _result(result: dict[str, Any]) -> tuple[str, ...]:
-    runs = result["seeds"]
-    returns = [float(run["return"]) for run in runs]
-    spread = f" ± {stdev(returns):,.1f}" if len(returns) > 1 else ""
-    return (
-        result["env"],
-        ", ".join(str(run["seed"]) for run in runs),
-        f"{fmean(run['steps'] for run in runs):,.0f}",
-        f"{fmean(run['wall_time'] for run in runs):,.0f} s",
-        f"{fmean(returns):,.1f}{spread}",
-        result["machine"],
-        f"`{result['commit'][:7]}`",
-        result["date"],
+def _measured(title: str, results: dict[str, dict[str, Any]]) -> str:
+    """Means over the seeds, and the standard deviation of the return; the header has the usual machine."""
+    usual = Counter(result["machine"] for result in results.values()).most_common(1)[0][0]
+    rows = []
+    for name, result in results.items():
+        runs = result["seeds"]
+        returns = [float(run["return"]) for run in runs]
+        spread = f" ± {stdev(returns):,.1f} ({len(runs)} seeds)" if len(runs) > 1 else " (one seed)"
+        elsewhere = "" if result["machine"] == usual else f" ({result['machine']})"
+        rows.append(
+            (
+                name,
+                f"{fmean(returns):,.1f}{spread}",
+                f"{fmean(run['steps'] for run in runs):,.0f}",
+                f"{fmean(run['wall_time'] for run in runs):,.0f} s{elsewhere}",
+            )
+        )
+    return table((title, "return", "steps", f"wall time ({usual})"), rows)
+
+
+def list_agents(page: Path) -> str:
+    """The agents in the box."""
+    rows = (
+        (
+            f"`{name}`",
+            card.about,
+            f"`{card.command}`",
+            f"{card.steps:,}",
+            f"{card.mean_return:,.1f} ± {card.std:,.1f}",
+            str(card.episodes),
+        )
+        for name, card in agents().items()
     )
+    return table(("agent", "what it does", "trained by", "steps", "mean return", "episodes"), rows)
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -231,12 +237,12 @@ def _link(page: Path, target: Path) -> str:
 
 
 KINDS: dict[str, Callable[..., str]] = {
+    "box": list_agents,
     "algorithms": list_algorithms,
     "code": show_code,
     "settings": list_settings,
     "config": list_config,
     "aliases": list_aliases,
-    "notes": list_notes,
     "presets": list_presets,
     "results": list_results,
     "compare": compare,

@@ -9,7 +9,7 @@ class Tag:
 
     possible_agents = ("hunter_0", "prey_0", "prey_1")
 
-    def __init__(self, length=50):
+    def __init__(self, length=50, render_mode=None):
         self.length = length
 
     def observation_space(self, agent):
@@ -49,6 +49,13 @@ class Tag:
             )
             for agent in agents
         }
+
+    def render(self):  # for videos: whorl eval RUN --video
+        frame = np.full((60, 420, 3), 255, np.uint8)
+        for agent in self.agents:
+            left = round(200 * (self.place[agent] + 1))
+            frame[20:40, left : left + 20] = (200, 60, 40) if agent == "hunter_0" else (40, 110, 200)
+        return frame
 
     def close(self): ...
 

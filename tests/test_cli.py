@@ -1103,7 +1103,7 @@ def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["eval", "PPO"], {"PPO_one", "PPO two"}),
         (["completion", ""], {"bash", "zsh", "fish"}),
         (["sweep", "x.yaml", "--objective", ""], {"mean", "iqm", "worst"}),
-        (["bench", "classic", "--jo"], {"--jobs"}),
+        (["bench", "classic", "--pa"], {"--parallel"}),
     ],
 )
 def test_bash_completes(words: list[str], found: set[str], completion: Path, tmp_path: Path) -> None:
@@ -1274,3 +1274,43 @@ def test_help_shows_what_a_short_id_will_get(capsys: pytest.CaptureFixture[str])
     whole = capsys.readouterr().out
     assert "default: 100000" in short.replace("100_000", "100000")
     assert short.replace("CartPole ", "CartPole-v1 ").split() == whole.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "shown", "hidden"),
+    [
+        (
+            "export --help",
+            ["--format onnx|torchscript|safetensors", "as ONNX, TorchScript or"],
+            ["|onnx", "none"],
+        ),
+        ("report --help", ["one HTML file", "--output FILE"], ["(default: none)", "(default: )"]),
+        ("record --help", ["--output FOLDER", "--env ENV", "--trust PATH"], ["WORD"]),
+        ("bench --help", ["--parallel N", "--ray ADDRESS", "--algorithms NAME"], ["--jobs", "WORD"]),
+        ("sweep --help", ["--parallel N", "--apply [FILE]"], ["WORD"]),
+        (
+            "train ppo CartPole-v1 --help-all",
+            ["--parallel gpu|N", "--http-url URL", "--runs FOLDER"],
+            ["WORD"],
+        ),
+    ],
+)
+def test_help_calls_values_by_telling_names_and_shows_no_empty_defaults(
+    words: str, shown: list[str], hidden: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert [part for part in shown if part not in text] == []
+    assert [part for part in hidden if part in text] == []
+
+
+def test_jobs_is_another_word_for_parallel(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--jobs is 'few'" in error_of(["bench", "classic", "--jobs", "few"], capsys)
+
+
+@pytest.mark.parametrize("name", ["fast_td3", "rtd3", "td3"])
+def test_a_preset_of_another_rule_is_called_by_its_own_name(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^{name} needs continuous actions, but this environment has discrete"
+    ):
+        whorl.load("CartPole-v1", name, {"quiet": True, "save_model": False}).step()

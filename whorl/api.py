@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,28 +14,34 @@ import numpy as np
 import torch
 from gymnasium.error import DependencyNotInstalled
 
+from whorl.box.cards import load as load_agent
+from whorl.box.names import Named, find_folder, find_policy
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
+from whorl.core.hardware import cores, has_display
+from whorl.core.process import configure_process
 from whorl.core.registry import only_trusted, register, require_part, require_trust
 from whorl.core.spec import Spec, differences, without_keys
+from whorl.core.tree import Tree
 from whorl.datasets.minari import Writer, dataset_name, free_id
+from whorl.distributed.pool import make_vector
 from whorl.envs import checker
 from whorl.envs import make as envs
 from whorl.envs.adapter import adapter_of
 from whorl.envs.adapters.imported import module_of
 from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
 from whorl.envs.make import Made, Source, find, takes
+from whorl.envs.vector import Step
 from whorl.envs.wrappers import split
-from whorl.log.live import has_display
 from whorl.log.media import Media
 from whorl.log.video import save_video
 from whorl.population import setup
 from whorl.population.config import EvolveConfig
 from whorl.population.evolver import Evolved, Evolver, is_population, read_lineage
-from whorl.run.behaviors import BehaviorTrainer, play
+from whorl.run.behaviors import BehaviorTrainer, check_behaviors, play
 from whorl.run.build import choose_device, kind_of
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint, use_checkpoint
-from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations, run_episodes
+from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations, Watch, run_episodes
 from whorl.run.record import Behavior, Recording, check_recordable, record_episodes
 from whorl.run.recording import Camera, Screenshots
 from whorl.run.reporting import LoggerFactory, Result
@@ -58,8 +63,8 @@ from whorl.settings.schema import build
 from whorl.settings.secrets import HIDDEN, require_secrets
 from whorl.settings.trust import import_paths, paths_in
 from whorl.state import checkpoint, code
-from whorl.state.policy import SavedPolicy, load_policy, unpack_spec
-from whorl.state.runfolder import new_run_folder, resolve_run
+from whorl.state.policy import SavedPolicy, load_policy, read_policy, unpack_spec
+from whorl.state.runfolder import new_run_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -325,7 +330,7 @@ def resume(
     changes = {key: value for path in files for layer in read_file(path) for key, value in layer.items()}
     changes |= _settings(config, settings)
     changes |= {} if env_options is None else {"env_options": dict(env_options)}
-    folder = resolve_run(run)
+    folder = find_folder(run)
     if is_population(folder):
         if callbacks or loggers:
             name = "callbacks" if callbacks else "loggers"
@@ -410,7 +415,7 @@ def load_run(
             "random_params are drawn once, when a run starts: the values of a saved run are in its config.yaml; leave "
             "random_params out to resume it"
         )
-    folder = resolve_run(run)
+    folder = find_folder(run)
 
     def trainer(config: Mapping[str, Any], where: Path) -> Trainer:
         if BEHAVIORS in config:
@@ -481,27 +486,33 @@ def restore(
     device: str = "cpu",
     **unknown: Any,
 ) -> SavedPolicy:
-    """The trained policy of a run or checkpoint, with its normalisers, memory and action scaling.
+    """A trained policy, with its normalisers, memory and action scaling.
 
     Args:
-        run: a run folder, a checkpoint, or a .safetensors file that `policy.export` wrote.
+        run: a run's folder or its name in runs/, a checkpoint, an agent in the box by name, or a .safetensors file that
+            `policy.export` wrote.
         behavior: which policy, where the run has several behaviours.
     """
     _refuse(restore, unknown)
-    if Path(run).suffix == ".safetensors":
-        return _from_file(Path(run), best, behavior, trust, device)
-    return _policy(_saved(run, best), behavior, trust, device)
+    found = find_policy(run)
+    if found.path.is_dir():
+        return _policy(_saved(found.path, best), behavior, trust, device)
+    if best or behavior:
+        raise ConfigError(
+            f"{str(run)!r} is {found.kind}, which holds one policy; leave {'best' if best else 'behavior'} out"
+        )
+    return _from_file(found, code.expanded(trust), str(choose_device(device)))
 
 
-def _from_file(path: Path, best: bool, behavior: str, trust: Sequence[str], device: str) -> SavedPolicy:
-    """The policy in a .safetensors file."""
+def _from_file(found: Named, trust: tuple[str, ...], device: str) -> SavedPolicy:
+    """The policy of an agent in the box, or in a file."""
+    if found.card is not None:
+        return load_agent(found.card.name, found.path.parent, device)[0]
+    if found.path.suffix == ".pt":
+        return read_policy(found.path, trust, device)
     from whorl.state.formats import read_safetensors
 
-    if best or behavior:
-        raise ConfigError(f"{path} holds one policy; leave {'best' if best else 'behavior'} out")
-    if not path.is_file():
-        raise CheckpointError(f"there is no file {path}")
-    return read_safetensors(path, code.expanded(trust), str(choose_device(device)))
+    return read_safetensors(found.path, trust, device)
 
 
 def _policy(found: checkpoint.Loaded, behavior: str, trust: Sequence[str], device: str) -> SavedPolicy:
@@ -526,30 +537,25 @@ def _policy(found: checkpoint.Loaded, behavior: str, trust: Sequence[str], devic
         return loaded
 
 
-def _saved(run: str | Path, best: bool) -> checkpoint.Loaded:
+def _saved(folder: Path, best: bool) -> checkpoint.Loaded:
     """The checkpoint that a policy is taken from."""
-    folder = resolve_run(run)
-    if (best or is_population(folder)) and folder.name != checkpoint.BEST:
-        folder = (folder.parent if checkpoint.is_checkpoint(folder) else folder) / checkpoint.BEST
-        if not folder.is_dir():
-            raise CheckpointError(
-                f"{folder.parent} has no best policy, because it was never evaluated; leave best out"
-            )
-    return find_checkpoint(folder)
+    return find_checkpoint(checkpoint.best_folder(folder) if best or is_population(folder) else folder)
 
 
 def is_several(run: str | Path | SavedPolicy) -> bool:
     """Whether a saved run has several behaviours."""
     if isinstance(run, SavedPolicy):
         return False
-    folder = resolve_run(run)
+    folder = find_policy(run).path
+    if not folder.is_dir():
+        return False
     path = (folder if (folder / checkpoint.CONFIG).is_file() else folder.parent) / checkpoint.CONFIG
     if not path.is_file():
         return False
     try:
         config = read_yaml(path.read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError, ConfigError):  # damaged; checkpoints have their own
-        return BEHAVIORS in _saved(run, best=False).policy
+        return BEHAVIORS in _saved(folder, best=False).policy
     return isinstance(config, Mapping) and BEHAVIORS in config
 
 
@@ -564,27 +570,72 @@ def _evaluate_behaviors(
     best: bool,
     trust: Sequence[str],
     device: str,
+    show: "Show",
 ) -> Evaluations:
     """Play episodes with the trained policies of all behaviours of a run; arguments as those of `evaluate`."""
-    found = _saved(run, best)
+    found = _saved(find_folder(run), best)
     with only_trusted(code.admit(found.code, trust), code.hint(found.folder, found.code)):
         with checkpoint.reading(found.folder, checkpoint.CONFIG):
             settings = read_saved(found.config)
-        source = _source(env, settings, env_options)
+        source = _source(env, settings, env_options, show.mode)
     policies = {name: _policy(found, name, trust, device) for name in settings.behaviors}
     assert source.adapter is not None
-    playing = source.adapter.behavior_env(source, min(episodes, EVAL_ENVS))
-    try:
-        for name, policy in policies.items():
-            if name not in playing.specs:
-                raise EnvError(f"{source.id} has no behaviour {name!r}; {nearest(name, playing.specs)}")
-            _check_spaces(policy.spec, playing.specs[name], source.id)
-        limit = max_steps or settings.run.eval_max_steps
-        agents = {name: policy.agent for name, policy in policies.items()}
-        with torch.no_grad():
-            return play(agents, playing, episodes, seed, deterministic, None, limit)
-    finally:
-        playing.close()
+    with _explaining(source.id, show.mode):
+        playing = source.adapter.behavior_env(source, 1 if show.render else min(episodes, EVAL_ENVS))
+        try:
+            for name, policy in policies.items():
+                if name not in playing.specs:
+                    raise EnvError(f"{source.id} has no behaviour {name!r}; {nearest(name, playing.specs)}")
+                _check_spaces(policy.spec, playing.specs[name], source.id)
+            limit = max_steps or settings.run.eval_max_steps
+            agents = {name: policy.agent for name, policy in policies.items()}
+            fewest = min(spec.num_envs for spec in playing.specs.values())
+            quota = [-(-episodes // fewest)] * playing.copies
+            with torch.no_grad(), show.watch(source, quota) as watch:
+                return play(
+                    *(agents, playing, episodes, seed, deterministic, watch, limit), warn=not max_steps
+                )
+        finally:
+            playing.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Show:
+    """What is to be seen of an evaluation; see `evaluate`."""
+
+    video: str | Path | None
+    screenshots: str | Path | None
+    render: bool | Callable[[str, float], Viewer]
+
+    @property
+    def mode(self) -> str | None:
+        """How environments are to be made."""
+        return "rgb_array" if self.render or self.saves else None
+
+    @property
+    def saves(self) -> bool:
+        return self.video is not None or self.screenshots is not None
+
+    @contextmanager
+    def watch(self, source: Source, quota: list[int]) -> Iterator[Watch | None]:
+        """What watches the episodes, each environment's `quota` of them; files are complete afterwards."""
+        camera = None if self.video is None else Camera(source.id, frame_rate(source))
+        ends = None if self.screenshots is None else Screenshots(source.id, Path(self.screenshots), quota)
+        make_viewer = Viewer if self.render is True else self.render
+        viewer = make_viewer(source.id, frame_rate(source)) if make_viewer else None
+        watching = [one for one in (camera, viewer, ends) if one is not None]
+
+        def watch(env: Any, step: Step, action: Tree) -> None:
+            for one in watching:
+                one(env, step, action)
+
+        try:
+            yield watch if watching else None
+        finally:
+            if viewer is not None:
+                viewer.close()
+        if camera is not None and self.video is not None:
+            save_video(camera.frames, Path(self.video), camera.fps)
 
 
 def _check_evaluation(episodes: int, seed: int, max_steps: int) -> None:
@@ -624,60 +675,40 @@ def evaluate(
     """
     _refuse(evaluate, unknown)
     _check_evaluation(episodes, seed, max_steps)
+    show = Show(video, screenshots, render)
     if is_several(run):
-        if video is not None or render or screenshots is not None:
-            raise WhorlError(
-                "a run of several behaviours is neither recorded nor shown; leave out video, screenshots and render "
-                "(on the command line --video, --screenshots and --render)"
-            )
         assert not isinstance(run, SavedPolicy)
         return _evaluate_behaviors(
-            *(run, episodes, env, env_options, seed, max_steps, deterministic, best, trust, device)
+            *(run, episodes, env, env_options, seed, max_steps, deterministic, best, trust, device, show)
         )
     policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
-    drawn = render or video is not None or screenshots is not None
-    mode = "rgb_array" if drawn else None
+    mode = show.mode
     with only_trusted(code.expanded(trust)):
         source = _source(env, policy.settings, env_options, mode)
-        if (
-            render is True
-            and video is None
-            and screenshots is None
-            and source.world is None
-            and has_display()
-        ):
+        if render is True and not show.saves and source.world is None and has_display():
             mode = "human"  # a window of its own
             source = _source(env, policy.settings, env_options, mode)
-    num_envs = source.num_envs or (1 if render else min(episodes, 32))
-    ends = None
-    if screenshots is not None:
-        quota = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
-        ends = Screenshots(source.id, Path(screenshots), quota)
-    with _explaining(source.id, mode):
-        vector = source.vector(num_envs, policy.agent.device)
-        camera = Camera(source.id, frame_rate(source)) if video is not None else None
-        make_viewer = Viewer if render is True else render
-        viewer = make_viewer(source.id, frame_rate(source)) if make_viewer and mode == "rgb_array" else None
-        watching = [watch for watch in (camera, viewer, ends) if watch is not None]
-
-        def watch(*seen: Any) -> None:
-            for one in watching:
-                one(*seen)
-
+            show = Show(None, None, False)
+    num_envs = source.num_envs or (1 if render else min(episodes, EVAL_ENVS))
+    quota = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
+    settings = policy.settings.run
+    # Threads and processes as in training: torch's default of a thread per core slows small batches on a busy machine.
+    workers = min(settings.workers, cores(), num_envs)
+    if mode is not None or not source.named or workers == 1:
+        workers = 0
+    with _explaining(source.id, mode), configure_process(settings.threads, settings.tf32):
+        vector = make_vector(source, num_envs, policy.agent.device, workers, timeout=settings.env_timeout)
         try:
             # What trackers read has to be there; a policy alone needs no privileged observations.
             privileged = () if policy.agent.tracks else policy.agent.privileged
             _check_spaces(policy.spec, vector.spec, source.id, privileged)
-            with torch.no_grad():
-                limit = max_steps or policy.settings.run.eval_max_steps
-                found = run_episodes(policy.agent, vector, episodes, seed, deterministic, watch, limit)
+            limit = max_steps or settings.eval_max_steps
+            with torch.no_grad(), show.watch(source, quota) as watch:
+                return run_episodes(
+                    *(policy.agent, vector, episodes, seed, deterministic, watch, limit), warn=not max_steps
+                )
         finally:
-            if viewer is not None:
-                viewer.close()
             vector.close()
-    if video is not None and camera is not None:
-        save_video(camera.frames, Path(video), camera.fps)
-    return found
 
 
 def record(
@@ -741,22 +772,20 @@ def plot(*runs: str | Path, metrics: Sequence[str] = (), output: str | Path | No
     """
     from whorl.log.plot import RETURN, plot_runs
 
-    folders = [resolve_run(run) for run in runs]
+    folders = [find_folder(run) for run in runs]
     path = (folders[0] if len(folders) == 1 else Path()) / "plot.png" if output is None else Path(output)
     return Media(plot_runs(folders, path, metrics or (RETURN,)))
 
 
 def video(run: str | Path, output: str | Path | None = None, **options: Any) -> Media:
-    """An episode with the trained policy of a run as a video, which a notebook shows.
+    """An episode with a trained policy as a video, which a notebook shows.
 
     Args:
         output: a .gif or .mp4 file; by default video.gif in the folder of the run.
         options: those of `evaluate`, such as `best`, `seed`, `max_steps` and `env_options`.
     """
-    path = resolve_run(run) / "video.gif" if output is None else Path(output)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*evaluation cut")  # max_steps asks for it
-        evaluate(run, **{"episodes": 1, **options, "video": path})
+    path = find_policy(run).output("video.gif") if output is None else Path(output)
+    evaluate(run, **{"episodes": 1, **options, "video": path})
     return Media(path)
 
 
@@ -771,11 +800,15 @@ def check(env: Any, env_options: Mapping[str, Any] | None = None, **unknown: Any
     """
     _refuse(check, unknown)
     options = dict(env_options or {})
-    if isinstance(env, str):
-        return checker.check(find(env, options).factory)
-    if not options:
+    try:
+        source = find(env, options)
+    except WhorlError:
+        if isinstance(env, str) or options:
+            raise
         return checker.check(env)
-    return checker.check(find(env, options).factory)
+    if source.adapter is not None and source.adapter.behaviors(source.id, source.options):
+        return check_behaviors(source)
+    return checker.check(source.factory if isinstance(env, str) or options else env)
 
 
 def _settings(config: Mapping[str, Any] | RunConfig | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -896,7 +929,7 @@ def _source(
         require_secrets({**saved, **asked})
         return _saved_source(settings.env, {**saved, **asked}, drawn)
     if isinstance(env, str):
-        _check_single(env, drawn)
+        _check_drawn(env, drawn)
         same = find(env).id == settings.env
         options = {**(saved if same else {}), **asked, **drawn}
         require_secrets(options)
@@ -918,7 +951,7 @@ def _source(
 def _saved_source(id: str, options: Mapping[str, Any], drawn: Mapping[str, Any]) -> Source:
     if module := module_of(id):
         require_trust(module, "an environment of")
-    _check_single(id, drawn)
+    _check_drawn(id, drawn)
     try:
         return find(id, {**options, **drawn})
     except WhorlError as error:
@@ -928,9 +961,9 @@ def _saved_source(id: str, options: Mapping[str, Any], drawn: Mapping[str, Any])
         ) from None
 
 
-def _check_single(id: str, drawn: Mapping[str, Any]) -> None:
-    """Raise where something is to be drawn that can't be made alone."""
-    if drawn and not adapter_of(id).single:
+def _check_drawn(id: str, drawn: Mapping[str, Any]) -> None:
+    """Raise where something is to be drawn that has no pictures."""
+    if drawn and not adapter_of(id).renders:
         raise WhorlError(
             f"{id} is a batch of environments, which is not rendered: neither a video nor a window can show it; leave "
             "out video and render (on the command line --video and --render)"

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from whorl.api import evaluate, restore
+from whorl.box.names import find_folder
 from whorl.core import files
 from whorl.core.errors import CheckpointError, ConfigError, WhorlError, missing_extra
 from whorl.core.version import __version__
@@ -24,7 +25,7 @@ from whorl.run.checkpointing import find_checkpoint
 from whorl.run.evaluate import Evaluation
 from whorl.settings.behaviors import BEHAVIORS
 from whorl.state import checkpoint
-from whorl.state.runfolder import RUNS, resolve_run
+from whorl.state.runfolder import RUNS
 
 CARD, RESULTS, VIDEO, METRICS = "README.md", "results.json", "replay.gif", "metrics.jsonl"
 PULLED = re.compile(
@@ -63,13 +64,9 @@ def push(
     """
     _check_repo(repo)
     api = _api()
-    folder = resolve_run(run)
-    if best and folder.name != checkpoint.BEST:
-        folder = folder / checkpoint.BEST
-        if not folder.is_dir():
-            raise CheckpointError(
-                f"{folder.parent} has no best policy, because it was never evaluated; leave best out"
-            )
+    folder = find_folder(run)
+    if best:
+        folder = checkpoint.best_folder(folder)
     with tempfile.TemporaryDirectory() as temp:
         prepare(folder, Path(temp), repo, episodes, code, video, trust)
         with _explaining(repo, "write"):

@@ -1,8 +1,8 @@
 """Parameters of small networks in one buffer: the same steps, state and gradients for others."""
 
 import copy
-from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -17,9 +17,12 @@ class Two(Optimized):
         self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 1)
 
 
-def build(packed: bool, **options: Any) -> Two:
+ADAM, RMSPROP = Part("Adam"), Part("RMSprop", {"alpha": 0.9, "eps": 1e-3})
+
+
+def build(packed: bool, part: Part = ADAM) -> Two:
     found = Two()
-    found.add_optimizer("net", [found.one, found.two], Part("Adam", options), 0.01)
+    found.add_optimizer("net", [found.one, found.two], part, 0.01)
     if not packed:
         found.add_optimizer(
             "other", found.one, Part("SGD"), 0.0
@@ -32,8 +35,9 @@ def loss(net: Two, seed: int) -> Tensor:
     return (net.two(net.one(x).tanh()) - 1).square().mean()
 
 
-def test_packed_steps_are_those_of_single_tensors() -> None:
-    one, two = build(True), build(False)
+@pytest.mark.parametrize("part", [ADAM, RMSPROP], ids=["Adam", "RMSprop"])
+def test_packed_steps_are_those_of_single_tensors(part: Part) -> None:
+    one, two = build(True, part), build(False, part)
     assert "net" in one._packed and not two._packed
     for seed in range(5):
         norms = [net.minimize("net", loss(net, seed), 0.1, measure=True) for net in (one, two)]
@@ -42,8 +46,14 @@ def test_packed_steps_are_those_of_single_tensors() -> None:
         assert torch.allclose(a, b, atol=1e-6)
 
 
-def test_the_state_of_packed_parameters_is_restored() -> None:
-    one, two = build(True), build(True)
+@pytest.mark.parametrize("option", ["momentum", "centered", "weight_decay"])
+def test_other_forms_of_rmsprop_are_not_packed(option: str) -> None:
+    assert not build(True, Part("RMSprop", {option: True if option == "centered" else 0.1}))._packed
+
+
+@pytest.mark.parametrize("part", [ADAM, RMSPROP], ids=["Adam", "RMSprop"])
+def test_the_state_of_packed_parameters_is_restored(part: Part) -> None:
+    one, two = build(True, part), build(True, part)
     one.minimize("net", loss(one, 0), 0.1)
     saved = copy.deepcopy((one.state_dict(), one.optimizer_state()))
     two.load_state_dict(saved[0])

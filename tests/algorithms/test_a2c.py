@@ -1,5 +1,7 @@
 """A2C: the policy-gradient step, advantages worked by hand, critics with known fixed points."""
 
+from typing import Any
+
 import pytest
 import torch
 from on_policy_blocks import (
@@ -153,3 +155,39 @@ def test_the_loss_is_minus_the_mean_of_log_probabilities_times_advantages() -> N
         log_prob = agent.actor(batch.now).log_prob(batch.action)
     rows = batch.mask > 0
     torch.testing.assert_close(loss, -(log_prob[rows] * batch.reward[rows]).mean())
+
+
+# Gradients written by hand
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"ent_coef": 0.1, "activation": "elu", "normalize_advantage": True},
+        {"optimizer": Part("Adam"), "activation": "relu", "log_std_init": 2.5},
+    ],
+)
+def test_gradients_written_by_hand_are_those_of_autograd(kind: str, settings: dict[str, Any]) -> None:
+    settings = {**settings, "actor_lr": 0.01, "actor_hidden_sizes": (16, 8), "max_grad_norm": 0.1}
+    by_hand, plain = (build(A2C, ACTIONS[kind], **settings) for _ in range(2))
+    assert set(by_hand.by_hand) == {"actor", "critic"}
+    plain.by_hand.clear()
+    for _ in range(2):
+        found = [agent.update(rollout(agent)).metrics for agent in (by_hand, plain)]
+        for name, value in found[1].items():
+            assert found[0][name] == pytest.approx(float(value), rel=1e-3, abs=1e-5), name
+    for (name, one), two in zip(by_hand.named_parameters(), plain.parameters()):
+        assert torch.allclose(one, two, atol=1e-4), name
+
+
+def test_other_networks_losses_and_optimizers_use_autograd() -> None:
+    class Other(A2C):
+        def actor_loss(self, policy: Any, batch: Batch, advantage: Tensor) -> Any:
+            return super().actor_loss(policy, batch, advantage)
+
+    for settings in ({"shared_trunk": True}, {"memory": "lstm"}, {"optimizer": Part("SGD")}):
+        assert not build(A2C, **settings).by_hand
+    assert set(build(Other).by_hand) == {"critic"}
+    assert set(build(A2C, critic_loss=Part("huber")).by_hand) == {"actor"}

@@ -31,8 +31,8 @@ def at(atom: int, atoms: int = 5) -> Tensor:
 
 
 def test_the_atoms_are_even_from_end_to_end() -> None:
-    assert build(C51, **GRID).atoms.tolist() == [-2.0, -1.0, 0.0, 1.0, 2.0]
-    torch.testing.assert_close(build(C51).atoms, torch.arange(51) * 0.4 - 10)
+    assert build(C51, **GRID).grid.atoms.tolist() == [-2.0, -1.0, 0.0, 1.0, 2.0]
+    torch.testing.assert_close(build(C51).grid.atoms, torch.arange(51) * 0.4 - 10)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_priorities_are_divergences_from_the_target() -> None:
     assert error.item() == pytest.approx(0.3 * log(0.3) + 0.7 * log(0.7) + log(5), abs=1e-6)
     # a prediction that is the target: nothing, and never less
     for prob in (torch.tensor([0, 0, 0.3, 0.7, 0]), at(4)):
-        reward = float((prob * agent.atoms).sum())
+        reward = float((prob * agent.grid.atoms).sum())
         error = agent.critic_loss(told(logits(prob)[None, None], even, [0], [reward], terminal), NONE)[1]
         assert 0 <= error.item() < 1e-6
 
@@ -224,7 +224,7 @@ def test_updates_are_the_rule_written_out(double: bool) -> None:
         **GRID,
     }
     agent = build(C51, **settings)
-    atoms = agent.atoms.double()
+    atoms = agent.grid.atoms.double()
     net = plain_values(agent.critic)
     follower, rows = net.copy(), torch.arange(6)
 

@@ -4,7 +4,7 @@ from math import exp, log
 
 import pytest
 import torch
-from replay_blocks import ONE, TWO, batch_of, build, learn, says, transitions
+from replay_blocks import ONE, SGD, TWO, batch_of, build, learn, says, transitions
 
 from whorl.algorithms.sac import SAC
 from whorl.core.errors import ConfigError
@@ -79,3 +79,46 @@ def test_actions_of_two_kinds_and_too_many_choices_are_refused() -> None:
         with pytest.raises(ConfigError, match="cql_weight needs actions that are continuous, or discrete"):
             build(SAC, action, cql_weight=1.0)
     build(SAC, MultiDiscrete((2, 3)), cql_weight=1.0)
+
+
+def test_the_weight_rises_while_the_term_of_a_critic_is_above_its_target() -> None:
+    agent = build(SAC, cql_weight=2.0, cql_target_gap=0.5, optimizer=SGD, critic_lr=0.1)
+    # two critics with 3 together: an excess of 3/2 - 1/2, and d(w * 1) / d(log w) = w = 2
+    found = agent.tune_weight({"q/conservative_gap": torch.tensor(3.0)})
+    assert float(found["q/conservative_weight"]) == pytest.approx(2 * exp(0.1 * 2 * 1))
+    agent = build(SAC, cql_weight=2.0, cql_target_gap=0.5, optimizer=SGD, critic_lr=0.1)
+    found = agent.tune_weight({"q/conservative_gap": torch.tensor(-1.0)})
+    assert float(found["q/conservative_weight"]) == pytest.approx(2 * exp(0.1 * 2 * -1))
+
+
+def test_the_critics_loss_has_the_tuned_weight_and_each_update_tunes_it() -> None:
+    batch = batch_of(torch.zeros(2, 1, 1), torch.tensor([[1]]), [1.0], [0.0])
+    agents = {
+        target: build(SAC, Discrete(3), Array((1,)), cql_weight=5.0, cql_target_gap=target, **FIXED)
+        for target in (0.0, 0.5)
+    }
+    with torch.no_grad():
+        agents[0.5].cql_multiplier.log_alpha.fill_(log(7))
+    for agent in agents.values():
+        says(agent.critic, lambda obs: torch.tensor([1.0, 2.0, 3.0]).expand(2, 1, 1, 3))
+    one, other = (agent.critic_loss(batch, agent.draw(batch))[0] for agent in agents.values())
+    term = 2 * (log(exp(1) + exp(2) + exp(3)) - 2)
+    assert float(other - one) == pytest.approx((7 - 5) * term, rel=1e-5)
+    agent = build(SAC, cql_weight=5.0, cql_target_gap=1e-3)
+    before = agent.cql_multiplier().item()
+    metrics = learn(agent, transitions(agent)).metrics
+    above = float(metrics["q/conservative_gap"]) / 2 > 1e-3
+    assert (agent.cql_multiplier().item() > before) == above
+    assert float(metrics["q/conservative_weight"]) == agent.cql_multiplier().item()
+
+
+def test_the_weight_is_at_most_a_million_and_may_fall_again() -> None:
+    agent = build(SAC, cql_weight=1e6, cql_target_gap=1.0, optimizer=SGD, critic_lr=1e-8)
+    for gap, falls in ((200.0, False), (0.0, True)):
+        agent.tune_weight({"q/conservative_gap": torch.tensor(gap)})
+        assert (agent.cql_multiplier().item() < 0.999e6) == falls
+
+
+def test_a_target_without_a_weight_is_declined() -> None:
+    with pytest.raises(ConfigError, match="cql_target_gap is 5, but cql_weight is 0; set cql_weight to"):
+        build(SAC, cql_target_gap=5.0)

@@ -10,8 +10,11 @@ from torch import Tensor
 from whorl.agents.agent import Context
 from whorl.algorithms.option_critic import OPTION, OptionCritic
 from whorl.conformance import subject
+from whorl.core import tree
 from whorl.core.errors import WhorlError
 from whorl.core.spec import Discrete
+from whorl.data.batch import LAST
+from whorl.nets.dilated import Dilated
 from whorl.state.policy import export, load_policy
 
 
@@ -177,3 +180,42 @@ def test_a_saved_policy_keeps_its_option_and_tells_values_but_no_q_values() -> N
     assert policy.value(rollout.obs[0].numpy()).shape == (4,)
     with pytest.raises(WhorlError, match="has no q_values"):
         policy.q_values(rollout.obs[0].numpy(), scaled.numpy())
+
+
+# Dilated memory
+
+
+def test_the_memory_of_option_values_alone_is_dilated_and_acts_as_it_learns() -> None:
+    cell = subject("option_critic", "vector", "lstm", "continuous", option_dilation=3)
+    agent: Any = cell.agent()
+    assert isinstance(agent.option_values.backbone.memories[0], Dilated)
+    assert not any(
+        isinstance(net.backbone.memories[0], Dilated) for net in (agent.options, agent.termination)
+    )
+    assert agent.initial_memory(4)["option_values"]["h"].shape[:2] == (4, 3)
+    rollout = cell.rollouts(agent, 1)[0]
+    memory, seen = agent.initial_memory(4), []
+    with torch.no_grad():
+        for row in range(len(rollout.reset)):
+            last = {LAST: tree.index(rollout.last, row)} if rollout.last else {}
+            values, state = agent.option_values.step(rollout.obs[row], {**memory, **last}, rollout.reset[row])
+            memory = {**memory, **state}
+            seen.append(values)
+        learned = agent.option_values(rollout.replace(memory={}).all)
+    torch.testing.assert_close(torch.stack(seen), learned, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, "option_dilation is 3, but memory is none; choose lstm, gru or rnn"),
+        ({"memory": "attention"}, "option_dilation is 3, but memory is attention; choose lstm, gru or rnn"),
+        (
+            {"memory": "gru", "share_memory": True},
+            "with share_memory option values have no memory of their own",
+        ),
+    ],
+)
+def test_dilation_needs_recurrent_option_values(settings: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(WhorlError, match=wanted):
+        made(option_dilation=3, **settings)

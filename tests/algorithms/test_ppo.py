@@ -346,7 +346,7 @@ def test_gradients_written_by_hand_are_those_of_autograd(kind: str, settings: di
 
 def test_a_clamped_log_ratio_moves_nothing_by_hand_either() -> None:
     rows = PolicyRows(
-        torch.zeros(2, dtype=torch.int64), torch.tensor([-40.0, -1.0]), -torch.ones(2), torch.ones(2)
+        torch.zeros(2, dtype=torch.int64), -torch.ones(2), torch.ones(2), torch.tensor([-40.0, -1.0])
     )
     logits = torch.zeros(2, 2)
     found = categorical_surrogate(logits, rows, clip=0.2, ent_coef=0.0, measure=False)

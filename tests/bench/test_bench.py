@@ -272,7 +272,7 @@ def test_a_benchmark_killed_with_9_goes_on_with_the_same_command(tmp_path: Path)
         "whorl",
         "bench",
         str(file),
-        "--jobs",
+        "--parallel",
         "2",
         "--folder",
         str(tmp_path / "bench"),

@@ -49,7 +49,7 @@ def test_a_result_and_a_curve_are_written_and_read_by_the_documentation(
     assert "note" not in found
     monkeypatch.setattr(generate, "RESULTS", tmp_path)
     shown = generate.list_results(generate.ROOT / "docs" / "algorithms" / "ppo.md", "ppo")
-    assert "| MinAtar/Breakout-v1 | 1, 2 | 1,000 | 10 s | 20.0 ± 14.1 |" in shown
+    assert "| MinAtar/Breakout-v1 | 20.0 ± 14.1 (2 seeds) | 1,000 | 10 s |" in shown
 
 
 def test_runs_that_were_stopped_early_say_so() -> None:

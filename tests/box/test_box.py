@@ -11,7 +11,8 @@ from PIL import Image
 
 from whorl import api, cli
 from whorl.box import play as playing
-from whorl.box.cards import FOLDER, _public, add, agents, load
+from whorl.box.add import _public, add
+from whorl.box.cards import FOLDER, agents, load
 from whorl.box.play import play
 from whorl.core import files
 from whorl.core.errors import CheckpointError, ConfigError, WhorlError
@@ -39,12 +40,16 @@ def test_the_box_is_whole_and_small() -> None:
     assert "cartpole" in found and found.keys() <= script.COMMANDS.keys()
     for name, card in found.items():
         assert files.sha256(FOLDER / f"{name}.pt") == card.sha256
-        assert card.name == name and card.episodes >= 100 and len(card.commit) == 40
-        assert card.command.startswith(f"whorl train {card.algorithm} {card.env} --seed {card.seed}")
+        assert card.name == name and card.episodes >= 30 and len(card.commit) == 40
+        assert (
+            card.command
+            == script.COMMANDS[name]
+            == f"whorl train {card.algorithm} {card.env} --seed {card.seed}"
+        )
+        assert card.about and card.about != f"{card.algorithm} on {card.env}"
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= script.MOST_BYTES
 
 
-@pytest.mark.filterwarnings("ignore:.*evaluation cut")
 @pytest.mark.parametrize("name", sorted(agents()))
 def test_an_agent_acts_in_its_environment(name: str) -> None:
     policy, card = load(name)
@@ -87,14 +92,15 @@ def test_weights_of_another_file_are_refused(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_command_loses_the_folders_of_its_machine() -> None:
-    words = "python /home/me/.venv/bin/whorl train ppo Pong-v5 --runs /home/me/runs --seed 3 --name=mine --gamma 0.9"
+    words = (
+        "python /home/me/.venv/bin/whorl train ppo Pong-v5 --runs /home/me/runs --seed 3 --max_seconds 9 --name=mine "
+        "--gamma 0.9 --eval-freq 5000"
+    )
     assert _public(words, "ppo", "Pong-v5") == "whorl train ppo Pong-v5 --seed 3 --gamma 0.9"
     assert _public("python script.py", "ppo", "Pong-v5") == "whorl train ppo Pong-v5"
 
 
-def test_unknown_agents_get_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no agent and no run 'cartpol'; did you mean 'cartpole'"):
-        play("cartpol")
+def test_an_unknown_screen_gets_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="screen is 'terminl'; did you mean 'terminal'"):
         play("cartpole", screen="terminl")
 
@@ -109,7 +115,6 @@ def test_a_frame_keeps_its_proportions_in_a_terminal() -> None:
     assert len(lines) == 20 and {line.count("▀") for line in lines} == {60}
 
 
-@pytest.mark.filterwarnings("ignore:.*evaluation cut")
 def test_the_terminal_shows_a_run_and_gives_the_cursor_back(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

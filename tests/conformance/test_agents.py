@@ -127,6 +127,7 @@ MEMORY_OPTIONS: dict[str, dict[str, Any]] = {
     "sac-rnn-continuous": {},
     "ppo-attention-continuous": {"memory_positions": "rotary", "memory_gate": "output", "memory_layers": 2},
     "dqn-attention-discrete": {"memory_positions": "absolute", "memory_gate": "residual"},
+    "option_critic-lstm-continuous": {"option_dilation": 3},
 }
 
 

@@ -372,4 +372,5 @@ for name, toy in TOYS.items():
 def documented_metrics() -> set[str]:
     """The names in the table of docs/metrics.md."""
     page = Path(__file__).parents[2] / "docs" / "metrics.md"
-    return set(re.findall(r"^\| `([^`]+)` \|", page.read_text("utf-8"), re.MULTILINE))
+    cells = re.findall(r"^\|([^|]+)\|", page.read_text("utf-8"), re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}

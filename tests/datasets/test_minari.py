@@ -420,3 +420,15 @@ def test_a_scripted_dataset_has_the_spaces_of_its_environment(tmp_path: Path) ->
     folder = scripted(tmp_path / "d", 3)
     rows = read(str(folder), whorl.make(Match).source.spec(2))
     assert rows.steps == 15
+
+
+def test_an_unreachable_server_is_one_sentence_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Minari itself, whose client would retry for half a minute, is not asked."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    monkeypatch.delenv("MINARI_REMOTE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(minari, "load_dataset", lambda *given, **options: pytest.fail("asked"))
+    with pytest.raises(ConfigError, match="can't be downloaded: the Hugging Face hub can't be reached"):
+        open_dataset("D4RL/door/human-v2")

@@ -120,3 +120,8 @@ def test_a_run_is_saved_under_the_name_here(tmp_path: Any):
 def test_checks_and_factories_know_the_names():
     assert whorl.check("car-top-v0") == []
     assert factory_from_id("water-maze-dense-pomdp")().observation_space.shape == (3,)
+
+
+def test_a_misspelt_id_of_another_library_is_recognised():
+    with pytest.raises(EnvError, match="did you mean 'car-top-v0'"):
+        find("car-topp-v0")

@@ -290,6 +290,12 @@ def test_ids_and_options_that_do_not_exist_are_named():
         EnvError, match="unknown environment 'warp:Huminoid-v5'; did you mean 'warp:Humanoid-v5'"
     ):
         find("warp:Huminoid-v5")
+    with pytest.raises(EnvError, match="unknown environment 'warp:Hoper'; did you mean 'warp:Hopper-v5'"):
+        find("warp:Hoper")
+    with pytest.raises(
+        EnvError, match="unknown environment 'warp:Foo'; choose one of: warp:Ant-v4, warp:Ant-v5"
+    ):
+        find("warp:Foo")  # not the first id that begins and ends alike
     with pytest.raises(EnvError, match="stepped as one batch, which frame_stack can't change"):
         find("warp:Hopper-v5", {"frame_stack": 2})
     with pytest.raises(EnvError, match="njmax is 0; it must be a number from 1 on"):

@@ -356,7 +356,7 @@ def test_the_command_line_trains_evaluates_and_plots_all_behaviours(tmp_path, ca
     found = json.loads(capsys.readouterr().out)["behaviours"]
     assert found["runner"]["mean_return"] == 613.5 and found["guard"]["returns"] == [1218.0, 1218.0]
     assert main(["eval", "runs/two", "--episodes", "2", "--video", "--trust", "zoo"]) == 2
-    assert "neither recorded nor shown" in capsys.readouterr().err
+    assert "renders no frames, so there is nothing to record" in capsys.readouterr().err
     assert main(["plot", "runs/two", "--output", "curves.svg"]) == 0
     drawn = Path("curves.svg").read_text()
     assert "runner / episode/return" in drawn and "guard / episode/return" in drawn

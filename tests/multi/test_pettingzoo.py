@@ -1,5 +1,6 @@
 """Agents of an environment with PettingZoo's parallel API as rows of batches: who is where, alive, ended or waiting."""
 
+import numpy as np
 import pytest
 import torch
 from zoo import LENGTH, Corridors, Meadow
@@ -231,3 +232,20 @@ def test_parameters_are_shared_by_the_agents_of_one_behaviour(tmp_path):
 def test_num_envs_that_agents_cannot_share_is_an_error():
     with pytest.raises(ConfigError, match="num_envs is 3, which 2 agents"):
         whorl.load(Meadow, "ppo", env_options={"behavior": "runner"}, num_envs=3).build()
+
+
+def test_check_plays_with_random_actions_and_names_the_first_mistake():
+    assert whorl.check(Meadow) == []
+    assert whorl.check("pettingzoo:zoo:Rounds") == []
+    assert whorl.check(Vanishing) == [
+        "agent 'runner_1' left copy 0 of vanishing and is neither terminated nor truncated"
+    ]
+    assert "lead to other episodes" in whorl.check(Restless)[0]
+
+
+class Restless(Meadow):
+    """Draws random numbers that the seed does not determine."""
+
+    def reset(self, seed=None, options=None):
+        self.random = np.random.default_rng()
+        return super().reset(None, options)

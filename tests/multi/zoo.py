@@ -101,3 +101,70 @@ class Corridors(Meadow):
 
     def _observe(self, agents: list[str]) -> dict[str, np.ndarray]:
         return {agent: np.ones(self.observation_space(agent).shape, np.float32) for agent in agents}
+
+
+class Rounds:
+    """Played in turns (PettingZoo's AEC API): red_0, red_1, blue_0, and again. Each turn earns every agent its number.
+
+    red_1 is terminated by the fourth turn, the others are truncated by the eighth. The only legal action is the number
+    of the turn modulo 3, as the mask in `info` says, which allows nothing when an agent is gone.
+    """
+
+    possible_agents = ("red_0", "red_1", "blue_0")
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.metadata = {"name": "rounds", "render_fps": 4}
+        self.received: list[str] = []
+        self.episode = 0
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        return spaces.Box(0, 1e6, (3 if agent.startswith("red") else 2,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space:
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.agents, self.agent_selection = list(self.possible_agents), "red_0"
+        self.next, self.turn, self.episode = "red_0", 0, self.episode + 1
+        self.earned = dict.fromkeys(self.agents, 0)
+
+    def observe(self, agent: str) -> np.ndarray:
+        values = [self.possible_agents.index(agent) + 1, self.turn, self.episode]
+        return np.array(values[: self.observation_space(agent).shape[0]], np.float32)
+
+    def last(self) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        agent = self.agent_selection
+        ends, cut = agent == "red_1" and self.turn == 4, self.turn == 8
+        mask = np.zeros(3, np.int8) if ends or cut else np.eye(3, dtype=np.int8)[self.turn % 3]
+        return self.observe(agent), self.earned[agent], ends, cut, {"action_mask": mask}
+
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        _, _, ends, cut, info = self.last()
+        if ends or cut:
+            assert action is None
+            self.agents.remove(agent)
+        else:
+            assert info["action_mask"][action], (agent, action)
+            self.received.append(agent)
+            self.turn, self.earned[agent] = self.turn + 1, 0
+            for number, other in enumerate(self.possible_agents, 1):
+                self.earned[other] += number
+            order = [*self.possible_agents, *self.possible_agents]
+            here = order.index(agent) + 1
+            alive = [one for one in self.agents if not (one == "red_1" and self.turn == 4)]
+            self.next = next(one for one in order[here:] if one in alive)
+        gone = [one for one in self.agents if self.turn == 8 or (one == "red_1" and self.turn == 4)]
+        self.agent_selection = gone[0] if gone else self.next
+
+    def get_snapshot(self) -> dict[str, Any]:
+        names = ("agents", "agent_selection", "next", "turn", "episode", "earned")
+        return {name: getattr(self, name) for name in names}
+
+    def set_snapshot(self, snapshot: dict[str, Any]) -> None:
+        vars(self).update(snapshot)
+
+    def render(self) -> np.ndarray:
+        return np.full((8, 8, 3), 20 * self.turn, np.uint8)
+
+    def close(self) -> None: ...

@@ -144,7 +144,7 @@ def test_rlcycles_rainbow_trains(tmp_path: Path) -> None:
         "quiet": True,
         "tensorboard": False,
         "workers": 0,
-        "eval_freq": 10**9,
+        "eval": False,
         "checkpoint_freq": 10**9,
     }
     trainer = whorl.load("PongNoFrameskip-v4", "c51", small, files=[str(EXAMPLE)])

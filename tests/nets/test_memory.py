@@ -49,6 +49,9 @@ KINDS = {
         "attention", 6, 2, heads=2, window=3, positions="absolute", gate="residual"
     ),
     "without positions": MemorySettings("attention", 6, heads=2, window=5, positions="none"),
+    "dilated lstm": MemorySettings("lstm", 6, dilation=3),
+    "dilated gru, two layers": MemorySettings("gru", 6, 2, dilation=4),
+    "dilated beyond the window": MemorySettings("rnn", 6, dilation=ROWS + 3),
 }
 WAYS: dict[str, Any] = {"cpu": nullcontext, "gpu": as_on_gpu}
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -615,3 +618,18 @@ def test_a_plain_rnn_by_hand() -> None:
     with torch.no_grad():
         found = memory(value, reset, None, 0)
     assert found[:, 0, 0].tolist() == pytest.approx([first, second, first])
+
+
+def test_a_dilated_memory_has_a_sequence_for_each_turn_and_gives_the_mean_of_the_last_rows() -> None:
+    memory, (value, reset) = memory_of("dilated lstm"), window(chance=0.0)
+    with torch.no_grad():
+        h = torch.zeros(ROWS, NUM_ENVS, 6, dtype=torch.float64)
+        for turn in range(3):
+            rows = slice(turn, None, 3)
+            h[rows] = memory.cell(
+                value[rows], reset[rows], cast(memory.cell.initial(NUM_ENVS, value.device), value.dtype), 0
+            )
+        wanted = torch.stack([h[max(0, row - 2) : row + 1].sum(0) / 3 for row in range(ROWS)])
+        state = cast(memory.initial(NUM_ENVS, value.device), value.dtype)
+        assert_close(memory(value, reset, state, 0), wanted)
+        assert_close(row_by_row(memory, value, reset, state), wanted)

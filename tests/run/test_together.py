@@ -13,6 +13,7 @@ from comparing import assert_same
 import whorl
 from whorl.api import load_run
 from whorl.core.cuda_graphs import Gate
+from whorl.core.errors import ConfigError
 from whorl.run.callbacks import Callback
 from whorl.run.reporting import Interrupted, Result
 from whorl.run.together import train_together
@@ -129,6 +130,17 @@ def test_options_of_the_process_are_restored(tmp_path: Path) -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("name", "said"), [("tf32", "true and false"), ("threads", "1 and 2")])
+def test_what_belongs_to_the_process_must_be_the_same(name: str, said: str, tmp_path: Path) -> None:
+    values = (True, False) if name == "tf32" else (1, 2)
+    trainers = {
+        value: trainer("ppo", tmp_path, seed, **{name: value}) for seed, value in enumerate(values, 1)
+    }
+    with pytest.raises(ConfigError, match=f"{name} is {said} in runs of one process"):
+        train_together(trainers)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_interrupt_of_all_saves_each(tmp_path: Path) -> None:

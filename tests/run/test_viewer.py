@@ -8,15 +8,21 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 
 import whorl
-from whorl.core.errors import WhorlError
+from whorl.core import hardware
+from whorl.core.errors import EnvError, WhorlError
+from whorl.core.hardware import has_display
+from whorl.envs.adapter import _filmed
+from whorl.envs.adapters.gymnasium import GymnasiumVector
+from whorl.envs.mistakes import make_env
 from whorl.envs.native import WORLDS
-from whorl.log import live, traces
-from whorl.log.live import Page, Window, has_display, open_screen
+from whorl.log import traces
+from whorl.log.live import Page, Window, open_screen
 from whorl.log.traces import Traces
 from whorl.run import viewer
 from whorl.run.viewer import Viewer
@@ -154,9 +160,9 @@ def test_a_window_takes_frames_until_it_is_closed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_a_display_there_is_a_page_and_its_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(live.sys, "platform", "linux")
+    monkeypatch.setattr(hardware.sys, "platform", "linux")
     assert not has_display()
     said: list[str] = []
     screen = open_screen("Quadrotor-v0", said.append)
@@ -259,3 +265,41 @@ def test_showing_changes_nothing_in_training(screen: Kept, tmp_path: Path) -> No
     )
     assert one.mean_return == other.mean_return
     assert os.path.isdir(other.run_dir)
+
+
+def test_pygame_and_sdl_keep_silent_without_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pygame greets on import, and SDL looks for a display."""
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER", "PYGAME_HIDE_SUPPORT_PROMPT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(hardware.sys, "platform", "linux")
+    make_env(lambda: gymnasium.make("CartPole-v1")).close()
+    assert (os.environ["PYGAME_HIDE_SUPPORT_PROMPT"], os.environ["SDL_VIDEODRIVER"]) == ("1", "dummy")
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.delenv("SDL_VIDEODRIVER")
+    make_env(lambda: gymnasium.make("CartPole-v1")).close()
+    assert "SDL_VIDEODRIVER" not in os.environ
+
+
+class Blind(gymnasium.wrappers.TransformReward):
+    def render(self) -> Any:
+        raise RuntimeError("no GL context")
+
+
+def test_an_error_while_drawing_is_one_sentence() -> None:
+    def make() -> gymnasium.Env:
+        return Blind(gymnasium.make("CartPole-v1", render_mode="rgb_array"), lambda reward: reward)
+
+    vector = GymnasiumVector(make, 1, "CartPole-v1")
+    vector.reset(0)
+    with pytest.raises(EnvError, match=r"render\(\) raised RuntimeError: no GL context"):
+        vector.render(0)
+
+
+def test_mujoco_is_drawn_without_a_display_by_a_camera_that_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(hardware.sys, "platform", "linux")
+    drawn = {"render_mode": "rgb_array"}
+    assert _filmed("Ant-v5", drawn) == {**drawn, "camera_name": "track"} and os.environ["MUJOCO_GL"] == "egl"
+    assert _filmed("Ant-v5", {**drawn, "camera_id": 0}) == {**drawn, "camera_id": 0}
+    assert _filmed("Humanoid-v5", drawn) == drawn

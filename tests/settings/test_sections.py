@@ -10,6 +10,23 @@ import yaml
 from whorl.core.errors import ConfigError
 from whorl.settings.merge import configure
 
+DEFAULT = """
+base_config: {env_type: UNITY, env_name: env_name, env_args: null, name: "{time}", n_envs: 1, max_iter: -1,
+  max_step: -1, max_step_each_iter: -1, reset_on_iteration: true,
+  unity_args: {no_graphics: true, build_path: {win32: path_win32, linux: path_linux}, port: 5005}}
+reset_config: null
+nn_config: {rep: null, policy: null}
+replay_config: {capacity: 524288, alpha: 0.9, beta: 0.4, beta_increment_per_sampling: 0.001, td_error_min: 0.01,
+  td_error_max: 1.}
+sac_config: {nn: nn, seed: null, write_summary_per_step: 1000, save_model_per_step: 5000, use_replay_buffer: true,
+  use_priority: true, ensemble_q_num: 2, ensemble_q_sample: 2, burn_in_step: 0, n_step: 1, seq_encoder: null,
+  batch_size: 256, tau: 0.005, update_target_per_step: 1, init_log_alpha: -2.3, use_auto_alpha: true,
+  learning_rate: 0.0003, gamma: 0.99, v_lambda: 1.0, v_rho: 1.0, v_c: 1.0, clip_epsilon: 0.2, discrete_dqn_like: false,
+  use_n_step_is: true, siamese: null, siamese_use_q: false, siamese_use_adaptive: false, use_prediction: false,
+  transition_kl: 0.8, use_extra_data: true, curiosity: null, curiosity_strength: 1, use_rnd: false, rnd_n_sample: 10,
+  use_normalization: false, use_add_with_td: false, action_noise: null}
+ma_config: null
+"""
 REPLAY = {"capacity": 4096, "alpha": 0.9, "beta": 0.5}
 
 
@@ -55,6 +72,18 @@ def test_settings_of_advanced_sac_are_read_with_their_empty_ones(tmp_path: Path)
     assert (found.n_step, found.actor_lr, found.alpha_lr) == (2, 1e-4, 1e-4)
 
 
+def test_the_default_settings_of_advanced_sac_are_read_as_they_are(tmp_path: Path):
+    """All keys of its `default_config.yaml`: what is off there is left out, and two keys may be one setting here."""
+    content = yaml.safe_load(DEFAULT)
+    with pytest.warns(UserWarning, match="priority_beta_steps 600, which is the same at one update"):
+        found = configure("sac", "", {}, [written(tmp_path, content)])
+    assert found.alpha == pytest.approx(0.1, rel=0.01) and found.tune_alpha
+    assert (found.priority_alpha, found.priority_beta, found.priority_clip) == (0.9, 0.4, (0.01, 1.0))
+    assert (found.log_freq, found.checkpoint_freq, found.target_update_interval) == (1000, 5000, 1)
+    assert (found.priority_beta_steps, found.clip_epsilon, found.memory) == (600, 0.2, "none")
+    assert not found.components
+
+
 def test_settings_of_rlcycle_are_read_and_what_the_command_says_is_named(tmp_path: Path):
     content = {
         "experiment_info": {
@@ -75,7 +104,7 @@ def test_settings_of_rlcycle_are_read_and_what_the_command_says_is_named(tmp_pat
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"sac_config": {"init_log_alpha": -2.3}}, "set alpha to exp"),
+        ({"sac_config": {"init_log_alpha": "low"}}, "set alpha to exp"),
         ({"sac_config": {"seq_encoder": "RNN"}}, "set memory"),
         ({"sac_config": {"use_rnd": True}}, "rnd_actions"),
         ({"replay_config": {"td_error_min": 0.01}}, "priority_clip"),

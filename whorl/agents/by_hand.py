@@ -1,12 +1,12 @@
-"""PPO's minibatch losses without autograd, where actor and critic are small MLPs on a CPU.
+"""Losses of PPO and A2C without autograd, where actor and critic are small MLPs on a CPU.
 
 There autograd's operations cost more than their arithmetic. The formulas are in `whorl.ops.by_hand`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from whorl.agents.optimizers import ByHand
@@ -19,10 +19,13 @@ from whorl.ops.losses import masked_normalize
 
 
 class ActorByHand:
-    """Loss and gradients of the actor: -E[min(ratio A, clip(ratio) A)] - ent_coef * H."""
+    """Loss and gradients of the actor: -E[min(ratio A, clip(ratio) A)] - ent_coef * H, or without a clip
+    -E[log pi(a|s) A] - ent_coef * H."""
 
-    def __init__(self, head: Any, net: Dense, gradients: dict[int, Tensor], cfg: Any) -> None:
-        self._head, self._clip, self._ent_coef = head, cfg.clip_range, cfg.ent_coef
+    def __init__(
+        self, head: Any, net: Dense, gradients: dict[int, Tensor], cfg: Any, clip: float | None
+    ) -> None:
+        self._head, self._clip, self._ent_coef = head, clip, cfg.ent_coef
         self._normalizes = cfg.normalize_advantage == "minibatch"
         self._net, self._gradients = net, ByHand(tuple(gradients.values()))
         self._of_std = gradients[id(head.log_std)] if isinstance(head, GaussianHead) else None
@@ -32,8 +35,8 @@ class ActorByHand:
         self, rows: Rows, data: dict[str, Tensor], measure: bool
     ) -> tuple[ByHand, Tensor, Tensor, Tensor]:
         """Gradients and loss, log ratio and entropy of rows [R, N]."""
-        outputs = self._net.forward(rows.obs.flatten(0, 1))
-        read = PolicyRows(*(data[name].flatten(0, 1) for name in PolicyRows._fields))
+        outputs = self._net.forward(rows.selected.flatten(0, 1))
+        read = PolicyRows(*(data[name].flatten(0, 1) for name in PolicyRows._fields if name in data))
         if self._normalizes:
             read = read._replace(advantage=masked_normalize(read.advantage, read.weight))
         clip, ent_coef = self._clip, self._ent_coef
@@ -58,17 +61,35 @@ class CriticByHand:
     @torch.no_grad()
     def __call__(self, rows: Rows, data: dict[str, Tensor]) -> tuple[ByHand, Tensor]:
         """Gradients and loss."""
-        value = self._net.forward(rows.obs.flatten(0, 1)).squeeze(-1)
-        target, weight = data["target"].flatten(0, 1), data["value_weight"].flatten(0, 1)
-        loss, slope = squared_loss(value, target, weight)
+        return self.loss(self.values(rows), data["target"], data["value_weight"])
+
+    @torch.no_grad()
+    def values(self, rows: Rows) -> Tensor:
+        """V of rows [R, N]."""
+        observed = rows.selected
+        return self._net.forward(observed.flatten(0, 1)).view(observed.shape[:2])
+
+    @torch.no_grad()
+    def loss(self, value: Tensor, target: Tensor, weight: Tensor) -> tuple[ByHand, Tensor]:
+        """Gradients and loss of the last `values`, whose rows after those of the target do not count."""
+        counted = value[: len(target)].flatten()
+        loss, slope = squared_loss(counted, target.flatten(), weight.flatten())
+        slope = F.pad(slope, (0, value.numel() - len(counted)))
         self._net.backward(slope.unsqueeze(-1))
         return self._gradients, loss
 
 
-def losses_by_hand(agent: Any, cls: Any) -> dict[str, Callable[..., Any]]:
-    """PPO's losses by optimizer, as far as `agent` has those of `cls`, and networks and losses that are written out."""
+def losses_by_hand(
+    agent: Any, cls: Any, clip: float | None = None, clip_value: bool = False
+) -> dict[str, Any]:
+    """Losses by optimizer, as far as `agent` has those of `cls`, and networks and losses that are written out.
+
+    Args:
+        clip: of the ratio of probabilities; None: the loss is the plain policy gradient.
+        clip_value: the critic clips its predictions, which is not written out.
+    """
     cfg = agent.cfg
-    found: dict[str, Callable[..., Any]] = {}
+    found: dict[str, Any] = {}
 
     def has(*names: str) -> bool:
         return all(getattr(type(agent), name) is getattr(cls, name) for name in names)
@@ -81,9 +102,9 @@ def losses_by_hand(agent: Any, cls: Any) -> dict[str, Callable[..., Any]]:
     if gradients and known and not actor.masked and has("actor_pass", "actor_loss"):
         net = dense(actor.backbone, head.last, gradients)
         if net is not None:
-            found["actor"] = ActorByHand(head, net, gradients, cfg)
+            found["actor"] = ActorByHand(head, net, gradients, cfg, clip)
     critic, gradients = agent.critic, agent.packed_gradients("critic")
-    plain = cfg.critic_loss == Part("squared") and not cfg.clip_value and not critic.separate
+    plain = cfg.critic_loss == Part("squared") and not clip_value and not critic.separate
     if gradients and plain and has("critic_pass", "critic_loss"):
         net = dense(critic.backbone, critic.head, gradients)
         if net is not None:

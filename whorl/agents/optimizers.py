@@ -35,6 +35,10 @@ UNFIT = {
 """optimizers of torch that cannot be used here, and why"""
 
 
+RMSPROP_EXTRAS = ("momentum", "centered", "maximize", "weight_decay")
+"""options of RMSprop that its step for packed parameters does not have"""
+
+
 @dataclass(frozen=True)
 class ByHand:
     """The gradients of a loss for the parameters of an optimizer, in its order, computed without autograd."""
@@ -59,7 +63,7 @@ class Optimized(nn.Module):
     """set where several learners share a batch: replaces gradients by their mean over the learners"""
     on_optimizer_step: Callable[[], None] | None = None
     """called after each step of an optimizer, for a progress display; in a CUDA graph only when it is recorded"""
-    by_hand: dict[str, Callable[..., Any]]
+    by_hand: dict[str, Any]
     """losses of optimizers with gradients computed without autograd (`ByHand`), where an algorithm has such"""
     progress: Tensor
 
@@ -114,8 +118,9 @@ class Optimized(nn.Module):
             initialise_state(optimizer, getattr(self, f"lr_{name}"))
             parameters = self._parameters_of[name]
             others = [p for other, found in self._parameters_of.items() if other != name for p in found]
-            if adam_kernel(optimizer) is not None and fits(parameters, others):
-                self._packed[name] = Packed(parameters, [optimizer.state[p] for p in parameters])
+            moments = packed_moments(optimizer)
+            if moments and fits(parameters, others):
+                self._packed[name] = Packed(parameters, [optimizer.state[p] for p in parameters], moments)
             self._steppers[name] = stepper(optimizer, parameters, self._packed.get(name))
             self.generators[name] = seeds(name)
         return self
@@ -328,12 +333,24 @@ def adam_kernel(optimizer: torch.optim.Optimizer) -> Any:
     return None if kernel is None or not group["fused"] or group["amsgrad"] else kernel
 
 
+def packed_moments(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """The state per parameter of optimizers whose step is written for packed parameters; empty for others."""
+    if adam_kernel(optimizer) is not None:
+        return "exp_avg", "exp_avg_sq"
+    group = optimizer.param_groups[0]
+    if type(optimizer) is not torch.optim.RMSprop or any(group[key] for key in RMSPROP_EXTRAS):
+        return ()
+    return ("square_avg",)
+
+
 def stepper(
     optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], packed: Packed | None = None
 ) -> Stepper:
     """A function that steps an optimizer. Fused Adam is called directly: for small networks its wrapper costs more."""
     group, kernel = optimizer.param_groups[0], adam_kernel(optimizer)
     if kernel is None:
+        if packed is not None:
+            return partial(_rmsprop_step, packed, group["alpha"], group["eps"])
         return partial(_plain_step, optimizer, parameters)
     state = [optimizer.state[p] for p in parameters]
     steps = [entry["step"] for entry in state]
@@ -365,6 +382,18 @@ def stepper(
         kernel(weights, cut(gradients), *moments, [], counts, lr=rate, beta1=beta1, beta2=beta2, **options)
 
     return step
+
+
+@torch.no_grad()
+def _rmsprop_step(
+    packed: Packed, alpha: float, eps: float, gradients: Sequence[Tensor], rate: Tensor
+) -> None:
+    """torch's RMSprop: v <- alpha v + (1 - alpha) g^2,  p <- p - lr g / (sqrt(v) + eps)."""
+    packed.gather(gradients)
+    packed.steps.add_(1)
+    (square,), gradient = packed.moments, packed.gradient
+    square.mul_(alpha).addcmul_(gradient, gradient, value=1 - alpha)
+    packed.values.addcmul_(gradient / square.sqrt().add_(eps), rate, value=-1.0)
 
 
 def _plain_step(

@@ -15,21 +15,24 @@ class Packed:
 
     Args:
         state: of each parameter, tensors of its shape and the number of steps.
+        moments: names of those tensors.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], state: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], state: Sequence[dict[str, Any]], moments: Sequence[str]
+    ) -> None:
         self._shapes = [p.shape for p in parameters]
         self.values = _joined(p.detach() for p in parameters)
         self.gradient = torch.zeros_like(self.values)
         self.gradients = self.views(self.gradient)
         """of each parameter, as views"""
-        self.moments = [_joined(one[key] for one in state) for key in ("exp_avg", "exp_avg_sq")]
+        self.moments = [_joined(one[key] for one in state) for key in moments]
         self.steps = torch.stack([one["step"] for one in state])
         for parameter, value in zip(parameters, self.views(self.values)):
             parameter.data = value
         views = zip(*(self.views(moment) for moment in self.moments), self.steps.unbind())
-        for one, (first, second, step) in zip(state, views):
-            one["exp_avg"], one["exp_avg_sq"], one["step"] = first, second, step
+        for one, parts in zip(state, views):
+            one.update(zip((*moments, "step"), parts))
 
     def views(self, buffer: Tensor) -> tuple[Tensor, ...]:
         """The part of each parameter in a buffer."""

@@ -11,9 +11,15 @@ from whorl.data.batch import Batch
 
 @captured
 def replay_step(
-    agent: ReplayAgent, batch: Batch, *, move_targets: bool, train_actor: bool = False
+    agent: ReplayAgent,
+    batch: Batch,
+    *,
+    move_targets: bool,
+    train_actor: bool = False,
+    tune_weight: bool = False,
 ) -> Updated:
-    """One step along `critic_loss`, one of the actor if `train_actor` (`improve_actor`), and of the target networks."""
+    """One step along `critic_loss`, one of a weight in that loss if `tune_weight`, one of the actor if `train_actor`
+    (`improve_actor`), and of the target networks."""
     batch = agent.prepare_batch(batch)
     noise = agent.draw(batch)
     loss, error, q, *more = agent.critic_loss(batch, noise)
@@ -21,8 +27,10 @@ def replay_step(
     metrics: dict[str, Tensor] = {"loss/critic": loss.detach(), "q/mean": q}
     for further in more:
         metrics |= further
+    own: Any = agent
+    if tune_weight:
+        metrics |= own.tune_weight(metrics)
     if train_actor:
-        actor: Any = agent
-        metrics |= actor.improve_actor(batch, noise)
+        metrics |= own.improve_actor(batch, noise)
     agent.targets.update_(move_targets)
     return Updated(metrics, priority=error)

@@ -13,12 +13,15 @@ losses need no relative weight and both steps run at the same time; RMSprop adds
 does.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
+from whorl.agents.by_hand import losses_by_hand
 from whorl.agents.families import SharedTrunkConfig
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
@@ -28,7 +31,14 @@ from whorl.explore.acting import act_by_policy, by_policy
 from whorl.nets.losses import value_loss
 from whorl.nets.normalize import normalizers
 from whorl.nets.policy import policy_and_value
-from whorl.ops.losses import blank, explained_variance, masked_mean, masked_normalize, per_stream
+from whorl.ops.losses import (
+    blank,
+    explained_variance,
+    masked_mean,
+    masked_normalize,
+    per_stream,
+    row_weight,
+)
 from whorl.ops.returns import gae
 from whorl.settings.schema import Fraction, NonNegative, Optimizer
 
@@ -69,6 +79,11 @@ class A2C(Agent):
         else:
             self.add_optimizers(actor=cfg.actor_lr, critic=cfg.critic_lr)
 
+    def prepare(self, device: torch.device | str, seeds: Callable[[str], torch.Generator]) -> "A2C":
+        super().prepare(device, seeds)
+        self.by_hand = losses_by_hand(self, A2C)
+        return self
+
     @by_policy
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_policy(self, obs, memory, context, log_prob=False)
@@ -76,8 +91,7 @@ class A2C(Agent):
     @captured
     def update(self, rollout: Batch) -> Updated:
         batch = self.begin_update(rollout)
-        features = self.critic.backbone(batch.all)  # [T+1, B, size]
-        value = self.critic.of(features)  # [T+1, B]
+        features, value = self.evaluate(batch)  # [T+1, B, size], [T+1, B]
         advantage, target = self.estimate(batch, value.detach())
         if self.cfg.shared_trunk:
             metrics = self.improve_both(batch, features, value, advantage, target)
@@ -89,6 +103,13 @@ class A2C(Agent):
         self.end_update(rollout)
         fit = explained_variance(value[:-1].detach(), target, per_stream(batch.mask, target))
         return Updated({**metrics, "value/explained_variance": fit})
+
+    def evaluate(self, batch: Batch) -> tuple[Any, Tensor]:
+        """Features of the critic's network, which a shared trunk's actor reads too, and V, of all rows."""
+        if "critic" in self.by_hand:
+            return None, self.by_hand["critic"].values(batch.all)
+        features = self.critic.backbone(batch.all)
+        return features, self.critic.of(features)
 
     @pure
     def estimate(self, batch: Batch, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,19 +124,25 @@ class A2C(Agent):
 
     def improve_policy(self, batch: Batch, advantage: Tensor) -> dict[str, Tensor]:
         """The actor's step."""
-        loss, entropy = self.actor_pass(batch, advantage)
-        norm = self.minimize("actor", loss, self.cfg.max_grad_norm, measure=True)
+        total, loss, entropy = self.actor_pass(batch, advantage)
+        norm = self.minimize("actor", total, self.cfg.max_grad_norm, measure=True)
         return {
-            "loss/actor": loss.detach(),
+            "loss/actor": loss,
             "gradient/actor": norm,
-            "policy/entropy": entropy.detach(),
+            "policy/entropy": entropy,
             "policy/learning_rate": self.lr_actor.clone(),
         }
 
     @pure
-    def actor_pass(self, batch: Batch, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """The actor's loss and the mean entropy of a rollout."""
-        return self.actor_loss(self.actor(batch.now), batch, advantage)
+    def actor_pass(self, batch: Batch, advantage: Tensor) -> tuple[Any, Tensor, Tensor]:
+        """The actor's loss, once more without gradient, and the mean entropy of a rollout."""
+        if "actor" in self.by_hand:
+            weight = row_weight(batch.mask)
+            data = {"action": batch.action, "advantage": advantage, "weight": weight}
+            gradients, loss, _, entropy = self.by_hand["actor"](batch.now, data, measure=True)
+            return gradients, loss, (entropy * weight).mean()
+        loss, entropy = self.actor_loss(self.actor(batch.now), batch, advantage)
+        return loss, loss.detach(), entropy.detach()
 
     def actor_loss(self, policy: Any, batch: Batch, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """-E[log pi(a|s) * A] - ent_coef * H; the mean entropy H"""
@@ -125,9 +152,17 @@ class A2C(Agent):
 
     def fit_value(self, batch: Batch, value: Tensor, target: Tensor) -> dict[str, Tensor]:
         """The critic's step."""
+        total, loss = self.critic_pass(batch, value, target)
+        norm = self.minimize("critic", total, self.cfg.max_grad_norm, measure=True)
+        return {"loss/critic": loss, "gradient/critic": norm}
+
+    @pure
+    def critic_pass(self, batch: Batch, value: Tensor, target: Tensor) -> tuple[Any, Tensor]:
+        """The critic's loss on a rollout, and once more without gradient."""
+        if "critic" in self.by_hand:
+            return self.by_hand["critic"].loss(value, target, row_weight(batch.mask))
         loss = self.critic_loss(batch, value, target)
-        norm = self.minimize("critic", loss, self.cfg.max_grad_norm, measure=True)
-        return {"loss/critic": loss.detach(), "gradient/critic": norm}
+        return loss, loss.detach()
 
     @pure
     def critic_loss(self, batch: Batch, value: Tensor, target: Tensor) -> Tensor:

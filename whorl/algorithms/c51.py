@@ -24,10 +24,9 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.explore.acting import act_by_values, highest_value
 from whorl.explore.epsilon_greedy import Exploration, ExplorationConfig
-from whorl.nets.atoms import CLIPPED, advice_on_clipping, check_range
+from whorl.nets.atoms import Atoms, advice_on_clipping
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_network import QNetwork, allowed, draw_passes
-from whorl.ops.transforms import categorical_projection
 from whorl.ops.values import best, bootstrap, pick_columns
 from whorl.settings.schema import Range
 
@@ -49,26 +48,21 @@ class C51(Agent):
     cfg: C51Config
     acts_with = ("observations", "critic", "explore")
     shares_unroll = ("critic",)
-    atoms: Tensor
 
     def __init__(self, spec: Spec, cfg: C51Config) -> None:
         super().__init__(spec, cfg)
-        check_range(cfg)
+        self.grid = Atoms(cfg)
         self.critic = QNetwork("c51", spec, cfg, cfg.n_atoms)
         self.observations, self.explore = Preprocessor(spec, cfg), Exploration(spec, cfg)
         self.targets = TargetNetworks(cfg)
         self.target_critic = self.targets.add(self.critic)
-        self.register_buffer("atoms", torch.linspace(cfg.v_min, cfg.v_max, cfg.n_atoms), persistent=False)
-        # A rounding error beyond an edge, which is where a return of r / (1 - gamma) lies, is not outside.
-        half = (cfg.v_max - cfg.v_min) / 2
-        self.middle, self.reach = cfg.v_min + half, half * (1 + 1e-4)
         self.add_optimizers(critic=cfg.learning_rate)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_values(self, obs, memory, context)
 
     def q_values(self, features: Tensor, noise: Tree) -> Tensor:
-        return self.mean(self.critic.outputs(features, noise))
+        return self.grid.mean(self.critic.outputs(features, noise))
 
     def value(self, rows: Rows) -> Tensor:
         """max_a Q(s, a) of rows [T, B]."""
@@ -90,23 +84,18 @@ class C51(Agent):
         log_prob = pick_columns(self.critic(batch.now, noise["online"]), batch.action).log_softmax(-1)
         loss = -(target * log_prob).sum(-1)  # [T, B]
         divergence = loss.detach() + torch.special.xlogy(target, target).sum(-1)
-        q = (log_prob.detach().exp() * self.atoms).sum(-1)
+        q = (log_prob.detach().exp() * self.grid.atoms).sum(-1)
         # Rounding may make a divergence slightly negative.
-        metrics = {CLIPPED: (outside * batch.share).mean()}
-        return (loss * batch.weight).mean(), divergence.clamp(min=0), q.mean(), metrics
+        divergence = divergence.clamp(min=0)
+        return (loss * batch.weight).mean(), divergence, q.mean(), self.grid.metrics(outside, batch)
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:
         """m [T, B, atoms], and the probability [T, B] of returns that lie outside the atoms and are moved to an edge"""
         logits = self.target_critic(batch.next, noise["target"])  # [T, B, choices, atoms]
         select = self.critic(batch.next, noise["select"]) if self.cfg.double else logits
-        choice = best(self.mean(select), allowed(batch.next, self.spec))
+        choice = best(self.grid.mean(select), allowed(batch.next, self.spec))
         prob = pick_columns(logits, choice).softmax(-1)
-        atoms = self.atoms.expand(prob.shape)
+        atoms = self.grid.atoms.expand(prob.shape)
         location = bootstrap(batch.reward, batch.discount, atoms, self.cfg.rescale_values)
-        beyond = location.sub(self.middle).abs() > self.reach
-        return categorical_projection(prob, location, self.atoms), (prob * beyond).sum(-1)
-
-    def mean(self, logits: Tensor) -> Tensor:
-        """Q = sum_k z_k p_k of logits [..., atoms]."""
-        return (logits.softmax(-1) * self.atoms).sum(-1)
+        return self.grid.project(prob, location)

@@ -11,6 +11,9 @@ temperatures:      minimise -log(alpha_w) * E[log pi_w(b|s) + target_entropy]
 termination:       minimise E[beta_w(s') (Q_O(s', w) - V_O(s') + cost)], with values and cost as constants
 For discrete actions the expectations over b are exact.
 
+With memory and `option_dilation` k, the memory of Q_O is dilated: h_t = cell(s_t, h_{t-k}) (Vezhnevets et al. 2017,
+arXiv:1703.01161), so that the choice of options remembers k times as long as the options do.
+
 Differs from the paper: it learns from replay, with target networks; policies are soft, with a temperature each.
 """
 
@@ -34,6 +37,7 @@ from whorl.explore.acting import sample
 from whorl.explore.noise import random_action
 from whorl.nets.actor import Actor, bounded
 from whorl.nets.layers import orthogonal_
+from whorl.nets.memory import CELLS
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.temperature import EntropyConfig, Temperature, undecayed
@@ -55,6 +59,9 @@ class OptionCriticConfig(EntropyConfig, ActorCriticConfig):
     """probability of a random option where one is chosen"""
     deliberation_cost: NonNegative = 0.01
     """value by which a change of option must be better than going on (Harb et al. 2018)"""
+    option_dilation: Annotated[int, Range(1, 1000)] = 1
+    """with memory: each state of the memory of option values advances every so many steps, and as many states take
+    turns (FeUdal networks)"""
     termination_lr: LearningRate = 3e-4
     """learning rate of the terminations"""
     entropy_ratio: Fraction = 0.5
@@ -77,6 +84,7 @@ class OptionCritic(Agent):
 
     def __init__(self, spec: Spec, cfg: OptionCriticConfig) -> None:
         super().__init__(spec, cfg)
+        _check_dilation(cfg)
         self.discrete, count = isinstance(spec.action, Discrete), cfg.num_options
         self.observations = Preprocessor(spec, cfg)
         if self.discrete:
@@ -98,7 +106,7 @@ class OptionCritic(Agent):
         reads = self.critic.backbone
         self.options = Actor("options", spec, cfg, self._heads, reads)
         self.option_values = Actor(
-            "option_values", spec, cfg, lambda width: Outputs(width, count, 1.0), reads
+            "option_values", spec, cfg, lambda width: Outputs(width, count, 1.0), reads, cfg.option_dilation
         )
         self.termination = Actor("termination", spec, cfg, lambda width: Outputs(width, count, 0.01), reads)
         self.temperature = Temperature((cfg.alpha,) * count, cfg.tune_alpha)
@@ -359,6 +367,21 @@ class OptionHeads(nn.Module):
     def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
         found = self.last(features).unflatten(-1, self.shape)
         return found if mask is None else torch.where(mask.unsqueeze(-2) > 0, found, -1e9)
+
+
+def _check_dilation(cfg: OptionCriticConfig) -> None:
+    if cfg.option_dilation == 1:
+        return
+    if cfg.memory not in CELLS:
+        raise ConfigError(
+            f"option_dilation is {cfg.option_dilation}, but memory is {cfg.memory}; choose lstm, gru or rnn, or leave "
+            "option_dilation out"
+        )
+    if cfg.share_memory:
+        raise ConfigError(
+            f"option_dilation is {cfg.option_dilation}, but with share_memory option values have no memory of their "
+            "own; leave one of them out"
+        )
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ class PPO(Agent):
 
     def prepare(self, device: torch.device | str, seeds: Callable[[str], torch.Generator]) -> "PPO":
         super().prepare(device, seeds)
-        self.by_hand = losses_by_hand(self, PPO)
+        self.by_hand = losses_by_hand(self, PPO, self.cfg.clip_range, self.cfg.clip_value)
         return self
 
     def check(self, rows: int) -> None:

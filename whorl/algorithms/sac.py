@@ -16,6 +16,7 @@ cql_weight:   the critics' loss grows by cql_weight * sum_i E[log sum_a exp Q_i(
               that the data lack are not overestimated (CQL(H), Kumar et al. 2020, arXiv:2006.04779, eq. 4). Over
               continuous actions the sum is the integral, estimated by importance sampling from N uniform actions and N
               of the policy: log 1/(2N) sum_k exp(Q_i(s, a_k) - log density(a_k))                       (appendix F)
+cql_target_gap: the weight w is a Lagrange multiplier, tuned by max_w w * (mean_i term_i - cql_target_gap)  (appendix F)
 
 Differs from the paper: the loss of the temperature is linear in log(alpha), as in most implementations.
 """
@@ -46,7 +47,7 @@ from whorl.nets.layers import last_of
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
-from whorl.nets.temperature import undecayed
+from whorl.nets.temperature import Temperature, undecayed
 from whorl.ops.losses import clipped_value_loss
 from whorl.settings.schema import NonNegative, PositiveCount, Range
 
@@ -65,6 +66,9 @@ class SACConfig(SoftActionsConfig, AddedNoiseConfig, CorrectionConfig, AtomsConf
     """weight of the conservative term in the critics' loss, for learning from a dataset (CQL: 5); 0: off"""
     cql_actions: PositiveCount = 10
     """with cql_weight, for continuous actions: random actions, and as many of the policy, that estimate the term"""
+    cql_target_gap: NonNegative = 0.0
+    """with cql_weight: the weight starts there and is tuned so that the conservative term of a critic is at most this,
+    as in CQL with a Lagrange multiplier (5 or 10 in the paper); 0: the weight is fixed"""
 
 
 class SAC(Agent):
@@ -88,6 +92,11 @@ class SAC(Agent):
         self.noise = AddedNoise(spec, cfg)
         if cfg.cql_weight:
             self.actions.check_one_kind("cql_weight")
+        elif cfg.cql_target_gap:
+            raise ConfigError(
+                f"cql_target_gap is {cfg.cql_target_gap:g}, but cql_weight is 0; set cql_weight to the weight to start "
+                "with, or leave cql_target_gap out"
+            )
         if self.noise.on and self.returns.columns:
             raise ConfigError(
                 "use_n_step_is needs the probabilities of actions, which action_noise changes; leave one of them out"
@@ -112,6 +121,10 @@ class SAC(Agent):
                 cfg.alpha_lr,
                 **self.optimizer_options(0.0),
             )
+        if cfg.cql_target_gap:
+            self.cql_multiplier = Temperature(cfg.cql_weight, True)
+            options = self.optimizer_options(0.0)
+            self.add_optimizer("cql", self.cql_multiplier, undecayed(cfg.optimizer), cfg.critic_lr, **options)
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_soft_actor(self, obs, memory, context)
@@ -138,7 +151,13 @@ class SAC(Agent):
 
     def update(self, batch: Batch) -> Updated:
         train_actor = (self.updates + 1) % self.cfg.policy_delay == 0
-        return replay_step(self, batch, train_actor=train_actor, move_targets=self.targets.due(self.updates))
+        return replay_step(
+            self,
+            batch,
+            train_actor=train_actor,
+            move_targets=self.targets.due(self.updates),
+            tune_weight=self.cfg.cql_target_gap > 0,
+        )
 
     def improve_actor(self, batch: Batch, noise: Tree) -> dict[str, Tensor]:
         """Steps of the actor and of the temperature."""
@@ -206,7 +225,16 @@ class SAC(Agent):
         if not self.cfg.cql_weight:
             return found
         gap = ((self.log_sum_exp(batch, values, noise) - q).sum(0) * batch.weight).mean()
-        return loss + self.cfg.cql_weight * gap, *found[1:], {"q/conservative_gap": gap.detach()}
+        weight = self.cql_multiplier().detach() if self.cfg.cql_target_gap else self.cfg.cql_weight
+        return loss + weight * gap, *found[1:], {"q/conservative_gap": gap.detach()}
+
+    def tune_weight(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A step of the conservative term's weight up w * (mean_i term_i - cql_target_gap)."""
+        excess = found["q/conservative_gap"] / self.cfg.ensemble_q_num - self.cfg.cql_target_gap
+        self.minimize("cql", -self.cql_multiplier() * excess)
+        with torch.no_grad():
+            self.cql_multiplier.log_alpha.clamp_(max=log(1e6))  # as the authors do
+        return {"q/conservative_weight": self.cql_multiplier().detach()}
 
     def log_sum_exp(self, batch: Batch, values: Tensor, noise: Tree) -> Tensor:
         """log sum_a exp Q_i(s, a) over all actions [critics, T, B]; `values` are those of all discrete ones."""

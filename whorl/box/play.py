@@ -5,38 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from whorl import api
-from whorl.box.cards import FOLDER, Card, agents, load
-from whorl.core.errors import CheckpointError, ConfigError, WhorlError, nearest
-from whorl.log.live import Page, Screen, Window, has_display
+from whorl.box.names import find_policy
+from whorl.core.errors import ConfigError, WhorlError, nearest
+from whorl.core.hardware import has_display
+from whorl.log.live import Page, Screen, Window
 from whorl.log.terminal import Terminal
 from whorl.run.evaluate import Evaluation
 from whorl.run.viewer import FRAMES_PER_SECOND, Viewer, say
-from whorl.state.policy import SavedPolicy
-from whorl.state.runfolder import resolve_run
 
 SCREENS = ("auto", "window", "terminal", "page")
-
-
-def find(
-    name: str | Path,
-    best: bool = False,
-    trust: Sequence[str] = (),
-    device: str = "cpu",
-    folder: Path = FOLDER,
-) -> tuple[SavedPolicy, Card | None]:
-    """The policy of an agent in the box, with its card, or that of a run; a name in the box comes first."""
-    known = agents(folder)
-    if str(name) in known:
-        return load(str(name), folder, device)
-    if Path(name).suffix == ".safetensors":
-        return api.restore(name, trust=trust, device=device), None
-    try:
-        resolve_run(name)
-    except CheckpointError:
-        raise ConfigError(
-            f"there is no agent and no run {str(name)!r}; {nearest(str(name), known)}"
-        ) from None
-    return api.restore(name, best=best, trust=trust, device=device), None
 
 
 def play(
@@ -70,7 +47,8 @@ def play(
         raise ConfigError(f"screen is {screen!r}; {nearest(screen, SCREENS)}")
     if speed <= 0 or fps <= 0:
         raise ConfigError(f"{'speed' if speed <= 0 else 'fps'} must be above 0")
-    policy, card = find(name, best, trust, device)
+    card = find_policy(name).card
+    policy = api.restore(name, best=best, trust=trust, device=device)
     sampled = stochastic if stochastic is not None else card is not None and card.stochastic
     title = f"{name}: {policy.settings.algorithm} on {policy.settings.env}"
     show: bool | Callable[[str, float], Viewer] = False

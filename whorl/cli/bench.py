@@ -15,7 +15,7 @@ from whorl.settings.schema import Count, Range
 class BenchFlags:
     """Flags of `whorl bench`."""
 
-    jobs: Annotated[int, Range(0, 1000)] = 0
+    parallel: Annotated[int, Range(0, 1000)] = 0
     """runs at the same time, each in a process with its share of the cores; 0: one per core"""
     algorithms: tuple[str, ...] = ()
     """compare these only, or others with the settings of their presets"""
@@ -36,7 +36,7 @@ class BenchFlags:
 
 
 @command(
-    "bench [SUITE|FILE|FOLDER] [--jobs N] [--algorithms NAME ...] [--seeds N ...] [--report]", BenchFlags
+    "bench [SUITE|FILE|FOLDER] [--parallel N] [--algorithms NAME ...] [--seeds N ...] [--report]", BenchFlags
 )
 def bench(words: list[str]) -> int:
     """compare algorithms over environments and seeds; the same command goes on where it was stopped"""
@@ -67,7 +67,7 @@ def _run(name: str, own: BenchFlags) -> int:
     found = load_bench(name, Choice(own.algorithms, own.environments, own.seeds, settings), own.folder)
     if own.json:
         found.say = lambda text: None
-    benched = found.results() if own.report else found.run(own.jobs, own.ray)
+    benched = found.results() if own.report else found.run(own.parallel, own.ray)
     if own.report and not benched.results:
         raise ConfigError(f"no run of {found.folder} has ended yet; leave --report out to train")
     written = [*write_results(benched), *draw_all(found, benched)]

@@ -73,7 +73,8 @@ def overview() -> str:
 def parser_of(name: str, about: str = "", env_options: bool = False, **options: Any) -> FlagParser:
     """A parser of a command's own flags."""
     found = commands()[name]
-    about = about or f"{first_line(found.run).capitalize()}."
+    text = first_line(found.run)
+    about = about or f"{text[:1].upper()}{text[1:]}."
     if env_options:
         about += " Options of the environment are flags too: --env_options.NAME VALUE."
     parser = FlagParser(name, found.usage, about, **options)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 
@@ -35,6 +35,9 @@ from whorl.settings.merge import Settings, config_of, configure, settings_of
 from whorl.settings.presets import algorithm_class, algorithms, preset_names, read_file, same_name
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import Device, Range, build, fields_of
+
+if TYPE_CHECKING:
+    from whorl.box.names import Named
 
 
 @dataclass(frozen=True)
@@ -329,12 +332,13 @@ def resume(words: list[str]) -> int:
         return 0
     run, own, changes = one_name(parser, words, ResumeFlags)
     from whorl.api import load_run, resume_population
+    from whorl.box.names import find_folder
     from whorl.cli.seeds import run_trainer
     from whorl.population.evolver import is_population
-    from whorl.state.runfolder import resolve_run
 
-    if is_population(resolve_run(run)):
-        return run_trainer(resume_population(resolve_run(run), changes, trust=own.trust))
+    folder = find_folder(run)
+    if is_population(folder):
+        return run_trainer(resume_population(folder, changes, trust=own.trust))
     return run_trainer(load_run(run, changes, trust=own.trust))
 
 
@@ -407,20 +411,19 @@ def evaluate(words: list[str]) -> int:
 def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
     """Play episodes with the policy of one run, and print what it got."""
     from whorl import api
+    from whorl.box.names import find_policy
     from whorl.run.evaluate import Evaluations
     from whorl.run.evaluation_log import log_evaluation
-    from whorl.state.runfolder import resolve_run, run_of
 
-    if own.log and api.is_several(run):
+    named, several = find_policy(run), api.is_several(run)
+    if own.log and (several or named.run is None):
+        what = f"{named.name} is {named.kind}" if named.run is None else "the run has several behaviours"
         raise ConfigError(
-            "--log writes the episodes of one policy, but the run has several behaviours; leave it out"
+            f"--log writes the episodes of one policy into its run's folder, but {what}; leave it out"
         )
-    saved: Any = (
-        run if api.is_several(run) else api.restore(run, best=own.best, trust=own.trust, device=own.device)
-    )
-    video = _video_path(run, own) if own.video else None
-    folder = run_of(resolve_run(run))
-    pictures = folder / "screenshots" / _evaluated(own) if own.screenshots else None
+    saved: Any = run if several else api.restore(run, best=own.best, trust=own.trust, device=own.device)
+    video = _video_path(named, own) if own.video else None
+    pictures = named.output("screenshots") / _evaluated(own) if own.screenshots else None
     if pictures is not None:
         for old in pictures.glob(
             "episode_*.png"
@@ -442,10 +445,10 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
         device=own.device,
     )
     if isinstance(found, Evaluations):
-        _show_behaviors(run, own, found)
+        _show_behaviors(run, own, found, video, pictures)
         return
-    if own.log:
-        log_evaluation(folder, found, saved.steps, {"policy": _evaluated(own), "seed": own.seed}, pictures)
+    if own.log and named.run is not None:
+        log_evaluation(named.run, found, saved.steps, {"policy": _evaluated(own), "seed": own.seed}, pictures)
     report: dict[str, Any] = {
         "run": str(run),
         "algorithm": saved.settings.algorithm,
@@ -457,6 +460,11 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
         print(json.dumps({**report, **details, "video": None if video is None else str(video)}))
         return
     show_table(report)
+    _name_files(video, pictures)
+
+
+def _name_files(video: Path | None, pictures: Path | None) -> None:
+    """Say where the files of an evaluation are."""
     if video is not None:
         print(f"video: {video}")
     if pictures is not None:
@@ -478,16 +486,18 @@ def _report(found: Any) -> dict[str, Any]:
     }
 
 
-def _show_behaviors(run: str, own: EvalFlags, found: Any) -> None:
+def _show_behaviors(run: str, own: EvalFlags, found: Any, video: Path | None, pictures: Path | None) -> None:
     """The evaluation of each behaviour."""
     reports = {name: _report(one) for name, one in found.behaviors.items()}
     if own.json:
         for name, one in found.behaviors.items():
             reports[name] |= {"returns": one.returns, "lengths": one.lengths}
-        print(json.dumps({"run": str(run), "seed": own.seed, "behaviours": reports}))
+        saved = None if video is None else str(video)
+        print(json.dumps({"run": str(run), "seed": own.seed, "behaviours": reports, "video": saved}))
         return
     for name, report in reports.items():
         show_table(report, name)
+    _name_files(video, pictures)
 
 
 @command(
@@ -505,20 +515,21 @@ def plot(words: list[str]) -> int:
     own = build(PlotFlags, values)
     if not names:
         raise ConfigError("name at least one run: whorl plot RUN [RUN ...]")
+    from whorl.box.names import find_folder, find_policy
     from whorl.log.plot import Style, plot_arms, plot_map, plot_runs
-    from whorl.state.runfolder import resolve_run, run_of
+    from whorl.state.runfolder import run_of
 
-    folders = [run_of(resolve_run(name)) for name in names]
     kind = next((name for name in ("map", "arms", "attention") if getattr(own, name)), "plot")
-    default = (folders[0] if len(folders) == 1 else Path()) / f"{kind}.png"
+    if kind != "plot" and len(names) > 1:
+        raise ConfigError(f"--{kind} draws one run, but {len(names)} were named; leave out all but one")
+    default = find_policy(names[0]).output(f"{kind}.png") if len(names) == 1 else Path(f"{kind}.png")
     output = Path(own.output) if own.output else default
+    if kind == "attention":
+        print(_plot_attention(names[0], output, own.trust))
+        return 0
+    folders = [run_of(find_folder(name)) for name in names]
     if kind != "plot":
-        if len(folders) > 1:
-            raise ConfigError(f"--{kind} draws one run, but {len(folders)} were named; leave out all but one")
-        if kind == "attention":
-            print(_plot_attention(names[0], output, own.trust))
-        else:
-            print((plot_map if kind == "map" else plot_arms)(folders[0], output))
+        print((plot_map if kind == "map" else plot_arms)(folders[0], output))
         return 0
     style = Style(own.x, own.statistic, own.band, own.smooth)
     print(plot_runs(folders, output, own.metric, own.group_by, style))
@@ -608,13 +619,11 @@ def completion(words: list[str]) -> int:
 # Names and folders
 
 
-def _video_path(run: str, own: EvalFlags) -> Path:
-    from whorl.state.runfolder import resolve_run, run_of
-
+def _video_path(named: "Named", own: EvalFlags) -> Path:
     if isinstance(own.video, str):
         return Path(own.video)
     ending = "mp4" if find_spec("imageio_ffmpeg") and find_spec("imageio") else "gif"
-    return run_of(resolve_run(run)) / "videos" / f"{_evaluated(own)}_seed{own.seed}.{ending}"
+    return named.output("videos") / f"{_evaluated(own)}_seed{own.seed}.{ending}"
 
 
 def _evaluated(own: EvalFlags) -> str:

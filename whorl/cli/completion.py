@@ -92,7 +92,7 @@ def _choices(hint: Any) -> list[str]:
         return list(_BOOLEAN)
     names = [name for rule in rules_of(hint) if isinstance(rule, Choice) for name in rule.names]
     if get_origin(kind) is Literal:
-        names = [str(option) for option in get_args(kind)]
+        names = [str(option) for option in get_args(kind) if option != ""]
     return [name for name in names if _PLAIN.fullmatch(name)]
 
 

@@ -39,12 +39,12 @@ def export(words: list[str]) -> int:
     if rest:
         raise ConfigError(f"export takes no settings, but got {next(iter(rest))}")
     from whorl.api import restore
+    from whorl.box.names import find_policy
     from whorl.state.formats import FORMATS
-    from whorl.state.runfolder import resolve_run, run_of
 
     policy = restore(run, best=own.best, behavior=own.behavior, trust=own.trust)
     format = own.format or ("" if Path(own.output).suffix else "onnx")
-    path = Path(own.output) if own.output else run_of(resolve_run(run)) / f"policy{FORMATS[format]}"
+    path = Path(own.output) if own.output else find_policy(run).output(f"policy{FORMATS[format]}")
     about = policy.export(path, format, own.stochastic)
     print(f"{path}  {path.stat().st_size / 1024:.1f} KiB")
     for side in ("inputs", "outputs"):

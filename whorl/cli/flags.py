@@ -27,6 +27,21 @@ OPTION_FLAGS: dict[str, tuple[str, type]] = {
 }
 """options of Unity environments that have a flag of their own: --port is --env_options.port"""
 _BOOLEANS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
+METAVARS = {
+    **dict.fromkeys(("config", "output", "gif"), "FILE"),
+    **dict.fromkeys(("video", "apply"), "[FILE]"),
+    **dict.fromkeys(("folder", "runs", "record.output"), "FOLDER"),
+    **dict.fromkeys(("env", "environments"), "ENV"),
+    **dict.fromkeys(("device", "env_device"), "DEVICE"),
+    **dict.fromkeys(("dataset", "demonstrations"), "DATASET"),
+    **dict.fromkeys(("host", "ray"), "ADDRESS"),
+    **dict.fromkeys(("http_url", "mlflow_uri"), "URL"),
+    "trust": "PATH",
+    "group_by": "SETTING",
+    "revision": "REVISION",
+    "load_checkpoint_dir": "RUN",
+}
+"""what the help calls the value of a flag that takes text, by its name or by COMMAND.NAME; others are a NAME"""
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -74,9 +89,10 @@ class FlagParser(argparse.ArgumentParser):
             if name in getattr(kind, "unused", ()) or (only and name not in only):
                 continue
             flag = f"--{prefix}{name}".replace("_", "-")
-            text = f"{texts[name]} (default: {_shown(getattr(config, name))})".replace("%", "%%")
+            word = METAVARS.get(f"{self.command}.{name}") or METAVARS.get(name, "NAME")
+            text = _with_default(texts[name], getattr(config, name), hint).replace("%", "%%")
             self.group(group if isinstance(group, str) else group(name)).add_argument(
-                flag, action=_Store, dest=prefix + name, hint=hint, metavar=_metavar(hint), help=text
+                flag, action=_Store, dest=prefix + name, hint=hint, metavar=_metavar(hint, word), help=text
             )
             self.registered.add(flag)
             if not prefix:
@@ -282,16 +298,27 @@ def _is_number(word: str) -> bool:
     return re.fullmatch(r"-?\d+(\.\d+)?", word) is not None
 
 
-def _metavar(hint: Any) -> str:
-    kind = bare(hint)
+def _metavar(hint: Any, word: str) -> str:
+    """What the help calls the value of a flag; `word` if it is text."""
+    kind, parts = bare(hint), get_args(bare(hint))
     for rule in rules_of(hint):
         if isinstance(rule, Choice):
             return "|".join(rule.names)
     if get_origin(kind) is Literal:
-        return "|".join(map(str, get_args(kind)))
-    if get_origin(kind) is tuple:
-        return _metavar(get_args(kind)[0])
-    return {int: "N", float: "X", bool: "true|false", Part: "NAME"}.get(kind, "WORD")
+        return "|".join(str(choice) for choice in parts if choice != "")
+    if get_origin(kind) in (tuple, list):
+        return _metavar(parts[0], word)
+    if get_origin(kind) in (Union, type(int | str)):
+        if str in parts:
+            return word
+        return "|".join(dict.fromkeys(_metavar(part, word) for part in parts if part is not type(None)))
+    return {int: "N", float: "X", bool: "true|false", str: word, Part: "NAME"}.get(kind, "VALUE")
+
+
+def _with_default(text: str, value: Any, hint: Any) -> str:
+    """The help of a flag with its default; of nothing the text itself says what it means, except for empty sizes."""
+    empty = value in ("", ()) and not (value == () and rules_of(hint))
+    return text if empty else f"{text} (default: {_shown(value)})"
 
 
 def _shown(value: Any) -> str:
@@ -299,4 +326,4 @@ def _shown(value: Any) -> str:
         return value.name if not value.options else json.dumps(value.plain())
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "none"
-    return str(value).lower() if isinstance(value, bool) else str(value) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

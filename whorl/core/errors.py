@@ -75,14 +75,19 @@ def extend(error: Exception, text: str) -> None:
         warnings.warn(text, stacklevel=2)
 
 
-def nearest(given: str, allowed: Iterable[str]) -> str:
-    """'did you mean X?' with the closest allowed word, or else all of them."""
+def nearest(given: str, allowed: Iterable[str], most: int = 0, prefix: str = "") -> str:
+    """'did you mean X?' with the closest allowed word, or else the first `most` of them; 0: all.
+
+    Args:
+        prefix: what all words begin with, which makes none of them closer.
+    """
     words = sorted(allowed)
-    lower = {word.lower(): word for word in words}
-    close = get_close_matches(given.lower(), lower, n=1, cutoff=0.65)
+    lower = {word.removeprefix(prefix).lower(): word for word in words}
+    close = get_close_matches(given.removeprefix(prefix).lower(), lower, n=1, cutoff=0.65)
     if close:
         return f"did you mean {lower[close[0]]!r}?"
-    return "choose one of: " + ", ".join(words)
+    more = f" and {len(words) - most} more" if 0 < most < len(words) else ""
+    return f"choose one of: {', '.join(words[: most or None])}{more}"
 
 
 def misspelt(given: str, allowed: Iterable[str]) -> str | None:

@@ -1,7 +1,8 @@
-"""What this machine has: a GPU, processor cores, a compiler."""
+"""What this machine has: a GPU, processor cores, a display, a compiler."""
 
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 
 
@@ -28,6 +29,15 @@ def shares(cores: Sequence[int], count: int) -> list[list[int]]:
     if count >= len(cores):
         return [[cores[i % len(cores)]] for i in range(count)]
     return [list(cores[i * len(cores) // count : (i + 1) * len(cores) // count]) for i in range(count)]
+
+
+def has_display() -> bool:
+    """Whether a window can be opened."""
+    if os.environ.get("SDL_VIDEODRIVER") in ("dummy", "offscreen"):
+        return False
+    if not sys.platform.startswith("linux"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def has_compiler() -> bool:

@@ -4,6 +4,7 @@ ROOT/whorl/pendulum/sac-v0/data/main_data.hdf5    the id whorl/pendulum/sac-v0; 
 ROOT/whorl/pendulum/sac-v0/data/metadata.json     ~/.minari/datasets
 """
 
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from whorl.core.errors import ConfigError, WhorlError, missing_extra, nearest
 from whorl.core.files import reason
 
 DATA, METADATA = "data", "metadata.json"
+REACH_SECONDS = 10.0
+"""within which the server of datasets has to answer"""
 
 
 @dataclass
@@ -50,13 +53,31 @@ def open_dataset(name: str) -> Any:
     hint = nearest(name, known) if known else "there are none on this machine"
     if not re.search(r"-v\d+$", name):  # Minari's server has none without
         raise ConfigError(f"there is no dataset {name!r}: neither a folder nor an id with a version; {hint}")
+    start = (
+        f"the dataset {name!r} is neither a folder nor on this machine ({hint}), and it can't be downloaded"
+    )
+    if problem := _unreachable():
+        raise ConfigError(f"{start}: {problem}")
     try:
         return minari.load_dataset(name, download=True)
     except Exception as error:  # the network, the server, the disk, or a name that does not exist
-        raise ConfigError(
-            f"the dataset {name!r} is neither a folder nor on this machine ({hint}), and it can't be downloaded: "
-            f"{_first_line(error)}"
-        ) from None
+        raise ConfigError(f"{start}: {_first_line(error)}") from None
+
+
+def _unreachable() -> str:
+    """Why Minari's server can't be asked; its client would retry for half a minute first, with a line each time."""
+    if not os.environ.get("MINARI_REMOTE", "hf://").startswith("hf://"):
+        return ""
+    try:
+        from huggingface_hub import constants
+        from huggingface_hub.utils import get_session
+    except ImportError:  # Minari says what to install
+        return ""
+    try:
+        status = get_session().head(constants.ENDPOINT, timeout=REACH_SECONDS).status_code
+    except Exception as error:  # those of the HTTP client, which is another one in each major version
+        return f"the Hugging Face hub can't be reached ({_first_line(error)})"
+    return f"the Hugging Face hub answers with status {status}" if status >= 500 else ""
 
 
 def dataset_path(id: str) -> Path:

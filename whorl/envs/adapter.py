@@ -4,6 +4,7 @@ Each module in `MODULES` adapts one library. Users add theirs with `whorl.regist
 asked first. Imports no torch, because workers make their environments with what is here.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -16,9 +17,10 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.error import DependencyNotInstalled
 
 from whorl.core.errors import EnvError, EnvFailure, WhorlError, install_command, missing_extra, nearest
+from whorl.core.hardware import has_display
 from whorl.core.registry import import_hint, import_named, registered
 from whorl.envs.mistakes import raised
-from whorl.envs.names import named
+from whorl.envs.names import IDS, named
 from whorl.envs.spaces import Factory
 from whorl.envs.wrappers import observation_wrappers, split
 
@@ -60,6 +62,8 @@ class Adapter:
     """prefixes of the modules that define its environment classes"""
     single: bool = True
     """whether an id can be made alone, as a `gymnasium.Env`; otherwise `vector`, `spec` and `num_envs` are defined"""
+    renders: bool = True
+    """whether environments are drawn, where they can't be made alone by `render` of their batch"""
     cheap: bool = False
     """whether a step takes so little time that worker processes would only slow it down"""
 
@@ -188,6 +192,7 @@ def registry_entry(id: str, module: str = "") -> EnvSpec:
     found = registry_id(name)
     if found is None:
         known = [known for adapter in adapters() for known in adapter.ids()]
+        known += [id if "/" in id or id[-3:-1] == "-v" else f"{id}-v0" for id in IDS]
         raise EnvError(f"unknown environment {id!r}; {_suggestion(name, known)}")
     return gymnasium.registry[found]
 
@@ -221,12 +226,22 @@ def _suggestion(name: str, ids: list[str]) -> str:
 
 def make_registered(entry: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:
     """Make the environment that a registry entry describes; the registry may be empty, as it is in a worker."""
+    if "render_mode" in options and str(entry.entry_point).startswith("gymnasium.envs.mujoco"):
+        options = _filmed(entry.id, options)
     try:
         return gymnasium.make(entry, disable_env_checker=True, **options)
     except (ImportError, DependencyNotInstalled) as error:
         raise missing_package(entry.id, error) from error
     except gymnasium.error.Error as error:
         raise EnvError(f"{entry.id} can't be made: {error}") from error
+
+
+def _filmed(id: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a MuJoCo environment that is drawn: with EGL where there is no display, by a camera that follows."""
+    if not has_display():
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    follows = id in ("Ant-v5", "HalfCheetah-v5", "Swimmer-v5")  # the default camera of others does
+    return {"camera_name": "track", **options} if follows and "camera_id" not in options else options
 
 
 def missing_package(id: str, error: Exception, module: str = "") -> WhorlError:

@@ -7,6 +7,9 @@ environment; a row whose agent is dead or has not appeared yet *waits* (see `who
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 from whorl.core.errors import EnvError
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
@@ -21,6 +24,8 @@ class BehaviorEnv(Protocol):
     """whether `snapshot` saves the exact state"""
     specs: Mapping[str, Spec]
     """of each behaviour, by name; its `num_envs` is the number of its agents in all copies"""
+    copies: int
+    """copies of the environment; rows of a behaviour are the agents of one copy after another"""
 
     def reset(self, seed: int) -> dict[str, Tree]:
         """Reset all copies and seed their random numbers; the first observations of each behaviour [B, ...]."""
@@ -39,6 +44,10 @@ class BehaviorEnv(Protocol):
     def render(self, env_index: int = 0) -> Any:
         """One uint8 RGB frame [H, W, 3] of one copy, or None where it does not render."""
         return None
+
+    def ended(self) -> Tensor:
+        """[copies] bool: all agents are gone, so that the next step resets the copy; never where agents come and go."""
+        return torch.zeros(self.copies, dtype=torch.bool)
 
     def close(self) -> None:
         """Free what the environment holds."""
@@ -66,7 +75,7 @@ class OneBehavior(VectorEnv):
         return self.env.restore(snapshot)[self._name]
 
     def render(self, env_index: int = 0) -> Any:
-        return self.env.render(env_index)
+        return self.env.render(env_index * self.env.copies // self.spec.num_envs)
 
     def close(self) -> None:
         self.env.close()

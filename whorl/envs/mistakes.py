@@ -3,6 +3,7 @@
 Each function returns the sentence, or None where nothing is wrong. Imports no torch, because workers use it.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from whorl.core.errors import EnvError, EnvFailure, WhorlError
+from whorl.core.hardware import has_display
 
 MAKING = "making the environment"
 
@@ -130,12 +132,20 @@ def _remedy(what: str, error: Exception) -> str:
 
 def make_env(factory: Callable[[], Any]) -> Any:
     """What a factory makes; its own exceptions become an `EnvError`."""
+    _silence_pygame()
     try:
         return factory()
     except (WhorlError, ImportError):  # ImportError: the caller knows which package to install
         raise
     except Exception as error:  # an environment may raise anything
         raise failure(raised(MAKING, error), error) from theirs(error)
+
+
+def _silence_pygame() -> None:
+    """Environments that draw with pygame import it, and it greets; SDL complains where there is no display."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    if not has_display():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def failure(sentence: str, error: Exception) -> EnvError:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import DependencyNotInstalled
 
 from whorl.core.arrays import SUCCESS, SUCCESS_KEYS, Array
 from whorl.core.errors import EnvError, WhorlError
@@ -230,6 +231,10 @@ class EnvStepper:
             frame: Any = env.render()
         except NotImplementedError:  # Gymnasium's own render()
             return None
+        except (WhorlError, DependencyNotInstalled):  # the latter is explained where drawing was asked for
+            raise
+        except Exception as error:  # an environment may raise anything
+            raise failure(raised("render()", error), error) from theirs(error)
         if isinstance(frame, list):
             frame = frame[-1] if frame else None
         return frame if isinstance(frame, np.ndarray) else None

@@ -1,8 +1,6 @@
 """Frames of an episode while it is played: in a window, or on a page of this machine where there is no display."""
 
 import io
-import os
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +11,7 @@ from typing import Any, Protocol
 from PIL import Image
 
 from whorl.core.errors import WhorlError
+from whorl.core.hardware import has_display
 from whorl.log.video import Frame
 
 HOST = "127.0.0.1"
@@ -41,15 +40,6 @@ class Screen(Protocol):
         """Free it; safe to call twice."""
 
 
-def has_display() -> bool:
-    """Whether a window can be opened."""
-    if os.environ.get("SDL_VIDEODRIVER") in ("dummy", "offscreen"):
-        return False
-    if not sys.platform.startswith("linux"):
-        return True
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
 def open_screen(title: str, say: Callable[[str], None]) -> Screen:
     """A window where there is a display and pygame, else a page, whose address `say` is called with."""
     hint = ""
@@ -69,7 +59,6 @@ class Window:
     """A window of pygame; it may be closed by mouse, Escape or q."""
 
     def __init__(self, title: str) -> None:
-        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         import pygame
 
         self._pygame: Any = pygame

@@ -55,10 +55,19 @@ class Actor(BackboneNet):
 
     If the critics' encoder has weights (images), the policy reads its detached output: only the critics train it. With
     `share_memory` it reads the detached output of their memory.
+
+    Args:
+        dilation: steps between those at which a state of its own memory advances; see `whorl.nets.dilated`.
     """
 
     def __init__(
-        self, name: str, spec: Spec, cfg: ActorCriticNetworkConfig, head: Any, reads: Backbone
+        self,
+        name: str,
+        spec: Spec,
+        cfg: ActorCriticNetworkConfig,
+        head: Any,
+        reads: Backbone,
+        dilation: int = 1,
     ) -> None:
         super().__init__()
         remembers = cfg.share_memory and bool(reads.memories)
@@ -70,7 +79,7 @@ class Actor(BackboneNet):
             cfg.activation,
             cfg.actor_network,
             Part("flat") if sees else cfg.encoder,
-            MemorySettings() if remembers else memory_settings(cfg),
+            MemorySettings() if remembers else memory_settings(cfg, dilation=dilation),
             cfg.noisy,
             reward_limit(cfg),
         )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from whorl.core.errors import ConfigError
 from whorl.data.batch import Batch
-from whorl.ops.transforms import sorted_projection
+from whorl.ops.transforms import categorical_projection, sorted_projection
 from whorl.settings.schema import Range
 
 CLIPPED = "q/clipped"
@@ -30,12 +30,6 @@ class AtomsConfig:
     """with n_atoms: highest atom"""
 
 
-def check_range(cfg: Any) -> None:
-    """A `ConfigError` if the atoms of a config span no range."""
-    if not cfg.v_min < cfg.v_max:
-        raise ConfigError(f"v_min is {cfg.v_min:g} and v_max {cfg.v_max:g}; v_min must be less than v_max")
-
-
 def advice_on_clipping(cfg: Any, metrics: Mapping[str, float]) -> str | None:
     """A sentence if much of the targets lies outside the atoms."""
     share = metrics.get(CLIPPED, 0.0)
@@ -47,6 +41,45 @@ def advice_on_clipping(cfg: Any, metrics: Mapping[str, float]) -> str | None:
     )
 
 
+class Atoms(nn.Module):
+    """Distributions of the return on `n_atoms` values, evenly from v_min to v_max."""
+
+    atoms: Tensor
+    projection = staticmethod(categorical_projection)
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__()
+        if not cfg.v_min < cfg.v_max:
+            raise ConfigError(
+                f"v_min is {cfg.v_min:g} and v_max {cfg.v_max:g}; v_min must be less than v_max"
+            )
+        self.register_buffer("atoms", torch.linspace(cfg.v_min, cfg.v_max, cfg.n_atoms), persistent=False)
+        # A rounding error beyond an edge, which is where a return of r / (1 - gamma) lies, is not outside.
+        half = (cfg.v_max - cfg.v_min) / 2
+        self.middle, self.reach = cfg.v_min + half, half * (1 + 1e-4)
+
+    def mean(self, logits: Tensor) -> Tensor:
+        """Q = sum_k z_k p_k of logits [..., atoms]."""
+        return (logits.softmax(-1) * self.atoms).sum(-1)
+
+    @torch.no_grad()
+    def project(self, prob: Tensor, location: Tensor) -> tuple[Tensor, Tensor]:
+        """m [..., atoms] of the mass `prob` at `location`, both [..., atoms], and how much of it [...] lies outside the
+        atoms and is moved to an edge."""
+        beyond = location.sub(self.middle).abs() > self.reach
+        return self.projection(prob, location, self.atoms), (prob * beyond).sum(-1)
+
+    def metrics(self, outside: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """How much of the targets was clipped."""
+        return {CLIPPED: (outside * batch.share).mean()}
+
+
+class SortedAtoms(Atoms):
+    """The same for locations in ascending order, with a projection that is cheaper for large batches."""
+
+    projection = staticmethod(sorted_projection)
+
+
 class ReturnAtoms(nn.Module):
     """What an ensemble of critics answers per row: a value, or with `n_atoms` the logits of a distribution.
 
@@ -54,8 +87,6 @@ class ReturnAtoms(nn.Module):
              the lowest mean: one whole distribution per row, as clipped double Q-learning takes one whole value
     loss:    -sum_k m_k log p_k(s, a)
     """
-
-    atoms: Tensor
 
     def __init__(self, cfg: AtomsConfig) -> None:
         super().__init__()
@@ -67,15 +98,11 @@ class ReturnAtoms(nn.Module):
             return
         if cfg.n_atoms < 2:
             raise ConfigError("n_atoms is 1; use at least 2, or 0 for critics that predict the mean")
-        check_range(cfg)
-        self.register_buffer("atoms", torch.linspace(cfg.v_min, cfg.v_max, cfg.n_atoms), persistent=False)
-        # A rounding error beyond an edge, which is where a return of r / (1 - gamma) lies, is not outside.
-        half = (cfg.v_max - cfg.v_min) / 2
-        self.middle, self.reach = cfg.v_min + half, half * (1 + 1e-4)
+        self.grid = SortedAtoms(cfg)
 
     def mean(self, answers: Tensor) -> Tensor:
         """Q values of answers [..., atoms]; without atoms, the answers themselves."""
-        return (answers.softmax(-1) * self.atoms).sum(-1) if self.on else answers
+        return self.grid.mean(answers) if self.on else answers
 
     @torch.no_grad()
     def lowest(self, logits: Tensor) -> Tensor:
@@ -86,9 +113,8 @@ class ReturnAtoms(nn.Module):
     @torch.no_grad()
     def target(self, prob: Tensor, reward: Tensor, discount: Tensor) -> tuple[Tensor, Tensor]:
         """m [..., atoms], and the probability [...] of returns that lie outside the atoms and are moved to an edge."""
-        location = reward.unsqueeze(-1) + discount.unsqueeze(-1) * self.atoms  # ascending: discount >= 0
-        beyond = location.sub(self.middle).abs() > self.reach
-        return sorted_projection(prob, location, self.atoms), (prob * beyond).sum(-1)
+        location = reward.unsqueeze(-1) + discount.unsqueeze(-1) * self.grid.atoms  # ascending: discount >= 0
+        return self.grid.project(prob, location)
 
     def losses(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropies of logits [critics, ..., atoms] with m [..., atoms], and KL(m || p): both [critics, ...]."""
@@ -98,4 +124,4 @@ class ReturnAtoms(nn.Module):
 
     def metrics(self, outside: Tensor, batch: Batch) -> dict[str, Tensor]:
         """How much of the targets was clipped."""
-        return {CLIPPED: (outside * batch.share).mean()}
+        return self.grid.metrics(outside, batch)

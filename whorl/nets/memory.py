@@ -23,6 +23,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import POLICY, STREAMS
 from whorl.nets import rows
 from whorl.nets.attention import Attention
+from whorl.nets.dilated import Dilated
 from whorl.settings.schema import Choice, Range, Size
 
 
@@ -76,9 +77,11 @@ class MemorySettings:
     """names of the intrinsic rewards that `inputs` may name as streams"""
     policies: int = 0
     """number of policies, whose index `inputs` may name as policy"""
+    dilation: int = 1
+    """rows between those at which a state advances; see `whorl.nets.dilated`"""
 
 
-def memory_settings(cfg: MemoryConfig, streams: tuple[str, ...] = ()) -> MemorySettings:
+def memory_settings(cfg: MemoryConfig, streams: tuple[str, ...] = (), dilation: int = 1) -> MemorySettings:
     """The memory that a config describes; `streams` are the names of intrinsic rewards."""
     inputs = cfg.memory_inputs
     if inputs and cfg.memory == "none":
@@ -93,6 +96,7 @@ def memory_settings(cfg: MemoryConfig, streams: tuple[str, ...] = ()) -> MemoryS
         inputs=inputs,
         streams=streams,
         policies=getattr(cfg, "num_policies", 0),
+        dilation=dilation,
     )
 
 
@@ -107,7 +111,8 @@ def build_memory(settings: MemorySettings, inputs: int) -> nn.Module:
         shape = settings.size, settings.layers, settings.heads, settings.window
         return Attention(inputs, *shape, settings.positions, settings.gate)
     assert settings.kind in CELLS
-    return Recurrent(settings.kind, inputs, settings.size, settings.layers)
+    cell = Recurrent(settings.kind, inputs, settings.size, settings.layers)
+    return cell if settings.dilation == 1 else Dilated(cell, settings.dilation)
 
 
 class LastStep(nn.Module):

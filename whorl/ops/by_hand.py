@@ -15,10 +15,12 @@ from whorl.ops.losses import MAX_LOG_RATIO
 
 
 class Surrogate(NamedTuple):
-    """PPO's loss of the actor, -mean(weight * (min(r * A, A + clip * |A|) + ent_coef * H)), on rows [N]."""
+    """Loss of the actor on rows [N]: PPO's -mean(weight * (min(r * A, A + clip * |A|) + ent_coef * H)), or without a
+    clip A2C's -mean(weight * (log pi(a) * A + ent_coef * H))."""
 
     loss: Tensor
     log_ratio: Tensor
+    """without a clip log pi(a)"""
     entropy: Tensor
     """[N], if it was asked for; else the log ratio"""
     slope: Tensor
@@ -31,19 +33,19 @@ class PolicyRows(NamedTuple):
     """What the actor's loss reads of rows [N] besides the outputs of the network."""
 
     action: Tensor
-    log_prob: Tensor
     advantage: Tensor
     weight: Tensor
+    log_prob: Tensor | None = None
+    """of the policy that acted; not needed without a clip"""
 
 
 def categorical_surrogate(
-    logits: Tensor, rows: PolicyRows, clip: float, ent_coef: float, measure: bool
+    logits: Tensor, rows: PolicyRows, clip: float | None, ent_coef: float, measure: bool
 ) -> Surrogate:
     """`Surrogate` for one of n actions. d log pi(a) / d logits = onehot(a) - p,   dH / d logits = -p * (log p + H)"""
     log_probs = logits.log_softmax(-1)
     action = rows.action.unsqueeze(-1)
-    log_ratio = log_probs.gather(-1, action).squeeze(-1).sub_(rows.log_prob)
-    loss, by_log_prob = _clipped(log_ratio, rows, clip)
+    log_ratio, loss, by_log_prob = _objective(log_probs.gather(-1, action).squeeze(-1), rows, clip)
     probs = log_probs.exp()
     slope = probs * -by_log_prob.unsqueeze(-1)
     slope.scatter_add_(-1, action, by_log_prob.unsqueeze(-1))
@@ -58,7 +60,7 @@ def categorical_surrogate(
 
 
 def gaussian_surrogate(
-    mean: Tensor, log_std: Tensor, rows: PolicyRows, clip: float, ent_coef: float, measure: bool
+    mean: Tensor, log_std: Tensor, rows: PolicyRows, clip: float | None, ent_coef: float, measure: bool
 ) -> Surrogate:
     """`Surrogate` for a Gaussian with one log standard deviation per dimension, z = (a - mu) / sigma.
 
@@ -67,8 +69,8 @@ def gaussian_surrogate(
     size, inverse = mean.shape[-1], (-log_std).exp()
     z = (rows.action - mean).mul_(inverse)
     squares = z.square()
-    log_ratio = (0.5 * squares + log_std).sum(-1).neg_().sub_(0.5 * size * log(2 * pi)).sub_(rows.log_prob)
-    loss, by_log_prob = _clipped(log_ratio, rows, clip)
+    log_prob = (0.5 * squares + log_std).sum(-1).neg_().sub_(0.5 * size * log(2 * pi))
+    log_ratio, loss, by_log_prob = _objective(log_prob, rows, clip)
     slope = z.mul_(inverse).mul_(by_log_prob.unsqueeze(-1))
     of_std = by_log_prob @ squares.sub_(1.0)
     entropy = log_ratio
@@ -88,12 +90,16 @@ def squared_loss(value: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor,
     return torch.dot(slope, error) / (2 * len(error)), slope.div_(len(error))
 
 
-def _clipped(log_ratio: Tensor, rows: PolicyRows, clip: float) -> tuple[Tensor, Tensor]:
-    """-mean(weight * min(r * A, A + clip * |A|)), and its derivative by the log-probability: that of the ratio is the
-    ratio, and 0 where the objective is clipped."""
+def _objective(log_prob: Tensor, rows: PolicyRows, clip: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The log ratio, in place of log pi(a); -mean(weight * min(r * A, A + clip * |A|)); its derivative by log pi(a):
+    that of the ratio is the ratio, and 0 where the objective is clipped. Without a clip `Surrogate` says what."""
     advantage, weight = rows.advantage, rows.weight
+    if rows.log_prob is None or clip is None:
+        slope = (advantage * weight).div_(-len(weight))
+        return log_prob, torch.dot(log_prob, slope), slope
+    log_ratio = log_prob.sub_(rows.log_prob)
     gain = log_ratio.clamp(max=MAX_LOG_RATIO).exp_().mul_(advantage)
     bound = torch.add(advantage, advantage.abs(), alpha=clip)
     loss = -torch.dot(torch.minimum(gain, bound), weight) / len(gain)
     moves = (gain <= bound).logical_and_(log_ratio <= MAX_LOG_RATIO)
-    return loss, gain.mul_(moves).mul_(weight).div_(-len(gain))
+    return log_ratio, loss, gain.mul_(moves).mul_(weight).div_(-len(gain))

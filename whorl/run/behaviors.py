@@ -37,9 +37,10 @@ from whorl.distributed.remote import Notify
 from whorl.envs.behaviors import BehaviorEnv
 from whorl.envs.make import Source, find
 from whorl.envs.vector import Step, VectorEnv
+from whorl.explore.noise import random_action
 from whorl.run.build import Needs, Parts, build, choose_device, reset_period
 from whorl.run.checkpointing import Checkpointing, earlier, find_checkpoint, load_weights
-from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations
+from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations, Watch
 from whorl.run.loop import Counters, Loop
 from whorl.run.progress import Progress
 from whorl.run.trainer import Trainer
@@ -521,12 +522,14 @@ def play(
     episodes: int,
     seed: int,
     deterministic: bool = True,
-    progress: Callable[[], None] | None = None,
+    watch: Watch | None = None,
     max_steps: int = RunConfig.eval_max_steps,
+    warn: bool = True,
 ) -> Evaluations:
-    """Play until every agent that has appeared has ended its share of `episodes`; `progress` is called after each step.
+    """Play until every agent that has appeared has ended its share of `episodes`.
 
-    Agents that appear in none of the first `max_steps` steps are not waited for.
+    Agents that appear in none of the first `max_steps` steps are not waited for. `watch` sees steps of whole
+    copies: `terminated` where all agents of a copy are gone, and the sum of their rewards. `warn`: see `run_episodes`.
     """
     obs = env.reset(seed)
     players = {}
@@ -538,6 +541,7 @@ def play(
         name: torch.Generator(agent.device).manual_seed(seed_of(seed, name)) for name, agent in agents.items()
     }
     quota = max(player.quota for player in players.values())
+    over = torch.zeros(env.copies, dtype=torch.bool)
     for _ in range(quota * max_steps):
         actions = {}
         for name, player in players.items():
@@ -547,18 +551,54 @@ def play(
         for name, player in players.items():
             with acting(player.agent.device):
                 player.answer(answers[name])
-        if progress is not None:
-            progress()
+        if watch is not None:
+            reset, over = over, env.ended()
+            reward = torch.stack([one.reward.view(env.copies, -1).sum(1) for one in answers.values()]).sum(0)
+            watch(env, Step(None, reward, over, torch.zeros_like(over), reset), actions)
         if all(player.over for player in players.values()):
             break
     cut = sum(player.cut for player in players.values())
-    if cut:
+    if cut and warn:
         warnings.warn(
             f"{env.id}: evaluation cut {cut} episodes after {max_steps:,} steps and counted their returns so far; "
             "raise eval_max_steps, or give the environment a time limit",
             stacklevel=2,
         )
     return Evaluations.of({name: player.evaluation() for name, player in players.items()})
+
+
+def check_behaviors(source: Source, steps: int = 200) -> list[str]:
+    """What is wrong with an environment of several agents, as far as random actions show it; see `whorl check`."""
+    try:
+        first, second = (_try_out(source, steps) for _ in range(2))
+    except WhorlError as error:
+        return [error.message]
+    if not all(math.isfinite(reward) for _, reward in first):
+        return ["a reward is not a finite number; find the division or root that makes it"]
+    if first != second:
+        return [
+            "reset(seed=0) and the same actions lead to other episodes; draw all random numbers from the seed"
+        ]
+    return []
+
+
+def _try_out(source: Source, steps: int) -> list[tuple[float, float]]:
+    """Sums of observations and rewards of one copy, step by step, with random actions."""
+    assert source.adapter is not None
+    env, found = source.adapter.behavior_env(source, 1), []
+    generator = torch.Generator().manual_seed(0)
+    try:
+        obs = env.reset(0)
+        for _ in range(steps):
+            answers = env.step(
+                {name: random_action(spec, obs[name], generator) for name, spec in env.specs.items()}
+            )
+            obs = {name: answer.obs for name, answer in answers.items()}
+            seen = sum(float(leaf.double().sum()) for one in obs.values() for leaf in tree.leaves(one))
+            found.append((seen, sum(float(answer.reward.sum()) for answer in answers.values())))
+    finally:
+        env.close()
+    return found
 
 
 class TeamEvaluator:
@@ -582,7 +622,8 @@ class TeamEvaluator:
             member.parts.send_weights()
         seed = self.team.streams.seed("eval", str(iteration))
         agents = {member.name: member.parts.acting.policy for member in self.team.members}
-        found = play(agents, self._env, episodes, seed, True, progress, run.eval_max_steps)
+        watch = None if progress is None else lambda *_: progress()
+        found = play(agents, self._env, episodes, seed, True, watch, run.eval_max_steps)
         for member in self.team.members:
             member.counters.evaluated_return = found.behaviors[member.name].mean_return
         return found

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -96,8 +96,8 @@ class Evaluations(Evaluation):
         }
 
 
-Watch: TypeAlias = Callable[[VectorEnv, Step, Tree], None]
-"""sees every step of an evaluation, with its action"""
+Watch: TypeAlias = Callable[[Any, Step, Tree], None]
+"""sees every step of an evaluation: the environment, which it may ask for pictures, its answer, and the actions"""
 EVAL_ENVS = 32
 """most environments that are stepped one after another in an evaluation"""
 SYNC_EVERY = 32
@@ -112,12 +112,13 @@ def run_episodes(
     deterministic: bool = True,
     watch: Watch | None = None,
     max_steps: int = RunConfig.eval_max_steps,
+    warn: bool = True,
 ) -> Evaluation:
     """Play until `episodes` episodes have ended, the same number (plus or minus one) in every environment.
 
     Counting the episodes that end first would favour short ones. `watch(env, step, action)` is called after each step.
     An episode is cut after `max_steps`, or after as many steps without an answer (`Step.waits`); its environment waits
-    then until all can be reset.
+    then until all can be reset; `warn` says so, for callers that did not ask for it.
     """
     num_envs, device = env.spec.num_envs, agent.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -198,7 +199,7 @@ def run_episodes(
     found = Evaluation(
         returns[counted].tolist(), lengths[counted].tolist(), successes.tolist(), means, int(cuts)
     )
-    if found.cut:
+    if found.cut and warn:
         count = f"{found.cut} of {len(found.returns)} episodes"
         warnings.warn(
             f"{env.id}: evaluation cut {count} after {max_steps:,} steps and counted their returns so far; raise "

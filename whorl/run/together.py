@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from whorl.core.cuda_graphs import GATE
+from whorl.core.errors import ConfigError
 from whorl.core.process import configure_process
 from whorl.run.build import choose_device, learner_threads
 from whorl.run.reporting import Result
@@ -45,6 +46,7 @@ class Together:
     def start(self) -> None:
         """Build all runs and start their threads."""
         first = next(iter(self.trainers.values())).settings
+        _check_process_settings(self.trainers)
         # Once for all of them: what each sets and restores by itself is then the same.
         self._options = configure_process(first.run.threads, first.run.tf32, learner_threads(first))
         streams = {key: _stream(trainer) for key, trainer in self.trainers.items()}
@@ -90,6 +92,18 @@ def train_together(trainers: Mapping[Key, Trainer]) -> dict[Key, "Result | BaseE
     company.start()
     company.join()
     return {key: found[key] for key in trainers}
+
+
+def _check_process_settings(trainers: Mapping[Any, Trainer]) -> None:
+    """Refuse runs that differ in what belongs to the whole process."""
+    for name in ("tf32", "threads"):
+        values = {getattr(trainer.settings.run, name): None for trainer in trainers.values()}
+        if len(values) > 1:
+            said = " and ".join(str(value).lower() for value in values)
+            raise ConfigError(
+                f"{name} is {said} in runs of one process, but belongs to the process; give all the same, or train "
+                "them one after the other"
+            )
 
 
 def _stream(trainer: Trainer) -> Any:

@@ -79,7 +79,7 @@ def drawn(source: Source) -> Source:
     """The environment with pictures; native ones always have them."""
     if source.world is not None:
         return source
-    if source.batch is not None or (source.adapter is not None and not source.adapter.single):
+    if source.batch is not None or (source.adapter is not None and not source.adapter.renders):
         raise WhorlError(f"{source.id} is a batch of environments, which is not rendered; leave out render")
     return source.with_options({**source.options, "render_mode": "rgb_array"})
 
@@ -88,7 +88,7 @@ def frame_rate(source: Source) -> float:
     """Steps per second of an environment."""
     env = make_env(source.factory)
     env.close()
-    return float((env.metadata or {}).get("render_fps") or 30)
+    return float((getattr(env, "metadata", None) or {}).get("render_fps") or 30)
 
 
 def _numbers(action: Any) -> dict[str, float]:

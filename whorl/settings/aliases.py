@@ -4,6 +4,7 @@ An alias applies where the algorithm has one of the settings it can stand for. A
 or that would need arithmetic, is never translated silently: `NOTES` says what it is called here.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "device": "learner_device",
         "env_device": "worker_device",
         "env_timeout": "step_timeout",
+        "parallel": "jobs n_jobs",
         "actors": "num_actors num_workers num_env_runners num_rollout_workers",
         "trajectories_per_batch": "slabs",
         "n_eval_episodes": "eval_episodes num_eval_episodes evaluation_duration evolver_cem_length",
@@ -322,6 +324,12 @@ def _entropy(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
     return {"alpha": value, "tune_alpha": False}
 
 
+def _log_alpha(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Advanced-SAC's `init_log_alpha`."""
+    known = "tune_alpha" in hints and isinstance(value, int | float)
+    return {"alpha": math.exp(value)} if known else {}
+
+
 def _anneal(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
     """CleanRL's `anneal_lr`."""
     return {"lr_schedule": "linear" if value else "constant"} if "lr_schedule" in hints else {}
@@ -366,6 +374,7 @@ EXPANSIONS: dict[str, tuple[type, Callable[[Any, Mapping[str, Any]], dict[str, A
     **dict.fromkeys(("learning_rate", "lr"), (float, _rates)),
     **dict.fromkeys(("net_arch", "hidden_sizes", "hidden", "fcnet_hiddens"), (list, _hidden)),
     "ent_coef": (str, _entropy),
+    "init_log_alpha": (float, _log_alpha),
     "anneal_lr": (bool, _anneal),
     "start_timesteps": (int, _start),
     "normalize": (bool, _normalize),

@@ -470,6 +470,9 @@ class Keywords(TypedDict, total=False):
     cql_actions: int
     """with cql_weight, for continuous actions: random actions, and as many of the policy, that estimate the
     term"""
+    cql_target_gap: float
+    """with cql_weight: the weight starts there and is tuned so that the conservative term of a critic is at
+    most this, as in CQL with a Lagrange multiplier (5 or 10 in the paper); 0: the weight is fixed"""
     renorm_momentum: float
     """factor of the old running statistics at each update of a network"""
     renorm_warmup: int
@@ -528,6 +531,9 @@ class Keywords(TypedDict, total=False):
     """probability of a random option where one is chosen"""
     deliberation_cost: float
     """value by which a change of option must be better than going on (Harb et al. 2018)"""
+    option_dilation: int
+    """with memory: each state of the memory of option values advances every so many steps, and as many states
+    take turns (FeUdal networks)"""
     termination_lr: float
     """learning rate of the terminations"""
     n_epochs: int

@@ -10,8 +10,24 @@ from typing import Any
 from whorl.core.errors import ConfigError
 from whorl.settings.aliases import NOTES
 
-RENAMED = {"replay_config": {"alpha": "priority_alpha", "beta": "priority_beta"}}
-"""keys by section that would mean something else by themselves"""
+RENAMED = {
+    "replay_config": {"alpha": "priority_alpha", "beta": "priority_beta"},
+    "sac_config": {
+        "update_target_per_step": "target_update_interval",
+        "write_summary_per_step": "log_freq",
+        "save_model_per_step": "checkpoint_freq",
+    },
+}
+"""keys by section that would mean something else by themselves, or that count steps of training"""
+OFF = {
+    "use_prediction": ("transition_kl", "use_extra_data"),
+    "curiosity": ("curiosity_strength",),
+    "use_rnd": ("rnd_n_sample",),
+    "siamese": ("siamese_use_q", "siamese_use_adaptive"),
+    "use_normalization": (),
+    "use_add_with_td": (),
+}
+"""keys that switch something on, with those that only matter then; switched off they are left out"""
 CHOSEN = {
     "base_config": ("env_type", "env_name", "env_args", "unity_args"),
     "sac_config": ("nn",),
@@ -39,7 +55,7 @@ def without_sections(layer: Mapping[str, Any], own: Collection[str] = ()) -> dic
         if section in own:
             found[key] = value
         elif section in EMPTY and not dot:
-            if value:
+            if any(map(bool, value.values())) if isinstance(value, Mapping) else value:
                 raise ConfigError(f"{section} can't be read: {NOTES[section]}")
         elif section not in SECTIONS:
             if section != SEVERAL or value is not None:
@@ -60,10 +76,35 @@ def _settings(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, An
             f"{', '.join(ignored)} of {section} is ignored: environment, algorithm and networks are those of this run",
             stacklevel=4,
         )
-    for key, value in values.items():
+    for key, value in _together(_without_off(values)).items():
         unlimited = key in NO_LIMIT and value == -1
         if value is not None and not unlimited and key not in CHOSEN.get(section, ()):
             yield RENAMED.get(section, {}).get(key, key), value
+
+
+def _without_off(values: Mapping[str, Any]) -> dict[str, Any]:
+    off = [key for key in OFF if key in values and not values[key]]
+    left_out = {*off, *(name for key in off for name in OFF[key])}
+    if values.get("reset_on_iteration") is True:  # as here
+        left_out.add("reset_on_iteration")
+    return {key: value for key, value in values.items() if key not in left_out}
+
+
+def _together(values: dict[str, Any]) -> dict[str, Any]:
+    """Two keys of `replay_config` that are one setting here."""
+    found = dict(values)
+    if {"td_error_min", "td_error_max"} <= found.keys():
+        found["priority_clip"] = [found.pop("td_error_min"), found.pop("td_error_max")]
+    beta, increment = found.get("beta"), found.get("beta_increment_per_sampling")
+    if isinstance(beta, int | float) and isinstance(increment, int | float):
+        found.pop("beta_increment_per_sampling")
+        found["priority_beta_steps"] = steps = round((1 - beta) / increment) if increment else 0
+        warnings.warn(
+            f"beta_increment_per_sampling is read as priority_beta_steps {steps:,}, which is the same at one update "
+            "per environment step; with another updates_per_step divide it by that",
+            stacklevel=6,
+        )
+    return found
 
 
 def as_variants(content: dict[str, Any], what: str) -> tuple[dict[str, Any], dict[str, Any]]:

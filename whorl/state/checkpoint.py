@@ -182,6 +182,17 @@ def is_checkpoint(folder: Path) -> bool:
     return _NAME.fullmatch(folder.name) is not None or (folder / METADATA).is_file()
 
 
+def best_folder(folder: Path) -> Path:
+    """The best policy of a run, given its folder or one of its checkpoints; a copy of a best policy is its own."""
+    if is_checkpoint(folder):
+        if folder.name == BEST or (_NAME.fullmatch(folder.name) is None and _unsealed(folder).get("k") == 0):
+            return folder
+        folder = folder.parent
+    if not (folder / BEST).is_dir():
+        raise CheckpointError(f"{folder} has no best policy, because it was never evaluated; leave best out")
+    return folder / BEST
+
+
 def checkpoints(run_dir: Path) -> list[Path]:
     """The checkpoint folders of a run, the newest (highest number) first; not yet checked for damage."""
     try:
@@ -275,7 +286,10 @@ def use_newest(
         warn(f"skipped a damaged checkpoint, {problems[-1]}")
     if problems:
         raise CheckpointError(f"no undamaged checkpoint in {run_dir}; tried {'; '.join(problems)}")
-    raise CheckpointError(f"{run_dir} contains no checkpoint yet")
+    best = (
+        f", but {BEST} has its best policy; use best=True (--best)" if (Path(run_dir) / BEST).is_dir() else ""
+    )
+    raise CheckpointError(f"{run_dir} contains no checkpoint yet{best}")
 
 
 def segments(run_dir: Path) -> set[str]:

@@ -192,7 +192,7 @@ def _safetensors(policy: SavedPolicy) -> tuple[bytes, dict[str, Any]]:
     _package("safetensors")
     from safetensors.torch import save
 
-    saved = export(policy.agent, policy.settings)
+    saved = export(policy.agent, policy.settings, acting=policy.acts_only)
     module = {name: value.detach().cpu().clone().contiguous() for name, value in saved.pop("module").items()}
     about = {**_about(policy), **saved, "origin": policy.origin}
     return save(module, {METADATA: json.dumps(about)}), about

@@ -1,6 +1,8 @@
 """A self-contained trained policy: weights, normalisers, frame stack, memory and action scaling in one file."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
@@ -16,7 +18,7 @@ from whorl.agents.agent import COMPONENTS, Agent, Context
 from whorl.agents.component import with_components
 from whorl.core import tree
 from whorl.core.action_masks import flatten_mask
-from whorl.core.errors import WhorlError
+from whorl.core.errors import CheckpointError, ConfigError, WhorlError
 from whorl.core.registry import only_trusted
 from whorl.core.spec import (
     MASK_KEY,
@@ -492,20 +494,49 @@ def load_policy(
     return policy
 
 
+def read_policy(path: Path, trust: tuple[str, ...] = (), device: str = "cpu") -> SavedPolicy:
+    """The policy in a file of `export`'s containers that torch wrote; reading it runs no code."""
+    problem = CheckpointError(
+        f"{path} holds no policy of Whorl; name a run, a checkpoint, an agent in the box, or a .safetensors file of "
+        "whorl export"
+    )
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # any file may be given, also a malicious one
+        raise problem from error
+    if not isinstance(saved, dict) or not {"format", "config", "spec", "module"} <= saved.keys():
+        raise problem
+    return load_policy(saved, trust, device)
+
+
 _SEEDING = threading.Lock()
 """held while weights are drawn from the global generator, which threads share"""
 
 
 def build_agent(settings: Settings, spec: Spec, seed: int = 0, components: bool = True) -> Agent:
     """The agent that settings describe, initialised from `seed`; global RNGs stay untouched."""
-    _, cls, _ = algorithm_class(settings.algorithm)
-    with _SEEDING, torch.random.fork_rng(devices=[]):
+    name, cls, _ = algorithm_class(settings.algorithm)
+    with _SEEDING, _naming(name, cls), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if not components:
             return cls(spec, settings.algo)
         agent = with_components(partial(cls, cfg=settings.algo), spec, getattr(settings, "components", {}))
     agent.collects_greedily = settings.run.disable_sample
     return agent
+
+
+@contextmanager
+def _naming(name: str, cls: type) -> Iterator[None]:
+    """Errors name the algorithm that was asked for: td3_bc is TD3 with other settings, whose errors name td3."""
+    try:
+        yield
+    except ConfigError as error:
+        rule = cls.__module__.rpartition(".")[2]
+        if not error.message.startswith(f"{rule} "):
+            raise
+        raise ConfigError(f"{name}{error.message.removeprefix(rule)}", error.details) from None
 
 
 def pack_spec(spec: Spec) -> dict[str, Any]:

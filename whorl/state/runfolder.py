@@ -20,6 +20,8 @@ LIMITS = {
     "time/elapsed": "max_seconds",
 }
 """what a row of metrics counts, and the setting that limits it"""
+MOST_NAMES = 8
+"""of runs that an error lists"""
 _LONGEST = 80  # characters of an environment id or tag in the name; file systems allow 255 in all
 
 
@@ -51,14 +53,28 @@ def new_run_folder(
         raise CheckpointError(f"can't create a run folder in {runs}: {files.reason(error)}") from error
 
 
+def find_run(path_or_name: Path | str, runs: Path = RUNS) -> Path | None:
+    """The folder with this path, or with this name in `runs`; None if there is neither."""
+    found = (folder for folder in (Path(path_or_name), runs / path_or_name) if folder.is_dir())
+    folder = next(found, None)
+    return None if folder is None else folder.resolve()
+
+
 def resolve_run(path_or_name: Path | str, runs: Path = RUNS) -> Path:
     """The run or checkpoint folder with this path, or with this name in `runs`."""
-    for candidate in (Path(path_or_name), runs / path_or_name):
-        if candidate.is_dir():
-            return candidate.resolve()
-    known = [entry.name for entry in runs.iterdir() if entry.is_dir()] if runs.is_dir() else []
-    hint = nearest(Path(path_or_name).name, known) if known else f"there are no runs in {runs} yet"
+    folder = find_run(path_or_name, runs)
+    if folder is not None:
+        return folder
+    known = run_names(runs)
+    hint = (
+        nearest(Path(path_or_name).name, known, MOST_NAMES) if known else f"there are no runs in {runs} yet"
+    )
     raise CheckpointError(f"no run {str(path_or_name)!r}; {hint}")
+
+
+def run_names(runs: Path = RUNS) -> list[str]:
+    """The names of the folders in `runs`."""
+    return [entry.name for entry in runs.iterdir() if entry.is_dir()] if runs.is_dir() else []
 
 
 def run_of(folder: Path) -> Path:

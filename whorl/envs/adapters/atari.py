@@ -242,8 +242,8 @@ class Atari(gymnasium.Env):
         self.map_shape = self._map.map_shape if self._map else None
         self.render_mode = render_mode
         self.metadata = {**self.metadata, "render_fps": round(60 / frame_skip)}
-        self._ale = self._load()
-        self._draw = self._ale.getScreenGrayscale if gray else self._ale.getScreenRGB
+        self._ale: Any = self._load()
+        self._draw: Any = self._ale.getScreenGrayscale if gray else self._ale.getScreenRGB
         self._loaded = self._ale.cloneState(include_rng=True)
         self._seeded = False
         allowed = self._ale.getLegalActionSet() if full_actions else self._ale.getMinimalActionSet()
@@ -302,6 +302,10 @@ class Atari(gymnasium.Env):
 
     def render(self) -> Any:
         return self._ale.getScreenRGB() if self.render_mode else None
+
+    def close(self) -> None:
+        """Free the emulator: one that lives until the interpreter ends is reported as leaked, in forty lines."""
+        self._ale = self._loaded = self._draw = None
 
     @property
     def position(self) -> tuple[int, int]:

@@ -17,7 +17,9 @@ from whorl.envs.spaces import Factory
 
 WARP = "warp:"
 """prefix of ids on a GPU, which name tasks of Gymnasium and import nothing"""
-PETTINGZOO, PARALLEL = "pettingzoo", "parallel_env"
+PETTINGZOO = "pettingzoo"
+MAKERS = ("parallel_env", "env")
+"""what makes an environment in a module: one in which all agents act at once, or a game that is played in turns"""
 FAMILIES = ("atari", "butterfly", "classic", "mpe", "sisl")
 """packages inside PettingZoo, whose ids need not name it twice"""
 _PATH = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)[:.]([A-Za-z_]\w*)")
@@ -31,7 +33,7 @@ def module_of(id: str) -> str:
     if id.startswith(f"{PETTINGZOO}:"):
         module, name = parallel_path(id)
         # Its modules hold more than environments: functions that import whatever their arguments name.
-        known = module.startswith(f"{PETTINGZOO}.") and name == PARALLEL
+        known = module.startswith(f"{PETTINGZOO}.") and name in ("", *MAKERS)
         return "" if known else module
     if id.startswith(WARP):
         return ""
@@ -40,11 +42,11 @@ def module_of(id: str) -> str:
 
 
 def parallel_path(id: str) -> tuple[str, str]:
-    """The module that an id `pettingzoo:MODULE:NAME` imports, and what in it makes an environment."""
+    """The module that an id `pettingzoo:MODULE:NAME` imports, and what makes one in it; "": one of MAKERS."""
     module, _, name = id.partition(":")[2].partition(":")
     if module.partition(".")[0] in FAMILIES:
         module = f"{PETTINGZOO}.{module}"
-    return module, name or PARALLEL
+    return module, name
 
 
 class ImportedAdapter(Adapter):

@@ -1,5 +1,6 @@
 """PettingZoo's parallel API: `pettingzoo:butterfly.pistonball_v6`, `pettingzoo:mpe2.simple_tag_v3`, your own
-`pettingzoo:my_module:MyEnv`, and objects that have this API, whether or not they derive from PettingZoo's class.
+`pettingzoo:my_module:MyEnv`, and objects that have this API, whether or not they derive from PettingZoo's class. Games
+that are played in turns, its AEC API, are stepped turn by turn (`whorl.envs.adapters.turns`).
 
 Agents that share a policy are one behaviour (`whorl.envs.behaviors`), and each of them in each copy of the environment
 is a row of its batch. An agent that is terminated or truncated before the others leaves its row waiting until the copy
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from whorl.core import tree
 from whorl.core.action_masks import flatten_mask
@@ -28,7 +30,8 @@ from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.envs.adapter import Adapter, imported
 from whorl.envs.adapters.gymnasium import to_arrays, to_spec, to_step, to_tensors
-from whorl.envs.adapters.imported import PETTINGZOO, parallel_path
+from whorl.envs.adapters.imported import MAKERS, PETTINGZOO, parallel_path
+from whorl.envs.adapters.turns import Turns, in_turns
 from whorl.envs.behaviors import BehaviorEnv, OneBehavior
 from whorl.envs.mistakes import failure, make_env, raised, theirs, wrong_observation
 from whorl.envs.snapshot import restore_env, snapshot_env
@@ -77,7 +80,7 @@ OPTIONS = tuple(fields_of(PettingZooOptions))
 
 
 def is_parallel(env: Any) -> bool:
-    """Whether an object has PettingZoo's parallel API."""
+    """Whether an object has PettingZoo's parallel API, or what its AEC API has in common with that."""
     needed = ("possible_agents", "observation_space", "action_space", "reset", "step")
     return not isinstance(env, type) and all(hasattr(env, name) for name in needed)
 
@@ -189,10 +192,11 @@ def _make(given: Callable[..., Any] | None, id: str, options: dict[str, Any]) ->
     """One copy of the environment."""
     env = make_env(partial(given or _named(id), **options))
     if not is_parallel(env):
-        aec = hasattr(env, "agent_iter")
-        why = "is played in turns (AEC)" if aec else "does not have PettingZoo's parallel API"
-        raise EnvError(f"{id} makes a {type(env).__name__}, which {why}; name one with a parallel_env")
-    return env
+        raise EnvError(
+            f"{id} makes a {type(env).__name__}, which has neither PettingZoo's parallel API nor its AEC API; name a "
+            "class or function whose environment has one of them"
+        )
+    return Turns(env) if in_turns(env) else env
 
 
 def _named(id: str) -> Callable[..., Any]:
@@ -204,12 +208,15 @@ def _named(id: str) -> Callable[..., Any]:
         )
     if module.startswith(f"{PETTINGZOO}.") and find_spec(PETTINGZOO) is None:
         raise missing_extra(PETTINGZOO, PettingZooAdapter.extra)
-    found = getattr(imported(id, module, module), name, None)
-    if not callable(found):
-        raise EnvError(
-            f"{module} has no {name}, which would make an environment with PettingZoo's parallel API"
-        )
-    return found
+    inside = imported(id, module, module)
+    names = (name,) if name else MAKERS
+    for maker in names:
+        found = getattr(inside, maker, None)
+        if callable(found):
+            return found
+    raise EnvError(
+        f"{module} has no {' or '.join(names)}, which would make an environment of PettingZoo's kind"
+    )
 
 
 def _probe(id: str, factory: Factory, options: PettingZooOptions) -> Scene:
@@ -268,15 +275,17 @@ def _group(id: str, env: Any, name: str, agents: Sequence[str], infos: Mapping[s
                 "use the option sharing: none, or a mapping of names to agents"
             )
     observation, action = pairs[0]
-    info = next((dict(infos[agent]) for agent in agents if agent in infos), {})
+    # Agents that have not appeared yet give masks where the others do.
+    info: Any = next((infos[agent] for agent in (*agents, *infos) if agent in infos), {})
     return Group(
         tuple(agents),
-        make_layout(observation, action, mask_in(observation, action, info), measures=(SUCCESS,)),
+        make_layout(observation, action, mask_in(observation, action, dict(info)), measures=(SUCCESS,)),
     )
 
 
 class PettingZooEnv(BehaviorEnv):
-    """Copies of an environment with PettingZoo's parallel API, stepped one after another in this process.
+    """Copies of an environment with PettingZoo's parallel API or of a game that is played in turns, stepped one after
+    another in this process.
 
     Args:
         groups: the behaviours that are trained; all other agents get actions of 0.
@@ -285,7 +294,7 @@ class PettingZooEnv(BehaviorEnv):
     def __init__(
         self, id: str, factory: Factory, groups: Mapping[str, Group], copies: int, snapshots: bool
     ) -> None:
-        self.id, self.snapshots = id, snapshots
+        self.id, self.snapshots, self.copies = id, snapshots, copies
         self.rows = {name: Rows(group, copies) for name, group in groups.items()}
         self.specs = {
             name: to_spec(group.layout, copies * len(group.agents)) for name, group in groups.items()
@@ -329,8 +338,11 @@ class PettingZooEnv(BehaviorEnv):
             )
         for env, state in zip(self._envs, snapshot["envs"]):
             env.reset(seed=0)  # most environments make their objects there
-            restore_env(env, to_arrays(state))
+            restore_env(inside(env), to_arrays(state))
         self._live = [list(live) for live in snapshot["live"]]
+        for env, live in zip(self._envs, self._live):
+            if isinstance(env, Turns):
+                env.agents = list(live)
         for name, rows in self.rows.items():
             tree.copy_(rows.tensors.obs, snapshot["obs"][name])
         return {name: rows.tensors.obs for name, rows in self.rows.items()}
@@ -338,6 +350,9 @@ class PettingZooEnv(BehaviorEnv):
     def render(self, env_index: int = 0) -> np.ndarray | None:
         frame = self._envs[env_index].render()
         return frame if isinstance(frame, np.ndarray) else None
+
+    def ended(self) -> Tensor:
+        return torch.tensor([not live for live in self._live])
 
     def close(self) -> None:
         for env in self._envs:
@@ -365,6 +380,8 @@ class PettingZooEnv(BehaviorEnv):
             obs, reward, terminated, truncated, infos = env.step(actions)
         there, ended = set(env.agents), set()
         for agent in live:
+            if isinstance(env, Turns) and agent not in obs:
+                continue  # it waits for its turn
             ends, cut = bool(terminated.get(agent)), bool(truncated.get(agent))
             if ends or cut:
                 ended.add(agent)
@@ -385,7 +402,7 @@ class PettingZooEnv(BehaviorEnv):
     def _action(self, env: Any, copy: int, agent: str) -> Any:
         if agent in self._of:
             return self._of[agent].action(copy, agent)
-        return idle(env.action_space(agent))
+        return idle(env.action_space(agent), env.mask() if isinstance(env, Turns) else None)
 
     def _given(self, copy: int, agent: str, obs: Mapping[str, Any]) -> Any:
         if agent not in obs:
@@ -412,14 +429,15 @@ class Rows:
             *observation_parts(layout.observation_space, layout.action_space, layout.mask)
         )
         self._choice_counts = choices_of(layout.action_space)
+        places = [number for number, leaf in enumerate(layout.observation) if leaf.path == (MASK_KEY,)]
+        self._mask = places[0] if layout.mask != "none" else None
 
     def clear(self) -> None:
         """Nobody is there: observations of agents that have not appeared are 0."""
         for leaf in self.out.obs:
             leaf.fill(0)
-        if self.layout.mask != "none":
-            mask = next(n for n, leaf in enumerate(self.layout.observation) if leaf.path == (MASK_KEY,))
-            self.out.obs[mask].fill(1)
+        if self._mask is not None:
+            self.out.obs[self._mask].fill(1)
 
     def begin(self, action: Tree = None) -> None:
         """A step begins: forget the last one, and take the actions of all agents."""
@@ -466,6 +484,8 @@ class Rows:
             truncated,
         )
         if terminated or truncated:
+            if self._mask is not None and not self.out.obs[self._mask][row].any():
+                self.out.obs[self._mask][row] = True  # games often allow nothing once they are over
             for number, name in enumerate(self.layout.measures):
                 self.out.measures[row, number] = measured(dict(info), name)
 
@@ -497,8 +517,8 @@ class Rows:
                 )
 
 
-def idle(space: spaces.Space) -> Any:
-    """The action of an agent that nobody trains: 0, or what is nearest to it."""
+def idle(space: spaces.Space, mask: Any = None) -> Any:
+    """The action of an agent that nobody trains: 0 or what is nearest to it, and the first that a mask allows."""
     if isinstance(space, spaces.Dict):
         return {key: idle(child) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -506,16 +526,22 @@ def idle(space: spaces.Space) -> Any:
     if isinstance(space, spaces.Box):
         return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
     if isinstance(space, spaces.Discrete):
-        return int(space.start)
+        return int(space.start) + (0 if mask is None else int(np.argmax(mask)))
     found: Any = np.zeros(space.shape or (), space.dtype)
     return found + getattr(space, "start", found)
 
 
 def snapshot_of(env: Any) -> dict[str, Any] | None:
     """The state of one copy; None where it has no `get_snapshot` of its own."""
+    env = inside(env)
     # PettingZoo's wrappers pass unknown names on, which would leave out the state of the wrapper itself.
     own = all(hasattr(type(env), name) for name in ("get_snapshot", "set_snapshot"))
     return snapshot_env(env) if own else None
+
+
+def inside(env: Any) -> Any:
+    """The environment itself, whose state is saved; which agents have had a turn is saved beside it."""
+    return env.env if isinstance(env, Turns) else env
 
 
 @contextmanager

@@ -65,6 +65,7 @@ class UnityAdapter(Adapter):
 
     extra = "unity"
     single = False
+    renders = False
 
     def __init__(self) -> None:
         self._scenes: dict[str, Scene] = {}
@@ -244,7 +245,7 @@ class UnityEnv(BehaviorEnv):
         editor: Player | None = None,
         scene: Mapping[str, Behavior] = MappingProxyType({}),
     ) -> None:
-        self.id, self.options = id, options
+        self.id, self.options, self.copies = id, options, options.players
         self.trained = {
             name: Trained(behavior, num_envs, options.players, scene)
             for name, (behavior, num_envs) in trained.items()

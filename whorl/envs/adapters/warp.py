@@ -38,6 +38,7 @@ class WarpAdapter(Adapter):
     extra = "warp"
     packages = ("mujoco_warp",)
     single = False
+    renders = False
 
     def owns(self, id: str) -> bool:
         return id.startswith(WARP)
@@ -48,10 +49,10 @@ class WarpAdapter(Adapter):
         return [f"{WARP}{name}-v{version}" for name, (_, all) in TASKS.items() for version in reversed(all)]
 
     def full_id(self, id: str) -> str:
-        id = id if re.search(r"-v\d+$", id) else f"{id}-v5"
-        if id not in self.ids():
-            raise EnvError(f"unknown environment {id!r}; {nearest(id, self.ids())}")
-        return id
+        found = id if re.search(r"-v\d+$", id) else f"{id}-v5"
+        if found not in self.ids():
+            raise EnvError(f"unknown environment {id!r}; {nearest(found, self.ids(), prefix=WARP)}")
+        return found
 
     def check_options(self, id: str, options: dict[str, Any]) -> dict[str, Any]:
         if find_spec("mujoco_warp") is None:

@@ -1,0 +1,28 @@
+"""The scripts that measure replay buffers still fit them, with small numbers."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import compressed_frames
+import replay_checkpoint
+
+
+def test_checkpoints_of_replay_are_written_and_read(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setattr(replay_checkpoint, "ROWS", 128)
+    monkeypatch.setattr(replay_checkpoint, "disk", lambda folder: 1.0)
+    small = {"num_envs": 2, "buffer_size": 400, "checkpoints": 3, "keep": 2, "rate": 0}
+    replay_checkpoint.measure(tmp_path, argparse.Namespace(**small))
+    assert "loaded in" in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_compressed_frames_are_smaller_and_their_batches_the_same():
+    pytest.importorskip("ale_py")
+    found = compressed_frames.measure("Pong", 512)
+    assert found["bytes"]["compressed"] < found["bytes"]["plain"] / 10
+    assert found["frames"] == 512 and found["batch_ms"].keys() == {"plain", "compressed"}
