@@ -11,6 +11,7 @@ A region of a page stands between `<!-- generated: KIND WORDS -->` and `<!-- end
     results NAME                    the measured runs in benchmarks/results/*.json
     compare ENV ...                 the best of all algorithms on some environments
     box                             the trained agents that come with the package
+    changeable                      settings that a resumed run may change
 
 It also writes whorl/settings/keywords.py, from which editors know the keywords of `whorl.train`.
 """
@@ -38,7 +39,7 @@ from whorl.settings.aliases import ALIASES
 from whorl.settings.conditions import WHERE
 from whorl.settings.merge import config_of, configure
 from whorl.settings.presets import algorithm_class, load_preset, preset_names
-from whorl.settings.run import RunConfig
+from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import bare, fields_of, help_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -200,6 +201,11 @@ def _measured(title: str, results: dict[str, dict[str, Any]]) -> str:
     return table((title, "return", "steps", f"wall time ({usual})"), rows)
 
 
+def list_changeable(page: Path) -> str:
+    """Settings that a resumed run may change."""
+    return textwrap.fill(", ".join(f"`{name}`" for name in MAY_CHANGE) + ".", 120)
+
+
 def list_agents(page: Path) -> str:
     """The agents in the box."""
     rows = (
@@ -238,6 +244,7 @@ def _link(page: Path, target: Path) -> str:
 
 KINDS: dict[str, Callable[..., str]] = {
     "box": list_agents,
+    "changeable": list_changeable,
     "algorithms": list_algorithms,
     "code": show_code,
     "settings": list_settings,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -442,6 +443,13 @@ def load_run(
             )
         checkpoint.number(found.folder)  # raises for a renamed one, which a run could not go on from
         made = trainer(found.config, found.folder)
+        steps, asked = int(found.metadata["steps"]), made.settings.run.total_timesteps
+        if asked != found.config.get("total_timesteps") and 0 < asked <= steps:
+            warnings.warn(
+                f"the run has {steps:,} steps and total_timesteps counts from its start, so {asked:,} adds none; give "
+                f"more than {steps:,}",
+                stacklevel=2,
+            )
         with checkpoint.reading(found.folder, checkpoint.POLICY):
             policies = found.policy.get(BEHAVIORS, {"": found.policy})
             specs = {name: unpack_spec(policy["spec"]) for name, policy in policies.items()}
@@ -601,7 +609,7 @@ def _evaluate_behaviors(
 
 @dataclasses.dataclass(frozen=True)
 class Show:
-    """What is to be seen of an evaluation; see `evaluate`."""
+    """Rendering options of an evaluation; see `evaluate`."""
 
     video: str | Path | None
     screenshots: str | Path | None
@@ -694,7 +702,7 @@ def evaluate(
     settings = policy.settings.run
     # Threads and processes as in training: torch's default of a thread per core slows small batches on a busy machine.
     workers = min(settings.workers, cores(), num_envs)
-    if mode is not None or not source.named or workers == 1:
+    if mode is not None or env is not None or not source.named or workers == 1:
         workers = 0
     with _explaining(source.id, mode), configure_process(settings.threads, settings.tf32):
         vector = make_vector(source, num_envs, policy.agent.device, workers, timeout=settings.env_timeout)

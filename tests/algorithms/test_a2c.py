@@ -191,3 +191,15 @@ def test_other_networks_losses_and_optimizers_use_autograd() -> None:
         assert not build(A2C, **settings).by_hand
     assert set(build(Other).by_hand) == {"critic"}
     assert set(build(A2C, critic_loss=Part("huber")).by_hand) == {"actor"}
+
+
+def test_a_critic_whose_values_come_from_elsewhere_is_trained_by_autograd() -> None:
+    class Other(A2C):
+        def evaluate(self, batch: Batch) -> Any:
+            features = self.critic.backbone(batch.all)
+            return features, self.critic.of(features)
+
+    agent = build(Other)
+    before = weights(agent.critic)
+    agent.update(rollout(agent))
+    assert set(agent.by_hand) == {"actor"} and not same(before, weights(agent.critic))

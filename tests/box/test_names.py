@@ -92,6 +92,28 @@ def test_a_torch_file_of_something_else_is_refused(tmp_path: Path) -> None:
             api.restore(tmp_path / name)
     with pytest.raises(CheckpointError, match=r"there is no file .*none\.pt"):
         api.restore(tmp_path / "none.pt")
+    with pytest.raises(CheckpointError, match="the name of the run is empty"):
+        api.restore("")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 99}, "holds no policy"),
+        ({"config": []}, "holds no policy"),
+        ({"config": {}}, "holds no policy"),
+        ({"spec": []}, "holds no policy"),
+        ({"module": {}}, "lacks '.*', which its actions depend on"),
+        ({"module": "progress"}, "lacks '.*', which its actions depend on"),
+    ],
+)
+def test_a_policy_that_was_changed_is_refused_in_one_sentence(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    saved = torch.load(FOLDER / "cartpole.pt", weights_only=True)
+    torch.save({**saved, **changes}, tmp_path / "changed.pt")
+    with pytest.raises(CheckpointError, match=message):
+        api.restore(tmp_path / "changed.pt")
 
 
 def test_agents_and_files_hold_one_policy(here: Path) -> None:

@@ -100,6 +100,39 @@ def test_a_reset_in_the_middle_of_a_game_begins_another_one():
     assert turn(env)["red"].reset.tolist() == [False, True]
 
 
+class Abandoned(Rounds):
+    """Everybody is gone after two turns, and nobody says why."""
+
+    def step(self, action: Any) -> None:
+        super().step(action)
+        if self.turn == 2:
+            self.agents = []
+
+
+class Crowded(Rounds):
+    """Agents whose game is over stay in it."""
+
+    def step(self, action: Any) -> None:
+        if action is not None:
+            super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("game", "message"),
+    [
+        (Abandoned, "agent 'red_0' left the game and was neither terminated nor truncated"),
+        (Crowded, "agent 'red_1' has ended its game and stays in it"),
+    ],
+)
+def test_games_that_end_against_the_rules_are_errors(game, message):
+    source = find(game, {"copies": 1})
+    env = source.adapter.behavior_env(source)
+    env.reset(0)
+    with pytest.raises(EnvError, match=message):
+        for _ in range(9):
+            turn(env)
+
+
 def test_agents_that_nobody_trains_take_the_first_legal_action():
     env = rounds(behavior="blue")
     for _ in range(8):

@@ -1,5 +1,6 @@
 """Optimizers start where torch starts them, take N steps as torch takes them, or are declined in one sentence."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -157,3 +158,23 @@ def test_a_clipped_step_of_a_memory_is_the_same_on_the_path_of_a_gpu(kind: str) 
     with as_on_gpu():
         for ours, theirs in zip(moved(), on_cpu):
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_decorators_of_ones_own_optimizer_are_called() -> None:
+    class Decorated(torch.optim.SGD):
+        calls = 0
+
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    def counting(step: Any) -> Any:
+        @functools.wraps(step)
+        def counted(self: Decorated, closure: Any = None) -> Any:
+            Decorated.calls += 1
+            return step(self, closure)
+
+        return counted
+
+    Decorated.step = counting(Decorated.step)  # type: ignore[method-assign]
+    initialise_state(Decorated(parameters(), 0.01), torch.tensor(0.01))
+    assert Decorated.calls == 1

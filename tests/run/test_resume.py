@@ -167,6 +167,12 @@ def test_a_run_can_be_asked_for_more(case: str, tmp_path: Path) -> None:
     assert_same(state(once.run_dir)["agent"], state(more.run_dir)["agent"])
 
 
+def test_a_budget_that_is_spent_already_is_said(tmp_path: Path) -> None:
+    run = start("CartPole-v1", {**SMALL, "max_iterations": 2}, tmp_path)
+    with pytest.warns(UserWarning, match=r"total_timesteps counts from its start, so 10 adds none"):
+        assert whorl.resume(run.run_dir, total_timesteps=10).steps == run.steps
+
+
 def test_a_damaged_newest_checkpoint_is_skipped_and_left_alone(tmp_path: Path) -> None:
     run = start(
         "CartPole-v1", {**SMALL, "max_iterations": 6, "keep_checkpoints": 0}, tmp_path / "runs"

@@ -3,6 +3,7 @@
 There autograd's operations cost more than their arithmetic. The formulas are in `whorl.ops.by_hand`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -80,11 +81,13 @@ class CriticByHand:
 
 
 def losses_by_hand(
-    agent: Any, cls: Any, clip: float | None = None, clip_value: bool = False
+    agent: Any, cls: Any, clip: float | None = None, clip_value: bool = False, critic_in: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Losses by optimizer, as far as `agent` has those of `cls`, and networks and losses that are written out.
 
     Args:
+        critic_in: further methods of `cls` that an agent must not override for the critic's loss by hand, because they
+            compute the values.
         clip: of the ratio of probabilities; None: the loss is the plain policy gradient.
         clip_value: the critic clips its predictions, which is not written out.
     """
@@ -105,7 +108,7 @@ def losses_by_hand(
             found["actor"] = ActorByHand(head, net, gradients, cfg, clip)
     critic, gradients = agent.critic, agent.packed_gradients("critic")
     plain = cfg.critic_loss == Part("squared") and not clip_value and not critic.separate
-    if gradients and plain and has("critic_pass", "critic_loss"):
+    if gradients and plain and has("critic_pass", "critic_loss", *critic_in):
         net = dense(critic.backbone, critic.head, gradients)
         if net is not None:
             found["critic"] = CriticByHand(net, gradients)

@@ -317,7 +317,8 @@ def build_optimizer(
 def without_dynamo() -> None:
     """Let optimizers be made without importing torch's compiler, half of the time to start a training.
 
-    torch imports it to exclude these methods from compiled functions; none of ours calls them.
+    torch imports it to exclude these methods from compiled functions; none of ours calls them, and in this process they
+    are no longer excluded from others.
     """
     kind = torch.optim.Optimizer
     for method in (kind.add_param_group, kind.state_dict, kind.load_state_dict, kind.zero_grad):
@@ -426,8 +427,11 @@ def initialise_state(optimizer: torch.optim.Optimizer, rate: Tensor) -> None:
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
         optimizer.state[parameter] = _FirstValues(optimizer.state[parameter])
-    with torch.no_grad():
-        inspect.unwrap(type(optimizer).step)(optimizer)  # its decorators import torch's compiler
+    if type(optimizer).__module__.startswith("torch.optim."):
+        with torch.no_grad():
+            inspect.unwrap(type(optimizer).step)(optimizer)  # its decorators import torch's compiler
+    else:
+        optimizer.step()
     for group, before in zip(groups, given):
         if "weight_decay" in group:
             group["weight_decay"] = before["weight_decay"]

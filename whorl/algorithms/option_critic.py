@@ -60,8 +60,8 @@ class OptionCriticConfig(EntropyConfig, ActorCriticConfig):
     deliberation_cost: NonNegative = 0.01
     """value by which a change of option must be better than going on (Harb et al. 2018)"""
     option_dilation: Annotated[int, Range(1, 1000)] = 1
-    """with memory: each state of the memory of option values advances every so many steps, and as many states take
-    turns (FeUdal networks)"""
+    """with memory: dilation k of the recurrent option-value network, which has k hidden states, each updated at every
+    k-th step (dilated LSTM, FeUdal networks); 1: none"""
     termination_lr: LearningRate = 3e-4
     """learning rate of the terminations"""
     entropy_ratio: Fraction = 0.5

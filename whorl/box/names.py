@@ -6,7 +6,7 @@ from pathlib import Path
 from whorl.box.cards import FOLDER, Card, agents
 from whorl.core.errors import CheckpointError, nearest
 from whorl.state import checkpoint
-from whorl.state.runfolder import MOST_NAMES, RUNS, find_run, run_names, run_of
+from whorl.state.runfolder import MOST_NAMES, RUNS, find_run, resolve_run, run_names, run_of
 
 FILES = (".safetensors", ".pt")
 """suffixes of files that hold a policy with its settings"""
@@ -47,6 +47,10 @@ def find_policy(name: str | Path, runs: Path = RUNS, box: Path = FOLDER) -> Name
 
     Runs come before agents of the same name, folders that are no runs after them.
     """
+    if not str(name):
+        raise CheckpointError(
+            "the name of the run is empty; name a run (whorl list --runs) or an agent (whorl list --agents)"
+        )
     path, known = Path(name), agents(box)
     card = known.get(str(name))
     folder = find_run(name, runs)
@@ -64,12 +68,14 @@ def find_policy(name: str | Path, runs: Path = RUNS, box: Path = FOLDER) -> Name
             f"{path} holds no settings, so Whorl can't read it; name a run, a checkpoint, an agent in the box, or a "
             f"file of whorl export --format safetensors"
         )
-    hint = nearest(path.name, [*run_names(runs), *known], MOST_NAMES)
+    hint = nearest(path.name, {*run_names(runs), *known}, MOST_NAMES)
     raise CheckpointError(f"no run {str(name)!r}, and no agent of that name; {hint}")
 
 
 def find_folder(name: str | Path, runs: Path = RUNS) -> Path:
     """The run or checkpoint folder that `name` stands for, where a policy alone is not enough."""
+    if str(name) and not (str(name) in agents() or Path(name).is_file()):
+        return resolve_run(name, runs)
     found = find_policy(name, runs)
     if not found.path.is_dir():
         raise CheckpointError(

@@ -316,7 +316,7 @@ def _metavar(hint: Any, word: str) -> str:
 
 
 def _with_default(text: str, value: Any, hint: Any) -> str:
-    """The help of a flag with its default; of nothing the text itself says what it means, except for empty sizes."""
+    """The help of a flag with its default; empty ones, but those of sizes, are explained by the text itself."""
     empty = value in ("", ()) and not (value == () and rules_of(hint))
     return text if empty else f"{text} (default: {_shown(value)})"
 

@@ -63,7 +63,7 @@ class Adapter:
     single: bool = True
     """whether an id can be made alone, as a `gymnasium.Env`; otherwise `vector`, `spec` and `num_envs` are defined"""
     renders: bool = True
-    """whether environments are drawn, where they can't be made alone by `render` of their batch"""
+    """whether environments can be rendered; those that can't be made alone by their batch's `render`"""
     cheap: bool = False
     """whether a step takes so little time that worker processes would only slow it down"""
 

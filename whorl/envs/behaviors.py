@@ -24,7 +24,7 @@ class BehaviorEnv(Protocol):
     """whether `snapshot` saves the exact state"""
     specs: Mapping[str, Spec]
     """of each behaviour, by name; its `num_envs` is the number of its agents in all copies"""
-    copies: int
+    copies: int = 1
     """copies of the environment; rows of a behaviour are the agents of one copy after another"""
 
     def reset(self, seed: int) -> dict[str, Tree]:

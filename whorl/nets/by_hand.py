@@ -47,7 +47,8 @@ class Dense:
 
     def backward(self, slope: Tensor) -> None:
         """Write the gradients of a loss with the derivative `slope` [N, O] by the outputs of the last `forward`."""
-        values = self._values
+        values, self._values = self._values, []
+        assert values, "there was no forward pass since the last backward pass"
         for number in reversed(range(len(values))):
             weight, bias = self._into[number]
             torch.mm(slope.t(), values[number], out=weight)

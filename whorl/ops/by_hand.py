@@ -92,7 +92,7 @@ def squared_loss(value: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor,
 
 def _objective(log_prob: Tensor, rows: PolicyRows, clip: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """The log ratio, in place of log pi(a); -mean(weight * min(r * A, A + clip * |A|)); its derivative by log pi(a):
-    that of the ratio is the ratio, and 0 where the objective is clipped. Without a clip `Surrogate` says what."""
+    that of the ratio is the ratio, and 0 where the objective is clipped. Without `clip`: see `Surrogate`."""
     advantage, weight = rows.advantage, rows.weight
     if rows.log_prob is None or clip is None:
         slope = (advantage * weight).div_(-len(weight))

@@ -575,6 +575,8 @@ def check_behaviors(source: Source, steps: int = 200) -> list[str]:
         return [error.message]
     if not all(math.isfinite(reward) for _, reward in first):
         return ["a reward is not a finite number; find the division or root that makes it"]
+    if any(math.isnan(seen) for seen, _ in first):
+        return ["an observation is NaN; find the division or root that makes it"]
     if first != second:
         return [
             "reset(seed=0) and the same actions lead to other episodes; draw all random numbers from the seed"

@@ -532,8 +532,8 @@ class Keywords(TypedDict, total=False):
     deliberation_cost: float
     """value by which a change of option must be better than going on (Harb et al. 2018)"""
     option_dilation: int
-    """with memory: each state of the memory of option values advances every so many steps, and as many states
-    take turns (FeUdal networks)"""
+    """with memory: dilation k of the recurrent option-value network, which has k hidden states, each updated at
+    every k-th step (dilated LSTM, FeUdal networks); 1: none"""
     termination_lr: float
     """learning rate of the terminations"""
     n_epochs: int

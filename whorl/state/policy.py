@@ -1,7 +1,7 @@
 """A self-contained trained policy: weights, normalisers, frame stack, memory and action scaling in one file."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -451,6 +451,10 @@ def _is_single(obs: Any, spec: Any) -> bool:
 
 
 def _numbered(obs: Any) -> dict[str, Any]:
+    if not isinstance(obs, Mapping | tuple):
+        raise WhorlError(
+            f"this policy needs a dict or a tuple, with a value for each part, not {type(obs).__name__}"
+        )
     return {str(number): value for number, value in enumerate(obs)} if isinstance(obs, tuple) else dict(obs)
 
 
@@ -462,8 +466,7 @@ def export(agent: Agent, settings: Settings, acting: bool = False) -> dict[str, 
     """
     module = agent.state_dict()
     if acting:
-        read = {tensor.data_ptr() for tensor in agent.acting_tensors()}
-        module = {name: value.clone() for name, value in module.items() if value.data_ptr() in read}
+        module = {name: module[name].clone() for name in _read_in_acting(agent)}
     if not agent.tracks:
         module = {k: v for k, v in module.items() if not k.startswith(f"{COMPONENTS}.")}
     return {
@@ -473,6 +476,12 @@ def export(agent: Agent, settings: Settings, acting: bool = False) -> dict[str, 
         "module": module,
         **({"acting": True} if acting else {}),
     }
+
+
+def _read_in_acting(agent: Agent) -> list[str]:
+    """Names of the state's tensors that acting reads."""
+    read = {tensor.data_ptr() for tensor in agent.acting_tensors()}
+    return [name for name, value in agent.state_dict().items() if value.data_ptr() in read]
 
 
 def load_policy(
@@ -486,6 +495,11 @@ def load_policy(
         agent = build_agent(settings, unpack_spec(saved["spec"]), components=cls.tracks)
     known = agent.state_dict()  # the learning rates of components are not
     acting = bool(saved.get("acting", False))
+    lacking = [name for name in _read_in_acting(agent) if acting and name not in saved["module"]]
+    if lacking:
+        raise CheckpointError(
+            f"a saved policy lacks {lacking[0]!r}, which its actions depend on; save it again"
+        )
     agent.to(device).load_state_dict(
         {name: saved["module"][name] for name in saved["module"] if name in known}, strict=not acting
     )
@@ -506,9 +520,14 @@ def read_policy(path: Path, trust: tuple[str, ...] = (), device: str = "cpu") ->
         raise
     except Exception as error:  # any file may be given, also a malicious one
         raise problem from error
-    if not isinstance(saved, dict) or not {"format", "config", "spec", "module"} <= saved.keys():
+    if not isinstance(saved, dict) or saved.get("format") != FORMAT:
         raise problem
-    return load_policy(saved, trust, device)
+    try:
+        return load_policy(saved, trust, device)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, WhorlError):
+            raise
+        raise problem from error
 
 
 _SEEDING = threading.Lock()

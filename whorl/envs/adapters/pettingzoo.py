@@ -67,7 +67,7 @@ class PettingZooOptions:
     """which agents share a policy: those of one type (prey_0 and prey_1 are prey), none, all, or a mapping of names to
     agents, {hunters: [adversary_*], prey: [agent_0]}"""
     behavior: str = ""
-    """train this behaviour alone; agents of the others get actions of 0"""
+    """train this behaviour alone; agents of the others get actions of 0, in games in turns the first legal one"""
 
     def __post_init__(self) -> None:
         if isinstance(self.sharing, str) and self.sharing not in SHARING:

@@ -2,7 +2,7 @@
 
 A step is one turn: the agent whose turn it is acts. The step answers the agent whose turn is next, with its observation
 and all reward since its own last turn, and the agents whose game is over; all others wait. An agent appears with its
-first turn, so that reward from before it is nobody's.
+first turn; rewards before it are discarded.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from whorl.core.arrays import MASK_KEY
+from whorl.core.errors import EnvError
 
 Answers: TypeAlias = tuple[
     dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]
@@ -78,4 +79,13 @@ class Turns:
                 break
             self.agents.remove(agent)
             self.env.step(None)  # it leaves
+            if agent in self.env.agents:
+                raise EnvError(
+                    f"agent {agent!r} has ended its game and stays in it; step(None) has to remove it"
+                )
+        if self.agents and not self.env.agents:
+            raise EnvError(
+                f"agent {self.agents[0]!r} left the game and was neither terminated nor truncated; set one of them "
+                "before it leaves"
+            )
         return found
