@@ -81,7 +81,7 @@ class A2C(Agent):
 
     def prepare(self, device: torch.device | str, seeds: Callable[[str], torch.Generator]) -> "A2C":
         super().prepare(device, seeds)
-        self.by_hand = losses_by_hand(self, A2C, critic_in=("update", "evaluate", "fit_value"))
+        self.by_hand = losses_by_hand(self, A2C, critic_in=("evaluate", "fit_value"))
         return self
 
     @by_policy
