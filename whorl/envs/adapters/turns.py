@@ -5,7 +5,7 @@ and all reward since its own last turn, and the agents whose game is over; all o
 first turn; rewards before it are discarded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,7 +71,8 @@ class Turns:
         while self.env.agents:
             agent = self.env.agent_selection
             *_, ends, cut, _ = answer = self.env.last()
-            for column, value in zip(found, answer):
+            columns: Iterable[dict[str, Any]] = found
+            for column, value in zip(columns, answer):
                 column[agent] = value
             if agent not in self.agents:
                 self.agents.append(agent)
