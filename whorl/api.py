@@ -30,7 +30,7 @@ from whorl.envs import make as envs
 from whorl.envs.adapter import adapter_of
 from whorl.envs.adapters.imported import module_of
 from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
-from whorl.envs.make import Made, Source, find, takes
+from whorl.envs.make import Made, Source, find, takes, without_training_options
 from whorl.envs.vector import Step
 from whorl.envs.wrappers import split
 from whorl.log.media import Media
@@ -397,7 +397,7 @@ def resume_population(
         drawn_before = [row.params for row in read_lineage(folder)]
         for name in (*import_paths(base), *paths_in([drawn, drawn_before])):
             require_part(name)
-        source = _source(env, base)
+        source = _source(env, base, training=True)
     return Evolver(folder, source, base, chosen, setup.read_params(drawn, base))
 
 
@@ -429,7 +429,7 @@ def load_run(
         for name in import_paths(settings):
             if name in import_paths(saved):
                 require_part(name)
-        return Trainer(_source(env, settings), settings, callbacks, loggers)
+        return Trainer(_source(env, settings, training=True), settings, callbacks, loggers)
 
     def resumed(found: checkpoint.Loaded) -> Trainer:
         with only_trusted(code.admit(found.code, trust), code.hint(found.folder, found.code)):
@@ -482,7 +482,7 @@ def _several(
         for path in import_paths(one):
             if path in import_paths(saved.behaviors[name]):
                 require_part(path)
-    return BehaviorTrainer(_source(env, settings), settings, callbacks, loggers)  # type: ignore[arg-type]
+    return BehaviorTrainer(_source(env, settings, training=True), settings, callbacks, loggers)  # type: ignore[arg-type]
 
 
 def restore(
@@ -929,9 +929,14 @@ def _source(
     settings: Settings | BehaviorSettings,
     env_options: Mapping[str, Any] | None = None,
     render_mode: str | None = None,
+    *,
+    training: bool = False,
 ) -> Source:
-    """The environment of a saved run, or the one given instead; the run's options apply where they fit."""
+    """The environment of a saved run, or the one given instead; the run's options apply where they fit, and those that
+    are meant for training alone if it goes on."""
     asked, saved = dict(env_options or {}), dict(settings.env_options)
+    if not training:
+        saved = without_training_options(settings.env, saved)
     drawn = {} if render_mode is None else {"render_mode": render_mode}
     if env is None:
         require_secrets({**saved, **asked})

@@ -161,6 +161,11 @@ class Source:
             return goal_rewards(partial(make_env, self.factory), False, spec, self.id)
         return goal_rewards(partial(self.vector, 1), True, spec, self.id) if self.world else None
 
+    @property
+    def evaluated(self) -> "Source":
+        """The same environment without the options that are meant for training alone."""
+        return self.with_options(without_training_options(self.id, self.options))
+
     def with_options(self, options: Mapping[str, Any]) -> "Source":
         """The same environment made with other options."""
         if dict(options) == dict(self.options):
@@ -278,6 +283,13 @@ def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
         f"{env!r} is not an environment; "
         "give an id, a gymnasium.Env, a batched environment, or a function that makes one"
     )
+
+
+def without_training_options(id: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` of the environment `id` but those that are meant for training alone."""
+    world = WORLDS.get(id.rpartition(":")[2])
+    dropped = () if world is None else world.training_options
+    return {name: value for name, value in options.items() if name not in dropped}
 
 
 def _is_made(env: Any) -> bool:

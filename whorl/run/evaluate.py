@@ -213,6 +213,7 @@ class Evaluator:
     """Evaluates the acting policy of a run, in environments that are created at the first evaluation and then kept."""
 
     def __init__(self, source: Source, parts: Parts) -> None:
+        source = source.evaluated
         self.source, self.parts = drawn(source) if parts.settings.run.render else source, parts
         self._env: VectorEnv | None = None
         self._viewer: Viewer | None = None

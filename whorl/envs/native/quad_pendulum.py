@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from whorl.core import tree
+from whorl.core.errors import ConfigError
 from whorl.envs.native import chain
 from whorl.envs.native.sensed import Choices, Sensed, box
 from whorl.envs.native.world import State
@@ -22,6 +23,8 @@ from whorl.envs.rendering.scenes import cart_scene
 
 PUSH, PERIOD = 40.0, chain.SUBSTEPS * chain.DT
 RAIL, TOP_SPEED = 0.75, 35.0
+NEAREST = 0.003
+"""the smallest of `random_starts`, as a share of the largest"""
 
 
 class QuadInvPendulum(Sensed):
@@ -32,10 +35,13 @@ class QuadInvPendulum(Sensed):
         friction: in the joints; without it the chain keeps its energy while the cart is at rest.
         compile: fuse the integrator with torch.compile (a slow first call of up to a minute, then ten times faster).
         dtype: float32 or float64, for physics and observations.
+        random_starts: share of the episodes of training that start somewhere around upright, at all distances.
+        training_steps: steps after which an episode of training is truncated.
     """
 
     id = "QuadInvPendulum-v0"
     choices: ClassVar[Choices] = {"full": range(14)}
+    training_options = ("random_starts", "training_steps")
 
     def __init__(
         self,
@@ -45,13 +51,32 @@ class QuadInvPendulum(Sensed):
         friction: bool = True,
         compile: bool = False,
         dtype: str = "float32",
+        random_starts: float = 0.0,
+        training_steps: int = 1000,
     ) -> None:
-        super().__init__(num_envs, device, box(-1.0, 1.0), "full", concat, 1000, dtype)
+        super().__init__(num_envs, device, box(-1.0, 1.0), "full", concat, training_steps, dtype)
+        if not 0 <= random_starts <= 1:
+            raise ConfigError(f"random_starts is {random_starts}; it is a share of the episodes, from 0 to 1")
+        self._random_starts = random_starts
         self._swing = chain.swing(num_envs, self.device, self.dtype, friction, compile)
         self._hanging = self.constant(0, *[math.pi] * 4, *[0] * 5)
 
     def initial(self, generator: torch.Generator) -> State:
-        return {"body": torch.add(self._hanging, self.normal(10, generator), alpha=0.01)}
+        hanging = torch.add(self._hanging, self.normal(10, generator), alpha=0.01)
+        if not self._random_starts:
+            return {"body": hanging}
+        elsewhere = self.uniform(1, generator) < self._random_starts
+        return {"body": torch.where(elsewhere, self._around_upright(generator), hanging)}
+
+    def _around_upright(self, generator: torch.Generator) -> Tensor:
+        """States [10, B] whose distance to upright is log-uniform: as many within 1 % of a turn as from 1 to 10 %.
+        All links share a rotation and a spin, and each adds a smaller one."""
+        size = NEAREST ** self.uniform(1, generator)  # [1, B], from 1 down to NEAREST
+        place, speed, turn, spin = (2 * self.uniform(4, generator) - 1).split(1)
+        bends, spins = self.normal(8, generator).split(4)
+        angles = size * (math.pi * turn + 0.3 * bends)
+        speeds = size * (8 * spin + 3 * spins)
+        return torch.cat([0.4 * place, angles, 2 * size.sqrt() * speed, speeds])
 
     def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
         control = self.control(action)

@@ -33,6 +33,8 @@ class World(VectorEnv, Mapped, ABC):
     spec: Spec
     max_steps: int
     """steps after which an episode is truncated"""
+    training_options: ClassVar[tuple[str, ...]] = ()
+    """options that change episodes of training alone: evaluations are played without them"""
     fps: ClassVar[int] = 50
     """steps per second of simulated time"""
     snapshots = True
