@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.func import grad, jacrev
 
 from whorl.envs.native import chain
 
@@ -61,6 +63,30 @@ def reference_swing(q: np.ndarray, w: np.ndarray, push: float) -> tuple[np.ndarr
     return y[:4], y[4:]
 
 
+def lagrangian(q: Tensor, w: Tensor, speed: Tensor) -> Tensor:
+    """Kinetic minus potential energy, from where the links are: link i leans to -x by q_i, on top of those below."""
+    joint, joint_speed = torch.zeros(2, dtype=q.dtype), torch.stack([speed, torch.zeros_like(speed)])
+    energy = torch.zeros((), dtype=q.dtype)
+    for length, centre, mass, angle, turning in zip(LENGTH, CENTRE, MASS, q, w):
+        along, across = torch.stack([-angle.sin(), angle.cos()]), torch.stack([-angle.cos(), -angle.sin()])
+        middle, middle_speed = joint + centre * along, joint_speed + centre * turning * across
+        own = centre**2 * mass / 3 * turning**2
+        energy = energy + 0.5 * (mass * middle_speed.square().sum() + own) - mass * 9.81 * middle[1]
+        joint, joint_speed = joint + length * along, joint_speed + length * turning * across
+    return energy
+
+
+def derived(q: Tensor, w: Tensor, speed: Tensor, push: Tensor) -> Tensor:
+    """w' by the equations of Lagrange, d/dt dL/dw - dL/dq = rub, where d/dt dL/dw = L_wq w + L_ww w' + L_wx' push."""
+    momentum = grad(lagrangian, 1)
+    turned, masses, carried = jacrev(momentum, (0, 1, 2))(q, w, speed)
+    friction = torch.tensor(FRICTION)
+    slip = friction * torch.diff(w, prepend=torch.zeros(1, dtype=w.dtype))  # each joint brakes the link above it,
+    rub = torch.cat([slip[1:], torch.zeros(1, dtype=w.dtype)]) - slip  # and drags the link below along
+    right = grad(lagrangian, 0)(q, w, speed) - turned @ w - carried * push + rub
+    return torch.linalg.solve(masses, right)
+
+
 def drawn(num_envs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     random = np.random.default_rng(0)
     q, w, u = (
@@ -82,6 +108,35 @@ def test_the_moments_are_those_of_the_definition():
 def test_elimination_solves_a_system_worked_by_hand():
     # 4x + 2y = 8 and 2x + 5y = 12: x = 1, y = 2
     assert chain.solve([[4.0, 2.0], [5.0]], [8.0, 12.0]) == pytest.approx([1.0, 2.0])
+
+
+def test_the_equations_follow_from_the_energies_alone():
+    q, w, u = drawn(10)
+    for env_index in range(10):
+        angles, speeds, push = q[:, env_index], w[:, env_index], u[env_index]
+        for speed in (0.0, 2.0):  # the cart's own speed makes no difference
+            expected = derived(angles, speeds, torch.tensor(speed).double(), push)
+            got = chain.accelerations(
+                angles.tolist(), speeds.tolist(), float(push), FRICTION, math.sin, math.cos
+            )
+            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-8)
+
+
+def test_ten_steps_of_2_ms_are_accurate():
+    q, w = torch.tensor([0.5, 0.2, -0.3, 0.8]).double(), torch.tensor([3.0, -4.0, 5.0, -6.0]).double()
+    coarse = chain.swing(1, q.device, q.dtype, friction=True, compile=False)(
+        q[:, None], w[:, None], torch.tensor([20.0])
+    )
+    exact, h, still = torch.stack([q, w]), 0.0002, torch.zeros((), dtype=q.dtype)
+    push = torch.tensor(20.0).double()
+
+    def slope(y: Tensor) -> Tensor:
+        return torch.stack([y[1], derived(y[0], y[1], still, push)])
+
+    for _ in range(100):  # steps of a tenth the size: the error of the midpoint rule is below 1e-5
+        exact = exact + h * slope(exact + h / 2 * slope(exact))
+    torch.testing.assert_close(coarse[0][:, 0], exact[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(coarse[1][:, 0], exact[1], rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("num_envs", [3, 20], ids=["floats", "wide"])

@@ -2,10 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import whorl
+from whorl.core.errors import ConfigError
+from whorl.envs.make import find
 from whorl.envs.native.quad_pendulum import QuadInvPendulum, reward
 
 
@@ -115,3 +119,86 @@ def test_doing_nothing_earns_next_to_nothing_for_all_of_1000_steps():
         ends.append(step.terminated | step.truncated)
     assert [bool(end) for end in ends] == [False] * 999 + [True]
     assert 1e-5 < total < 0.03  # 0.004 on average, as widely spread
+
+
+def linearised() -> tuple[np.ndarray, np.ndarray]:
+    """A [10, 10] and B [10, 1] of a step at upright, by central differences."""
+    size = 1e-5
+    states = size * torch.cat([torch.eye(10), -torch.eye(10), torch.zeros(2, 10)]).double()
+    world = placed(*states.tolist())
+    world.step(torch.tensor([0.0] * 20 + [size, -size])[:, None])
+    after = world.state["body"].numpy()
+    return (after[:, :10] - after[:, 10:20]) / (2 * size), (after[:, 20:21] - after[:, 21:]) / (2 * size)
+
+
+def regulator() -> Tensor:
+    """The gain [1, 10] that is optimal for a quadratic cost, by iterating the Riccati equation."""
+    a, b = linearised()
+    cost = value = np.diag([1.0] * 5 + [0.1] * 5)
+    for _ in range(2000):
+        gain = np.linalg.solve(10 + b.T @ value @ b, b.T @ value @ a)
+        value = cost + a.T @ value @ (a - b @ gain)
+    return torch.tensor(gain)
+
+
+def test_a_linear_controller_holds_the_chain_upright():
+    gain, generator = regulator(), torch.Generator().manual_seed(0)
+    start = 0.003 * torch.randn(8, 10, generator=generator, dtype=torch.float64)
+    world = placed(*start.tolist())
+    total = torch.zeros(8, dtype=torch.float64)
+    for _ in range(300):
+        step = world.step((-gain @ world.state["body"]).T)
+        total += step.reward
+        assert not step.terminated.any()
+    assert (total > 0.98 * 300).all()
+    assert world.state["body"][1:5].abs().max() < 1e-3  # and brings it to rest
+
+
+def test_upright_a_deviation_grows_by_half_in_every_step():
+    a, _ = linearised()
+    found = np.sort(np.abs(np.linalg.eigvals(a)))[::-1]
+    np.testing.assert_allclose(found[:4], [1.560, 1.297, 1.187, 1.082], atol=1e-3)
+    world = placed([1e-6] * 10)
+    for _ in range(40):
+        world.step(torch.zeros(1, 1))
+    assert world.state["body"][1:5].abs().max() > 0.5
+
+
+def test_random_starts_lie_around_upright_at_all_distances():
+    world = QuadInvPendulum(20000, random_starts=0.75)
+    world.reset(0)
+    angles = world.state["body"][1:5]
+    hanging = ((angles - math.pi).abs() < 0.06).all(0)
+    assert float(hanging.float().mean()) == pytest.approx(0.25, abs=0.02)
+    tilt = angles[:, ~hanging].mean(0).abs()
+    # log-uniform: |tilt| below pi / 10 in four of ten cases more than below pi / 100 ...
+    near, far = (tilt < 0.0314).float().mean(), (tilt < 0.314).float().mean()
+    assert float(far - near) == pytest.approx(math.log(10) / math.log(1 / 0.003), abs=0.03)
+    assert world.state["body"].abs().amax(1)[0] <= 0.4
+
+
+def test_random_starts_are_a_share():
+    with pytest.raises(ConfigError, match="random_starts is 2; it is a share"):
+        QuadInvPendulum(1, random_starts=2)
+
+
+def test_evaluations_start_hanging_and_last_1000_steps_whatever_training_does(tmp_path):
+    options = {"random_starts": 1.0, "training_steps": 7, "friction": False}
+    assert dict(find("QuadInvPendulum-v0", options).evaluated.options) == {"friction": False}
+    settings = {"total_timesteps": 80, "num_envs": 2, "num_steps": 10, "runs": str(tmp_path), "quiet": True}
+    with pytest.warns(UserWarning, match="cut 1 of 1 episodes after 30 steps"):  # after 30 steps, not 7
+        result = whorl.train(
+            *("QuadInvPendulum-v0", "sac"),
+            env_options=options,
+            eval_freq=80,
+            n_eval_episodes=1,
+            eval_max_steps=30,
+            learning_starts=1000,
+            **settings,
+        )
+    assert result.episodes >= 8
+    assert result.mean_return < 0.1
+    with pytest.warns(UserWarning, match="cut 1 of 1 episodes after 30 steps"):
+        assert whorl.evaluate(result.run_dir, 1).mean_return < 0.1
+    again = whorl.evaluate(result.run_dir, 1, env_options={"training_steps": 5})
+    assert again.mean_length == 5  # unless they are asked for
