@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Packages for a machine without network: `fetch` downloads the wheels (where there is one), `pack` puts what trainings
-# need of them into one archive of about 35 MB, `unpack` makes it importable by that machine's python3, whose own numpy
-# and torch stay in use.
+# need of them into one archive of about 35 MB, `unpack` makes it and this checkout importable by that machine's python3,
+# whose own numpy and torch stay in use.
 #   benchmarks/device.sh fetch && benchmarks/device.sh pack     here: build/wheels/*.whl -> wheels/site.tar.xz
 #   benchmarks/device.sh unpack                                 there
 # MuJoCo Warp's library is 90 MB even when packed, so it travels in parts, from the environment that is installed here:
@@ -39,7 +39,7 @@ unpack)
     # Python's tarfile, because a machine may have no xz.
     python3 -c "import sys, tarfile; tarfile.open('wheels/site.tar.xz').extractall(sys.argv[1])" "$site"
     python3 -c "import sys, sysconfig, pathlib
-pathlib.Path(sysconfig.get_path('purelib'), 'benchmarks.pth').write_text(sys.argv[1] + '\n')" "$site"
+pathlib.Path(sysconfig.get_path('purelib'), 'benchmarks.pth').write_text(sys.argv[1] + '\n' + sys.argv[2] + '\n')" "$site" "$PWD"
     python3 -c "import gymnasium, torch; print('python packages in', gymnasium.__path__, 'torch', torch.__version__)"
     ;;
 pack-warp)
