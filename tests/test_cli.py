@@ -1245,7 +1245,11 @@ def test_ctrl_c_during_imports_is_quiet(module: str, hides: bool, tmp_path: Path
         out, err = process.communicate(timeout=600)
     finally:
         process.kill()
-    assert (process.returncode, out, err) == (130, "", "whorl: interrupted\n")
+    assert (process.returncode, out, err) == (
+        130,
+        "",
+        "whorl: interrupted before training began; nothing was saved\n",
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])

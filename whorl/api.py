@@ -597,7 +597,9 @@ def _evaluate_behaviors(
                 _check_spaces(policy.spec, playing.specs[name], source.id)
             limit = max_steps or settings.run.eval_max_steps
             agents = {name: policy.agent for name, policy in policies.items()}
-            fewest = min(spec.num_envs for spec in playing.specs.values())
+            fewest = playing.copies
+            if not playing.together:
+                fewest = min(spec.num_envs for spec in playing.specs.values())
             quota = [-(-episodes // fewest)] * playing.copies
             with torch.no_grad(), show.watch(source, quota) as watch:
                 return play(

@@ -41,18 +41,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TrainFlags:
-    """Flags of `whorl train` besides the settings."""
+class ConfigFlags:
+    """Flags of `whorl config` besides the settings."""
 
     config: tuple[str, ...] = ()
     """YAML files of settings, which override the tuned preset; later files override earlier ones, flags all of them"""
+    components: tuple[str, ...] = ()
+    """components to train besides the policy; their settings are flags too: --rnd.lr 1e-4"""
+
+
+@dataclass(frozen=True)
+class TrainFlags(ConfigFlags):
+    """Flags of `whorl train` besides the settings."""
+
     seeds: tuple[int, ...] = ()
     """train once for each seed: 1 2 3, or 1..8"""
     parallel: Annotated[Literal["gpu"] | int, Range(1, 1000)] = 1
     """seeds that are trained at the same time, each in a process with its share of the cores; gpu: all of them in one
     process on one GPU, where their work overlaps"""
-    components: tuple[str, ...] = ()
-    """components to train besides the policy; their settings are flags too: --rnd.lr 1e-4"""
 
 
 @dataclass(frozen=True)
@@ -155,7 +161,7 @@ def train(words: list[str]) -> int:
     return _with_settings("train", words, _train)
 
 
-@command("config ALGORITHM ENV [--SETTING VALUE ...]", TrainFlags)
+@command("config ALGORITHM ENV [--config FILE] [--SETTING VALUE ...]", ConfigFlags)
 def config(words: list[str]) -> int:
     """print the settings that training would have, as YAML for --config"""
     return _with_settings("config", words, _print_config)
@@ -182,7 +188,10 @@ def _with_settings(command: str, words: list[str], act: Callable[..., int]) -> i
         return act(algorithm, env, settings, own)
     found = _resolved(algorithm, env, settings, own, len(names) == 2)
     title = f"{command} {' '.join(names) or 'ALGORITHM ENV'}"
-    print(_settings_help(title, own, found, whole))
+    shown = commands()[command].flags
+    print(
+        _settings_help(title, shown(**{name: getattr(own, name) for name in fields_of(shown)}), found, whole)
+    )
     return 0
 
 
@@ -234,7 +243,7 @@ def _settings_parser(name: str, usage: str = "") -> FlagParser:
     return parser
 
 
-def _settings_help(title: str, own: TrainFlags, found: Settings, whole: bool) -> str:
+def _settings_help(title: str, own: ConfigFlags, found: Settings, whole: bool) -> str:
     """The help page, with the values that settings have as defaults: the essential ones, or all in groups."""
     parser = _settings_parser(title, f"{title} [flags]")
     configs: tuple[Any, ...] = (own, found.run, found.algo)
@@ -474,7 +483,8 @@ def _name_files(video: Path | None, pictures: Path | None) -> None:
 def _report(found: Any) -> dict[str, Any]:
     """The numbers of an evaluation."""
     return {
-        "episodes": len(found.returns),
+        "episodes": found.episodes,
+        **({"players": found.players} if found.players > 1 else {}),
         "mean_return": found.mean_return,
         "std": found.std,
         "min": min(found.returns),

@@ -316,8 +316,12 @@ def _metavar(hint: Any, word: str) -> str:
 
 
 def _with_default(text: str, value: Any, hint: Any) -> str:
-    """The help of a flag with its default; empty ones, but those of sizes, are explained by the text itself."""
+    """The help of a flag with its default; empty ones, but those of sizes, are explained by the text itself.
+
+    So is what happens without a flag that takes a name or nothing, such as `--video [FILE]`.
+    """
     empty = value in ("", ()) and not (value == () and rules_of(hint))
+    empty = empty or (value is False and str in get_args(bare(hint)))
     return text if empty else f"{text} (default: {_shown(value)})"
 
 
