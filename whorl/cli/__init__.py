@@ -12,7 +12,6 @@ from typing import Any
 
 from whorl.cli.status import INTERRUPTED, MISTAKE
 
-
 UNTOUCHED = {
     **dict.fromkeys(("train", "evolve"), "before training began; nothing was saved"),
     "resume": "before training went on; the run is as it was",
