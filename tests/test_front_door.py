@@ -13,7 +13,7 @@ import pytest
 import whorl
 from whorl.bench.suite import suites
 from whorl.cli import main
-from whorl.core.errors import ConfigError
+from whorl.core.errors import ConfigError, EnvError
 from whorl.envs.adapter import near_id
 from whorl.settings.merge import configure
 from whorl.state import code
@@ -99,6 +99,37 @@ def test_an_id_that_is_nowhere_near_is_told_what_to_do(capsys: pytest.CaptureFix
     assert "did you mean" not in said
 
 
+@pytest.mark.parametrize(
+    ("id", "said"),
+    [
+        ("door_file.py", "door_file.py is a file; name an environment in it, as in door_file:Mine"),
+        ("door_file:Mien", "door_file has no class 'Mien', .* did you mean 'Mine'"),
+        (
+            "door_file:Needs",
+            r"missing .* 'level'; give it in env_options \(on the command line --env_options.level",
+        ),
+    ],
+)
+def test_a_name_in_ones_own_file_is_put_right(
+    id: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+        from gymnasium.envs.classic_control import CartPoleEnv
+
+        class Mine(CartPoleEnv):
+            pass
+
+        class Needs(CartPoleEnv):
+            def __init__(self, level):
+                super().__init__()
+        """
+    (tmp_path / "door_file.py").write_text(dedent(text))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EnvError, match=said):
+        whorl.load(id, "ppo", QUIET).build()
+
+
 # Trust
 
 
@@ -153,6 +184,13 @@ def test_the_lookahead_of_reinforce_follows_the_rollout(tmp_path: Path) -> None:
     whorl.train("CartPole-v1", "reinforce", QUIET, max_iterations=1, runs=str(tmp_path))
     with pytest.raises(ConfigError, match="lookahead is 8, which excludes all 8 rows"):
         whorl.train("CartPole-v1", "reinforce", QUIET, lookahead=8, max_iterations=1, runs=str(tmp_path))
+
+
+def test_a_run_that_is_named_to_load_from_is_loaded() -> None:
+    named = configure("ppo", "CartPole-v1", {"load_checkpoint_dir": "mine"})
+    assert named.run.load_model
+    off = configure("ppo", "CartPole-v1", {"load_checkpoint_dir": "mine", "load_model": False})
+    assert not off.run.load_model and not configure("ppo", "CartPole-v1", {}).run.load_model
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c", "impala"])

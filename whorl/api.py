@@ -921,8 +921,8 @@ def _check_changes(saved: Settings, asked: Settings) -> None:
     for name in sorted(set(kept) - set(MAY_CHANGE)):
         if wanted.get(name) != kept[name]:
             raise ConfigError(
-                f"a resumed run can't change {name!r}, which is {kept[name]!r} in the saved run; it can change "
-                f"{', '.join(MAY_CHANGE)}; for anything else start a new run with load_model and load_checkpoint_dir"
+                f"a resumed run can't change {name!r}, which is {kept[name]!r} in the saved run (whorl resume --help "
+                "lists what it can change); start a new run from its weights with load_checkpoint_dir"
             )
 
 

@@ -226,20 +226,21 @@ def _suggestion(name: str, ids: list[str]) -> str:
 def near_id(name: str, ids: list[str]) -> str | None:
     """The id that a name misspells or begins, whatever its version; None where none is that near.
 
-    One typing error in four letters is near, more is another word: MyMaze is not TMaze.
+    One typing error in four letters is near, more is another word: MyMaze is not TMaze. Of ids that are equally near
+    the first counts.
     """
     base, version = _version(name.lower())
-    best: dict[str, tuple[float, bool, int, str]] = {}
-    for id in ids:
+    best: dict[str, tuple[int, bool, int, int]] = {}
+    for place, id in enumerate(ids):
         other, number = _version(id.lower())
         begins = len(base) >= 4 and other.startswith(base)
         if not begins and abs(len(other) - len(base)) > len(other) // 4:
             continue
         errors = edits(base, other)
         if errors <= len(other) // 4:
-            best[id] = (errors, number != version, -number, id)
+            best[id] = (errors, number != version, -number, place)
         elif begins:  # after all typing errors, the shortest first
-            best[id] = (100 + len(other), number != version, -number, id)
+            best[id] = (100 + len(other), number != version, -number, place)
     return min(best, key=lambda id: best[id], default=None)
 
 

@@ -21,6 +21,8 @@ def follow(values: Mapping[str, Any], before: Mapping[str, Any], given: Iterable
     now, chosen = dict(values), frozenset(given)
     _budget(now, chosen)
     _actors(now, chosen)
+    if now["load_checkpoint_dir"] and "load_checkpoint_dir" in chosen and "load_model" not in chosen:
+        now["load_model"] = True  # a folder to load from is named to be used
     _lookahead(now, chosen)
     if now.get("memory", "none") != "none":
         _sequences(now, chosen)
