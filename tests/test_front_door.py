@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -290,3 +291,101 @@ def test_a_second_ctrl_c_before_the_first_checkpoint_says_how_to_start_again(tmp
     assert status == 130
     assert "interrupted before the first checkpoint; start again with: whorl resume runs/slow" in said
     assert "--trust door_env" in said
+
+
+# The whole way
+
+
+OWN = """
+    import gymnasium
+    import numpy as np
+    from gymnasium import spaces
+
+    class Point(gymnasium.Env):
+        def __init__(self, size=2):
+            box = spaces.Box(-1, 1, (size,), np.float32)
+            self.observation_space = spaces.Dict({"position": box, "phase": spaces.Discrete(2)})
+            self.action_space = spaces.Tuple((spaces.Discrete(2), box))
+
+        def seen(self):
+            return {"position": self.at.astype(np.float32), "phase": self.time % 2}
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.at, self.time = self.np_random.uniform(-1, 1, self.action_space[1].shape), 0
+            return self.seen(), {}
+
+        def step(self, action):
+            choice, move = action
+            self.time += 1
+            self.at = np.clip(self.at + 0.2 * move, -1, 1)
+            distance = float(np.abs(self.at).mean())
+            reward = float(choice) - distance
+            return self.seen(), reward, False, self.time >= 20, {"is_success": distance < 0.1}
+    """
+
+
+def test_an_environment_of_ones_own_from_its_check_to_a_policy_in_another_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dict observation, Tuple action, five seeds with a plot, Ctrl-C and resume, a script that uses the policy."""
+    (tmp_path / "door_point.py").write_text(dedent(OWN))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["check", "door_point:Point"]) == 0
+    words = ["ppo", "door_point:Point", "--num-envs", "2", "--num-steps", "40", "--workers", "0", "--quiet"]
+    assert main(["train", *words, "--total-timesteps", "160", "--seeds", "1..5", "--no-tensorboard"]) == 0
+    assert "mean ± std" in capsys.readouterr().out
+    runs = sorted(map(str, Path("runs").iterdir()))
+    assert len(runs) == 5
+    assert main(["plot", *runs, "--output", "five.svg"]) == 0
+    assert "(5 seeds)" in Path("five.svg").read_text()
+
+    interrupts = Interrupts()
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        whorl.train("door_point:Point", "ppo", QUIET, name="mine", workers=0, callbacks=[interrupts])
+    result = stopped.value.result  # type: ignore[attr-defined]
+    assert result.interrupted and result.steps == 16
+    resume = ["resume", "mine", "--trust", "door_point.py", "--total-timesteps", "48", "--quiet"]
+    assert main(resume) == 0
+    capsys.readouterr()
+    assert (
+        main(
+            ["resume", "mine", "--trust", "door_point", "--total-timesteps", "80", "--env_options.size", "3"]
+        )
+        == 2
+    )
+    assert "can't change 'env_options'" in capsys.readouterr().err
+
+    script = """
+        import door_point
+        import whorl
+
+        policy = whorl.restore("runs/mine", trust=["door_point.py"])
+        env = door_point.Point()
+        obs, _ = env.reset(seed=0)
+        for _ in range(20):
+            action = policy.act(obs)
+            assert env.action_space.contains(action), action
+            obs = env.step(action)[0]
+        assert policy.predict(obs)[0] is not None
+        print("value", float(policy.value(obs)))
+        """
+    (tmp_path / "use.py").write_text(dedent(script))
+    path = os.pathsep.join([str(tmp_path), str(Path(whorl.__file__).parents[1])])
+    ran = subprocess.run(
+        [sys.executable, "use.py"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert ran.returncode == 0 and ran.stdout.startswith("value "), ran.stderr
+
+
+class Interrupts(whorl.Callback):
+    """Presses Ctrl-C in the first iteration."""
+
+    def on_rollout(self, trainer: Any, rollout: Any) -> None:
+        if trainer.iteration == 0:
+            os.kill(os.getpid(), signal.SIGINT)
