@@ -391,7 +391,7 @@ def evolve(words: list[str]) -> int:
 
 
 @command(
-    "eval RUN [RUN ...] [--episodes N] [--video [PATH]] [--render] [--json] [--best] "
+    "eval RUN [RUN ...] [--episodes N] [--video [FILE]] [--render] [--json] [--best] "
     "[--env_options.NAME VALUE]",
     EvalFlags,
 )
