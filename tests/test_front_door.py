@@ -14,6 +14,8 @@ import pytest
 import whorl
 from whorl.bench.suite import suites
 from whorl.cli import main
+from whorl.cli.commands import TrainFlags
+from whorl.cli.flags import FlagParser
 from whorl.core.errors import ConfigError, EnvError
 from whorl.envs.adapter import near_id
 from whorl.settings.merge import configure
@@ -67,6 +69,18 @@ def test_help_texts_name_no_default_twice_and_no_value_is_a_word(
     assert "WORD" not in found and "--jobs" not in found
     for text in found.split(" --"):
         assert text.count("default") <= 1, text
+
+
+@pytest.mark.parametrize("words", [["1", "2", "3"], ["1,2,3"], ["1,", "2..3"], ["[1,2,3]"]])
+def test_seeds_may_be_written_with_commas(words: list[str]) -> None:
+    parser = FlagParser("train")
+    parser.add_config(TrainFlags())
+    assert parser.read(["--seeds", *words])[1] == {"seeds": [1, 2, 3]}
+
+
+def test_a_flag_with_one_dash_is_put_right(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "ppo", "CartPole-v1", "-lr", "3e-4"]) == 2
+    assert "'-lr' is no flag; flags have two dashes: --lr" in capsys.readouterr().err
 
 
 # Names of environments

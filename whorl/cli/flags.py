@@ -223,7 +223,8 @@ class _Store(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, given: Any, flag: str | None = None) -> None:
         words = [word.strip() for word in (given if isinstance(given, list) else [given]) if word]
         if self.dest == "seeds":
-            words = [number for word in words for number in in_range(str(flag), word)]
+            parts = [part for word in words for part in word.strip("[]").split(",") if part]
+            words = [number for part in parts for number in in_range(str(flag), part)]
         value: Any = False if self.off else _typed(str(flag), words, self.hint)
         if get_args(bare(self.hint)) == (
             str,
