@@ -13,7 +13,7 @@ import pytest
 
 import whorl
 from whorl.bench.suite import suites
-from whorl.cli import main
+from whorl.cli import commands, main
 from whorl.cli.commands import TrainFlags
 from whorl.cli.flags import FlagParser
 from whorl.core.errors import ConfigError, EnvError
@@ -83,6 +83,16 @@ def test_a_flag_with_one_dash_is_put_right(capsys: pytest.CaptureFixture[str]) -
     assert "'-lr' is no flag; flags have two dashes: --lr" in capsys.readouterr().err
 
 
+def test_plot_suggests_runs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Agents in the box have no curves."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["plot", "nosuch"]) == 2
+    said = capsys.readouterr().err
+    assert "nosuch" in said and "cartpole" not in said
+
+
 # Names of environments
 
 
@@ -143,6 +153,35 @@ def test_a_name_in_ones_own_file_is_put_right(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EnvError, match=said):
         whorl.load(id, "ppo", QUIET).build()
+
+
+def test_check_says_where_an_environment_is_that_does_not_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+        import pathlib, time
+        from gymnasium.envs.classic_control import CartPoleEnv
+
+        class Stuck(CartPoleEnv):
+            def step(self, action):
+                while not pathlib.Path("told").exists():
+                    time.sleep(0.01)
+                return super().step(action)
+        """
+    (tmp_path / "door_stuck.py").write_text(dedent(text))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    said: list[str] = []
+
+    def tell(text: str) -> None:
+        said.append(text)
+        if " in step()" in text:
+            (tmp_path / "told").touch()
+
+    monkeypatch.setattr(commands, "PATIENCE", 0.05)
+    monkeypatch.setattr(commands, "_say", tell)
+    main(["check", "door_stuck:Stuck"])
+    assert any(f" in step(), {tmp_path / 'door_stuck.py'}, line " in text for text in said)
 
 
 # Trust

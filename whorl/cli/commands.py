@@ -3,7 +3,10 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -146,6 +149,8 @@ class ListFlags:
     """folder of the run folders"""
 
 
+PATIENCE = 30.0
+"""seconds after which `check` says where an environment is, and says so again"""
 NAME_FLAGS = {
     **dict.fromkeys(("--algo", "--algorithm"), "algorithm"),
     **dict.fromkeys(("--env", "--env-id", "--env-name", "--environment-name"), "environment"),
@@ -532,12 +537,13 @@ def plot(words: list[str]) -> int:
     kind = next((name for name in ("map", "arms", "attention") if getattr(own, name)), "plot")
     if kind != "plot" and len(names) > 1:
         raise ConfigError(f"--{kind} draws one run, but {len(names)} were named; leave out all but one")
+    # Only runs have curves; attention is drawn of any policy.
+    folders = [] if kind == "attention" else [run_of(find_folder(name)) for name in names]
     default = find_policy(names[0]).output(f"{kind}.png") if len(names) == 1 else Path(f"{kind}.png")
     output = Path(own.output) if own.output else default
     if kind == "attention":
         print(_plot_attention(names[0], output, own.trust))
         return 0
-    folders = [run_of(find_folder(name)) for name in names]
     if kind != "plot":
         print((plot_map if kind == "map" else plot_arms)(folders[0], output))
         return 0
@@ -603,12 +609,45 @@ def check(words: list[str]) -> int:
     env, _, rest = one_name(parser, words, NoFlags)
     from whorl.api import check as findings_of
 
-    findings = findings_of(env, env_options_of(rest))
+    with _waiting(env):
+        findings = findings_of(env, env_options_of(rest))
     for finding in findings:
         print(f"- {finding}")
     if not findings:
         print(f"{env}: nothing found")
     return 1 if findings else 0
+
+
+@contextmanager
+def _waiting(env: str) -> Iterator[None]:
+    """Say from time to time where the code of an environment is, which may never return."""
+    caller, over = threading.get_ident(), threading.Event()
+
+    def tell() -> None:
+        frame = sys._current_frames().get(caller)
+        own = [str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")]
+        while frame and frame.f_back and frame.f_code.co_filename.startswith((*own, "<frozen")):
+            frame = frame.f_back
+        at = (
+            ""
+            if frame is None
+            else f" in {frame.f_code.co_name}(), {frame.f_code.co_filename}, line {frame.f_lineno}"
+        )
+        _say(f"{env}: still checking, now{at}; Ctrl-C ends it")
+
+    def watch() -> None:
+        while not over.wait(PATIENCE):
+            tell()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _say(text: str) -> None:
+    print(f"whorl: {text}", file=sys.stderr, flush=True)
 
 
 @command("completion bash|zsh|fish")
