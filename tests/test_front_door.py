@@ -16,7 +16,7 @@ from whorl.bench.suite import suites
 from whorl.cli import commands, main
 from whorl.cli.commands import TrainFlags
 from whorl.cli.flags import FlagParser
-from whorl.core.errors import ConfigError, EnvError
+from whorl.core.errors import CheckpointError, ConfigError, EnvError
 from whorl.envs.adapter import near_id
 from whorl.settings.merge import configure
 from whorl.state import code
@@ -245,6 +245,12 @@ def test_a_run_that_is_named_to_load_from_is_loaded() -> None:
     assert named.run.load_model
     off = configure("ppo", "CartPole-v1", {"load_checkpoint_dir": "mine", "load_model": False})
     assert not off.run.load_model and not configure("ppo", "CartPole-v1", {}).run.load_model
+
+
+def test_a_run_to_load_from_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no run 'nosuch'"):
+        whorl.train("CartPole-v1", "ppo", QUIET, load_checkpoint_dir="nosuch", runs=str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c", "impala"])

@@ -545,8 +545,9 @@ class Trainer:
                 callback.on_start(self)
         except BaseException as error:
             self._release()
-            # A dataset that does not fit, say: nothing was trained, so nothing is left of the new folder.
-            mistaken = isinstance(error, ConfigError) and not self._restored
+            # A dataset that does not fit, or a run to load from that is not there: nothing was trained, so nothing is
+            # left of the new folder.
+            mistaken = isinstance(error, (ConfigError, CheckpointError)) and not self._restored
             if new and mistaken and self.run_dir is not None:
                 shutil.rmtree(self.run_dir, ignore_errors=True)
                 self.run_dir = None
