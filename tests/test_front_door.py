@@ -1,5 +1,6 @@
 """The first hour of a new user: help texts, hints, and settings that would do nothing."""
 
+import json
 import os
 import signal
 import subprocess
@@ -91,6 +92,24 @@ def test_plot_suggests_runs_alone(
     assert main(["plot", "nosuch"]) == 2
     said = capsys.readouterr().err
     assert "nosuch" in said and "cartpole" not in said
+
+
+def test_list_shows_one_thing_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--agents", "--runs"]) == 2
+    assert "list shows one thing at a time; use --envs, --runs or --agents" in capsys.readouterr().err
+
+
+def test_eval_takes_an_agent_in_the_box_and_an_exported_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "policy.safetensors")
+    assert main(["export", "cartpole", "--output", file]) == 0
+    capsys.readouterr()
+    returns = []
+    for name in ("cartpole", file):
+        assert main(["eval", name, "--episodes", "1", "--max-steps", "20", "--json"]) == 0
+        returns.append(json.loads(capsys.readouterr().out)["returns"])
+    assert returns == [[20.0], [20.0]]
 
 
 # Names of environments
