@@ -203,6 +203,25 @@ def test_check_says_where_an_environment_is_that_does_not_return(
     assert any(f" in step(), {tmp_path / 'door_stuck.py'}, line " in text for text in said)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ("ppo", "CartPole-v1"),
+            "environment comes before the algorithm: whorl.load\\('CartPole-v1', 'ppo'\\)",
+        ),
+        (("SAC", dict), "the environment comes before the algorithm: whorl.load\\(env, 'SAC'\\)"),
+        (
+            ("MlpPolicy", dict),
+            "'MlpPolicy' is a policy of Stable-Baselines3; here the environment comes first",
+        ),
+    ],
+)
+def test_swapped_arguments_are_one_sentence_in_python_too(given: tuple[Any, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        whorl.load(*given)
+
+
 # Trust
 
 
