@@ -278,7 +278,7 @@ def test_an_environment_comes_as_an_object_or_a_factory(form: str) -> None:
     env: Any = {"object": Corridor(), "factory": Corridor, "made": whorl.make(Corridor)}[form]
     result = whorl.load(env, "ppo", SMALL).train()
     assert "Corridor" in result.run_dir.name
-    with pytest.raises(CheckpointError, match="pass it as env="):
+    with pytest.raises(CheckpointError, match="pass it as env=Corridor, or name its module"):
         whorl.evaluate(result.run_dir, episodes=1)
     assert len(whorl.evaluate(result.run_dir, episodes=2, env=Corridor).returns) == 2
 

@@ -485,12 +485,12 @@ def test_resume_goes_on_to_the_new_budget(
 def test_resume_refuses_what_the_state_depends_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sentence = error_of(["resume", str(run), "--num-envs", "4"], capsys)
     assert sentence.startswith(
-        "a resumed run can't change 'num_envs', which is 2 in the saved run; it can change "
+        "a resumed run can't change 'num_envs', which is 2 in the saved run (whorl resume --help lists "
     )
-    assert "it can change max_iterations, total_timesteps" in sentence
+    assert "what it can change); start a new run" in sentence
     sentence = error_of(["resume", str(run), "--optimizer.weight_decay", "0.1"], capsys)
     assert sentence.startswith(
-        "a resumed run can't change 'optimizer', which is {'class': 'Adam'} in the saved run;"
+        "a resumed run can't change 'optimizer', which is {'class': 'Adam'} in the saved run (whorl"
     )
     assert "'buffer_size', which belongs to" in error_of(["resume", str(run), "--buffer-size", "500"], capsys)
 
@@ -506,7 +506,7 @@ def test_resume_keeps_the_saved_ring(tmp_path: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     folder = str(next(tmp_path.iterdir()))
     assert error_of(["resume", folder, "--buffer-size", "500"], capsys).startswith(
-        "a resumed run can't change 'buffer_size', which is 1000 in the saved run; it can change "
+        "a resumed run can't change 'buffer_size', which is 1000 in the saved run (whorl resume --help lists "
     )
     assert main(["resume", folder, "--buffer-size", "1000", "--max-iterations", "3"]) == 0, (
         "the same is no change"
@@ -1245,7 +1245,11 @@ def test_ctrl_c_during_imports_is_quiet(module: str, hides: bool, tmp_path: Path
         out, err = process.communicate(timeout=600)
     finally:
         process.kill()
-    assert (process.returncode, out, err) == (130, "", "whorl: interrupted\n")
+    assert (process.returncode, out, err) == (
+        130,
+        "",
+        "whorl: interrupted before training began; nothing was saved\n",
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])

@@ -20,7 +20,7 @@ from whorl.box.names import Named, find_folder, find_policy
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
 from whorl.core.hardware import cores, has_display
 from whorl.core.process import configure_process
-from whorl.core.registry import only_trusted, register, require_part, require_trust
+from whorl.core.registry import only_trusted, register, registered, require_part, require_trust
 from whorl.core.spec import Spec, differences, without_keys
 from whorl.core.tree import Tree
 from whorl.datasets.minari import Writer, dataset_name, free_id
@@ -58,7 +58,15 @@ from whorl.settings.behaviors import (
 )
 from whorl.settings.draws import configured, draw_all, is_random, read_draws, saying_random, take_random
 from whorl.settings.merge import Settings, chosen_fields, configure, merge, plain_fields, settings_of
-from whorl.settings.presets import algorithm_class, algorithm_of, algorithms, read_file, read_yaml
+from whorl.settings.presets import (
+    algorithm_class,
+    algorithm_of,
+    algorithms,
+    preset_names,
+    read_file,
+    read_yaml,
+    same_name,
+)
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import build
 from whorl.settings.secrets import HIDDEN, require_secrets
@@ -166,6 +174,21 @@ def load(
     return Trainer(source, found, callbacks, loggers)
 
 
+def _check_order(env: Any, algorithm: Any) -> None:
+    """Raise where environment and algorithm are swapped, or where a policy of Stable-Baselines3 comes first."""
+    if not isinstance(env, str) or env in registered("environment"):
+        return
+    if env in ("MlpPolicy", "CnnPolicy", "MultiInputPolicy"):
+        raise ConfigError(
+            f"{env!r} is a policy of Stable-Baselines3; here the environment comes first, and networks are settings: "
+            "whorl.load(env, 'ppo')"
+        )
+    known = {same_name(name) for name in (*preset_names(), *registered("algorithm"))}
+    if same_name(env) in known and not (isinstance(algorithm, str) and same_name(algorithm) in known):
+        shown = repr(algorithm) if isinstance(algorithm, str) else "env"
+        raise ConfigError(f"the environment comes before the algorithm: whorl.load({shown}, {env!r})")
+
+
 def prepare_all(
     env: Any,
     algorithm: Any,
@@ -175,6 +198,7 @@ def prepare_all(
     settings: Mapping[str, Any],
 ) -> tuple[Source, Settings | BehaviorSettings]:
     """The environment and all settings of a run, which may have several behaviours; see `load`."""
+    _check_order(env, algorithm)
     read = [layer for path in files for layer in read_file(path)]
     objects = config if isinstance(config, RunConfig) else None
     sections, layers = take_behaviors([*read, _settings(config, {}) if objects is None else {}, settings])
@@ -597,7 +621,9 @@ def _evaluate_behaviors(
                 _check_spaces(policy.spec, playing.specs[name], source.id)
             limit = max_steps or settings.run.eval_max_steps
             agents = {name: policy.agent for name, policy in policies.items()}
-            fewest = min(spec.num_envs for spec in playing.specs.values())
+            fewest = playing.copies
+            if not playing.together:
+                fewest = min(spec.num_envs for spec in playing.specs.values())
             quota = [-(-episodes // fewest)] * playing.copies
             with torch.no_grad(), show.watch(source, quota) as watch:
                 return play(
@@ -919,8 +945,8 @@ def _check_changes(saved: Settings, asked: Settings) -> None:
     for name in sorted(set(kept) - set(MAY_CHANGE)):
         if wanted.get(name) != kept[name]:
             raise ConfigError(
-                f"a resumed run can't change {name!r}, which is {kept[name]!r} in the saved run; it can change "
-                f"{', '.join(MAY_CHANGE)}; for anything else start a new run with load_model and load_checkpoint_dir"
+                f"a resumed run can't change {name!r}, which is {kept[name]!r} in the saved run (whorl resume --help "
+                "lists what it can change); start a new run from its weights with load_checkpoint_dir"
             )
 
 
@@ -968,6 +994,11 @@ def _saved_source(id: str, options: Mapping[str, Any], drawn: Mapping[str, Any])
     try:
         return find(id, {**options, **drawn})
     except WhorlError as error:
+        if id.isidentifier():
+            raise CheckpointError(
+                f"the environment of the run, {id}, was given as a class or an object and can't be found by its name; "
+                f"pass it as env={id}, or name its module, as in env='my_envs:{id}' (whorl eval --env my_envs:{id})"
+            ) from None
         raise CheckpointError(
             f"{error.message} (if the run was made with an environment of your own, pass it as env=)",
             error.details,

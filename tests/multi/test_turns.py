@@ -195,4 +195,6 @@ def test_one_policy_plays_tic_tac_toe_against_itself_by_the_rules(tmp_path):
     run = trainer.train().run_dir
     found = whorl.evaluate(run, 8, deterministic=False)
     assert sum(found.returns) == 0 and set(found.returns) <= {-1.0, 0.0, 1.0}
-    assert len(found.returns) == 8
+    # Eight games, four on each board: both players have a return in each.
+    assert (found.episodes, found.players, len(found.returns)) == (8, 2, 16)
+    assert whorl.evaluate(run, 3, deterministic=False).episodes == 3

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -303,3 +305,21 @@ def test_mujoco_is_drawn_without_a_display_by_a_camera_that_follows(monkeypatch:
     assert _filmed("Ant-v5", drawn) == {**drawn, "camera_name": "track"} and os.environ["MUJOCO_GL"] == "egl"
     assert _filmed("Ant-v5", {**drawn, "camera_id": 0}) == {**drawn, "camera_id": 0}
     assert _filmed("Humanoid-v5", drawn) == drawn
+
+
+def test_a_display_that_does_not_answer_is_told_without_a_line_of_sdl() -> None:
+    """SDL would draw where nobody sees it, and print a line about XDG_RUNTIME_DIR."""
+    pytest.importorskip("pygame")
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("SDL_", "XDG_", "WAYLAND"))
+    }
+    text = "import gymnasium\nfrom whorl.log.live import Window\nWindow('a title')"
+    ran = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**environment, "DISPLAY": ":98765"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert "no window can be opened: the display that DISPLAY names does not answer" in ran.stderr
+    assert "XDG_RUNTIME_DIR" not in ran.stderr

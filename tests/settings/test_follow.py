@@ -267,6 +267,23 @@ def test_every_preset_has_valid_settings_on_every_machine(machine: Any) -> None:
                         assert not found.actors or found.num_envs % found.actors == 0
 
 
+@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("kind", [("vectors", "discrete"), ("vectors", "continuous"), ("images", "discrete")])
+def test_every_algorithm_ends_within_a_million_steps_and_is_evaluated_and_saved_on_the_way(
+    machine: Any, name: str, kind: tuple[str, ...]
+) -> None:
+    found = configure(name, "Untuned-v0", {}, kind=lambda options: kind)
+    assert 5_000 <= found.total_timesteps <= 1_000_000
+    if hasattr(found.algo, "buffer_size"):
+        assert (
+            found.total_timesteps * found.updates_per_step <= 1_000_000
+        )  # an hour at 280 updates per second
+    else:
+        assert found.total_timesteps == 1_000_000
+    assert found.eval and 0 < found.eval_freq <= found.total_timesteps / 5
+    assert 0 < found.checkpoint_freq <= found.total_timesteps / 2
+
+
 def test_a_childs_settings_come_over_its_parents_tuned_ones(machine: Any) -> None:
     for env in ("CartPole-v1", "LunarLander-v3", "MountainCar-v0", "PongNoFrameskip-v4"):
         found = settings("r2d2", env)

@@ -12,12 +12,18 @@ from typing import Any
 
 from whorl.cli.status import INTERRUPTED, MISTAKE
 
+UNTOUCHED = {
+    **dict.fromkeys(("train", "evolve"), "before training began; nothing was saved"),
+    "resume": "before training went on; the run is as it was",
+}
+"""what a Ctrl-C leaves that comes before training"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, 1 for findings of `check`, 2 for a mistake, 130 after Ctrl-C, 143 after
     SIGTERM."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with _quiet_interrupts():
+    with _quiet_interrupts(UNTOUCHED.get(words[0], "") if words else ""):
         from whorl.core.errors import (
             WhorlError,  # here and below, so that Ctrl-C is quiet from the first import on
         )
@@ -31,8 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             print(f"whorl: {in_lines(error)}", file=sys.stderr)
             return MISTAKE
-        except KeyboardInterrupt:
-            print("whorl: interrupted", file=sys.stderr)
+        except KeyboardInterrupt as stop:
+            what = str(stop) or (UNTOUCHED.get(words[0], "") if words else "")
+            print(f"whorl: interrupted{what and ' '}{what}", file=sys.stderr)
             return INTERRUPTED
         except BrokenPipeError:  # `whorl list | head`
             sys.stderr.close()
@@ -61,29 +68,33 @@ def _show_warning(message: Any, *details: Any) -> None:
 
 
 @contextmanager
-def _quiet_interrupts() -> Iterator[None]:
+def _quiet_interrupts(untouched: str) -> Iterator[None]:
     """Ctrl-C raises `KeyboardInterrupt`, but ends the process at once during an import and the second time.
 
     Packages that are imported would print a traceback, or turn the interrupt into another error.
+
+    Args:
+        untouched: what is said about an interrupt during an import.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, _interrupter())
+    before = signal.signal(signal.SIGINT, _interrupter(untouched))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _interrupter() -> Callable[[int, FrameType | None], None]:
+def _interrupter(untouched: str) -> Callable[[int, FrameType | None], None]:
     pressed = 0
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal pressed
         pressed += 1
         if pressed > 1 or _importing(frame):
-            os.write(2, b"whorl: interrupted\n")
+            what = f" {untouched}" if untouched and pressed == 1 else ""
+            os.write(2, f"whorl: interrupted{what}\n".encode())
             os._exit(INTERRUPTED)
         raise KeyboardInterrupt
 

@@ -43,7 +43,11 @@ def bench(words: list[str]) -> int:
     parser = parser_of("bench")
     asked, words = wants_help(words)
     if asked:
+        from whorl.bench.suite import suites
+
         print(parser.format_help())
+        print("suites (whorl bench alone lists them, too):")
+        show_columns(suites())
         return 0
     names, values = parser.read(words)
     own = own_flags(BenchFlags, values)

@@ -4,6 +4,7 @@ A command is a function of its words in a file of this package, marked `@command
 files.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -112,6 +113,8 @@ def no_flag(word: str) -> ConfigError:
     """The error for a word that belongs to no flag."""
     if word in SHORT:
         return ConfigError(f"{word!r} is no flag; write {SHORT[word]}")
+    if re.match(r"-[A-Za-z]", word):
+        return ConfigError(f"{word!r} is no flag; flags have two dashes: -{word}")
     key, equals, value = word.partition("=")
     if key in ("configs", "+configs"):  # RLcycle's and Hydra's overrides
         return ConfigError(

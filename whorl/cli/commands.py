@@ -3,7 +3,10 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -41,18 +44,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TrainFlags:
-    """Flags of `whorl train` besides the settings."""
+class ConfigFlags:
+    """Flags of `whorl config` besides the settings."""
 
     config: tuple[str, ...] = ()
     """YAML files of settings, which override the tuned preset; later files override earlier ones, flags all of them"""
+    components: tuple[str, ...] = ()
+    """components to train besides the policy; their settings are flags too: --rnd.lr 1e-4"""
+
+
+@dataclass(frozen=True)
+class TrainFlags(ConfigFlags):
+    """Flags of `whorl train` besides the settings."""
+
     seeds: tuple[int, ...] = ()
     """train once for each seed: 1 2 3, or 1..8"""
     parallel: Annotated[Literal["gpu"] | int, Range(1, 1000)] = 1
     """seeds that are trained at the same time, each in a process with its share of the cores; gpu: all of them in one
     process on one GPU, where their work overlaps"""
-    components: tuple[str, ...] = ()
-    """components to train besides the policy; their settings are flags too: --rnd.lr 1e-4"""
 
 
 @dataclass(frozen=True)
@@ -140,6 +149,8 @@ class ListFlags:
     """folder of the run folders"""
 
 
+PATIENCE = 30.0
+"""seconds after which `check` says where an environment is, and says so again"""
 NAME_FLAGS = {
     **dict.fromkeys(("--algo", "--algorithm"), "algorithm"),
     **dict.fromkeys(("--env", "--env-id", "--env-name", "--environment-name"), "environment"),
@@ -155,7 +166,7 @@ def train(words: list[str]) -> int:
     return _with_settings("train", words, _train)
 
 
-@command("config ALGORITHM ENV [--SETTING VALUE ...]", TrainFlags)
+@command("config ALGORITHM ENV [--config FILE] [--SETTING VALUE ...]", ConfigFlags)
 def config(words: list[str]) -> int:
     """print the settings that training would have, as YAML for --config"""
     return _with_settings("config", words, _print_config)
@@ -182,7 +193,10 @@ def _with_settings(command: str, words: list[str], act: Callable[..., int]) -> i
         return act(algorithm, env, settings, own)
     found = _resolved(algorithm, env, settings, own, len(names) == 2)
     title = f"{command} {' '.join(names) or 'ALGORITHM ENV'}"
-    print(_settings_help(title, own, found, whole))
+    shown = commands()[command].flags
+    print(
+        _settings_help(title, shown(**{name: getattr(own, name) for name in fields_of(shown)}), found, whole)
+    )
     return 0
 
 
@@ -234,7 +248,7 @@ def _settings_parser(name: str, usage: str = "") -> FlagParser:
     return parser
 
 
-def _settings_help(title: str, own: TrainFlags, found: Settings, whole: bool) -> str:
+def _settings_help(title: str, own: ConfigFlags, found: Settings, whole: bool) -> str:
     """The help page, with the values that settings have as defaults: the essential ones, or all in groups."""
     parser = _settings_parser(title, f"{title} [flags]")
     configs: tuple[Any, ...] = (own, found.run, found.algo)
@@ -382,7 +396,7 @@ def evolve(words: list[str]) -> int:
 
 
 @command(
-    "eval RUN [RUN ...] [--episodes N] [--video [PATH]] [--render] [--json] [--best] "
+    "eval RUN [RUN ...] [--episodes N] [--video [FILE]] [--render] [--json] [--best] "
     "[--env_options.NAME VALUE]",
     EvalFlags,
 )
@@ -474,7 +488,8 @@ def _name_files(video: Path | None, pictures: Path | None) -> None:
 def _report(found: Any) -> dict[str, Any]:
     """The numbers of an evaluation."""
     return {
-        "episodes": len(found.returns),
+        "episodes": found.episodes,
+        **({"players": found.players} if found.players > 1 else {}),
         "mean_return": found.mean_return,
         "std": found.std,
         "min": min(found.returns),
@@ -522,12 +537,13 @@ def plot(words: list[str]) -> int:
     kind = next((name for name in ("map", "arms", "attention") if getattr(own, name)), "plot")
     if kind != "plot" and len(names) > 1:
         raise ConfigError(f"--{kind} draws one run, but {len(names)} were named; leave out all but one")
+    # Only runs have curves; attention is drawn of any policy.
+    folders = [] if kind == "attention" else [run_of(find_folder(name)) for name in names]
     default = find_policy(names[0]).output(f"{kind}.png") if len(names) == 1 else Path(f"{kind}.png")
     output = Path(own.output) if own.output else default
     if kind == "attention":
         print(_plot_attention(names[0], output, own.trust))
         return 0
-    folders = [run_of(find_folder(name)) for name in names]
     if kind != "plot":
         print((plot_map if kind == "map" else plot_arms)(folders[0], output))
         return 0
@@ -593,12 +609,45 @@ def check(words: list[str]) -> int:
     env, _, rest = one_name(parser, words, NoFlags)
     from whorl.api import check as findings_of
 
-    findings = findings_of(env, env_options_of(rest))
+    with _waiting(env):
+        findings = findings_of(env, env_options_of(rest))
     for finding in findings:
         print(f"- {finding}")
     if not findings:
         print(f"{env}: nothing found")
     return 1 if findings else 0
+
+
+@contextmanager
+def _waiting(env: str) -> Iterator[None]:
+    """Say from time to time where the code of an environment is, which may never return."""
+    caller, over = threading.get_ident(), threading.Event()
+
+    def tell() -> None:
+        frame = sys._current_frames().get(caller)
+        own = [str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")]
+        while frame and frame.f_back and frame.f_code.co_filename.startswith((*own, "<frozen")):
+            frame = frame.f_back
+        at = (
+            ""
+            if frame is None
+            else f" in {frame.f_code.co_name}(), {frame.f_code.co_filename}, line {frame.f_lineno}"
+        )
+        _say(f"{env}: still checking, now{at}; Ctrl-C ends it")
+
+    def watch() -> None:
+        while not over.wait(PATIENCE):
+            tell()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _say(text: str) -> None:
+    print(f"whorl: {text}", file=sys.stderr, flush=True)
 
 
 @command("completion bash|zsh|fish")

@@ -223,7 +223,8 @@ class _Store(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, given: Any, flag: str | None = None) -> None:
         words = [word.strip() for word in (given if isinstance(given, list) else [given]) if word]
         if self.dest == "seeds":
-            words = [number for word in words for number in in_range(str(flag), word)]
+            parts = [part for word in words for part in word.strip("[]").split(",") if part]
+            words = [number for part in parts for number in in_range(str(flag), part)]
         value: Any = False if self.off else _typed(str(flag), words, self.hint)
         if get_args(bare(self.hint)) == (
             str,
@@ -316,8 +317,12 @@ def _metavar(hint: Any, word: str) -> str:
 
 
 def _with_default(text: str, value: Any, hint: Any) -> str:
-    """The help of a flag with its default; empty ones, but those of sizes, are explained by the text itself."""
+    """The help of a flag with its default; empty ones, but those of sizes, are explained by the text itself.
+
+    So is what happens without a flag that takes a name or nothing, such as `--video [FILE]`.
+    """
     empty = value in ("", ()) and not (value == () and rules_of(hint))
+    empty = empty or (value is False and str in get_args(bare(hint)))
     return text if empty else f"{text} (default: {_shown(value)})"
 
 

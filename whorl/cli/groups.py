@@ -31,7 +31,7 @@ _NAMES = {
 """settings whose group is not that of the class that declares them"""
 
 _CLASSES = {
-    **dict.fromkeys(("RunConfig", "TrainFlags"), "run"),
+    **dict.fromkeys(("RunConfig", "ConfigFlags", "TrainFlags"), "run"),
     **dict.fromkeys(("ReplayConfig", "PreprocessorConfig"), "data"),
     **dict.fromkeys(
         ("MemoryConfig", "NetworkConfig", "ActorCriticNetworkConfig", "QNetworkConfig"), "networks"

@@ -102,11 +102,11 @@ def _distance(given: str, name: str) -> float:
     pairs = list(zip(given.split("_"), name.split("_")))
     if given.count("_") != name.count("_"):
         pairs = [(given.replace("_", ""), name.replace("_", ""))]
-    edits = [(_edits(a, b), len(b)) for a, b in pairs]
-    return sum(n for n, _ in edits) if all(n <= length // 4 for n, length in edits) else inf
+    found = [(edits(a, b), len(b)) for a, b in pairs]
+    return sum(n for n, _ in found) if all(n <= length // 4 for n, length in found) else inf
 
 
-def _edits(a: str, b: str) -> int:
+def edits(a: str, b: str) -> int:
     """Insertions, deletions, replacements and swaps of neighbouring letters that turn `a` into `b`."""
     before: list[int] = []
     last = list(range(len(b) + 1))

@@ -46,6 +46,7 @@ class WorkerPool:
     """
 
     capturable = False
+    players = 1
 
     def __init__(
         self,

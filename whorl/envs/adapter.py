@@ -16,7 +16,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.error import DependencyNotInstalled
 
-from whorl.core.errors import EnvError, EnvFailure, WhorlError, install_command, missing_extra, nearest
+from whorl.core.errors import EnvError, EnvFailure, WhorlError, edits, install_command, missing_extra
 from whorl.core.hardware import has_display
 from whorl.core.registry import import_hint, import_named, registered
 from whorl.envs.mistakes import raised
@@ -216,12 +216,38 @@ def registry_id(name: str) -> str | None:
 
 
 def _suggestion(name: str, ids: list[str]) -> str:
-    hint = nearest(name, ids)
-    if hint.startswith("did"):
-        return hint
+    if found := near_id(name, ids):
+        return f"did you mean {found!r}?"
     # Without a near match the list of all ids would bury the message.
     games = "" if find_spec("ale_py") else f", or for Atari games: {install_command('atari')}"
     return f"import the package that registers it, or write 'package:Name-v0'{games}"
+
+
+def near_id(name: str, ids: list[str]) -> str | None:
+    """The id that a name misspells or begins, whatever its version; None where none is that near.
+
+    One typing error in four letters is near, more is another word: MyMaze is not TMaze. Of ids that are equally near
+    the first counts.
+    """
+    base, version = _version(name.lower())
+    best: dict[str, tuple[int, bool, int, int]] = {}
+    for place, id in enumerate(ids):
+        other, number = _version(id.lower())
+        begins = len(base) >= 4 and other.startswith(base)
+        if not begins and abs(len(other) - len(base)) > len(other) // 4:
+            continue
+        errors = edits(base, other)
+        if errors <= len(other) // 4:
+            best[id] = (errors, number != version, -number, place)
+        elif begins:  # after all typing errors, the shortest first
+            best[id] = (100 + len(other), number != version, -number, place)
+    return min(best, key=lambda id: best[id], default=None)
+
+
+def _version(id: str) -> tuple[str, int]:
+    """An id without its version, and that; -1 where there is none."""
+    base, dash, number = id.rpartition("-v")
+    return (base, int(number)) if dash and number.isdecimal() else (id, -1)
 
 
 def make_registered(entry: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:

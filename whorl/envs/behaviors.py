@@ -26,6 +26,8 @@ class BehaviorEnv(Protocol):
     """of each behaviour, by name; its `num_envs` is the number of its agents in all copies"""
     copies: int = 1
     """copies of the environment; rows of a behaviour are the agents of one copy after another"""
+    together: bool = False
+    """whether the agents of a copy play one episode together; false: each has episodes of its own"""
 
     def reset(self, seed: int) -> dict[str, Tree]:
         """Reset all copies and seed their random numbers; the first observations of each behaviour [B, ...]."""
@@ -61,6 +63,7 @@ class OneBehavior(VectorEnv):
     def __init__(self, env: BehaviorEnv) -> None:
         self.env, self.id, self.snapshots = env, env.id, env.snapshots
         ((self._name, self.spec),) = env.specs.items()
+        self.players = self.spec.num_envs // env.copies if env.together else 1
 
     def reset(self, seed: int) -> Tree:
         return self.env.reset(seed)[self._name]

@@ -4,6 +4,7 @@ Each function returns the sentence, or None where nothing is wrong. Imports no t
 """
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -126,7 +127,8 @@ def _remedy(what: str, error: Exception) -> str:
     if what.startswith("reset") and ("seed" in text or "options" in text):
         return "; accept reset(*, seed=None, options=None)"
     if what == MAKING and "missing" in text and "argument" in text:
-        return "; give it in env_options"
+        name = (re.findall(r"'(\w+)'", text) or ["NAME"])[0]
+        return f"; give it in env_options (on the command line --env_options.{name} VALUE)"
     return ""
 
 

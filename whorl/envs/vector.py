@@ -51,6 +51,8 @@ class VectorEnv(Protocol):
     spec: Spec
     id: str = ""
     """a name for run folders and messages"""
+    players: int = 1
+    """rows that play one episode together, as the players of a game do; they follow each other"""
     snapshots: bool = False
     """whether `snapshot` saves the exact state, so that a run can be resumed bit for bit from any step"""
     capturable: bool = False

@@ -114,6 +114,10 @@ class AddedNoise(nn.Module):
         scale = spread(cfg.action_noise, spec.num_envs)
         self.on = bool(scale.any())
         """whether there is noise"""
+        if self.on and not any(isinstance(leaf, Continuous) for leaf in tree.leaves(spec.action)):
+            raise ConfigError(
+                "action_noise is added to continuous actions, and this environment has none; leave it out"
+            )
         self.action = spec.action
         self.register_buffer("scale", scale, persistent=False)  # as in `ActionNoise`
 

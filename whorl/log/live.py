@@ -1,8 +1,11 @@
 """Frames of an episode while it is played: in a window, or on a page of this machine where there is no display."""
 
 import io
+import os
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +23,8 @@ FIRST_VIEWER = 10.0
 """seconds that the first frame waits for somebody to open the page"""
 LAST_FRAME = 2.0
 """seconds that the end waits for open pages to receive the last frame"""
+INVISIBLE = ("offscreen", "dummy", "evdev")
+"""drivers of SDL that show nothing, which it takes where it finds no display"""
 BOUNDARY = "frame"
 PAGE = """<!doctype html>
 <meta charset="utf-8">
@@ -63,10 +68,14 @@ class Window:
 
         self._pygame: Any = pygame
         try:
-            pygame.display.init()
+            with _runtime_folder():
+                pygame.display.init()
             pygame.display.set_caption(title)
         except pygame.error as error:
             raise WhorlError(f"no window can be opened: {error}") from None
+        if pygame.display.get_driver() in INVISIBLE and not os.environ.get("SDL_VIDEODRIVER"):
+            pygame.display.quit()
+            raise WhorlError("no window can be opened: the display that DISPLAY names does not answer")
         self._surface: Any = None
         self._open = True
 
@@ -89,6 +98,20 @@ class Window:
         if self._open:
             self._open = False
             self._pygame.display.quit()
+
+
+@contextmanager
+def _runtime_folder() -> Iterator[None]:
+    """Without XDG_RUNTIME_DIR, SDL prints an error line about it even where it then uses X11."""
+    if os.environ.get("XDG_RUNTIME_DIR"):
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["XDG_RUNTIME_DIR"]
 
 
 class Page:

@@ -526,7 +526,8 @@ def play(
     max_steps: int = RunConfig.eval_max_steps,
     warn: bool = True,
 ) -> Evaluations:
-    """Play until every agent that has appeared has ended its share of `episodes`.
+    """Play until every agent that has appeared has ended its share of `episodes`: those of its copy, where the agents
+    of a copy play together.
 
     Agents that appear in none of the first `max_steps` steps are not waited for. `watch` sees steps of whole
     copies: `terminated` where all agents of a copy are gone, and the sum of their rewards. `warn`: see `run_episodes`.
@@ -536,7 +537,8 @@ def play(
     for name, agent in agents.items():
         with acting(agent.device):
             spec = env.specs[name]
-            players[name] = _Played(agent, spec, -(-episodes // spec.num_envs), obs[name], max_steps)
+            shares = env.copies if env.together else spec.num_envs
+            players[name] = _Played(agent, spec, -(-episodes // shares), obs[name], max_steps)
     generators = {
         name: torch.Generator(agent.device).manual_seed(seed_of(seed, name)) for name, agent in agents.items()
     }

@@ -35,6 +35,12 @@ class Evaluation:
     """means of the environment's other episode statistics"""
     cut: int = 0
     """episodes that were cut at the limit of steps, and counted with their returns so far"""
+    players: int = 1
+    """agents that play each episode together; each has a return of its own"""
+
+    @property
+    def episodes(self) -> int:
+        return -(-len(self.returns) // self.players)
 
     @property
     def mean_return(self) -> float:
@@ -116,11 +122,13 @@ def run_episodes(
 ) -> Evaluation:
     """Play until `episodes` episodes have ended, the same number (plus or minus one) in every environment.
 
+    Where `env.players` play together, each of them has a return for every episode.
     Counting the episodes that end first would favour short ones. `watch(env, step, action)` is called after each step.
     An episode is cut after `max_steps`, or after as many steps without an answer (`Step.waits`); its environment waits
     then until all can be reset; `warn` says so, for callers that did not ask for it.
     """
     num_envs, device = env.spec.num_envs, agent.device
+    episodes *= env.players
     generator = torch.Generator(device).manual_seed(seed)
     most = -(-episodes // num_envs)
     quota = torch.tensor(
@@ -197,7 +205,8 @@ def run_episodes(
     successes = reports.pop(SUCCESS, torch.zeros(0)) > 0
     means = {name: float(column.mean()) for name, column in reports.items() if len(column)}
     found = Evaluation(
-        returns[counted].tolist(), lengths[counted].tolist(), successes.tolist(), means, int(cuts)
+        *(returns[counted].tolist(), lengths[counted].tolist(), successes.tolist(), means, int(cuts)),
+        players=env.players,
     )
     if found.cut and warn:
         count = f"{found.cut} of {len(found.returns)} episodes"

@@ -204,6 +204,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(configure_process(run.threads, run.tf32, learner_threads(self.settings)))
             stack.callback(self._release)
+            stack.enter_context(self._stops())
             self._rebuild()
             stack.enter_context(first_interrupt(self.interrupt))
             reporting = self._open()
@@ -432,13 +433,37 @@ class Trainer:
             extend(error, self._rescue(collecting))
             raise
 
+    @contextmanager
+    def _stops(self) -> Iterator[None]:
+        """A `KeyboardInterrupt` that ends training at once says what there is to continue from."""
+        try:
+            yield
+        except KeyboardInterrupt as stop:
+            stop.args = stop.args or (self._left(),)
+            raise
+
+    def _left(self) -> str:
+        if self.run_dir is None:
+            return "before training began; nothing was saved"
+        if not self.settings.run.save_model:
+            return "at once; nothing was saved, because save_model is false"
+        if not checkpoint.checkpoints(self.run_dir):
+            return f"before the first checkpoint; start again with: {self._resume_call()}"
+        saved = self.counters.saved_steps
+        return (
+            f"at once; the newest checkpoint is that of step {saved:,}; continue with: {self._resume_call()}"
+        )
+
+    def _resume_call(self) -> str:
+        if not self.source.named:
+            return f"whorl.resume({str(self.run_dir)!r}, env=...)"
+        return shlex.join(["whorl", "resume", str(self.run_dir), *trust_flag(self.settings)])
+
     def _rescue(self, collecting: bool) -> str:
         """Save the last complete iteration unless that was done; says what there is to continue from."""
         if not self.settings.run.save_model:
             return "nothing was saved, because save_model is false"
-        call = f"whorl.resume({str(self.run_dir)!r}, env=...)"
-        if self.source.named:
-            call = shlex.join(["whorl", "resume", str(self.run_dir), *trust_flag(self.settings)])
+        call = self._resume_call()
         go_on = f"continue with: {call}"
         if self.loop.whole and self.steps > self.counters.saved_steps:
             with suppress(WhorlError):  # diverged weights, a full disk: the first error is the one to report
@@ -520,8 +545,9 @@ class Trainer:
                 callback.on_start(self)
         except BaseException as error:
             self._release()
-            # A dataset that does not fit, say: nothing was trained, so nothing is left of the new folder.
-            mistaken = isinstance(error, ConfigError) and not self._restored
+            # A dataset that does not fit, or a run to load from that is not there: nothing was trained, so nothing is
+            # left of the new folder.
+            mistaken = isinstance(error, (ConfigError, CheckpointError)) and not self._restored
             if new and mistaken and self.run_dir is not None:
                 shutil.rmtree(self.run_dir, ignore_errors=True)
                 self.run_dir = None

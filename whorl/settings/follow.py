@@ -21,6 +21,9 @@ def follow(values: Mapping[str, Any], before: Mapping[str, Any], given: Iterable
     now, chosen = dict(values), frozenset(given)
     _budget(now, chosen)
     _actors(now, chosen)
+    if now["load_checkpoint_dir"] and "load_checkpoint_dir" in chosen and "load_model" not in chosen:
+        now["load_model"] = True  # a folder to load from is named to be used
+    _lookahead(now, chosen)
     if now.get("memory", "none") != "none":
         _sequences(now, chosen)
     if "buffer_size" in now:
@@ -62,6 +65,16 @@ def _sequences(now: dict[str, Any], given: frozenset[str]) -> None:
             now["num_steps"] = math.ceil(steps / length) * length
     else:
         now[name] = largest_divisor(steps, length)
+
+
+def _lookahead(now: dict[str, Any], given: frozenset[str]) -> None:
+    """Some rows of a rollout are followed by as many rows as learning needs."""
+    if now.get("lookahead", 0) < now["num_steps"]:
+        return
+    if "lookahead" not in given:
+        now["lookahead"] = now["num_steps"] // 2
+    elif "num_steps" not in given:
+        now["num_steps"] = 2 * now["lookahead"]
 
 
 def _replay(now: dict[str, Any], given: frozenset[str]) -> None:

@@ -335,6 +335,13 @@ def _check_meaning(given: set[str], algo: Any) -> None:
         raise ConfigError("clip_range_vf is used only with clip_value; set clip_value to true")
     if changed("value_coef") and not algo.shared_trunk:
         raise ConfigError(f"value_coef is used only with shared_trunk; without it {SHARE_NOTHING}")
+    for name in ("lr", "hidden_sizes", "network"):
+        critic, actor = getattr(algo, f"critic_{name}", None), getattr(algo, f"actor_{name}", None)
+        if f"critic_{name}" in given and getattr(algo, "shared_trunk", False) and critic != actor:
+            raise ConfigError(
+                f"critic_{name} has no effect with shared_trunk: actor and critic share the actor's layers and one "
+                f"optimizer; set actor_{name}, or shared_trunk to false"
+            )
     if changed("target_kl") and algo.lr_schedule.name != "kl":
         raise ConfigError(
             "target_kl is used only with lr_schedule kl; set kl_cut to stop updates early at a KL divergence, as "

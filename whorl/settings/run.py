@@ -104,7 +104,8 @@ class RunConfig:
     """go on in a new run from load_checkpoint_dir: weights, optimizer states, normalisers and replay buffer, as far as
     they fit, without a second random phase; schedules follow the steps of both runs"""
     load_checkpoint_dir: str = ""
-    """checkpoint, run or `best` folder to go on from: a path, or a name in the folder `runs`"""
+    """checkpoint, run or `best` folder to go on from: a path, or a name in the folder `runs`; naming one sets
+    load_model"""
     load_strict: bool = False
     """with load_model: all weights and the replay buffer have to fit"""
     runs: str = "runs"

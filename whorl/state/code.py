@@ -71,17 +71,32 @@ def admit(code: Mapping[str, bytes], trust: Sequence[str]) -> tuple[str, ...]:
 
 
 def expanded(trust: Sequence[str]) -> tuple[str, ...]:
-    """`trust`, its hashes replaced by the modules of code that was admitted before."""
+    """`trust`, its hashes replaced by the modules of code that was admitted before, and files by their modules."""
     names: list[str] = []
     for entry in trust:
         if not entry.startswith(PREFIX):
-            names.append(entry)
+            names.append(_import_path(entry))
             continue
         given = entry.removeprefix(PREFIX).lower()
         for known, modules in _admitted.items():
             if len(given) >= DIGITS and known.startswith(given):
                 names += modules
     return tuple(names)
+
+
+def _import_path(entry: str) -> str:
+    """The import path that an entry of `trust` means: itself, that of a file (my_env.py), or of an id (my_env:Mine)."""
+    if not entry.endswith(".py"):
+        return entry.partition(":")[0]
+    path = Path(entry).expanduser()
+    inside = (path.resolve().relative_to(top) for top in _tops() if path.resolve().is_relative_to(top))
+    parts = next(inside, Path(path.name)).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _tops() -> list[Path]:
+    """Folders in which modules are found, this one first."""
+    return [Path.cwd(), *(Path(name).resolve() for name in sys.path if name)]
 
 
 def hint(folder: Path, code: Mapping[str, bytes]) -> str:

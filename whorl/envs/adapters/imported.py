@@ -5,12 +5,13 @@ where nothing is.
 """
 
 import re
+import sys
 from functools import partial
 from typing import Any
 
 import gymnasium
 
-from whorl.core.errors import EnvError
+from whorl.core.errors import EnvError, nearest
 from whorl.core.registry import import_named
 from whorl.envs.adapter import Adapter, imported, registry_id
 from whorl.envs.spaces import Factory
@@ -74,10 +75,24 @@ def _found(id: str) -> Any:
     assert path is not None
     found = getattr(imported(id, path[1], path[1]), path[2], None)
     if found is None:
-        raise EnvError(f"{path[1]} has no class {path[2]!r}, and registers no environment of that name")
+        raise EnvError(_absent(path[1], path[2]))
     if not callable(found):
         raise EnvError(f"{id} is a {type(found).__name__}; name the class of an environment")
     return found
+
+
+def _absent(module: str, name: str) -> str:
+    """The message about a name that a module does not have."""
+    things = vars(sys.modules[module]).items()
+    classes = [
+        key
+        for key, thing in things
+        if isinstance(thing, type) and thing.__module__ == module and hasattr(thing, "step")
+    ]
+    if name == "py":
+        return f"{module}.py is a file; name an environment in it, as in {module}:{classes[0] if classes else 'MyEnv'}"
+    hint = f"; {nearest(name, classes)}" if classes else ""
+    return f"{module} has no class {name!r}, and registers no environment of that name{hint}"
 
 
 def _make(id: str, options: dict[str, Any]) -> gymnasium.Env:

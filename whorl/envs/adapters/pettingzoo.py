@@ -291,6 +291,8 @@ class PettingZooEnv(BehaviorEnv):
         groups: the behaviours that are trained; all other agents get actions of 0.
     """
 
+    together = True
+
     def __init__(
         self, id: str, factory: Factory, groups: Mapping[str, Group], copies: int, snapshots: bool
     ) -> None:
