@@ -2389,6 +2389,7 @@ MUTATIONS: list[Mutation] = [
         "explore/policies.py",
         "explore/test_policies.py algorithms/test_policy_families.py",
         Bug("policy 0 explores", "    found[0] = 0.0\n", "    found[0] = most\n"),
+        Bug("the last policy does not explore most", "    found[-1] = most\n", ""),
         Bug(
             "discounts reversed",
             "(last - number) * log(1 - most) + number * log(1 - least)",
@@ -2925,6 +2926,12 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "distributed/actor.py",
         "distributed/test_payload.py",
+        Bug(
+            "an actor remembers its first observations by weights of its own",
+            "if not self.number:",
+            "if self.number < 0:",
+            "components/test_bonuses.py::test_the_episodic_memory_of_actors_equals_one_of_lists",
+        ),
         Bug(
             "all actors number their environments alike",
             "range(number * role.num_envs, (number + 1) * role.num_envs)",
