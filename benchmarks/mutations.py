@@ -2346,8 +2346,13 @@ MUTATIONS: list[Mutation] = [
         "nets/test_images.py",
         Bug(
             "a small net is never pooled",
-            "nn.ReLU(inplace=True), *_pooling(wide.pool)",
-            "nn.ReLU(inplace=True)",
+            "nn.Sequential(*layers, *_pooling(wide.pool))",
+            "nn.Sequential(*layers)",
+        ),
+        Bug(
+            "earlier layers of a small net shrink the image",
+            "padding = 1 if number < wide.layers else 0",
+            "padding = 0",
         ),
         Bug(
             "means instead of maxima", "value.amax((2, 3), keepdim=True)", "value.mean((2, 3), keepdim=True)"

@@ -28,8 +28,8 @@ class PoliciesConfig:
     """Settings of a family of policies that share their networks (Badia et al. 2020, NGU)."""
 
     num_policies: Annotated[int, Range(1, 1_000)] = 32
-    """policies, each with its weight beta of the intrinsic reward and its discount; number 0 has beta 0, unless it is the
-    only one, which explores"""
+    """policies, each with its weight beta of the intrinsic reward and its discount; number 0 has beta 0, unless it is
+    the only one"""
     max_beta: NonNegative = 0.3
     """beta of the policy that explores most"""
     max_gamma: Fraction = 0.997
