@@ -5,8 +5,9 @@
 
 Every run is a process with its share of the cores. `report` prints the tables and writes, for each study,
 `benchmarks/results/study_NAME.json` and `docs/curves/study_NAME.png`. The score is the mean of the last tenth of a
-run's training of the study's metric, or the return of deterministic episodes of the last policy. A run that has not
-spent its budget after `--limit` seconds is stopped, and the table shows its steps.
+run's training of the study's metric; beside it are the return of deterministic episodes of the last policy, or the mean
+of the metric in them where it is a measure of the environment (coverage). A run that has not spent its budget after
+`--limit` seconds is stopped, and the table shows its steps.
 """
 
 import json
@@ -69,6 +70,13 @@ STUDIES: dict[str, Study] = {
         ("DiscoMaze-v0",),
         with_novelty("ppo", ("rnd", "episodic")),
         {"eval": False},
+        metric="episode/coverage",
+        episodes=64,
+    ),
+    "disco_maze_7": Study(
+        ("DiscoMaze-v0",),
+        with_novelty("ppo", ("rnd", "episodic")),
+        {"env_options": {"size": 7, "max_steps": 60}, "total_timesteps": 600_000, "eval": False},
         metric="episode/coverage",
         episodes=64,
     ),
@@ -176,12 +184,24 @@ def table(runs: Sequence[Record]) -> str:
     groups: dict[tuple[str, str], list[Record]] = {}
     for run in runs:
         groups.setdefault((run["job"]["env"], run["job"]["variant"]), []).append(run)
-    lines = ["| environment | agent | score | played return | steps | wall time | seeds |", "|---" * 7 + "|"]
+    lines = ["| environment | agent | score | played | steps | wall time | seeds |", "|---" * 7 + "|"]
     for (env, variant), found in groups.items():
         steps, seconds = (fmean(run[key] for run in found) for key in ("steps", "wall_time"))
-        cells = (env, variant, spread(found, "score"), spread(found, "return"), f"{steps:,.0f}")
+        cells = (
+            env,
+            variant,
+            spread(found, "score"),
+            spread([_played(run) for run in found], "played"),
+            f"{steps:,.0f}",
+        )
         lines.append(f"| {' | '.join(cells)} | {seconds:,.0f} s | {len(found)} |")
     return "\n".join(lines)
+
+
+def _played(run: Record) -> Record:
+    """What deterministic episodes reached: the study's metric where the environment measures it, else the return."""
+    name = STUDIES[run["job"]["study"]].metric.partition("/")[2]
+    return {"played": run.get("measures", {}).get(name, run["return"])}
 
 
 def spread(runs: Sequence[Record], key: str) -> str:
