@@ -80,6 +80,11 @@ STUDIES: dict[str, Study] = {
         metric="episode/coverage",
         episodes=64,
     ),
+    "families": Study(
+        ("CartPole-v1", "TMaze-v0", "SparseMountainCar-v0", "SparseCartPoleSwingUp-v0"),
+        {"ngu": ("ngu", {}), "agent57": ("agent57", {}), "r2d2": ("r2d2", {})},
+        {"eval": False},
+    ),
     "minigrid": Study(HARD_GRIDS, with_novelty("ppo", ("noveld", "e3b")), {"eval": False}),
     "hybrid": Study(
         ("Platform-v0", "Goal-v0", "CatchPoint-v0", "HardMove-v0", "Moving-v0"),
