@@ -76,7 +76,7 @@ STUDIES: dict[str, Study] = {
     "disco_maze_7": Study(
         ("DiscoMaze-v0",),
         with_novelty("ppo", ("rnd", "episodic")),
-        {"env_options": {"size": 7, "max_steps": 60}, "total_timesteps": 600_000, "eval": False},
+        {"env_options": {"size": 7, "max_steps": 60}, "total_timesteps": 400_000, "eval": False},
         metric="episode/coverage",
         episodes=64,
     ),
