@@ -264,127 +264,12 @@ def test_further_layers_of_a_small_net_come_before_the_last_and_keep_the_size() 
     found = [layer for layer in net.modules() if isinstance(layer, nn.Conv2d)]
     assert [(layer.in_channels, layer.out_channels) for layer in found] == [(3, 32), (32, 32)]
     assert net.size == 5 * 5 * 32
-    # An output sees two pixels in each direction: the one of row 2 of the image sees row 0, the one of row 3 does not.
+    # An output sees two pixels in each direction: the one at row 2 of the image sees row 0, the one at row 3 does not.
     picture = torch.rand(1, 7, 7, 3)
     other = picture.clone()
     other[0, 0] += 1.0
     here, there = (net(x).reshape(5, 5, 32) for x in (picture, other))
     assert not torch.equal(here[1], there[1]) and torch.equal(here[2:], there[2:])
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"kind": "natur"}, "did you mean 'nature'?"),
-        ({"features": -1}, "features is -1"),
-        ({"channels": "middle"}, "choose one of: auto, first, last"),
-        ({"width": 3}, "width"),
-    ],
-)
-def test_wrong_options_are_told(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told.replace("?", r"\?")):
-        construct("encoder", Part("images", options), Array((84, 84, 3), "uint8"))
-
-
-@pytest.mark.parametrize(
-    ("spec", "made"),
-    [
-        (Array((8, 8, 3), "uint8"), Images),
-        ({"view": Array((3, 64, 64), "uint8"), "speed": Array((2,))}, Images),
-        (Array((7, 7, 3), "uint8"), Flat),
-        (Array((17,)), Flat),
-    ],
-)
-def test_auto_is_flat_unless_there_is_an_image_of_eight_pixels(spec: Any, made: type) -> None:
-    assert type(construct("encoder", Part("auto"), spec)) is made
-
-
-def test_auto_hands_its_options_on() -> None:
-    assert (
-        construct("encoder", Part("auto", {"kind": "drq", "features": 9}), Array((84, 84, 3), "uint8")).size
-        == 9
-    )
-
-
-def test_without_images_all_is_flat() -> None:
-    spec = {"position": Array((2,)), "table": Array((3, 3, 2))}
-    obs = {"position": torch.rand(2, 5, 2), "table": torch.rand(2, 5, 3, 3, 2)}
-    assert torch.equal(Images(spec)(obs), Flat(spec)(obs))
-
-
-def test_an_encoder_can_be_captured() -> None:
-    encoder, obs = Images(SPEC), observe(2, 3)
-    with capture_safe():
-        encoder(obs).sum().backward()
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_an_agent_with_images_keeps_every_contract(check: str) -> None:
-    spec = Spec({"view": Array((10, 10, 2), "uint8", 0, 255), "speed": Array((2,))}, Discrete(3), NUM_ENVS)
-    encoder = {"class": "images", "features": 16}
-    CHECKS[check](Subject("ppo", spec, {"encoder": encoder}))
-
-
-# As Beyond the Rainbow has it
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_flat_features_are_the_convolutions_alone(kind: str) -> None:
-    side = SIDES[kind]
-    encoder, whole = Images(Array((side, side, 2)), kind, "flat"), Images(Array((side, side, 2)), kind, 5)
-    width = next(layer.in_features for layer in whole.nets[0].head.modules() if isinstance(layer, nn.Linear))
-    assert encoder.size == width
-    assert not any(isinstance(layer, nn.Linear) for layer in encoder.nets[0].head.modules())
-    picture = torch.rand(3, side, side, 2)
-    found = encoder(picture)
-    trunk = encoder.nets[0].trunk(picture.permute(0, 3, 1, 2))
-    torch.testing.assert_close(found, trunk.permute(0, 2, 3, 1).flatten(1))
-
-
-def test_a_wide_impala_has_more_channels_and_a_pool_fixes_its_pixels() -> None:
-    spec = Array((84, 84, 4), "uint8")
-    plain, wide = Images(spec, "impala", "flat"), Images(spec, "impala", "flat", width=2)
-    assert [layer.out_channels for layer in wide.modules() if isinstance(layer, nn.Conv2d)] == [
-        2 * layer.out_channels for layer in plain.modules() if isinstance(layer, nn.Conv2d)
-    ]
-    assert (plain.size, wide.size) == (11 * 11 * 32, 11 * 11 * 64)
-    assert Images(spec, "impala", "flat", width=2, pool=6).size == 6 * 6 * 64
-    # maxima of areas: 12 pixels become 2 after three halvings, and 2x2 become 1
-    small, pooled = (Images(Array((12, 12, 1)), "impala", "flat", pool=pool) for pool in (0, 1))
-    pooled.load_state_dict(small.state_dict())
-    picture = torch.rand(3, 12, 12, 1)
-    torch.testing.assert_close(pooled(picture), small(picture).reshape(3, 4, 32).amax(1))
-
-
-def test_a_small_net_with_a_pool_sees_the_same_wall_beside_an_agent_at_every_place() -> None:
-    spec = Array((21, 21, 3), "uint8")
-    pooled, plain = Images(spec, "small", width=2, pool=1), Images(spec, "small")
-    assert pooled.nets[0].trunk(torch.zeros(1, 3, 21, 21)).shape == (1, 32, 1, 1)
-    pictures = torch.zeros(2, 21, 21, 3)
-    for number, (row, column) in enumerate([(3, 5), (14, 11)]):
-        pictures[number, row, column] = 1.0  # the agent
-        pictures[number, row, column + 1] = torch.tensor([0.2, 0.6, 0.2])  # a wall on its right
-    here, there = pooled(pictures)
-    torch.testing.assert_close(here, there)
-    other = pictures[:1].flip(2)  # the wall on its left
-    assert not torch.allclose(pooled(other)[0], here, atol=1e-3)
-    assert not torch.allclose(*plain(pictures), atol=1e-3)  # without a pool the place matters
-
-
-def test_further_layers_of_a_small_net_come_before_the_last_and_keep_the_size() -> None:
-    net = Images(Array((7, 7, 3), "uint8"), "small", "flat", width=2, layers=2)
-    found = [layer for layer in net.modules() if isinstance(layer, nn.Conv2d)]
-    assert [(layer.in_channels, layer.out_channels) for layer in found] == [(3, 32), (32, 32)]
-    assert net.size == 5 * 5 * 32
-    # 3x3 twice: the pixel at the upper left is two pixels from the centre of the first output, and within its sight
-    picture = torch.rand(1, 7, 7, 3)
-    other = picture.clone()
-    other[0, 0, 3] += (
-        1.0  # three columns from the centre (1, 1) of the first output, two above the centre of (0, 2)
-    )
-    here, there = (net(x).reshape(5, 5, 32) for x in (picture, other))
-    assert torch.equal(here[0, 0], there[0, 0]) == (3 - 1 > 2)
-    assert torch.equal(here[2:], there[2:]) and not torch.equal(here[0, 2], there[0, 2])
 
 
 @pytest.mark.parametrize(
