@@ -60,6 +60,16 @@ HARD_GRIDS = (
     "MiniGrid-KeyCorridorS3R3-v0",
     "MiniGrid-ObstructedMaze-2Dlh-v0",
 )
+WEIGHTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("beta 0.3", {"max_beta": 0.3}),
+    ("beta 0.03", {"max_beta": 0.03}),
+    ("beta 0.003", {"max_beta": 0.003}),
+    ("preset", {}),
+    ("preset, 2 policies", {"num_policies": 2}),
+    ("preset, clusters", {"episodic": {"cluster_distance": 0.2}}),
+    ("preset, rnd", {"components": ["rnd"], "rnd": {"lr": 1e-3, "gamma": 0.99}}),
+)
+"""of the intrinsic reward of NGU and Agent57, and other settings that change what is explored"""
 STUDIES: dict[str, Study] = {
     "deep_sea": Study(
         ("DeepSea-v0",),
@@ -84,6 +94,18 @@ STUDIES: dict[str, Study] = {
         ("CartPole-v1", "TMaze-v0", "SparseMountainCar-v0", "SparseCartPoleSwingUp-v0"),
         {"ngu": ("ngu", {}), "agent57": ("agent57", {}), "r2d2": ("r2d2", {})},
         {"eval": False},
+    ),
+    "sparse_mountain_car": Study(
+        ("SparseMountainCar-v0",),
+        {
+            **{
+                f"{name}, {label}": (name, settings)
+                for label, settings in WEIGHTS
+                for name in ("ngu", "agent57")
+            },
+            "r2d2": ("r2d2", {}),
+        },
+        {"eval": False, "total_timesteps": 300_000},
     ),
     "minigrid": Study(HARD_GRIDS, with_novelty("ppo", ("noveld", "e3b")), {"eval": False}),
     "hybrid": Study(
