@@ -2337,7 +2337,12 @@ MUTATIONS: list[Mutation] = [
         "components/test_bonuses.py",
         Bug("memories cross episodes", ".masked_fill(reset, 0)", ""),
         Bug("the observation before", "value = self.inverse(next_obs)", "value = self.inverse(obs)"),
-        Bug("lifelong novelty is ignored", "bonus * lifelong.clamp", "bonus * 0 * lifelong.clamp"),
+        Bug("lifelong novelty is ignored", "bonus * self.lifelong(error)", "bonus"),
+        Bug(
+            "errors of the first steps are never forgotten",
+            "RunningStatistics((), cfg.lifelong_window)",
+            "RunningStatistics(())",
+        ),
         Bug("the mean of errors never moves", "        self.errors.merge_(", "        (lambda *_: None)("),
         Bug("the newest observation is not kept", "held.scatter_(1, place", "held.scatter(1, place"),
     ),

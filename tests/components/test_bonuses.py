@@ -328,6 +328,22 @@ def test_lifelong_novelty_multiplies_within_its_bounds() -> None:
     assert rewarded.errors.mean != 0.1, "the statistics move"
 
 
+def test_lifelong_novelty_is_that_of_recent_errors() -> None:
+    """The error of a network that learns falls; what it has not learned is novel beside what it has."""
+    component: Any = build(
+        "ppo", episodic=replace(CONFIGS["episodic"], max_lifelong=5.0, lifelong_window=8)
+    ).components["episodic"]
+    # Eight errors of 1, then six times eight around 0.001: the mean is 0.001 + 0.999 / 2^6, no longer 0.001 + 0.999 / 7
+    component.errors.merge_(torch.ones(8), torch.ones(8))
+    for _ in range(6):
+        component.errors.merge_(torch.full((8,), 0.001), torch.ones(8))
+    assert component.errors.mean.item() == pytest.approx(0.001 + 0.999 / 64)
+    # A deviation of 0.999 sqrt(1 / 64 * 63 / 64) = 0.124
+    assert component.lifelong(torch.tensor([0.001, 0.2])).tolist() == pytest.approx(
+        [1.0, 1 + (0.2 - 0.01660938) / 0.1238911], rel=1e-4
+    )
+
+
 @pytest.mark.parametrize("name", ["noveld", "e3b", "episodic"])
 def test_memories_continue_exactly_from_a_checkpoint(name: str) -> None:
     agent = build("ppo", **{name: CONFIGS[name]})

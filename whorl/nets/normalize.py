@@ -19,14 +19,19 @@ EPSILON = 1e-6
 
 
 class RunningStatistics(nn.Module):
-    """Mean and variance of rows, merged batch by batch (Chan et al. 1979)."""
+    """Mean and variance of rows, merged batch by batch (Chan et al. 1979).
+
+    Args:
+        window: earlier rows together count as at most this many, so that they are forgotten; 0: all count alike.
+    """
 
     mean: Tensor
     var: Tensor
     count: Tensor
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], window: int = 0) -> None:
         super().__init__()
+        self.window = window
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("var", torch.ones(shape))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -46,7 +51,7 @@ class RunningStatistics(nn.Module):
         # The first batch replaces the initial statistics: its share is exactly one.
         self.var.copy_(self.var * (1 - share) + var * share + delta.square() * share * (1 - share))
         self.mean.add_(delta * share)
-        self.count.copy_(both)
+        self.count.copy_(both.clamp(max=self.window) if self.window else both)
 
 
 class Observations(nn.Module):
