@@ -2340,8 +2340,8 @@ MUTATIONS: list[Mutation] = [
         Bug("lifelong novelty is ignored", "bonus * self.lifelong(error)", "bonus"),
         Bug(
             "errors of the first steps are never forgotten",
-            "RunningStatistics((), cfg.lifelong_window)",
-            "RunningStatistics(())",
+            "RecentStatistics((), cfg.lifelong_window)",
+            "RecentStatistics((), 10**9)",
         ),
         Bug("the mean of errors never moves", "        self.errors.merge_(", "        (lambda *_: None)("),
         Bug("the newest observation is not kept", "held.scatter_(1, place", "held.scatter(1, place"),

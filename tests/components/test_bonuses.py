@@ -330,18 +330,20 @@ def test_lifelong_novelty_multiplies_within_its_bounds() -> None:
 
 def test_lifelong_novelty_is_that_of_recent_errors() -> None:
     """The error of a network that learns falls; what it has not learned is novel beside what it has."""
-    component: Any = build(
-        "ppo", episodic=replace(CONFIGS["episodic"], max_lifelong=5.0, lifelong_window=8)
-    ).components["episodic"]
-    # Eight errors of 1, then six times eight around 0.001: the mean is 0.001 + 0.999 / 2^6, no longer 0.001 + 0.999 / 7
-    component.errors.merge_(torch.ones(8), torch.ones(8))
-    for _ in range(6):
-        component.errors.merge_(torch.full((8,), 0.001), torch.ones(8))
-    assert component.errors.mean.item() == pytest.approx(0.001 + 0.999 / 64)
-    # A deviation of 0.999 sqrt(1 / 64 * 63 / 64) = 0.124
-    assert component.lifelong(torch.tensor([0.001, 0.2])).tolist() == pytest.approx(
-        [1.0, 1 + (0.2 - 0.01660938) / 0.1238911], rel=1e-4
-    )
+    config = replace(CONFIGS["episodic"], max_lifelong=5.0, lifelong_window=4)
+    component: Any = build("ppo", episodic=config).components["episodic"]
+    for errors in ([9.0, 7.0, 9.0, 7.0], [1.0, 3.0, 1.0, 3.0], [4.0, 4.0]):
+        component.errors.merge_(torch.tensor(errors), torch.ones(len(errors)))
+    # The last whole block and what came since, 1, 3, 1, 3, 4, 4: mean 8 / 3, mean of squares 52 / 6, variance 14 / 9
+    assert component.errors.mean.item() == pytest.approx(8 / 3)
+    assert component.errors.var.item() == pytest.approx(14 / 9)
+    factor = component.lifelong(torch.tensor([2.0, 4.0, 99.0])).tolist()
+    assert factor == pytest.approx([1.0, 1 + (4 - 8 / 3) / (14 / 9) ** 0.5, 5.0])
+    component.errors.merge_(
+        torch.tensor([4.0, 4.0, 77.0]), torch.tensor([1.0, 1.0, 0.0])
+    )  # the second block is whole
+    component.errors.merge_(torch.tensor([2.0, 2.0]), torch.ones(2))
+    assert component.errors.mean.item() == pytest.approx(20 / 6)
 
 
 @pytest.mark.parametrize("name", ["noveld", "e3b", "episodic"])

@@ -7,8 +7,8 @@ The embedding is learned by an inverse dynamics model, so it leaves out what the
 
 Every environment has its memory of the episode where acting happens, so the reward is known when the next action is
 chosen (NGU reads it). Differs from the paper: the memory holds the newest `capacity` observations of the episode. The
-error falls by orders of magnitude while the network learns, so its mean and std forget: beside those of the first steps
-nothing would be novel later.
+error falls by orders of magnitude while the network learns, so its mean and std are those of recent observations:
+beside the errors of the first steps nothing would be novel later.
 """
 
 from dataclasses import dataclass
@@ -24,12 +24,11 @@ from whorl.core.registry import register
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.nets.normalize import RunningStatistics
+from whorl.nets.normalize import RecentStatistics
 from whorl.nets.novelty import Distillation, InverseDynamics
 from whorl.ops.losses import masked_mean
 from whorl.ops.novelty import episodic_bonus, nearest_distances
 from whorl.settings.schema import (
-    Count,
     Epsilon,
     HiddenSizes,
     LearningRate,
@@ -61,8 +60,8 @@ class EpisodicConfig(LearnedBonusConfig):
     """above it the reward is 0"""
     max_lifelong: Annotated[float, Range(1, 1e6)] = 5.0
     """bound L of the lifelong factor; 1: episodic novelty alone"""
-    lifelong_window: Count = 20_000
-    """observations that mean and deviation of the distillation's error remember; 0: all of the run"""
+    lifelong_window: PositiveCount = 5_000
+    """observations, all environments together, whose errors of distillation are compared: one to two times as many"""
     features: Size = 32
     """size of the embedding"""
     hidden_sizes: HiddenSizes = (128,)
@@ -87,7 +86,7 @@ class Episodic(Bonus):
             spec.observation, spec.action, *shared, cfg.features, cfg.obs_clip_range
         )
         self.networks = Distillation(spec.observation, *shared, cfg.features, cfg.obs_clip_range)
-        self.errors = RunningStatistics((), cfg.lifelong_window)
+        self.errors = RecentStatistics((), cfg.lifelong_window)
         self.register_buffer("mean_lifelong", torch.ones(()))
         agent.add_optimizer(name, [self.inverse, self.networks.predictor], cfg.optimizer, cfg.lr)
 
