@@ -485,6 +485,12 @@ MUTATIONS: list[Mutation] = [
         "nets/test_running_statistics.py",
         Bug("variance without the term between blocks", " + delta.square() * share * (1 - share)", ""),
         Bug(
+            "recent blocks without the variance between them",
+            "since.var * share + between",
+            "since.var * share",
+            "components/test_bonuses.py::test_lifelong_novelty_is_that_of_recent_errors",
+        ),
+        Bug(
             "statistics count masked rows",
             "total = collectives.total(weight.sum())",
             "total = collectives.total(torch.ones_like(weight).sum())",

@@ -69,8 +69,9 @@ class RecentStatistics(nn.Module):
         since.merge_(rows, weight)
         share = (since.count / (before.count + since.count).clamp(min=1)).to(self.mean.dtype)
         delta = since.mean - before.mean
+        between = delta.square() * (share * (1 - share))
         self.mean.copy_(before.mean + delta * share)
-        self.var.copy_(before.var * (1 - share) + since.var * share + delta.square() * share * (1 - share))
+        self.var.copy_(before.var * (1 - share) + since.var * share + between)
         whole = since.count >= self.window
         for old, new in zip(before.buffers(), since.buffers()):
             old.copy_(torch.where(whole, new, old))
