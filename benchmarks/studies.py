@@ -167,6 +167,7 @@ def one(job: Mapping[str, Any], limit: float) -> Record:
     study = STUDIES[job["study"]]
     algorithm, own = study.variants[job["variant"]]
     settings = {**study.settings, **own, "seed": job["seed"]}
+    where = origin()  # the commit that is run, not one made meanwhile
     found = train(job["env"], algorithm, settings, study.episodes, limit)
     every = math.ceil(len(found.rows) / ROWS)
     rows = [row for number, row in enumerate(found.rows) if number % every == 0 or study.metric not in row]
@@ -176,7 +177,7 @@ def one(job: Mapping[str, Any], limit: float) -> Record:
     shown = ("steps", "time/elapsed", study.metric)
     return {
         **found.record,
-        **origin(),
+        **where,
         "score": fmean(last) if last else None,
         "rows": [{name: row[name] for name in shown if name in row} for row in rows],
         "config": config,
