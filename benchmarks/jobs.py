@@ -22,7 +22,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -212,7 +211,7 @@ class Trained:
     """A run of ours that has ended."""
 
     record: Record
-    """steps, wall_time (s) and return"""
+    """steps, wall_time (s), return, and the mean of each measure of the episodes played"""
     rows: list[dict[str, Any]]
     """its metrics"""
     config: dict[str, Any]
@@ -223,7 +222,7 @@ def train(
     env: Any, algorithm: str, settings: Mapping[str, Any], episodes: int, limit: float = math.inf
 ) -> Trained:
     """Train, for `limit` seconds at most, then play deterministic episodes with the last policy."""
-    returns: list[float] = []
+    played: list[Any] = []
 
     class Ending(whorl.Callback):
         def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
@@ -231,14 +230,16 @@ def train(
                 trainer.stop(f"{limit:.0f} s are over")
 
         def on_end(self, trainer: Any, result: Any) -> None:
-            returns.extend(trainer.evaluate(episodes).returns)
+            played.append(trainer.evaluate(episodes))
 
     with tempfile.TemporaryDirectory() as folder:
         beside = {"save_model": False, "tensorboard": False, "quiet": True, "runs": folder}
         trainer = whorl.load(env, algorithm, {**beside, **settings}, callbacks=[Ending()])
         result = trainer.train()
         rows = read(result.run_dir / "metrics.jsonl")
-    record = {"steps": result.steps, "wall_time": round(result.wall_time, 2), "return": fmean(returns)}
+    record = {"steps": result.steps, "wall_time": round(result.wall_time, 2), "return": played[0].mean_return}
+    if played[0].measures:
+        record["measures"] = dict(played[0].measures)
     return Trained(record, rows, trainer.settings.plain())
 
 

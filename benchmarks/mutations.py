@@ -485,6 +485,12 @@ MUTATIONS: list[Mutation] = [
         "nets/test_running_statistics.py",
         Bug("variance without the term between blocks", " + delta.square() * share * (1 - share)", ""),
         Bug(
+            "recent blocks without the variance between them",
+            "since.var * share + between",
+            "since.var * share",
+            "components/test_bonuses.py::test_lifelong_novelty_is_that_of_recent_errors",
+        ),
+        Bug(
             "statistics count masked rows",
             "total = collectives.total(weight.sum())",
             "total = collectives.total(torch.ones_like(weight).sum())",
@@ -2337,7 +2343,12 @@ MUTATIONS: list[Mutation] = [
         "components/test_bonuses.py",
         Bug("memories cross episodes", ".masked_fill(reset, 0)", ""),
         Bug("the observation before", "value = self.inverse(next_obs)", "value = self.inverse(obs)"),
-        Bug("lifelong novelty is ignored", "bonus * lifelong.clamp", "bonus * 0 * lifelong.clamp"),
+        Bug("lifelong novelty is ignored", "bonus * self.lifelong(error)", "bonus"),
+        Bug(
+            "errors of the first steps are never forgotten",
+            "RecentStatistics((), cfg.lifelong_window)",
+            "RecentStatistics((), 10**9)",
+        ),
         Bug("the mean of errors never moves", "        self.errors.merge_(", "        (lambda *_: None)("),
         Bug("the newest observation is not kept", "held.scatter_(1, place", "held.scatter(1, place"),
     ),
@@ -2346,8 +2357,13 @@ MUTATIONS: list[Mutation] = [
         "nets/test_images.py",
         Bug(
             "a small net is never pooled",
-            "nn.ReLU(inplace=True), *_pooling(wide.pool)",
-            "nn.ReLU(inplace=True)",
+            "nn.Sequential(*layers, *_pooling(wide.pool))",
+            "nn.Sequential(*layers)",
+        ),
+        Bug(
+            "earlier layers of a small net shrink the image",
+            "padding = 1 if number < wide.layers else 0",
+            "padding = 0",
         ),
         Bug(
             "means instead of maxima", "value.amax((2, 3), keepdim=True)", "value.mean((2, 3), keepdim=True)"
@@ -2389,6 +2405,7 @@ MUTATIONS: list[Mutation] = [
         "explore/policies.py",
         "explore/test_policies.py algorithms/test_policy_families.py",
         Bug("policy 0 explores", "    found[0] = 0.0\n", "    found[0] = most\n"),
+        Bug("the last policy does not explore most", "    found[-1] = most\n", ""),
         Bug(
             "discounts reversed",
             "(last - number) * log(1 - most) + number * log(1 - least)",
@@ -2925,6 +2942,12 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "distributed/actor.py",
         "distributed/test_payload.py",
+        Bug(
+            "an actor remembers its first observations by weights of its own",
+            "if not self.number:",
+            "if self.number < 0:",
+            "components/test_bonuses.py::test_the_episodic_memory_of_actors_equals_one_of_lists",
+        ),
         Bug(
             "all actors number their environments alike",
             "range(number * role.num_envs, (number + 1) * role.num_envs)",

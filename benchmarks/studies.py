@@ -5,8 +5,9 @@
 
 Every run is a process with its share of the cores. `report` prints the tables and writes, for each study,
 `benchmarks/results/study_NAME.json` and `docs/curves/study_NAME.png`. The score is the mean of the last tenth of a
-run's training of the study's metric, or the return of deterministic episodes of the last policy. A run that has not
-spent its budget after `--limit` seconds is stopped, and the table shows its steps.
+run's training of the study's metric; beside it are the return of deterministic episodes of the last policy, or the mean
+of the metric in them where it is a measure of the environment (coverage). A run that has not spent its budget after
+`--limit` seconds is stopped, and the table shows its steps.
 """
 
 import json
@@ -59,6 +60,16 @@ HARD_GRIDS = (
     "MiniGrid-KeyCorridorS3R3-v0",
     "MiniGrid-ObstructedMaze-2Dlh-v0",
 )
+WEIGHTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("beta 0.3", {"max_beta": 0.3}),
+    ("beta 0.03", {"max_beta": 0.03}),
+    ("beta 0.003", {"max_beta": 0.003}),
+    ("preset", {}),
+    ("preset, 2 policies", {"num_policies": 2}),
+    ("preset, clusters", {"episodic": {"cluster_distance": 0.2}}),
+    ("preset, rnd", {"components": ["rnd"], "rnd": {"lr": 1e-3, "gamma": 0.99}}),
+)
+"""of the intrinsic reward of NGU and Agent57, and other settings that change what is explored"""
 STUDIES: dict[str, Study] = {
     "deep_sea": Study(
         ("DeepSea-v0",),
@@ -71,6 +82,30 @@ STUDIES: dict[str, Study] = {
         {"eval": False},
         metric="episode/coverage",
         episodes=64,
+    ),
+    "disco_maze_7": Study(
+        ("DiscoMaze-v0",),
+        with_novelty("ppo", ("rnd", "episodic")),
+        {"env_options": {"size": 7, "max_steps": 60}, "total_timesteps": 400_000, "eval": False},
+        metric="episode/coverage",
+        episodes=64,
+    ),
+    "families": Study(
+        ("CartPole-v1", "TMaze-v0", "SparseMountainCar-v0", "SparseCartPoleSwingUp-v0"),
+        {"ngu": ("ngu", {}), "agent57": ("agent57", {}), "r2d2": ("r2d2", {})},
+        {"eval": False},
+    ),
+    "sparse_mountain_car": Study(
+        ("SparseMountainCar-v0",),
+        {
+            **{
+                f"{name}, {label}": (name, settings)
+                for label, settings in WEIGHTS
+                for name in ("ngu", "agent57")
+            },
+            "r2d2": ("r2d2", {}),
+        },
+        {"eval": False, "total_timesteps": 300_000},
     ),
     "minigrid": Study(HARD_GRIDS, with_novelty("ppo", ("noveld", "e3b")), {"eval": False}),
     "hybrid": Study(
@@ -132,6 +167,7 @@ def one(job: Mapping[str, Any], limit: float) -> Record:
     study = STUDIES[job["study"]]
     algorithm, own = study.variants[job["variant"]]
     settings = {**study.settings, **own, "seed": job["seed"]}
+    where = origin()  # the commit that is run, not one made meanwhile
     found = train(job["env"], algorithm, settings, study.episodes, limit)
     every = math.ceil(len(found.rows) / ROWS)
     rows = [row for number, row in enumerate(found.rows) if number % every == 0 or study.metric not in row]
@@ -141,7 +177,7 @@ def one(job: Mapping[str, Any], limit: float) -> Record:
     shown = ("steps", "time/elapsed", study.metric)
     return {
         **found.record,
-        **origin(),
+        **where,
         "score": fmean(last) if last else None,
         "rows": [{name: row[name] for name in shown if name in row} for row in rows],
         "config": config,
@@ -176,12 +212,24 @@ def table(runs: Sequence[Record]) -> str:
     groups: dict[tuple[str, str], list[Record]] = {}
     for run in runs:
         groups.setdefault((run["job"]["env"], run["job"]["variant"]), []).append(run)
-    lines = ["| environment | agent | score | played return | steps | wall time | seeds |", "|---" * 7 + "|"]
+    lines = ["| environment | agent | score | played | steps | wall time | seeds |", "|---" * 7 + "|"]
     for (env, variant), found in groups.items():
         steps, seconds = (fmean(run[key] for run in found) for key in ("steps", "wall_time"))
-        cells = (env, variant, spread(found, "score"), spread(found, "return"), f"{steps:,.0f}")
+        cells = (
+            env,
+            variant,
+            spread(found, "score"),
+            spread([_played(run) for run in found], "played"),
+            f"{steps:,.0f}",
+        )
         lines.append(f"| {' | '.join(cells)} | {seconds:,.0f} s | {len(found)} |")
     return "\n".join(lines)
+
+
+def _played(run: Record) -> Record:
+    """What deterministic episodes reached: the study's metric where the environment measures it, else the return."""
+    name = STUDIES[run["job"]["study"]].metric.partition("/")[2]
+    return {"played": run.get("measures", {}).get(name, run["return"])}
 
 
 def spread(runs: Sequence[Record], key: str) -> str:

@@ -63,3 +63,11 @@ def test_the_settings_of_a_study_are_known(name: str) -> None:
     for env in study.envs:
         for algorithm, own in study.variants.values():
             whorl.load(env, algorithm, {**study.settings, **own}).close()
+
+
+def test_what_was_played_is_the_metric_where_the_environment_measures_it() -> None:
+    job = {"study": "disco_maze_7", "env": "DiscoMaze-v0", "variant": "none", "seed": 1}
+    run = {"job": job, "score": 0.25, "return": 0.0, "steps": 10, "wall_time": 1.0}
+    measured = {**run, "measures": {"coverage": 0.5, "cells_visited": 8.5}}
+    assert "| 0.25 (0.25 to 0.25) | 0.5 (0.5 to 0.5) |" in studies.table([measured])
+    assert "| 0.25 (0.25 to 0.25) | 0 (0 to 0) |" in studies.table([run])

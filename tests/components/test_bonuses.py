@@ -1,6 +1,7 @@
 """Intrinsic rewards: on the right transition, by the rule of their paper, forgotten at resets, restored exactly."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +9,13 @@ import torch
 from blocks import IMAGE, NUM_ENVS, STEPS, VECTOR, build, feed, rollouts
 from torch import Tensor
 
+import whorl
 from whorl.agents.agent import COMPONENTS, Agent
 from whorl.agents.bonus import drawn
 from whorl.collect.collector import LocalCollector
 from whorl.components.count import CountConfig
 from whorl.components.e3b import E3BConfig
-from whorl.components.episodic import EpisodicConfig
+from whorl.components.episodic import Episodic, EpisodicConfig
 from whorl.components.icm import ICMConfig
 from whorl.components.noveld import NovelDConfig
 from whorl.conformance import RandomWorld, Run, subject
@@ -231,10 +233,32 @@ def test_noveld_rewards_the_difference_of_novelty_at_the_first_visit() -> None:
         torch.testing.assert_close(found[t], expected)
 
 
+class Lists:
+    """The episodic memory of one environment, with lists."""
+
+    def __init__(self, cfg: EpisodicConfig) -> None:
+        self.cfg, self.total, self.count = cfg, 0.0, 0
+        self.held: list[Tensor] = []
+
+    def reward(self, value: Tensor, reset: bool) -> float:
+        """The reward of the transition to an observation embedded as `value`, which is then remembered."""
+        cfg = self.cfg
+        if reset:
+            self.held = []
+        near = sorted(float((value - other).square().sum()) for other in self.held[-cfg.capacity :])
+        near = near[: cfg.neighbours]
+        self.total, self.count = self.total + sum(near), self.count + len(near)
+        mean = self.total / max(self.count, 1)
+        kernel = [
+            cfg.kernel_epsilon / (max(d / mean - cfg.cluster_distance, 0) + cfg.kernel_epsilon) for d in near
+        ]
+        self.held.append(value)
+        return 1 / (sum(kernel) ** 0.5 + cfg.pseudo_count)
+
+
 def test_the_episodic_memory_equals_one_of_lists_after_resets_and_when_full() -> None:
     agent = build("ppo", episodic=CONFIGS["episodic"])
     component: Any = agent.components["episodic"]
-    cfg = component.cfg
     generator = torch.Generator().manual_seed(0)
     obs = torch.randn(30, NUM_ENVS, 3, generator=generator)
     reset = torch.rand(30, NUM_ENVS, generator=generator) < 0.12
@@ -242,24 +266,47 @@ def test_the_episodic_memory_equals_one_of_lists_after_resets_and_when_full() ->
     found = bonus(agent, "episodic", tracked(agent, obs, reset))
     value = component.inverse(obs).detach().double()
     for env in range(NUM_ENVS):
-        held, total, count = [value[0, env]], 0.0, 0
+        lists = Lists(component.cfg)
+        lists.reward(value[0, env], True)
         for t in range(29):
-            if reset[t + 1, env]:
-                held = []
-            near = sorted(
-                float((value[t + 1, env] - other).square().sum()) for other in held[-cfg.capacity :]
-            )
-            near = near[: cfg.neighbours]
-            total, count = total + sum(near), count + len(near)
-            mean = total / max(count, 1)
-            kernel = [
-                cfg.kernel_epsilon / (max(d / mean - cfg.cluster_distance, 0) + cfg.kernel_epsilon)
-                for d in near
-            ]
-            expected = 1 / (sum(kernel) ** 0.5 + cfg.pseudo_count)
+            expected = lists.reward(value[t + 1, env], bool(reset[t + 1, env]))
             if not reset[t + 1, env]:
                 assert float(found[t, env]) == pytest.approx(expected, rel=1e-3)
-            held.append(value[t + 1, env])
+
+
+def test_the_episodic_memory_of_actors_equals_one_of_lists(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Actors embed with the networks of the learner at the time; what they have remembered stays as it was."""
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
+    observe = Episodic.observe
+
+    def kept(component: Episodic, rollout: Batch) -> None:
+        with torch.no_grad():
+            value = component.inverse(rollout.obs).double()
+        seen.append((rollout.extras["episodic"].clone(), rollout.reset.clone(), value))
+        observe(component, rollout)
+
+    monkeypatch.setattr(Episodic, "observe", kept)
+    own = {"capacity": 12, "hidden_sizes": [8], "features": 4, "max_lifelong": 1.0, "lr": 0.01}
+    given: dict[str, Any] = {"num_envs": 4, "num_steps": 16, "batch_size": 32, "max_iterations": 4}
+    given |= {"actors": 2, "max_lag": 0, "components": ["episodic"], "episodic": own}
+    quiet = {"eval": False, "quiet": True, "tensorboard": False, "runs": str(tmp_path)}
+    whorl.load("CartPole-v1", "ppo", {**given, **quiet}).train()
+    cfg = EpisodicConfig(**{**own, "hidden_sizes": (8,)})
+    lists = [Lists(cfg) for _ in range(4)]
+    resets = 0
+    for number, (found, reset, value) in enumerate(seen):
+        for env, memory in enumerate(lists):
+            if number == 0:
+                memory.reward(value[0, env], True)
+            for t in range(len(found)):
+                ended = bool(reset[t + 1, env])
+                expected = memory.reward(value[t + 1, env], ended)
+                resets += ended
+                if not ended:
+                    assert float(found[t, env]) == pytest.approx(expected, rel=1e-2), (number, t, env)
+    assert len(seen) == 4 and resets > 4
 
 
 def test_lifelong_novelty_multiplies_within_its_bounds() -> None:
@@ -279,6 +326,24 @@ def test_lifelong_novelty_multiplies_within_its_bounds() -> None:
     rewarded: Any = one.components["episodic"]
     rewarded.observe(first)
     assert rewarded.errors.mean != 0.1, "the statistics move"
+
+
+def test_lifelong_novelty_is_that_of_recent_errors() -> None:
+    """The error of a network that learns falls; what it has not learned is novel beside what it has."""
+    config = replace(CONFIGS["episodic"], max_lifelong=5.0, lifelong_window=4)
+    component: Any = build("ppo", episodic=config).components["episodic"]
+    for errors in ([9.0, 7.0, 9.0, 7.0], [1.0, 3.0, 1.0, 3.0], [4.0, 4.0]):
+        component.errors.merge_(torch.tensor(errors), torch.ones(len(errors)))
+    # The last whole block and what came since, 1, 3, 1, 3, 4, 4: mean 8 / 3, mean of squares 52 / 6, variance 14 / 9
+    assert component.errors.mean.item() == pytest.approx(8 / 3)
+    assert component.errors.var.item() == pytest.approx(14 / 9)
+    factor = component.lifelong(torch.tensor([2.0, 4.0, 99.0])).tolist()
+    assert factor == pytest.approx([1.0, 1 + (4 - 8 / 3) / (14 / 9) ** 0.5, 5.0])
+    component.errors.merge_(
+        torch.tensor([4.0, 4.0, 77.0]), torch.tensor([1.0, 1.0, 0.0])
+    )  # the second block is whole
+    component.errors.merge_(torch.tensor([2.0, 2.0]), torch.ones(2))
+    assert component.errors.mean.item() == pytest.approx(20 / 6)
 
 
 @pytest.mark.parametrize("name", ["noveld", "e3b", "episodic"])

@@ -69,6 +69,7 @@ TINY: dict[str, Any] = {
     "renorm_warmup": 200,
     # One policy of a family, which follows the environment's reward alone, as do those with a bonus of no weight
     "num_policies": 1,
+    "max_beta": 0.0,
     "max_gamma": GAMMA,
     "min_gamma": GAMMA,
     "episodic": {"capacity": 16, "hidden_sizes": (16,), "batch_size": 32},

@@ -11,13 +11,15 @@ FAMILIES = ["ngu", "agent57"]
 QUIET: dict[str, Any] = {"workers": 0, "tensorboard": False, "quiet": True, "save_model": False}
 
 
-def best_evaluation(env: str, algorithm: str, steps: int, folder: Path, **settings: Any) -> float:
-    """The best mean return of the evaluations of a run."""
+def best_evaluation(
+    env: str, algorithm: str, steps: int, folder: Path, metric: str = "return", **settings: Any
+) -> float:
+    """The best mean return, or another metric, of the evaluations of a run."""
     found = []
     with whorl.load(env, algorithm, total_timesteps=steps, runs=str(folder), **QUIET, **settings) as trainer:
         for row in trainer:
-            if "evaluation/return" in row:
-                found.append(row["evaluation/return"])
+            if f"evaluation/{metric}" in row:
+                found.append(row[f"evaluation/{metric}"])
     return max(found)
 
 
@@ -53,3 +55,16 @@ def test_a_hill_is_climbed_without_a_reward_on_the_way(algorithm: str, tmp_path:
     """Random actions never reach the top."""
     hill = {"eval_freq": 20_000, "n_eval_episodes": 10}
     assert best_evaluation("SparseMountainCar-v0", algorithm, 200_000, tmp_path, **hill) > 0.9
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("components", "crossed"), [(["episodic"], True), (["rnd"], False), ([], False)], ids=str
+)
+def test_a_maze_of_changing_colours_is_walked_through_by_episodic_novelty_alone(
+    components: list[str], crossed: bool, tmp_path: Path
+) -> None:
+    """There is no reward. To visit all 17 cells takes up to 32 steps, of which many lead back."""
+    maze = {"env_options": {"size": 7, "max_steps": 60}, "components": components, "eval_freq": 50_000}
+    found = best_evaluation("DiscoMaze-v0", "ppo", 400_000, tmp_path, "coverage", **maze)
+    assert found > 0.8 if crossed else found < 0.5

@@ -259,14 +259,29 @@ def test_a_small_net_with_a_pool_sees_the_same_wall_beside_an_agent_at_every_pla
     assert not torch.allclose(*plain(pictures), atol=1e-3)  # without a pool the place matters
 
 
+def test_further_layers_of_a_small_net_come_before_the_last_and_keep_the_size() -> None:
+    net = Images(Array((7, 7, 3), "uint8"), "small", "flat", width=2, layers=2)
+    found = [layer for layer in net.modules() if isinstance(layer, nn.Conv2d)]
+    assert [(layer.in_channels, layer.out_channels) for layer in found] == [(3, 32), (32, 32)]
+    assert net.size == 5 * 5 * 32
+    # An output sees two pixels in each direction: the one at row 2 of the image sees row 0, the one at row 3 does not.
+    picture = torch.rand(1, 7, 7, 3)
+    other = picture.clone()
+    other[0, 0] += 1.0
+    here, there = (net(x).reshape(5, 5, 32) for x in (picture, other))
+    assert not torch.equal(here[1], there[1]) and torch.equal(here[2:], there[2:])
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         ({"kind": "nature", "width": 2}, "options of kinds impala and small; leave them out"),
         ({"kind": "drq", "spectral_norm": True}, "options of kinds impala and small; leave them out"),
         ({"kind": "small", "spectral_norm": True}, "an option of kind impala only; leave it out"),
-        ({"kind": "impala", "width": 0}, "width is 0 and pool 0; give at least 1 and at least 0"),
-        ({"kind": "impala", "pool": -1}, "width is 1 and pool -1; give at least 1 and at least 0"),
+        ({"kind": "impala", "layers": 2}, "layers is an option of kind small only; leave it out"),
+        ({"kind": "small", "layers": 0}, "width is 1, layers 0 and pool 0; give at least 1, 1 and 0"),
+        ({"kind": "impala", "width": 0}, "width is 0, layers 1 and pool 0; give at least 1, 1 and 0"),
+        ({"kind": "impala", "pool": -1}, "width is 1, layers 1 and pool -1; give at least 1, 1 and 0"),
         ({"features": "wide"}, "features is 'wide'; give a width, 0 for 512, or flat"),
     ],
 )

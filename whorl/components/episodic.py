@@ -2,11 +2,13 @@
 
 reward_t = episodic(s_{t+1}) * clip(lifelong(s_{t+1}), 1, L)
 episodic: 1 / similarity of the embedded observation to its k nearest among those of the episode (`ops.novelty`)
-lifelong: 1 + (error - mean) / std of the error of random network distillation, mean and std over the run
+lifelong: 1 + (error - mean) / std of the error of random network distillation, running mean and std
 The embedding is learned by an inverse dynamics model, so it leaves out what the agent has no influence on.
 
 Every environment has its memory of the episode where acting happens, so the reward is known when the next action is
-chosen (NGU reads it). Differs from the paper: the memory holds the newest `capacity` observations of the episode.
+chosen (NGU reads it). Differs from the paper: the memory holds the newest `capacity` observations of the episode. The
+error falls by orders of magnitude while the network learns, so its mean and std are those of recent observations:
+beside the errors of the first steps nothing would be novel later.
 """
 
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from whorl.core.registry import register
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.nets.normalize import RunningStatistics
+from whorl.nets.normalize import RecentStatistics
 from whorl.nets.novelty import Distillation, InverseDynamics
 from whorl.ops.losses import masked_mean
 from whorl.ops.novelty import episodic_bonus, nearest_distances
@@ -58,6 +60,8 @@ class EpisodicConfig(LearnedBonusConfig):
     """above it the reward is 0"""
     max_lifelong: Annotated[float, Range(1, 1e6)] = 5.0
     """bound L of the lifelong factor; 1: episodic novelty alone"""
+    lifelong_window: PositiveCount = 5_000
+    """observations, all environments together, whose errors of distillation are compared: one to two times as many"""
     features: Size = 32
     """size of the embedding"""
     hidden_sizes: HiddenSizes = (128,)
@@ -73,6 +77,7 @@ class Episodic(Bonus):
     Config = EpisodicConfig
     cfg: EpisodicConfig
     needs_successor = True
+    mean_lifelong: Tensor
 
     def __init__(self, name: str, spec: Spec, cfg: EpisodicConfig, agent: Agent) -> None:
         super().__init__(name, spec, cfg, agent)
@@ -81,7 +86,8 @@ class Episodic(Bonus):
             spec.observation, spec.action, *shared, cfg.features, cfg.obs_clip_range
         )
         self.networks = Distillation(spec.observation, *shared, cfg.features, cfg.obs_clip_range)
-        self.errors = RunningStatistics(())
+        self.errors = RecentStatistics((), cfg.lifelong_window)
+        self.register_buffer("mean_lifelong", torch.ones(()))
         agent.add_optimizer(name, [self.inverse, self.networks.predictor], cfg.optimizer, cfg.lr)
 
     @property
@@ -112,12 +118,15 @@ class Episodic(Bonus):
             *(found, mean, cfg.kernel_epsilon, cfg.cluster_distance, cfg.pseudo_count, cfg.max_similarity)
         )
         error = self.error(next_obs)
-        lifelong = 1 + (error - self.errors.mean) * (self.errors.var + 1e-12).rsqrt()
         place = (count % cfg.capacity)[:, None, None].expand(-1, 1, held.shape[2])
         held.scatter_(1, place, value.unsqueeze(1))
         after = {"held": held, "count": count + 1, "distance": mean, "distances": distances}
-        reward = bonus * lifelong.clamp(1.0, max(1.0, cfg.max_lifelong))
-        return after, {self.name: reward, f"{self.name}_error": error}
+        return after, {self.name: bonus * self.lifelong(error), f"{self.name}_error": error}
+
+    def lifelong(self, error: Tensor) -> Tensor:
+        """The factor of observations whose distillation has this error [...]."""
+        deviations = (error - self.errors.mean) * (self.errors.var + 1e-24).rsqrt()
+        return (1 + deviations).clamp(1.0, max(1.0, self.cfg.max_lifelong))
 
     def error(self, obs: Tree) -> Tensor:
         """Mean squared error of the distillation [...]."""
@@ -127,7 +136,9 @@ class Episodic(Bonus):
         following = tree.index(rollout.obs, slice(1, None))
         self.inverse.merge_(following, rollout.mask)
         self.networks.merge_(following, rollout.mask)
-        self.errors.merge_(rollout.extras[f"{self.name}_error"].flatten(), rollout.mask.flatten())
+        error = rollout.extras[f"{self.name}_error"]
+        self.mean_lifelong.copy_(masked_mean(self.lifelong(error), rollout.mask))
+        self.errors.merge_(error.flatten(), rollout.mask.flatten())
 
     def bonus(self, rollout: Batch) -> Tensor:
         return rollout.extras[self.name]
@@ -143,5 +154,6 @@ class Episodic(Bonus):
         return {
             f"loss/{self.name}_inverse": inverse,
             f"loss/{self.name}_distillation": error,
+            f"{self.name}/lifelong": self.mean_lifelong.clone(),
             **self.metrics(),
         }

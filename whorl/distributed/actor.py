@@ -18,6 +18,7 @@ from whorl.agents.agent import Agent
 from whorl.collect.collector import Storage, acting
 from whorl.collect.episodes import Episode
 from whorl.collect.waiting import collector_for
+from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
@@ -243,6 +244,9 @@ class ActorProcess:
         """One rollout: the fields of its `Trajectory`, and the payload."""
         began = time.perf_counter()
         statistics = self.collector.episode_statistics
+        if not self.number:
+            # The weights came after the reset: components remember the first observations as these weights embed them.
+            self.collector.begin(tree.index(self.collector.storage.obs, self.collector.steps))
         self._rolling = True
         with acting(self.agent.device):
             rollout = self.collector.collect(random=random)

@@ -28,7 +28,8 @@ class PoliciesConfig:
     """Settings of a family of policies that share their networks (Badia et al. 2020, NGU)."""
 
     num_policies: Annotated[int, Range(1, 1_000)] = 32
-    """policies, each with its weight beta of the intrinsic reward and its discount; number 0 has beta 0"""
+    """policies, each with its weight beta of the intrinsic reward and its discount; number 0 has beta 0, unless it is
+    the only one"""
     max_beta: NonNegative = 0.3
     """beta of the policy that explores most"""
     max_gamma: Fraction = 0.997
@@ -44,11 +45,14 @@ class PoliciesConfig:
 
 
 def betas(count: int, most: float) -> Tensor:
-    """beta_0 = 0, beta_{N-1} = most, else most * sigmoid(10 (2i - (N - 2)) / (N - 2)) (NGU, appendix A): [N]."""
+    """beta_0 = 0, beta_{N-1} = most, else most * sigmoid(10 (2i - (N - 2)) / (N - 2)) (NGU, appendix A): [N].
+
+    A single policy has beta = most, as in the paper's experiments with N = 1.
+    """
     number = torch.arange(count)
     found = most * torch.sigmoid(10 * (2 * number - (count - 2)) / max(count - 2, 1))
-    found[-1] = most
     found[0] = 0.0
+    found[-1] = most
     return found
 
 

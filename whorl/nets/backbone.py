@@ -71,10 +71,11 @@ def auto(
     width: int = 1,
     spectral_norm: bool = False,
     pool: int = 0,
+    layers: int = 1,
 ) -> nn.Module:
     """The encoder `images` if there is an image with sides of at least 8 pixels, else `flat`."""
     if has_images(observation, 8, channels):
-        return Images(observation, kind, features, channels, width, spectral_norm, pool)
+        return Images(observation, kind, features, channels, width, spectral_norm, pool, layers)
     return Flat(observation)
 
 

@@ -39,6 +39,7 @@ class Wide:
     width: int = 1
     spectral_norm: bool = False
     pool: int = 0
+    layers: int = 1
 
 
 PLAIN = Wide()
@@ -54,6 +55,7 @@ class Images(nn.Module):
         width, spectral_norm, pool: options of impala from Beyond the Rainbow (Clark et al. 2024, arXiv:2411.03820):
         factor of the number of channels, spectral normalisation of residual convolutions, side of the final max pooling
         (0: none; 1: the largest value of each channel). Width and pool are also options of small.
+        layers: convolutions of small; those before the last keep the size of the image.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Images(nn.Module):
         width: int = 1,
         spectral_norm: bool = False,
         pool: int = 0,
+        layers: int = 1,
     ) -> None:
         super().__init__()
         self.nets = nn.ModuleList()
@@ -81,7 +84,7 @@ class Images(nn.Module):
                 self.ranks[path] = len(leaf.shape)
                 self.size += leaf.size
             else:
-                net = Convolutions(found, kind, features, Wide(width, spectral_norm, pool))
+                net = Convolutions(found, kind, features, Wide(width, spectral_norm, pool, layers))
                 self.images[path] = len(self.nets)
                 self.nets.append(net)
                 self.size += net.size
@@ -110,12 +113,16 @@ class Convolutions(nn.Module):
         chosen = _choose(found, kind)
         if wide != PLAIN and chosen.trunk not in (_impala, _small):
             raise ConfigError(
-                "width, spectral_norm and pool are options of kinds impala and small; leave them out"
+                "width, spectral_norm, pool and layers are options of kinds impala and small; leave them out"
             )
+        if wide.layers != 1 and chosen.trunk is not _small:
+            raise ConfigError("layers is an option of kind small only; leave it out")
         if wide.spectral_norm and chosen.trunk is not _impala:
             raise ConfigError("spectral_norm is an option of kind impala only; leave it out")
-        if wide.width < 1 or wide.pool < 0:
-            raise ConfigError(f"width is {wide.width} and pool {wide.pool}; give at least 1 and at least 0")
+        if min(wide.width, wide.layers) < 1 or wide.pool < 0:
+            raise ConfigError(
+                f"width is {wide.width}, layers {wide.layers} and pool {wide.pool}; give at least 1, 1 and 0"
+            )
         if features != "flat" and (not isinstance(features, int) or features < 0):
             raise ConfigError(f"features is {features!r}; give a width, 0 for {chosen.features}, or flat")
         self.first = found.first
@@ -182,9 +189,12 @@ def _nature(channels: int, wide: Wide) -> nn.Module:
 
 
 def _small(channels: int, wide: Wide) -> nn.Module:
-    return nn.Sequential(
-        _convolution(channels, 16 * wide.width, 3), nn.ReLU(inplace=True), *_pooling(wide.pool)
-    )
+    layers: list[nn.Module] = []
+    widths = [channels] + [16 * wide.width] * wide.layers
+    for number, (inputs, outputs) in enumerate(pairwise(widths), 1):
+        padding = 1 if number < wide.layers else 0
+        layers += [_convolution(inputs, outputs, 3, padding=padding), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, *_pooling(wide.pool))
 
 
 def _drq(channels: int, wide: Wide) -> nn.Module:

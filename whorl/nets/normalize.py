@@ -49,6 +49,35 @@ class RunningStatistics(nn.Module):
         self.count.copy_(both)
 
 
+class RecentStatistics(nn.Module):
+    """Mean and variance of the newest rows: the last whole block of at least `window` rows, and what came since."""
+
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self, shape: tuple[int, ...], window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.before, self.since = RunningStatistics(shape), RunningStatistics(shape)
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+
+    @torch.no_grad()
+    def merge_(self, rows: Tensor, weight: Tensor) -> None:
+        """Add `rows` [N, ...]; rows with `weight` [N] 0 are ignored."""
+        before, since = self.before, self.since
+        since.merge_(rows, weight)
+        share = (since.count / (before.count + since.count).clamp(min=1)).to(self.mean.dtype)
+        delta = since.mean - before.mean
+        between = delta.square() * (share * (1 - share))
+        self.mean.copy_(before.mean + delta * share)
+        self.var.copy_(before.var * (1 - share) + since.var * share + between)
+        whole = since.count >= self.window
+        for old, new in zip(before.buffers(), since.buffers()):
+            old.copy_(torch.where(whole, new, old))
+        since.count.masked_fill_(whole, 0)  # the next rows replace mean and variance
+
+
 class Observations(nn.Module):
     """Per-key normalisation of float observations, (x - mean) / sqrt(var + 1e-6), clipped to [-clip, clip].
 

@@ -355,7 +355,8 @@ class Keywords(TypedDict, total=False):
     temperature_final: float
     """boltzmann: temperature after exploration_fraction of the run"""
     num_policies: int
-    """policies, each with its weight beta of the intrinsic reward and its discount; number 0 has beta 0"""
+    """policies, each with its weight beta of the intrinsic reward and its discount; number 0 has beta 0, unless
+    it is the only one"""
     max_beta: float
     """beta of the policy that explores most"""
     max_gamma: float
