@@ -81,7 +81,9 @@ def derived(q: Tensor, w: Tensor, speed: Tensor, push: Tensor) -> Tensor:
     momentum = grad(lagrangian, 1)
     turned, masses, carried = jacrev(momentum, (0, 1, 2))(q, w, speed)
     friction = torch.tensor(FRICTION)
-    slip = friction * torch.diff(w, prepend=torch.zeros(1, dtype=w.dtype))  # each joint brakes the link above it,
+    slip = friction * torch.diff(
+        w, prepend=torch.zeros(1, dtype=w.dtype)
+    )  # each joint brakes the link above it,
     rub = torch.cat([slip[1:], torch.zeros(1, dtype=w.dtype)]) - slip  # and drags the link below along
     right = grad(lagrangian, 0)(q, w, speed) - turned @ w - carried * push + rub
     return torch.linalg.solve(masses, right)

@@ -287,7 +287,10 @@ def test_compiled_motion_agrees_with_eager(id: str):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("id", "options"), [(id, {}) for id in LIMITS] + [(id, {"compile": True}) for id in MOVED]
+    ("id", "options"),
+    [(id, {}) for id in LIMITS]
+    + [(id, {"compile": True}) for id in MOVED]
+    + [("QuadInvPendulum-v0", {"random_starts": 0.5})],
 )
 def test_a_captured_step_replays_what_eager_steps_do(id: str, options: dict[str, bool]):
     captured, eager = (WORLDS[id](512, "cuda", **options) for _ in range(2))

@@ -117,6 +117,7 @@ def test_every_evaluation_has_the_newest_weights_and_a_seed_of_its_own(
         streams=streams,
     )
     source: Any = SimpleNamespace(world=None, num_envs=0)
+    source.evaluated = source
     evaluator = Evaluator(source, parts)
     evaluator.evaluate(0, 7)
     evaluator.evaluate(0, 8)

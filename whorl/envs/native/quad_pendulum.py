@@ -54,6 +54,8 @@ class QuadInvPendulum(Sensed):
         random_starts: float = 0.0,
         training_steps: int = 1000,
     ) -> None:
+        if training_steps < 1:
+            raise ConfigError(f"training_steps is {training_steps}; it must be at least 1")
         super().__init__(num_envs, device, box(-1.0, 1.0), "full", concat, training_steps, dtype)
         if not 0 <= random_starts <= 1:
             raise ConfigError(f"random_starts is {random_starts}; it is a share of the episodes, from 0 to 1")
