@@ -110,5 +110,6 @@ def _made(kind: str, part: Part, known: Mapping[str, str], options: Mapping[str,
 
 def _not_installed(kind: str, part: Part, package: str) -> WhorlError:
     return WhorlError(
-        f"{kind} {part.name} needs the package {package}, which is not installed; install it with: pip install {package}"
+        f"{kind} {part.name} needs the package {package}, which is not installed; install it with: "
+        f"pip install {package}"
     )
