@@ -45,6 +45,8 @@ def test_a_run_is_found_followed_and_stopped(tmp_path: Path) -> None:
         page.goto(address)
         until(page, "document.querySelectorAll('.plot[data-drawn=plotly]').length === 1")
         assert page.evaluate(f"({LAST})(document.querySelector('.plot'))") == 500
+        buttons = page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
+        assert buttons == ["Zoom", "Pan", "Reset axes"]  # none that would upload the data
         for name in ("ppo_1", "dqn_1"):
             write_rows(root / name, [row(800)])
         until(page, f"({LAST})(document.querySelector('.plot')) === 800")  # without a reload

@@ -285,6 +285,8 @@ def test_the_command_shows_the_best_writes_pictures_and_a_preset(
     assert f"train: whorl train ppo CartPoleContinuous-v0 --config {folder / 'preset.yaml'}" in text
     for name in ("history.png", "parallel.png", "sweep.html", "preset.yaml"):
         assert (folder / name).stat().st_size > 100
+    page = (folder / "sweep.html").read_text()
+    assert page.count('"modeBarButtonsToRemove": ["sendChartToCloud"') >= 4  # nothing uploads the plots
     assert cli.main(["sweep", str(tmp_path)]) == 2
     assert "is not the folder of a sweep" in capsys.readouterr().err
 

@@ -24,6 +24,8 @@ FEWEST = 4
 """complete trials that a picture of importance needs"""
 TICKS = 5
 COLOURMAP = "viridis"
+BUTTONS = {"displaylogo": False, "modeBarButtonsToRemove": ["sendChartToCloud", "sendDataToCloud"]}
+"""plots of the page, without the button that would upload them"""
 
 
 def draw_all(
@@ -164,7 +166,7 @@ def write_page(study: Any, output: Path, title: str) -> Path:
         except (RuntimeError, ValueError):  # too few trials that differ
             plots.append(None)
     parts = [
-        plotly.io.to_html(plot, full_html=False, include_plotlyjs=not number)
+        plotly.io.to_html(plot, full_html=False, include_plotlyjs=not number, config=BUTTONS)
         for number, plot in enumerate(plot for plot in plots if plot is not None)
     ]
     head = f"<!doctype html><meta charset=utf-8><title>{title}</title><h2 style='font-family:sans-serif'>{title}</h2>"

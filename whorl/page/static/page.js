@@ -222,7 +222,7 @@
     if (focus && document.activeElement === document.body) lines.get(focus)?.[1].querySelector("button").focus();
     $("more").hidden = found.length <= limit;
     $("more").textContent = `Show ${found.length - limit} more`;
-    $("found").textContent = found.length === runs.size ? `${runs.size}` : `${found.length} of ${runs.size}`;
+    $("found").textContent = found.length === runs.size ? `${runs.size} run${runs.size === 1 ? "" : "s"}` : `${found.length} of ${runs.size} runs`;
     $("all").checked = found.length > 0 && found.every((row) => chosen.has(row.name) || row.population);
     if (!runs.size) {
       const note = make("td", { className: "empty", colSpan: COLUMNS.length + 1 }, "There are no runs in this folder yet. ",
@@ -320,8 +320,9 @@
       yaxis: { ...axis, tickformat: "~s" }, dragmode: matchMedia("(pointer: coarse)").matches ? "pan" : "zoom",
     };
   }
+  // sendChartToCloud would offer to upload the data of runs.
   const CONFIG = { displaylogo: false, responsive: true, displayModeBar: "hover",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage", "zoomIn2d", "zoomOut2d"] };
+    modeBarButtonsToRemove: ["sendChartToCloud", "sendDataToCloud", "select2d", "lasso2d", "autoScale2d", "toImage", "zoomIn2d", "zoomOut2d"] };
 
   async function drawPlot(element, panel, x, small = false) {
     const end = Math.max(1, ...panel.groups.flatMap((group) => group.lines.map((one) => one.x[one.x.length - 1] || 0)));
