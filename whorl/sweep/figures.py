@@ -169,8 +169,13 @@ def write_page(study: Any, output: Path, title: str) -> Path:
         plotly.io.to_html(plot, full_html=False, include_plotlyjs=not number, config=BUTTONS)
         for number, plot in enumerate(plot for plot in plots if plot is not None)
     ]
-    head = f"<!doctype html><meta charset=utf-8><title>{title}</title><h2 style='font-family:sans-serif'>{title}</h2>"
-    files.write_atomic(output, "\n".join([head, *parts]).encode())
+    style = "body{font-family:sans-serif;margin:8px} .plot{overflow-x:auto} .plot>div{min-width:640px}"
+    head = (
+        "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{title}</title><style>{style}</style><h2>{title}</h2>"
+    )
+    framed = [f"<div class=plot>{part}</div>" for part in parts]  # wide plots scroll, not the page
+    files.write_atomic(output, "\n".join([head, *framed]).encode())
     return output
 
 
