@@ -100,7 +100,7 @@ def draw_improvement(found: Mapping[tuple[str, str], Estimate], output: Path, ti
     panel.axvline(0.5, color="#888888", linewidth=0.8, linestyle="--")
     labels = [f"{one} > {other}" for one, other in reversed(shown)]
     panel.set_yticks(range(len(shown)), labels)
-    panel.set_xlim(0, 1)
+    panel.set_xlim(-0.02, 1.02)
     panel.set_xlabel("probability of improvement")
     panel.set_title(title, fontsize=10)
     _bare(panel, "x")
