@@ -1,8 +1,8 @@
 """Updates per second with and without hindsight, alternating: `python benchmarks/her.py --device cuda`.
 
 Two trainers of each case, one with `her: none`, fill their replay buffers with random steps and take turns, `--updates`
-updates each; the median of the rounds counts. An update is: draw a batch, learn, settle. On a CPU processor time counts,
-so that other work on the machine matters little. The aim is a cost of at most 15 %.
+updates each; the median of the rounds counts. An update is: draw a batch, learn, settle. On a CPU processor time
+counts, so that other work on the machine matters little. The aim is a cost of at most 15 %.
 """
 
 import argparse
