@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import Watch, chromium, served, until
@@ -42,8 +43,10 @@ def test_a_run_is_found_followed_and_stopped(tmp_path: Path) -> None:
         page = browser.new_page(viewport={"width": 390, "height": 700})
         watch = Watch(page)
         page.goto(address)
-        until(page, "document.querySelectorAll('.plot[data-drawn]').length === 1")
+        until(page, "document.querySelectorAll('.plot[data-drawn=plotly]').length === 1")
         assert page.evaluate(f"({LAST})(document.querySelector('.plot'))") == 500
+        buttons = page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
+        assert buttons == ["Zoom", "Pan", "Reset axes"]  # none that would upload the data
         for name in ("ppo_1", "dqn_1"):
             write_rows(root / name, [row(800)])
         until(page, f"({LAST})(document.querySelector('.plot')) === 800")  # without a reload
@@ -62,6 +65,24 @@ def test_a_run_is_found_followed_and_stopped(tmp_path: Path) -> None:
         assert watch.wrong == []
 
 
+def test_curves_are_drawn_before_the_plotting_library_is_there(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    make_runs(root)
+    with served(root) as (address, _), chromium() as browser:
+        page = browser.new_page(viewport={"width": 1200, "height": 900})
+        waiting: list[Any] = []
+        page.route("**/plotly.js", lambda route: waiting.append(route))  # it is held back
+        page.goto(address)
+        until(
+            page, "document.querySelectorAll('.plot[data-drawn=sketch] svg path[stroke-width]').length >= 3"
+        )
+        assert page.locator("#rows tr").count() == 4
+        for one in waiting:
+            one.continue_()
+        until(page, "document.querySelectorAll('.plot[data-drawn=plotly]').length === 2")
+        assert page.locator(".plot > svg").count() == 0  # the sketch is gone
+
+
 @pytest.mark.full
 def test_the_page_is_clicked_through(tmp_path: Path) -> None:
     root = tmp_path / "runs"
@@ -71,7 +92,7 @@ def test_the_page_is_clicked_through(tmp_path: Path) -> None:
         watch = Watch(page)
         page.goto(address)
         assert "token" not in page.url  # it is no longer in the address, so not in the history
-        until(page, "document.querySelectorAll('.plot[data-drawn]').length === 2")
+        until(page, "document.querySelectorAll('.plot[data-drawn=plotly]').length === 2")
 
         names = "[...document.querySelectorAll('#rows tr')].map(r => r.dataset.name)"
         page.click("th button >> text=Return")
@@ -108,7 +129,7 @@ def test_the_page_is_clicked_through(tmp_path: Path) -> None:
         page.click("#tabs >> text=Maps")
         until(page, "[...document.querySelectorAll('.pane img')].filter(i => i.naturalWidth).length === 2")
         page.click("#tabs >> text=System")
-        page.wait_for_selector(".pane .plot[data-metric='system/load'][data-drawn]")
+        page.wait_for_selector(".pane .plot[data-metric='system/load'][data-drawn=plotly]")
         page.click("#tabs >> text=Log")
         page.wait_for_selector(".pane pre >> text=the last line")
 
@@ -121,7 +142,7 @@ def test_the_page_is_clicked_through(tmp_path: Path) -> None:
         still = browser.new_page(viewport={"width": 390, "height": 800})
         watch = Watch(still)
         still.goto(report.as_uri())
-        until(still, "document.querySelectorAll('.plot[data-drawn]').length === 2")
+        until(still, "document.querySelectorAll('.plot[data-drawn=plotly]').length === 2")
         still.select_option("#x", "time")
         still.click("tr[data-name=ppo_1] .name button")
         still.click("#tabs >> text=Videos")

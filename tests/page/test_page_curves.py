@@ -103,3 +103,17 @@ def test_evaluations_are_points(tmp_path: Path) -> None:
     write_rows(run, [row(600, evaluation__return=9.0)])
     group = Curves().panels(entries_of(tmp_path), Query())["panels"][0]["groups"][0]
     assert group["points"] == {"x": [600.0], "y": [9.0]}
+
+
+def test_curves_that_were_read_ahead_are_answered_at_once_and_still_grow(tmp_path: Path) -> None:
+    for name in "abc":
+        make_run(tmp_path / name, config={"seed": ord(name)})
+    entries, curves = entries_of(tmp_path), Curves()
+    curves.prefetch(entries)
+    found = curves.panels(entries, Query(), read_seconds=-1.0)
+    assert found["waiting"] == 0
+    assert found["panels"] == Curves().panels(entries, Query())["panels"]
+    for name in "abc":
+        write_rows(tmp_path / name, [row(9000)])
+    grown = curves.panels(entries, Query(), read_seconds=-1.0)
+    assert grown["panels"][0]["groups"][0]["lines"][0]["x"][-1] == 9000

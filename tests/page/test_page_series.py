@@ -62,7 +62,7 @@ def test_only_new_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     parsed: list[tuple[int, str]] = []
     monkeypatch.setattr(
         "whorl.page.series._column",
-        lambda lines, key: parsed.append((len(lines), key)) or _column(lines, key),
+        lambda lines, ends, key: parsed.append((len(lines), key)) or _column(lines, ends, key),
     )
     write_rows(tmp_path, [row(5000)])
     other = Series("steps", "episodes")
@@ -76,6 +76,14 @@ def test_only_new_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (len(series.curve[0]), len(late.curve[0])) == (500, 500)
     assert series.curve[0][-1] == 5000
     assert len(series.curve[0]) == 500
+
+
+@pytest.mark.parametrize("where", [(0,), (3,), (0, 3), (1, 2, 3)], ids=str)
+def test_a_metric_of_some_rows_stands_at_their_steps(tmp_path: Path, where: tuple[int, ...]) -> None:
+    rows = [{"steps": 10 * i, "iteration": i} | ({"x/y": 0.5 * i} if i in where else {}) for i in range(4)]
+    write_rows(tmp_path, rows)
+    steps, values = columns((tmp_path / "metrics.jsonl").read_bytes(), "steps", "x/y")
+    assert (steps.tolist(), values.tolist()) == ([10 * i for i in where], [0.5 * i for i in where])
 
 
 @pytest.mark.parametrize("again", [20, 60], ids=["shorter", "longer"])

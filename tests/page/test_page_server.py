@@ -15,7 +15,7 @@ from page_runs import add_pictures, make_run, own, row, write_rows
 
 from whorl.core.errors import WhorlError
 from whorl.page import assets, guard
-from whorl.page.server import Desk, listen, make_app
+from whorl.page.server import FIRST_RUNS, Desk, listen, make_app
 
 pytest.importorskip("starlette")
 pytest.importorskip("httpx2")
@@ -327,3 +327,13 @@ def test_missing_packages_name_their_extra(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(assets, "find_spec", lambda name: None)
     with pytest.raises(WhorlError, match=r"plotly is not installed; .*\[serve\]"):
         assets.plotly_script()
+
+
+def test_the_newest_runs_are_read_before_a_page_asks(tmp_path: Path) -> None:
+    for number in range(FIRST_RUNS + 3):
+        path = make_run(tmp_path / f"run_{number}") / "metrics.jsonl"
+        os.utime(path, (1000 + number, 1000 + number))
+    desk = Desk(tmp_path)
+    desk.prepare()
+    read = {name for name, _, metric in desk.curves._series if metric == "episode/return"}
+    assert read == {f"run_{number}" for number in range(3, FIRST_RUNS + 3)}

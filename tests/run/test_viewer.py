@@ -19,7 +19,7 @@ import whorl
 from whorl.core import hardware
 from whorl.core.errors import EnvError, WhorlError
 from whorl.core.hardware import has_display
-from whorl.envs.adapter import _filmed
+from whorl.envs.adapter import WALKING, _filmed, make_registered
 from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.mistakes import make_env
 from whorl.envs.native import WORLDS
@@ -304,7 +304,29 @@ def test_mujoco_is_drawn_without_a_display_by_a_camera_that_follows(monkeypatch:
     drawn = {"render_mode": "rgb_array"}
     assert _filmed("Ant-v5", drawn) == {**drawn, "camera_name": "track"} and os.environ["MUJOCO_GL"] == "egl"
     assert _filmed("Ant-v5", {**drawn, "camera_id": 0}) == {**drawn, "camera_id": 0}
-    assert _filmed("Humanoid-v5", drawn) == drawn
+    assert _filmed("Hopper-v4", drawn)["camera_name"] == "track"
+    assert _filmed("Reacher-v5", drawn) == drawn
+
+
+@pytest.mark.parametrize("name", WALKING)
+def test_a_camera_follows_a_robot_that_walks(name: str) -> None:
+    mujoco = pytest.importorskip("mujoco")
+    env = make_registered(gymnasium.spec(f"{name}-v5"), {"render_mode": "rgb_array"})
+    env.reset(seed=0)
+    robot: Any = env.unwrapped
+    try:
+        env.render()
+    except (mujoco.FatalError, ImportError, AttributeError) as error:
+        pytest.skip(f"nothing can be drawn here: {error}")
+    orange = []  # pixels of the robot
+    for metres in (0.0, 15.0):
+        place = robot.data.qpos.copy()
+        place[0] += metres
+        robot.set_state(place, robot.data.qvel)
+        frame = np.asarray(env.render(), np.int16)
+        orange.append(int((frame[..., 0] - frame[..., 2] > 40).sum()))
+    env.close()
+    assert orange[1] > 0.5 * orange[0] > 0
 
 
 def test_a_display_that_does_not_answer_is_told_without_a_line_of_sdl() -> None:

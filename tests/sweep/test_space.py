@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from whorl.core.errors import ConfigError
+from whorl.core.errors import ConfigError, WhorlError
 from whorl.core.registry import Part
 from whorl.settings.merge import Settings, configure
 from whorl.settings.presets import preset_names
@@ -126,7 +126,8 @@ def test_every_algorithm_comes_with_a_search_space_that_fits_it(algorithm: str) 
         warnings.simplefilter("ignore")
         spaces = read_spaces("default", configure(algorithm, "CartPole-v1", {}))
     names = {space.name for space in spaces}
-    assert len(spaces) >= 4 and {"learning_rate", "hidden_sizes"} <= names
+    width = "actor_width" if algorithm == "flash_sac" else "hidden_sizes"
+    assert len(spaces) >= 4 and {"learning_rate", width} <= names
 
 
 def test_a_name_may_take_its_default(ppo: Settings) -> None:
@@ -169,3 +170,14 @@ def test_samplers_and_pruners_are_made_by_name() -> None:
         make_sampler(Part("tpe", {"n_startup_trial": 3}), spaces, 1, 0)
     with pytest.raises(ConfigError, match="a grid takes no conditions"):
         make_sampler(Part("grid"), [Space("a", (1, 2), when={"b": (1,)})], 1, 0)
+
+
+def test_a_sampler_whose_package_is_missing_is_refused_before_the_first_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("whorl.sweep.strategy.find_spec", lambda name: None)
+    check_names(Part("tpe"), Part("median"))
+    with pytest.raises(WhorlError, match=r"sampler cmaes needs the package cmaes, .*pip install cmaes$"):
+        check_names(Part("cmaes"), Part("median"))
+    with pytest.raises(WhorlError, match=r"sampler gp needs the package scipy"):
+        check_names(Part("gp"), Part("median"))

@@ -23,7 +23,9 @@ from whorl.distributed.task_pool import ProcessPool
 from whorl.settings.merge import Settings
 from whorl.sweep import sweep as loop
 from whorl.sweep import worker
+from whorl.sweep.figures import _height, _ticks
 from whorl.sweep.report import preset_of, show_best, write_preset
+from whorl.sweep.space import Space
 from whorl.sweep.sweep import Sweep, Swept, load_sweep
 from whorl.sweep.worker import Progress, Task
 
@@ -283,6 +285,8 @@ def test_the_command_shows_the_best_writes_pictures_and_a_preset(
     assert f"train: whorl train ppo CartPoleContinuous-v0 --config {folder / 'preset.yaml'}" in text
     for name in ("history.png", "parallel.png", "sweep.html", "preset.yaml"):
         assert (folder / name).stat().st_size > 100
+    page = (folder / "sweep.html").read_text()
+    assert page.count('"modeBarButtonsToRemove": ["sendChartToCloud"') >= 4  # nothing uploads the plots
     assert cli.main(["sweep", str(tmp_path)]) == 2
     assert "is not the folder of a sweep" in capsys.readouterr().err
 
@@ -314,3 +318,21 @@ def test_a_sweep_killed_with_9_goes_on_with_the_same_command(tmp_path: Path) -> 
     assert "all trials are finished: 3 trials" in done.stdout
     runs = [path.name for path in folder.glob("trial_*")]
     assert len(runs) == 3
+
+
+@pytest.mark.parametrize(
+    "space, words",
+    [
+        (Space("lr", low=1e-5, high=1e-2, log=True), ["1e-05", "0.0001", "0.001", "0.01"]),
+        (Space("eps", low=0.01, high=0.2, log=True), ["0.01", "0.03", "0.1", "0.2"]),
+        (Space("n", low=1, high=20, whole=True, log=True), ["1", "3", "10", "20"]),
+        (Space("drop", low=0, high=5, whole=True), ["0", "1", "2", "4", "5"]),
+        (Space("lambda", low=0.8, high=1.0), ["0.8", "0.85", "0.9", "0.95", "1"]),
+        (Space("gamma", (0.9, 0.99)), ["0.9", "0.99"]),
+    ],
+    ids=lambda given: given.name if isinstance(given, Space) else "",
+)
+def test_an_axis_has_round_numbers_where_they_belong(space: Space, words: list[str]) -> None:
+    ticks = _ticks(space)
+    assert [text for _, text in ticks] == words
+    assert [height for height, _ in ticks] == pytest.approx([_height(space, float(text)) for text in words])

@@ -15,6 +15,7 @@ from whorl.log.statistics import Floats, aggregate_iqm, performance_profile, str
 
 EVALUATED = "evaluation/return"
 POINTS = 60
+THRESHOLDS = 501
 SAMPLES = 1000
 """of the bootstrap of a curve"""
 
@@ -42,13 +43,22 @@ def draw_aggregates(found: Mapping[str, Mapping[str, Estimate]], output: Path, t
     figure = new_figure((10.0, 1.3 + 0.35 * len(found)))
     panels = figure.subplots(1, len(AGGREGATES), sharey=True)
     names = list(found)[::-1]
+    bounds = [
+        bound for one in found.values() for what in AGGREGATES for bound in (one[what].low, one[what].high)
+    ]
+    low, high = (
+        min(0.0, *bounds),
+        max(1.0, *bounds),
+    )  # one scale for all, from a random policy to the reference
+    margin = 0.03 * (high - low)
     for panel, what in zip(panels, AGGREGATES):
+        panel.set_xlim(low - margin, high + margin)
         for place, name in enumerate(names):
             one = found[name][what]
             colour = _colour(name, found)
             panel.barh(place, one.high - one.low, left=one.low, height=0.55, color=colour, alpha=0.65)
             panel.plot([one.value, one.value], [place - 0.28, place + 0.28], color="#222222", linewidth=1.4)
-        panel.set_title(what, fontsize=10)
+        panel.set_title(f"{what} (less is better)" if what == "optimality gap" else what, fontsize=10)
         panel.set_yticks(range(len(names)), names)
         _bare(panel, "x")
     figure.supxlabel("score (0: random, 1: reference)", fontsize=9)
@@ -61,13 +71,17 @@ def draw_profiles(scores: Mapping[str, Floats], output: Path, title: str) -> Pat
     figure = new_figure((6.4, 4.0))
     panel = figure.add_subplot()
     low = min(0.0, min(float(values.min()) for values in scores.values()))
-    thresholds = np.linspace(low, max(1.0, max(float(values.max()) for values in scores.values())), 101)
+    thresholds = np.linspace(
+        low, max(1.0, max(float(values.max()) for values in scores.values())), THRESHOLDS
+    )
     for name, values in scores.items():
         profile = performance_profile(values, thresholds)
         bottom, top = stratified_interval(
             [values], lambda drawn: performance_profile(drawn, thresholds), samples=SAMPLES
         )
-        _band(panel, thresholds, profile, bottom, top, name, scores)
+        _band(panel, thresholds, profile, bottom, top, name, scores, steps=True)
+    panel.set_xlim(thresholds[0], thresholds[-1])
+    panel.set_ylim(-0.02, 1.02)
     panel.set_xlabel("score τ (0: random, 1: reference)")
     panel.set_ylabel("share of runs with score > τ")
     panel.yaxis.set_major_formatter(PercentFormatter(1))
@@ -86,7 +100,7 @@ def draw_improvement(found: Mapping[tuple[str, str], Estimate], output: Path, ti
     panel.axvline(0.5, color="#888888", linewidth=0.8, linestyle="--")
     labels = [f"{one} > {other}" for one, other in reversed(shown)]
     panel.set_yticks(range(len(shown)), labels)
-    panel.set_xlim(0, 1)
+    panel.set_xlim(-0.02, 1.02)
     panel.set_xlabel("probability of improvement")
     panel.set_title(title, fontsize=10)
     _bare(panel, "x")
@@ -100,6 +114,7 @@ def draw_efficiency(share: Floats, curves: Mapping[str, Floats], output: Path, t
     for name, values in curves.items():
         low, high = stratified_interval([values], aggregate_iqm, samples=SAMPLES)
         _band(panel, share, aggregate_iqm(values), low, high, name, curves)
+    panel.set_xlim(0, 1)
     panel.set_xlabel("share of the budget")
     panel.set_ylabel("IQM score of evaluations")
     panel.xaxis.set_major_formatter(PercentFormatter(1))
@@ -139,11 +154,18 @@ def _first(pair: tuple[str, str], found: Mapping[tuple[str, str], Estimate], num
 
 
 def _band(
-    panel: Axes, x: Floats, y: Floats, low: Floats, high: Floats, name: str, names: Mapping[str, Any]
+    panel: Axes,
+    x: Floats,
+    y: Floats,
+    low: Floats,
+    high: Floats,
+    name: str,
+    names: Mapping[str, Any],
+    steps: bool = False,
 ) -> None:
     colour = _colour(name, names)
-    panel.plot(x, y, color=colour, label=name)
-    panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    panel.plot(x, y, color=colour, label=name, drawstyle="steps-post" if steps else "default")
+    panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0, step="post" if steps else None)
 
 
 def _colour(name: str, names: Mapping[str, Any]) -> str:

@@ -49,6 +49,8 @@ MODULES = (
     "gymnasium",
 )
 """in `whorl.envs.adapters`, in the order in which they are asked whether they own an id; gymnasium owns the rest"""
+WALKING = ("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "Swimmer", "Walker2d")
+"""robots of MuJoCo that a camera has to follow"""
 
 
 class Adapter:
@@ -266,8 +268,9 @@ def _filmed(id: str, options: dict[str, Any]) -> dict[str, Any]:
     """Options of a MuJoCo environment that is drawn: with EGL where there is no display, by a camera that follows."""
     if not has_display():
         os.environ.setdefault("MUJOCO_GL", "egl")
-    follows = id in ("Ant-v5", "HalfCheetah-v5", "Swimmer-v5")  # the default camera of others does
-    return {"camera_name": "track", **options} if follows and "camera_id" not in options else options
+    # Gymnasium's default camera stays where it is, and robots walk out of the picture.
+    walks = id.rpartition("-v")[0] in WALKING
+    return {"camera_name": "track", **options} if walks and "camera_id" not in options else options
 
 
 def missing_package(id: str, error: Exception, module: str = "") -> WhorlError:

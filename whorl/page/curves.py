@@ -57,6 +57,9 @@ class Query:
     """digests of the curves that the page has, by key: they are not sent a second time"""
 
 
+STANDARD = Query()
+
+
 class Curves:
     """Series of metrics by run, and what was computed from them."""
 
@@ -71,6 +74,16 @@ class Curves:
         """One panel per metric and environment with the curves of these runs."""
         with self._lock:
             return self._panels([entry for entry in entries if not entry.population], query, read_seconds)
+
+    def prefetch(self, entries: Sequence[Entry], query: Query = STANDARD) -> None:
+        """Read the curves of runs, and compute what is drawn, before a page asks for them."""
+        runs = [entry for entry in entries if not entry.population]
+        names = expanded(query.metric, metrics_of(runs))
+        for entry in runs:
+            with self._lock:
+                self._read([entry], names, query.style, float("inf"))
+            time.sleep(0.001)  # a page that asks meanwhile takes the lock
+        self.panels(runs, query)
 
     def _panels(self, entries: Sequence[Entry], query: Query, seconds: float) -> dict[str, Any]:
         stop = time.monotonic() + seconds

@@ -49,10 +49,10 @@ class Series:
         if size < self.offset or file.read(len(self._mark)) != self._mark:
             self.offset, self._mark, self._parts = 0, b"", []
 
-    def _take(self, lines: bytes, axis: "Column") -> None:
+    def _take(self, lines: bytes, ends: Any, axis: "Column") -> None:
         self.offset += len(lines)
         self._mark = (self._mark + lines[-MARK:])[-MARK:]
-        self._parts.append(_together(lines, axis, _column(lines, self.metric)))
+        self._parts.append(_together(len(ends), axis, _column(lines, ends, self.metric)))
 
 
 def update(path: Path, series: Sequence[Series]) -> None:
@@ -68,9 +68,10 @@ def update(path: Path, series: Sequence[Series]) -> None:
                 lines = _whole_lines(file.read(min(CHUNK, size - offset)))
                 if not lines:  # half a line, or one that does not end
                     break
-                axis = _column(lines, group[0].axis)
+                ends = _ends(lines)
+                axis = _column(lines, ends, group[0].axis)
                 for one in group:
-                    one._take(lines, axis)
+                    one._take(lines, ends, axis)
                 offset += len(lines)
 
 
@@ -80,32 +81,34 @@ Column = tuple[Any, Floats]
 
 def columns(lines: bytes, axis: str, metric: str) -> Curve:
     """The values of two keys in the rows that have both."""
-    return _together(lines, _column(lines, axis), _column(lines, metric))
+    ends = _ends(lines)
+    return _together(len(ends), _column(lines, ends, axis), _column(lines, ends, metric))
 
 
-def _together(lines: bytes, axis: Column, metric: Column) -> Curve:
+def _together(count: int, axis: Column, metric: Column) -> Curve:
     (at, positions), (rows, values) = axis, metric
     if at is None and rows is None:
         return positions, values
-    at, rows = (np.arange(lines.count(b"\n")) if found is None else found for found in (at, rows))
+    at, rows = (np.arange(count) if found is None else found for found in (at, rows))
     _, left, right = np.intersect1d(at, rows, assume_unique=True, return_indices=True)
     return positions[left], values[right]
 
 
-def _column(lines: bytes, key: str) -> Column:
-    if _name(key) not in lines:
+def _ends(lines: bytes) -> Any:
+    """Where lines end."""
+    return np.flatnonzero(np.frombuffer(lines, np.uint8) == 10)
+
+
+def _column(lines: bytes, ends: Any, key: str) -> Column:
+    first = lines.find(_name(key))
+    if first < 0:
         return np.empty(0, np.int64), np.empty(0)
     pattern = _pattern(key)
-    texts = pattern.findall(lines)
-    try:
-        values = np.array(list(map(float, texts)))
-    except ValueError:  # words among numbers
-        values = np.array([_number(text) for text in texts])
-    if len(texts) == lines.count(b"\n"):
-        return None, values
-    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == 10)
-    rows = np.searchsorted(ends, [match.start() for match in pattern.finditer(lines)])
-    return rows, values
+    # A metric that is not in the first row is not in every row: where its values stand is needed as well.
+    if first < ends[0] and len(texts := pattern.findall(lines)) == len(ends):
+        return None, _numbers(texts)
+    found = list(pattern.finditer(lines, first))
+    return np.searchsorted(ends, [match.start() for match in found]), _numbers([match[1] for match in found])
 
 
 @lru_cache(maxsize=1024)
@@ -115,6 +118,13 @@ def _pattern(key: str) -> "re.Pattern[bytes]":
 
 def _name(key: str) -> bytes:
     return json.dumps(key, ensure_ascii=False).encode()
+
+
+def _numbers(texts: Sequence[bytes]) -> Floats:
+    try:
+        return np.array(list(map(float, texts)))
+    except ValueError:  # words among numbers
+        return np.array([_number(text) for text in texts])
 
 
 def _number(text: bytes) -> float:

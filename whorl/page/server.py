@@ -27,6 +27,8 @@ NEXT_PORTS = 50
 LOOK_SECONDS = 1.0
 """time between two looks at the folders"""
 BODY_BYTES = 1 << 20
+FIRST_RUNS = 20
+"""runs that a page plots when it is opened, as in page.js"""
 
 
 class Desk:
@@ -48,6 +50,13 @@ class Desk:
             if time.monotonic() - self._looked >= LOOK_SECONDS:
                 self.catalog.refresh()
                 self._looked = time.monotonic()
+
+    def prepare(self) -> None:
+        """Read what the page shows first, so that it need not wait for it."""
+        self.look()
+        entries = [entry for entry in self.catalog.entries.values() if not entry.parent]
+        entries.sort(key=lambda entry: (entry.row["state"] == "running", entry.row["written"]), reverse=True)
+        self.curves.prefetch(entries[:FIRST_RUNS])
 
     def runs(self, server: str, since: int) -> dict[str, Any]:
         """Rows of the table that changed since a version of the catalog; all of them for another server's."""
@@ -96,8 +105,9 @@ def make_app(root: Path, token: str, cookie: str = "whorl", everywhere: bool = F
         head = (
             f'<meta name="whorl-token" content="{assets.escaped(token)}">'
             '<link rel="stylesheet" href="static/page.css">'
+            '<link rel="preload" href="static/plotly.js" as="script">'  # page.js runs it when it has drawn
         )
-        scripts = '<script src="static/page.js" defer></script><script src="static/plotly.js" async></script>'
+        scripts = '<script src="static/page.js" defer></script>'
         return HTMLResponse(assets.page(head, scripts, f"{desk.catalog.root.name} · Whorl"))
 
     def static(request: Request) -> Response:
@@ -199,7 +209,7 @@ def serve(root: Path, host: str, port: int, say: Callable[[str], None]) -> None:
     port = listener.getsockname()[1]
     token = new_token()
     app, desk = make_app(root, token, f"whorl-{port}", everywhere=host not in (HOST, "localhost", "::1"))
-    threading.Thread(target=desk.look, daemon=True).start()
+    threading.Thread(target=desk.prepare, daemon=True).start()
     shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     say(f"http://{shown}:{port}/?token={token}")
     config = uvicorn.Config(

@@ -24,6 +24,8 @@ FEWEST = 4
 """complete trials that a picture of importance needs"""
 TICKS = 5
 COLOURMAP = "viridis"
+BUTTONS = {"displaylogo": False, "modeBarButtonsToRemove": ["sendChartToCloud", "sendDataToCloud"]}
+"""plots of the page, without the button that would upload them"""
 
 
 def draw_all(
@@ -81,8 +83,10 @@ def draw_history(rows: Sequence[TrialRow], output: Path, title: str) -> Path:
     panel.set_xlabel("trial")
     panel.set_ylabel("objective")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    panel.set_title(title, fontsize=10)
-    panel.legend(frameon=False, fontsize=8)
+    panel.set_title(title, fontsize=10, loc="left")
+    panel.legend(
+        frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0
+    )
     _bare(panel)
     return save_figure(figure, output)
 
@@ -130,11 +134,10 @@ def draw_parallel(rows: Sequence[TrialRow], spaces: Sequence[Space], output: Pat
                 va="center",
                 fontsize=7,
                 color="#333333",
-                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5},
             )
-    panel.set_xticks(
-        range(len(spaces)), [space.name for space in spaces], rotation=20, ha="right", fontsize=8
-    )
+    panel.set_xticks(range(len(spaces)), [_lines(space.name) for space in spaces], fontsize=8)
+    panel.tick_params(length=0)
     panel.set_xlim(-0.5, len(spaces) - 0.8)
     panel.set_yticks([])
     panel.set_ylim(-0.03, 1.03)
@@ -163,11 +166,16 @@ def write_page(study: Any, output: Path, title: str) -> Path:
         except (RuntimeError, ValueError):  # too few trials that differ
             plots.append(None)
     parts = [
-        plotly.io.to_html(plot, full_html=False, include_plotlyjs=not number)
+        plotly.io.to_html(plot, full_html=False, include_plotlyjs=not number, config=BUTTONS)
         for number, plot in enumerate(plot for plot in plots if plot is not None)
     ]
-    head = f"<!doctype html><meta charset=utf-8><title>{title}</title><h2 style='font-family:sans-serif'>{title}</h2>"
-    files.write_atomic(output, "\n".join([head, *parts]).encode())
+    style = "body{font-family:sans-serif;margin:8px} .plot{overflow-x:auto} .plot>div{min-width:640px}"
+    head = (
+        "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{title}</title><style>{style}</style><h2>{title}</h2>"
+    )
+    framed = [f"<div class=plot>{part}</div>" for part in parts]  # wide plots scroll, not the page
+    files.write_atomic(output, "\n".join([head, *framed]).encode())
     return output
 
 
@@ -185,14 +193,36 @@ def _ticks(space: Space) -> list[tuple[float, str]]:
             (_height(space, value), shown(value) if not isinstance(value, dict) else label(value))
             for value in space.values
         ]
-    at = np.linspace(0, 1, TICKS)
-    low, high = (math.log(x) if space.log else x for x in (space.low, space.high))
-    numbers = [low + (high - low) * share for share in at]
-    values = [math.exp(x) if space.log else x for x in numbers]
-    return [
-        (share, f"{value:.0f}" if space.whole else f"{value:.2g}" if space.log else f"{value:.4g}")
-        for share, value in zip(at, values)
-    ]
+    if space.log:
+        values = _round_numbers(space.low, space.high)
+    else:
+        values = list(np.linspace(space.low, space.high, TICKS))
+    if space.whole:
+        values = sorted({round(value) for value in values})
+    return [(_height(space, value), f"{value:.0f}" if space.whole else f"{value:.4g}") for value in values]
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """Powers of ten between two numbers, with 2 and 5 times them where that is not enough."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    span = math.log(high / low)
+    kept: list[float] = []
+    for factors in ((1,), (1, 3), (1, 2, 5)):
+        found = [factor * 10.0**power for power in powers for factor in factors]
+        # Both ends are shown, and nothing too near to them.
+        kept = [value for value in found if min(math.log(value / low), math.log(high / value)) > 0.1 * span]
+        if len(kept) >= TICKS - 3:
+            break
+    return [low, *kept, high]
+
+
+def _lines(name: str) -> str:
+    """A long name in two lines."""
+    breaks = [place for place, letter in enumerate(name) if letter == "_"]
+    if len(name) <= 13 or not breaks:
+        return name
+    middle = min(breaks, key=lambda place: abs(place - len(name) / 2))
+    return f"{name[: middle + 1]}\n{name[middle + 1 :]}"
 
 
 def _bare(panel: Axes) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from whorl.core.errors import ConfigError, WhorlError, missing_extra, misspelt, nearest
@@ -17,6 +18,8 @@ SAMPLERS = {
     "gp": "GPSampler",
     "cmaes": "CmaEsSampler",
 }
+NEEDED = {"qmc": "scipy", "gp": "scipy", "cmaes": "cmaes"}
+"""packages that Optuna imports at a sampler's first use"""
 PRUNERS = {
     "median": "MedianPruner",
     "percentile": "PercentilePruner",
@@ -37,8 +40,10 @@ def import_optuna() -> Any:
 
 
 def check_names(sampler: Part, pruner: Part) -> None:
-    """Raise for a sampler or pruner that does not exist."""
+    """Raise for a sampler or pruner that does not exist, or whose package is not installed."""
     _class_name("sampler", sampler, SAMPLERS)
+    if (package := NEEDED.get(sampler.name.lower())) and find_spec(package) is None:
+        raise _not_installed("sampler", sampler, package)
     _class_name("pruner", pruner, PRUNERS)
 
 
@@ -97,11 +102,14 @@ def _made(kind: str, part: Part, known: Mapping[str, str], options: Mapping[str,
             warnings.simplefilter("ignore")  # that something is experimental
             return cls(**{**options, **part.options})
     except ImportError as error:
-        package = (error.name or str(error)).partition(".")[0]
-        raise WhorlError(
-            f"{kind} {part.name} needs the package {package}, which is not installed; install it with: pip install "
-            f"{package}"
-        ) from None
+        raise _not_installed(kind, part, (error.name or str(error)).partition(".")[0]) from None
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in part.options.items())
         raise ConfigError(f"{kind} {part.name} can't be made with {given}: {error}") from None
+
+
+def _not_installed(kind: str, part: Part, package: str) -> WhorlError:
+    return WhorlError(
+        f"{kind} {part.name} needs the package {package}, which is not installed; install it with: "
+        f"pip install {package}"
+    )

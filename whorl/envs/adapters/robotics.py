@@ -4,8 +4,10 @@ Observations are dicts of observation, achieved_goal and desired_goal. Success a
 `success_rate`.
 """
 
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from importlib import import_module
+from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +32,7 @@ class RoboticsAdapter(RegisteredAdapter):
         return id.rpartition(":")[2].startswith(PREFIXES)
 
     def entry(self, id: str) -> EnvSpec:
+        import_quietly()
         entry = registry_entry(id, "gymnasium_robotics")
         repair()
         return entry
@@ -57,10 +60,19 @@ class Maze(gymnasium.Wrapper):
 
 
 @cache
+def import_quietly() -> None:
+    """Import the package without what it prints about the rewards of Adroit's hands, whatever is trained."""
+    # A package that is missing is named by the adapter.
+    with suppress(ImportError), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        import_module("gymnasium_robotics")
+
+
+@cache
 def repair() -> None:
     """Let the package (1.4) recognise joints: it looks for numpy numbers among enums, which MuJoCo 3 tells apart."""
     import mujoco
 
+    import_quietly()
     utils: Any = import_module("gymnasium_robotics.utils.mujoco_utils")
     kinds = {name: int(kind) for name, kind in mujoco.mjtJoint.__members__.items()}
     utils.mujoco = SimpleNamespace(**{**vars(mujoco), "mjtJoint": SimpleNamespace(**kinds)})

@@ -6,7 +6,7 @@
   const embedded = $("whorl-data");
   const report = embedded ? JSON.parse(embedded.textContent) : null;
   const token = document.querySelector("meta[name=whorl-token]")?.content || "";
-  const POLL = 2000, DETAIL_POLL = 3000, ROWS = 500, FIRST_RUNS = 20, FIRST_ENVS = 4;
+  const POLL = 2000, DETAIL_POLL = 3000, ROWS = 500, FIRST_ROWS = 50, FIRST_RUNS = 20, FIRST_ENVS = 4;
 
   // Source
 
@@ -97,7 +97,7 @@
   const chosen = new Set();
   const have = new Map();
   const hiddenGroups = new Set();
-  let colours = {}, sortBy = "written", down = true, wanted = "", limit = ROWS, touched = false;
+  let colours = {}, sortBy = "written", down = true, wanted = "", limit = FIRST_ROWS, touched = false;
   let opened = "", tab = "Overview", panels = [];
 
   function complain(error) {
@@ -204,14 +204,25 @@
     return element;
   }
 
+  // Puts elements into another one and touches only what is new or elsewhere: a long table is slow to lay out.
+  function arrange(parent, elements) {
+    const kept = new Set(elements);
+    for (const old of [...parent.children]) if (!kept.has(old)) old.remove();
+    let next = parent.firstChild;
+    for (const element of elements) {
+      if (element === next) next = next.nextSibling;
+      else parent.insertBefore(element, next);
+    }
+  }
+
   function drawRows() {
     const found = visible();
     const focus = document.activeElement?.closest?.("#rows tr")?.dataset.name;
-    $("rows").replaceChildren(...found.slice(0, limit).map(line));
+    arrange($("rows"), found.slice(0, limit).map(line));
     if (focus && document.activeElement === document.body) lines.get(focus)?.[1].querySelector("button").focus();
     $("more").hidden = found.length <= limit;
     $("more").textContent = `Show ${found.length - limit} more`;
-    $("found").textContent = found.length === runs.size ? `${runs.size}` : `${found.length} of ${runs.size}`;
+    $("found").textContent = found.length === runs.size ? `${runs.size} run${runs.size === 1 ? "" : "s"}` : `${found.length} of ${runs.size} runs`;
     $("all").checked = found.length > 0 && found.every((row) => chosen.has(row.name) || row.population);
     if (!runs.size) {
       const note = make("td", { className: "empty", colSpan: COLUMNS.length + 1 }, "There are no runs in this folder yet. ",
@@ -242,16 +253,29 @@
   // Curves
 
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const styles = new Map(); // computed styles are asked for once: each question would lay out the page
+  function css(name) {
+    if (!styles.has(name)) {
+      const found = name === "font" ? getComputedStyle(document.body).fontFamily : getComputedStyle(document.documentElement).getPropertyValue(name);
+      styles.set(name, found.trim());
+    }
+    return styles.get(name);
+  }
   function tint(colour, alpha = 1) { // lighter on a dark ground
     const parts = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
     const [r, g, b] = dark.matches ? parts.map((part) => Math.round(part + (255 - part) * 0.28)) : parts;
     return `rgba(${r},${g},${b},${alpha})`;
   }
-  const plotly = new Promise((resolve) => {
-    const look = () => window.Plotly ? resolve(window.Plotly) : setTimeout(look, 20);
-    look();
-  });
+  // The plotting library takes longer to start than everything else, so the first curves are drawn without it.
+  let library = null;
+  function plotly() {
+    library ??= window.Plotly ? Promise.resolve(window.Plotly) : new Promise((resolve, reject) => {
+      const load = () => document.head.append(make("script", { src: "static/plotly.js", onload: () => resolve(window.Plotly),
+        onerror: () => reject(new Error("the plotting library could not be loaded")) }));
+      requestAnimationFrame(() => setTimeout(load)); // after what was drawn is on the screen
+    });
+    return library;
+  }
   const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
   function unitOfTime(end) { return end < 180 ? ["s", 1] : end < 3 * 3600 ? ["min", 60] : ["h", 3600]; }
@@ -287,7 +311,7 @@
     const name = { steps: "environment steps", time: `training time (${unit})`, episodes: "episodes" }[x];
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 46, r: 12, t: 10, b: small ? 26 : 40 },
-      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--soft") },
+      font: { family: css("font"), size: 12, color: css("--soft") },
       hovermode: panel.groups.length > 8 ? "closest" : "x unified", showlegend: false, uirevision: `${panel.metric}|${x}`,
       hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 }, align: "left" },
       modebar: { bgcolor: css("--paper"), color: css("--soft"), activecolor: css("--accent") },
@@ -296,16 +320,77 @@
       yaxis: { ...axis, tickformat: "~s" }, dragmode: matchMedia("(pointer: coarse)").matches ? "pan" : "zoom",
     };
   }
+  // sendChartToCloud would offer to upload the data of runs.
   const CONFIG = { displaylogo: false, responsive: true, displayModeBar: "hover",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage", "zoomIn2d", "zoomOut2d"] };
+    modeBarButtonsToRemove: ["sendChartToCloud", "sendDataToCloud", "select2d", "lasso2d", "autoScale2d", "toImage", "zoomIn2d", "zoomOut2d"] };
 
   async function drawPlot(element, panel, x, small = false) {
-    const Plotly = await plotly;
     const end = Math.max(1, ...panel.groups.flatMap((group) => group.lines.map((one) => one.x[one.x.length - 1] || 0)));
     const [unit, scale] = x === "time" ? unitOfTime(end) : ["", 1];
-    if (!element.isConnected) return;
+    element.panel = panel;
+    if (!window.Plotly) {
+      element.replaceChildren(sketch(element, tracesOf(panel, scale), layoutOf(panel, x, unit, small)));
+      element.dataset.drawn = "sketch";
+    }
+    const Plotly = await plotly();
+    if (!element.isConnected || element.panel !== panel) return; // it shows something newer by now
+    if (element.dataset.drawn === "sketch") element.replaceChildren();
     await Plotly.react(element, tracesOf(panel, scale), layoutOf(panel, x, unit, small), { ...CONFIG, displayModeBar: small ? false : "hover" });
-    element.dataset.drawn = "yes";
+    element.dataset.drawn = "plotly";
+  }
+
+  // Round numbers between two values: steps of 1, 2 or 5 times a power of ten.
+  function ticksOf(low, high, most) {
+    const rough = (high - low) / most, unit = 10 ** Math.floor(Math.log10(rough));
+    const step = unit * [1, 2, 5, 10].find((factor) => unit * factor >= rough * 0.999);
+    const ticks = [];
+    for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) ticks.push(n * step);
+    return ticks;
+  }
+  const SVG = new DOMParser().parseFromString("<svg></svg>", "text/html").querySelector("svg").namespaceURI;
+  function shape(tag, attributes, ...inner) {
+    const element = document.createElementNS(SVG, tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...inner);
+    return element;
+  }
+  // Traces and a layout of the plotting library as a still picture, until the library is there.
+  function sketch(element, traces, layout) {
+    const width = element.clientWidth, height = element.clientHeight, { l, r, t, b } = layout.margin;
+    const finite = (axis) => traces.flatMap((trace) => trace[axis].filter((value) => value !== null));
+    const ends = (values, pad) => {
+      let low = Infinity, high = -Infinity;
+      for (const value of values) { low = Math.min(low, value); high = Math.max(high, value); }
+      if (low > high) return [0, 1];
+      const extra = high > low ? (high - low) * pad : 1;
+      return [low - extra, high + extra];
+    };
+    const dots = traces.some((trace) => trace.mode === "markers"); // the library leaves a margin around them
+    const [x0, x1] = ends(finite("x"), dots ? 0.055 : 0), [y0, y1] = ends(finite("y"), 0.055);
+    const across = (x) => l + (x - x0) / (x1 - x0 || 1) * (width - l - r), up = (y) => height - b - (y - y0) / (y1 - y0 || 1) * (height - t - b);
+    const place = (trace, i) => `${across(trace.x[i]).toFixed(1)},${up(trace.y[i]).toFixed(1)}`;
+    const pathOf = (trace) => trace.x.map((_, i) => trace.y[i] === null ? "" :
+      `${i && trace.y[i - 1] !== null ? "L" : "M"}${place(trace, i)}`).join("");
+    const parts = [];
+    const text = (x, y, anchor, words, size = 11) =>
+      shape("text", { x, y, "text-anchor": anchor, fill: css("--soft"), "font-size": size }, words);
+    for (const x of ticksOf(x0, x1, Math.max(2, width / 110)))
+      parts.push(shape("path", { d: `M${across(x)},${t}V${height - b}`, stroke: css("--grid") }), text(across(x), height - b + 15, "middle", compact(x)));
+    for (const y of ticksOf(y0, y1, Math.max(2, height / 50)))
+      parts.push(shape("path", { d: `M${l},${up(y)}H${width - r}`, stroke: css("--grid") }), text(l - 5, up(y) + 4, "end", compact(y)));
+    traces.forEach((trace, number) => {
+      if (trace.mode === "markers") for (let i = 0; i < trace.x.length; i++) {
+        if (trace.y[i] !== null) parts.push(shape("circle", { cx: across(trace.x[i]), cy: up(trace.y[i]), r: 3, fill: trace.marker.color,
+          stroke: trace.marker.line.color, "stroke-width": trace.marker.line.width }));
+      } else if (trace.fill) {
+        const below = traces[number - 1], known = trace.x.map((_, i) => i).filter((i) => trace.y[i] !== null && below.y[i] !== null);
+        const outline = [...known.map((i) => place(trace, i)), ...known.reverse().map((i) => place(below, i))];
+        parts.push(shape("polygon", { points: outline.join(" "), fill: trace.fillcolor }));
+      } else if (trace.line.width) parts.push(shape("path", { d: pathOf(trace), fill: "none", stroke: trace.line.color, "stroke-width": trace.line.width,
+        "stroke-dasharray": { dash: "9 9", dot: "3 3", dashdot: "9 3 3 3" }[trace.line.dash] || "none" }));
+    });
+    parts.push(text(l + (width - l - r) / 2, height - 10, "middle", layout.xaxis.title.text, 12));
+    return shape("svg", { width, height, role: "img", "aria-label": "learning curves" }, ...parts);
   }
 
   function swatch(group) {
@@ -592,7 +677,8 @@
     }
     if (!touched && (first || !chosen.size || found.names)) chooseFirst();
     drawRows();
-    if (first || found.rows.some((row) => chosen.has(row.name)) || (found.names && !touched)) drawCurves();
+    if (first) drawCurves().finally(() => { limit = Math.max(limit, ROWS); drawRows(); }); // the screen first, then the rest
+    else if (found.rows.some((row) => chosen.has(row.name)) || (found.names && !touched)) drawCurves();
   }
 
   for (const id of ["metric", "x", "statistic", "band", "smooth"]) $(id).addEventListener("change", drawCurves);
@@ -606,7 +692,7 @@
   });
   $("detail-close").addEventListener("click", close);
   document.addEventListener("keydown", (event) => { if (event.key === "Escape" && opened) close(); });
-  dark.addEventListener("change", () => { lines.clear(); drawRows(); drawPanels(); });
+  dark.addEventListener("change", () => { styles.clear(); lines.clear(); drawRows(); drawPanels(); });
 
   if (report) for (const option of [...$("x").options]) if (!report.axes.includes(option.value)) option.remove();
   drawHead();
