@@ -84,6 +84,8 @@ def _interrupter() -> Callable[[int, FrameType | None], None]:
         pressed += 1
         if pressed > 1 or _importing(frame):
             os.write(2, b"whorl: interrupted\n")
+            if "whorl.core.watch" in sys.modules:  # which has no more to say
+                sys.modules["whorl.core.watch"].close_all()
             os._exit(INTERRUPTED)
         raise KeyboardInterrupt
 
