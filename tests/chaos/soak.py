@@ -213,14 +213,18 @@ class Training:
         return path.read_bytes().count(b"\n") if path and path.exists() else 0
 
     def tree(self) -> list[psutil.Process]:
-        """The processes of the training besides the learner; on Ray the actors, which belong to the nodes."""
+        """The processes of the training besides the learner; on Ray the actors, which belong to the nodes.
+
+        Not the nodes' own processes, such as ray::RuntimeEnvAgent: a node ends itself when one of them is missing, the
+        head with the whole cluster.
+        """
         assert self.process is not None
         found = []
         with suppress(psutil.Error):
             found = psutil.Process(self.process.pid).children(recursive=True)
         for process in psutil.Process().children(recursive=True) if self.cluster else ():
             with suppress(psutil.Error):
-                if "ray::" in " ".join(process.cmdline()) and process not in found:
+                if "ray::RayHost" in " ".join(process.cmdline()) and process not in found:
                     found.append(process)
         return found
 
