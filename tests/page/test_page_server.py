@@ -257,7 +257,7 @@ def test_stop_sends_sigterm_to_the_owner(client: Any, tmp_path: Path) -> None:
         own(run, process.pid)
         assert "is being trained by" in post(client, "/api/resume", {"name": "a"}).json()["error"]
         assert post(client, "/api/stop", {"name": "a"}).json() == {"state": "stopping"}
-        assert process.wait(20) == 7
+        assert process.wait(600) == 7
 
 
 def test_a_learner_is_stopped_with_its_population(tmp_path: Path) -> None:
