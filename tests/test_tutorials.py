@@ -353,6 +353,10 @@ def shortened(trainer: Trainer) -> Result:
     if not (0 < run.total_timesteps - trainer.steps <= WHOLE or 0 < run.max_iterations <= 10):
         trainer.callbacks.append(StopEarly())
     changes = {"workers": 0, "n_eval_episodes": 1, "quiet": True, "tensorboard": False}
+    if getattr(run, "dataset", "") and any(isinstance(each, StopEarly) for each in trainer.callbacks):
+        changes["num_steps"] = min(
+            run.num_steps, 16
+        )  # an iteration has as many updates as a rollout has rows
     if "-pixels" in trainer.settings.env:  # frames are drawn by the processor, a tenth of a second each
         trainer.settings = trainer.settings.replace(num_envs=1, num_steps=4, buffer_size=1_000)
         run = dataclasses.replace(trainer.settings.run, eval=False, save_model=False)
