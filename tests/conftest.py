@@ -15,6 +15,7 @@ sys.dont_write_bytecode = False
 
 from forking import Forks  # noqa: E402
 
+from whorl.core import registry  # noqa: E402
 from whorl.distributed import process  # noqa: E402
 
 LAUNCH = process._launch
@@ -57,3 +58,17 @@ def started() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "_launch", LAUNCH)
         yield
+
+
+@pytest.fixture
+def own_registry() -> Iterator[None]:
+    """What a test registers is forgotten after it; what the package registers when it is imported, once, stays."""
+    before = {kind: dict(names) for kind, names in registry._registered.items()}
+    yield
+    for kind, names in registry._registered.items():
+        ours = {
+            name: thing
+            for name, thing in names.items()
+            if name not in before[kind] and getattr(thing, "__module__", "").startswith("whorl.")
+        }
+        registry._registered[kind] = {**before[kind], **ours}

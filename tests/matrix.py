@@ -3,8 +3,8 @@
 `make test-matrix` runs all rows, `python tests/matrix.py 3.10-oldest` one. *Oldest* is every package at the lower bound
 of pyproject.toml, *newest* what pip chooses without bounds, *pinned* the torch of constraints.txt. A row whose Python
 or packages can't be had on this machine is named and left out. From PyPI torch comes with CUDA, about 6 GB for a
-row, so an environment is deleted after its tests unless `--keep` is given; `MATRIX_PIP="--extra-index-url
-https://download.pytorch.org/whl/cpu"` takes builds for CPUs.
+row, so an environment is deleted after its tests unless `--keep` is given, which also takes one that was kept before;
+`MATRIX_PIP="--extra-index-url https://download.pytorch.org/whl/cpu"` takes builds for CPUs.
 """
 
 import argparse
@@ -91,40 +91,41 @@ def interpreter(version: str) -> str | None:
     return None
 
 
-def run(row: Row, tests: list[str], keep: bool) -> str:
-    """Passed, failed, or why it could not be run."""
+def install(row: Row, folder: Path, own: str) -> str:
+    """Fill a new virtual environment; why that failed, or nothing."""
     python = interpreter(row.python)
     if python is None:
         return f"not run: there is no Python {row.python} on this machine"
-    folder = FOLDER / row.name
-    own = str(folder / "bin" / "python")
     constraints = FOLDER / f"{row.name}.txt"
     constraints.parent.mkdir(parents=True, exist_ok=True)
     constraints.write_text("\n".join(row.constraints()) + "\n")
+    subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
+    command = [own, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+    command += ["-c", str(constraints), *shlex.split(os.environ.get("MATRIX_PIP", ""))]
+    done = subprocess.run(
+        [*command, "-e", str(ROOT), "pytest", "pytest-xdist"], capture_output=True, text=True
+    )
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        return f"not run: pip can't install it: {(errors or [done.stderr[-300:]])[0]}"
+    (folder / "installed").touch()
+    return ""
+
+
+def run(row: Row, tests: list[str], keep: bool, processes: int) -> str:
+    """Passed, failed, or why it could not be run."""
+    folder = FOLDER / row.name
+    own = str(folder / "bin" / "python")
     try:
-        subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
-        install = [
-            own,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "-c",
-            str(constraints),
-        ]
-        install += [*shlex.split(os.environ.get("MATRIX_PIP", "")), "-e", str(ROOT), "pytest", "pytest-xdist"]
-        done = subprocess.run(install, capture_output=True, text=True)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            return f"not run: pip can't install it: {(errors or [done.stderr[-300:]])[0]}"
+        if not (keep and (folder / "installed").exists()) and (reason := install(row, folder, own)):
+            return reason
         versions = subprocess.run([own, "-c", SHOWN], capture_output=True, text=True, cwd=ROOT)
         if versions.returncode:
             return f"not run: torch can't be imported: {versions.stderr.strip().splitlines()[-1]}"
         names = zip(("Python", "torch", "Gymnasium", "numpy"), versions.stdout.split())
         sys.stdout.write(f"{row.name}: {', '.join(map(' '.join, names))}\n")
         sys.stdout.flush()
-        command = [own, "-m", "pytest", "-n", "2", "-q", "-m", "not full and not gpu", *tests]
+        command = [own, "-m", "pytest", "-n", str(processes), "-q", "-m", "not full and not gpu", *tests]
         done = subprocess.run(
             command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         )
@@ -141,11 +142,12 @@ def main() -> int:
     parser.add_argument("rows", nargs="*", metavar="ROW", help="names such as 3.10-oldest")
     parser.add_argument("--tests", nargs="+", default=list(TESTS))
     parser.add_argument("--keep", action="store_true", help="leave the virtual environments in build/matrix")
+    parser.add_argument("--processes", type=int, default=2, help="of pytest; 0: none besides its own")
     args = parser.parse_args()
     if unknown := set(args.rows) - {row.name for row in ROWS}:
         parser.error(f"no row is called {min(unknown)}; choose from {', '.join(row.name for row in ROWS)}")
     rows = [row for row in ROWS if not args.rows or row.name in args.rows]
-    ends = {row.name: run(row, args.tests, args.keep) for row in rows}
+    ends = {row.name: run(row, args.tests, args.keep, args.processes) for row in rows}
     sys.stdout.write("".join(f"{name}: {end}\n" for name, end in ends.items()))
     return int("FAILED" in ends.values())
 

@@ -4,7 +4,6 @@ import re
 import shutil
 import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from whorl.core.spec import Array, Continuous, Spec, differences
 from whorl.settings.presets import rules
 from whorl.state import checkpoint
 
+pytestmark = pytest.mark.usefixtures("own_registry")
+
 SMALL = {
     "n_workers": 2,
     "workers": 0,
@@ -36,10 +37,6 @@ SMALL = {
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs go into runs/ of the working directory, as they do for users."""
     monkeypatch.chdir(tmp_path)
-    import_module(
-        "whorl.algorithms.ppo"
-    )  # what the package itself registers must be there before the copy is made
-    monkeypatch.setattr(registry, "_registered", {k: dict(v) for k, v in registry._registered.items()})
 
 
 @pytest.fixture(scope="module")

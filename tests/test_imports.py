@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
+@cache
 def imported(path: Path, everywhere: bool = True) -> set[str]:
     """Dotted names that a file imports; with `everywhere` false, those of the top level only."""
     text = ast.parse(path.read_text("utf-8"))

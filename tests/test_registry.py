@@ -2,17 +2,17 @@
 
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from whorl.core import registry
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, construct, only_trusted, register, registered, resolve
 from whorl.nets.losses import value_loss
+
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 
 class Residual(nn.Module):
@@ -35,14 +35,6 @@ def mypkg(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "mypkg", package)
     monkeypatch.setitem(sys.modules, "mypkg.nets", nets)
     return nets
-
-
-@pytest.fixture(autouse=True)
-def _clean_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    import_module(
-        "whorl.algorithms.ppo"
-    )  # what the package itself registers must be there before the copy is made
-    monkeypatch.setattr(registry, "_registered", {k: dict(v) for k, v in registry._registered.items()})
 
 
 def test_register_works_as_a_call_and_as_a_decorator() -> None:

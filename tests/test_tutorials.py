@@ -34,7 +34,6 @@ from whorl import cli, hub
 from whorl.bench import bench, cell
 from whorl.bench.bench import Bench, Benched
 from whorl.bench.suite import check_runs, read_suite
-from whorl.core import registry
 from whorl.core.errors import WhorlError
 from whorl.envs.adapter import adapter_of
 from whorl.envs.adapters.imported import WARP
@@ -115,7 +114,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page_folder(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def page_folder(
+    tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, own_registry: None
+) -> Iterator[Path]:
     """A folder with what commands name; afterwards whatever the page registered is forgotten."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Trainer, "train", shortened)
@@ -145,16 +146,8 @@ def page_folder(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "builds" / "3DBall.x86_64").chmod(0o755)
     with suppress(ImportError):  # a package registers its ids once, when it is imported
         import_module("pybullet_envs_gymnasium")
-    before = {kind: dict(names) for kind, names in registry._registered.items()}
     ids, worlds = set(gymnasium.registry), set(WORLDS)
     yield tmp_path
-    for kind, known in before.items():
-        names = registry._registered[kind]
-        for name in set(names) - set(known):
-            if not getattr(names[name], "__module__", "").startswith(
-                "whorl."
-            ):  # those are imported only once
-                del names[name]
     for id in set(gymnasium.registry) - ids:
         gymnasium.registry.pop(id)
     for id in set(WORLDS) - worlds:
@@ -360,6 +353,10 @@ def shortened(trainer: Trainer) -> Result:
     if not (0 < run.total_timesteps - trainer.steps <= WHOLE or 0 < run.max_iterations <= 10):
         trainer.callbacks.append(StopEarly())
     changes = {"workers": 0, "n_eval_episodes": 1, "quiet": True, "tensorboard": False}
+    if getattr(run, "dataset", "") and any(isinstance(each, StopEarly) for each in trainer.callbacks):
+        changes["num_steps"] = min(
+            run.num_steps, 16
+        )  # an iteration has as many updates as a rollout has rows
     if "-pixels" in trainer.settings.env:  # frames are drawn by the processor, a tenth of a second each
         trainer.settings = trainer.settings.replace(num_envs=1, num_steps=4, buffer_size=1_000)
         run = dataclasses.replace(trainer.settings.run, eval=False, save_model=False)

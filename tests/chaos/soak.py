@@ -213,20 +213,34 @@ class Training:
         return path.read_bytes().count(b"\n") if path and path.exists() else 0
 
     def tree(self) -> list[psutil.Process]:
-        """The processes of the training besides the learner; on Ray the actors, which belong to the nodes."""
+        """The processes of the training besides the learner; on Ray the actors, which belong to the nodes.
+
+        Not the nodes' own processes, such as ray::RuntimeEnvAgent: a node ends itself when one of them is missing, the
+        head with the whole cluster.
+        """
         assert self.process is not None
         found = []
         with suppress(psutil.Error):
             found = psutil.Process(self.process.pid).children(recursive=True)
         for process in psutil.Process().children(recursive=True) if self.cluster else ():
             with suppress(psutil.Error):
-                if "ray::" in " ".join(process.cmdline()) and process not in found:
+                if "ray::RayHost" in " ".join(process.cmdline()) and process not in found:
                     found.append(process)
         return found
 
     def ended(self) -> bool:
         assert self.process is not None
         return self.process.poll() is not None
+
+    def said(self) -> str:
+        """What the newest process has written."""
+        return self.log.read_bytes()[self._output :].decode(errors="replace")
+
+    def lost(self) -> bool:
+        """Whether Ray has ended the learner, because it lost its node, and a sentence says so."""
+        return self.cluster is not None and wait_for(
+            lambda: "was ended from outside Python" in self.said(), 30.0
+        )
 
     def settle(self, expected: tuple[int, ...] = ()) -> int:
         """After the end of the process: its status is one that it may have, and nothing of it is left."""
@@ -237,8 +251,10 @@ class Training:
             self.problem(f"did not end within {PATIENCE:.0f} s")
             self.process.kill()
             status = self.process.wait()
-        text = self.log.read_bytes()[self._output :].decode(errors="replace")
-        if status not in (2, *expected):
+        text = self.said()
+        if status == 1 and self.lost():
+            self.soak.happened("lost")
+        elif status not in (2, *expected):
             self.problem(f"ended with status {status}: {text[-1500:]}")
         elif status == 2 and not any(line.startswith("whorl: ") for line in text.splitlines()):
             self.problem(f"ended with status 2 and no sentence: {text[-1500:]}")
@@ -542,10 +558,10 @@ def draw_memory(soak: Soak, path: Path) -> None:
 # Ray
 
 
-def add_node(cluster: Any) -> None:
+def add_node(cluster: Any, **more: Any) -> None:
     from whorl.distributed.ray import LOOPBACK
 
-    options = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    options = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False, **more}
     for attempt in range(8):  # a busy machine exceeds the time that Ray gives a node to start
         try:
             cluster.add_node(node_ip_address=LOOPBACK, **options)
@@ -564,8 +580,12 @@ def ray_cluster() -> Iterator[Any]:
     )
     from ray.cluster_utils import Cluster
 
+    from whorl.distributed.ray import PATIENT
+
     cluster = Cluster()
-    for _ in range(3):  # the first one holds the cluster's directory, and stays
+    # The first one holds the cluster's directory, and stays. That a node was removed is known after five seconds.
+    add_node(cluster, _system_config={**PATIENT, "health_check_period_ms": 1000})
+    for _ in range(2):
         add_node(cluster)
     try:
         yield cluster

@@ -11,6 +11,8 @@ sys.path.append(str(Path(__file__).parent))
 import soak
 import trouble
 
+from whorl.core.watch import FAREWELL
+
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="signals, /proc and mounts of Linux"
 )
@@ -90,3 +92,55 @@ def test_steps_of_an_environment_are_counted_where_its_end_can_not_undo_them(tmp
         for _ in range(100):
             leaky.step(0)
     assert list(tmp_path.glob("leak-*"))
+
+
+class Shown:
+    """A process as psutil shows it."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def cmdline(self) -> list[str]:
+        return list(self.words)
+
+
+def on_ray(folder: Path) -> soak.Training:
+    return soak.Training(soak.Soak(folder, folder / "disk", False, 0), "ray", cluster=object())
+
+
+def test_of_a_ray_node_only_the_actors_are_troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node ends itself with any process of its own, and the head with it the cluster."""
+    actor = Shown("ray::RayHost.call")
+    all_of_them = [Shown("raylet"), Shown("ray::RuntimeEnvAgent"), Shown("ray::DashboardAgent"), actor]
+    training = on_ray(tmp_path)
+    training.process = subprocess.Popen(["true"])
+    training.process.wait()
+    monkeypatch.setattr(soak.psutil, "Process", lambda pid=0: Tree([] if pid else all_of_them))
+    assert training.tree() == [actor]
+
+
+class Tree:
+    def __init__(self, below: list[Shown]) -> None:
+        self.below = below
+
+    def children(self, recursive: bool) -> list[Shown]:
+        return self.below
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "problems", "lost"),
+    [
+        (FAREWELL.format(pid=7), 1, 0, 1),
+        ("Traceback (most recent call last):", 1, 1, 0),
+        ("whorl: an environment raised", 2, 0, 0),
+    ],
+)
+def test_a_learner_that_ray_ended_is_resumed_and_any_other_status_1_is_a_problem(
+    said: str, status: int, problems: int, lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak, "wait_for", lambda what, seconds: what())
+    training = on_ray(tmp_path)
+    training.log.write_text(said + "\n")
+    training.process = subprocess.Popen([sys.executable, "-Sc", f"raise SystemExit({status})"])
+    assert training.settle() == status
+    assert (len(training.soak.problems), training.soak.events["lost"]) == (problems, lost)

@@ -354,7 +354,9 @@ def test_options_of_memory_keep_the_contracts(options: str) -> None:
         check(found)
 
 
-@pytest.mark.parametrize("options", ["prioritized", "prioritized-n-step"])
+@pytest.mark.parametrize(
+    "options", [pytest.param("prioritized", marks=pytest.mark.full), "prioritized-n-step"]
+)
 @pytest.mark.parametrize("rule", some(REPLAYED))
 def test_truncation_is_no_termination_with_priorities_and_n_steps(rule: str, options: str) -> None:
     conformance.tells_truncation_from_termination(plain(rule, **options_of(rule, options)))

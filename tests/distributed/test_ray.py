@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import psutil
 import pytest
 import sockets
 import torch
+import yaml
 
 import whorl
 from whorl.core.errors import ConfigError, EnvError, WhorlError
 from whorl.distributed import fleet as fleets
 from whorl.distributed.actor import Role
 from whorl.distributed.fleet import Fleet, FleetCollector, gpu_share
-from whorl.distributed.ray import LOOPBACK
+from whorl.distributed.ray import LOOPBACK, PATIENT, _same_signals, connect
 from whorl.distributed.remote import RestartPolicy
 from whorl.envs.make import find
 from whorl.settings.merge import configure
@@ -64,11 +66,13 @@ def cluster() -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        # That a node is gone is known after five seconds in place of fifteen.
-        quick = {"health_check_period_ms": 1000}
+        # That a node's process has ended is known after five seconds in place of fifteen. One that is only slow to
+        # answer is waited for: Ray would end this process, and with it all tests to come.
+        quick = {**PATIENT, "health_check_period_ms": 1000}
         found = Cluster()
-        add_node(found, _system_config=quick)
-        add_node(found)
+        with _same_signals():  # else SIGTERM would end the nodes, and this process with them
+            add_node(found, _system_config=quick)
+            add_node(found)
         yield found
         found.shutdown()
 
@@ -167,6 +171,67 @@ class Broken(gymnasium.Env):
 
     def step(self, action: Any) -> Any:
         raise RuntimeError("the joint is jammed")
+
+
+def test_sigterm_does_what_it_did_before_ray_was_asked() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with _same_signals():
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as ray.init does
+    assert signal.getsignal(signal.SIGTERM) == before
+    with pytest.raises(SystemExit) as left, _same_signals():
+        sys.exit(int(signal.SIGTERM))  # as it does if one comes while it connects
+    assert left.value.code == 143
+
+
+def test_connecting_to_a_cluster_leaves_the_signals_alone(cluster: Any) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    found, connected, _ = connect(cluster.address, 0)
+    found.shutdown()
+    assert connected and signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_run_whose_node_is_lost_says_so_and_is_resumed(tmp_path: Path) -> None:
+    """Ray ends the learner with status 1 and prints nothing."""
+    command = [sys.executable, "-m", "whorl"]
+    train = [
+        "train",
+        "impala",
+        "CartPole-v1",
+        "--actors",
+        "1",
+        "--num-envs",
+        "2",
+        "--ray",
+        "local",
+        "--log-freq",
+        "1",
+    ]
+    train += [
+        "--total-timesteps",
+        "1000000000",
+        "--checkpoint-freq",
+        "200",
+        "--no-eval",
+        "--runs",
+        str(tmp_path),
+    ]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with open(tmp_path / "log", "w") as log:
+        run = subprocess.Popen([*command, *train], env=environ, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: run.poll() is not None or any(tmp_path.glob("*/checkpoint_*/metadata.yaml")))
+        (raylet,) = (p for p in psutil.Process(run.pid).children(recursive=True) if p.name() == "raylet")
+        raylet.kill()
+        assert run.wait(600) == 1
+    finally:
+        run.kill()
+    wait_until(lambda: "was ended from outside Python" in (tmp_path / "log").read_text())
+    (folder,) = tmp_path.glob("*/config.yaml")
+    steps = yaml.safe_load(max(folder.parent.glob("checkpoint_*/metadata.yaml")).read_text())["steps"]
+    resume = ["resume", str(folder.parent), "--total-timesteps", str(steps + 2000)]
+    assert subprocess.run([*command, *resume], env=environ, timeout=600).returncode == 0
 
 
 def test_an_environment_that_raises_is_tried_a_few_times_and_then_named(cluster: Any, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Adapters: every library is found through the registry, and users add their own."""
 
 import importlib
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,8 @@ from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.adapters.vectorized import BatchedVector
 from whorl.envs.make import find
 from whorl.envs.native import Quadrotor
+
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 torch.set_num_threads(1)
 
@@ -37,13 +38,6 @@ class LabAdapter(Adapter):
 
     def ids(self) -> list[str]:
         return ["lab/CartPole-v1"]
-
-
-@pytest.fixture(autouse=True)
-def _forget_what_a_test_registers() -> Iterator[None]:
-    before = dict(registry._registered["adapter"])
-    yield
-    registry._registered["adapter"] = before
 
 
 @pytest.mark.parametrize(

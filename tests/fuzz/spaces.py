@@ -1,8 +1,10 @@
-"""Random spaces, nested to any depth, through check, train, act, save and load."""
+"""Random spaces, nested to any depth, through check, train, act, save, load and export."""
 
 import random
 import sys
+from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +119,21 @@ def travel(draw: random.Random, folder: Path) -> str:
         assert unfit or findings == [str(error)], f"{name}: {error}; check found {findings}"
         raise
     assert not findings, f"training works, but check found {findings}"
-    acts(env, result.run_dir, draw.randrange(1000))
+    seed, policy = draw.randrange(1000), whorl.restore(result.run_dir)
+    acts(env, policy, whorl.restore(result.run_dir), seed)
+    if find_spec("safetensors"):
+        policy.export(folder / "policy.safetensors")
+        acts(env, whorl.restore(result.run_dir), whorl.restore(folder / "policy.safetensors"), seed)
+    if draw.random() > 0.3:  # to trace one takes a second
+        return "acts"
+    with suppress(WhorlError):  # what can not be traced is refused in one sentence
+        policy.export(folder / "policy.ts")
+        torch.jit.load(folder / "policy.ts")
     return "acts"
 
 
-def acts(env: Tiny, run: Path, seed: int) -> None:
-    """The loaded policy gives actions of the environment's space, the same ones after it is loaded again."""
-    policy, again = whorl.restore(run), whorl.restore(run)
+def acts(env: Tiny, policy: Any, again: Any, seed: int) -> None:
+    """A policy gives actions of the environment's space, and so does the same one after it was saved and loaded."""
     obs, _ = env.reset(seed=seed)
     for step in range(6):
         action, other = (each.act(obs, deterministic=step % 2 == 0) for each in (policy, again))

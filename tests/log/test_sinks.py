@@ -110,7 +110,7 @@ def test_a_batch_that_failed_is_sent_again_in_order_with_one_warning(
         warnings.simplefilter("always")
         logger = HTTP(tmp_path, settings(http_url=receiver.url))
         logger.write({"steps": 0})
-        assert receiver.arrived.wait(10)
+        assert receiver.arrived.wait(600)
         for steps in range(1, 500):
             logger.write({"steps": steps})
         logger.close()
@@ -148,7 +148,7 @@ def test_writing_does_not_wait_for_a_server_that_hangs_and_the_queue_is_bounded(
     sender = Sender(hang, "nowhere")
     for steps in range(50):
         sender.add({"steps": steps})
-    assert entered.wait(10)
+    assert entered.wait(600)
     assert len(sender._rows) == 5
     with pytest.warns(RuntimeWarning, match="50 rows of metrics did not reach nowhere"):
         sender.close()

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from whorl.core import registry
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, register
 from whorl.core.spec import Array, Discrete, Spec
@@ -15,10 +14,7 @@ from whorl.ops.schedules import schedule
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
 
-
-@pytest.fixture(autouse=True)
-def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", {k: dict(v) for k, v in registry._registered.items()})
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 
 def factor(part: Any, progress: float) -> float:

@@ -62,7 +62,7 @@ class Watch:
             self.wrong.append(f"asked {request.url}")
 
 
-def until(page: Any, expression: str, seconds: float = 60.0) -> None:
+def until(page: Any, expression: str, seconds: float = 600.0) -> None:
     """Wait until an expression is true; `wait_for_function` would need what the policy of the page forbids."""
     end = time.monotonic() + seconds
     while not page.evaluate(expression):

@@ -59,7 +59,7 @@ def test_a_run_is_found_followed_and_stopped(tmp_path: Path) -> None:
             assert process.stdout is not None and process.stdout.readline()
             own(root / "ppo_1", process.pid)
             page.click("#stop")
-            assert process.wait(30) == 7
+            assert process.wait(600) == 7
         page.wait_for_selector("#resume")
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         assert watch.wrong == []

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 from page_runs import add_pictures, make_run, own, row, write_rows
 
+from whorl.cli import main
 from whorl.core.errors import WhorlError
 from whorl.page import assets, guard
 from whorl.page.server import FIRST_RUNS, Desk, listen, make_app
@@ -256,7 +257,7 @@ def test_stop_sends_sigterm_to_the_owner(client: Any, tmp_path: Path) -> None:
         own(run, process.pid)
         assert "is being trained by" in post(client, "/api/resume", {"name": "a"}).json()["error"]
         assert post(client, "/api/stop", {"name": "a"}).json() == {"state": "stopping"}
-        assert process.wait(20) == 7
+        assert process.wait(600) == 7
 
 
 def test_a_learner_is_stopped_with_its_population(tmp_path: Path) -> None:
@@ -313,6 +314,22 @@ def test_the_next_free_port_is_taken() -> None:
             assert port < second.getsockname()[1] <= port + 50
     with pytest.raises(WhorlError, match="no address of this machine"):
         listen("203.0.113.9", 8765)
+
+
+@pytest.mark.parametrize(("words", "address"), [([], "127.0.0.1"), (["--host", "0.0.0.0"], "0.0.0.0")])
+def test_the_page_listens_on_loopback_alone_unless_asked(
+    words: list[str], address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvicorn, found = pytest.importorskip("uvicorn"), []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: found.extend(addresses(sockets)))
+    assert main(["serve", str(tmp_path), "--port", "0", *words]) == 0
+    assert found == [address]
+
+
+def addresses(sockets: list[socket.socket]) -> list[str]:
+    return [
+        each.getsockname()[0] for each in sockets if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    ]
 
 
 def test_files_of_the_page_name_no_other_host() -> None:

@@ -36,7 +36,7 @@ def test_a_run_is_stopped_and_resumed(tmp_path: Path) -> None:
         while not row["steps"]:
             row = wait_for_state(client, desk, "a", "running")
         post(client, "/api/stop", {"name": "a"})
-        assert process.wait(120) == 143
+        assert process.wait(600) == 143
     stopped = wait_for_state(client, desk, "a", "stopped")
     assert list((tmp_path / "runs" / "a").glob("checkpoint_*"))
     limit = int(stopped["steps"]) + 2000

@@ -214,7 +214,7 @@ def test_one_that_waits_for_something_else_keeps_nobody_from_being_alone() -> No
         thread = threading.Thread(target=other)
         with gate.paused():
             thread.start()
-            assert free.wait(60)
+            assert free.wait(600)
     thread.join(60)
     assert not thread.is_alive()
 

@@ -175,7 +175,7 @@ def test_without_a_display_there_is_a_page_and_its_address_is_said(monkeypatch: 
 
 
 def get(url: str, **headers: str) -> Any:
-    return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30)
+    return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=600)
 
 
 def test_the_page_streams_frames_to_this_machine_only() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -24,6 +25,7 @@ MACHINES = {"cpu": 2, "gpu": 16}
 """hardware and cores"""
 
 
+@cache
 def chain(name: str) -> list[tuple[str, dict[str, Any]]]:
     """A preset's file and those that it inherits from, itself first."""
     found = read_yaml((resources.files("whorl.presets") / f"{name}.yaml").read_text("utf-8"), name)

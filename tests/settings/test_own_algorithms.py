@@ -16,7 +16,6 @@ import whorl
 from whorl.agents.agent import Acted, Agent, Context, Updated
 from whorl.algorithms.ppo import PPO, PPOConfig
 from whorl.cli import main
-from whorl.core import registry
 from whorl.core.errors import ConfigError
 from whorl.core.registry import only_trusted
 from whorl.core.tree import Tree
@@ -24,14 +23,9 @@ from whorl.data.batch import Batch
 from whorl.settings.merge import configure
 from whorl.settings.schema import LearningRate, Range
 
+pytestmark = pytest.mark.usefixtures("own_registry")
+
 SMALL = {"num_envs": 2, "num_steps": 16, "batch_size": 32, "max_iterations": 1, "quiet": True, "eval": False}
-
-
-@pytest.fixture(autouse=True)
-def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in registry.known("component"):  # a module registers itself once, so not in the copy
-        registry.resolve("component", name)
-    monkeypatch.setattr(registry, "_registered", {k: dict(v) for k, v in registry._registered.items()})
 
 
 @dataclass(frozen=True)

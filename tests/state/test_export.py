@@ -356,5 +356,5 @@ def test_the_example_needs_neither_torch_nor_whorl(tmp_path: Path) -> None:
     policy.export(tmp_path / "policy.onnx")
     examples = str(Path(__file__).parents[2] / "examples")
     code = PLAYER.format(examples=examples, path=str(tmp_path / "policy.onnx"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.stdout.split("\n")[:2] == ["2", "[]"], done.stderr

@@ -42,7 +42,10 @@ class Packed:
     def gather(self, gradients: Sequence[Tensor]) -> None:
         """Take over gradients that are elsewhere."""
         if gradients is not self.gradients:
-            torch._foreach_copy_(self.gradients, tuple(gradients))
+            with (
+                torch.no_grad()
+            ):  # views from `split` may be written only there; older versions of torch insist
+                torch._foreach_copy_(self.gradients, tuple(gradients))
 
 
 def fits(parameters: Sequence[nn.Parameter], others: Iterable[nn.Parameter]) -> bool:

@@ -53,12 +53,21 @@ def agents(folder: Path = FOLDER) -> dict[str, Card]:
     return {path.stem: _read(path) for path in sorted(folder.glob("*.yaml"))}
 
 
+def names(folder: Path = FOLDER) -> list[str]:
+    """The names of all agents; unlike `agents` this reads no file."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def card_of(name: str, folder: Path = FOLDER) -> Card | None:
+    """The card of an agent; None where there is no agent of this name."""
+    return _read(folder / f"{name}.yaml") if name in names(folder) else None
+
+
 def load(name: str, folder: Path = FOLDER, device: str = "cpu") -> tuple[SavedPolicy, Card]:
     """The policy of an agent in the box, and its card."""
     path = folder / f"{name}.yaml"
     if not path.is_file():
-        known = [entry.stem for entry in folder.glob("*.yaml")]
-        raise ConfigError(f"there is no agent {name!r} in the box; {nearest(name, known)}")
+        raise ConfigError(f"there is no agent {name!r} in the box; {nearest(name, names(folder))}")
     card, weights = _read(path), folder / f"{name}.pt"
     if not weights.is_file() or files.sha256(weights) != card.sha256:
         raise CheckpointError(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from whorl.box.cards import FOLDER, Card, agents
+from whorl.box.cards import FOLDER, Card, card_of, names
 from whorl.core.errors import CheckpointError, nearest
 from whorl.state import checkpoint
 from whorl.state.runfolder import MOST_NAMES, RUNS, find_run, resolve_run, run_names, run_of
@@ -51,8 +51,7 @@ def find_policy(name: str | Path, runs: Path = RUNS, box: Path = FOLDER) -> Name
         raise CheckpointError(
             "the name of the run is empty; name a run (whorl list --runs) or an agent (whorl list --agents)"
         )
-    path, known = Path(name), agents(box)
-    card = known.get(str(name))
+    path, card = Path(name), card_of(str(name), box)
     folder = find_run(name, runs)
     if folder is not None and (card is None or _is_run(folder) or folder.parent == runs.resolve()):
         return Named(str(name), folder)
@@ -68,13 +67,13 @@ def find_policy(name: str | Path, runs: Path = RUNS, box: Path = FOLDER) -> Name
             f"{path} holds no settings, so Whorl can't read it; name a run, a checkpoint, an agent in the box, or a "
             f"file of whorl export --format safetensors"
         )
-    hint = nearest(path.name, {*run_names(runs), *known}, MOST_NAMES)
+    hint = nearest(path.name, {*run_names(runs), *names(box)}, MOST_NAMES)
     raise CheckpointError(f"no run {str(name)!r}, and no agent of that name; {hint}")
 
 
 def find_folder(name: str | Path, runs: Path = RUNS) -> Path:
     """The run or checkpoint folder that `name` stands for, where a policy alone is not enough."""
-    if str(name) and not (str(name) in agents() or Path(name).is_file()):
+    if str(name) and not (str(name) in names() or Path(name).is_file()):
         return resolve_run(name, runs)
     found = find_policy(name, runs)
     if not found.path.is_dir():

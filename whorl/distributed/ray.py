@@ -7,8 +7,10 @@ dies is started again wherever there is room; if there is none, it waits for a n
 import importlib.util
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,10 +23,14 @@ from torch import Tensor
 from whorl.core import tree
 from whorl.core.errors import ConfigError, EnvError, missing_extra
 from whorl.core.tree import Tree
+from whorl.core.watch import Watch
 from whorl.distributed.remote import MISTAKES, RemoteDied, RemoteError, SlotLost
 from whorl.distributed.tensors import Layout, array, padded, tensor_of, views
 
 LOOPBACK = "127.0.0.1"
+PATIENT = {"health_check_timeout_ms": 60_000}
+"""of a cluster that is started here: a node is not taken for dead because all cores are busy. Whether its process has
+ended is noticed as quickly as before."""
 
 
 class RayHost:
@@ -155,6 +161,7 @@ class RayBackend:
         self._ray, self._connected, self.dashboard = connect(address, cpus)
         self.host: str = self._ray.util.get_node_ip_address()
         self._remotes: list[RayRemote] = []
+        self._watch = Watch()
 
     @property
     def gpus(self) -> float:
@@ -197,6 +204,7 @@ class RayBackend:
         if self._connected:
             self._connected = False
             self._ray.shutdown()
+        self._watch.close()
 
 
 def _text(error: Exception) -> str:
@@ -218,9 +226,14 @@ def connect(address: str, cpus: int) -> tuple[Any, bool, str]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
         dashboard = importlib.util.find_spec("aiohttp_cors") is not None  # comes with ray[default]
-        with _loopback(), _same_path():
+        with _loopback(), _same_path(), _same_signals():
             context = ray.init(
-                "local", num_cpus=cpus, include_dashboard=dashboard, dashboard_host=LOOPBACK, **quiet
+                "local",
+                num_cpus=cpus,
+                include_dashboard=dashboard,
+                dashboard_host=LOOPBACK,
+                _system_config=PATIENT,
+                **quiet,
             )
         if ray.util.get_node_ip_address() != LOOPBACK:
             ray.shutdown()
@@ -229,7 +242,7 @@ def connect(address: str, cpus: int) -> tuple[Any, bool, str]:
             )
     else:
         try:
-            with _loopback() if _on_loopback(ray, address) else nullcontext():
+            with _loopback() if _on_loopback(ray, address) else nullcontext(), _same_signals():
                 context = ray.init(address, **quiet)
         except ConnectionError as error:
             raise EnvError(f"{error}: {error.__cause__}" if error.__cause__ else f"{error}") from error
@@ -289,3 +302,19 @@ def _same_path() -> Iterator[None]:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+@contextmanager
+def _same_signals() -> Iterator[None]:
+    """Keep what SIGTERM does: `ray.init` lets it end the process with status 15, and nothing is saved."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as left:  # it came meanwhile
+        raise SystemExit(128 + signal.SIGTERM) if left.code == signal.SIGTERM else left from None
+    finally:
+        if before is not None:  # else it was not set from Python
+            signal.signal(signal.SIGTERM, before)
