@@ -41,7 +41,7 @@ class Packed:
 
     def gather(self, gradients: Sequence[Tensor]) -> None:
         """Take over gradients that are elsewhere."""
-        if gradients is not self.gradients:
+        if gradients[0] is not self.gradients[0]:
             torch._foreach_copy_(self.gradients, tuple(gradients))
 
 
