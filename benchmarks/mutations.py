@@ -1716,12 +1716,12 @@ MUTATIONS: list[Mutation] = [
         "data/test_sequences.py algorithms/test_recurrent_agents.py algorithms/test_dqn.py",
         Bug(
             "next rows are the current ones",
-            "self._rows(1, self.shape[0] + 1), ahead",
-            "self._rows(0, self.shape[0]), ahead",
+            "self._rows(1, self.shape[0] + 1, self.ahead)",
+            "self._rows(0, self.shape[0], self.ahead)",
         ),
         Bug(
             "n-step rows are not looked up",
-            "return replace(self._rows(1, self.shape[0] + 1), ahead=self.ahead)",
+            "return self._rows(1, self.shape[0] + 1, self.ahead)",
             "return self._rows(1, self.shape[0] + 1)",
         ),
     ),
@@ -1847,6 +1847,26 @@ MUTATIONS: list[Mutation] = [
         "agents/test_packed.py",
         Bug("RMSprop forgets too fast", "value=1 - alpha)", "value=alpha)"),
         Bug("RMSprop with momentum is packed", "any(group[key] for key in RMSPROP_EXTRAS)", "False"),
+    ),
+    *planted(
+        "ops/by_hand.py",
+        "algorithms/test_dqn.py",
+        Bug("large errors are not clipped", "slope = error.clamp(-delta, delta)", "slope = error.clone()"),
+        Bug("the Huber loss ignores weights", "slope.mul_(weight).div_(len(error))", "slope.div_(len(error))"),
+    ),
+    *planted(
+        "agents/by_hand.py",
+        "algorithms/test_dqn.py",
+        Bug(
+            "double selects with the target network by hand",
+            "select = self._online.forward(after) if self._agent.cfg.double else next_q",
+            "select = next_q",
+        ),
+        Bug(
+            "targets from the online network by hand",
+            "next_q = self._target.forward(after)",
+            "next_q = self._online.forward(after)",
+        ),
     ),
     *planted(
         "ops/by_hand.py",
