@@ -363,13 +363,13 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "hard update copies the other way",
-            "    if into:\n        torch._foreach_copy_(into, source)\n    _copy_buffers_(target, online)",
-            "    if into:\n        torch._foreach_copy_(source, into)\n    _copy_buffers_(target, online)",
+            "    if into:\n        torch._foreach_copy_(into, source)\n    into, source",
+            "    if into:\n        torch._foreach_copy_(source, into)\n    into, source",
         ),
         Bug(
             "buffers of targets are never copied",
-            "        torch._foreach_lerp_(into, source, tau)\n    _copy_buffers_(target, online)",
-            "        torch._foreach_lerp_(into, source, tau)",
+            "        if self._buffers[0]:\n            torch._foreach_copy_(*self._buffers)\n",
+            "",
         ),
     ),
     *planted(
@@ -1852,7 +1852,9 @@ MUTATIONS: list[Mutation] = [
         "ops/by_hand.py",
         "algorithms/test_dqn.py",
         Bug("large errors are not clipped", "slope = error.clamp(-delta, delta)", "slope = error.clone()"),
-        Bug("the Huber loss ignores weights", "slope.mul_(weight).div_(len(error))", "slope.div_(len(error))"),
+        Bug(
+            "the Huber loss ignores weights", "slope.mul_(weight).div_(len(error))", "slope.div_(len(error))"
+        ),
     ),
     *planted(
         "agents/by_hand.py",
@@ -1940,7 +1942,7 @@ MUTATIONS: list[Mutation] = [
             "(updates + 1) % self.interval == 0",
             "updates % self.interval == 0",
         ),
-        Bug("targets always copy", "polyak_(target, online, self.tau)", "polyak_(target, online, 1.0)"),
+        Bug("targets always copy", "follow(self.tau)", "follow(1.0)"),
         Bug("target_memory is never read", "if not self.own_memory:", "if False:"),
         Bug("targets are trained", "copy.deepcopy(online).requires_grad_(False)", "copy.deepcopy(online)"),
     ),
