@@ -26,7 +26,7 @@ def replay_step(
     own: Any = agent
     loss, error, q, *more = own.by_hand.get("critic", agent.critic_loss)(batch, noise)
     agent.minimize("critic", loss, agent.cfg.max_grad_norm)
-    value = loss.loss if isinstance(loss, ByHand) else loss.detach()
+    value: Any = loss.loss if isinstance(loss, ByHand) else loss.detach()
     metrics: dict[str, Tensor] = {"loss/critic": value, "q/mean": q}
     for further in more:
         metrics |= further

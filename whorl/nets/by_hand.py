@@ -63,7 +63,7 @@ class Dense:
 
 def dense(backbone: Backbone, last: Any, gradients: dict[int, Tensor]) -> Dense | None:
     """The passes of a network; None unless it is an MLP over one vector with a linear layer at its end."""
-    torso = backbone.torso
+    torso: Any = backbone.torso
     if not _is_known(torso) or not _reads_a_vector(backbone) or type(last) is not nn.Linear:
         return None
     return Dense(torso, last, gradients)
@@ -72,7 +72,7 @@ def dense(backbone: Backbone, last: Any, gradients: dict[int, Tensor]) -> Dense 
 def dense_q(critic: Any, gradients: dict[int, Tensor] | None) -> Dense | None:
     """The passes of a Q network, to be evaluated only where `gradients` is None; None unless it is a plain MLP over one
     vector with one output for every action."""
-    head = critic.advantage
+    head: Any = critic.advantage
     if type(critic) is not QNetwork or critic.columns != 1 or critic.value is not None:
         return None
     torso = critic.backbone.torso
