@@ -78,9 +78,12 @@ def dense_q(critic: Any, gradients: dict[int, Tensor] | None) -> Dense | None:
     torso = critic.backbone.torso
     if type(torso) is not MLP or len(torso.layers) or type(critic.norm) is not nn.Identity:
         return None
-    if not _reads_a_vector(critic.backbone) or type(head) is not QHead or not _is_known(head.hidden):
+    if not _reads_a_vector(critic.backbone) or type(head) is not QHead:
         return None
-    return Dense(head.hidden, head.last, gradients) if type(head.last) is nn.Linear else None
+    hidden: Any = head.hidden
+    if not _is_known(hidden) or type(head.last) is not nn.Linear:
+        return None
+    return Dense(hidden, head.last, gradients)
 
 
 def _is_known(torso: Any) -> bool:
