@@ -363,13 +363,13 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "hard update copies the other way",
-            "    if into:\n        torch._foreach_copy_(into, source)\n    _copy_buffers_(target, online)",
-            "    if into:\n        torch._foreach_copy_(source, into)\n    _copy_buffers_(target, online)",
+            "    if into:\n        torch._foreach_copy_(into, source)\n    into, source",
+            "    if into:\n        torch._foreach_copy_(source, into)\n    into, source",
         ),
         Bug(
             "buffers of targets are never copied",
-            "        torch._foreach_lerp_(into, source, tau)\n    _copy_buffers_(target, online)",
-            "        torch._foreach_lerp_(into, source, tau)",
+            "        if self._buffers[0]:\n            torch._foreach_copy_(*self._buffers)\n",
+            "",
         ),
     ),
     *planted(
@@ -1722,12 +1722,12 @@ MUTATIONS: list[Mutation] = [
         "data/test_sequences.py algorithms/test_recurrent_agents.py algorithms/test_dqn.py",
         Bug(
             "next rows are the current ones",
-            "self._rows(1, self.shape[0] + 1), ahead",
-            "self._rows(0, self.shape[0]), ahead",
+            "self._rows(1, self.shape[0] + 1, self.ahead)",
+            "self._rows(0, self.shape[0], self.ahead)",
         ),
         Bug(
             "n-step rows are not looked up",
-            "return replace(self._rows(1, self.shape[0] + 1), ahead=self.ahead)",
+            "return self._rows(1, self.shape[0] + 1, self.ahead)",
             "return self._rows(1, self.shape[0] + 1)",
         ),
     ),
@@ -1856,6 +1856,28 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "ops/by_hand.py",
+        "algorithms/test_dqn.py",
+        Bug("large errors are not clipped", "slope = error.clamp(-delta, delta)", "slope = error.clone()"),
+        Bug(
+            "the Huber loss ignores weights", "slope.mul_(weight).div_(len(error))", "slope.div_(len(error))"
+        ),
+    ),
+    *planted(
+        "agents/by_hand.py",
+        "algorithms/test_dqn.py",
+        Bug(
+            "double selects with the target network by hand",
+            "select = self._online.forward(after) if self._agent.cfg.double else next_q",
+            "select = next_q",
+        ),
+        Bug(
+            "targets from the online network by hand",
+            "next_q = self._target.forward(after)",
+            "next_q = self._online.forward(after)",
+        ),
+    ),
+    *planted(
+        "ops/by_hand.py",
         "algorithms/test_a2c.py",
         Bug("the policy gradient descends", ".div_(-len(weight))", ".div_(len(weight))"),
     ),
@@ -1926,7 +1948,7 @@ MUTATIONS: list[Mutation] = [
             "(updates + 1) % self.interval == 0",
             "updates % self.interval == 0",
         ),
-        Bug("targets always copy", "polyak_(target, online, self.tau)", "polyak_(target, online, 1.0)"),
+        Bug("targets always copy", "follow(self.tau)", "follow(1.0)"),
         Bug("target_memory is never read", "if not self.own_memory:", "if False:"),
         Bug("targets are trained", "copy.deepcopy(online).requires_grad_(False)", "copy.deepcopy(online)"),
     ),

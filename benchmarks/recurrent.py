@@ -236,7 +236,7 @@ def contestant(name: str, args: argparse.Namespace) -> None:
     torch.backends.cuda.matmul.allow_tf32 = True  # as a run does by default
     if name.startswith("whorl"):
         keep_freed_memory()
-    serve(CONTESTANTS[name](args), args.count)
+    serve(CONTESTANTS[name](args), args.count, processor_time=args.processor_time)
 
 
 def measure(memory: str, length: int, batch: int, threads: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -271,6 +271,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--count", type=int, default=10, help="updates in a round")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--processor-time", action="store_true", help="for one thread on a shared machine")
     parser.add_argument("--settings", type=json.loads, default={})
     parser.add_argument("--only", nargs="*", choices=CONTESTANTS, help="contestants")
     parser.add_argument("--contestant", default="", help=argparse.SUPPRESS)

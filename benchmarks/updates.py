@@ -3,7 +3,8 @@
 Same shapes, nets (256x256), batch and ring contents; the contestants take turns, each in a process of its own, and the
 median of the rounds counts. An update is: draw a batch, learn, move the targets. The share of the machine's matrix
 products says how far the rest is from free: products of the shapes that the update needs, nothing else, measured beside
-it. Agents that value choices (`dqn`, `rainbow`, ...) learn from Atari's four frames of 84x84, with batches of 32.
+it. Agents that value choices (`dqn`, `rainbow`, ...) learn from Atari's four frames of 84x84, with batches of 32, or
+with `--vectors` from vectors, with the same nets of 64x64 and batches of 32 as Stable-Baselines3's DQN.
 """
 
 import argparse
@@ -30,6 +31,17 @@ from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
 
 ROWS = 10_000
+SMALL = {
+    "batch_size": 32,
+    "hidden_sizes": [64, 64],
+    "n_step": 1,
+    "double": False,
+    "learning_rate": 1e-4,
+    "target_update_interval": 2500,
+    "max_grad_norm": 10.0,
+}
+"""of agents that value choices and learn from vectors: as Stable-Baselines3's DQN, which moves its targets every 10,000
+steps and learns in every fourth"""
 
 
 def ours(
@@ -37,7 +49,8 @@ def ours(
 ) -> Callable[[int], None]:
     """A function that makes some updates."""
     device = torch.device(args.device)
-    pixels = issubclass(algorithm_class(algorithm)[1].Config, ValueConfig)  # type: ignore[attr-defined]
+    choices = issubclass(algorithm_class(algorithm)[1].Config, ValueConfig)  # type: ignore[attr-defined]
+    pixels = choices and not args.vectors
     bounds = (1.0,) * args.actions
     spec = Spec(Array((args.obs,)), Continuous((args.actions,), tuple(-b for b in bounds), bounds), 1)
     given = {
@@ -50,6 +63,9 @@ def ours(
     if pixels:
         spec = Spec(Array((4, 84, 84), "uint8", 0, 255, 4), Discrete(args.actions), 1)
         given = {**given, "batch_size": 32, **args.settings}
+    elif choices:
+        spec = Spec(Array((args.obs,)), Discrete(args.actions), 1)
+        given = {**given, **SMALL, **args.settings}
     settings = configure(algorithm, "ALE/Pong-v5" if pixels else "benchmark", given)
     streams = Streams(0, (device,))
     agent = build_agent(settings, spec).prepare(
@@ -70,8 +86,8 @@ def ours(
         Batch(
             obs=frames if pixels else torch.randn(ROWS + 1, 1, args.obs),
             reset=place == 0,
-            action=torch.zeros(ROWS, 1, dtype=torch.int64)
-            if pixels
+            action=torch.randint(args.actions, (ROWS, 1))
+            if choices
             else torch.rand(ROWS, 1, args.actions) * 2 - 1,
             reward=torch.randn(ROWS, 1),
             continues=place[:-1] < period - 1,
@@ -93,9 +109,10 @@ def ours(
 class Still(gymnasium.Env):
     """Spaces only."""
 
-    def __init__(self, obs: int, actions: int) -> None:
+    def __init__(self, obs: int, actions: int, choices: bool) -> None:
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (obs,), np.float32)
-        self.action_space = gymnasium.spaces.Box(-1, 1, (actions,), np.float32)
+        box = gymnasium.spaces.Box(-1, 1, (actions,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(actions) if choices else box
 
     def reset(self, **_: Any) -> Any:
         return np.zeros(self.observation_space.shape, np.float32), {}
@@ -116,30 +133,35 @@ def theirs(algorithm: str, args: argparse.Namespace) -> Callable[[int], None] | 
         "td3": stable_baselines3.TD3,
         "ddpg": stable_baselines3.DDPG,
         "tqc": sb3_contrib.TQC,
+        **({"dqn": stable_baselines3.DQN, "qr_dqn": sb3_contrib.QRDQN} if args.vectors else {}),
     }
     if algorithm not in classes:
         return None
-    extra: dict[str, Any] = {"net_arch": [256, 256]}
+    choices = algorithm in ("dqn", "qr_dqn")
+    extra: dict[str, Any] = {"net_arch": [64, 64] if choices else [256, 256]}
+    batch = SMALL["batch_size"] if choices else args.batch
     if algorithm == "tqc":
         extra |= {"n_critics": 5, "n_quantiles": 25}
     model = classes[algorithm](
         "MlpPolicy",
-        Still(args.obs, args.actions),
+        Still(args.obs, args.actions, choices),
         buffer_size=2 * ROWS,
-        batch_size=args.batch,
+        batch_size=batch,
         device=args.device,
         policy_kwargs=extra,
-        learning_rate=3e-4,
+        learning_rate=SMALL["learning_rate"] if choices else 3e-4,
     )
     model._setup_learn(1, None)
     rng = np.random.default_rng(0)
     for _ in range(ROWS):
         rows = rng.standard_normal((2, 1, args.obs), np.float32)
         action = rng.uniform(-1, 1, (1, args.actions)).astype(np.float32)
+        if choices:
+            action = rng.integers(args.actions, size=1)
         model.replay_buffer.add(rows[0], rows[1], action, rng.standard_normal(1), np.zeros(1), [{}])
 
     def run(count: int) -> None:
-        model.train(gradient_steps=count, batch_size=args.batch)
+        model.train(gradient_steps=count, batch_size=batch)
         if args.device == "cuda":
             torch.cuda.synchronize()
 
@@ -194,7 +216,7 @@ def contestant(name: str, algorithm: str, args: argparse.Namespace) -> None:
     if name.startswith("whorl"):
         keep_freed_memory()
     run = CONTESTANTS[name](algorithm, args)  # type: ignore[operator]
-    serve(run, args.count, max(20, args.count // 4))
+    serve(run, args.count, max(20, args.count // 4), args.processor_time)
 
 
 def measure(algorithm: str, threads: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -237,6 +259,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--count", type=int, default=100, help="updates in a round")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--vectors", action="store_true", help="agents that value choices learn from vectors")
+    parser.add_argument("--processor-time", action="store_true", help="for one thread on a shared machine")
     parser.add_argument("--settings", type=json.loads, default={})
     parser.add_argument("--out", default="")
     parser.add_argument("--contestant", default="", help=argparse.SUPPRESS)

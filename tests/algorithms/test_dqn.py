@@ -30,8 +30,10 @@ from value_blocks import (
 
 from whorl.algorithms.dqn import DQN
 from whorl.core.errors import ConfigError
+from whorl.core.registry import Part
 from whorl.core.spec import Array, Continuous, MultiDiscrete, Spec
 from whorl.data.batch import Batch
+from whorl.ops.by_hand import huber_loss
 from whorl.settings.merge import configure
 
 NONE: dict[str, Any] = {"online": {}, "select": {}, "target": {}}
@@ -453,6 +455,7 @@ def priorities(alpha: float, beta: float) -> tuple[Any, Any, dict[int, Tensor], 
         learning_rate=0.0,
         **settings,
     )
+    agent.by_hand.clear()  # which does not ask the network that is replaced here
     says(agent.target_critic, lambda obs: torch.zeros(*obs.shape[:-1], 2, 1))
     # With a learning rate of 0 errors stay what they are.
     rollout, _ = scripted(agent, 7)
@@ -508,6 +511,68 @@ def test_weights_take_back_the_bias_of_a_prioritized_draw() -> None:
 
 
 # Wrong settings
+
+
+# Gradients without autograd
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"double": True, "hidden_sizes": (16, 8), "activation": "tanh", "rescale_values": True},
+        {"loss": Part("huber", {"delta": 0.1}), "hidden_sizes": (8, 8), "max_grad_norm": 0.1},
+        {"loss": Part("squared"), "activation": "elu", "n_step": 3},
+    ],
+)
+def test_gradients_written_by_hand_are_those_of_autograd(settings: dict[str, Any]) -> None:
+    settings = {"learning_rate": 0.01, "target_update_interval": 2, **settings}
+    by_hand, plain = (build(DQN, **settings) for _ in range(2))
+    assert set(by_hand.by_hand) == {"critic"}
+    plain.by_hand.clear()
+    for seed in range(4):
+        weight = torch.rand(6, generator=torch.Generator().manual_seed(seed))
+        one, two = (
+            learn(agent, reweighted(transitions(agent, seed=seed), weight)) for agent in (by_hand, plain)
+        )
+        assert one.metrics.keys() == two.metrics.keys()
+        for name, value in two.metrics.items():
+            torch.testing.assert_close(one.metrics[name], value, msg=name)
+        torch.testing.assert_close(one.priority, two.priority)
+    for (name, found), expected in zip(by_hand.named_parameters(), plain.parameters()):
+        torch.testing.assert_close(found, expected, msg=name)
+
+
+def test_a_huber_loss_and_its_derivative_by_hand() -> None:
+    value, weight = torch.tensor([3.0, 0.5, -4.0, 1.0]), torch.tensor([1.0, 1.0, 2.0, 0.0])
+    loss, slope = huber_loss(value, torch.zeros(4), weight, delta=2.0)
+    # 2 * (3 - 1), 0.5^2 / 2, 2 * (4 - 1) twice, and one that does not count, of four rows
+    assert float(loss) == pytest.approx((4 + 0.125 + 12) / 4)
+    assert slope.tolist() == pytest.approx([2 / 4, 0.5 / 4, -4 / 4, 0.0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dueling": True},
+        {"noisy": True},
+        {"layer_norm": True},
+        {"munchausen": 0.9},
+        {"memory": "lstm"},
+        {"activation": "gelu"},
+        {"optimizer": SGD},
+        {"trunk_network": Part("residual")},
+        {"loss": Part("torch.nn.SmoothL1Loss", {"reduction": "none"})},
+    ],
+)
+def test_other_networks_losses_and_optimizers_use_autograd(settings: dict[str, Any]) -> None:
+    assert not build(DQN, **settings).by_hand
+
+
+@pytest.mark.parametrize("name", ["critic_loss", "target", "bellman_target"])
+def test_what_a_subclass_defines_is_used(name: str) -> None:
+    other = type("Other", (DQN,), {name: lambda self, *given: getattr(DQN, name)(self, *given)})
+    assert not build(other).by_hand
 
 
 def test_other_actions_than_one_choice_are_refused_in_one_sentence() -> None:

@@ -56,3 +56,20 @@ def test_a_rollout_that_waits_is_a_copy() -> None:
     waiting.add(rollout)
     rollout.obs.fill_(1)  # the collector writes the next one there
     assert waiting._pending is not None and not waiting._pending.obs.any()
+
+
+def test_a_rollout_that_waits_can_still_be_cut() -> None:
+    rows = {"reward": torch.zeros(3, 2), "keep": torch.ones(3, 2), "mask": torch.ones(3, 2)}
+    rollout = Batch(
+        obs=torch.zeros(4, 2, 1), reset=torch.zeros(4, 2) > 0, action=torch.zeros(3, 2, 1), **rows
+    )
+    waiting = Rollouts(Discounting(0.99, (), True), device="cpu", overlaps=True)
+    waiting.cut()
+    assert not waiting.waits
+    waiting.add(rollout)
+    assert waiting.waits and waiting._pending is not None
+    waiting.cut(torch.tensor([False, True]))
+    assert waiting._pending.keep.tolist() == [[1, 1], [1, 1], [1, 0]]
+    waiting.cut()
+    assert waiting._pending.keep.tolist() == [[1, 1], [1, 1], [0, 0]]
+    assert rollout.keep.all()  # the collector's own rows stay

@@ -176,6 +176,20 @@ def test_a_run_can_be_asked_for_more(case: str, tmp_path: Path) -> None:
     assert_same(state(once.run_dir)["agent"], state(more.run_dir)["agent"])
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_returns_do_not_go_on_where_environments_without_snapshots_begin_new_episodes(
+    overlap: bool, tmp_path: Path
+) -> None:
+    settings = {**SMALL, "reset_every": 10**6, "workers": 2, "overlap_rollouts": overlap}
+    saved = state(start("Forgetful-v0", settings, tmp_path).run_dir)
+    running = saved["agent"]["module"]["rewards.running"]
+    waiting = saved["experience"]["pending"]
+    if overlap:  # the last rollout is merged after the resume: from the returns before it, and up to its end
+        assert running.any() and not waiting["keep"][-1].any() and waiting["keep"].any()
+    else:
+        assert not running.any() and not waiting
+
+
 def test_a_budget_that_is_spent_already_is_said(tmp_path: Path) -> None:
     run = start("CartPole-v1", {**SMALL, "max_iterations": 2}, tmp_path)
     with pytest.warns(UserWarning, match=r"total_timesteps counts from its start, so 10 adds none"):

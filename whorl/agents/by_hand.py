@@ -1,4 +1,4 @@
-"""Losses of PPO and A2C without autograd, where actor and critic are small MLPs on a CPU.
+"""Losses of PPO, A2C and DQN without autograd, where the networks are small MLPs on a CPU.
 
 There autograd's operations cost more than their arithmetic. The formulas are in `whorl.ops.by_hand`.
 """
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from whorl.agents.optimizers import ByHand
 from whorl.core.registry import Part
-from whorl.data.batch import Rows
-from whorl.nets.by_hand import Dense, dense
+from whorl.core.tree import Tree
+from whorl.data.batch import Batch, Rows
+from whorl.nets.by_hand import Dense, dense, dense_q
 from whorl.nets.policy import CategoricalHead, GaussianHead
-from whorl.ops.by_hand import PolicyRows, categorical_surrogate, gaussian_surrogate, squared_loss
+from whorl.ops.by_hand import PolicyRows, categorical_surrogate, gaussian_surrogate, huber_loss, squared_loss
 from whorl.ops.losses import masked_normalize
 
 
@@ -113,3 +114,41 @@ def losses_by_hand(
         if net is not None:
             found["critic"] = CriticByHand(net, gradients)
     return found
+
+
+class QByHand:
+    """Loss and gradients of a Q network: E[loss(Q(s, a) - y)], y by `bellman_target` of the agent."""
+
+    def __init__(self, agent: Any, online: Dense, target: Dense, gradients: dict[int, Tensor]) -> None:
+        self._agent, self._online, self._target = agent, online, target
+        self._gradients = tuple(gradients.values())
+        part = Part.of(agent.cfg.loss)
+        self._delta = part.options.get("delta", 1.0) if part.name == "huber" else None
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, noise: Tree) -> tuple[ByHand, Tensor, Tensor]:
+        """What `critic_loss` returns."""
+        shape, after = batch.shape, batch.next.selected.flatten(0, 1)
+        next_q = self._target.forward(after)
+        select = self._online.forward(after) if self._agent.cfg.double else next_q
+        target = self._agent.bellman_target(batch, next_q.unflatten(0, shape), select.unflatten(0, shape))
+        outputs = self._online.forward(batch.now.selected.flatten(0, 1))  # [N, choices]
+        action = batch.action.reshape(-1, 1)
+        q, y, weight = outputs.gather(-1, action).squeeze(-1), target.flatten(), batch.weight.flatten()
+        if self._delta is None:
+            loss, slope = squared_loss(q, y, weight)
+        else:
+            loss, slope = huber_loss(q, y, weight, self._delta)
+        self._online.backward(torch.zeros_like(outputs).scatter_(-1, action, slope.unsqueeze(-1)))
+        return ByHand(self._gradients, loss), (q - y).abs_().view(shape), q.mean()
+
+
+def q_loss_by_hand(agent: Any, cls: Any) -> dict[str, Any]:
+    """The critic's loss by optimizer, if `agent` has that of `cls` and its network and loss are written out."""
+    names = ("critic_loss", "target", "bellman_target")
+    gradients, loss = agent.packed_gradients("critic"), Part.of(agent.cfg.loss)
+    known = loss.name in ("huber", "squared") and not agent.cfg.munchausen
+    if not gradients or not known or any(getattr(type(agent), n) is not getattr(cls, n) for n in names):
+        return {}
+    online, target = dense_q(agent.critic, gradients), dense_q(agent.target_critic, None)
+    return {} if online is None or target is None else {"critic": QByHand(agent, online, target, gradients)}

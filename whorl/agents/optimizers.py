@@ -44,6 +44,8 @@ class ByHand:
     """The gradients of a loss for the parameters of an optimizer, in its order, computed without autograd."""
 
     gradients: tuple[Tensor, ...]
+    loss: Tensor | None = None
+    """its value, where it is not returned beside"""
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,9 @@ class Packed:
 
     def gather(self, gradients: Sequence[Tensor]) -> None:
         """Take over gradients that are elsewhere."""
-        if gradients is not self.gradients:
-            with (
-                torch.no_grad()
-            ):  # views from `split` may be written only there; older versions of torch insist
+        if gradients[0] is not self.gradients[0]:
+            # `split` gives views that older versions of torch let nobody write to outside of no_grad.
+            with torch.no_grad():
                 torch._foreach_copy_(self.gradients, tuple(gradients))
 
 

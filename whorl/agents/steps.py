@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from whorl.agents.agent import Updated, captured
+from whorl.agents.optimizers import ByHand
 from whorl.agents.protocols import ReplayAgent
 from whorl.data.batch import Batch
 
@@ -18,16 +19,17 @@ def replay_step(
     train_actor: bool = False,
     tune_weight: bool = False,
 ) -> Updated:
-    """One step along `critic_loss`, one of a weight in that loss if `tune_weight`, one of the actor if `train_actor`
-    (`improve_actor`), and of the target networks."""
+    """One step along `critic_loss` (or its equal without autograd, `by_hand`), one of a weight in that loss if
+    `tune_weight`, one of the actor if `train_actor` (`improve_actor`), and of the target networks."""
     batch = agent.prepare_batch(batch)
     noise = agent.draw(batch)
-    loss, error, q, *more = agent.critic_loss(batch, noise)
+    own: Any = agent
+    loss, error, q, *more = own.by_hand.get("critic", agent.critic_loss)(batch, noise)
     agent.minimize("critic", loss, agent.cfg.max_grad_norm)
-    metrics: dict[str, Tensor] = {"loss/critic": loss.detach(), "q/mean": q}
+    value: Any = loss.loss if isinstance(loss, ByHand) else loss.detach()
+    metrics: dict[str, Tensor] = {"loss/critic": value, "q/mean": q}
     for further in more:
         metrics |= further
-    own: Any = agent
     if tune_weight:
         metrics |= own.tune_weight(metrics)
     if train_actor:

@@ -7,7 +7,7 @@ from torch import nn
 
 from whorl.agents.families import OffPolicyConfig
 from whorl.nets.backbone import BackboneNet
-from whorl.ops.targets import polyak_
+from whorl.ops.targets import Polyak
 
 Net = TypeVar("Net", bound=BackboneNet)
 
@@ -23,11 +23,14 @@ class TargetNetworks:
         self.tau, self.interval = cfg.tau, cfg.target_update_interval
         self.own_memory = cfg.target_memory
         self.pairs: list[tuple[BackboneNet, BackboneNet]] = []
+        self._moves: list[Polyak] | None = None
+        self._copies: list[Polyak] = []
 
     def add(self, online: Net, target: Net | None = None) -> Net:
         """The target of `online`: a copy without gradients, unless a `target` is given."""
         target = copy.deepcopy(online).requires_grad_(False) if target is None else target
         self.pairs.append((online, target))
+        self._moves = None
         return target
 
     def due(self, updates: int) -> bool:
@@ -36,12 +39,15 @@ class TargetNetworks:
 
     def update_(self, move: bool) -> None:
         """Move all targets towards their online networks if `move`."""
+        if self._moves is None:  # not before the first update: until then, tensors may move to a device
+            self._moves = [Polyak(target, online) for online, target in self.pairs]
+            if not self.own_memory:
+                self._copies = [Polyak(_memory(target), _memory(online)) for online, target in self.pairs]
         if move:
-            for online, target in self.pairs:
-                polyak_(target, online, self.tau)
-        if not self.own_memory:
-            for online, target in self.pairs:
-                polyak_(_memory(target), _memory(online), 1.0)
+            for follow in self._moves:
+                follow(self.tau)
+        for copy_memory in self._copies:
+            copy_memory(1.0)
 
 
 def _memory(net: BackboneNet) -> nn.Module:

@@ -10,6 +10,7 @@ Dueling heads and noisy layers are options of the network, priorities and n-step
 Differs from the papers: Adam; with n-step returns only the log-probability of the first action is added.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, pure
+from whorl.agents.by_hand import q_loss_by_hand
 from whorl.agents.families import MunchausenConfig
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
@@ -56,6 +58,11 @@ class DQN(Agent):
         self.target_critic = self.targets.add(self.critic)
         self.add_optimizers(critic=cfg.learning_rate)
 
+    def prepare(self, device: torch.device | str, seeds: Callable[[str], torch.Generator]) -> "DQN":
+        super().prepare(device, seeds)
+        self.by_hand = q_loss_by_hand(self, DQN)
+        return self
+
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_values(self, obs, memory, context)
 
@@ -86,6 +93,10 @@ class DQN(Agent):
         """y = r + discount * Q'(s', a*) [T, B]"""
         next_q = self.target_critic(batch.next, noise["target"]).squeeze(-1)  # [T, B, choices]
         select = self.critic(batch.next, noise["select"]).squeeze(-1) if self.cfg.double else next_q
+        return self.bellman_target(batch, next_q, select)
+
+    def bellman_target(self, batch: Batch, next_q: Tensor, select: Tensor) -> Tensor:
+        """y [T, B] from Q'(s', .) and from the values that select a*, both [T, B, choices]"""
         value = pick(next_q, best(select, allowed(batch.next, self.spec)))
         return bootstrap(batch.reward, batch.discount, value, self.cfg.rescale_values)
 

@@ -156,7 +156,7 @@ class Batch:
     @property
     def next(self) -> Rows:
         """Rows 1..T: their successors, or the rows that n-step returns bootstrap from."""
-        return replace(self._rows(1, self.shape[0] + 1), ahead=self.ahead)
+        return self._rows(1, self.shape[0] + 1, self.ahead)
 
     @property
     def all(self) -> Rows:
@@ -181,16 +181,23 @@ class Batch:
             return self.all
         now = torch.arange(count, device=self.mask.device).unsqueeze(1).expand(self.shape)
         after = now + 1 if self.ahead is None else self.ahead
-        return replace(self._rows(0, 2 * count), ahead=torch.cat((now, after)))
+        return self._rows(0, 2 * count, torch.cat((now, after)))
 
-    def _rows(self, start: int, stop: int) -> Rows:
+    def _rows(self, start: int, stop: int, ahead: Tensor | None = None) -> Rows:
         return Rows(
-            self.obs, self.reset, self.memory, self.burn_in, start, stop, self.last, summaries=self.summaries
+            *(self.obs, self.reset, self.memory, self.burn_in, start, stop, self.last, ahead),
+            summaries=self.summaries,
         )
 
     def replace(self, **changes: Any) -> "Batch":
         """The same batch with some fields changed."""
-        return replace(self, **changes)
+        if not changes.keys() <= self.__dict__.keys():
+            raise TypeError(f"a batch has no {min(changes.keys() - self.__dict__.keys())}")
+        # Not dataclasses.replace, which takes as long as several operations of a small network.
+        found = object.__new__(Batch)
+        found.__dict__.update(self.__dict__)
+        found.__dict__.update(changes)
+        return found
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on `device`."""

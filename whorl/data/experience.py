@@ -44,6 +44,11 @@ class Experience(Protocol):
         """This share of the training budget is spent; called before every iteration, for schedules."""
         return
 
+    @property
+    def waits(self) -> bool:
+        """Whether the newest rollout has not been learned from at all, because that happens beside the next one."""
+        return False
+
     def cut(self, where: Tensor | None = None) -> None:
         """The next rollout does not continue the newest rows in the environments `where` [B], by default in all."""
         return

@@ -46,6 +46,15 @@ class Rollouts(Experience):
         shared = moved.mask is rollout.mask  # the collector may write the next rollout there
         self._pending = moved.replace(**tree.clone(moved.tensors())) if self.overlaps and shared else moved
 
+    @property
+    def waits(self) -> bool:
+        return self._pending is not None
+
+    def cut(self, where: Tensor | None = None) -> None:
+        """See `Experience`. The rollout that waits then ends in its last row, as at the end of an episode."""
+        if self._pending is not None:
+            self._pending.keep[-1, slice(None) if where is None else where] = 0
+
     def due(self) -> Iterator[tuple[str, Batch]]:
         if self._pending is not None:
             batch, self._pending = self._pending, None

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from whorl.nets.backbone import Backbone, Flat
 from whorl.nets.layers import MLP
+from whorl.nets.q_network import QHead, QNetwork
 
 SLOPES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     F.elu: lambda gradient, output: torch.ops.aten.elu_backward(gradient, 1.0, 1.0, 1.0, True, output),
@@ -24,16 +25,19 @@ class Dense:
     """The hidden layers of a backbone and a linear layer after them, over rows [N, I].
 
     Args:
-        gradients: where `backward` writes, for each parameter of the network by its id.
+        gradients: where `backward` writes, for each parameter of the network by its id; None for a network that is
+            only evaluated.
     """
 
-    def __init__(self, torso: MLP, last: nn.Linear, gradients: dict[int, Tensor]) -> None:
+    def __init__(self, torso: MLP, last: nn.Linear, gradients: dict[int, Tensor] | None) -> None:
         self.activation, self.slope = torso.activation, SLOPES[torso.activation]
         self.layers: list[Any] = [*torso.layers, last]
         parameters = [(layer.weight.detach(), layer.bias.detach()) for layer in self.layers]
         self._forward = [(bias, weight.t()) for weight, bias in parameters]
         self._weights = [weight for weight, _ in parameters]
-        self._into = [(gradients[id(layer.weight)], gradients[id(layer.bias)]) for layer in self.layers]
+        self._into: list[tuple[Tensor, Tensor]] = []
+        if gradients is not None:
+            self._into = [(gradients[id(layer.weight)], gradients[id(layer.bias)]) for layer in self.layers]
         self._values: list[Tensor] = []
 
     def forward(self, value: Tensor) -> Tensor:
@@ -59,11 +63,34 @@ class Dense:
 
 def dense(backbone: Backbone, last: Any, gradients: dict[int, Tensor]) -> Dense | None:
     """The passes of a network; None unless it is an MLP over one vector with a linear layer at its end."""
-    torso, encoder = backbone.torso, backbone.encoder
-    if type(torso) is not MLP or torso.norms is not None or torso.activation not in SLOPES:
-        return None
-    if type(encoder) is not Flat or not encoder.vector or backbone.memories or backbone.beside is not None:
-        return None
-    if type(last) is not nn.Linear:
+    torso: Any = backbone.torso
+    if not _is_known(torso) or not _reads_a_vector(backbone) or type(last) is not nn.Linear:
         return None
     return Dense(torso, last, gradients)
+
+
+def dense_q(critic: Any, gradients: dict[int, Tensor] | None) -> Dense | None:
+    """The passes of a Q network, to be evaluated only where `gradients` is None; None unless it is a plain MLP over one
+    vector with one output for every action."""
+    head: Any = critic.advantage
+    if type(critic) is not QNetwork or critic.columns != 1 or critic.value is not None:
+        return None
+    torso = critic.backbone.torso
+    if type(torso) is not MLP or len(torso.layers) or type(critic.norm) is not nn.Identity:
+        return None
+    if not _reads_a_vector(critic.backbone) or type(head) is not QHead:
+        return None
+    hidden: Any = head.hidden
+    if not _is_known(hidden) or type(head.last) is not nn.Linear:
+        return None
+    return Dense(hidden, head.last, gradients)
+
+
+def _is_known(torso: Any) -> bool:
+    return type(torso) is MLP and torso.norms is None and torso.activation in SLOPES
+
+
+def _reads_a_vector(backbone: Backbone) -> bool:
+    encoder = backbone.encoder
+    plain = type(encoder) is Flat and encoder.vector
+    return plain and not backbone.memories and backbone.beside is None

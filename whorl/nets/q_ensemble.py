@@ -178,7 +178,7 @@ class EnsembleMLP(nn.Module):
             if number == self.join and action is not None:
                 value = torch.cat((value, action.expand(members, *action.shape)), -1)
             # Not baddbmm, which first expands the bias to the size of the result.
-            value = torch.bmm(value, weight).add_(bias)
+            value = _product(value, weight).add_(bias)
             if number == last:
                 break
             if noise:
@@ -188,6 +188,14 @@ class EnsembleMLP(nn.Module):
                 value = torch.addcmul(shift, F.layer_norm(value, value.shape[-1:]), scale)
             value = self.activation(value)
         return value
+
+
+def _product(value: Tensor, weight: Tensor) -> Tensor:
+    """[members, rows, inputs] times [members, inputs, outputs]."""
+    if weight.shape[-1] > 1 or value.device.type != "cpu":
+        return torch.bmm(value, weight)
+    # With one output, a CPU takes eight times as long for the batched product, and for both of its gradients.
+    return torch.stack([torch.mm(*pair) for pair in zip(value.unbind(), weight.unbind())])
 
 
 class Separate(nn.Module):

@@ -90,6 +90,17 @@ def squared_loss(value: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor,
     return torch.dot(slope, error) / (2 * len(error)), slope.div_(len(error))
 
 
+def huber_loss(value: Tensor, target: Tensor, weight: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+    """mean(weight * huber(Q - y)) of rows [N], and its derivative by Q.
+
+    huber(e) = s * (e - s / 2),   d huber / de = s = clamp(e, -delta, delta)
+    """
+    error = value - target
+    slope = error.clamp(-delta, delta)
+    size = torch.add(error, slope, alpha=-0.5).mul_(slope)
+    return size.mul_(weight).mean(), slope.mul_(weight).div_(len(error))
+
+
 def _objective(log_prob: Tensor, rows: PolicyRows, clip: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """The log ratio, in place of log pi(a); -mean(weight * min(r * A, A + clip * |A|)); its derivative by log pi(a):
     that of the ratio is the ratio, and 0 where the objective is clipped. Without `clip`: see `Surrogate`."""

@@ -6,18 +6,31 @@ import torch
 from torch import Tensor, nn
 
 
-@torch.no_grad()
-def polyak_(target: nn.Module, online: nn.Module, tau: float) -> None:
+class Polyak:
     """target <- (1 - tau) * target + tau * online for parameters (Lillicrap et al. 2016, arXiv:1509.02971).
 
-    Buffers (running statistics, counters) are copied, not averaged.
+    Buffers (running statistics, counters) are copied, not averaged. The tensors are listed once: for small networks,
+    that takes longer than the arithmetic. Later calls need the same tensors, updated in place.
     """
-    into, source = _pairs(list(target.parameters()), list(online.parameters()))
-    if into and into[0].device.type == "cuda":
-        torch._foreach_lerp_(pieces(into), pieces(source), tau)
-    elif into:
-        torch._foreach_lerp_(into, source, tau)
-    _copy_buffers_(target, online)
+
+    def __init__(self, target: nn.Module, online: nn.Module) -> None:
+        self._parameters = _pairs(list(target.parameters()), list(online.parameters()))
+        self._buffers = _pairs(list(target.buffers()), list(online.buffers()))
+
+    @torch.no_grad()
+    def __call__(self, tau: float) -> None:
+        into, source = self._parameters
+        if into and into[0].device.type == "cuda":
+            torch._foreach_lerp_(pieces(into), pieces(source), tau)
+        elif into:
+            torch._foreach_lerp_(into, source, tau)
+        if self._buffers[0]:
+            torch._foreach_copy_(*self._buffers)
+
+
+def polyak_(target: nn.Module, online: nn.Module, tau: float) -> None:
+    """See `Polyak`."""
+    Polyak(target, online)(tau)
 
 
 @torch.no_grad()
@@ -26,10 +39,6 @@ def hard_update_(target: nn.Module, online: nn.Module) -> None:
     into, source = _pairs(list(target.parameters()), list(online.parameters()))
     if into:
         torch._foreach_copy_(into, source)
-    _copy_buffers_(target, online)
-
-
-def _copy_buffers_(target: nn.Module, online: nn.Module) -> None:
     into, source = _pairs(list(target.buffers()), list(online.buffers()))
     if into:
         torch._foreach_copy_(into, source)

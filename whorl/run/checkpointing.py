@@ -145,7 +145,10 @@ class Checkpointing:
     def _forget_episodes(self) -> None:
         self.counters.resets += 1
         self.parts.acting.collector.episode_statistics.forget()
-        self.parts.agent.forget()
+        if self.parts.experience.waits:
+            self.parts.experience.cut()  # the agent forgets these episodes when it learns from their last rows
+        else:
+            self.parts.agent.forget()
 
     def _exact(self) -> bool:
         """Whether a resumed run would repeat what comes next: environments have snapshots or were all reset."""
