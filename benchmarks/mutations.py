@@ -613,8 +613,8 @@ MUTATIONS: list[Mutation] = [
         Bug("normalize_advantage is never read", "if self.cfg.normalize_advantage:", "if False:"),
         Bug(
             "the critic is fitted to its successor",
-            "self.value_error(value[:-1], target)",
-            "self.value_error(value[1:], target)",
+            "self.value_loss(value[:-1], target)",
+            "self.value_loss(value[1:], target)",
         ),
         Bug(
             "the critic's loss of a shared trunk has no weight",

@@ -24,7 +24,7 @@ def test_the_oldest_row_of_the_matrix_has_the_lower_bounds_of_the_package() -> N
 def test_a_python_that_is_not_here_is_named() -> None:
     assert matrix.interpreter(".".join(map(str, sys.version_info[:2])))
     row = matrix.Row("3.99", "newest")
-    assert matrix.run(row, [], False) == "not run: there is no Python 3.99 on this machine"
+    assert matrix.run(row, [], False, processes=1) == "not run: there is no Python 3.99 on this machine"
 
 
 _spec = importlib.util.spec_from_file_location("tests_conftest", Path(__file__).parent / "conftest.py")

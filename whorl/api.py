@@ -42,7 +42,7 @@ from whorl.run.behaviors import BehaviorTrainer, check_behaviors, play
 from whorl.run.build import choose_device, kind_of
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint, use_checkpoint
-from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations, Watch, run_episodes
+from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations, Watch, run_episodes, shares_of
 from whorl.run.record import Behavior, Recording, check_recordable, record_episodes
 from whorl.run.recording import Camera, Screenshots
 from whorl.run.reporting import LoggerFactory, Result
@@ -724,7 +724,6 @@ def evaluate(
             source = _source(env, policy.settings, env_options, mode)
             show = Show(None, None, False)
     num_envs = source.num_envs or (1 if render else min(episodes, EVAL_ENVS))
-    quota = [episodes // num_envs + (number < episodes % num_envs) for number in range(num_envs)]
     settings = policy.settings.run
     # Threads and processes as in training: torch's default of a thread per core slows small batches on a busy machine.
     workers = min(settings.workers, cores(), num_envs)
@@ -737,6 +736,8 @@ def evaluate(
             privileged = () if policy.agent.tracks else policy.agent.privileged
             _check_spaces(policy.spec, vector.spec, source.id, privileged)
             limit = max_steps or settings.eval_max_steps
+            shares = enumerate(shares_of(episodes, vector))
+            quota = [0 if row % vector.players else share for row, share in shares]  # a picture of each game
             with torch.no_grad(), show.watch(source, quota) as watch:
                 return run_episodes(
                     *(policy.agent, vector, episodes, seed, deterministic, watch, limit), warn=not max_steps

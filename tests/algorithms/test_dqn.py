@@ -15,7 +15,7 @@ from replay_blocks import (
     transitions,
     weights,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from value_blocks import (
     MASKED,
     allowing,
@@ -28,9 +28,10 @@ from value_blocks import (
     told,
 )
 
+from whorl.agents.by_hand import q_loss_by_hand
 from whorl.algorithms.dqn import DQN
 from whorl.core.errors import ConfigError
-from whorl.core.registry import Part
+from whorl.core.registry import Part, register
 from whorl.core.spec import Array, Continuous, MultiDiscrete, Spec
 from whorl.data.batch import Batch
 from whorl.ops.by_hand import huber_loss
@@ -573,6 +574,39 @@ def test_other_networks_losses_and_optimizers_use_autograd(settings: dict[str, A
 def test_what_a_subclass_defines_is_used(name: str) -> None:
     other = type("Other", (DQN,), {name: lambda self, *given: getattr(DQN, name)(self, *given)})
     assert not build(other).by_hand
+
+
+class OwnLoss(DQN):
+    """Keeps the rule, with another loss."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.loss = lambda value, target: (value - target).abs()
+
+
+class OwnNetwork(DQN):
+    """Keeps the rule, with another network."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.critic = nn.Identity()
+
+
+@pytest.mark.parametrize("rule", [OwnLoss, OwnNetwork])
+def test_the_loss_and_the_network_of_a_subclass_are_used(rule: Any) -> None:
+    assert not build(rule).by_hand
+
+
+def test_a_loss_registered_again_is_used(own_registry: None) -> None:
+    register("loss", "huber", lambda value, target: (value - target).abs())
+    assert not build(DQN).by_hand
+
+
+def test_a_method_replaced_on_an_agent_is_used() -> None:
+    agent = build(DQN)
+    assert q_loss_by_hand(agent, DQN)
+    agent.critic_loss = agent.critic_loss  # as a wrapper that logs would be
+    assert not q_loss_by_hand(agent, DQN)
 
 
 def test_other_actions_than_one_choice_are_refused_in_one_sentence() -> None:

@@ -255,6 +255,7 @@ def test_evaluation_counts_episodes_of_every_behaviour(tmp_path):
     trainer = load(tmp_path, eval=True, eval_freq=10**9, n_eval_episodes=4).build()
     found = trainer.evaluate()
     assert sorted(found.behaviors["runner"].returns) == [606.0] * 4 + [621.0] * 4
+    assert (found.behaviors["runner"].episodes, found.behaviors["runner"].players) == (4, 2)
     assert found.behaviors["guard"].returns == [1218.0] * 4
     assert found.behaviors["guard"].lengths == [4] * 4
     assert found.metrics()["guard/evaluation/return"] == 1218.0

@@ -127,7 +127,7 @@ def test_losses_by_path() -> None:
     dqn = agent(loss=Part("fourth_power"))
     assert float(dqn.loss(torch.tensor(3.0), torch.tensor(1.0))) == 16
     a2c = A2C(SPEC, A2C.Config(critic_loss=Part("fourth_power")))
-    assert float(a2c.value_error(torch.tensor(3.0), torch.tensor(1.0))) == 16
+    assert float(a2c.value_loss(torch.tensor(3.0), torch.tensor(1.0))) == 16
     assert (
         float(agent(loss=Part("huber", {"delta": 0.5})).loss(torch.tensor(3.0), torch.tensor(1.0))) == 0.875
     )

@@ -94,7 +94,8 @@ def compare(policy: SavedPolicy, ports: list[dict[str, Any]], run: Runtime, stoc
             if np.issubdtype(want.dtype, np.integer):
                 np.testing.assert_array_equal(got, want, path)
             else:
-                np.testing.assert_allclose(got, want, atol=1e-5, rtol=0, err_msg=path)
+                # Actions of a Gaussian policy are unbounded, and their rounding grows with them.
+                np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5, err_msg=path)
         state = {name: outputs[NEXT + name] for name in state}
         fresh = rng.random(BATCH) < 0.1
         policy.reset(fresh)

@@ -4,6 +4,7 @@ There autograd's operations cost more than their arithmetic. The formulas are in
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whorl.agents.optimizers import ByHand
-from whorl.core.registry import Part
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.nets.by_hand import Dense, dense, dense_q
+from whorl.nets.losses import huber
 from whorl.nets.policy import CategoricalHead, GaussianHead
 from whorl.ops.by_hand import PolicyRows, categorical_surrogate, gaussian_surrogate, huber_loss, squared_loss
-from whorl.ops.losses import masked_normalize
+from whorl.ops.losses import masked_normalize, squared
 
 
 class ActorByHand:
@@ -95,21 +96,18 @@ def losses_by_hand(
     cfg = agent.cfg
     found: dict[str, Any] = {}
 
-    def has(*names: str) -> bool:
-        return all(getattr(type(agent), name) is getattr(cls, name) for name in names)
-
     if cfg.shared_trunk:
         return {}
     actor, gradients = agent.actor, agent.packed_gradients("actor")
     head = actor.head
     known = isinstance(head, GaussianHead) or (isinstance(head, CategoricalHead) and head.single)
-    if gradients and known and not actor.masked and has("actor_pass", "actor_loss"):
+    if gradients and known and not actor.masked and _has(agent, cls, "actor_pass", "actor_loss"):
         net = dense(actor.backbone, head.last, gradients)
         if net is not None:
             found["actor"] = ActorByHand(head, net, gradients, cfg, clip)
     critic, gradients = agent.critic, agent.packed_gradients("critic")
-    plain = cfg.critic_loss == Part("squared") and not clip_value and not critic.separate
-    if gradients and plain and has("critic_pass", "critic_loss", *critic_in):
+    plain = _known_loss(agent.value_loss) is squared and not clip_value and not critic.separate
+    if gradients and plain and _has(agent, cls, "critic_pass", "critic_loss", *critic_in):
         net = dense(critic.backbone, critic.head, gradients)
         if net is not None:
             found["critic"] = CriticByHand(net, gradients)
@@ -122,8 +120,8 @@ class QByHand:
     def __init__(self, agent: Any, online: Dense, target: Dense, gradients: dict[int, Tensor]) -> None:
         self._agent, self._online, self._target = agent, online, target
         self._gradients = tuple(gradients.values())
-        part = Part.of(agent.cfg.loss)
-        self._delta = part.options.get("delta", 1.0) if part.name == "huber" else None
+        options = agent.loss.keywords
+        self._delta = options.get("delta", 1.0) if agent.loss.func is huber else None
 
     @torch.no_grad()
     def __call__(self, batch: Batch, noise: Tree) -> tuple[ByHand, Tensor, Tensor]:
@@ -145,10 +143,20 @@ class QByHand:
 
 def q_loss_by_hand(agent: Any, cls: Any) -> dict[str, Any]:
     """The critic's loss by optimizer, if `agent` has that of `cls` and its network and loss are written out."""
-    names = ("critic_loss", "target", "bellman_target")
-    gradients, loss = agent.packed_gradients("critic"), Part.of(agent.cfg.loss)
-    known = loss.name in ("huber", "squared") and not agent.cfg.munchausen
-    if not gradients or not known or any(getattr(type(agent), n) is not getattr(cls, n) for n in names):
+    gradients, known = agent.packed_gradients("critic"), _known_loss(agent.loss) and not agent.cfg.munchausen
+    if not gradients or not known or not _has(agent, cls, "critic_loss", "target", "bellman_target"):
         return {}
     online, target = dense_q(agent.critic, gradients), dense_q(agent.target_critic, None)
     return {} if online is None or target is None else {"critic": QByHand(agent, online, target, gradients)}
+
+
+def _has(agent: Any, cls: Any, *names: str) -> bool:
+    """Whether these methods of `agent` are those of `cls`, replaced neither by a subclass nor on the instance."""
+    own = vars(agent).keys()
+    return all(name not in own and getattr(type(agent), name) is getattr(cls, name) for name in names)
+
+
+def _known_loss(loss: Any) -> Any:
+    """The function behind `value_loss`'s result if its derivative is written out, else None."""
+    function = loss.func if isinstance(loss, partial) else None
+    return function if function in (squared, huber) else None

@@ -86,6 +86,10 @@ class Optimized(nn.Module):
         # Fraction of the training budget that is used up; the training loop writes it in place before each update.
         self.register_buffer("progress", torch.zeros(()))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, here or in another process, has gradients of its own: losses by hand write to those of this agent."""
+        return {**self.__dict__, "by_hand": {}}
+
     def add_optimizer(
         self, name: str, modules: nn.Module | Iterable[nn.Module], part: Part, lr: float, **defaults: Any
     ) -> None:

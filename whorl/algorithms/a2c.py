@@ -72,7 +72,7 @@ class A2C(Agent):
     def __init__(self, spec: Spec, cfg: A2CConfig) -> None:
         super().__init__(spec, cfg)
         self.observations, self.rewards = normalizers(spec, cfg)
-        self.value_error = value_loss(cfg.critic_loss)
+        self.value_loss = value_loss(cfg.critic_loss)
         self.actor, self.critic = policy_and_value(spec, cfg, cfg.shared_trunk)
         if cfg.shared_trunk:
             self.add_shared_optimizer("actor", "critic", lr=cfg.actor_lr)
@@ -167,7 +167,7 @@ class A2C(Agent):
     @pure
     def critic_loss(self, batch: Batch, value: Tensor, target: Tensor) -> Tensor:
         """E[(V(s) - target)^2] / 2 or another loss"""
-        error = self.value_error(value[:-1], target)
+        error = self.value_loss(value[:-1], target)
         return masked_mean(error, per_stream(batch.mask, error))
 
     def improve_both(

@@ -18,10 +18,10 @@ from whorl.core.spec import (
 )
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.envs.vector import Step
+from whorl.envs.vector import Step, VectorEnv
 
 
-class RandomWorld:
+class RandomWorld(VectorEnv):
     """Random observations of any spec in episodes of random length, half of them terminated, half truncated."""
 
     id, snapshots, capturable = "conformance", False, False
@@ -43,6 +43,9 @@ class RandomWorld:
         terminated = ended & (chance[1] < 0.5)
         self.over = ended
         return Step(self._observe(), chance[2] * ~reset, terminated, ended & ~terminated, reset)
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
     def _observe(self) -> Tree:
         empty = empty_obs(self.spec.observation, (self.spec.num_envs,))

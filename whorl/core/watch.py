@@ -22,13 +22,18 @@ class Watch:
     def __init__(self) -> None:
         command = [sys.executable, "-S", "-c", WATCH, FAREWELL.format(pid=os.getpid())]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
-        self._owner = os.getpid()
-        _open.append(self)
+        self.owner, self.users = os.getpid(), 1
+
+    def release(self) -> None:
+        """One user less; the last one closes it."""
+        self.users -= 1
+        if not self.users:
+            self.close()
 
     def close(self) -> None:
         if self in _open:
             _open.remove(self)
-        if self._process.stdin is None or self._process.stdin.closed or os.getpid() != self._owner:
+        if self._process.stdin is None or self._process.stdin.closed or os.getpid() != self.owner:
             return
         with suppress(BrokenPipeError):  # it was killed
             self._process.stdin.write(b".")
@@ -39,8 +44,20 @@ class Watch:
 _open: list[Watch] = []
 
 
+def watch() -> Watch | None:
+    """The watch of this process, started where there is none; None where no process can be started. Release it."""
+    for one in _open:
+        if one.owner == os.getpid():
+            one.users += 1
+            return one
+    with suppress(OSError):
+        _open.append(Watch())
+        return _open[-1]
+    return None
+
+
 @atexit.register
 def close_all() -> None:
     """This process is about to end, and has said what there is to say."""
-    for watch in list(_open):
-        watch.close()
+    for one in list(_open):
+        one.close()

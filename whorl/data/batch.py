@@ -194,7 +194,7 @@ class Batch:
         if not changes.keys() <= self.__dict__.keys():
             raise TypeError(f"a batch has no {min(changes.keys() - self.__dict__.keys())}")
         # Not dataclasses.replace, which takes as long as several operations of a small network.
-        found = object.__new__(Batch)
+        found = object.__new__(type(self))
         found.__dict__.update(self.__dict__)
         found.__dict__.update(changes)
         return found

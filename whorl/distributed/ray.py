@@ -23,7 +23,7 @@ from torch import Tensor
 from whorl.core import tree
 from whorl.core.errors import ConfigError, EnvError, missing_extra
 from whorl.core.tree import Tree
-from whorl.core.watch import Watch
+from whorl.core.watch import watch
 from whorl.distributed.remote import MISTAKES, RemoteDied, RemoteError, SlotLost
 from whorl.distributed.tensors import Layout, array, padded, tensor_of, views
 
@@ -161,7 +161,7 @@ class RayBackend:
         self._ray, self._connected, self.dashboard = connect(address, cpus)
         self.host: str = self._ray.util.get_node_ip_address()
         self._remotes: list[RayRemote] = []
-        self._watch = Watch()
+        self._watch = watch()
 
     @property
     def gpus(self) -> float:
@@ -204,7 +204,9 @@ class RayBackend:
         if self._connected:
             self._connected = False
             self._ray.shutdown()
-        self._watch.close()
+        if self._watch is not None:
+            self._watch.release()
+            self._watch = None
 
 
 def _text(error: Exception) -> str:

@@ -72,9 +72,9 @@ def dense(backbone: Backbone, last: Any, gradients: dict[int, Tensor]) -> Dense 
 def dense_q(critic: Any, gradients: dict[int, Tensor] | None) -> Dense | None:
     """The passes of a Q network, to be evaluated only where `gradients` is None; None unless it is a plain MLP over one
     vector with one output for every action."""
-    head: Any = critic.advantage
     if type(critic) is not QNetwork or critic.columns != 1 or critic.value is not None:
         return None
+    head: Any = critic.advantage
     torso = critic.backbone.torso
     if type(torso) is not MLP or len(torso.layers) or type(critic.norm) is not nn.Identity:
         return None

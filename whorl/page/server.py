@@ -54,7 +54,7 @@ class Desk:
     def prepare(self) -> None:
         """Read what the page shows first, so that it need not wait for it."""
         self.look()
-        entries = [entry for entry in self.catalog.entries.values() if not entry.parent]
+        entries = [entry for entry in list(self.catalog.entries.values()) if not entry.parent]
         entries.sort(key=lambda entry: (entry.row["state"] == "running", entry.row["written"]), reverse=True)
         self.curves.prefetch(entries[:FIRST_RUNS])
 

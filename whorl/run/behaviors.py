@@ -446,10 +446,12 @@ def of_behavior(found: checkpoint.Loaded, name: str) -> checkpoint.Loaded:
 
 
 class _Played:
-    """Episodes of one behaviour, of which each row plays `quota` and then only keeps on acting."""
+    """Episodes of one behaviour: each row plays `quota`, then keeps on acting; `together` rows play each of them."""
 
-    def __init__(self, agent: Agent, spec: Spec, quota: int, obs: Tree, max_steps: int) -> None:
-        self.agent, self.quota, self.max_steps = agent, quota, max_steps
+    def __init__(
+        self, agent: Agent, spec: Spec, quota: int, obs: Tree, max_steps: int, together: int
+    ) -> None:
+        self.agent, self.quota, self.max_steps, self.together = agent, quota, max_steps, together
         count = spec.num_envs
         self.obs = tree.to(obs, agent.device)
         self.reset = torch.ones(count, dtype=torch.bool, device=agent.device)
@@ -508,7 +510,7 @@ class _Played:
         """The episodes that have ended; one of return nan where no agent appeared."""
         if not self.returns:
             return Evaluation([math.nan], [0])
-        return Evaluation(self.returns, self.lengths, self.successes, cut=self.cut)
+        return Evaluation(self.returns, self.lengths, self.successes, cut=self.cut, players=self.together)
 
     @property
     def over(self) -> bool:
@@ -538,7 +540,9 @@ def play(
         with acting(agent.device):
             spec = env.specs[name]
             shares = env.copies if env.together else spec.num_envs
-            players[name] = _Played(agent, spec, -(-episodes // shares), obs[name], max_steps)
+            players[name] = _Played(
+                *(agent, spec, -(-episodes // shares), obs[name], max_steps), together=spec.num_envs // shares
+            )
     generators = {
         name: torch.Generator(agent.device).manual_seed(seed_of(seed, name)) for name, agent in agents.items()
     }

@@ -110,6 +110,12 @@ SYNC_EVERY = 32
 """steps between checks on a GPU whether all episodes have ended"""
 
 
+def shares_of(episodes: int, env: VectorEnv) -> list[int]:
+    """How many episodes each environment plays, so that `episodes` are played in all, by `env.players` rows each."""
+    num_envs, rows = env.spec.num_envs, episodes * env.players
+    return [rows // num_envs + (env_index < rows % num_envs) for env_index in range(num_envs)]
+
+
 def run_episodes(
     agent: Agent,
     env: VectorEnv,
@@ -128,13 +134,9 @@ def run_episodes(
     then until all can be reset; `warn` says so, for callers that did not ask for it.
     """
     num_envs, device = env.spec.num_envs, agent.device
-    episodes *= env.players
     generator = torch.Generator(device).manual_seed(seed)
-    most = -(-episodes // num_envs)
-    quota = torch.tensor(
-        [episodes // num_envs + (env_index < episodes % num_envs) for env_index in range(num_envs)],
-        device=device,
-    )
+    shares = shares_of(episodes, env)
+    most, quota = max(shares), torch.tensor(shares, device=device)
     # One column per environment, one row per episode, and an extra row for steps beyond the quota.
     returns = torch.zeros(most + 1, num_envs, dtype=torch.float64, device=device)
     lengths = torch.zeros(most + 1, num_envs, dtype=torch.int64, device=device)

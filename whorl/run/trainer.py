@@ -447,12 +447,10 @@ class Trainer:
             return "before training began; nothing was saved"
         if not self.settings.run.save_model:
             return "at once; nothing was saved, because save_model is false"
-        if not checkpoint.checkpoints(self.run_dir):
+        saved = checkpoint.checkpoints(self.run_dir)
+        if not saved:
             return f"before the first checkpoint; start again with: {self._resume_call()}"
-        saved = self.counters.saved_steps
-        return (
-            f"at once; the newest checkpoint is that of step {saved:,}; continue with: {self._resume_call()}"
-        )
+        return f"at once; the newest checkpoint is {saved[0].name}; continue with: {self._resume_call()}"
 
     def _resume_call(self) -> str:
         if not self.source.named:

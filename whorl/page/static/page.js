@@ -344,7 +344,8 @@
     const rough = (high - low) / most, unit = 10 ** Math.floor(Math.log10(rough));
     const step = unit * [1, 2, 5, 10].find((factor) => unit * factor >= rough * 0.999);
     const ticks = [];
-    for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) ticks.push(n * step);
+    // Beyond 2 ** 53 adding 1 changes nothing, so the number of ticks is bounded, too.
+    for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9 && ticks.length < 50; n++) ticks.push(n * step);
     return ticks;
   }
   const SVG = new DOMParser().parseFromString("<svg></svg>", "text/html").querySelector("svg").namespaceURI;
