@@ -69,8 +69,8 @@ class ResumeFlags:
     """Flags of `whorl resume` besides the settings that may change."""
 
     trust: tuple[str, ...] = ()
-    """your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code saved with the
-    run (code:HASH)"""
+    """your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code saved with
+    the run (code:HASH)"""
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class EvalFlags:
     env: str = ""
     """play in this environment instead of the run's"""
     trust: tuple[str, ...] = ()
-    """your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code saved with the
-    run (code:HASH)"""
+    """your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code saved with
+    the run (code:HASH)"""
 
 
 @dataclass(frozen=True)

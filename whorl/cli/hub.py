@@ -23,8 +23,8 @@ class PushFlags:
     video: bool = True
     """record an episode"""
     trust: tuple[str, ...] = ()
-    """your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code saved with the
-    run (code:HASH)"""
+    """your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code saved with
+    the run (code:HASH)"""
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ class PlayFlags:
     device: Device = "cpu"
     """device of the policy"""
     trust: tuple[str, ...] = ()
-    """of a run: your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code saved
-    with the run (code:HASH)"""
+    """of a run: your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code
+    saved with the run (code:HASH)"""
 
 
 @command("play AGENT|RUN [--gif FILE] [flags]", PlayFlags)
