@@ -270,9 +270,9 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
         ),
         (
             "train --algo sac --env Pendulum-v1 -n 100",
-            "'-n' is no flag; write --name NAME (Advanced-SAC's -n), or --total-timesteps N (RL Baselines3 Zoo's)",
+            "unknown flag '-n'; use --name NAME (Advanced-SAC's -n), or --total-timesteps N (RL Baselines3 Zoo's)",
         ),
-        ("train sac Pendulum-v1 -p 5006", "'-p' is no flag; write --port N"),
+        ("train sac Pendulum-v1 -p 5006", "unknown flag '-p'; use --port N"),
         ("train sac Pendulum-v1 --env Ant-v5", "--env names the environment a second time; leave it out"),
         ("train --algo sac", "name both algorithm and environment, as in --algo ppo --env CartPole-v1"),
         (

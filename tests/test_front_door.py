@@ -81,7 +81,7 @@ def test_seeds_may_be_written_with_commas(words: list[str]) -> None:
 
 def test_a_flag_with_one_dash_is_put_right(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "ppo", "CartPole-v1", "-lr", "3e-4"]) == 2
-    assert "'-lr' is no flag; flags have two dashes: --lr" in capsys.readouterr().err
+    assert "unknown flag '-lr'; flags start with two dashes: --lr" in capsys.readouterr().err
 
 
 def test_plot_suggests_runs_alone(

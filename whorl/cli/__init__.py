@@ -14,7 +14,7 @@ from whorl.cli.status import INTERRUPTED, MISTAKE
 
 UNTOUCHED = {
     **dict.fromkeys(("train", "evolve"), "before training began; nothing was saved"),
-    "resume": "before training went on; the run is as it was",
+    "resume": "before training resumed; the run is unchanged",
 }
 """what a Ctrl-C leaves that comes before training"""
 

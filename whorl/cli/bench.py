@@ -46,7 +46,7 @@ def bench(words: list[str]) -> int:
         from whorl.bench.suite import suites
 
         print(parser.format_help())
-        print("suites (whorl bench alone lists them, too):")
+        print("suites (also listed by `whorl bench` without arguments):")
         show_columns(suites())
         return 0
     names, values = parser.read(words)

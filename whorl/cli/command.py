@@ -112,9 +112,9 @@ def own_flags(own: type, values: dict[str, Any]) -> Any:
 def no_flag(word: str) -> ConfigError:
     """The error for a word that belongs to no flag."""
     if word in SHORT:
-        return ConfigError(f"{word!r} is no flag; write {SHORT[word]}")
+        return ConfigError(f"unknown flag {word!r}; use {SHORT[word]}")
     if re.match(r"-[A-Za-z]", word):
-        return ConfigError(f"{word!r} is no flag; flags have two dashes: -{word}")
+        return ConfigError(f"unknown flag {word!r}; flags start with two dashes: -{word}")
     key, equals, value = word.partition("=")
     if key in ("configs", "+configs"):  # RLcycle's and Hydra's overrides
         return ConfigError(

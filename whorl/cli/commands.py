@@ -69,8 +69,8 @@ class ResumeFlags:
     """Flags of `whorl resume` besides the settings that may change."""
 
     trust: tuple[str, ...] = ()
-    """import paths of your own code, named in the saved config, that may be loaded, or the hash of the code that was
-    saved with the run (code:HASH)"""
+    """your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code saved with
+    the run (code:HASH)"""
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class EvalFlags:
     env: str = ""
     """play in this environment instead of the run's"""
     trust: tuple[str, ...] = ()
-    """import paths of your own code, named in the saved config, that may be loaded, or the hash of the code that was
-    saved with the run (code:HASH)"""
+    """your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code saved with
+    the run (code:HASH)"""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,8 @@ class PlotFlags:
     attention: bool = False
     """play one episode of one run and draw what its memory by attention looks at instead (attention.png)"""
     trust: tuple[str, ...] = ()
-    """--attention: import paths of your own code, named in the saved config, that may be loaded"""
+    """--attention: your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code
+    saved with the run (code:HASH)"""
 
 
 @dataclass(frozen=True)

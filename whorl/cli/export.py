@@ -23,8 +23,8 @@ class ExportFlags:
     behavior: str = ""
     """which policy, where the run has several behaviours"""
     trust: tuple[str, ...] = ()
-    """import paths of your own code, named in the saved config, that may be loaded, or the hash of the code that was
-    saved with the run (code:HASH)"""
+    """your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code saved with
+    the run (code:HASH)"""
 
 
 @command("export RUN [flags]", ExportFlags)

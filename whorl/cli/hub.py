@@ -23,7 +23,8 @@ class PushFlags:
     video: bool = True
     """record an episode"""
     trust: tuple[str, ...] = ()
-    """import paths, modules or code:HASH that the saved run may use"""
+    """your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code saved with
+    the run (code:HASH)"""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ class PlayFlags:
     device: Device = "cpu"
     """device of the policy"""
     trust: tuple[str, ...] = ()
-    """of a run: import paths of your own code, named in the saved config, that may be loaded"""
+    """of a run: your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code
+    saved with the run (code:HASH)"""
 
 
 @command("play AGENT|RUN [--gif FILE] [flags]", PlayFlags)

@@ -33,8 +33,8 @@ class RecordFlags:
     env: str = ""
     """play in this environment instead of the run's"""
     trust: tuple[str, ...] = ()
-    """import paths of your own code, named in the saved config, that may be loaded, or the hash of the code that was
-    saved with the run (code:HASH)"""
+    """your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code saved with
+    the run (code:HASH)"""
 
 
 @command(

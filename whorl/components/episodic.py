@@ -61,7 +61,8 @@ class EpisodicConfig(LearnedBonusConfig):
     max_lifelong: Annotated[float, Range(1, 1e6)] = 5.0
     """bound L of the lifelong factor; 1: episodic novelty alone"""
     lifelong_window: PositiveCount = 5_000
-    """observations, all environments together, whose errors of distillation are compared: one to two times as many"""
+    """size of the window of recent observations (all environments) whose distillation errors give mean and deviation;
+    between one and two windows are kept"""
     features: Size = 32
     """size of the embedding"""
     hidden_sizes: HiddenSizes = (128,)

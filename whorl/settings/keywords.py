@@ -16,7 +16,8 @@ class Keywords(TypedDict, total=False):
     num_steps: int
     """steps per environment in each rollout; a rollout and its updates are one iteration"""
     total_timesteps: int
-    """stop after this many environment steps; 0: no limit, which max_iterations or total_episodes imply"""
+    """stop after this many environment steps; 0: no limit (automatic if max_iterations or total_episodes is
+    set)"""
     max_iterations: int
     """stop after this many iterations; 0: no limit"""
     total_episodes: int

@@ -21,7 +21,7 @@ class RunConfig:
     num_steps: Annotated[int, Range(1, 10**7)] = 256
     """steps per environment in each rollout; a rollout and its updates are one iteration"""
     total_timesteps: Count = 1_000_000
-    """stop after this many environment steps; 0: no limit, which max_iterations or total_episodes imply"""
+    """stop after this many environment steps; 0: no limit (automatic if max_iterations or total_episodes is set)"""
     max_iterations: Count = 0
     """stop after this many iterations; 0: no limit"""
     total_episodes: Count = 0
