@@ -303,6 +303,12 @@ def test_settings_of_a_critic_that_shares_the_actors_network_are_refused(
     configure(algorithm, "CartPole-v1", {f"critic_{name}": value})
 
 
+def test_layers_of_an_own_critic_by_stable_baselines_name_are_refused_with_a_shared_trunk() -> None:
+    with pytest.raises(ConfigError, match="critic_hidden_sizes has no effect with shared_trunk"):
+        configure("ppo", "CartPole-v1", {"shared_trunk": True, "net_arch": {"pi": [64], "vf": [256]}})
+    configure("ppo", "CartPole-v1", {"shared_trunk": True, "net_arch": [64]})
+
+
 def test_one_value_for_actor_and_critic_fits_a_shared_trunk() -> None:
     both = configure(
         "ppo", "CartPole-v1", {"shared_trunk": True, "learning_rate": 0.01, "hidden_sizes": [32]}

@@ -56,10 +56,10 @@ class Keywords(TypedDict, total=False):
     """with actors: they compute gradients of their own rollouts, which the learner applies as they arrive
     (async, A3C) or averages over all actors; none: actors send rollouts"""
     actor_restarts: int
-    """with actors, shards or learners: consecutive failures of one after which the run ends"""
+    """with actors, shards or learners: how often one is restarted in a row; its next failure ends the run"""
     restarts_per_hour: int
-    """with actors, shards or learners: failures of one within an hour after which the run ends, even if it
-    worked in between; 0: any number"""
+    """with actors, shards or learners: how often one is restarted within an hour; its next failure ends the
+    run, even if it worked in between; 0: any number"""
     env_timeout: float
     """with workers or actors: seconds after which a step of an environment that has not returned is a failure
     of its process: an actor is replaced, a worker ends the run with a checkpoint; 0: wait for ever"""

@@ -337,7 +337,8 @@ def _check_meaning(given: set[str], algo: Any) -> None:
         raise ConfigError(f"value_coef is used only with shared_trunk; without it {SHARE_NOTHING}")
     for name in ("lr", "hidden_sizes", "network"):
         critic, actor = getattr(algo, f"critic_{name}", None), getattr(algo, f"actor_{name}", None)
-        if f"critic_{name}" in given and getattr(algo, "shared_trunk", False) and critic != actor:
+        asked = {f"critic_{name}", "net_arch"} if name == "hidden_sizes" else {f"critic_{name}"}
+        if asked & given and getattr(algo, "shared_trunk", False) and critic != actor:
             raise ConfigError(
                 f"critic_{name} has no effect with shared_trunk: actor and critic share the actor's layers and one "
                 f"optimizer; set actor_{name}, or shared_trunk to false"
