@@ -28,7 +28,8 @@ COMMANDS = {
     "pong": "whorl train ppo PongNoFrameskip-v4 --seed 1",
     "breakout": "whorl train dqn MinAtar/Breakout-v1 --seed 1",
     "tmaze": "whorl train ppo TMaze-v0 --seed 1",
-    "discomaze": "whorl train ppo DiscoMaze-v0 --components episodic --seed 1",
+    "discomaze": "whorl train ppo DiscoMaze-v0 --components episodic --env_options.size 7 --env_options.max_steps 60 "
+    "--seed 1 --total-timesteps 400000",
 }
 """what trains each agent, with the tuned preset of its environment"""
 
