@@ -41,11 +41,9 @@ def test_the_box_is_whole_and_small() -> None:
     for name, card in found.items():
         assert files.sha256(FOLDER / f"{name}.pt") == card.sha256
         assert card.name == name and card.episodes >= 30 and len(card.commit) == 40
-        assert (
-            card.command
-            == script.COMMANDS[name]
-            == f"whorl train {card.algorithm} {card.env} --seed {card.seed}"
-        )
+        assert card.command == script.COMMANDS[name]
+        assert card.command.startswith(f"whorl train {card.algorithm} {card.env} ")
+        assert f" --seed {card.seed}" in card.command
         assert card.about and card.about != f"{card.algorithm} on {card.env}"
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= script.MOST_BYTES
 
