@@ -59,8 +59,8 @@ class RunConfig:
     actor_restarts: Annotated[int, Range(0, 10**6)] = 3
     """with actors, shards or learners: how often one is restarted in a row; its next failure ends the run"""
     restarts_per_hour: Annotated[int, Range(0, 10**6)] = 30
-    """with actors, shards or learners: how often one is restarted within an hour; its next failure ends the run, even if
-    it worked in between; 0: any number"""
+    """with actors, shards or learners: how often one is restarted within an hour; its next failure ends the run, even
+    if it worked in between; 0: any number"""
     env_timeout: Annotated[float, Range(0, 10**6)] = 600.0
     """with workers or actors: seconds after which a step of an environment that has not returned is a failure of its
     process: an actor is replaced, a worker ends the run with a checkpoint; 0: wait for ever"""
