@@ -16,6 +16,7 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -174,21 +175,19 @@ def setup(names: Iterable[str], folder: Path, limit: float) -> None:
         inside = sysconfig.get_path("purelib", vars={"base": str(place), "platbase": str(place)})
         Path(inside, "base.pth").write_text(sysconfig.get_path("purelib") + "\n")
         pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
-        try:
-            subprocess.run(
-                [*pip, "install", "--quiet", "-r", str(wanted), "-c", str(HERE.parent / "constraints.txt")],
-                check=True,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=limit,
-            )
-        except subprocess.TimeoutExpired:
-            reason.write_text(f"its installation took more than {limit:.0f} s\n")
-        except subprocess.CalledProcessError as error:
-            said = [line for line in error.stderr.splitlines() if "error" in line.lower()] or ["pip failed"]
-            reason.write_text(f"does not install: {said[-1].strip()}\n")
-        else:
+        install = [*pip, "install", "--quiet", "-r", str(wanted), "-c", str(HERE.parent / "constraints.txt")]
+        with subprocess.Popen(install, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+            try:
+                errors = process.communicate(timeout=limit)[1]
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # with what builds the packages
+                reason.write_text(f"its installation took more than {limit:.0f} s\n")
+                errors = None
+        if process.returncode == 0:
             reason.unlink(missing_ok=True)
+        elif errors is not None:
+            said = [line for line in errors.splitlines() if "error" in line.lower()] or ["pip failed"]
+            reason.write_text(f"does not install: {said[-1].strip()}\n")
         print(f"{name}: {reason.read_text().strip() if reason.exists() else 'installed'}", flush=True)
 
 
