@@ -2120,18 +2120,21 @@ MUTATIONS: list[Mutation] = [
         Bug("agents are counted once per episode", "for info in infos[key].value if info.done}", "if False}"),
     ),
     *planted(
-        "api.py",
+        "run/resume.py",
         "test_api.py",
         Bug(
             "loggers of a saved run are imported",
             "            if name in import_paths(saved):\n                require_part(name)\n",
             "            pass\n",
         ),
+    ),
+    *planted(
+        "population/load.py",
+        "population/test_trust.py",
         Bug(
             "learners of a population import anything",
             "            require_part(name)\n        source",
             "            pass\n        source",
-            "population/test_trust.py",
         ),
     ),
     *planted(

@@ -10,7 +10,6 @@ import torch
 
 import whorl
 from whorl.agents.agent import Agent
-from whorl.api import load_run
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.distributed import fleet as fleets
@@ -18,6 +17,7 @@ from whorl.distributed import process
 from whorl.distributed.actor import RemoteActor, Role, Trajectory
 from whorl.distributed.fleet import Fleet, FleetCollector, make_fleet
 from whorl.envs.make import find
+from whorl.run.resume import load_run
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams

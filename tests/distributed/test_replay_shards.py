@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import whorl
-from whorl.api import load_run
 from whorl.collect.collector import LocalCollector
 from whorl.core import tree
 from whorl.core.errors import ConfigError
@@ -25,6 +24,7 @@ from whorl.distributed.remote import RestartPolicy
 from whorl.distributed.replay_shards import Shard, ShardedReplay
 from whorl.distributed.tensors import SharedSlots, layout_of
 from whorl.envs.make import find
+from whorl.run.resume import load_run
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams

@@ -17,9 +17,9 @@ import yaml
 from inline import InlineBackend
 
 from whorl import cli
-from whorl.api import prepare_all
 from whorl.core.errors import CheckpointError, ConfigError, WhorlError
 from whorl.distributed.task_pool import ProcessPool
+from whorl.run.prepare import prepare_all
 from whorl.settings.merge import Settings
 from whorl.sweep import sweep as loop
 from whorl.sweep import worker

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from whorl.api import load_run
 from whorl.core import files
 from whorl.core.errors import DivergedError
 from whorl.core.process import configure_process
 from whorl.distributed.task_pool import equip
 from whorl.envs.make import find
 from whorl.run.build import learner_threads, on_gpu
+from whorl.run.resume import load_run
 from whorl.run.trainer import Trainer
 from whorl.settings.merge import configure
 from whorl.state import checkpoint

@@ -20,9 +20,9 @@ from typing import Any
 
 import yaml
 
-from whorl.api import prepare
 from whorl.core import files
 from whorl.core.errors import CheckpointError, ConfigError, WhorlError, misspelt, nearest
+from whorl.run.prepare import prepare
 from whorl.settings.merge import Settings
 from whorl.settings.presets import algorithm_class, read_yaml
 from whorl.state.policy import build_agent

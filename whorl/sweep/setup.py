@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from whorl.api import prepare_all
 from whorl.core import files
 from whorl.core.errors import CheckpointError, ConfigError, misspelt
 from whorl.log.groups import MACHINE, REPORTING
+from whorl.run.prepare import prepare_all
 from whorl.settings.aliases import canonical, is_expansion
 from whorl.settings.draws import meant
 from whorl.settings.merge import Settings, plain_fields, settings_of

@@ -7,11 +7,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from whorl.api import prepare_all
 from whorl.core.errors import ConfigError, DivergedError
 from whorl.core.process import configure_process
 from whorl.distributed.task_pool import equip
 from whorl.run.build import learner_threads, on_gpu
+from whorl.run.prepare import prepare_all
 from whorl.run.trainer import Trainer
 from whorl.settings.merge import Settings
 
