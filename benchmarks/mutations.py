@@ -2037,20 +2037,32 @@ MUTATIONS: list[Mutation] = [
         Bug("a snapshot of other agents", 'self._live = [list(live) for live in snapshot["live"]]', "pass"),
     ),
     *planted(
-        "run/behaviors.py",
+        "run/behaviors/parts.py",
         "multi/test_behaviors.py",
         Bug(
             "behaviours begin with the same weights", "seed=seed_of(own.run.seed, name)", "seed=own.run.seed"
         ),
+    ),
+    *planted(
+        "run/behaviors/checkpointing.py",
+        "multi/test_behaviors.py",
         Bug("the environment is not restored", 'shared.restore(state["env"])', "shared.reset(0)"),
         Bug(
             "the counters of the run are not restored",
             'self.counters.load_state_dict(state["counters"])',
             "pass",
         ),
+    ),
+    *planted(
+        "run/behaviors/loop.py",
+        "multi/test_behaviors.py",
         Bug("returns cross a reset of all", "finish(cut and number == total)", "finish(False)"),
-        Bug("an evaluation counts rows that wait", "~waits & ~step.reset", "~step.reset"),
         Bug("rollouts of one length", "if number % member.collector.steps == 0:", "if number == total:"),
+    ),
+    *planted(
+        "run/behaviors/evaluate.py",
+        "multi/test_behaviors.py",
+        Bug("an evaluation counts rows that wait", "~waits & ~step.reset", "~step.reset"),
     ),
     *planted(
         "envs/unity/agents.py",

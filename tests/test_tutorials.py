@@ -43,7 +43,7 @@ from whorl.page import server
 from whorl.population import evolver, setup
 from whorl.population.config import EvolveConfig
 from whorl.population.evolver import Evolver
-from whorl.run.behaviors import BehaviorTrainer
+from whorl.run.behaviors.trainer import BehaviorTrainer
 from whorl.run.reporting import Result
 from whorl.run.trainer import Trainer
 from whorl.settings.behaviors import take_behaviors

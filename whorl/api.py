@@ -17,11 +17,13 @@ from whorl.datasets.minari import Writer, dataset_name, free_id
 from whorl.distributed.pool import make_vector
 from whorl.envs import checker
 from whorl.envs import make as envs
+from whorl.envs.behavior_checks import check_behaviors
 from whorl.envs.make import Made, find
 from whorl.log.media import Media
 from whorl.population.evolver import Evolved, is_population
 from whorl.population.load import load_population, resume_population
-from whorl.run.behaviors import BehaviorTrainer, check_behaviors, play
+from whorl.run.behaviors.evaluate import play
+from whorl.run.behaviors.trainer import BehaviorTrainer
 from whorl.run.build import choose_device
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint

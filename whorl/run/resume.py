@@ -7,7 +7,7 @@ from typing import Any
 
 from whorl.core.errors import CheckpointError, ConfigError
 from whorl.core.registry import only_trusted, require_part
-from whorl.run.behaviors import BehaviorTrainer
+from whorl.run.behaviors.trainer import BehaviorTrainer
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import use_checkpoint
 from whorl.run.reporting import LoggerFactory
