@@ -18,7 +18,7 @@ from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.data import memory_check
 from whorl.data.batch import Batch
-from whorl.data.replay import allocated_bytes, replay_of
+from whorl.data.replay_setup import allocated_bytes, replay_of
 from whorl.distributed import replay_shards
 from whorl.distributed.remote import RestartPolicy
 from whorl.distributed.replay_shards import Shard, ShardedReplay

@@ -9,7 +9,8 @@ from whorl.agents.families import OffPolicyConfig
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.data.batch import LOG_PROB, Batch
-from whorl.data.replay import MEMORIES, Replay, check_replay, replay_of, view_of
+from whorl.data.replay import MEMORIES, Replay
+from whorl.data.replay_setup import check_replay, replay_of, view_of
 from whorl.data.ring import history_of, replay_bytes
 from whorl.data.rollouts import Rollouts
 from whorl.data.trajectories import Trajectories

@@ -33,7 +33,8 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.gradients import Gradients
 from whorl.data.initial_priorities import completed
-from whorl.data.replay import FIRST, view_of
+from whorl.data.replay import FIRST
+from whorl.data.replay_setup import view_of
 from whorl.distributed.actor import PayloadKind, RemoteActor, Role, Trajectory
 from whorl.distributed.pool import WATCH_SECONDS
 from whorl.distributed.remote import (

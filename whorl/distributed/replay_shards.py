@@ -30,10 +30,12 @@ from whorl.data.config import ReplayConfig
 from whorl.data.discounting import Discounting, with_streams
 from whorl.data.experience import Experience
 from whorl.data.memory_check import require_memory
-from whorl.data.replay import FIRST, Transfer, allocated_bytes, replay_of, view_of, weighted
+from whorl.data.replay import FIRST, weighted
+from whorl.data.replay_setup import allocated_bytes, replay_of, view_of
 from whorl.data.ring import Ring, history_of
 from whorl.data.samplers import sample_error
 from whorl.data.segments import Segments
+from whorl.data.transfer import Transfer
 from whorl.distributed.actor import Trajectory
 from whorl.distributed.fleet import FleetCollector, StoredRollout
 from whorl.distributed.remote import (
