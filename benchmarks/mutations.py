@@ -2925,7 +2925,7 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
-        "distributed/fleet.py",
+        "distributed/fleet_collector.py",
         "distributed/test_fleet_collector.py distributed/test_payload.py",
         Bug("max_lag off by one", "lag <= self.max_lag", "lag < self.max_lag"),
         Bug("versions do not count", "        self.version += 1\n", ""),

@@ -21,7 +21,8 @@ from whorl.data.batch import Batch
 from whorl.data.replay_setup import allocated_bytes, replay_of
 from whorl.distributed import replay_shards
 from whorl.distributed.remote import RestartPolicy
-from whorl.distributed.replay_shards import Shard, ShardedReplay
+from whorl.distributed.replay_shards import ShardedReplay
+from whorl.distributed.shard import Shard
 from whorl.distributed.tensors import SharedSlots, layout_of
 from whorl.envs.make import find
 from whorl.run.resume import load_run

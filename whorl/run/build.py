@@ -18,7 +18,7 @@ from whorl.core.spec import Continuous
 from whorl.data.experience import Experience
 from whorl.data.gradients import GradientQueue
 from whorl.distributed.actor import check_actors, envs_per_batch
-from whorl.distributed.fleet import RemoteEnvs, make_fleet
+from whorl.distributed.fleet_collector import RemoteEnvs, make_fleet
 from whorl.distributed.learners import Learners, check_learners
 from whorl.distributed.pool import make_vector
 from whorl.distributed.remote import Notify, warn
