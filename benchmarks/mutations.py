@@ -2009,6 +2009,11 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "envs/adapters/pettingzoo.py",
         "multi/test_turns.py",
+        Bug("late agents have no mask", "(*agents, *infos) if", "agents if"),
+    ),
+    *planted(
+        "envs/adapters/parallel.py",
+        "multi/test_turns.py",
         Bug(
             "waiting for a turn is an answer",
             "if isinstance(env, Turns) and agent not in obs:",
@@ -2020,11 +2025,10 @@ MUTATIONS: list[Mutation] = [
             "                pass\n",
         ),
         Bug("a game that is over allows no action", "if self._mask is not None and not", "if False and not"),
-        Bug("late agents have no mask", "(*agents, *infos) if", "agents if"),
         Bug("copies end never", "torch.tensor([not live for live", "torch.tensor([False for live"),
     ),
     *planted(
-        "envs/adapters/pettingzoo.py",
+        "envs/adapters/parallel.py",
         "multi/test_pettingzoo.py",
         Bug(
             "actions of the first copy",

@@ -19,8 +19,8 @@ from whorl.settings.merge import Settings, configure
 from whorl.settings.run import MAY_CHANGE
 from whorl.settings.trust import import_paths
 from whorl.state import checkpoint, code
-from whorl.state.policy import unpack_spec
 from whorl.state.runfolder import resolve_run
+from whorl.state.saved_spec import unpack_spec
 
 
 def load_run(
