@@ -379,7 +379,7 @@ def evaluate(
     Args:
         env: another environment than in training, with the same spaces; by default that of the run.
         env_options: options of the environment; those that are not named are as in training.
-        max_steps: cut an episode after so many steps and count its return so far; 0: `eval_max_steps` of the run.
+        max_steps: end an episode after this many steps and count its return so far; 0: `eval_max_steps` of the run.
         video: a file to record the first episode to.
         screenshots: a folder for pictures of the last state of each episode, in the size that the environment renders.
         render: show the episodes while they are played: in a window, or where there is no display on a page of this
@@ -448,7 +448,7 @@ def record(
         output: folder of the dataset; default: where Minari keeps datasets, under the id `whorl/ENV/ALGORITHM-vN`.
         env: another environment than in training, with the same spaces; by default that of the run.
         env_options: options of the environment; those that are not named are as in training.
-        max_steps: truncate an episode after so many steps; 0: `eval_max_steps` of the run.
+        max_steps: truncate an episode after this many steps; 0: `eval_max_steps` of the run.
         epsilon: probability of a random action.
         noise: standard deviation of Gaussian noise on continuous actions, for actions scaled to [-1, 1].
     """

@@ -212,7 +212,7 @@ def test_a_second_process_and_other_settings_are_refused(made: Make) -> None:
         made(search={"lr": "log 1e-5..1e-2", "gamma": [0.9, 0.999]}).run()
     with pytest.raises(ConfigError, match="holds a sweep with another num_envs"):
         made(num_envs=8).run()
-    with pytest.raises(ConfigError, match="a sweep that goes on can't change 'gamma'; it can change trials"):
+    with pytest.raises(ConfigError, match="a continued sweep can't change 'gamma'; it can change trials"):
         load_sweep(sweep.folder, {"gamma": 0.5})
 
 

@@ -58,7 +58,7 @@ class OptionCriticConfig(EntropyConfig, ActorCriticConfig):
     option_epsilon: Probability = 0.1
     """probability of a random option where one is chosen"""
     deliberation_cost: NonNegative = 0.01
-    """value by which a change of option must be better than going on (Harb et al. 2018)"""
+    """advantage that another option must have before the current one is ended (Harb et al. 2018)"""
     option_dilation: Annotated[int, Range(1, 1000)] = 1
     """with memory: dilation k of the recurrent option-value network, which has k hidden states, each updated at every
     k-th step (dilated LSTM, FeUdal networks); 1: none"""

@@ -7,7 +7,7 @@ The benchmark's folder:
     results.json, table.md, *.png        what came out
 
 Runs that have ended are skipped and others continued from their newest checkpoint, so a benchmark can be killed at any
-moment and goes on with the same command.
+moment and continues with the same command.
 """
 
 import re
@@ -176,4 +176,4 @@ class Bench:
 
     def _interrupt(self, name: str) -> None:
         self._signal = name
-        self.say(f"{name}: stopping; runs go on from their newest checkpoints")
+        self.say(f"{name}: stopping; runs continue from their newest checkpoints next time")

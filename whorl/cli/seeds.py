@@ -73,7 +73,7 @@ def _show(result: "Result", settings: Settings) -> None:
 
 
 def train_seeds(job: Job, seeds: Sequence[int], parallel: int | Literal["gpu"]) -> int:
-    """Train once per seed, `parallel` at the same time; a seed that fails is reported, and the others go on."""
+    """Train once per seed, `parallel` at the same time; a seed that fails is reported, and the others continue."""
     if twice := sorted({seed for seed in seeds if list(seeds).count(seed) > 1}):
         raise ConfigError(f"--seeds names {twice[0]} twice; name each seed once")
     group = "_".join([job.algorithm, job.env, datetime.now().strftime("%Y-%m-%d_%H-%M-%S")])
@@ -398,7 +398,9 @@ def _work(job: Job, line: Connection, output: Connection, cores: Sequence[int]) 
             warnings.simplefilter("ignore")  # the parent has loaded the same settings, and told
             trainer = job.load()
         line.send(_told(trainer.train()))
-    except BaseException as error:  # of an environment, say: the parent prints it, and the other seeds go on
+    except (
+        BaseException
+    ) as error:  # of an environment, say: the parent prints it, and the other seeds continue
         line.send(_told(error))
 
 

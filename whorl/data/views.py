@@ -65,7 +65,7 @@ class Transitions:
     observation at the end of an episode.
 
     Args:
-        successors: give the observations so many steps later too, or the last of the episode where it ends before, in
+        successors: also give the observations this many steps later, or the last of the episode if it ends before, in
             the extras (`successor_key`).
         steps: with n-step returns, give all rows up to the one to bootstrap from, [1+n, B], and what each of them holds
             in the extras: action, reward, discount, keep and the log-probability of the action.

@@ -104,7 +104,7 @@ class Fleet:
         return sum(member.started for member in self.members)
 
     def poll(self, seconds: float) -> list[Trajectory]:
-        """The trajectories that are there; waits up to so many seconds for the first one."""
+        """The finished trajectories; waits up to `seconds` for the first one."""
         numbers = {member.remote: number for number, member in enumerate(self.members) if member.remote}
         if not numbers:
             raise EnvError("no actor was started; publish weights before polling")

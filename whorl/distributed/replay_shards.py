@@ -243,7 +243,7 @@ class ShardedReplay(Experience):
         }
 
     def take_rows(self, state: dict[str, Any]) -> None:
-        raise ConfigError("shards can't take the rows of another run; leave shards out to go on with them")
+        raise ConfigError("shards can't take the rows of another run; leave shards out to continue with them")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps, self.drawn, self._turn = (int(state[name]) for name in ("steps", "drawn", "turn"))

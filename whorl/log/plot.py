@@ -296,7 +296,7 @@ def _draw_panel(panel: Axes, groups: Sequence[_Group], metric: str, style: Style
 
 
 def _draw_curves(panel: Axes, curves: Sequence[Curve], group: _Group, style: Style) -> None:
-    """The statistic to where all seeds reach, and dashed from there over those that go on."""
+    """The statistic as far as all seeds reach, then dashed over the longer runs alone."""
     if len(curves) == 1 or not overlap(curves):
         for index, one in enumerate(curves):
             label = None if index else _wrapped(group.label)

@@ -175,8 +175,8 @@ class SoftActions(nn.Module):
                 if cfg.tune_alpha and not 0 <= found[0] <= most:
                     raise ConfigError(
                         f"target_entropy is {found[0]:g}, but the entropy of {parts.combinations} actions lies between "
-                        f"0 and {most:.3g}, and the entropy coefficient would grow or fall for ever; use a number in "
-                        "between, or entropy_ratio"
+                        f"0 and {most:.3g}, and the entropy coefficient would grow or fall without limit; use a number "
+                        "in between, or entropy_ratio"
                     )
         if "continuous" in self.kinds:
             found.append(cfg.target(parts.size if self.used is None else self.used.sum(-1).mean().item()))

@@ -177,7 +177,7 @@ def run_episodes(
             ended = step.terminated | step.truncated
             if step.measures is not None and bool(ended.any()):
                 told = torch.where(ended.unsqueeze(1), step.measures, torch.nan).to(device)
-                # nan in the rows of episodes that go on is overwritten at their ends
+                # nan in the rows of unfinished episodes is overwritten at their ends
                 measures.scatter_(0, at.unsqueeze(-1).expand_as(told.unsqueeze(0)), told.unsqueeze(0))
             ended = ended.to(device)
             length = torch.where(ended | reset, 0, length + (~idle).long())

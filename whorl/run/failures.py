@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def saving_on_failure(trainer: "Trainer", collecting: bool = False) -> Iterator[None]:
-    """Save what can be saved if something raises within, and say how to go on.
+    """Save what can be saved if something raises within, and say how to continue.
 
     Args:
         collecting: environments are lost in the middle of a rollout.

@@ -49,7 +49,7 @@ class Counters:
     saved_steps: int = 0
     """steps at the newest checkpoint"""
     earlier: dict[str, float] = field(default_factory=dict)
-    """steps, iterations and episodes of the run that this one goes on from (load_model)"""
+    """steps, iterations and episodes of the run that this one started from (load_model)"""
     best_return: float = float("-inf")
     """of the evaluations"""
     evaluated_return: float = float("nan")

@@ -63,7 +63,7 @@ def load_run(
                 f"{found.folder} holds only a policy, not the state that training needs; resume "
                 f"{found.folder.parent}, or start a new run with load_model and load_checkpoint_dir"
             )
-        checkpoint.number(found.folder)  # raises for a renamed one, which a run could not go on from
+        checkpoint.number(found.folder)  # raises for a renamed one, which a run could not continue from
         made = trainer(found.config, found.folder)
         steps, asked = int(found.metadata["steps"]), made.settings.run.total_timesteps
         if asked != found.config.get("total_timesteps") and 0 < asked <= steps:

@@ -26,8 +26,8 @@ def source_of(
     *,
     training: bool = False,
 ) -> Source:
-    """The environment of a saved run, or the one given instead; the run's options apply where they fit, and those that
-    are meant for training alone if it goes on."""
+    """The environment of a saved run, or the one given instead; the run's options apply where they fit, and
+    options for training alone only with `training`."""
     asked, saved = dict(env_options or {}), dict(settings.env_options)
     if not training:
         saved = without_training_options(settings.env, saved)

@@ -91,7 +91,7 @@ def load(folder: Path, changes: Mapping[str, Any]) -> Sweeping:
     for key in changes:
         if canonical(str(key), fields_of(SweepConfig)) not in MAY_CHANGE:
             raise ConfigError(
-                f"a sweep that goes on can't change {key!r}; it can change {', '.join(MAY_CHANGE)}; use another "
+                f"a continued sweep can't change {key!r}; it can change {', '.join(MAY_CHANGE)}; use another "
                 "--folder for a new sweep"
             )
     head = {"algorithm": saved["algorithm"], "env": saved["env"], SEARCH: saved[SEARCH]}

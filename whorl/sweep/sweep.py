@@ -8,7 +8,7 @@ The sweep's folder:
     history.png, ...         pictures, sweep.html
 
 All writes to the storage are transactions of this one process, so a sweep can be killed at any moment. Trials that
-were under way are marked as failed when it goes on, and their settings are tried again from the start.
+were under way are marked as failed when it is continued, and their settings are tried again from the start.
 """
 
 import math

@@ -44,7 +44,7 @@ class Progress:
     steps: int
     finished: bool
     note: str = ""
-    """why it can't go on"""
+    """why it can't continue"""
     invalid: bool = False
     """whether that is because its settings do not fit each other; else it diverged"""
 

@@ -158,7 +158,7 @@ class _Played:
         for row in (counted & (step.terminated | step.truncated | cut)).nonzero().flatten().tolist():
             self.returns.append(float(self.total[row]))
             self.lengths.append(int(self.length[row]))
-            # An episode that was cut goes on in the environment, so that its row plays no other one.
+            # A cut episode continues in the environment, so its row plays no further one.
             self.episodes[row] = self.quota if cut[row] else self.episodes[row] + 1
             self.cut += int(cut[row])
             if step.measures is not None and not cut[row]:
