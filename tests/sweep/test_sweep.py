@@ -81,7 +81,7 @@ class Stub:
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes a sweep in a folder of the test; its trials train nothing, unless they are to, and then in this process."""
     monkeypatch.setattr(loop, "make_backend", lambda *_: InlineBackend())
-    monkeypatch.setattr(worker, "equip", lambda *_: None)
+    monkeypatch.setattr(worker, "prepare_process", lambda *_: None)
     monkeypatch.setattr(optuna.storages, "RDBStorage", Storage)
     monkeypatch.setattr(Stub, "values", {})
 

@@ -1,4 +1,4 @@
-"""Something that is learned beside the policy: an intrinsic reward, an auxiliary loss, a memory of its own.
+"""Something that is learned in addition to the policy: an intrinsic reward, an auxiliary loss, a memory of its own.
 
 A component is one file with a `Config` and a subclass of `Component`, registered by name. The agent holds it in
 `agent.components`, so it is moved, checkpointed and sent to other learners with the agent. No algorithm knows of it.

@@ -100,7 +100,7 @@ class OffPolicy:
         )
 
 
-class Unreplayed(OnPolicy):
+class WithoutReplay(OnPolicy):
     """Each rollout is learned from once, by an algorithm that may also learn from replay."""
 
     tolerates_stale_data = True
@@ -131,7 +131,7 @@ def experience_of(cfg: Any) -> OnPolicy | OffPolicy:
     """The kind of experience that a config declares by `off_policy` and `use_replay_buffer`."""
     if not getattr(cfg, "off_policy", False):
         return OnPolicy(cfg)
-    return OffPolicy(cfg) if getattr(cfg, "use_replay_buffer", True) else Unreplayed(cfg)
+    return OffPolicy(cfg) if getattr(cfg, "use_replay_buffer", True) else WithoutReplay(cfg)
 
 
 def second_buffer(agent: "Agent", rows: int, generator: torch.Generator) -> Replay:

@@ -291,7 +291,7 @@ def _draw_panel(panel: Axes, groups: Sequence[_Group], metric: str, style: Style
             _draw_curves(panel, curves, group, style)
         if metric == RETURN:
             _draw_evaluations(panel, group, style)
-    _dress(panel, metric, style)
+    _label_axes(panel, metric, style)
     return _add_legend(panel, str(style) if several else None)
 
 
@@ -343,7 +343,7 @@ def _points(steps: Sequence[float] | Floats, values: Sequence[float] | Floats, c
     )
 
 
-def _dress(panel: Axes, metric: str, style: Style) -> None:
+def _label_axes(panel: Axes, metric: str, style: Style) -> None:
     group, _, name = metric.partition("/")
     panel.set_ylabel(
         {RETURN: "episode return", EVALUATION: "evaluation return"}.get(metric, f"{group} / {name}")

@@ -142,7 +142,7 @@ class SoftActions(nn.Module):
         both = bool(parts.options) and bool(parts.size)
         if self.greedy and not both:
             raise ConfigError(
-                "discrete_dqn_like needs continuous actions beside the discrete ones; for discrete actions alone use "
+                "discrete_dqn_like needs continuous actions besides the discrete ones; for discrete actions alone use "
                 "dqn"
             )
         self.conditioned = both and cfg.action_coupling == "conditioned"

@@ -75,13 +75,13 @@ class Parts:
     """visits by cell, where the environment has a map"""
 
     @property
-    def acts_apart(self) -> bool:
+    def acts_with_copy(self) -> bool:
         """Whether a copy of the agent acts, so that updates may run while a rollout is collected."""
         return self.acting.policy is not self.agent
 
     def send_weights(self) -> None:
         """Give the copy that acts the newest weights."""
-        if self.acts_apart:
+        if self.acts_with_copy:
             copy_tensors(self.acting.weights(self.acting.policy), self.acting.weights(self.agent))
 
     @property

@@ -507,8 +507,8 @@ class Keywords(TypedDict, total=False):
     target_actor: bool
     """target actions come from a target network of the actor; false: from the actor itself (FastTD3)"""
     bc_alpha: float
-    """weight of Q, divided by its mean size, beside the squared distance to the actions of the data (TD3+BC:
-    2.5); 0: Q alone"""
+    """TD3+BC's alpha (2.5): the actor maximises alpha Q / mean |Q| minus the squared distance to the data's
+    actions; 0: Q alone"""
     actor_width: int
     """features of the actor"""
     critic_width: int

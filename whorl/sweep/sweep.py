@@ -26,7 +26,7 @@ from whorl.core.errors import CheckpointError, ConfigError, WhorlError
 from whorl.core.hardware import cores
 from whorl.core.process import first_interrupt
 from whorl.distributed.remote import RemoteError, make_backend
-from whorl.distributed.task_pool import ProcessPool, equipment, gpu_share
+from whorl.distributed.task_pool import ProcessPool, gpu_share, process_arguments
 from whorl.log.console import amount
 from whorl.log.statistics import interquartile_mean
 from whorl.state.runlock import RunLock
@@ -133,7 +133,7 @@ class Sweep:
                 count = min(self.config.parallel or cores(), max(1, self._left()))
                 backend = make_backend(run.ray, count)
                 stack.callback(backend.close)
-                given, gpus = equipment(count, bool(run.ray)), gpu_share(backend, run.device, count)
+                given, gpus = process_arguments(count, bool(run.ray)), gpu_share(backend, run.device, count)
                 self.pool = ProcessPool(
                     backend, "trial", TrialWorker, lambda place: (*given[place], place), count, gpus
                 )

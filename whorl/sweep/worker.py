@@ -9,7 +9,7 @@ from typing import Any
 
 from whorl.core.errors import ConfigError, DivergedError
 from whorl.core.process import configure_process
-from whorl.distributed.task_pool import equip
+from whorl.distributed.task_pool import prepare_process
 from whorl.run.build import learner_threads, on_gpu
 from whorl.run.prepare import prepare_all
 from whorl.run.trainer import Trainer
@@ -64,7 +64,7 @@ class TrialWorker:
     """
 
     def __init__(self, cores: Sequence[int], registered: Mapping[str, Mapping[str, Any]], place: int) -> None:
-        equip(cores, registered)
+        prepare_process(cores, registered)
         self.place = place
         self.runs: list[_Run] = []
         self.rung = 0
