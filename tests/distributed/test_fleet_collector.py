@@ -204,7 +204,11 @@ def test_a_replaced_actor_does_not_overwrite_unread_trajectories(monkeypatch: py
         with pytest.warns(UserWarning, match="actor 0 failed and is replaced"):
             later: list[Trajectory] = []
             while not later:
-                later = [one for one in fleet.poll(1.0) if one.life]
+                for one in fleet.poll(1.0):
+                    if one.life:
+                        later.append(one)
+                    else:  # it was finished before its actor was killed
+                        fleet.release(one)
         assert later[0].slot != found[0].slot
         assert all(map(torch.equal, tree.leaves(kept), tree.leaves(found[0].tensors)))
         fleet.release(found[0])
