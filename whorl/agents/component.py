@@ -93,7 +93,7 @@ class Component(nn.Module):
         return 0
 
     def score(self, obs: Tree, action: Tree) -> Tensor:
-        """How much it wants each of several actions [n, B, ...] for observations [B, ...]: [n, B]."""
+        """Scores [n, B] of candidate actions [n, B, ...] for observations [B, ...]; the highest is taken."""
         raise NotImplementedError
 
     def initial_memory(self, num_envs: int) -> Tree:

@@ -243,7 +243,7 @@ class Replay(Experience):
                 yield "update", batch
 
     def _warn_of_gaps(self) -> None:
-        """Say once why nothing is learned."""
+        """Warn once that no update is made, and why."""
         if self._warned or not isinstance(self.view, Sequences):
             return
         self._warned = True
@@ -299,7 +299,7 @@ class Replay(Experience):
         if "weight" in extras:
             ones = torch.ones(self._demonstrated, device=start.device)
             extras = {**extras, "weight": torch.cat((extras["weight"], ones))}
-        return weighted(beside(batch, shown), extras)
+        return weighted(joined(batch, shown), extras)
 
     def gathered(self, count: int, generator: torch.Generator) -> Batch:
         """`count` samples without weights."""
@@ -507,8 +507,8 @@ def weighted(batch: Batch, extras: dict[str, Tensor]) -> Batch:
     return batch.replace(extras={**batch.extras, **extras, "share": share, "weight": weight})
 
 
-def beside(one: Batch, other: Batch) -> Batch:
-    """The samples of two batches in one."""
+def joined(one: Batch, other: Batch) -> Batch:
+    """Two batches joined along the samples."""
     first, second = one.tensors(), other.tensors()
     found = {name: tree.cat([first[name], second[name]], int(name != "memory")) for name in first}
     return one.replace(**found)

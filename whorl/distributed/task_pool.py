@@ -11,7 +11,7 @@ from whorl.distributed.remote import Backend, Remote, RemoteError
 
 
 class ProcessPool:
-    """The processes. Tasks have a slot, which tells apart those that are under way.
+    """The processes. Each running task has a slot, by which it is identified.
 
     Args:
         name: what the processes work on, in messages.
@@ -46,8 +46,8 @@ class ProcessPool:
         """Let an idle process work on a task."""
         self._post(self.idle.pop(), slot, task, method)
 
-    def go_on(self, slot: Any, task: Any, method: str) -> None:
-        """Let the process that answered for a slot last work on it again."""
+    def give_next(self, slot: Any, task: Any, method: str) -> None:
+        """Give another task to the process that last answered for this slot."""
         remote = self._last[slot]
         self.idle.remove(remote)
         self._post(remote, slot, task, method)

@@ -311,7 +311,7 @@ def choose_device(name: str) -> torch.device:
 
 @contextmanager
 def gpu_memory(settings: Settings) -> Iterator[None]:
-    """Say which settings to lower where the memory of a GPU is exhausted within."""
+    """Name the settings to lower if the GPU runs out of memory in this block."""
     try:
         yield
     except torch.OutOfMemoryError as error:

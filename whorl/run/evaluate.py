@@ -56,7 +56,7 @@ class Evaluation:
 
     @property
     def success_rate(self) -> float | None:
-        """Share of episodes that succeeded; None where the environment does not tell."""
+        """Share of episodes that succeeded; None where the environment does not report success."""
         return fmean(self.successes) if self.successes else None
 
     def metrics(self) -> dict[str, float]:
@@ -74,7 +74,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluations(Evaluation):
-    """Those of several behaviours: the returns of all, and of each."""
+    """The evaluation of several behaviours: all returns together, and those of each."""
 
     behaviors: dict[str, Evaluation] = field(default_factory=dict)
 

@@ -30,7 +30,7 @@ class Progress:
         self._updates = self._expected = 0
 
     def collected(self, share: float) -> None:
-        """This share of the rollout is there."""
+        """This share of the rollout has been collected."""
         self._rollout = share
         self._tick("collecting")
 

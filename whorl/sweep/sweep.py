@@ -241,10 +241,10 @@ class Sweep:
                 self._end(one, "complete", answer, value)
             elif one.trial.should_prune():
                 self._end(one, "pruned", answer, value)
-                self.pool.go_on(number, one.task, "prune")
+                self.pool.give_next(number, one.task, "prune")
                 self._running[number] = one  # until its process has closed the runs
             else:
-                self.pool.go_on(number, one.task, "advance")
+                self.pool.give_next(number, one.task, "advance")
 
     def objective(self, history: list[tuple[float, ...]]) -> float:
         """The value of a trial, given the returns of its seeds at each evaluation."""
