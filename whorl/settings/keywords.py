@@ -62,8 +62,8 @@ class Keywords(TypedDict, total=False):
     """with actors, shards or learners: how often one is restarted within an hour; its next failure ends the
     run, even if it worked in between; 0: any number"""
     env_timeout: float
-    """with workers or actors: seconds after which a step of an environment that has not returned is a failure
-    of its process: an actor is replaced, a worker ends the run with a checkpoint; 0: no timeout"""
+    """with workers or actors: time limit of one environment step in seconds; an actor that exceeds it is
+    replaced, a worker ends the run with a checkpoint; 0: no limit"""
     learners: int
     """data-parallel learners, which share each batch and average gradients: this process and replicas of it"""
     disable_sample: bool
@@ -99,8 +99,8 @@ class Keywords(TypedDict, total=False):
     keep_checkpoints: int
     """newest checkpoints kept on disk, besides the best one; 0: all"""
     reset_every: int
-    """environments without snapshots: steps between resets of all of them; checkpoints are written only then;
-    0: checkpoint_freq"""
+    """environments whose state can't be saved are reset every so many steps, and checkpoints are written only
+    then; 0: every checkpoint_freq"""
     load_model: bool
     """start a new run from load_checkpoint_dir: load weights, optimizer states, normalisers and replay buffer
     where they fit, do not repeat random_steps, and count the steps of both runs in schedules"""
@@ -430,8 +430,8 @@ class Keywords(TypedDict, total=False):
     """false: learn from each rollout once, with one update, and correct n-step returns by V-trace; settings of
     the buffer have no effect"""
     clip_epsilon: float
-    """clip the critics' values to this distance from the target critics' and use the larger of the clipped and
-    the unclipped error; 0: no clipping"""
+    """clip the critics' values to this distance from the target critics'; the larger of the clipped and the
+    unclipped error counts; 0: no clipping"""
     action_noise: float | Sequence[float]
     """standard deviation of Gaussian noise that is added to sampled continuous actions, scaled to [-1, 1]; two
     numbers are spread evenly over the environments"""

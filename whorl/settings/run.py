@@ -62,8 +62,8 @@ class RunConfig:
     """with actors, shards or learners: how often one is restarted within an hour; its next failure ends the run, even
     if it worked in between; 0: any number"""
     env_timeout: Annotated[float, Range(0, 10**6)] = 600.0
-    """with workers or actors: seconds after which a step of an environment that has not returned is a failure of its
-    process: an actor is replaced, a worker ends the run with a checkpoint; 0: no timeout"""
+    """with workers or actors: time limit of one environment step in seconds; an actor that exceeds it is replaced, a
+    worker ends the run with a checkpoint; 0: no limit"""
     learners: Annotated[int, Range(1, 1000)] = 1
     """data-parallel learners, which share each batch and average gradients: this process and replicas of it"""
     disable_sample: bool = False
@@ -98,8 +98,8 @@ class RunConfig:
     keep_checkpoints: Count = 5
     """newest checkpoints kept on disk, besides the best one; 0: all"""
     reset_every: Count = 0
-    """environments without snapshots: steps between resets of all of them; checkpoints are written only then; 0:
-    checkpoint_freq"""
+    """environments whose state can't be saved are reset every so many steps, and checkpoints are written only then; 0:
+    every checkpoint_freq"""
     load_model: bool = False
     """start a new run from load_checkpoint_dir: load weights, optimizer states, normalisers and replay buffer where
     they fit, do not repeat random_steps, and count the steps of both runs in schedules"""
