@@ -70,7 +70,7 @@ HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 def check_callbacks(callbacks: Sequence[object]) -> None:
-    """Raise for an object that is not a callback."""
+    """Raise for what is no callback."""
     for one in callbacks:
         if isinstance(one, type):
             raise ConfigError(
