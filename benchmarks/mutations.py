@@ -2009,6 +2009,11 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "envs/adapters/pettingzoo.py",
         "multi/test_turns.py",
+        Bug("late agents have no mask", "(*agents, *infos) if", "agents if"),
+    ),
+    *planted(
+        "envs/adapters/parallel.py",
+        "multi/test_turns.py",
         Bug(
             "waiting for a turn is an answer",
             "if isinstance(env, Turns) and agent not in obs:",
@@ -2020,11 +2025,10 @@ MUTATIONS: list[Mutation] = [
             "                pass\n",
         ),
         Bug("a game that is over allows no action", "if self._mask is not None and not", "if False and not"),
-        Bug("late agents have no mask", "(*agents, *infos) if", "agents if"),
         Bug("copies end never", "torch.tensor([not live for live", "torch.tensor([False for live"),
     ),
     *planted(
-        "envs/adapters/pettingzoo.py",
+        "envs/adapters/parallel.py",
         "multi/test_pettingzoo.py",
         Bug(
             "actions of the first copy",
@@ -2037,20 +2041,32 @@ MUTATIONS: list[Mutation] = [
         Bug("a snapshot of other agents", 'self._live = [list(live) for live in snapshot["live"]]', "pass"),
     ),
     *planted(
-        "run/behaviors.py",
+        "run/behaviors/parts.py",
         "multi/test_behaviors.py",
         Bug(
             "behaviours begin with the same weights", "seed=seed_of(own.run.seed, name)", "seed=own.run.seed"
         ),
+    ),
+    *planted(
+        "run/behaviors/checkpointing.py",
+        "multi/test_behaviors.py",
         Bug("the environment is not restored", 'shared.restore(state["env"])', "shared.reset(0)"),
         Bug(
             "the counters of the run are not restored",
             'self.counters.load_state_dict(state["counters"])',
             "pass",
         ),
+    ),
+    *planted(
+        "run/behaviors/loop.py",
+        "multi/test_behaviors.py",
         Bug("returns cross a reset of all", "finish(cut and number == total)", "finish(False)"),
-        Bug("an evaluation counts rows that wait", "~waits & ~step.reset", "~step.reset"),
         Bug("rollouts of one length", "if number % member.collector.steps == 0:", "if number == total:"),
+    ),
+    *planted(
+        "run/behaviors/evaluate.py",
+        "multi/test_behaviors.py",
+        Bug("an evaluation counts rows that wait", "~waits & ~step.reset", "~step.reset"),
     ),
     *planted(
         "envs/unity/agents.py",
@@ -2120,18 +2136,21 @@ MUTATIONS: list[Mutation] = [
         Bug("agents are counted once per episode", "for info in infos[key].value if info.done}", "if False}"),
     ),
     *planted(
-        "api.py",
+        "run/resume.py",
         "test_api.py",
         Bug(
             "loggers of a saved run are imported",
             "            if name in import_paths(saved):\n                require_part(name)\n",
             "            pass\n",
         ),
+    ),
+    *planted(
+        "population/load.py",
+        "population/test_trust.py",
         Bug(
             "learners of a population import anything",
             "            require_part(name)\n        source",
             "            pass\n        source",
-            "population/test_trust.py",
         ),
     ),
     *planted(
@@ -2910,7 +2929,7 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
-        "distributed/fleet.py",
+        "distributed/fleet_collector.py",
         "distributed/test_fleet_collector.py distributed/test_payload.py",
         Bug("max_lag off by one", "lag <= self.max_lag", "lag < self.max_lag"),
         Bug("versions do not count", "        self.version += 1\n", ""),

@@ -17,10 +17,10 @@ import torch
 import yaml
 
 import whorl
-import whorl.api
 from whorl.core.cuda_graphs import GATE
 from whorl.run.callbacks import Callback
 from whorl.run.reporting import Result
+from whorl.run.resume import load_run
 from whorl.run.together import train_together
 from whorl.run.trainer import Trainer
 
@@ -114,7 +114,7 @@ def compare(args: argparse.Namespace, settings: dict[str, Any]) -> None:
 
 def weights(result: Result) -> dict[str, torch.Tensor]:
     """The tensors of a run's last checkpoint."""
-    run: Any = whorl.api.load_run(result.run_dir, {})
+    run: Any = load_run(result.run_dir, {})
     try:
         return {name: value.clone() for name, value in run.agent.state_dict().items()}
     finally:

@@ -43,7 +43,7 @@ from whorl.page import server
 from whorl.population import evolver, setup
 from whorl.population.config import EvolveConfig
 from whorl.population.evolver import Evolver
-from whorl.run.behaviors import BehaviorTrainer
+from whorl.run.behaviors.trainer import BehaviorTrainer
 from whorl.run.reporting import Result
 from whorl.run.trainer import Trainer
 from whorl.settings.behaviors import take_behaviors
@@ -130,10 +130,10 @@ def page_folder(
         hub, "pull", lambda repo, *_, **__: shutil.copytree(trained, Path("runs", hub.local_name(repo)))
     )
     monkeypatch.setattr(sweep, "make_backend", lambda *_: InlineBackend())
-    monkeypatch.setattr(sweep_worker, "equip", lambda *_: None)
+    monkeypatch.setattr(sweep_worker, "prepare_process", lambda *_: None)
     monkeypatch.setattr(Sweep, "run", sweep_shortly)
     monkeypatch.setattr(bench, "make_backend", lambda *_: InlineBackend())
-    monkeypatch.setattr(cell, "equip", lambda *_: None)
+    monkeypatch.setattr(cell, "prepare_process", lambda *_: None)
     monkeypatch.setattr(Bench, "run", bench_shortly)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     torch.set_num_threads(1)

@@ -609,6 +609,27 @@ def test_a_method_replaced_on_an_agent_is_used() -> None:
     assert not q_loss_by_hand(agent, DQN)
 
 
+@pytest.mark.parametrize("name", ["critic_loss", "target", "bellman_target", "loss"])
+def test_what_is_replaced_on_a_prepared_agent_is_used(name: str) -> None:
+    agent = build(DQN)
+    assert agent.by_hand
+    plain, called = getattr(agent, name), []
+
+    def noted(*given: Any) -> Any:
+        called.append(name)
+        return plain(*given)
+
+    setattr(agent, name, noted)
+    learn(agent, transitions(agent))
+    assert called == [name]
+
+
+def test_a_progress_display_leaves_the_losses_by_hand() -> None:
+    agent = build(DQN)
+    agent.on_optimizer_step = lambda: None
+    assert set(agent.by_hand) == {"critic"}
+
+
 def test_other_actions_than_one_choice_are_refused_in_one_sentence() -> None:
     for action, word in (
         (Continuous((1,), (-1.0,), (1.0,)), "continuous actions; use sac, td3 or ppo"),

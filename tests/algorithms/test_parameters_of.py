@@ -25,7 +25,7 @@ from whorl.envs.native import WORLDS, CatchPoint, Goal, HardMove, Platform
 from whorl.envs.spaces import probe
 from whorl.ops.distributions import MultiCategorical, TanhNormal
 from whorl.ops.mixed import Mixed
-from whorl.state.policy import pack_spec, unpack_spec
+from whorl.state.saved_spec import pack_spec, unpack_spec
 
 ACTION = TupleSpec({"0": Discrete(3), "1": Continuous((2,), (-1.0, -1.0), (1.0, 1.0))})
 USED = ((0,), (0, 1), ())

@@ -294,7 +294,6 @@ def test_the_target_divergence_falls_with_progress(progress: float, factor: floa
 
 def test_rows_that_are_no_transitions_have_no_weight_in_either_loss() -> None:
     agent = build(PPO, **ONE_PASS)
-    agent.by_hand.clear()  # which calls neither loss
     seen: list[Tensor] = []
     for name, column in (("actor_loss", "weight"), ("critic_loss", "value_weight")):
         plain = getattr(agent, name)

@@ -49,7 +49,7 @@ Make = Callable[..., Bench]
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes a benchmark in a folder of the test, whose runs train in this process."""
     monkeypatch.setattr(loop, "make_backend", lambda *_: InlineBackend())
-    monkeypatch.setattr(cell, "equip", lambda *_: None)
+    monkeypatch.setattr(cell, "prepare_process", lambda *_: None)
 
     def make(choice: Choice = Choice(), **changes: Any) -> Bench:  # noqa: B008  # it is frozen
         file = tmp_path / "mine.yaml"

@@ -9,9 +9,9 @@ import torch
 from toys import TOYS, documented_metrics
 
 import whorl
-from whorl.api import load_run
 from whorl.conformance import same
 from whorl.data.replay import Replay
+from whorl.run.resume import load_run
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "toy_policy_gradient": {"memory": "gru", "chunk": 8, "memory_size": 8},

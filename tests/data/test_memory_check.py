@@ -8,7 +8,7 @@ import torch
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Continuous, Spec
 from whorl.data import memory_check as room
-from whorl.data import replay
+from whorl.data import replay_setup
 from whorl.data.memory_check import allocating, free_memory, require_memory
 
 CPU = torch.device("cpu")
@@ -83,11 +83,11 @@ def test_a_capacity_that_fits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_allocation_that_fails_is_told_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "require_memory", lambda *_: None)
+    monkeypatch.setattr(replay_setup, "require_memory", lambda *_: None)
     spec = Spec(Array((3,)), Continuous((1,), (-1.0,), (1.0,)), 1)
-    cfg = replay.ReplayConfig(buffer_size=10**15)
+    cfg = replay_setup.ReplayConfig(buffer_size=10**15)
     with pytest.raises(ConfigError, match=r"takes 32,000,000,000,000,008 bytes, which cpu did not give"):
-        replay.replay_of(cfg, spec, CPU, torch.Generator(), lambda batch: batch.mask)
+        replay_setup.replay_of(cfg, spec, CPU, torch.Generator(), lambda batch: batch.mask)
 
 
 def test_other_errors_pass() -> None:

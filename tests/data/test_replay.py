@@ -14,7 +14,8 @@ from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Continuous, Spec
 from whorl.data import samplers
 from whorl.data.batch import Batch
-from whorl.data.replay import Replay, check_replay, clipped, replay_of, weighted
+from whorl.data.replay import Replay, clipped, weighted
+from whorl.data.replay_setup import check_replay, replay_of
 from whorl.data.ring import Ring, replay_bytes
 from whorl.data.samplers import Priorities
 from whorl.data.sum_tree import DeviceSumTree

@@ -18,7 +18,8 @@ from whorl.core.spec import Array, Discrete, Spec
 from whorl.data import replay as module
 from whorl.data import segments
 from whorl.data.batch import LAST, Batch
-from whorl.data.replay import MEMORIES, Replay, check_replay, replay_of, view_of
+from whorl.data.replay import MEMORIES, Replay
+from whorl.data.replay_setup import check_replay, replay_of, view_of
 from whorl.data.samplers import Priorities
 from whorl.data.segments import Segments
 from whorl.data.views import Sequences

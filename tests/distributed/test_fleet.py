@@ -16,7 +16,8 @@ from whorl.agents.agent import Agent
 from whorl.collect.collector import Storage
 from whorl.core.errors import ConfigError, EnvError
 from whorl.distributed.actor import Role, Trajectory
-from whorl.distributed.fleet import Fleet, FleetCollector
+from whorl.distributed.fleet import Fleet
+from whorl.distributed.fleet_collector import FleetCollector
 from whorl.distributed.remote import RestartPolicy
 from whorl.distributed.tensors import SharedWeights
 from whorl.envs.make import find

@@ -10,14 +10,14 @@ import torch
 
 import whorl
 from whorl.agents.agent import Agent
-from whorl.api import load_run
 from whorl.core import tree
 from whorl.core.errors import ConfigError
-from whorl.distributed import fleet as fleets
 from whorl.distributed import process
 from whorl.distributed.actor import RemoteActor, Role, Trajectory
-from whorl.distributed.fleet import Fleet, FleetCollector, make_fleet
+from whorl.distributed.fleet import Fleet
+from whorl.distributed.fleet_collector import FleetCollector, make_fleet
 from whorl.envs.make import find
+from whorl.run.resume import load_run
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
@@ -165,7 +165,7 @@ def test_actors_that_never_start_are_not_waited_for_for_ever(monkeypatch: pytest
     collector = FleetCollector(fleet, role, role.agent, 2, max_lag=0)
     collector.start()
     times = iter(range(0, 1000, 20))
-    monkeypatch.setattr(fleets.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
     collector.finish()
     assert fleet.released == [(0, 0)]
 
@@ -177,7 +177,7 @@ def test_an_actor_that_hangs_at_its_start_keeps_nobody_waiting(monkeypatch: pyte
                 time.sleep(1000)
             super().__init__(role, number, *rest)
 
-    monkeypatch.setattr(fleets, "RemoteActor", Hanging)
+    monkeypatch.setattr("whorl.distributed.fleet.RemoteActor", Hanging)
     role = role_of("a2c", 2, 2)
     fleet = Fleet(role, 2, lambda actor, life: (actor, life))
     try:
@@ -204,7 +204,11 @@ def test_a_replaced_actor_does_not_overwrite_unread_trajectories(monkeypatch: py
         with pytest.warns(UserWarning, match="actor 0 failed and is replaced"):
             later: list[Trajectory] = []
             while not later:
-                later = [one for one in fleet.poll(1.0) if one.life]
+                for one in fleet.poll(1.0):
+                    if one.life:
+                        later.append(one)
+                    else:  # it was finished before its actor was killed
+                        fleet.release(one)
         assert later[0].slot != found[0].slot
         assert all(map(torch.equal, tree.leaves(kept), tree.leaves(found[0].tensors)))
         fleet.release(found[0])

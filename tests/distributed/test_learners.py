@@ -14,7 +14,6 @@ from torch import Tensor
 
 import whorl
 from whorl.agents.agent import Agent, Updated
-from whorl.api import load_run
 from whorl.conformance import Run, Subject, copied, same, subject
 from whorl.core.errors import ConfigError, WhorlError
 from whorl.data.batch import Batch
@@ -23,6 +22,7 @@ from whorl.distributed.group import GroupMember
 from whorl.distributed.learners import Learners, Replica, Round, check_learners, joined, learned, split
 from whorl.run.callbacks import Callback
 from whorl.run.reporting import Interrupted
+from whorl.run.resume import load_run
 from whorl.settings.merge import configure
 
 # Several learners in threads of this process: the arithmetic, without the transport.

@@ -335,7 +335,7 @@ def test_a_worker_has_stalled_when_it_makes_no_step_for_long_not_when_its_rollou
 ) -> None:
     progress, now = np.zeros(2), [0.0]
     monkeypatch.setattr(pool_module.time, "monotonic", lambda: now[0])
-    stalls, never = pool_module.Stalls(progress, 10.0), pool_module.Stalls(progress, 0.0)
+    stalls, never = pool_module.StallDetector(progress, 10.0), pool_module.StallDetector(progress, 0.0)
     for second in range(1, 40):
         now[0] = float(second)
         progress[0] += 0.01

@@ -24,7 +24,8 @@ import whorl
 from whorl.core.errors import ConfigError, EnvError, WhorlError
 from whorl.distributed import fleet as fleets
 from whorl.distributed.actor import Role
-from whorl.distributed.fleet import Fleet, FleetCollector, gpu_share
+from whorl.distributed.fleet import Fleet, gpu_share
+from whorl.distributed.fleet_collector import FleetCollector
 from whorl.distributed.ray import LOOPBACK, PATIENT, _same_signals, connect
 from whorl.distributed.remote import RestartPolicy
 from whorl.envs.make import find

@@ -13,18 +13,19 @@ import pytest
 import torch
 
 import whorl
-from whorl.api import load_run
 from whorl.collect.collector import LocalCollector
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.data import memory_check
 from whorl.data.batch import Batch
-from whorl.data.replay import allocated_bytes, replay_of
+from whorl.data.replay_setup import allocated_bytes, replay_of
 from whorl.distributed import replay_shards
 from whorl.distributed.remote import RestartPolicy
-from whorl.distributed.replay_shards import Shard, ShardedReplay
+from whorl.distributed.replay_shards import ShardedReplay
+from whorl.distributed.shard import Shard
 from whorl.distributed.tensors import SharedSlots, layout_of
 from whorl.envs.make import find
+from whorl.run.resume import load_run
 from whorl.settings.merge import configure
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams

@@ -83,7 +83,7 @@ def test_it_continues_from_a_snapshot() -> None:
         ({"observation": "six"}, "'six', which is no space; write a shape"),
         ({"observation": {"a": True}}, r"observation\.a is True, which is no space"),
         ({"observation": [0]}, "must list whole numbers of at least 1"),
-        ({"observation": {"shape": [3], "size": 2}}, "has 'size' beside shape"),
+        ({"observation": {"shape": [3], "size": 2}}, "has 'size' besides shape"),
         ({"observation": {"shape": [3], "dtype": "float33"}}, "dtype is 'float33'"),
         ({"observation": {"shape": [3], "low": 2, "high": 1}}, "ranges from 2 to 1"),
         ({"action": 0}, "at least one choice"),

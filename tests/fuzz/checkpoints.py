@@ -15,8 +15,8 @@ import torch
 import yaml
 
 import whorl
-from whorl.api import load_run
 from whorl.core.errors import CheckpointError
+from whorl.run.resume import load_run
 from whorl.run.trainer import Trainer
 
 sys.path.append(str(Path(__file__).parent))

@@ -12,8 +12,8 @@ import torch
 import yaml
 
 import whorl
-from whorl.api import prepare
 from whorl.core.registry import Part
+from whorl.run.prepare import prepare
 from whorl.settings.merge import component_config, configure, settings_of
 from whorl.settings.presets import algorithm_class, preset_names
 from whorl.settings.schema import Choice, Range, bare, fields_of, rules_of

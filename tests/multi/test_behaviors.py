@@ -18,7 +18,8 @@ from whorl.cli import main
 from whorl.core.errors import ConfigError
 from whorl.envs import make
 from whorl.log.console import Console
-from whorl.run.behaviors import BehaviorTrainer, play
+from whorl.run.behaviors.evaluate import play
+from whorl.run.behaviors.trainer import BehaviorTrainer
 from whorl.run.trust import trust_flag
 from whorl.settings.behaviors import read_saved, take_behaviors
 from whorl.state import checkpoint, code

@@ -8,7 +8,7 @@ from zoo import LENGTH, Corridors, Meadow
 import whorl
 from whorl.core.errors import ConfigError, EnvError, WhorlError
 from whorl.envs.adapters.imported import module_of
-from whorl.envs.adapters.pettingzoo import PettingZooEnv
+from whorl.envs.adapters.parallel import PettingZooEnv
 from whorl.envs.behaviors import OneBehavior
 from whorl.envs.make import find
 

@@ -13,7 +13,7 @@ import whorl
 from whorl.cli import main
 from whorl.core.errors import EnvError
 from whorl.envs.adapters.imported import module_of
-from whorl.envs.adapters.pettingzoo import PettingZooEnv, idle
+from whorl.envs.adapters.parallel import PettingZooEnv, idle
 from whorl.envs.make import find
 
 QUIET = {"quiet": True, "tensorboard": False, "eval": False, "threads": 1, "max_iterations": 4}

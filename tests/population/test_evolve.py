@@ -13,7 +13,6 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import whorl
-from whorl.api import load_population, resume_population
 from whorl.core.errors import ConfigError, DivergedError, WhorlError
 from whorl.core.spec import Array, Continuous, Spec
 from whorl.distributed.remote import RemoteError
@@ -22,6 +21,7 @@ from whorl.population import curve, evolver, member
 from whorl.population.config import EvolveConfig
 from whorl.population.curve import draw_population
 from whorl.population.evolver import Evolved, ProcessPool, read_lineage
+from whorl.population.load import load_population, resume_population
 from whorl.population.member import Member, Report, read_report, write_report
 from whorl.population.rules import LineageRow, drawn, moments
 from whorl.run.callbacks import Callback

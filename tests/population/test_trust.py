@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 import whorl
-from whorl import api
 from whorl.core.errors import ConfigError
 from whorl.population.evolver import CONFIG, LEARNERS, LINEAGE
+from whorl.population.load import load_population
 
 LOGGER = """
 from whorl.log.writers import Logger
@@ -27,7 +27,7 @@ def test_a_tampered_population_imports_nothing_until_it_is_trusted(
     module = f"evil_{where}"
     (tmp_path / f"{module}.py").write_text(LOGGER)
     monkeypatch.syspath_prepend(str(tmp_path))
-    evolver = api.load_population({**small, "population": 2, "generations": 1})
+    evolver = load_population({**small, "population": 2, "generations": 1})
     evolver._save_config()
     config = evolver.folder / CONFIG
     found = yaml.safe_load(config.read_text())

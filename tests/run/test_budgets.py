@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import whorl
-from whorl.api import load_run
+from whorl.run.resume import load_run
 from whorl.settings.merge import configure
 
 SMALL: dict[str, Any] = {"num_envs": 2, "num_steps": 8, "batch_size": 8, "hidden_sizes": [8], "workers": 0}

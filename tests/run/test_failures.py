@@ -22,6 +22,7 @@ import whorl
 from whorl.core.errors import CheckpointError, ConfigError, DivergedError, EnvError, WhorlError
 from whorl.run.checkpointing import RESTARTS
 from whorl.run.reporting import Interrupted, Terminated
+from whorl.run.resume import load_run
 from whorl.state import checkpoint
 
 ROLLOUTS = {
@@ -143,7 +144,7 @@ def test_the_replay_buffer_is_saved_too(tmp_path: Path) -> None:
     assert "iteration 3 (step 40) is saved in checkpoint_1" in text
     run = run_of(tmp_path)
     with pytest.warns(UserWarning, match="start new episodes"):
-        trainer = whorl.api.load_run(run, {}, env=Faulty)
+        trainer = load_run(run, {}, env=Faulty)
     assert trainer.experience.steps == 40 and trainer.experience.ring.rows == 24  # type: ignore[attr-defined]
     assert trainer.train().iterations == 6
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import whorl
-from whorl.api import load_run
 from whorl.core.errors import CheckpointError, DamagedError
 from whorl.data import segments
 from whorl.data.replay import Replay
+from whorl.run.resume import load_run
 from whorl.run.trainer import Trainer
 from whorl.state import checkpoint
 

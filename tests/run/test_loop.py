@@ -158,7 +158,7 @@ def looped(both: Recorded, period: int) -> tuple[Loop, Streams]:
         learner=None,
         learners=None,
         streams=streams,
-        acts_apart=False,
+        acts_with_copy=False,
         reset_period=period,
         send_weights=lambda: None,
         settings=SimpleNamespace(run=run),

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import whorl
-from whorl.api import load_run
 from whorl.conformance import same
 from whorl.core.errors import CheckpointError, ConfigError
 from whorl.data.batch import Batch
 from whorl.data.replay import Replay
 from whorl.datasets.rows import read
+from whorl.run.resume import load_run
 
 sys.path.append(str(Path(__file__).parents[1] / "datasets"))
 from scripted import ACTOR, NETS, SETTINGS, Match, scripted

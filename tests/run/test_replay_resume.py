@@ -12,10 +12,10 @@ import toys  # noqa: F401  registers them
 from test_resume import assert_same, in_child, rows, the_run
 
 import whorl
-from whorl.api import load_run
 from whorl.core.errors import CheckpointError, ConfigError
 from whorl.data import segments
 from whorl.data.replay import Replay
+from whorl.run.resume import load_run
 from whorl.run.trainer import Result, Trainer
 from whorl.state import checkpoint
 

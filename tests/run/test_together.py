@@ -11,11 +11,11 @@ import torch
 from comparing import assert_same
 
 import whorl
-from whorl.api import load_run
 from whorl.core.cuda_graphs import Gate
 from whorl.core.errors import ConfigError
 from whorl.run.callbacks import Callback
 from whorl.run.reporting import Interrupted, Result
+from whorl.run.resume import load_run
 from whorl.run.together import train_together
 from whorl.run.trainer import Trainer
 

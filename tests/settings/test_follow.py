@@ -8,7 +8,7 @@ import whorl
 from whorl.core import hardware
 from whorl.core.errors import ConfigError
 from whorl.run.build import kind_of
-from whorl.settings.conditions import WORDS, Circumstances, layers_where
+from whorl.settings.conditions import WORDS, ConditionContext, layers_where
 from whorl.settings.follow import divisors, largest_divisor
 from whorl.settings.merge import Settings, configure
 from whorl.settings.presets import load_preset, preset_names
@@ -256,7 +256,7 @@ def test_every_preset_has_valid_settings_on_every_machine(machine: Any) -> None:
             for condition in (layer or {}).get("where") or {}:
                 words = [word for word in condition.split() if word != "cores" and not word.isdigit()]
                 assert set(words) <= set(WORDS)
-                Circumstances(kind=lambda: ()).holds(condition)
+                ConditionContext(kind=lambda: ()).holds(condition)
         for gpu in (False, True):
             for cores in (2, 8, 64):
                 machine(gpu=gpu, cores=cores)
@@ -294,5 +294,5 @@ def test_a_childs_settings_come_over_its_parents_tuned_ones(machine: Any) -> Non
 
 def test_layers_come_in_the_order_of_their_conditions(machine: Any) -> None:
     layer = {"gamma": 1, "where": {"cpu": {"gamma": 2}, "memory": {"gamma": 3}, "cpu 2 cores": {"gamma": 4}}}
-    assert [part["gamma"] for part in layers_where(layer, Circumstances())] == [1, 2, 4]
-    assert [part["gamma"] for part in layers_where(layer, Circumstances(memory=True))] == [1, 2, 3, 4]
+    assert [part["gamma"] for part in layers_where(layer, ConditionContext())] == [1, 2, 4]
+    assert [part["gamma"] for part in layers_where(layer, ConditionContext(memory=True))] == [1, 2, 3, 4]

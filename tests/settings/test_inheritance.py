@@ -10,7 +10,7 @@ import pytest
 
 from whorl.core import hardware
 from whorl.core.registry import known
-from whorl.settings.conditions import Circumstances, layers_where
+from whorl.settings.conditions import ConditionContext, layers_where
 from whorl.settings.merge import configure, merge, settings_of
 from whorl.settings.presets import algorithm_class, preset_names, read_yaml, tuned_layers
 
@@ -41,14 +41,14 @@ def environments(name: str) -> list[str]:
     return ["Untuned-v0", *sorted(MEMBERS.get(entry, entry) for entry in entries)]
 
 
-def stated(name: str, env: str, circumstances: Circumstances) -> Iterator[tuple[str, str, str, Any]]:
+def stated(name: str, env: str, context: ConditionContext) -> Iterator[tuple[str, str, str, Any]]:
     """Each (preset, where in it, setting, value) for an environment, the child's first, the last of a file first."""
     hints = settings_of(algorithm_class(name)[1])
     for owner, preset in chain(name):
         layers = [("settings", preset.get("settings") or {})]
         layers += [(f"entry for {env}", layer) for layer in tuned_layers(preset, env)]
         for place, layer in reversed(layers):
-            for part in reversed(layers_where(layer, circumstances)):
+            for part in reversed(layers_where(layer, context)):
                 canonical: dict[str, Any] = {}
                 merge(canonical, part, hints)
                 for key, value in canonical.items():
@@ -74,18 +74,16 @@ def inherited(name: str, env: str, machine: str) -> tuple[list[str], list[str]]:
     """Lines that say where each setting of a preset for an environment comes from, and those that are wrong."""
     images = ("images",) if env.startswith("ALE") or "NoFrameskip" in env else ("vectors",)
     settings = configure(name, env, {"hardware": machine}, kind=lambda options: images).plain()
-    circumstances = Circumstances(machine == "gpu", settings.get("memory", "none") != "none", lambda: images)
+    context = ConditionContext(machine == "gpu", settings.get("memory", "none") != "none", lambda: images)
     lines, wrong, seen = [], [], set()
-    for owner, place, key, value in stated(name, env, circumstances):
+    for owner, place, key, value in stated(name, env, context):
         if key in seen or (key in known("component") and key not in settings["components"]):
             continue
         seen.add(key)
         lines.append(f"  {key}: {value}  from {owner}, {place}")
         if not holds(settings[key], fitted(key, value, settings)):
             others = [
-                f"{o}, {p}"
-                for o, p, k, v in stated(name, env, circumstances)
-                if (k, v) == (key, settings[key])
+                f"{o}, {p}" for o, p, k, v in stated(name, env, context) if (k, v) == (key, settings[key])
             ]
             source = others[0] if others else "nowhere"
             wrong.append(

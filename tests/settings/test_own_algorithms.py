@@ -222,8 +222,8 @@ def test_components_are_flags_with_help(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_resumed_run_keeps_its_components() -> None:
-    from whorl.api import _check_changes
+    from whorl.run.resume import check_changes
 
     found = with_bonus()
     with pytest.raises(ConfigError, match="can't change 'bonus'"):
-        _check_changes(found, dataclasses.replace(found, components={}))
+        check_changes(found, dataclasses.replace(found, components={}))

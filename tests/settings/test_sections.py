@@ -138,7 +138,7 @@ def test_variants_of_advanced_sac_lie_over_its_default(tmp_path: Path):
 
 
 def test_random_params_of_a_section_are_found(tmp_path: Path):
-    from whorl.api import prepare
+    from whorl.run.prepare import prepare
 
     content = {"sac_config": {"random_params": {"gamma": {"in": [0.5, 0.6]}}}}
     found = prepare("Pendulum-v1", "sac", {}, [written(tmp_path, content)], None, {})[1]

@@ -18,9 +18,9 @@ import yaml
 from torch import Tensor
 
 import whorl
-from whorl.api import load_run
 from whorl.core import files
 from whorl.core.errors import WhorlError
+from whorl.run.resume import load_run
 from whorl.state import checkpoint
 from whorl.state.policy import load_policy
 

@@ -17,7 +17,8 @@ from whorl.core.errors import WhorlError
 from whorl.core.spec import Continuous, TupleSpec, to_env
 from whorl.envs.adapters.gymnasium import GymnasiumVector, action_spec
 from whorl.envs.spaces import choices_of
-from whorl.state.policy import SavedPolicy, export, load_policy, pack_spec, unpack_spec
+from whorl.state.policy import SavedPolicy, export, load_policy
+from whorl.state.saved_spec import pack_spec, unpack_spec
 
 INF = float("inf")
 LEAVES: dict[str, spaces.Space] = {

@@ -17,9 +17,9 @@ import yaml
 from inline import InlineBackend
 
 from whorl import cli
-from whorl.api import prepare_all
 from whorl.core.errors import CheckpointError, ConfigError, WhorlError
 from whorl.distributed.task_pool import ProcessPool
+from whorl.run.prepare import prepare_all
 from whorl.settings.merge import Settings
 from whorl.sweep import sweep as loop
 from whorl.sweep import worker
@@ -81,7 +81,7 @@ class Stub:
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes a sweep in a folder of the test; its trials train nothing, unless they are to, and then in this process."""
     monkeypatch.setattr(loop, "make_backend", lambda *_: InlineBackend())
-    monkeypatch.setattr(worker, "equip", lambda *_: None)
+    monkeypatch.setattr(worker, "prepare_process", lambda *_: None)
     monkeypatch.setattr(optuna.storages, "RDBStorage", Storage)
     monkeypatch.setattr(Stub, "values", {})
 
@@ -212,7 +212,7 @@ def test_a_second_process_and_other_settings_are_refused(made: Make) -> None:
         made(search={"lr": "log 1e-5..1e-2", "gamma": [0.9, 0.999]}).run()
     with pytest.raises(ConfigError, match="holds a sweep with another num_envs"):
         made(num_envs=8).run()
-    with pytest.raises(ConfigError, match="a sweep that goes on can't change 'gamma'; it can change trials"):
+    with pytest.raises(ConfigError, match="a continued sweep can't change 'gamma'; it can change trials"):
         load_sweep(sweep.folder, {"gamma": 0.5})
 
 

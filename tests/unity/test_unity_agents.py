@@ -7,7 +7,7 @@ import wire
 
 from whorl.envs.adapters.unity import layout_of
 from whorl.envs.stepping import Buffers
-from whorl.envs.unity.agents import Agents, Crowd
+from whorl.envs.unity.agents import Agents, PlayerAgents
 from whorl.envs.unity.behaviors import Behavior
 from whorl.envs.unity.messages import messages
 from whorl.envs.unity.sensors import Sensor
@@ -87,7 +87,7 @@ def test_an_agent_that_does_not_ask_waits_and_keeps_its_action() -> None:
     hand.tell((0, 1.5, 0.5))
     assert hand.row(0) == (1.5, 0.5) and hand.row(1) == (2.0, 0.0, "waits")
     hand.step()
-    assert hand.agents.can_go_on and hand.sent() == {KEY: [([2.0], [1, 2])]}
+    assert hand.agents.can_be_answered and hand.sent() == {KEY: [([2.0], [1, 2])]}
     hand.tell((0, 1.75, 0.5), (1, 2.5, 3.0))
     assert hand.row(0) == (1.75, 0.5) and hand.row(1) == (2.5, 3.0)
     hand.step()
@@ -102,7 +102,7 @@ def test_an_episode_that_ends_and_begins_in_one_message_takes_two_steps_while_ot
     assert hand.row(0) == (9.0, -1.0, "terminated") and hand.row(1) == (2.5, 0.5)
     hand.step()
     assert hand.row(0) == (0.25, 0.0, "reset") and hand.row(1) == (2.5, 0.0, "waits")
-    assert not hand.agents.can_go_on  # the policy has not seen the first observation
+    assert not hand.agents.can_be_answered  # the policy has not seen the first observation
     hand.step()
     # Row 1 acted in step 2 on what it saw, and that is what counts.
     assert hand.sent() == {KEY: [([3.0], [1, 2]), ([12.0], [1, 2])]}
@@ -123,7 +123,7 @@ def test_a_message_with_ends_alone_is_answered_without_the_policy() -> None:
     hand.step()
     hand.sent()
     hand.tell((0, 9.0, -1.0, "end"))
-    assert hand.agents.can_go_on and hand.sent() == {}
+    assert hand.agents.can_be_answered and hand.sent() == {}
     hand.tell((0, 0.5, 0.0), (1, 2.5, 0.5))
     assert hand.row(0) == (9.0, -1.0, "terminated") and hand.row(1) == (2.5, 0.5)
     hand.step()
@@ -212,14 +212,14 @@ def test_a_new_player_drops_what_was_under_way() -> None:
 
 def test_each_behaviour_of_a_scene_gets_the_actions_of_its_own_policy() -> None:
     watcher = Behavior("Watcher", WALKER.sensors, 2, ())
-    crowd = Crowd([Agents(one, Buffers.empty(layout_of(one), 1), {}) for one in (WALKER, watcher)])
-    crowd.begin()
+    agents = PlayerAgents([Agents(one, Buffers.empty(layout_of(one), 1), {}) for one in (WALKER, watcher)])
+    agents.begin()
     keys = {KEY: wire.brain(KEY, 1, (2, 3)), "Watcher?team=0": wire.brain("Watcher?team=0", 2, ())}
     asking = {key: [wire.agent(0, [wire.vector([0.5])], 0.0, False, False)] for key in keys}
-    crowd.take(messages().UnityMessageProto.FromString(wire.output(asking, list(keys.values()))))
-    assert not crowd.can_go_on
-    for one, continuous, discrete in zip(crowd.agents, ([3.0], [4.0, 5.0]), ([1, 2], [])):
+    agents.take(messages().UnityMessageProto.FromString(wire.output(asking, list(keys.values()))))
+    assert not agents.can_be_answered
+    for one, continuous, discrete in zip(agents.agents, ([3.0], [4.0, 5.0]), ([1, 2], [])):
         one.act(np.array([continuous], np.float32), np.array([discrete], np.int64))
-    assert crowd.can_go_on
-    sent = wire.actions(crowd.message().SerializeToString())
+    assert agents.can_be_answered
+    sent = wire.actions(agents.message().SerializeToString())
     assert sent == {KEY: [([3.0], [1, 2])], "Watcher?team=0": [([4.0, 5.0], [])]}

@@ -162,7 +162,7 @@ def test_actions_are_sent_as_the_original_package_sends_them() -> None:
         continuous, discrete = np.zeros((3, 1), np.float32), np.zeros((3, 2), np.int64)
         for number, (row, _) in enumerate(agents._asking.get(GATHERER, [])):
             continuous[row], discrete[row] = np.split(np.array(ACTIONS[(step + number) % len(ACTIONS)]), [1])
-        while not agents.can_go_on:
+        while not agents.can_be_answered:
             agents.act(continuous, discrete)
             agents.begin()
             agents.act(continuous, discrete)

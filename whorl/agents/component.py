@@ -1,4 +1,4 @@
-"""Something that is learned beside the policy: an intrinsic reward, an auxiliary loss, a memory of its own.
+"""Something that is learned in addition to the policy: an intrinsic reward, an auxiliary loss, a memory of its own.
 
 A component is one file with a `Config` and a subclass of `Component`, registered by name. The agent holds it in
 `agent.components`, so it is moved, checkpointed and sent to other learners with the agent. No algorithm knows of it.
@@ -93,7 +93,7 @@ class Component(nn.Module):
         return 0
 
     def score(self, obs: Tree, action: Tree) -> Tensor:
-        """How much it wants each of several actions [n, B, ...] for observations [B, ...]: [n, B]."""
+        """Scores [n, B] of candidate actions [n, B, ...] for observations [B, ...]; the highest is taken."""
         raise NotImplementedError
 
     def initial_memory(self, num_envs: int) -> Tree:

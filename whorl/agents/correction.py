@@ -31,16 +31,16 @@ class CorrectionConfig(ReplayConfig):
     v_rho: NonNegative = 1.0
     """upper bound of the importance weights rho of the TD errors"""
     v_c: NonNegative = 1.0
-    """upper bound of the importance weights c, which carry TD errors back in time"""
+    """upper bound of the importance weights c of later TD errors"""
     refresh_probabilities: bool = False
     """with use_n_step_is: learning replaces the stored log-probabilities of a sample by the current policy's
-    (Advanced-SAC), so that weights tell how far the policy went since then"""
+    (Advanced-SAC), so that importance weights measure the change since the sample was last used"""
     use_replay_buffer: bool = True
     """false: learn from each rollout once, with one update, and correct n-step returns by V-trace; settings of the
     buffer have no effect"""
     clip_epsilon: NonNegative = 0.0
-    """critics' values may leave the target critics' by this much: the larger error of the clipped and the unclipped
-    value counts; 0: no clipping"""
+    """clip the critics' values to this distance from the target critics'; the larger of the clipped and the unclipped
+    error counts; 0: no clipping"""
 
 
 class NStepTargets:

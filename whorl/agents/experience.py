@@ -9,7 +9,8 @@ from whorl.agents.families import OffPolicyConfig
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.data.batch import LOG_PROB, Batch
-from whorl.data.replay import MEMORIES, Replay, check_replay, replay_of, view_of
+from whorl.data.replay import MEMORIES, Replay
+from whorl.data.replay_setup import check_replay, replay_of, view_of
 from whorl.data.ring import history_of, replay_bytes
 from whorl.data.rollouts import Rollouts
 from whorl.data.trajectories import Trajectories
@@ -99,7 +100,7 @@ class OffPolicy:
         )
 
 
-class Unreplayed(OnPolicy):
+class WithoutReplay(OnPolicy):
     """Each rollout is learned from once, by an algorithm that may also learn from replay."""
 
     tolerates_stale_data = True
@@ -130,7 +131,7 @@ def experience_of(cfg: Any) -> OnPolicy | OffPolicy:
     """The kind of experience that a config declares by `off_policy` and `use_replay_buffer`."""
     if not getattr(cfg, "off_policy", False):
         return OnPolicy(cfg)
-    return OffPolicy(cfg) if getattr(cfg, "use_replay_buffer", True) else Unreplayed(cfg)
+    return OffPolicy(cfg) if getattr(cfg, "use_replay_buffer", True) else WithoutReplay(cfg)
 
 
 def second_buffer(agent: "Agent", rows: int, generator: torch.Generator) -> Replay:

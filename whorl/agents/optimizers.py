@@ -86,6 +86,12 @@ class Optimized(nn.Module):
         # Fraction of the training budget that is used up; the training loop writes it in place before each update.
         self.register_buffer("progress", torch.zeros(()))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Losses by hand stand for methods, losses and networks: where one is replaced, autograd differentiates it."""
+        super().__setattr__(name, value)
+        if callable(value) and name not in vars(Optimized) and self.__dict__.get("by_hand"):
+            self.by_hand.clear()
+
     def __getstate__(self) -> dict[str, Any]:
         """A copy, here or in another process, has gradients of its own: losses by hand write to those of this agent."""
         return {**self.__dict__, "by_hand": {}}

@@ -40,7 +40,7 @@ from whorl.nets.layers import orthogonal_
 from whorl.nets.memory import CELLS
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
-from whorl.nets.temperature import EntropyConfig, Temperature, undecayed
+from whorl.nets.temperature import EntropyConfig, Temperature, without_weight_decay
 from whorl.ops.distributions import Categorical, TanhNormal
 from whorl.settings.schema import Fraction, LearningRate, NonNegative, PositiveCount, Probability, Range
 
@@ -58,7 +58,7 @@ class OptionCriticConfig(EntropyConfig, ActorCriticConfig):
     option_epsilon: Probability = 0.1
     """probability of a random option where one is chosen"""
     deliberation_cost: NonNegative = 0.01
-    """value by which a change of option must be better than going on (Harb et al. 2018)"""
+    """advantage that another option must have before the current one is ended (Harb et al. 2018)"""
     option_dilation: Annotated[int, Range(1, 1000)] = 1
     """with memory: dilation k of the recurrent option-value network, which has k hidden states, each updated at every
     k-th step (dilated LSTM, FeUdal networks); 1: none"""
@@ -121,7 +121,7 @@ class OptionCritic(Agent):
         self.add_optimizer("actor", self.options, cfg.optimizer, cfg.actor_lr, **options)
         self.add_optimizer("termination", self.termination, cfg.optimizer, cfg.termination_lr, **options)
         if cfg.tune_alpha:
-            part = undecayed(cfg.optimizer)
+            part = without_weight_decay(cfg.optimizer)
             self.add_optimizer("alpha", self.temperature, part, cfg.alpha_lr, **self.optimizer_options(0.0))
         shown = min(SHOWN[0], spec.num_envs), SHOWN[1]
         self.register_buffer("history", torch.full(shown, -1, dtype=torch.int64), persistent=False)

@@ -47,7 +47,7 @@ from whorl.nets.layers import last_of
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
-from whorl.nets.temperature import Temperature, undecayed
+from whorl.nets.temperature import Temperature, without_weight_decay
 from whorl.ops.losses import clipped_value_loss
 from whorl.settings.schema import NonNegative, PositiveCount, Range
 
@@ -117,14 +117,16 @@ class SAC(Agent):
             self.add_optimizer(
                 "alpha",
                 self.temperature,
-                undecayed(cfg.optimizer),
+                without_weight_decay(cfg.optimizer),
                 cfg.alpha_lr,
                 **self.optimizer_options(0.0),
             )
         if cfg.cql_target_gap:
             self.cql_multiplier = Temperature(cfg.cql_weight, True)
             options = self.optimizer_options(0.0)
-            self.add_optimizer("cql", self.cql_multiplier, undecayed(cfg.optimizer), cfg.critic_lr, **options)
+            self.add_optimizer(
+                "cql", self.cql_multiplier, without_weight_decay(cfg.optimizer), cfg.critic_lr, **options
+            )
 
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         return act_by_soft_actor(self, obs, memory, context)

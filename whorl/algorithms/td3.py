@@ -58,8 +58,8 @@ class TD3Config(NoiseConfig, AtomsConfig, ActorCriticConfig):
     actor_q: Literal["first", "min", "mean"] = "first"
     """Q estimate that the actor maximises: that of the first critic, or minimum or mean of both (FastTD3: min)"""
     bc_alpha: NonNegative = 0.0
-    """weight of Q, divided by its mean size, beside the squared distance to the actions of the data (TD3+BC: 2.5); 0: Q
-    alone"""
+    """TD3+BC's alpha (2.5): the actor maximises alpha Q / mean |Q| minus the squared distance to the data's actions;
+    0: Q alone"""
 
 
 class TD3(Agent):

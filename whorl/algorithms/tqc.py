@@ -37,7 +37,7 @@ from whorl.nets.layers import last_of
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
-from whorl.nets.temperature import undecayed
+from whorl.nets.temperature import without_weight_decay
 from whorl.ops.drawn import Drawn
 from whorl.ops.losses import sorted_quantile_huber
 from whorl.settings.schema import Count, PositiveCount, Range, Size
@@ -96,7 +96,7 @@ class TQC(Agent):
             self.add_optimizer(
                 "alpha",
                 self.temperature,
-                undecayed(cfg.optimizer),
+                without_weight_decay(cfg.optimizer),
                 cfg.alpha_lr,
                 **self.optimizer_options(0.0),
             )

@@ -7,7 +7,7 @@ The benchmark's folder:
     results.json, table.md, *.png        what came out
 
 Runs that have ended are skipped and others continued from their newest checkpoint, so a benchmark can be killed at any
-moment and goes on with the same command.
+moment and continues with the same command.
 """
 
 import re
@@ -25,7 +25,7 @@ from whorl.core.errors import CheckpointError, ConfigError, nearest
 from whorl.core.hardware import cores
 from whorl.core.process import first_interrupt
 from whorl.distributed.remote import RemoteError, RestartPolicy, make_backend
-from whorl.distributed.task_pool import ProcessPool, equipment, gpu_share
+from whorl.distributed.task_pool import ProcessPool, gpu_share, process_arguments
 from whorl.log.console import amount
 from whorl.state.runlock import RunLock
 
@@ -117,7 +117,7 @@ class Bench:
                 count = min(jobs or cores(), len(queue))
                 backend = make_backend(ray, count)
                 stack.callback(backend.close)
-                given, gpus = equipment(count, bool(ray)), gpu_share(backend, "auto", count)
+                given, gpus = process_arguments(count, bool(ray)), gpu_share(backend, "auto", count)
                 self.pool = ProcessPool(
                     backend, "run", CellWorker, lambda place: (*given[place], place), count, gpus
                 )
@@ -176,4 +176,4 @@ class Bench:
 
     def _interrupt(self, name: str) -> None:
         self._signal = name
-        self.say(f"{name}: stopping; runs go on from their newest checkpoints")
+        self.say(f"{name}: stopping; runs continue from their newest checkpoints next time")

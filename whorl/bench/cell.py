@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from whorl.api import load_run
 from whorl.core import files
 from whorl.core.errors import DivergedError
 from whorl.core.process import configure_process
-from whorl.distributed.task_pool import equip
+from whorl.distributed.task_pool import prepare_process
 from whorl.envs.make import find
 from whorl.run.build import learner_threads, on_gpu
+from whorl.run.resume import load_run
 from whorl.run.trainer import Trainer
 from whorl.settings.merge import configure
 from whorl.state import checkpoint
@@ -53,7 +53,7 @@ class CellWorker:
     """Lives in a process of its own and trains one run after the other."""
 
     def __init__(self, cores: Sequence[int], registered: Mapping[str, Mapping[str, Any]], place: int) -> None:
-        equip(cores, registered)
+        prepare_process(cores, registered)
         self.place = place
 
     def train(self, cell: Cell) -> CellResult:

@@ -20,9 +20,9 @@ from typing import Any
 
 import yaml
 
-from whorl.api import prepare
 from whorl.core import files
 from whorl.core.errors import CheckpointError, ConfigError, WhorlError, misspelt, nearest
+from whorl.run.prepare import prepare
 from whorl.settings.merge import Settings
 from whorl.settings.presets import algorithm_class, read_yaml
 from whorl.state.policy import build_agent
@@ -170,7 +170,7 @@ def check_runs(suite: Suite) -> dict[tuple[str, str], Settings]:
                 error.message = f"{one.name} can't be trained on {task.env}: {error.message}"
                 error.args = (error.message,)
                 raise
-            found[one.name, task.env] = _with_cadence(settings, layers)
+            found[one.name, task.env] = _with_frequencies(settings, layers)
     return found
 
 
@@ -265,7 +265,7 @@ def _seeds(where: str, given: Any) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _with_cadence(settings: Settings, layers: Sequence[Mapping[str, Any]]) -> Settings:
+def _with_frequencies(settings: Settings, layers: Sequence[Mapping[str, Any]]) -> Settings:
     """Evaluations and checkpoints in proportion to the budget, unless the suite sets them."""
     total = settings.run.total_timesteps
     given = {str(key) for layer in layers for key in layer}

@@ -39,7 +39,7 @@ class BenchFlags:
     "bench [SUITE|FILE|FOLDER] [--parallel N] [--algorithms NAME ...] [--seeds N ...] [--report]", BenchFlags
 )
 def bench(words: list[str]) -> int:
-    """compare algorithms over environments and seeds; the same command goes on where it was stopped"""
+    """compare algorithms over environments and seeds; the same command continues it"""
     parser = parser_of("bench")
     asked, words = wants_help(words)
     if asked:
@@ -82,6 +82,6 @@ def _run(name: str, own: BenchFlags) -> int:
         print(f"written: {' '.join(map(str, written))}")
     if benched.signal:
         if not own.json:
-            print(f"go on: {shlex.join(['whorl', 'bench', str(found.folder)])}")
+            print(f"continue: {shlex.join(['whorl', 'bench', str(found.folder)])}")
         return INTERRUPTED if benched.signal == CTRL_C else TERMINATED
     return 0

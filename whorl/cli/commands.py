@@ -291,7 +291,7 @@ def _resolved(
     algorithm: str, env: str, settings: Mapping[str, Any], own: TrainFlags, named: bool
 ) -> Settings:
     """The settings that training would have; those for any environment where it is not named, or unknown."""
-    from whorl.api import prepare_all
+    from whorl.run.prepare import prepare_all
 
     try:
         if named:
@@ -325,7 +325,7 @@ def _print_config(algorithm: str, env: str, settings: dict[str, Any], own: Train
         raise ConfigError(
             "config prints the settings of one run; use --seed instead of --seeds and --parallel"
         )
-    from whorl.api import prepare_all
+    from whorl.run.prepare import prepare_all
 
     found = prepare_all(env, algorithm, settings, own.config, None, {})[1]
     print(yaml.safe_dump(found.plain(), sort_keys=False), end="")
@@ -346,15 +346,16 @@ def resume(words: list[str]) -> int:
         print(parser.format_help())
         return 0
     run, own, changes = one_name(parser, words, ResumeFlags)
-    from whorl.api import load_run, resume_population
     from whorl.box.names import find_folder
     from whorl.cli.seeds import run_trainer
     from whorl.population.evolver import is_population
+    from whorl.population.load import resume_population
+    from whorl.run.resume import load_run
 
     folder = find_folder(run)
     if is_population(folder):
         return run_trainer(resume_population(folder, changes, trust=own.trust))
-    return run_trainer(load_run(run, changes, trust=own.trust))
+    return run_trainer(load_run(folder, changes, trust=own.trust))
 
 
 def _resume_settings() -> dict[str, Any]:
@@ -390,8 +391,8 @@ def evolve(words: list[str]) -> int:
     stray, settings = parser.read(rest)
     if stray:
         raise no_flag(stray[0])
-    from whorl.api import load_population
     from whorl.cli.seeds import run_trainer
+    from whorl.population.load import load_population
 
     return run_trainer(load_population(names[0], settings=settings))
 

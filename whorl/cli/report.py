@@ -1,4 +1,4 @@
-"""What commands print: tables of results, the commands to go on with, lists of runs."""
+"""What commands print: tables of results, the commands to continue with, lists of runs."""
 
 import math
 import shlex
@@ -22,7 +22,7 @@ def in_lines(error: WhorlError) -> str:
 
 
 def show_result(result: "Result", settings: Settings) -> None:
-    """A table, and the commands to go on with."""
+    """A table, and the commands to continue with."""
     show_table(
         {
             "stopped because": result.reason,
@@ -45,7 +45,7 @@ def show_result(result: "Result", settings: Settings) -> None:
 
 
 def show_evolved(result: "Evolved", settings: Settings) -> None:
-    """The best learner of a population, and the commands to go on with."""
+    """The best learner of a population, and the commands to continue with."""
     from whorl.run.trust import trust_flag
 
     show_table(

@@ -73,7 +73,7 @@ def _show(result: "Result", settings: Settings) -> None:
 
 
 def train_seeds(job: Job, seeds: Sequence[int], parallel: int | Literal["gpu"]) -> int:
-    """Train once per seed, `parallel` at the same time; a seed that fails is reported, and the others go on."""
+    """Train once per seed, `parallel` at the same time; a seed that fails is reported, and the others continue."""
     if twice := sorted({seed for seed in seeds if list(seeds).count(seed) > 1}):
         raise ConfigError(f"--seeds names {twice[0]} twice; name each seed once")
     group = "_".join([job.algorithm, job.env, datetime.now().strftime("%Y-%m-%d_%H-%M-%S")])
@@ -88,11 +88,11 @@ def train_seeds(job: Job, seeds: Sequence[int], parallel: int | Literal["gpu"]) 
         check_gpu(settings, len(seeds))
     if parallel != 1 and len(seeds) > 1:
         if parallel == "gpu":
-            family: _Family = _Company(jobs, settings, len(seeds), trainers=trainers)
+            processes: _SeedProcesses = _SeedThreads(jobs, settings, len(seeds), trainers=trainers)
         else:
-            family = _Family(jobs, settings, min(parallel, len(seeds)))
-        status = family.train()
-        results = family.results
+            processes = _SeedProcesses(jobs, settings, min(parallel, len(seeds)))
+        status = processes.train()
+        results = processes.results
     else:
         status, results = _one_after_the_other(trainers)
     if status in (INTERRUPTED, TERMINATED):
@@ -141,7 +141,7 @@ def _show_interrupted(stop: KeyboardInterrupt | SystemExit, settings: Settings) 
 
 
 @dataclass
-class _Child:
+class _SeedProcess:
     seed: int
     process: Any
     line: Any
@@ -162,7 +162,7 @@ class _Child:
 
 
 @dataclass
-class _Family:
+class _SeedProcesses:
     """The processes of all seeds, `parallel` at a time."""
 
     jobs: Mapping[int, Job]
@@ -177,7 +177,7 @@ class _Family:
     def train(self) -> int:
         """Train all seeds; the exit status."""
         self.queue = list(self.jobs)
-        self.children: list[_Child] = []
+        self.children: list[_SeedProcess] = []
         self.interrupted: list[Result] = []
         names = [f"seed {seed}" for seed in self.jobs]
         self.screen = Consoles(names, self._title(), self.settings.run.quiet)
@@ -203,9 +203,9 @@ class _Family:
                 over = child.process.exitcode is not None  # asked first, so that nothing it sent is missed
                 self._listen(child)
                 if over:
-                    self._bury(child)
+                    self._remove_child(child)
 
-    def _start(self, seed: int, slot: int) -> _Child:
+    def _start(self, seed: int, slot: int) -> _SeedProcess:
         line, theirs = multiprocessing.Pipe()
         output, printed = multiprocessing.Pipe(duplex=False)
         cores = shares(usable_cores(), self.parallel)[slot]
@@ -216,9 +216,9 @@ class _Family:
             process.start()
         theirs.close()
         printed.close()
-        return _Child(seed, process, line, output, slot)
+        return _SeedProcess(seed, process, line, output, slot)
 
-    def _listen(self, child: _Child) -> None:
+    def _listen(self, child: _SeedProcess) -> None:
         while not child.line.closed and child.line.poll():
             try:
                 kind, *values = child.line.recv()
@@ -235,7 +235,7 @@ class _Family:
             for text in lines:
                 self.screen.message(f"{child.name}: {text}")
 
-    def _bury(self, child: _Child) -> None:
+    def _remove_child(self, child: _SeedProcess) -> None:
         self.children.remove(child)
         for end in (child.line, child.output):
             end.close()
@@ -245,37 +245,37 @@ class _Family:
             self._on_failed(child, f"its process {how}; if memory ran out, use a smaller --parallel")
         child.process.join()
 
-    def _on_begin(self, child: _Child, total: float, unit: str, done: float, seconds: float) -> None:
+    def _on_begin(self, child: _SeedProcess, total: float, unit: str, done: float, seconds: float) -> None:
         child.begun = True
         self.screen.begin(child.name, total, unit, done, seconds)
 
-    def _on_progress(self, child: _Child, done: float, count: float, row: dict[str, Any]) -> None:
+    def _on_progress(self, child: _SeedProcess, done: float, count: float, row: dict[str, Any]) -> None:
         self.screen.report(child.name, done, count, row)
 
-    def _on_message(self, child: _Child, text: str) -> None:
+    def _on_message(self, child: _SeedProcess, text: str) -> None:
         if not self.interrupts:  # that it finishes its iteration and saves, this process has said for all
             self.screen.message(f"{child.name}: {text}")
 
-    def _on_result(self, child: _Child, result: "Result") -> None:
+    def _on_result(self, child: _SeedProcess, result: "Result") -> None:
         child.ended = True
         self.results[child.seed] = result
         self.screen.end(child.name, f"finished, mean return {result.mean_return:.1f}")
 
-    def _on_interrupted(self, child: _Child, result: "Result | None") -> None:
+    def _on_interrupted(self, child: _SeedProcess, result: "Result | None") -> None:
         child.ended = True
         if not self.interrupts:  # it got a signal of its own
             self.interrupts = 1
-            self._tell_all()
+            self._interrupt_all()
         if result is not None:
             self.interrupted.append(result)
         self.screen.end(child.name, "stopped" if result is None else f"saved in {result.run_dir}")
 
-    def _on_failed(self, child: _Child, sentence: str) -> None:
+    def _on_failed(self, child: _SeedProcess, sentence: str) -> None:
         child.ended = self.failed = True
         self.screen.end(child.name, "failed")
         print(f"whorl: {child.name}: {sentence}", file=sys.stderr)
 
-    def _tell_all(self) -> None:
+    def _interrupt_all(self) -> None:
         for child in self.children:
             try:
                 child.line.send("stop")
@@ -287,7 +287,7 @@ class _Family:
         self.stopped = TERMINATED if number == signal.SIGTERM else INTERRUPTED
         if self.interrupts > 2:
             raise KeyboardInterrupt
-        self._tell_all()
+        self._interrupt_all()
         if self.interrupts == 2:
             for child in self.children:
                 if not child.begun:  # it may not listen yet, and there is nothing to save
@@ -316,7 +316,7 @@ class _Family:
 
 
 @dataclass
-class _Company(_Family):
+class _SeedThreads(_SeedProcesses):
     """All seeds in this process, each in a thread of its own; see `whorl.run.together`."""
 
     trainers: Mapping[int, Any] = field(default_factory=dict)
@@ -325,7 +325,7 @@ class _Company(_Family):
         from whorl.run.together import Together
 
         self.inbox: SimpleQueue[Any] = SimpleQueue()
-        members = {seed: _Child(seed, None, None, None, 0) for seed in self.trainers}
+        members = {seed: _SeedProcess(seed, None, None, None, 0) for seed in self.trainers}
         self.together = Together(self.trainers, self._ended, self._display)
         self.together.start()
         while not all(member.ended for member in members.values()):
@@ -344,9 +344,9 @@ class _Company(_Family):
             DISPLAY.reset(before)
 
     def _ended(self, seed: int, outcome: "Result | BaseException") -> None:
-        self.inbox.put((seed, *_told(outcome)))
+        self.inbox.put((seed, *_as_message(outcome)))
 
-    def _tell_all(self) -> None:
+    def _interrupt_all(self) -> None:
         self.together.interrupt(CTRL_C if self.stopped == INTERRUPTED else signal.Signals.SIGTERM.name)
 
     def _stop(self, number: int, frame: Any) -> None:
@@ -392,17 +392,19 @@ def _work(job: Job, line: Connection, output: Connection, cores: Sequence[int]) 
     """Train one seed and report to the parent."""
     try:
         _settle(output, cores)
-        threading.Thread(target=_obey, args=(line,), daemon=True).start()
+        threading.Thread(target=_interrupt_when_told, args=(line,), daemon=True).start()
         DISPLAY.set(partial(_Report, line))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the parent has loaded the same settings, and told
             trainer = job.load()
-        line.send(_told(trainer.train()))
-    except BaseException as error:  # of an environment, say: the parent prints it, and the other seeds go on
-        line.send(_told(error))
+        line.send(_as_message(trainer.train()))
+    except (
+        BaseException
+    ) as error:  # of an environment, say: the parent prints it, and the other seeds continue
+        line.send(_as_message(error))
 
 
-def _told(outcome: "Result | BaseException") -> tuple[str, Any]:
+def _as_message(outcome: "Result | BaseException") -> tuple[str, Any]:
     """How the end of a run is reported."""
     if not isinstance(outcome, BaseException):
         return "result", outcome
@@ -429,7 +431,7 @@ def _settle(output: Connection, cores: Sequence[int]) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _obey(line: Connection) -> None:
+def _interrupt_when_told(line: Connection) -> None:
     """Interrupt training when the parent says so, or is gone."""
     try:
         while line.recv() == "stop":

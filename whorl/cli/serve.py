@@ -37,7 +37,10 @@ def serve(words: list[str]) -> int:
     from whorl.state.runfolder import RUNS
 
     def say(address: str) -> None:
-        print(f"runs are shown at {address}\npress Ctrl-C to end; runs go on without the page", flush=True)
+        print(
+            f"runs are shown at {address}\npress Ctrl-C to stop the page; runs continue without it",
+            flush=True,
+        )
         if own.open:
             import webbrowser
 

@@ -27,7 +27,7 @@ class SweepFlags:
 
 @command("sweep CONFIG|FOLDER [--trials N] [--parallel N] [--apply [FILE]] [--SETTING VALUE ...]", SweepFlags)
 def sweep(words: list[str]) -> int:
-    """search for settings that train best; the same command goes on with a sweep that was stopped"""
+    """search for settings that train best; the same command continues a stopped sweep"""
     from whorl.cli.commands import all_settings
     from whorl.sweep.config import SweepConfig
 
@@ -70,7 +70,7 @@ def _run(config: str, settings: dict[str, Any], own: SweepFlags) -> int:
     if own.apply:
         check_output(path)
     print(f"sweep of {sweeping.algorithm} on {sweeping.env}: {found.folder}", flush=True)
-    # What a sweep has found so far can be had without going on with it.
+    # Results so far can be read without continuing the sweep.
     swept = found.found() if own.apply and Path(config).is_dir() and not settings else found.run()
     with ExitStack() as stack:
         found.open(stack)
@@ -87,6 +87,6 @@ def _run(config: str, settings: dict[str, Any], own: SweepFlags) -> int:
     elif swept.best(1):
         print(f"write its settings: {shlex.join(['whorl', 'sweep', str(found.folder), '--apply'])}")
     if swept.signal:
-        print(f"go on: {shlex.join(['whorl', 'sweep', str(found.folder)])}")
+        print(f"continue: {shlex.join(['whorl', 'sweep', str(found.folder)])}")
         return INTERRUPTED if swept.signal == CTRL_C else TERMINATED
     return 0

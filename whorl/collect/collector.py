@@ -18,7 +18,7 @@ from whorl.core.cuda_graphs import record
 from whorl.core.errors import ConfigError
 from whorl.core.spec import empty_action, empty_obs
 from whorl.core.tree import Tree
-from whorl.data.batch import CELL, LAST, Batch, led_by
+from whorl.data.batch import CELL, LAST, Batch, with_first_row
 from whorl.data.config import ReplayConfig
 from whorl.envs.vector import Bindable, Step, VectorEnv
 from whorl.explore.rollout_actor import RolloutActor, rollout_actor
@@ -391,7 +391,7 @@ class Storage:
         opened, last = tree.index(self.memories, 0), {}
         if LAST in opened:
             done = {"action": tensors["action"], "reward": tensors["reward"]}
-            last = led_by({name: opened[LAST][name] for name in done}, done)
+            last = with_first_row({name: opened[LAST][name] for name in done}, done)
         return Batch(
             obs=self.obs,
             reset=self.reset,

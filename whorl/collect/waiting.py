@@ -3,7 +3,7 @@
 Each environment has a row of its own to write to, and advances when it answers (`Step.waits`). Until then its
 observation, memory and action stay: a row holds the action that was in effect, and the row after it what followed. The
 rows that an environment is short of at the end of a rollout are masked; nothing is carried across them, values
-bootstrap from the last observation, and the next rollout goes on there.
+bootstrap from the last observation, and the next rollout continues there.
 """
 
 from typing import Any
@@ -144,7 +144,7 @@ class WaitingCollector(LocalCollector):
         tree.copy_(
             store.obs, tree.where(beyond, tree.map(lambda a, b: b.expand_as(a), store.obs, newest), store.obs)
         )
-        # The row at which the next rollout goes on may be the first of an episode.
+        # The row at which the next rollout continues may be the first of an episode.
         store.reset.copy_(torch.where(beyond, opens & (number == steps), store.reset))
         store.length = row
         for name in ("reward", "terminated", "truncated", "soft"):

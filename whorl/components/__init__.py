@@ -1,1 +1,1 @@
-"""What agents learn beside the policy, one file each; see `whorl.agents.component`."""
+"""What agents learn in addition to the policy, one file each; see `whorl.agents.component`."""

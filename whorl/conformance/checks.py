@@ -213,7 +213,7 @@ def tells_truncation_from_termination(subject: Subject, rounds: int = 150, toler
 
 
 def _knows_values(subject: Subject, world: Walk, last: float, rounds: int, tolerance: float) -> int:
-    """Train until the values are known, or for so many rounds, and give the number of rounds."""
+    """Train until the values are known or `rounds` are over; returns the number of rounds."""
     known = settings_of(subject.algorithm)
     settings = {key: value for key, value in WALK.items() if key in known}
     subject = replace(subject, spec=world.spec, settings={**subject.settings, **settings})

@@ -102,6 +102,20 @@ def record(
         return _record(graph, step, tensors, generators)
 
 
+class Recorded:
+    """A step that a CUDA graph replays."""
+
+    def __init__(
+        self, step: Callable[[], Any], tensors: list[Tensor], generators: list[torch.Generator]
+    ) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        self.result = record(self.graph, step, tensors, generators)
+
+    def replay(self) -> Any:
+        self.graph.replay()
+        return self.result
+
+
 def _record(
     graph: torch.cuda.CUDAGraph,
     step: Callable[[], Any],

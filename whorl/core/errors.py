@@ -64,7 +64,7 @@ class DivergedError(WhorlError):
 
 
 def extend(error: Exception, text: str) -> None:
-    """Add to the message of an error that is raised again: what was saved, how to go on."""
+    """Add to the message of an error that is raised again: what was saved, how to continue."""
     if isinstance(error, WhorlError):
         error.message = f"{error.message}; {text}"
         error.args = (error.message,)

@@ -55,7 +55,7 @@ def remember(memory: Tree, action: Tree, reward: Tensor, columns: Mapping[str, T
     return {**memory, LAST: last}
 
 
-def led_by(first: Tree, rows: Tree) -> Tree:
+def with_first_row(first: Tree, rows: Tree) -> Tree:
     """Rows [T, ...] with one row [...] put before them: [T+1, ...]."""
     return tree.map(lambda one, rest: torch.cat((one.unsqueeze(0), rest)), first, rows)
 

@@ -38,8 +38,8 @@ class Discounting:
     separate: bool = False
 
     @property
-    def apart(self) -> bool:
-        """Whether results have a trailing stream axis."""
+    def per_stream(self) -> bool:
+        """Whether rewards, discounts and keep have a trailing stream axis."""
         return self.separate and bool(self.streams)
 
     def reward(self, stored: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Discounting:
 
         `env_index` [B] gives the environment of each column, where gamma differs between environments.
         """
-        if not self.apart:
+        if not self.per_stream:
             return continues * self._of(self.gamma, env_index)
         found = []
         for gamma, episodic in zip(self._gammas(), self._episodic()):
@@ -67,7 +67,7 @@ class Discounting:
     def keep(self, keep: Tensor) -> Tensor:
         """`keep` [T, B] as float, per stream where streams are separate: 1 for streams that are not episodic."""
         keep = keep.float()
-        if not self.apart:
+        if not self.per_stream:
             return keep
         return torch.stack([keep if episodic else torch.ones_like(keep) for episodic in self._episodic()], -1)
 

@@ -33,7 +33,7 @@ class Experience(Protocol):
         """The batches to learn from now, each with the name of the agent's method that learns from it."""
 
     def grant(self, updates: int) -> None:
-        """So many batches more are due, without new rows; for learning offline, from a dataset."""
+        """`updates` more batches are due, without new rows: for learning offline from a dataset."""
         return
 
     def settle(self, batch: Any, updated: Any) -> None:
@@ -46,7 +46,7 @@ class Experience(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether the newest rollout has not been learned from at all, because that happens beside the next one."""
+        """Whether the newest rollout is learned from only later, while the next one is collected."""
         return False
 
     def cut(self, where: Tensor | None = None) -> None:
@@ -54,7 +54,7 @@ class Experience(Protocol):
         return
 
     def expect_gaps(self) -> None:
-        """Rollouts may have rows that are no steps in the middle of an episode."""
+        """From now on rollouts may have masked rows in the middle of an episode."""
         return
 
     def metrics(self) -> dict[str, float]:

@@ -114,7 +114,7 @@ class Relabelled:
     """Rows of a ring in which sample b, the last axis of all cells, has `goal[b]` as its desired goal where `chosen`.
 
     Has of a `Ring` what views gather from. Ends of episodes for reasons other than a goal stay; an episode that ended
-    because its own goal was achieved goes on if the new goal was not, and bootstraps from its final observation.
+    because its own goal was achieved continues if the new goal was not, and bootstraps from its final observation.
     """
 
     def __init__(

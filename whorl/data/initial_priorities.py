@@ -12,7 +12,8 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.data.config import ReplayConfig
 from whorl.data.discounting import Discounting
-from whorl.data.replay import clipped, starts, view_of, weighted
+from whorl.data.replay import clipped, starts, weighted
+from whorl.data.replay_setup import view_of
 from whorl.data.ring import Ring, history_of
 from whorl.data.samplers import sample_error
 

@@ -11,20 +11,19 @@ import torch
 from torch import Tensor
 
 from whorl.core import tree
-from whorl.core.cuda_graphs import record
+from whorl.core.cuda_graphs import Recorded
 from whorl.core.errors import CheckpointError, ConfigError, DamagedError
 from whorl.core.goals import GoalRewards
 from whorl.core.spec import Array, Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch
-from whorl.data.config import ReplayConfig
 from whorl.data.discounting import Discounting, Gamma
 from whorl.data.experience import Experience
-from whorl.data.hindsight import Hindsight, check_goals, hindsight_bytes
-from whorl.data.memory_check import allocating, require_memory
-from whorl.data.ring import Ring, history_of, replay_bytes, slots_for
-from whorl.data.samplers import Priorities, Prioritized, Sampler, Uniform, sampler_bytes
+from whorl.data.hindsight import Hindsight
+from whorl.data.ring import Ring
+from whorl.data.samplers import Priorities, Prioritized, Sampler, Uniform
 from whorl.data.segments import Segments
+from whorl.data.transfer import Transfer
 from whorl.data.views import Rows, Sequences, Transitions, View
 from whorl.ops.losses import row_weight
 
@@ -126,9 +125,9 @@ class Replay(Experience):
                 "replay_device auto"
             )
         self._late: dict[str, Tensor] = {}
-        self._renew: _Recorded | None = None
-        self._draw: _Recorded | None = None
-        self._settle: _Recorded | None = None
+        self._renew: Recorded | None = None
+        self._draw: Recorded | None = None
+        self._settle: Recorded | None = None
         self._priority: Tensor | None = None
         self.updates_per_step = Fraction(str(updates_per_step))
         # By then at least one environment has a complete sample.
@@ -244,7 +243,7 @@ class Replay(Experience):
                 yield "update", batch
 
     def _warn_of_gaps(self) -> None:
-        """Say once why nothing is learned."""
+        """Warn once that no update is made, and why."""
         if self._warned or not isinstance(self.view, Sequences):
             return
         self._warned = True
@@ -276,7 +275,7 @@ class Replay(Experience):
         if self.ring.device.type != "cuda":
             return self._sent(self._drawn())
         if self._draw is None:
-            self._draw = _Recorded(self._drawn, [], [self.generator])
+            self._draw = Recorded(self._drawn, [], [self.generator])
             self._draw.result.static = True
         return self._draw.replay()
 
@@ -300,7 +299,7 @@ class Replay(Experience):
         if "weight" in extras:
             ones = torch.ones(self._demonstrated, device=start.device)
             extras = {**extras, "weight": torch.cat((extras["weight"], ones))}
-        return weighted(beside(batch, shown), extras)
+        return weighted(joined(batch, shown), extras)
 
     def gathered(self, count: int, generator: torch.Generator) -> Batch:
         """`count` samples without weights."""
@@ -344,7 +343,7 @@ class Replay(Experience):
             self._priority = given["priority"].clone()
             held = {**given, "priority": self._priority}
             changing = tree.leaves(self.sampler.state_dict())
-            self._settle = _Recorded(lambda: self.sampler.settle(**held), changing, [])
+            self._settle = Recorded(lambda: self.sampler.settle(**held), changing, [])
         assert self._priority is not None
         self._priority.copy_(given["priority"])
         self._settle.replay()
@@ -364,7 +363,7 @@ class Replay(Experience):
             return
         if self._renew is None:
             changing = [*tree.leaves(self.ring.memories), *tree.leaves(self._changing())]
-            self._renew = _Recorded(renew, changing, [])
+            self._renew = Recorded(renew, changing, [])
         self._renew.replay()
 
     def anneal(self, progress: float) -> None:
@@ -508,8 +507,8 @@ def weighted(batch: Batch, extras: dict[str, Tensor]) -> Batch:
     return batch.replace(extras={**batch.extras, **extras, "share": share, "weight": weight})
 
 
-def beside(one: Batch, other: Batch) -> Batch:
-    """The samples of two batches in one."""
+def joined(one: Batch, other: Batch) -> Batch:
+    """Two batches joined along the samples."""
     first, second = one.tensors(), other.tensors()
     found = {name: tree.cat([first[name], second[name]], int(name != "memory")) for name in first}
     return one.replace(**found)
@@ -525,180 +524,5 @@ def clipped(rollout: Batch, limit: float) -> Batch:
     return rollout.replace(reward=torch.cat((environment, rollout.reward[..., 1:]), -1))
 
 
-class _Recorded:
-    """A step that a CUDA graph replays."""
-
-    def __init__(
-        self, step: Callable[[], Any], tensors: list[Tensor], generators: list[torch.Generator]
-    ) -> None:
-        self.graph = torch.cuda.CUDAGraph()
-        self.result = record(self.graph, step, tensors, generators)
-
-    def replay(self) -> Any:
-        self.graph.replay()
-        return self.result
-
-
-class Transfer:
-    """Sends batches from the host to a GPU and TD errors back, through pinned memory, without waiting."""
-
-    def __init__(self, device: torch.device | str) -> None:
-        self.device = torch.device(device)
-        self._buffers: list[dict[str, Tree]] = []
-        self._sent = [torch.cuda.Event(), torch.cuda.Event()]
-        self._fetched = torch.cuda.Event()
-        self._turn = 0
-
-    def send(self, batch: Batch) -> Batch:
-        """The batch on the device; its buffer is reused only after the copy has finished."""
-        tensors = batch.tensors()
-        if len(self._buffers) < 2:
-            self._buffers.append(tree.map(lambda leaf: torch.empty_like(leaf).pin_memory(), tensors))
-        else:
-            self._sent[self._turn].synchronize()
-        buffer, event = self._buffers[self._turn], self._sent[self._turn]
-        self._turn = 1 - self._turn
-        tree.copy_(buffer, tensors)
-        moved = batch.replace(**tree.to(buffer, self.device))
-        event.record()
-        return moved
-
-    def fetch(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Start copying tensors to the host; call `wait` before reading them."""
-        found = {
-            name: torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
-            for name, value in tensors.items()
-        }
-        self._fetched.record()
-        return found
-
-    def wait(self) -> None:
-        """Wait for the tensors of `fetch`."""
-        self._fetched.synchronize()
-
-
 def _shapes(tensors: Tree) -> dict[str, tuple[int, ...]]:
     return {name: tuple(leaf.shape) for name, leaf in tree.items(tensors)}
-
-
-def replay_of(
-    cfg: ReplayConfig,
-    spec: Spec,
-    learner: torch.device,
-    generator: torch.Generator,
-    initial_priority: Callable[[Batch], Tensor],
-    memory: Tree | None = None,
-    refresh: Callable[[Batch], Tree] | None = None,
-    refreshed: tuple[str, ...] = (),
-    *,
-    gamma: Gamma | None = None,
-    separate_streams: bool = False,
-    extras: Mapping[str, Array] | None = None,
-    successors: tuple[int, ...] = (),
-    goal_rewards: GoalRewards | None = None,
-) -> Replay:
-    """The replay buffer that the settings describe; `gamma` is the settings' unless given.
-
-    Transitions give the observations `successors` steps later too (`Transitions`).
-    """
-    view = view_of(cfg, successors)
-    priorities = Priorities(
-        alpha=cfg.priority_alpha,
-        beta=cfg.priority_beta,
-        beta_steps=cfg.priority_beta_steps,
-        eta=cfg.priority_eta,
-        clip=cfg.priority_clip,
-    )
-    device = generator.device
-    size = allocated_bytes(cfg, spec, device, memory, extras)
-    require_memory(size, device, cfg.buffer_size)
-    with allocating(size, device, cfg.buffer_size):
-        return Replay(
-            spec,
-            device,
-            generator,
-            learner=learner,
-            initial_priority=initial_priority if cfg.prioritized and cfg.priority_on_add else None,
-            view=view,
-            gamma=cfg.gamma if gamma is None else gamma,
-            separate_streams=separate_streams,
-            buffer_size=cfg.buffer_size,
-            compress=cfg.compress,
-            batch_size=cfg.batch_size,
-            updates_per_step=cfg.updates_per_step,
-            learning_starts=cfg.learning_starts,
-            priorities=priorities if cfg.prioritized else None,
-            reward_clip=cfg.reward_clip_range if cfg.clip_reward else 0.0,
-            extras=extras,
-            memory=memory,
-            stride=view.stride,
-            refresh=refresh,
-            refreshed=refreshed,
-            her=cfg.her,
-            her_goals=cfg.her_goals,
-            goal_rewards=goal_rewards,
-        )
-
-
-def allocated_bytes(
-    cfg: ReplayConfig,
-    spec: Spec,
-    device: torch.device,
-    memory: Tree | None,
-    extras: Mapping[str, Array] | None = None,
-) -> int:
-    """Size of the replay buffer that the settings describe, with what draws from it."""
-    stride = view_of(cfg).stride
-    starts = slots_for(spec, cfg.buffer_size, stride) // stride * spec.num_envs
-    size = replay_bytes(
-        spec, cfg.buffer_size, extras=extras, memory=memory, stride=stride, compress=cfg.compress
-    )
-    return size + sampler_bytes(starts, device, cfg.prioritized) + hindsight_bytes(cfg, spec, stride)
-
-
-def view_of(cfg: ReplayConfig, successors: tuple[int, ...] = ()) -> View:
-    """The kind of sample: transitions, or sequences for recurrent networks."""
-    if not cfg.recurrent:
-        return Transitions(cfg.n_step, successors, cfg.needs_steps)
-    return Sequences(
-        cfg.sequence_length,
-        cfg.burn_in,
-        1 if cfg.whole_episodes else cfg.sequence_stride,
-        cfg.n_step,
-        cfg.whole_episodes,
-        cfg.memory_inputs,
-        cfg.needs_steps,
-    )
-
-
-def check_replay(cfg: ReplayConfig, spec: Spec, rows: int) -> None:
-    """Raise if rollouts of `rows` rows over all environments and samples do not fit the buffer.
-
-    Each environment needs as many possible starts as a rollout has rows and as `stride` has; and at least three, since
-    two consecutive rows may not be transitions: the final row of an episode, and the first row of the next one if the
-    environments were restarted after it.
-    """
-    if cfg.recurrent and cfg.whole_episodes and cfg.burn_in:
-        raise ConfigError(
-            f"burn_in is {cfg.burn_in}, but with whole_episodes sequences begin with an empty memory, and their first "
-            "rows would never be learned from; use one of the two"
-        )
-    if cfg.refresh_memory and not cfg.stores_memory:
-        raise ConfigError(
-            "refresh_memory updates stored recurrent states, but these settings store none; leave it out, or set "
-            "memory and stored_memory, without whole_episodes"
-        )
-    check_goals(cfg, spec)
-    view = view_of(cfg)
-    slots, steps = slots_for(spec, cfg.buffer_size, view.stride), rows // spec.num_envs
-    needed = max(steps, view.stride, 3) + view.span + history_of(spec)
-    if slots < needed:
-        sample = f"n_step {cfg.n_step}"
-        if cfg.recurrent:
-            needed = -(-needed // view.stride) * view.stride
-            sample = f"sequences of {view.span + 1} rows (burn_in, sequence_length and n_step)"
-        raise ConfigError(
-            f"buffer_size is {cfg.buffer_size}, {slots} rows for each of {spec.num_envs} environments, but num_steps "
-            f"{steps} and {sample} need {needed}; use a buffer_size of at least {needed * spec.num_envs}, or make one "
-            "of them smaller"
-        )

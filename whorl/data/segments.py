@@ -134,7 +134,7 @@ class Segments(Store):
         self._prune()
         missing = [s for s in self._segments() if not (self.folder / s.file).is_file()]
         if missing:
-            self._go_back(missing[0].first)
+            self._discard_from(missing[0].first)
         try:
             self.folder.mkdir(exist_ok=True)
             self._enqueue()
@@ -241,12 +241,12 @@ class Segments(Store):
             try:
                 crc = future.result()
             except OSError:
-                self._go_back(segment.first)
+                self._discard_from(segment.first)
                 raise
             self._pending.popleft()
             self._whole.append(replace(segment, crc32=crc))
 
-    def _go_back(self, row: int) -> None:
+    def _discard_from(self, row: int) -> None:
         """Discard files with rows from `row` on."""
         while self._pending:
             segment, future = self._pending.pop()

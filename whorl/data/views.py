@@ -11,7 +11,7 @@ from torch import Tensor
 
 from whorl.core import tree
 from whorl.core.tree import Tree
-from whorl.data.batch import LAST, LOG_PROB, POLICY, STEPS, STREAMS, Batch, led_by, successor_key
+from whorl.data.batch import LAST, LOG_PROB, POLICY, STEPS, STREAMS, Batch, successor_key, with_first_row
 from whorl.data.discounting import Discounting
 from whorl.data.ring import Ring, take
 
@@ -65,7 +65,7 @@ class Transitions:
     observation at the end of an episode.
 
     Args:
-        successors: give the observations so many steps later too, or the last of the episode where it ends before, in
+        successors: also give the observations this many steps later, or the last of the episode if it ends before, in
             the extras (`successor_key`).
         steps: with n-step returns, give all rows up to the one to bootstrap from, [1+n, B], and what each of them holds
             in the extras: action, reward, discount, keep and the log-probability of the action.
@@ -230,7 +230,7 @@ class Sequences:
                 names = [stream.name for stream in discounting.streams]
                 done[STREAMS] = dict(zip(names, stored[..., 1:].unbind(-1)))
             first = memory.get(LAST) or tree.map(lambda leaf: torch.zeros_like(leaf[0]), done)
-            last = led_by({name: first[name] for name in done}, done)
+            last = with_first_row({name: first[name] for name in done}, done)
             if POLICY in self.last:
                 # The row of a final observation, and the last one, continue the episode of the row before.
                 told = torch.where(real, extras[POLICY], 0)

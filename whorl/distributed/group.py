@@ -39,12 +39,12 @@ class GroupMember:
     rank: int
     size: int
     device: str
-    meeting: tuple[str, int]
-    """address and port of the first one's `Meeting`"""
+    rendezvous: tuple[str, int]
+    """address and port of the first one's `Rendezvous`"""
     transport: Transport
 
 
-class Meeting:
+class Rendezvous:
     """A listener at which learners find each other; at 127.0.0.1 it can't be reached from other machines."""
 
     def __init__(self, host: str, size: int) -> None:
@@ -67,11 +67,11 @@ class Meeting:
 class Group:
     """Learners that have joined. What fails here fails because of another one, and raises `LearnerLost`."""
 
-    def __init__(self, member: GroupMember, meeting: Meeting | None = None) -> None:
+    def __init__(self, member: GroupMember, rendezvous: Rendezvous | None = None) -> None:
         self.rank, self.size = member.rank, member.size
         # gloo moves host memory: learners that share a GPU exchange through it.
         self._device = torch.device(member.device if member.transport == "nccl" else "cpu")
-        self._group: Any = self._try(lambda: _joined(member, meeting))
+        self._group: Any = self._try(lambda: _joined(member, rendezvous))
 
     def close(self) -> None:
         """Leave; learners that wait for this one get an error."""
@@ -131,24 +131,24 @@ class Group:
             ) from None
 
 
-def _joined(member: GroupMember, meeting: Meeting | None) -> Any:
-    if meeting is None:
-        store = dist.TCPStore(*member.meeting, member.size, is_master=False, timeout=TIMEOUT)
+def _joined(member: GroupMember, rendezvous: Rendezvous | None) -> Any:
+    if rendezvous is None:
+        store = dist.TCPStore(*member.rendezvous, member.size, is_master=False, timeout=TIMEOUT)
     else:
-        store = meeting.store
+        store = rendezvous.store
     if member.transport == "nccl":
         # A failure is to be raised here; by default it ends the process.
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
         return dist.ProcessGroupNCCL(store, member.rank, member.size, TIMEOUT)  # type: ignore[arg-type]  # not in the stubs
-    with _gloo_interface(member.meeting):
+    with _gloo_interface(member.rendezvous):
         return dist.ProcessGroupGloo(store, member.rank, member.size, TIMEOUT)
 
 
 @contextmanager
-def _gloo_interface(meeting: tuple[str, int]) -> Iterator[None]:
+def _gloo_interface(rendezvous: tuple[str, int]) -> Iterator[None]:
     """Let gloo listen on the network interface that leads to the first learner; loopback on one machine."""
     name, before = "GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME")
-    found = before or _interface(meeting)
+    found = before or _interface(rendezvous)
     if found:
         os.environ[name] = found
     try:
@@ -158,15 +158,15 @@ def _gloo_interface(meeting: tuple[str, int]) -> Iterator[None]:
             del os.environ[name]
 
 
-def _interface(meeting: tuple[str, int]) -> str:
-    """The name of the interface whose address connections to `meeting` come from; empty if it can't be found."""
+def _interface(rendezvous: tuple[str, int]) -> str:
+    """The name of the interface whose address connections to `rendezvous` come from; empty if it can't be found."""
     if sys.platform != "linux":
-        return "lo0" if sys.platform == "darwin" and meeting[0] == "127.0.0.1" else ""
+        return "lo0" if sys.platform == "darwin" and rendezvous[0] == "127.0.0.1" else ""
     import fcntl  # POSIX alone has it
 
     get_address = 0x8915  # SIOCGIFADDR
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(meeting)  # sends nothing
+        probe.connect(rendezvous)  # sends nothing
         own = socket.inet_aton(probe.getsockname()[0])
         for _, name in socket.if_nameindex():
             try:

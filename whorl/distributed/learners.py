@@ -21,7 +21,7 @@ from whorl.data.batch import Batch
 from whorl.data.gradients import GradientQueue
 from whorl.data.rollouts import Rollouts
 from whorl.distributed.actor import envs_per_batch
-from whorl.distributed.group import Group, GroupMember, LearnerLost, Meeting, Transport
+from whorl.distributed.group import Group, GroupMember, LearnerLost, Rendezvous, Transport
 from whorl.distributed.remote import Notify, Remote, RemoteError, RestartPolicy, Slots, make_backend, warn
 from whorl.distributed.replay_shards import ShardBatch
 from whorl.distributed.tensors import Layout, empty, env_slice, layout_of
@@ -114,7 +114,7 @@ class Learners:
         self._state = agent.state_tensors()
         self._before = [tensor.detach().clone() for tensor in self._state]
         self._streams: dict[str, Tensor] = {}
-        self._meeting: Meeting | None = None
+        self._rendezvous: Rendezvous | None = None
         self._group: Group | None = None
         self._start()
 
@@ -142,16 +142,16 @@ class Learners:
         """Leave the group: a replica that waits for this process gets an error."""
         if self._group is not None:
             self._group.close()
-        self._meeting = self._group = None
+        self._rendezvous = self._group = None
         self.agent.exchange = None
 
     def _start(self) -> None:
         """Start the replicas, without waiting for them."""
         size = self.run.learners
         devices, transport = self._devices()
-        self._meeting = Meeting(self._backend.host, size)
+        self._rendezvous = Rendezvous(self._backend.host, size)
         self._members = [
-            GroupMember(rank, size, device, self._meeting.address, transport)
+            GroupMember(rank, size, device, self._rendezvous.address, transport)
             for rank, device in enumerate(devices)
         ]
         self._sent = [-1] * len(self._state)
@@ -182,12 +182,12 @@ class Learners:
 
     def _joined(self) -> Group:
         """All learners; replicas take seconds to start, and are waited for only when they are needed."""
-        if self._meeting is None:
+        if self._rendezvous is None:
             self._start()
         if self._group is None:
             self._take()
             self._post("join")
-            self._group = Group(self._members[0], self._meeting)
+            self._group = Group(self._members[0], self._rendezvous)
             self._take()
             self.agent.exchange = self._group.average_
         return self._group

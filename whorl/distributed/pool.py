@@ -264,7 +264,7 @@ class WorkerPool:
         """Results of several workers, taken as they come, so that a dead one is noticed at once."""
         remotes = remotes or self._remotes
         found: dict[str, Any] = {}
-        stalls = Stalls(progress, self.timeout and self.timeout + 2 * GRACE)
+        stalls = StallDetector(progress, self.timeout and self.timeout + 2 * GRACE)
         try:
             while len(found) < len(remotes):
                 waiting = [remote for remote in remotes if remote.name not in found]
@@ -307,7 +307,7 @@ class WorkerPool:
         raise EnvError(self._failed, error.details) from None
 
 
-class Stalls:
+class StallDetector:
     """Finds workers whose `progress` has not changed for `timeout` seconds; 0: never."""
 
     def __init__(self, progress: np.ndarray | None, timeout: float) -> None:

@@ -11,7 +11,7 @@ from whorl.distributed.remote import Backend, Remote, RemoteError
 
 
 class ProcessPool:
-    """The processes. Tasks have a slot, which tells apart those that are under way.
+    """The processes. Each running task has a slot, by which it is identified.
 
     Args:
         name: what the processes work on, in messages.
@@ -46,8 +46,8 @@ class ProcessPool:
         """Let an idle process work on a task."""
         self._post(self.idle.pop(), slot, task, method)
 
-    def go_on(self, slot: Any, task: Any, method: str) -> None:
-        """Let the process that answered for a slot last work on it again."""
+    def give_next(self, slot: Any, task: Any, method: str) -> None:
+        """Give another task to the process that last answered for this slot."""
         remote = self._last[slot]
         self.idle.remove(remote)
         self._post(remote, slot, task, method)
@@ -89,7 +89,7 @@ class ProcessPool:
         self.idle.append(remote)
 
 
-def equip(cores: Sequence[int], things: Mapping[str, Mapping[str, Any]]) -> None:
+def prepare_process(cores: Sequence[int], things: Mapping[str, Mapping[str, Any]]) -> None:
     """Prepare a process of the pool: it runs on these cores only (none: where the system likes) and knows what the
     user registered."""
     if cores and hasattr(os, "sched_setaffinity"):
@@ -100,8 +100,8 @@ def equip(cores: Sequence[int], things: Mapping[str, Mapping[str, Any]]) -> None
             register(kind, name, thing)
 
 
-def equipment(count: int, ray: bool) -> list[tuple[list[int], dict[str, dict[str, Any]]]]:
-    """What `equip` takes in each of `count` processes; on Ray the cluster says where they run."""
+def process_arguments(count: int, ray: bool) -> list[tuple[list[int], dict[str, dict[str, Any]]]]:
+    """What `prepare_process` takes in each of `count` processes; on Ray the cluster says where they run."""
     there = {kind: registered(kind) for kind in KINDS if kind != "adapter"}
     each = [[] for _ in range(count)] if ray else shares(usable_cores(), count)
     return [(cores, there) for cores in each]

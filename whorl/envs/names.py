@@ -151,7 +151,7 @@ _BULLET = re.compile(r"(\w+)PyBulletEnv(-v0)?")
 
 def named(id: str) -> tuple[str, dict[str, Any], str]:
     """Id and options here, and how the environment differs from that of another library's id."""
-    if _somebodys(id):
+    if _is_registered(id):
         return id, {}, ""
     if found := IDS.get(id) or IDS.get(re.sub(r"-v0$", "", id)):
         return found
@@ -173,7 +173,7 @@ def meant(id: str) -> tuple[str, dict[str, Any]]:
     return name, dict(options)
 
 
-def _somebodys(id: str) -> bool:
+def _is_registered(id: str) -> bool:
     """Whether somebody registered the id; those of Gymnasium and Gymnasium-Robotics that need mujoco_py don't count."""
     entries = [entry for key, entry in gymnasium.registry.items() if id in (key, key.rpartition("-v")[0])]
     return any(

@@ -34,7 +34,7 @@ class Console:
 
     Args:
         done: progress at the start of a resumed run; the rate and the remaining time are measured from there.
-        seconds: training is stopped after so many; 0: not by time.
+        seconds: time limit of training; 0: none.
         file: written to instead of standard output.
         clock: seconds, for tests.
     """

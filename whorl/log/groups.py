@@ -199,7 +199,7 @@ class Segment:
     centre: Floats
     bounds: tuple[Floats, Floats] | None
     fewer: bool
-    """whether only the seeds that go on are in it, beyond the end of the shortest"""
+    """whether it covers only the longer runs, beyond the end of the shortest"""
 
 
 def ends(curves: Sequence[Curve]) -> list[float]:
@@ -208,13 +208,13 @@ def ends(curves: Sequence[Curve]) -> list[float]:
 
 
 def ragged(curves: Sequence[Curve]) -> bool:
-    """Whether some seeds go on clearly beyond others."""
+    """Whether some seeds ran clearly longer than others."""
     found = ends(curves)
     return found[-1] - found[0] > RAGGED * found[-1]
 
 
 def segments(curves: Sequence[Curve], style: Style = STYLE, points: int = 400) -> Iterator[Segment]:
-    """The statistic of smoothed curves to where all of them reach, then over those that go on; they overlap."""
+    """The statistic of smoothed curves as far as all of them reach, then over the longer ones; both overlap."""
     grid, values = align(curves, points)
     yield Segment(grid, style.reduce(values), style.bounds(values), False)
     for end in sorted(set(ends(curves)))[:-1] if ragged(curves) else ():

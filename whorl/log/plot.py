@@ -291,12 +291,12 @@ def _draw_panel(panel: Axes, groups: Sequence[_Group], metric: str, style: Style
             _draw_curves(panel, curves, group, style)
         if metric == RETURN:
             _draw_evaluations(panel, group, style)
-    _dress(panel, metric, style)
+    _label_axes(panel, metric, style)
     return _add_legend(panel, str(style) if several else None)
 
 
 def _draw_curves(panel: Axes, curves: Sequence[Curve], group: _Group, style: Style) -> None:
-    """The statistic to where all seeds reach, and dashed from there over those that go on."""
+    """The statistic as far as all seeds reach, then dashed over the longer runs alone."""
     if len(curves) == 1 or not overlap(curves):
         for index, one in enumerate(curves):
             label = None if index else _wrapped(group.label)
@@ -343,7 +343,7 @@ def _points(steps: Sequence[float] | Floats, values: Sequence[float] | Floats, c
     )
 
 
-def _dress(panel: Axes, metric: str, style: Style) -> None:
+def _label_axes(panel: Axes, metric: str, style: Style) -> None:
     group, _, name = metric.partition("/")
     panel.set_ylabel(
         {RETURN: "episode return", EVALUATION: "evaluation return"}.get(metric, f"{group} / {name}")

@@ -94,7 +94,7 @@ class Sender:
         if self._failure is not None and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self._where} did not take rows of metrics ({_reason(self._failure)}); training goes on, and they "
+                f"{self._where} did not take rows of metrics ({_reason(self._failure)}); training continues, and they "
                 "are sent again later",
                 RuntimeWarning,
                 stacklevel=4,
@@ -105,7 +105,7 @@ class Sender:
         while batch := self._next():
             try:
                 self._send(batch)
-            except Exception as error:  # whatever happens in a server or client, training goes on
+            except Exception as error:  # whatever happens in a server or client, training continues
                 self._failure = error
                 failures += 1
                 if self._closing and failures >= LAST_ATTEMPTS:

@@ -15,7 +15,7 @@ HALF = "▀"
 
 
 def blocks(frame: Frame, columns: int, rows: int) -> str:
-    """A frame as lines of half blocks, scaled to fit into so many characters; its proportions are kept."""
+    """A frame as lines of half blocks, scaled to fit into this many characters with its proportions kept."""
     height, width = frame.shape[:2]
     scale = min(columns / width, 2 * rows / height)
     size = max(1, round(width * scale)), max(2, round(height * scale) // 2 * 2)

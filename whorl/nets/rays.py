@@ -22,7 +22,7 @@ class Rays(nn.Module):
     """Encodes each leaf of rays by convolutions, flattens all others, and concatenates them per row.
 
     Args:
-        rays: a vector whose length is a multiple of this is read as so many rays, one after the other; 0: only leaves
+        rays: a vector whose length is a multiple of this is read as that many rays, one after the other; 0: only leaves
             with two axes are rays.
         features: outputs per leaf of rays.
         circular: whether the last ray is a neighbour of the first.

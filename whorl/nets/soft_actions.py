@@ -142,7 +142,7 @@ class SoftActions(nn.Module):
         both = bool(parts.options) and bool(parts.size)
         if self.greedy and not both:
             raise ConfigError(
-                "discrete_dqn_like needs continuous actions beside the discrete ones; for discrete actions alone use "
+                "discrete_dqn_like needs continuous actions besides the discrete ones; for discrete actions alone use "
                 "dqn"
             )
         self.conditioned = both and cfg.action_coupling == "conditioned"
@@ -175,8 +175,8 @@ class SoftActions(nn.Module):
                 if cfg.tune_alpha and not 0 <= found[0] <= most:
                     raise ConfigError(
                         f"target_entropy is {found[0]:g}, but the entropy of {parts.combinations} actions lies between "
-                        f"0 and {most:.3g}, and the entropy coefficient would grow or fall for ever; use a number in "
-                        "between, or entropy_ratio"
+                        f"0 and {most:.3g}, and the entropy coefficient would grow or fall without limit; use a number "
+                        "in between, or entropy_ratio"
                     )
         if "continuous" in self.kinds:
             found.append(cfg.target(parts.size if self.used is None else self.used.sum(-1).mean().item()))

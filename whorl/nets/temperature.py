@@ -62,6 +62,6 @@ class Temperature(nn.Module):
         return (alpha.reshape(-1, *[1] * (log_prob.dim() - 1)) * log_prob).sum(0)
 
 
-def undecayed(optimizer: Part) -> Part:
+def without_weight_decay(optimizer: Part) -> Part:
     """An optimizer without weight decay, which would pull alpha towards 1."""
     return Part(optimizer.name, {k: v for k, v in optimizer.options.items() if k != "weight_decay"})

@@ -228,7 +228,7 @@ def _progress(entry: Entry, last: dict[str, Any], tail: Tail | None) -> tuple[fl
     """The share of the budget that is spent, and the seconds until it is; None: not known.
 
     Args:
-        tail: the newest rows of a run that goes on.
+        tail: the newest rows of an unfinished run.
     """
     share, left = 0.0, []
     for key, name in LIMITS.items():

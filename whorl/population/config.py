@@ -27,22 +27,23 @@ class EvolveConfig:
     elite: Annotated[float, Range(0.01, 1)] = 0.3
     """cem: share of the learners that are selected, at least two"""
     keep_best: Annotated[int, Range(0, 1000)] = 1
-    """cem: so many of the best continue with their own weights and settings; 0: all weights are drawn"""
+    """cem: number of best learners that keep their own weights and settings; 0: all weights are drawn"""
     min_std: Annotated[float, Range(0, 10)] = 0.0
-    """cem: least deviation of a drawn weight"""
+    """cem: smallest standard deviation of a drawn weight"""
     max_std: Annotated[float, Range(0, 10)] = 1.0
-    """cem: largest deviation of a drawn weight"""
+    """cem: largest standard deviation of a drawn weight"""
     common_start: bool = True
     """cem: all learners start from the same weights, so that averages of them make sense"""
     remove_worst: Annotated[float, Range(0, 1000)] = 4.0
-    """cem: a learner that was selected so many times less often than the average is replaced by a new one, with an
-    empty replay buffer, once the average is so large; 0: never"""
+    """cem: N: a learner that was selected less than 1/N as often as the average learner of its age is replaced by a new
+    one with an empty replay buffer, once that average is at least N; 0: never"""
     exploit: Annotated[float, Range(0, 0.5)] = 0.25
-    """pbt: share of the learners, the worst ones, that copy one of as many best ones, at least one; 0: nobody copies"""
+    """pbt: share of the learners that are replaced: each of the worst copies one of as many best ones; at least one; 0:
+    none"""
     resample: Fraction = 0.25
     """pbt: probability that a setting of a copy is drawn again instead of perturbed"""
     perturb: tuple[Positive, ...] = (0.8, 1.2)
-    """pbt: factors, one of which multiplies a number"""
+    """pbt: factors for perturbed numbers, one of which is drawn each time"""
 
 
 MAY_CHANGE = ("generations", "target_return", "parallel")

@@ -18,7 +18,7 @@ from whorl.core.spec import Continuous
 from whorl.data.experience import Experience
 from whorl.data.gradients import GradientQueue
 from whorl.distributed.actor import check_actors, envs_per_batch
-from whorl.distributed.fleet import RemoteEnvs, make_fleet
+from whorl.distributed.fleet_collector import RemoteEnvs, make_fleet
 from whorl.distributed.learners import Learners, check_learners
 from whorl.distributed.pool import make_vector
 from whorl.distributed.remote import Notify, warn
@@ -75,13 +75,13 @@ class Parts:
     """visits by cell, where the environment has a map"""
 
     @property
-    def acts_apart(self) -> bool:
+    def acts_with_copy(self) -> bool:
         """Whether a copy of the agent acts, so that updates may run while a rollout is collected."""
         return self.acting.policy is not self.agent
 
     def send_weights(self) -> None:
         """Give the copy that acts the newest weights."""
-        if self.acts_apart:
+        if self.acts_with_copy:
             copy_tensors(self.acting.weights(self.acting.policy), self.acting.weights(self.agent))
 
     @property
@@ -311,7 +311,7 @@ def choose_device(name: str) -> torch.device:
 
 @contextmanager
 def gpu_memory(settings: Settings) -> Iterator[None]:
-    """Say which settings to lower where the memory of a GPU is exhausted within."""
+    """Name the settings to lower if the GPU runs out of memory in this block."""
     try:
         yield
     except torch.OutOfMemoryError as error:

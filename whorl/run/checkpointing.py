@@ -92,7 +92,7 @@ class Checkpointing:
         """Start a new run where another was: its weights, optimizer states, normalisers and replay buffer, as far as
         they fit, and without its random phase. Returns messages about what does not fit; with `strict` all has to.
 
-        Schedules go on, over the steps of both runs; environments begin new episodes.
+        Schedules continue over the steps of both runs; environments begin new episodes.
         """
         assert self.run_dir is not None
         found = find_checkpoint(resolve_run(run, Path(self.parts.settings.run.runs)))
@@ -217,7 +217,7 @@ class Checkpointing:
 
 
 def earlier(found: checkpoint.Loaded) -> dict[str, float]:
-    """How far the run of a checkpoint had come, with the runs that it went on from."""
+    """Steps, iterations and episodes of a checkpoint's run, with those of the runs that it started from."""
     before = found.metadata.get("earlier", {})  # checkpoints of earlier versions have none
     names = ("steps", "iterations", "episodes")
     return {name: float(found.metadata[name]) + float(before.get(name, 0)) for name in names}

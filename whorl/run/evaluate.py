@@ -56,7 +56,7 @@ class Evaluation:
 
     @property
     def success_rate(self) -> float | None:
-        """Share of episodes that succeeded; None where the environment does not tell."""
+        """Share of episodes that succeeded; None where the environment does not report success."""
         return fmean(self.successes) if self.successes else None
 
     def metrics(self) -> dict[str, float]:
@@ -74,7 +74,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluations(Evaluation):
-    """Those of several behaviours: the returns of all, and of each."""
+    """The evaluation of several behaviours: all returns together, and those of each."""
 
     behaviors: dict[str, Evaluation] = field(default_factory=dict)
 
@@ -177,7 +177,7 @@ def run_episodes(
             ended = step.terminated | step.truncated
             if step.measures is not None and bool(ended.any()):
                 told = torch.where(ended.unsqueeze(1), step.measures, torch.nan).to(device)
-                # nan in the rows of episodes that go on is overwritten at their ends
+                # nan in the rows of unfinished episodes is overwritten at their ends
                 measures.scatter_(0, at.unsqueeze(-1).expand_as(told.unsqueeze(0)), told.unsqueeze(0))
             ended = ended.to(device)
             length = torch.where(ended | reset, 0, length + (~idle).long())

@@ -49,7 +49,7 @@ class Counters:
     saved_steps: int = 0
     """steps at the newest checkpoint"""
     earlier: dict[str, float] = field(default_factory=dict)
-    """steps, iterations and episodes of the run that this one goes on from (load_model)"""
+    """steps, iterations and episodes of the run that this one started from (load_model)"""
     best_return: float = float("-inf")
     """of the evaluations"""
     evaluated_return: float = float("nan")
@@ -188,7 +188,7 @@ class Loop:
         began = time.perf_counter()
         period = parts.reset_period
         cut = period > 0 and (counters.iteration + 1) % period == 0
-        overlaps = parts.acts_apart and parts.experience.overlaps
+        overlaps = parts.acts_with_copy and parts.experience.overlaps
         self.start(progress)
         if overlaps:
             self._learn()  # while the copy acts with the weights from before
@@ -277,7 +277,7 @@ class Loop:
         """The metrics of updates, rollouts and replay since the last call."""
         parts = self.parts
         row = parts.learner.drain() | parts.agent.row_metrics()
-        self._advise(row)
+        self._warn_by_metrics(row)
         if parts.learners is not None:
             row |= parts.learners.metrics()
         return row | parts.acting.collector.metrics() | parts.experience.metrics()
@@ -287,7 +287,7 @@ class Loop:
         run, counters = self.parts.settings.run, self.counters
         return counters.passed(run.log_freq) or (run.eval and counters.passed(run.eval_freq))
 
-    def _advise(self, row: dict[str, Any]) -> None:
+    def _warn_by_metrics(self, row: dict[str, Any]) -> None:
         """Warn once of what an agent sees in its metrics."""
         advice = None if self.advised else self.parts.agent.advice(row)
         if advice is not None:

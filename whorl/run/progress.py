@@ -30,7 +30,7 @@ class Progress:
         self._updates = self._expected = 0
 
     def collected(self, share: float) -> None:
-        """This share of the rollout is there."""
+        """This share of the rollout has been collected."""
         self._rollout = share
         self._tick("collecting")
 
@@ -44,7 +44,7 @@ class Progress:
         self._tick("evaluating")
 
     def next(self, collecting: float, updating: float) -> None:
-        """The iteration is over, after so many seconds of collection and of updates."""
+        """The iteration is over, after these seconds of collection and of updates."""
         self._weight = collecting / max(collecting + updating, 1e-9)
         self._expected, self._updates, self._rollout = self._updates, 0, 0.0
 

@@ -69,7 +69,7 @@ class Interrupted(KeyboardInterrupt):
 class Terminated(SystemExit):
     """SIGTERM ended `train`, which has saved the run. The process ends with status 143, as after any SIGTERM.
 
-    A script that handles Ctrl-C to train the next seed must not do so here: who sent the signal will soon use SIGKILL.
+    A script that handles Ctrl-C to train the next seed must not do so here: the sender will soon use SIGKILL.
     """
 
     def __init__(self, result: Result) -> None:

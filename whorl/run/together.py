@@ -68,7 +68,7 @@ class Together:
         try:
             with self.around(key), _on(stream), GATE.working():
                 outcome: Result | BaseException = self.trainers[key].train()
-        except BaseException as error:  # of an environment, say: the other runs go on
+        except BaseException as error:  # of an environment, say: the other runs continue
             outcome = error
         self.ended(key, outcome)
 

@@ -11,13 +11,12 @@ A trainer changes nothing process-wide outside of `train()`, so several can take
 """
 
 import math
-import shlex
 import shutil
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from whorl.collect.collector import Collector, Row
 from whorl.collect.episodes import Episode
 from whorl.core import files
 from whorl.core.cuda_graphs import GATE
-from whorl.core.errors import CheckpointError, ConfigError, DamagedError, WhorlError, extend
+from whorl.core.errors import CheckpointError, ConfigError, DamagedError, WhorlError
 from whorl.core.process import CTRL_C, configure_process, first_interrupt
 from whorl.data.experience import Experience
 from whorl.envs.make import Source
@@ -47,6 +46,7 @@ from whorl.run.checkpointing import (
 )
 from whorl.run.dataset import fill_replay
 from whorl.run.evaluate import Evaluation, Evaluator
+from whorl.run.failures import interrupt_explained, saving_on_failure
 from whorl.run.loop import Counters, Loop
 from whorl.run.progress import Progress
 from whorl.run.reporting import (
@@ -58,7 +58,6 @@ from whorl.run.reporting import (
     Terminated,
     cut_metrics,
 )
-from whorl.run.trust import trust_flag
 from whorl.settings.merge import Settings
 from whorl.state import checkpoint
 from whorl.state.code import flag
@@ -204,7 +203,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(configure_process(run.threads, run.tf32, learner_threads(self.settings)))
             stack.callback(self._release)
-            stack.enter_context(self._stops())
+            stack.enter_context(interrupt_explained(self))
             self._rebuild()
             stack.enter_context(first_interrupt(self.interrupt))
             reporting = self._open()
@@ -242,13 +241,13 @@ class Trainer:
             raise WhorlError(f"training is over: {self._reason()}; resume the run with a larger budget")
         self._inside_step = True
         began, before = time.perf_counter(), self.wall_time
-        with self._failures(collecting=True), gpu_memory(self.settings):
+        with saving_on_failure(self, collecting=True), gpu_memory(self.settings):
             row = self._row = self.loop.iterate(self.counters.progress(self.settings.run))
         if "time/waited_for_actors" in row:
             row |= self._system.metrics(self.agent.updates, row["time/waited_for_actors"])
         row["updates"] = self.agent.updates
         row["time/elapsed"] = self.wall_time = before + time.perf_counter() - began
-        with self._failures(), gpu_memory(self.settings):
+        with saving_on_failure(self), gpu_memory(self.settings):
             self._observe(row)
         if self.loop.row_is_due():
             self._own_folder().beat()
@@ -418,72 +417,6 @@ class Trainer:
         for name, values in maps.items():
             self.log.picture(f"map/{name}", heat_map(shades(name, values)), self.steps)
 
-    # Failures
-
-    @contextmanager
-    def _failures(self, collecting: bool = False) -> Iterator[None]:
-        """Save what can be saved if something raises within, and say how to go on.
-
-        Args:
-            collecting: environments are lost in the middle of a rollout.
-        """
-        try:
-            yield
-        except Exception as error:  # an environment or a callback may raise anything
-            extend(error, self._rescue(collecting))
-            raise
-
-    @contextmanager
-    def _stops(self) -> Iterator[None]:
-        """A `KeyboardInterrupt` that ends training at once says what there is to continue from."""
-        try:
-            yield
-        except KeyboardInterrupt as stop:
-            stop.args = stop.args or (self._left(),)
-            raise
-
-    def _left(self) -> str:
-        if self.run_dir is None:
-            return "before training began; nothing was saved"
-        if not self.settings.run.save_model:
-            return "at once; nothing was saved, because save_model is false"
-        saved = checkpoint.checkpoints(self.run_dir)
-        if not saved:
-            return f"before the first checkpoint; start again with: {self._resume_call()}"
-        return f"at once; the newest checkpoint is {saved[0].name}; continue with: {self._resume_call()}"
-
-    def _resume_call(self) -> str:
-        if not self.source.named:
-            return f"whorl.resume({str(self.run_dir)!r}, env=...)"
-        return shlex.join(["whorl", "resume", str(self.run_dir), *trust_flag(self.settings)])
-
-    def _rescue(self, collecting: bool) -> str:
-        """Save the last complete iteration unless that was done; says what there is to continue from."""
-        if not self.settings.run.save_model:
-            return "nothing was saved, because save_model is false"
-        call = self._resume_call()
-        go_on = f"continue with: {call}"
-        if self.loop.whole and self.steps > self.counters.saved_steps:
-            with suppress(WhorlError):  # diverged weights, a full disk: the first error is the one to report
-                folder = self._save_last(collecting)
-                without = ", without the episodes under way" if collecting else ""
-                return f"iteration {self.iteration} (step {self.steps}) is saved in {folder.name}{without}; {go_on}"
-        if not self.checkpointing.saved:
-            return f"there was no checkpoint yet; start again with: {call}"
-        saved = self.counters.saved_steps
-        return (
-            f"the newest checkpoint is that of step {saved:,}, the error came after {self.steps:,}; {go_on}"
-        )
-
-    def _save_last(self, collecting: bool) -> Path:
-        self._own_folder()
-        if not collecting:
-            if self.loop.row_is_due():
-                self.log.write(self._row)
-                self.counters.clear_new()
-            self.checkpointing.drop_open_episodes()
-        return self.checkpointing.save(self._metadata(), failed=collecting)
-
     # Opening and closing
 
     def build(self) -> "Trainer":
@@ -615,6 +548,16 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_checkpoint(self, folder)
         return folder
+
+    def save_after_failure(self, collecting: bool) -> Path:
+        """Write a checkpoint of the last complete iteration; `collecting`: an environment failed in the next one."""
+        self._own_folder()
+        if not collecting:
+            if self.loop.row_is_due():
+                self.log.write(self._row)
+                self.counters.clear_new()
+            self.checkpointing.drop_open_episodes()
+        return self.checkpointing.save(self._metadata(), failed=collecting)
 
     def save_best(self, evaluation: Evaluation) -> None:
         """Write the policy into the run's folder `best`."""

@@ -28,7 +28,7 @@ _PART = re.compile(r"(\d+) cores|(\S+)")
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class ConditionContext:
     """What conditions are checked against.
 
     Args:
@@ -67,7 +67,7 @@ class Circumstances:
         }[word]
 
 
-def layers_where(layer: Mapping[str, Any], circumstances: Circumstances) -> list[Mapping[str, Any]]:
+def layers_where(layer: Mapping[str, Any], context: ConditionContext) -> list[Mapping[str, Any]]:
     """A layer of settings without `where`, and after it those whose condition holds."""
     conditions = layer.get(WHERE) or {}
     if not isinstance(conditions, Mapping) or not all(isinstance(v, Mapping) for v in conditions.values()):
@@ -75,5 +75,5 @@ def layers_where(layer: Mapping[str, Any], circumstances: Circumstances) -> list
     plain = {name: value for name, value in layer.items() if name != WHERE}
     return [
         plain,
-        *(values for condition, values in conditions.items() if circumstances.holds(str(condition))),
+        *(values for condition, values in conditions.items() if context.holds(str(condition))),
     ]

@@ -23,7 +23,8 @@ class Keywords(TypedDict, total=False):
     total_episodes: int
     """stop after this many finished episodes; 0: no limit"""
     max_seconds: float
-    """save and stop after so many seconds of this call, as for a batch job with a time limit; 0: no limit"""
+    """save and stop this many seconds after the start of this call, for batch jobs with a time limit; 0: no
+    limit"""
     dataset: str
     """dataset that fills the replay buffer before training, a Minari id or a folder; training then starts
     offline: one update for each step, without the environment"""
@@ -61,8 +62,8 @@ class Keywords(TypedDict, total=False):
     """with actors, shards or learners: how often one is restarted within an hour; its next failure ends the
     run, even if it worked in between; 0: any number"""
     env_timeout: float
-    """with workers or actors: seconds after which a step of an environment that has not returned is a failure
-    of its process: an actor is replaced, a worker ends the run with a checkpoint; 0: wait for ever"""
+    """with workers or actors: time limit of one environment step in seconds; an actor that exceeds it is
+    replaced, a worker ends the run with a checkpoint; 0: no limit"""
     learners: int
     """data-parallel learners, which share each batch and average gradients: this process and replicas of it"""
     disable_sample: bool
@@ -98,13 +99,13 @@ class Keywords(TypedDict, total=False):
     keep_checkpoints: int
     """newest checkpoints kept on disk, besides the best one; 0: all"""
     reset_every: int
-    """environments without snapshots are reset every so many steps, and can be checkpointed only then; 0: every
-    checkpoint_freq"""
+    """environments whose state can't be saved are reset every so many steps, and checkpoints are written only
+    then; 0: every checkpoint_freq"""
     load_model: bool
-    """go on in a new run from load_checkpoint_dir: weights, optimizer states, normalisers and replay buffer, as
-    far as they fit, without a second random phase; schedules follow the steps of both runs"""
+    """start a new run from load_checkpoint_dir: load weights, optimizer states, normalisers and replay buffer
+    where they fit, do not repeat random_steps, and count the steps of both runs in schedules"""
     load_checkpoint_dir: str
-    """checkpoint, run or `best` folder to go on from: a path, or a name in the folder `runs`; naming one sets
+    """checkpoint, run or `best` folder to start from: a path, or a name in the folder `runs`; naming one sets
     load_model"""
     load_strict: bool
     """with load_model: all weights and the replay buffer have to fit"""
@@ -421,16 +422,16 @@ class Keywords(TypedDict, total=False):
     v_rho: float
     """upper bound of the importance weights rho of the TD errors"""
     v_c: float
-    """upper bound of the importance weights c, which carry TD errors back in time"""
+    """upper bound of the importance weights c of later TD errors"""
     refresh_probabilities: bool
     """with use_n_step_is: learning replaces the stored log-probabilities of a sample by the current policy's
-    (Advanced-SAC), so that weights tell how far the policy went since then"""
+    (Advanced-SAC), so that importance weights measure the change since the sample was last used"""
     use_replay_buffer: bool
     """false: learn from each rollout once, with one update, and correct n-step returns by V-trace; settings of
     the buffer have no effect"""
     clip_epsilon: float
-    """critics' values may leave the target critics' by this much: the larger error of the clipped and the
-    unclipped value counts; 0: no clipping"""
+    """clip the critics' values to this distance from the target critics'; the larger of the clipped and the
+    unclipped error counts; 0: no clipping"""
     action_noise: float | Sequence[float]
     """standard deviation of Gaussian noise that is added to sampled continuous actions, scaled to [-1, 1]; two
     numbers are spread evenly over the environments"""
@@ -506,8 +507,8 @@ class Keywords(TypedDict, total=False):
     target_actor: bool
     """target actions come from a target network of the actor; false: from the actor itself (FastTD3)"""
     bc_alpha: float
-    """weight of Q, divided by its mean size, beside the squared distance to the actions of the data (TD3+BC:
-    2.5); 0: Q alone"""
+    """TD3+BC's alpha (2.5): the actor maximises alpha Q / mean |Q| minus the squared distance to the data's
+    actions; 0: Q alone"""
     actor_width: int
     """features of the actor"""
     critic_width: int
@@ -533,7 +534,7 @@ class Keywords(TypedDict, total=False):
     option_epsilon: float
     """probability of a random option where one is chosen"""
     deliberation_cost: float
-    """value by which a change of option must be better than going on (Harb et al. 2018)"""
+    """advantage that another option must have before the current one is ended (Harb et al. 2018)"""
     option_dilation: int
     """with memory: dilation k of the recurrent option-value network, which has k hidden states, each updated at
     every k-th step (dilated LSTM, FeUdal networks); 1: none"""

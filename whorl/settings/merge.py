@@ -30,7 +30,7 @@ from whorl.settings.aliases import (
     is_expansion,
     translated,
 )
-from whorl.settings.conditions import WHERE, Circumstances, layers_where
+from whorl.settings.conditions import WHERE, ConditionContext, layers_where
 from whorl.settings.follow import follow
 from whorl.settings.presets import algorithm_class, owners, preset_layers, read_file, same_name
 from whorl.settings.run import RunConfig
@@ -103,7 +103,7 @@ def configure(
         options: what the environment was made with, which comes before a preset's `env_options`; None: the environment
             is already made and takes no options from a preset.
         objects: all settings of config objects; those that the user chose are among `arguments` as well.
-        kind: words for the kind of environment, made with the options that the user chose; see `Circumstances`.
+        kind: words for the kind of environment, made with the options that the user chose; see `ConditionContext`.
     """
     name, cls, preset = algorithm_class(algorithm)
     hints, configs = settings_of(cls, name), (RunConfig, config_of(cls))
@@ -122,12 +122,12 @@ def configure(
     user: list[Mapping[str, Any]] = [without_sections(layer, own) for layer in given_layers]
     chosen = component_names([*tuned, *user])
     if presets:
-        circumstances = _circumstances(tuned, user, hints, configs[1], chosen, kind)
-        tuned = [part for layer in tuned for part in layers_where(layer, circumstances)]
+        context = _condition_context(tuned, user, hints, configs[1], chosen, kind)
+        tuned = [part for layer in tuned for part in layers_where(layer, context)]
         # A preset may hold settings of components that are tuned for an environment, in case they are used.
         unused = set(known("component")) - {*chosen, *hints}
         tuned = [{key: value for key, value in part.items() if key not in unused} for part in tuned]
-        user = [part for layer in user for part in layers_where(layer, circumstances)]
+        user = [part for layer in user for part in layers_where(layer, context)]
     merged, default, given = _merged(tuned, hints, chosen), _merged(tuned, hints, chosen), set[str]()
     epochs: dict[str, Any] = {}
     for layer in user:
@@ -152,7 +152,7 @@ def configure(
     run, algo = (build(config, merged) for config in configs)
     if presets:
         before = {key: value for config in configs for key, value in vars(build(config, default)).items()}
-        run, algo = _fitted(run, algo, before, given, epochs, circumstances.gpu)
+        run, algo = _fitted(run, algo, before, given, epochs, context.gpu)
         _check_meaning(
             {canonical(key, hints) for layer in user for key in layer if "algorithm" not in layer}, algo
         )
@@ -192,14 +192,14 @@ def _changed(config: Any, values: Mapping[str, Any]) -> Any:
     )
 
 
-def _circumstances(
+def _condition_context(
     tuned: Iterable[Mapping[str, Any]],
     user: Iterable[Mapping[str, Any]],
     hints: Mapping[str, Any],
     config: Any,
     components: Iterable[str],
     kind: Callable[[Mapping[str, Any]], Iterable[str]],
-) -> Circumstances:
+) -> ConditionContext:
     """What conditions in settings are checked against."""
     asked = _merged([_without(layer, WHERE) for layer in user], hints, components)
     values = _merged([_without(layer, WHERE) for layer in tuned], hints, components) | asked
@@ -207,7 +207,7 @@ def _circumstances(
     wanted = asked.get("hardware", "auto")
     wanted = wanted if wanted != "auto" else {"auto": "auto", "cpu": "cpu"}.get(device, "gpu")
     gpu = hardware.has_gpu() if wanted == "auto" else wanted == "gpu"
-    return Circumstances(gpu, memory not in ("none", None), partial(kind, asked.get("env_options") or {}))
+    return ConditionContext(gpu, memory not in ("none", None), partial(kind, asked.get("env_options") or {}))
 
 
 def _hardware(run: RunConfig, given: set[str], gpu: bool) -> dict[str, Any]:

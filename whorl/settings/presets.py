@@ -103,14 +103,14 @@ class _Loader(yaml.SafeLoader):
                 continue
             line = key.start_mark.line + 1
             if key.value in lines and key.value != "<<":
-                raise _Twice(
+                raise _DuplicateKey(
                     f"names {key.value!r} twice, in lines {lines[key.value]} and {line}; keep one of them"
                 )
             lines[key.value] = line
         return super().construct_mapping(node, deep)
 
 
-class _Twice(Exception):
+class _DuplicateKey(Exception):
     """A key that is there twice in one mapping."""
 
 
@@ -155,7 +155,7 @@ def read_yaml(text: str, what: str) -> Any:
     """Plain values from YAML; `what` names the source in errors."""
     try:
         return yaml.load(text, _Loader)
-    except _Twice as error:
+    except _DuplicateKey as error:
         raise ConfigError(f"{what} {error}") from None
     except (yaml.YAMLError, ValueError) as error:  # an impossible date is a ValueError
         raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}") from None

@@ -27,7 +27,7 @@ class RunConfig:
     total_episodes: Count = 0
     """stop after this many finished episodes; 0: no limit"""
     max_seconds: NonNegative = 0.0
-    """save and stop after so many seconds of this call, as for a batch job with a time limit; 0: no limit"""
+    """save and stop this many seconds after the start of this call, for batch jobs with a time limit; 0: no limit"""
     dataset: str = ""
     """dataset that fills the replay buffer before training, a Minari id or a folder; training then starts offline: one
     update for each step, without the environment"""
@@ -62,8 +62,8 @@ class RunConfig:
     """with actors, shards or learners: how often one is restarted within an hour; its next failure ends the run, even
     if it worked in between; 0: any number"""
     env_timeout: Annotated[float, Range(0, 10**6)] = 600.0
-    """with workers or actors: seconds after which a step of an environment that has not returned is a failure of its
-    process: an actor is replaced, a worker ends the run with a checkpoint; 0: wait for ever"""
+    """with workers or actors: time limit of one environment step in seconds; an actor that exceeds it is replaced, a
+    worker ends the run with a checkpoint; 0: no limit"""
     learners: Annotated[int, Range(1, 1000)] = 1
     """data-parallel learners, which share each batch and average gradients: this process and replicas of it"""
     disable_sample: bool = False
@@ -98,13 +98,13 @@ class RunConfig:
     keep_checkpoints: Count = 5
     """newest checkpoints kept on disk, besides the best one; 0: all"""
     reset_every: Count = 0
-    """environments without snapshots are reset every so many steps, and can be checkpointed only then; 0: every
-    checkpoint_freq"""
+    """environments whose state can't be saved are reset every so many steps, and checkpoints are written only then; 0:
+    every checkpoint_freq"""
     load_model: bool = False
-    """go on in a new run from load_checkpoint_dir: weights, optimizer states, normalisers and replay buffer, as far as
-    they fit, without a second random phase; schedules follow the steps of both runs"""
+    """start a new run from load_checkpoint_dir: load weights, optimizer states, normalisers and replay buffer where
+    they fit, do not repeat random_steps, and count the steps of both runs in schedules"""
     load_checkpoint_dir: str = ""
-    """checkpoint, run or `best` folder to go on from: a path, or a name in the folder `runs`; naming one sets
+    """checkpoint, run or `best` folder to start from: a path, or a name in the folder `runs`; naming one sets
     load_model"""
     load_strict: bool = False
     """with load_model: all weights and the replay buffer have to fit"""

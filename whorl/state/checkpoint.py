@@ -246,10 +246,10 @@ def reading(folder: Path, name: str) -> Iterator[None]:
     except (WhorlError, OSError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # anything can be where something else is expected
-        raise misfit(folder, name, f"{type(error).__name__}: {error}") from error
+        raise unusable_file(folder, name, f"{type(error).__name__}: {error}") from error
 
 
-def misfit(folder: Path, name: str, why: str) -> CheckpointError:
+def unusable_file(folder: Path, name: str, why: str) -> CheckpointError:
     """The error for a file whose contents can't be used."""
     return CheckpointError(f"{folder}: {name} holds something else than this run needs ({_line(why)})")
 

@@ -22,7 +22,8 @@ import torch
 from whorl.core import files
 from whorl.core.errors import CheckpointError, ConfigError, WhorlError, missing_extra, nearest
 from whorl.core.version import __version__
-from whorl.state.policy import FORMAT, SavedPolicy, export, load_policy, pack_spec
+from whorl.state.policy import FORMAT, SavedPolicy, export, load_policy
+from whorl.state.saved_spec import pack_spec
 from whorl.state.traced import Port, TracedPolicy
 
 FORMATS = {"onnx": ".onnx", "torchscript": ".ts", "safetensors": ".safetensors"}

@@ -1,13 +1,12 @@
 """A self-contained trained policy: weights, normalisers, frame stack, memory and action scaling in one file."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,19 +16,12 @@ from whorl.agents import estimates
 from whorl.agents.agent import COMPONENTS, Agent, Context
 from whorl.agents.component import with_components
 from whorl.core import tree
-from whorl.core.action_masks import flatten_mask
 from whorl.core.errors import CheckpointError, ConfigError, WhorlError
 from whorl.core.registry import only_trusted
 from whorl.core.spec import (
-    MASK_KEY,
     Array,
-    Continuous,
     Discrete,
-    MultiDiscrete,
     Spec,
-    Stream,
-    TupleSpec,
-    action_choices,
     as_keyed,
     as_nested,
     empty_action,
@@ -42,7 +34,8 @@ from whorl.core.tree import Tree
 from whorl.data.batch import LAST, Rows
 from whorl.settings.merge import Settings, configure
 from whorl.settings.presets import algorithm_class
-from whorl.settings.schema import coerce
+from whorl.state.policy_inputs import action_tree, as_stored, is_single
+from whorl.state.saved_spec import pack_spec, unpack_spec
 
 FORMAT = 1
 
@@ -244,8 +237,8 @@ class SavedPolicy:
             )
 
     def _read(self, obs: Any, mask: Any) -> _Seen:
-        obs = _as_stored(obs, mask, self.reads, self._shown)
-        single = _is_single(obs, self._shown)
+        obs = as_stored(obs, mask, self.reads, self._shown)
+        single = is_single(obs, self._shown)
         tensors = tree.map(
             lambda leaf, like: torch.as_tensor(leaf, device=self.agent.device).to(getattr(torch, like.dtype)),
             obs,
@@ -340,7 +333,7 @@ class SavedPolicy:
 
     def _canonical(self, action: Any, seen: _Seen) -> Tree:
         """Actions of the environment as the agent has them, one per observation."""
-        found = _action_tree(self.spec.action, action, self.agent.device)
+        found = action_tree(self.spec.action, action, self.agent.device)
         if seen.single:
             found = tree.map(lambda part: part.unsqueeze(0), found)
         want = to_env(self.spec.action, empty_action(self.spec.action, (len(tree.first(seen.obs)),)))
@@ -350,17 +343,6 @@ class SavedPolicy:
                 name = f"the action{f' {path!r}' if path else ''}"
                 raise WhorlError(f"{name} has shape {given}, but this observation needs {needed}")
         return from_env(self.spec.action, found)
-
-
-def _action_tree(like: Any, action: Any, device: torch.device) -> Tree:
-    """Nested actions of an environment as a tree of tensors."""
-    if not isinstance(like, dict):
-        return torch.as_tensor(action, device=device)
-    given = _numbered(action)
-    missing = [key for key in like if key not in given]
-    if missing:
-        raise WhorlError(f"the action lacks {missing[0]!r}; this policy has {', '.join(like)}")
-    return {key: _action_tree(branch, given[key], device) for key, branch in like.items()}
 
 
 def _with_starts(state: PolicyState, where: Any) -> PolicyState:
@@ -388,74 +370,6 @@ def _stacked(fresh: Tensor, like: Array, held: Tensor, newest: Tensor) -> Tensor
     older = held.narrow(axis, width, held.shape[axis] - width)
     first = torch.cat([newest] * like.stack, axis)
     return tree.where(fresh, first, torch.cat((older, newest), axis))
-
-
-def _as_stored(obs: Any, mask: Any, spec: Spec, shown: Any) -> Any:
-    """An environment's own observation in the form that the agent was trained on."""
-    if not spec.masked:
-        return _in_order(obs, spec.observation)
-    inner = _numbered(obs) if isinstance(obs, (dict, tuple)) else {"obs": obs}
-    mask = inner.pop(MASK_KEY, mask)
-    if mask is None:
-        raise WhorlError("this policy needs the allowed actions; call act(obs, action_mask=mask)")
-    others = {key: leaf for key, leaf in spec.observation.items() if key != MASK_KEY}
-    found = _in_order(inner, others)
-    batch_dims = np.ndim(tree.first(found)) - len(tree.first({key: shown[key] for key in others}).shape)
-    flat = flatten_mask(action_choices(spec.action), mask, min(max(batch_dims, 0), 1))
-    return {key: flat if key == MASK_KEY else found[key] for key in spec.observation}
-
-
-def _in_order(obs: Any, like: Any) -> Any:
-    """Dicts in the policy's key order, tuples keyed by number, integers one-hot where the policy reads a vector."""
-    if isinstance(like, dict):
-        given = _numbered(obs)
-        missing = [key for key in like if key not in given]
-        if missing:
-            raise WhorlError(f"the observation lacks {missing[0]!r}; this policy reads {', '.join(like)}")
-        return {key: _in_order(given[key], branch) for key, branch in like.items()}
-    if np.ndim(obs) == 0 and like.shape == (1,):
-        return obs.reshape(1) if isinstance(obs, Tensor) else np.reshape(obs, (1,))
-    if np.ndim(obs) == 0 and len(like.shape) == 1:
-        return _one_hot(obs, like)
-    if np.ndim(obs) == 1 and like.start is not None and not torch.as_tensor(obs).is_floating_point():
-        return _one_hot(obs, like)  # a batch of integers
-    return obs
-
-
-def _one_hot(obs: Any, like: Array) -> Any:
-    choices, start = like.frame.shape[0], like.start or 0
-    number = torch.as_tensor(obs).long() - start
-    if bool(((number < 0) | (number >= choices)).any()):
-        raise WhorlError(
-            f"the observation is {obs}; this policy was trained on {start} to {start + choices - 1}"
-        )
-    rows = torch.nn.functional.one_hot(number, choices).float()
-    return rows if isinstance(obs, Tensor) else rows.numpy()
-
-
-def _is_single(obs: Any, spec: Any) -> bool:
-    """Whether this is one observation and not a batch; raises where it is neither."""
-    leads = set()
-    for (path, value), like in zip(tree.items(obs), tree.leaves(spec)):
-        shape = tuple(np.shape(value))
-        lead = len(shape) - len(like.shape)
-        if lead not in (0, 1) or shape[lead:] != like.shape:
-            raise WhorlError(
-                f"the observation{f' {path!r}' if path else ''} has shape {shape}; this policy takes {like.shape} or a "
-                f"batch of them"
-            )
-        leads.add(shape[:lead])
-    if len(leads) > 1:
-        raise WhorlError(f"the parts of the observation have different batch sizes: {sorted(leads)}")
-    return leads == {()}
-
-
-def _numbered(obs: Any) -> dict[str, Any]:
-    if not isinstance(obs, Mapping | tuple):
-        raise WhorlError(
-            f"this policy needs a dict or a tuple, with a value for each part, not {type(obs).__name__}"
-        )
-    return {str(number): value for number, value in enumerate(obs)} if isinstance(obs, tuple) else dict(obs)
 
 
 def export(agent: Agent, settings: Settings, acting: bool = False) -> dict[str, Any]:
@@ -556,56 +470,3 @@ def _naming(name: str, cls: type) -> Iterator[None]:
         if not error.message.startswith(f"{rule} "):
             raise
         raise ConfigError(f"{name}{error.message.removeprefix(rule)}", error.details) from None
-
-
-def pack_spec(spec: Spec) -> dict[str, Any]:
-    """A spec as plain containers."""
-
-    def pack(value: Any) -> Any:
-        if isinstance(value, TupleSpec):
-            return [pack(branch) for branch in value.values()]
-        if isinstance(value, dict):
-            return {key: pack(branch) for key, branch in value.items()}
-        return {"leaf": type(value).__name__, **{k: _plain(v) for k, v in asdict(value).items()}}
-
-    return {
-        "observation": pack(spec.observation),
-        "action": pack(spec.action),
-        "num_envs": spec.num_envs,
-        "streams": [asdict(stream) for stream in spec.streams],
-        "parameters_of": _plain(spec.parameters_of),
-    }
-
-
-def unpack_spec(packed: dict[str, Any]) -> Spec:
-    """The inverse of `pack_spec`."""
-
-    def unpack(value: Any) -> Any:
-        if isinstance(value, list):
-            return TupleSpec({str(number): unpack(branch) for number, branch in enumerate(value)})
-        if not isinstance(value.get("leaf"), str):  # a dict may have a branch of that name
-            return {key: unpack(branch) for key, branch in value.items()}
-        return _typed(_LEAVES[value["leaf"]], {k: v for k, v in value.items() if k != "leaf"})
-
-    streams = tuple(_typed(Stream, stream) for stream in packed.get("streams", ()))
-    used = tuple(tuple(map(int, entry)) for entry in packed.get("parameters_of", ()))
-    spaces = unpack(packed["observation"]), unpack(packed["action"])
-    return Spec(*spaces, int(packed["num_envs"]), streams=streams, parameters_of=used)
-
-
-_LEAVES = {kind.__name__: kind for kind in (Array, Continuous, Discrete, MultiDiscrete)}
-
-
-def _typed(kind: Any, values: dict[str, Any]) -> Any:
-    """A dataclass whose fields have the types that it declares."""
-    hints = get_type_hints(kind)
-    found = {name: coerce(name, value, hints[name]) for name, value in values.items()}
-    np.dtype(found.get("dtype"))  # raises where it is none
-    leaf = kind(**found)
-    if isinstance(leaf, Continuous) and not len(leaf.low) == len(leaf.high) == prod(leaf.shape):
-        raise ValueError(f"actions of shape {leaf.shape} have {len(leaf.low)} and {len(leaf.high)} bounds")
-    return leaf
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value

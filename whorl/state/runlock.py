@@ -145,7 +145,7 @@ class RunLock:
                 if owner is None and locked is False:
                     raise self._refused("another process, which has just started")
                 if owner is not None:
-                    self._judge(owner, locked)
+                    self._check_owner(owner, locked)
                 if locked is not False:
                     self._write(descriptor, locked is True)
                     return descriptor
@@ -158,7 +158,7 @@ class RunLock:
             self._close(descriptor)
         raise self._refused("another process, which starts at the same time")
 
-    def _judge(self, owner: Owner, locked: bool | None) -> None:
+    def _check_owner(self, owner: Owner, locked: bool | None) -> None:
         """Return if this owner is gone; else raise.
 
         Args:

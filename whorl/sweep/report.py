@@ -75,7 +75,7 @@ def write_preset(swept: Swept, sweeping: Sweeping, output: Path) -> Path:
     best = swept.best(1)
     if not best:
         raise WhorlError(
-            f"no trial of {swept.folder} is complete yet; go on with it before its settings are written"
+            f"no trial of {swept.folder} is complete yet; continue it before you write its settings"
         )
     row = best[0]
     about = f"trial {row.number} of {len(swept.rows)}, return {amount(row.value)}"

@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from whorl.api import prepare_all
 from whorl.core import files
 from whorl.core.errors import CheckpointError, ConfigError, misspelt
 from whorl.log.groups import MACHINE, REPORTING
+from whorl.run.prepare import prepare_all
 from whorl.settings.aliases import canonical, is_expansion
 from whorl.settings.draws import meant
 from whorl.settings.merge import Settings, plain_fields, settings_of
@@ -91,7 +91,7 @@ def load(folder: Path, changes: Mapping[str, Any]) -> Sweeping:
     for key in changes:
         if canonical(str(key), fields_of(SweepConfig)) not in MAY_CHANGE:
             raise ConfigError(
-                f"a sweep that goes on can't change {key!r}; it can change {', '.join(MAY_CHANGE)}; use another "
+                f"a continued sweep can't change {key!r}; it can change {', '.join(MAY_CHANGE)}; use another "
                 "--folder for a new sweep"
             )
     head = {"algorithm": saved["algorithm"], "env": saved["env"], SEARCH: saved[SEARCH]}

@@ -51,7 +51,7 @@ def make_sampler(part: Part, spaces: Sequence[Space], seed: int, earlier: int) -
     """A sampler.
 
     Args:
-        earlier: trials that there are; a sweep that goes on must not draw the first ones again.
+        earlier: number of existing trials; a continued sweep must not draw the first ones again.
     """
     name = part.name.lower()
     options: dict[str, Any] = {"seed": seed + earlier}

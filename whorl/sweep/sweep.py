@@ -8,7 +8,7 @@ The sweep's folder:
     history.png, ...         pictures, sweep.html
 
 All writes to the storage are transactions of this one process, so a sweep can be killed at any moment. Trials that
-were under way are marked as failed when it goes on, and their settings are tried again from the start.
+were under way are marked as failed when it is continued, and their settings are tried again from the start.
 """
 
 import math
@@ -26,7 +26,7 @@ from whorl.core.errors import CheckpointError, ConfigError, WhorlError
 from whorl.core.hardware import cores
 from whorl.core.process import first_interrupt
 from whorl.distributed.remote import RemoteError, make_backend
-from whorl.distributed.task_pool import ProcessPool, equipment, gpu_share
+from whorl.distributed.task_pool import ProcessPool, gpu_share, process_arguments
 from whorl.log.console import amount
 from whorl.log.statistics import interquartile_mean
 from whorl.state.runlock import RunLock
@@ -133,7 +133,7 @@ class Sweep:
                 count = min(self.config.parallel or cores(), max(1, self._left()))
                 backend = make_backend(run.ray, count)
                 stack.callback(backend.close)
-                given, gpus = equipment(count, bool(run.ray)), gpu_share(backend, run.device, count)
+                given, gpus = process_arguments(count, bool(run.ray)), gpu_share(backend, run.device, count)
                 self.pool = ProcessPool(
                     backend, "trial", TrialWorker, lambda place: (*given[place], place), count, gpus
                 )
@@ -241,10 +241,10 @@ class Sweep:
                 self._end(one, "complete", answer, value)
             elif one.trial.should_prune():
                 self._end(one, "pruned", answer, value)
-                self.pool.go_on(number, one.task, "prune")
+                self.pool.give_next(number, one.task, "prune")
                 self._running[number] = one  # until its process has closed the runs
             else:
-                self.pool.go_on(number, one.task, "advance")
+                self.pool.give_next(number, one.task, "advance")
 
     def objective(self, history: list[tuple[float, ...]]) -> float:
         """The value of a trial, given the returns of its seeds at each evaluation."""

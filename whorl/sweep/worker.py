@@ -7,11 +7,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from whorl.api import prepare_all
 from whorl.core.errors import ConfigError, DivergedError
 from whorl.core.process import configure_process
-from whorl.distributed.task_pool import equip
+from whorl.distributed.task_pool import prepare_process
 from whorl.run.build import learner_threads, on_gpu
+from whorl.run.prepare import prepare_all
 from whorl.run.trainer import Trainer
 from whorl.settings.merge import Settings
 
@@ -44,7 +44,7 @@ class Progress:
     steps: int
     finished: bool
     note: str = ""
-    """why it can't go on"""
+    """why it can't continue"""
     invalid: bool = False
     """whether that is because its settings do not fit each other; else it diverged"""
 
@@ -64,7 +64,7 @@ class TrialWorker:
     """
 
     def __init__(self, cores: Sequence[int], registered: Mapping[str, Mapping[str, Any]], place: int) -> None:
-        equip(cores, registered)
+        prepare_process(cores, registered)
         self.place = place
         self.runs: list[_Run] = []
         self.rung = 0

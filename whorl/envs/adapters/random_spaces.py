@@ -100,7 +100,7 @@ def space_of(given: Any, where: str) -> spaces.Space[Any]:
 def _box(given: Mapping[str, Any], where: str) -> spaces.Box:
     unknown = sorted(given.keys() - {"shape", "dtype", "low", "high"})
     if unknown:
-        raise EnvError(f"{where} has {unknown[0]!r} beside shape; it may have dtype, low and high")
+        raise EnvError(f"{where} has {unknown[0]!r} besides shape; it may have dtype, low and high")
     try:
         dtype = np.dtype(given.get("dtype", "float32"))
     except TypeError:

@@ -26,7 +26,7 @@ from whorl.envs.adapters.gymnasium import to_spec, to_step
 from whorl.envs.behaviors import BehaviorEnv, OneBehavior
 from whorl.envs.spaces import Factory, batch_decoder, leaf_at, make_layout
 from whorl.envs.stepping import Buffers, env_seed
-from whorl.envs.unity.agents import Agents, Crowd
+from whorl.envs.unity.agents import Agents, PlayerAgents
 from whorl.envs.unity.behaviors import Behavior, announced, choose
 from whorl.envs.unity.options import EDITOR, UnityOptions, read_options
 from whorl.envs.unity.player import Player, PlayerLost
@@ -252,7 +252,8 @@ class UnityEnv(BehaviorEnv):
         }
         self.specs = {name: one.spec for name, one in self.trained.items()}
         self._agents = [
-            Crowd([one.agents[number] for one in self.trained.values()]) for number in range(options.players)
+            PlayerAgents([one.agents[number] for one in self.trained.values()])
+            for number in range(options.players)
         ]
         """of each player"""
         self.players = [] if editor is None else [editor]
@@ -314,13 +315,13 @@ class UnityEnv(BehaviorEnv):
 
     def _advance(self) -> None:
         """Let all players go on until each has an agent for which the policy has to act."""
-        going = [number for number, agents in enumerate(self._agents) if agents.can_go_on]
+        going = [number for number, agents in enumerate(self._agents) if agents.can_be_answered]
         for number in going:
             self._send(number)
         for number in going:
             began, agents = time.monotonic(), self._agents[number]
             self._receive(number, self.players[number].receive)
-            while agents.can_go_on:
+            while agents.can_be_answered:
                 if time.monotonic() - began > self.options.timeout:
                     raise EnvError(
                         f"no agent of behaviour {' or '.join(self.trained)} in {self.players[number].name} asked for a "

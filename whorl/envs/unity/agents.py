@@ -76,7 +76,7 @@ class Agents:
         self._stored.clear()
 
     @property
-    def can_go_on(self) -> bool:
+    def can_be_answered(self) -> bool:
         """Whether all agents that asked have an action, so that the player can be answered."""
         return all(
             row is None or self.state[row] == ACTING for asking in self._asking.values() for row, _ in asking
@@ -173,7 +173,7 @@ class Agents:
             self.out.obs[-1][row] = self.behavior.allowed(info.action_mask)
 
 
-class Crowd:
+class PlayerAgents:
     """All agents of one player: those of each behaviour that is trained."""
 
     def __init__(self, agents: list[Agents]) -> None:
@@ -190,9 +190,9 @@ class Crowd:
             one.begin()
 
     @property
-    def can_go_on(self) -> bool:
+    def can_be_answered(self) -> bool:
         """Whether all agents that asked have an action, so that the player can be answered."""
-        return all(one.can_go_on for one in self.agents)
+        return all(one.can_be_answered for one in self.agents)
 
     def message(self, side_channel: bytes = b"") -> Any:
         """The answer to the player: for each agent that asked the action of its own behaviour, or none."""

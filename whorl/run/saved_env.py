@@ -1,0 +1,93 @@
+"""The environment of a saved run, or another one with the same spaces."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+
+from whorl.core.errors import CheckpointError, EnvError, WhorlError
+from whorl.core.registry import require_trust
+from whorl.core.spec import Spec, differences, without_keys
+from whorl.envs.adapter import adapter_of
+from whorl.envs.adapters.imported import module_of
+from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
+from whorl.envs.make import Made, Source, find, takes, without_training_options
+from whorl.envs.wrappers import split
+from whorl.settings.behaviors import BehaviorSettings
+from whorl.settings.merge import Settings
+from whorl.settings.secrets import HIDDEN, require_secrets
+
+
+def source_of(
+    env: Any,
+    settings: Settings | BehaviorSettings,
+    env_options: Mapping[str, Any] | None = None,
+    render_mode: str | None = None,
+    *,
+    training: bool = False,
+) -> Source:
+    """The environment of a saved run, or the one given instead; the run's options apply where they fit, and
+    options for training alone only with `training`."""
+    asked, saved = dict(env_options or {}), dict(settings.env_options)
+    if not training:
+        saved = without_training_options(settings.env, saved)
+    drawn = {} if render_mode is None else {"render_mode": render_mode}
+    if env is None:
+        require_secrets({**saved, **asked})
+        return _saved_source(settings.env, {**saved, **asked}, drawn)
+    if isinstance(env, str):
+        _check_drawn(env, drawn)
+        same = find(env).id == settings.env
+        options = {**(saved if same else {}), **asked, **drawn}
+        require_secrets(options)
+        return find(env, options)
+    saved = {name: value for name, value in saved.items() if value != HIDDEN}
+    if isinstance(env, Made):
+        source = env.source
+        fits = source.named or (source.given is not None and takes(source.given, {**source.options, **drawn}))
+        return source.with_options({**source.options, **asked, **(drawn if fits else {})})
+    if not callable(env) or isinstance(env, gymnasium.Env):
+        return find(env, {**saved, **asked})
+    own, wrapping = split(saved)
+    if not takes(env, own):
+        wrapping |= {name: own.pop(name) for name in PARALLEL_OPTIONS if name in own}
+    options = {**(own if takes(env, {**own, **split(asked)[0]}) else {}), **wrapping, **asked}
+    return find(env, options | (drawn if takes(env, {**split(options)[0], **drawn}) else {}))
+
+
+def _saved_source(id: str, options: Mapping[str, Any], drawn: Mapping[str, Any]) -> Source:
+    if module := module_of(id):
+        require_trust(module, "an environment of")
+    _check_drawn(id, drawn)
+    try:
+        return find(id, {**options, **drawn})
+    except WhorlError as error:
+        if id.isidentifier():
+            raise CheckpointError(
+                f"the environment of the run, {id}, was given as a class or an object and can't be found by its name; "
+                f"pass it as env={id}, or name its module, as in env='my_envs:{id}' (whorl eval --env my_envs:{id})"
+            ) from None
+        raise CheckpointError(
+            f"{error.message} (if the run was made with an environment of your own, pass it as env=)",
+            error.details,
+        ) from None
+
+
+def _check_drawn(id: str, drawn: Mapping[str, Any]) -> None:
+    """Raise where something is to be drawn that has no pictures."""
+    if drawn and not adapter_of(id).renders:
+        raise WhorlError(
+            f"{id} is a batch of environments, which is not rendered: neither a video nor a window can show it; leave "
+            "out video and render (on the command line --video and --render)"
+        )
+
+
+def check_spaces(saved: Spec, now: Spec, id: str, privileged: Sequence[str] = ()) -> None:
+    """Raise where an environment has other spaces than the one that a policy was trained on.
+
+    Args:
+        privileged: keys of the observation that the environment may have or not.
+    """
+    found = differences(*(without_keys(spec, privileged) for spec in (saved, now)))
+    if found:
+        raise EnvError(f"{id} has other spaces than the environment of the run: {'; '.join(found)}")
