@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -100,6 +100,34 @@ def fail(what: str, folder: Path, algorithm: str = "ppo", **settings: Any) -> st
     with pytest.raises((OSError, WhorlError)) as error:
         whorl.load(lambda: Faulty(what), algorithm, given).train()
     return text_of(error.value)
+
+
+class LostAtReset(Faulty):
+    """Its connection is lost when it is reset with a seed for the second time, as `reset_every` does."""
+
+    made: ClassVar[list["LostAtReset"]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeded = 0
+        self.made.append(self)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self.seeded += seed is not None
+        if self.seeded == 2 and self is self.made[-1]:
+            raise OSError("the simulator is gone")
+        return super().reset(seed=seed, options=options)
+
+
+def test_an_iteration_after_which_the_reset_of_all_environments_fails_has_its_row(tmp_path: Path) -> None:
+    given = {**ROLLOUTS, "reset_every": 32, "runs": str(tmp_path)}
+    with pytest.raises((OSError, WhorlError), match="simulator") as error:
+        whorl.load(LostAtReset, "ppo", given).train()
+    run = run_of(tmp_path)
+    assert "is saved in checkpoint_1, without the episodes under way" in text_of(error.value)
+    whorl.resume(run, env=Faulty)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(("what", "workers"), [("raise", 0), ("nan", 0), ("raise", 2)])

@@ -165,6 +165,8 @@ class Loop:
         self.progress: Progress | None = None
         self.whole = True
         """whether agent, replay and counters belong together: not while an update runs"""
+        self.reset_due = False
+        """whether the newest iteration made a reset of all environments due (`reset_every`)"""
         self.advised = False
         """whether this run has had a warning about its metrics"""
 
@@ -184,7 +186,6 @@ class Loop:
         offline = offline_updates(parts.settings.run, counters.steps)
         if offline:
             return self._iterate_offline(progress, offline)
-        collector = parts.acting.collector
         began = time.perf_counter()
         period = parts.reset_period
         cut = period > 0 and (counters.iteration + 1) % period == 0
@@ -194,9 +195,7 @@ class Loop:
             self._learn()  # while the copy acts with the weights from before
         waited = time.perf_counter()
         collected, steps = self.finish(cut, overlaps)
-        if cut:
-            counters.resets += 1
-            collector.reset(parts.streams.seed("env", str(counters.resets)))
+        self.reset_due = cut
         row = counters.row()
         if self.row_is_due():
             row |= self.metrics()

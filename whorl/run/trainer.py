@@ -253,6 +253,9 @@ class Trainer:
             self._own_folder().beat()
             reporting.log.write(row)
             self.counters.clear_new()
+        if self.loop.reset_due:  # after the row was written: a reset that fails belongs to the next iteration
+            with saving_on_failure(self, collecting=True):
+                self._reset_environments()
         if not self.finished and self.checkpointing.due():
             self.save()
         spent = time.perf_counter() - began
@@ -371,6 +374,11 @@ class Trainer:
                 self.log.picture(name, image.cpu().numpy(), self.steps)
             for callback in self.callbacks:
                 callback.on_evaluation(self, evaluation)
+
+    def _reset_environments(self) -> None:
+        self.loop.reset_due = False
+        self.counters.resets += 1
+        self.collector.reset(self.streams.seed("env", str(self.counters.resets)))
 
     def _reason(self) -> str:
         return self._stop_reason or f"the budget of {self._spent()[2]} is spent"

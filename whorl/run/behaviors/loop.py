@@ -25,6 +25,7 @@ class BehaviorLoop:
         self.parts, self.counters = parts, counters
         self.progress: Progress | None = None
         self.whole = True
+        self.reset_due = False
 
     def watch(self, progress: Progress | None) -> None:
         """Report to `progress` from now on."""
@@ -60,9 +61,7 @@ class BehaviorLoop:
         )
         counters.count({**counted, "length": 0.0}, ())
         self.whole = True
-        if cut:
-            counters.resets += 1
-            shared.reset(parts.streams.seed("env", str(counters.resets)))
+        self.reset_due = cut
         row = self._row()
         over = time.perf_counter()
         row["time/update"] = updating
