@@ -2574,6 +2574,7 @@ MUTATIONS: list[Mutation] = [
             'last["reward"].clamp(-self.clip, self.clip) if self.clip',
             'last["reward"] if self.clip',
         ),
+        Bug("intrinsic rewards are read raw", "value_rescale(self.scale * last[STREAMS]", "(last[STREAMS]"),
     ),
     *planted(
         "nets/rows.py",

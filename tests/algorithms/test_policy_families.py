@@ -273,6 +273,14 @@ def test_the_memory_reads_intrinsic_reward_and_policy(algorithm: str) -> None:
     assert FAMILY not in held and LAST in held
 
 
+@pytest.mark.parametrize("algorithm", AGENTS)
+def test_intrinsic_rewards_are_read_in_units_of_what_the_most_exploring_policy_gets(algorithm: str) -> None:
+    (agent, batch), (other, _) = learned(algorithm, max_beta=0.1), learned(algorithm, max_beta=0.2)
+    half = {name: value / 2 for name, value in batch.last[STREAMS].items()}
+    found = other.critic(batch.replace(last={**batch.last, STREAMS: half}).all)
+    torch.testing.assert_close(found, agent.critic(batch.all))
+
+
 def test_what_a_family_of_policies_needs_is_named() -> None:
     with pytest.raises(ConfigError, match="NGU is recurrent, but memory is none"):
         subject("ngu", "vector", "none", "discrete").agent()

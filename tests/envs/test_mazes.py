@@ -1,5 +1,7 @@
 """Mazes: that they are trees, the disco maze by hand, and the maze with a television."""
 
+from typing import Any
+
 import gymnasium
 import pytest
 import torch
@@ -82,6 +84,28 @@ def test_each_environment_and_each_episode_has_a_maze_of_its_own():
     assert torch.equal(world.state["walls"], first)  # ended, and shown once more
     assert world.step(torch.tensor([UP, UP])).reset.all()
     assert not any(torch.equal(world.state["walls"][:, i], first[:, j]) for i in (0, 1) for j in (0, 1))
+
+
+def test_on_a_cpu_mazes_are_made_only_where_an_episode_has_ended(monkeypatch: pytest.MonkeyPatch):
+    """From the draws that would make all of them, so that the generator and every maze stay the same."""
+    made = []
+
+    def counted(weight: Tensor, *rest: Any) -> Tensor:
+        made.append(weight.shape[1])
+        return joined(weight, *rest)
+
+    monkeypatch.setattr("whorl.envs.native.grid.joined", counted)
+    world = carved(DiscoMaze(4, size=5), *RING)
+    world.step(torch.tensor([UP, RIGHT, DOWN, LEFT]))
+    assert made == [4]
+    generator = torch.Generator()
+    generator.set_state(world.generator.get_state())
+    before, every = world.state["walls"].clone(), world.weights(generator, 4)
+    world.step(torch.tensor([UP, LEFT, UP, UP]))
+    assert made == [4, 2]
+    fresh = world.walls(every)
+    assert torch.equal(world.state["walls"][:, [0, 3]], fresh[:, [0, 3]])
+    assert torch.equal(world.state["walls"][:, [1, 2]], before[:, [1, 2]])
 
 
 def carved(world: Maze, *rows: str) -> Maze:

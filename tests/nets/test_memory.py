@@ -14,7 +14,7 @@ from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
 from whorl.core.spec import Array, Continuous, Discrete, MultiDiscrete, Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import LAST, Batch
+from whorl.data.batch import LAST, STREAMS, Batch
 from whorl.nets.actor import Actor, DeterministicHead
 from whorl.nets.attention import GATES, rotated, sinusoids
 from whorl.nets.backbone import Backbone, BackboneSettings
@@ -326,6 +326,15 @@ def test_without_a_clip_rewards_are_read_whole() -> None:
         last_step(), torch.tensor([False, False])
     )
     assert found.tolist() == [[-3.0], [0.5]]
+
+
+def test_intrinsic_rewards_are_read_in_the_units_of_the_reward_and_rescaled() -> None:
+    """h(0.3 * 330) = sqrt(100) - 1 + 0.099, h(0.3 * 10) = sqrt(4) - 1 + 0.003"""
+    settings = MemorySettings(inputs=("reward", STREAMS), streams=("episodic",), stream_scale=0.3)
+    read = LastStep(ACTION, settings, 0.0)
+    last = {**last_step(), STREAMS: {"episodic": torch.tensor([330.0, 10.0])}}
+    found = read(last, torch.tensor([False, False]))
+    torch.testing.assert_close(found, torch.tensor([[-3.0, 9.099], [0.5, 1.003]]))
 
 
 def test_before_an_episode_there_is_nothing_whatever_stands_there() -> None:

@@ -13,6 +13,7 @@ soft_lambda    Retrace continues where Q'(s, a) >= V' - soft_lambda * |V'|, inst
 policy_head    a second output of Qe's network, pi, imitates the greedy policy of Q, and its best action replaces
                the greedy one in acting and in V': minimise -log pi(argmax Q) where KL(pi' || pi) <= policy_max_kl
 The intrinsic reward is that of the component `episodic`. Evaluation follows the policy with the best recent returns.
+Differs from the paper: the networks read h(max_beta * r_intrinsic).
 """
 
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ G_t = r_t + gamma_i * (V_{t+1} + c_{t+1} * (G_{t+1} - h^-1(Q'(s_{t+1}, a_{t+1}))
 V_t = h^-1(Q'(s_t, a*)),  a* = argmax_a Q(s_t, a),  c_t = lambda * min(1, pi(a_t) / mu(a_t)),  pi greedy, h rescales
 
 The intrinsic reward is that of the component `episodic`. Differs from the paper: policies are drawn uniformly for each
-episode of an environment, instead of one fixed policy per actor.
+episode of an environment, instead of one fixed policy per actor; the network reads h(max_beta * r_intrinsic).
 """
 
 from dataclasses import dataclass

@@ -24,6 +24,7 @@ from whorl.data.batch import POLICY, STREAMS
 from whorl.nets import rows
 from whorl.nets.attention import Attention
 from whorl.nets.dilated import Dilated
+from whorl.ops.transforms import value_rescale
 from whorl.settings.schema import Choice, Range, Size
 
 
@@ -75,6 +76,8 @@ class MemorySettings:
     """what it reads besides the observation: action, reward and streams of the previous step, index of the policy"""
     streams: tuple[str, ...] = ()
     """names of the intrinsic rewards that `inputs` may name as streams"""
+    stream_scale: float = 1.0
+    """factor of intrinsic rewards that are read"""
     policies: int = 0
     """number of policies, whose index `inputs` may name as policy"""
     dilation: int = 1
@@ -95,6 +98,7 @@ def memory_settings(cfg: MemoryConfig, streams: tuple[str, ...] = (), dilation: 
         gate=cfg.memory_gate,
         inputs=inputs,
         streams=streams,
+        stream_scale=getattr(cfg, "max_beta", 1.0),
         policies=getattr(cfg, "num_policies", 0),
         dilation=dilation,
     )
@@ -119,7 +123,8 @@ class LastStep(nn.Module):
     """What a memory reads besides the observation, as columns.
 
     The previous action (discrete ones one-hot), reward and intrinsic rewards are zero where an episode starts; the
-    index of the acting policy is one-hot.
+    index of the acting policy is one-hot. Intrinsic rewards are read in the units of the reward that policies maximise,
+    and rescaled as values are, h(scale * r): those of NGU reach hundreds, beside which nothing else would be seen.
     """
 
     def __init__(self, action: SpecTree, settings: MemorySettings, reward_clip: float) -> None:
@@ -128,7 +133,7 @@ class LastStep(nn.Module):
         self.taken: SpecTree = action
         self.action: SpecTree = action if "action" in inputs else {}
         self.reward, self.clip = "reward" in inputs, reward_clip
-        self.streams = settings.streams if STREAMS in inputs else ()
+        self.streams, self.scale = settings.streams if STREAMS in inputs else (), settings.stream_scale
         self.policies = settings.policies if POLICY in inputs else 0
         self.size = flat_action_size(self.action) + self.reward + len(self.streams) + self.policies
 
@@ -138,7 +143,7 @@ class LastStep(nn.Module):
         if self.reward:
             reward = last["reward"].clamp(-self.clip, self.clip) if self.clip else last["reward"]
             parts.append(reward.unsqueeze(-1))
-        parts += [last[STREAMS][name].unsqueeze(-1) for name in self.streams]
+        parts += [value_rescale(self.scale * last[STREAMS][name]).unsqueeze(-1) for name in self.streams]
         if parts:
             parts = [torch.cat(parts, -1).masked_fill(reset.unsqueeze(-1), 0.0)]
         if self.policies:

@@ -44,7 +44,7 @@ class DiscoMaze(Maze):
         place = torch.full((self.num_envs,), self.start, device=self.device)
         return {
             "place": place,
-            "walls": self.mazes(generator, self.num_envs),
+            "walls": self.mazes(generator),
             "paint": self._painted(generator),
         }
 

@@ -68,12 +68,24 @@ class Maze(World):
         """The cell in which episodes start: the upper left node."""
         return self.size + 1
 
-    def mazes(self, generator: torch.Generator, num_envs: int) -> Tensor:
-        """Walls [cells, num_envs] of new mazes, drawn on the generator's device."""
+    def mazes(self, generator: torch.Generator) -> Tensor:
+        """Walls [cells, B] of new mazes; on a CPU only where an episode has ended, because most of a step's time would
+        go into mazes that are not read. All are drawn, so the generator does not depend on it."""
+        weight = self.weights(generator, self.num_envs)
+        if self.device.type != "cpu":  # a GPU would have to be waited for
+            return self.walls(weight)
+        ended, walls = self.ended.nonzero()[:, 0], self._solid.repeat(1, self.num_envs)
+        return walls.index_copy_(1, ended, self.walls(weight[:, ended])) if len(ended) else walls
+
+    def weights(self, generator: torch.Generator, num_envs: int) -> Tensor:
+        """Random weights [E, num_envs] of all edges, drawn on the generator's device."""
         shape = (len(self._first), num_envs)
-        weight = torch.randint(2**40, shape, generator=generator, device=generator.device).to(self.device)
+        return torch.randint(2**40, shape, generator=generator, device=generator.device).to(self.device)
+
+    def walls(self, weight: Tensor) -> Tensor:
+        """Walls [cells, N] of the mazes whose edges have these weights [E, N]."""
         between = ~joined(weight, self._first, self._second, self.nodes)
-        return self._solid.repeat(1, num_envs).index_copy_(0, self._edge_cell, between)
+        return self._solid.repeat(1, weight.shape[1]).index_copy_(0, self._edge_cell, between)
 
     def moved(self, state: State, action: Tensor) -> tuple[Tensor, Tensor]:
         """The places [B] after a move, and whether [B] a wall was in the way."""

@@ -56,12 +56,12 @@ class NoisyTVMaze(Maze):
         self.goal = size**2 - size - 2
         self._palette = torch.tensor(PALETTE, dtype=torch.uint8, device=self.device)
         # Drawn on the CPU, so that every device, worker and evaluation has the same maze.
-        self._maze = self.mazes(torch.Generator().manual_seed(maze_seed), 1)  # [cells, 1]
+        self._maze = self.walls(self.weights(torch.Generator().manual_seed(maze_seed), 1))  # [cells, 1]
         self._dark = torch.zeros(3 * ROWS * size, num_envs, dtype=torch.uint8, device=self.device)
 
     def initial(self, generator: torch.Generator) -> State:
         place = torch.full((self.num_envs,), self.start, device=self.device)
-        walls = self._maze.expand(-1, self.num_envs) if self.fixed else self.mazes(generator, self.num_envs)
+        walls = self._maze.expand(-1, self.num_envs) if self.fixed else self.mazes(generator)
         return {"place": place, "walls": walls, "screen": self._noise(generator)}
 
     def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:

@@ -67,7 +67,7 @@ class World(VectorEnv, Mapped, ABC):
 
     @abstractmethod
     def initial(self, generator: torch.Generator) -> State:
-        """A new first state for every environment."""
+        """A new first state for every environment; it is read only where `ended` is true."""
 
     @abstractmethod
     def advance(self, state: State, action: tree.Tree) -> tuple[State, Tensor, Tensor]:
@@ -92,6 +92,7 @@ class World(VectorEnv, Mapped, ABC):
     @torch.no_grad()
     def reset(self, seed: int) -> tree.Tree:
         self.generator.manual_seed(seed)
+        self.ended.fill_(True)
         self._write(self.remember(self.initial(self.generator), None))
         self.steps.zero_()
         self.returns.zero_()
