@@ -18,7 +18,7 @@ from whorl.components.e3b import E3BConfig
 from whorl.components.episodic import Episodic, EpisodicConfig
 from whorl.components.icm import ICMConfig
 from whorl.components.noveld import NovelDConfig
-from whorl.conformance import RandomWorld, Run, subject
+from whorl.conformance import RandomWorld, Run, same, subject
 from whorl.core.spec import Array
 from whorl.data.batch import Batch
 from whorl.nets.novelty import Cells
@@ -160,6 +160,21 @@ def test_models_learn_from_consecutive_observations_whatever_the_steps_of_a_retu
     (obs, _, following, _), *_ = drawn(run.experience.sample(), 1.0, 1000, torch.Generator())
     place = (obs.unsqueeze(1) == rows).all(-1).float().argmax(1)
     assert torch.equal(following, rows[place + run.agent.spec.num_envs])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_masked_rows_hold_reaches_neither_networks_nor_statistics(name: str) -> None:
+    cell = subject("ppo", "vector", "none", "continuous", components=[name])
+    plain, poisoned = Run(cell), Run(cell)
+    given = cell.rollouts(plain.agent, 2)
+    plain.feed(given)
+    for rollout in cell.rollouts(poisoned.agent, 2):
+        columns = [rollout.action, rollout.reward, *rollout.extras.values()]
+        assert (rollout.mask == 0).any()
+        for column in columns:
+            column[rollout.mask == 0] = torch.nan
+        poisoned.feed([rollout])
+    assert same(plain.agent.state(), poisoned.agent.state())
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from whorl.agents.families import ActorCriticConfig
 from whorl.agents.protocols import MemoryNet
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
+from whorl.core import collectives
 from whorl.core.errors import ConfigError
 from whorl.core.spec import MASK_KEY, Array, Discrete, Spec
 from whorl.core.tree import Tree
@@ -316,7 +317,7 @@ class OptionCritic(Agent):
 
     def option_metrics(self, batch: Batch, option: Tensor) -> dict[str, Tensor]:
         """The number of options in use: exp of the entropy of their shares in the batch."""
-        share = (self.one_hot(option) * batch.share.unsqueeze(-1)).mean((0, 1))
+        share = collectives.mean((self.one_hot(option) * batch.share.unsqueeze(-1)).mean((0, 1)))
         return {"option/in_use": torch.special.entr(share).sum().exp()}
 
     def one_hot(self, option: Tensor) -> Tensor:

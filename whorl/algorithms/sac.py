@@ -48,6 +48,7 @@ from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
 from whorl.nets.temperature import Temperature, undecayed
+from whorl.ops.distributions import MASKED_LOGIT
 from whorl.ops.losses import clipped_value_loss
 from whorl.settings.schema import NonNegative, PositiveCount, Range
 
@@ -240,7 +241,8 @@ class SAC(Agent):
         """log sum_a exp Q_i(s, a) over all actions [critics, T, B]; `values` are those of all discrete ones."""
         if not self.actions.parts.size:
             if self.actions.masked:
-                values = values.masked_fill(batch.now.selected[MASK_KEY] == 0, -torch.inf)
+                # Not -inf: a final observation may allow no action, and 0 * inf would be nan.
+                values = values.masked_fill(batch.now.selected[MASK_KEY] == 0, MASKED_LOGIT)
             return values.logsumexp(-1)
         with torch.no_grad():
             policy = self.actor(batch.now, noise["next_layers"])

@@ -27,6 +27,7 @@ from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import ActorCriticConfig
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
+from whorl.core import collectives
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
@@ -156,7 +157,7 @@ class TD3(Agent):
         loss = -(q * batch.share).mean()
         if not self.cfg.bc_alpha:
             return loss
-        weight = self.cfg.bc_alpha / (q.detach().abs() * batch.share).mean()
+        weight = self.cfg.bc_alpha / collectives.mean((q.detach().abs() * batch.share).mean())
         distance = (action - batch.action).square().mean(-1)
         return weight * loss + (distance * batch.share).mean()
 
