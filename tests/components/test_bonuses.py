@@ -128,6 +128,24 @@ def test_curiosity_is_half_the_squared_error_of_the_forward_model() -> None:
     torch.testing.assert_close(found[3, 1], 0.5 * error.square().sum().detach())
 
 
+def test_the_elliptical_bonus_is_exact_in_long_episodes_of_similar_features() -> None:
+    agent = build("ppo", e3b=E3BConfig(hidden_sizes=(16,), features=32))
+    e3b: Any = agent.components["e3b"]
+    generator = torch.Generator().manual_seed(0)
+    few = 10 * torch.randn(3, 32, generator=generator)
+    features = torch.randn(3_000, 3, generator=generator) @ few
+    features += 1e-3 * torch.randn(3_000, 32, generator=generator)
+    memory, reset = e3b.initial_memory(1), torch.zeros(1, dtype=torch.bool)
+    matrix = 0.1 * torch.eye(32, dtype=torch.float64)
+    e3b.inverse = torch.nn.Identity()
+    for value in features:
+        memory, found = e3b.track(memory, None, None, value.unsqueeze(0), reset)
+        expected = value.double() @ torch.linalg.solve(matrix, value.double())
+        matrix += torch.outer(value.double(), value.double())
+        assert float(found["e3b"]) == pytest.approx(float(expected), rel=1e-3)
+    assert found["e3b"].dtype == torch.float32
+
+
 @pytest.mark.parametrize("name", ["icm", "e3b", "episodic"])
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
 def test_the_inverse_model_learns_which_action_was_taken(name: str, algorithm: str) -> None:
