@@ -87,7 +87,7 @@ class C51(Agent):
         q = (log_prob.detach().exp() * self.grid.atoms).sum(-1)
         # Rounding may make a divergence slightly negative.
         divergence = divergence.clamp(min=0)
-        return (loss * batch.weight).mean(), divergence, q.mean(), self.grid.metrics(outside, batch)
+        return (loss * batch.weight).mean(), divergence, (q * batch.share).mean(), self.grid.metrics(outside, batch)
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:

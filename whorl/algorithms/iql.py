@@ -107,7 +107,7 @@ class IQL(Agent):
         if self.cfg.q_regularization:
             loss = loss + self.cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
         metrics = {"loss/value": value_loss.detach()}
-        return loss + value_loss, error.detach().abs().mean(0), q.detach().mean(), metrics
+        return loss + value_loss, error.detach().abs().mean(0), (q.detach() * batch.share).mean(), metrics
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:

@@ -237,7 +237,7 @@ class OptionCritic(Agent):
         error = self.taken(batch, option, noise) - target  # [critics, T, B]
         missed = pick(self.option_values(batch.now, noise["values"]), option) - soft
         loss = ((error.square().sum(0) + missed.square()) * batch.weight).mean()
-        mean = (error + target).detach().mean()
+        mean = ((error + target).detach() * batch.share).mean()
         if self.cfg.q_regularization:
             values = (error + target).square().mean(0)
             loss = loss + self.cfg.q_regularization * (values * batch.weight).mean()

@@ -222,7 +222,7 @@ class SAC(Agent):
         loss = (squares.sum(0) * batch.weight).mean()
         if self.cfg.q_regularization:
             loss = loss + self.cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
-        found = loss, error.detach().abs().mean(0), q.detach().mean()
+        found = loss, error.detach().abs().mean(0), (q.detach() * batch.share).mean()
         if not self.cfg.cql_weight:
             return found
         gap = ((self.log_sum_exp(batch, values, noise) - q).sum(0) * batch.weight).mean()
@@ -270,7 +270,8 @@ class SAC(Agent):
         loss = (losses.sum(0) * batch.weight).mean()
         if cfg.q_regularization:
             loss = loss + cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
-        return loss, divergence.mean(0), q.detach().mean(), self.atoms.metrics(outside, batch)
+        mean = (q.detach() * batch.share).mean()
+        return loss, divergence.mean(0), mean, self.atoms.metrics(outside, batch)
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor | float]:

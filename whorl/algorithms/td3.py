@@ -142,7 +142,7 @@ class TD3(Agent):
         loss = (losses.sum(0) * batch.weight).mean()
         if cfg.q_regularization:
             loss = loss + cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
-        return loss, error.detach().abs().mean(0), q.detach().mean(), *metrics
+        return loss, error.detach().abs().mean(0), (q.detach() * batch.share).mean(), *metrics
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> Tensor:
