@@ -1013,6 +1013,11 @@ MUTATIONS: list[Mutation] = [
         Bug("the value of the state itself", "self.state_value(batch.next)", "self.state_value(batch.now)"),
         Bug("weights are not clipped", ".exp().clamp(max=cfg.advantage_clip)", ".exp()"),
         Bug("the value is not in the loss", "return loss + value_loss, error", "return loss, error"),
+        Bug(
+            "a value per reward stream",
+            'Value("value", replace(spec, streams=()), cfg)',
+            'Value("value", spec, cfg)',
+        ),
     ),
     *planted(
         "algorithms/td3.py",
