@@ -523,7 +523,7 @@ MUTATIONS: list[Mutation] = [
         Bug("return scale not cut at episode ends", "running = running * keep[row]", "running = running * 1"),
         Bug(
             "return scale undiscounted",
-            "running = running * gamma + reward[row]",
+            "running = running * decay[row] + reward[row]",
             "running = running + reward[row]",
         ),
         Bug(
