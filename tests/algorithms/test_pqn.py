@@ -107,7 +107,7 @@ def test_the_loss_by_hand() -> None:
     # Q = 0, 2 against 2, 2: halves of 4 and 0; the third does not count
     loss, q = agent.critic_loss(rows, data, {})
     assert float(loss) == pytest.approx(1.5 * 2.0 / 3)
-    assert float(q) == pytest.approx((0 + 2 + 3) / 3)
+    assert float(q) == pytest.approx((0 + 2) / 2)
 
 
 # Updates
