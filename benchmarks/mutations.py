@@ -62,6 +62,8 @@ MEAN_RETURN = single(
     "run/test_callbacks.py",
     "test_the_mean_return_is_of_the_last_hundred_episodes_or_the_few_more_of_one_rollout",
 )
+JOINT = single("distributed/test_learners.py", "test_two_learners_are_one_with_the_joint_batch")
+METRICS = single("algorithms/test_recurrent_agents.py", "test_metrics_leave_out_rows_that_are_no_transitions")
 WEIGHT = single("components/test_rnd.py", "test_masked_rows_have_no_reward_and_the_stream_is_not_episodic")
 SHARDS = single(
     "distributed/test_replay_shards.py",
@@ -445,6 +447,12 @@ MUTATIONS: list[Mutation] = [
         "algorithms/option_critic.py",
         "algorithms/test_option_critic.py",
         Bug(
+            "options in use by one learner alone",
+            "collectives.mean((self.one_hot(option) * batch.share.unsqueeze(-1)).mean((0, 1)))",
+            "(self.one_hot(option) * batch.share.unsqueeze(-1)).mean((0, 1))",
+            JOINT,
+        ),
+        Bug(
             "options that are worse do not end",
             "beta * (advantage + self.cfg",
             "-beta * (advantage + self.cfg",
@@ -515,7 +523,7 @@ MUTATIONS: list[Mutation] = [
         Bug("return scale not cut at episode ends", "running = running * keep[row]", "running = running * 1"),
         Bug(
             "return scale undiscounted",
-            "running = running * gamma + reward[row]",
+            "running = running * decay[row] + reward[row]",
             "running = running + reward[row]",
         ),
         Bug(
@@ -1005,12 +1013,29 @@ MUTATIONS: list[Mutation] = [
         Bug("the value of the state itself", "self.state_value(batch.next)", "self.state_value(batch.now)"),
         Bug("weights are not clipped", ".exp().clamp(max=cfg.advantage_clip)", ".exp()"),
         Bug("the value is not in the loss", "return loss + value_loss, error", "return loss, error"),
+        Bug(
+            "a value per reward stream",
+            'Value("value", replace(spec, streams=()), cfg)',
+            'Value("value", spec, cfg)',
+        ),
     ),
     *planted(
         "algorithms/td3.py",
         "algorithms/test_td3.py",
         Bug("the maximum of the twins", "batch.discount * after.amin(0)", "batch.discount * after.amax(0)"),
         Bug("lambda is part of the slope", "(q.detach().abs() * batch.share)", "(q.abs() * batch.share)"),
+        Bug(
+            "each learner has a lambda of its own",
+            "collectives.mean((q.detach().abs() * batch.share).mean())",
+            "(q.detach().abs() * batch.share).mean()",
+            JOINT,
+        ),
+        Bug(
+            "masked rows are in the mean of Q",
+            "(q.detach() * batch.share).mean()",
+            "q.detach().mean()",
+            METRICS,
+        ),
         Bug(
             "the distance is a sum",
             "distance = (action - batch.action).square().mean(-1)",
@@ -1155,6 +1180,7 @@ MUTATIONS: list[Mutation] = [
             "            if self.actions.masked:\n",
             "            if False:\n",
         ),
+        Bug("a row without actions is nan", "[MASK_KEY] == 0, MASKED_LOGIT)", "[MASK_KEY] == 0, -torch.inf)"),
         Bug(
             "the data is not raised",
             "(self.log_sum_exp(batch, values, noise) - q).sum(0)",
@@ -2340,12 +2366,24 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
+        "components/rnd.py",
+        single("components/test_rnd.py", "test_the_warm_up_moves_statistics_of_observations_alone"),
+        Bug("the warm-up is in the deviation", "rollout.replace(mask=rollout.mask * warm)", "rollout"),
+        Bug("the warm-up is rewarded", "{name: reward * warm for", "{name: reward for"),
+        Bug("the predictor learns in the warm-up", ", gate=self.warm)", ")"),
+    ),
+    *planted(
         "agents/bonus.py",
         "components/test_rnd.py components/test_bonuses.py",
         Bug("rewards are not scaled", "reward = self.scale(bonus)", "reward = bonus"),
         Bug("weight is never read", "weight=cfg.weight),)", "weight=1.0),)", WEIGHT),
         Bug("the next observation of n-step samples", "batch.extras.get(SUCCESSOR)", "None"),
         Bug("the proportion is never read", "int(total * proportion) // size", "total // size"),
+        Bug(
+            "masked actions reach the models",
+            "following, batch.mask)\n    parts = tuple",
+            "following, batch.mask)\n    parts = (parts[0], batch.action, *parts[2:])\n    parts = tuple",
+        ),
         Bug("one minibatch, whatever the batch", "max(1, int(total * proportion) // size) * size", "size"),
     ),
     *planted(
@@ -2376,8 +2414,21 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "components/e3b.py",
         "components/test_bonuses.py",
-        Bug("the matrix crosses episodes", "torch.where(reset[:, None, None], fresh, inverse)", "inverse"),
-        Bug("the observation before", "self.inverse(next_obs))", "self.inverse(obs))"),
+        Bug(
+            "the matrix crosses episodes",
+            "torch.where(reset[:, None, None], self.start(inverse.device), inverse)",
+            "inverse",
+        ),
+        Bug("the observation before", "self.inverse(next_obs).double()", "self.inverse(obs).double()"),
+        Bug(
+            "the matrix loses precision",
+            "bonus = elliptical_(inverse, ",
+            "bonus = elliptical_(inverse.copy_(inverse.float()), ",
+            single(
+                "components/test_bonuses.py",
+                "test_the_elliptical_bonus_is_exact_in_long_episodes_of_similar_features",
+            ),
+        ),
     ),
     *planted(
         "components/episodic.py",
@@ -2391,6 +2442,11 @@ MUTATIONS: list[Mutation] = [
             "RecentStatistics((), 10**9)",
         ),
         Bug("the mean of errors never moves", "        self.errors.merge_(", "        (lambda *_: None)("),
+        Bug(
+            "masked rows are in the mean of errors",
+            'blank(rollout.extras[f"{self.name}_error"], rollout.mask)',
+            'rollout.extras[f"{self.name}_error"]',
+        ),
         Bug("the newest observation is not kept", "held.scatter_(1, place", "held.scatter(1, place"),
     ),
     *planted(

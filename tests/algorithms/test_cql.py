@@ -38,6 +38,23 @@ def test_forbidden_actions_are_not_in_the_sum() -> None:
     assert gap(agent, batch) == pytest.approx(2 * (log(exp(1) + exp(2)) - 2), rel=1e-5)
 
 
+def test_a_final_observation_that_allows_no_action_does_not_count() -> None:
+    observation = {"obs": Array((1,)), MASK_KEY: Array((3,), "int8", 0.0, 1.0)}
+    agent = build(SAC, Discrete(3), observation, cql_weight=1.0, cql_target_gap=1.0, **FIXED)
+    allowed = torch.tensor([[[1, 1, 0], [0, 0, 0]], [[1, 1, 1], [1, 1, 1]]], dtype=torch.int8)
+    batch = batch_of(
+        {"obs": torch.zeros(2, 2, 1), MASK_KEY: allowed}, torch.tensor([[1, 0]]), [1.0, 0.0], [0.0, 0.0]
+    )
+    # the second row is no transition, so the first has the share of both
+    batch = batch.replace(mask=torch.tensor([[1.0, 0.0]]))
+    batch.extras.update(share=torch.tensor([[2.0, 0.0]]), weight=torch.tensor([[2.0, 0.0]]))
+    learn(agent, batch)
+    learned = [*agent.critic.parameters(), *agent.cql_multiplier.parameters()]
+    assert all(bool(tensor.isfinite().all()) for tensor in learned)
+    says(agent.critic, lambda obs: torch.tensor([1.0, 2.0, 30.0]).expand(2, 1, 2, 3))
+    assert gap(agent, batch) == pytest.approx(2 * (log(exp(1) + exp(2)) - 2), rel=1e-5)
+
+
 def test_continuous_actions_are_weighed_by_their_densities() -> None:
     agent = build(SAC, ONE, Array((1,)), cql_weight=1.0, cql_actions=1, **FIXED)
     # Q = a and 2 a; the policy is tanh of a standard normal, at noise 0: a = 0 with density 1 / sqrt(2 pi)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from replay_blocks import ONE, SGD, batch_of, build, learn, same, says, transitions, weights
 
+from whorl import conformance
 from whorl.algorithms.iql import IQL
 from whorl.core.spec import Array, Discrete, MultiDiscrete, TupleSpec
 from whorl.ops.distributions import Normal
@@ -96,3 +97,20 @@ def test_other_actions_are_read_by_critics_as_one_vector(action: object) -> None
     }[type(action).__name__]
     batch = batch_of(torch.randn(2, 6, 3), taken, torch.randn(6), torch.full((6,), 0.9))
     assert learn(agent, batch).metrics["loss/actor"].isfinite()
+
+
+@pytest.mark.parametrize("memory", ["none", "gru"])
+def test_the_values_are_those_of_the_sum_of_reward_streams(memory: str) -> None:
+    def learned(**settings: object) -> conformance.Run:
+        case = conformance.subject("iql", "vector", memory, "continuous", dataset="", **settings)
+        run = conformance.Run(case)
+        assert run.feed(case.rollouts(run.agent, 3))
+        return run
+
+    plain, unused, used = (
+        learned(),
+        *(learned(components=["count"], count={"weight": w}) for w in (0.0, 1.0)),
+    )
+    for name, value in plain.agent.state_dict().items():
+        assert torch.equal(unused.agent.state_dict()[name], value)
+    assert not conformance.same(weights(used.agent.state_value), weights(plain.agent.state_value))

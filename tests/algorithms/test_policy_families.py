@@ -290,3 +290,6 @@ def test_what_a_family_of_policies_needs_is_named() -> None:
         subject("agent57", "vector", "lstm", "discrete", components=["rnd"]).agent()
     with pytest.raises(ConfigError, match="bandit_window is 3, but each of 4 policies"):
         subject("agent57", "vector", "lstm", "discrete", bandit_window=3).agent()
+    for gamma in ("max_gamma", "min_gamma"):
+        with pytest.raises(ConfigError, match=f"{gamma} .*1.*use numbers below 1"):
+            subject("ngu", "vector", "lstm", "discrete", **{gamma: 1.0}).agent()

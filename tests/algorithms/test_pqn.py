@@ -8,6 +8,7 @@ from replay_blocks import SGD, assert_same_weights, same, says, weights
 from torch import Tensor
 from value_blocks import MASKED, build, context, masked_obs, plain_values
 
+from whorl import conformance
 from whorl.algorithms.pqn import PQN
 from whorl.core.errors import ConfigError
 from whorl.core.spec import MASK_KEY, Array
@@ -106,7 +107,7 @@ def test_the_loss_by_hand() -> None:
     # Q = 0, 2 against 2, 2: halves of 4 and 0; the third does not count
     loss, q = agent.critic_loss(rows, data, {})
     assert float(loss) == pytest.approx(1.5 * 2.0 / 3)
-    assert float(q) == pytest.approx((0 + 2 + 3) / 3)
+    assert float(q) == pytest.approx((0 + 2) / 2)
 
 
 # Updates
@@ -240,3 +241,16 @@ def test_wrong_settings_are_one_sentence(settings: dict[str, Any], told_so: str)
     with pytest.raises(ConfigError) as e:
         configure("pqn", "CartPole-v1", settings)
     assert str(e.value).startswith(told_so) and "\n" not in str(e.value)
+
+
+def test_the_mean_of_q_is_that_of_transitions() -> None:
+    case = conformance.subject("pqn", "vector", "none", "discrete", n_epochs=1, batch_size=64)
+    run = conformance.Run(case)
+    (rollout,) = case.rollouts(run.agent, 1)
+    real = rollout.mask > 0
+    assert not real.all() and real.numel() == 64
+    agent: Any = run.agent
+    q = agent.critic(rollout.now)[..., 0].gather(-1, rollout.action.unsqueeze(-1))[..., 0].detach()
+    (updated,) = run.feed([rollout])
+    torch.testing.assert_close(updated.metrics["q/mean"], q[real].mean())
+    assert q[real].mean() != q.mean()

@@ -236,3 +236,27 @@ def test_stored_states_are_refreshed_if_the_setting_says_so(refresh: bool) -> No
     agent = cell.agent(0)
     found = agent.experience(torch.Generator()).refresh
     assert found == (agent.refreshed if refresh else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "action"),
+    [
+        *((name, "discrete") for name in ("dqn", "c51", "qr_dqn", "iqn", "ngu", "agent57", "option_critic")),
+        *((name, "continuous") for name in ("ddpg", "td3", "sac", "tqc", "iql")),
+        ("fast_td3", "continuous"),
+    ],
+)
+def test_metrics_leave_out_rows_that_are_no_transitions(name: str, action: str) -> None:
+    components = {"components": ["episodic"]} if name in ("ngu", "agent57") else {}
+    case = conformance.subject(name, "vector", "gru", action, **components)
+    run = conformance.Run(case)
+    for rollout in case.rollouts(run.agent, 4):
+        run.experience.add(run.agent.receive(rollout))
+    _, batch = next(iter(run.experience.due()))
+    masked = batch.mask == 0
+    assert masked.any() and (~masked).any()
+    other = conformance.copied(batch)
+    other.action[masked] = 1
+    assert not torch.equal(other.action, batch.action)
+    found = [case.agent().update(given).metrics for given in (batch, other)]
+    torch.testing.assert_close(found[0], found[1])

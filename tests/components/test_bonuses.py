@@ -18,7 +18,7 @@ from whorl.components.e3b import E3BConfig
 from whorl.components.episodic import Episodic, EpisodicConfig
 from whorl.components.icm import ICMConfig
 from whorl.components.noveld import NovelDConfig
-from whorl.conformance import RandomWorld, Run, subject
+from whorl.conformance import RandomWorld, Run, same, subject
 from whorl.core.spec import Array
 from whorl.data.batch import Batch
 from whorl.nets.novelty import Cells
@@ -128,6 +128,24 @@ def test_curiosity_is_half_the_squared_error_of_the_forward_model() -> None:
     torch.testing.assert_close(found[3, 1], 0.5 * error.square().sum().detach())
 
 
+def test_the_elliptical_bonus_is_exact_in_long_episodes_of_similar_features() -> None:
+    agent = build("ppo", e3b=E3BConfig(hidden_sizes=(16,), features=32))
+    e3b: Any = agent.components["e3b"]
+    generator = torch.Generator().manual_seed(0)
+    few = 10 * torch.randn(3, 32, generator=generator)
+    features = torch.randn(3_000, 3, generator=generator) @ few
+    features += 1e-3 * torch.randn(3_000, 32, generator=generator)
+    memory, reset = e3b.initial_memory(1), torch.zeros(1, dtype=torch.bool)
+    matrix = 0.1 * torch.eye(32, dtype=torch.float64)
+    e3b.inverse = torch.nn.Identity()
+    for value in features:
+        memory, found = e3b.track(memory, None, None, value.unsqueeze(0), reset)
+        expected = value.double() @ torch.linalg.solve(matrix, value.double())
+        matrix += torch.outer(value.double(), value.double())
+        assert float(found["e3b"]) == pytest.approx(float(expected), rel=1e-3)
+    assert found["e3b"].dtype == torch.float32
+
+
 @pytest.mark.parametrize("name", ["icm", "e3b", "episodic"])
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
 def test_the_inverse_model_learns_which_action_was_taken(name: str, algorithm: str) -> None:
@@ -160,6 +178,21 @@ def test_models_learn_from_consecutive_observations_whatever_the_steps_of_a_retu
     (obs, _, following, _), *_ = drawn(run.experience.sample(), 1.0, 1000, torch.Generator())
     place = (obs.unsqueeze(1) == rows).all(-1).float().argmax(1)
     assert torch.equal(following, rows[place + run.agent.spec.num_envs])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_masked_rows_hold_reaches_neither_networks_nor_statistics(name: str) -> None:
+    cell = subject("ppo", "vector", "none", "continuous", components=[name])
+    plain, poisoned = Run(cell), Run(cell)
+    given = cell.rollouts(plain.agent, 2)
+    plain.feed(given)
+    for rollout in cell.rollouts(poisoned.agent, 2):
+        columns = [rollout.action, rollout.reward, *rollout.extras.values()]
+        assert (rollout.mask == 0).any()
+        for column in columns:
+            column[rollout.mask == 0] = torch.nan
+        poisoned.feed([rollout])
+    assert same(plain.agent.state(), poisoned.agent.state())
 
 
 @pytest.mark.parametrize(

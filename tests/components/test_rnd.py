@@ -1,6 +1,7 @@
 """Random network distillation: the right transition is rewarded, statistics move, the predictor learns, runs resume."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,29 @@ def test_rewards_are_divided_by_the_deviation_of_their_discounted_sum() -> None:
         sums.append(running)
     expected = error / (torch.stack(sums).var(correction=0) + 1e-6).sqrt()
     torch.testing.assert_close(reward, expected)
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "dqn"])
+def test_the_warm_up_moves_statistics_of_observations_alone(algorithm: str) -> None:
+    agent = build(algorithm, rnd=replace(SMALL, warmup_steps=STEPS * NUM_ENVS + 1))
+    rnd: Any = agent.components["rnd"]
+    random = torch.Generator().manual_seed(0)
+    first, second, third = (still(torch.randn(STEPS + 1, NUM_ENVS, 3, generator=random)) for _ in range(3))
+    before = {name: value.clone() for name, value in rnd.networks.state_dict().items()}
+    experience = agent.experience(torch.Generator())
+    assert feed(agent, experience, [first])
+    for name, value in rnd.networks.state_dict().items():
+        assert torch.equal(value, before[name]) != name.startswith("observations"), name
+    assert not agent.receive(second).reward[..., 1].any()
+    assert rnd.scale.statistics.count == 0
+    reward = agent.receive(third).reward[..., 1]
+    sums, running, error = [], torch.zeros(NUM_ENVS), rnd.error(third.obs[1:]).detach()
+    for row in error:
+        running = 0.99 * running + row
+        sums.append(running)
+    torch.testing.assert_close(reward, error / (torch.stack(sums).var(correction=0) + 1e-6).sqrt())
+    feed(agent, experience, [third])
+    assert not torch.equal(rnd.networks.predictor.last.weight, before["predictor.last.weight"])
 
 
 def test_observations_are_normalised_and_clipped() -> None:

@@ -104,16 +104,17 @@ class Several(Run):
 
 EXACT = {
     **dict.fromkeys(("a2c", "impala", "reinforce", "reinforce_baseline"), "continuous"),
-    **dict.fromkeys(("dqn", "prioritized_dqn", "c51", "qr_dqn", "sac"), "discrete"),
-    "ddpg": "continuous",
+    **dict.fromkeys(("dqn", "prioritized_dqn", "c51", "qr_dqn", "sac", "cql", "option_critic"), "discrete"),
+    **dict.fromkeys(("ddpg", "td3_bc"), "continuous"),
+    **dict.fromkeys(("bc", "iql"), "mixed"),
 }
-"""agents that draw nothing at random in an update"""
+"""agents that draw nothing at random in an update, TD3 without noise on target actions"""
 
 
 @pytest.mark.parametrize("memory", ["none", "gru"])
 @pytest.mark.parametrize("name", EXACT)
 def test_two_learners_are_one_with_the_joint_batch(name: str, memory: str) -> None:
-    case = subject(name, "vector", memory, EXACT[name])
+    case = subject(name, "vector", memory, EXACT[name], **{"target_noise": 0.0} if name == "td3_bc" else {})
     one, two = Run(case), Several(case)
     rollouts = case.rollouts(one.agent, 3)
     alone, shared = one.feed(rollouts), two.feed(rollouts)

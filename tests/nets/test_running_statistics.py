@@ -71,6 +71,15 @@ def test_a_return_starts_again_with_the_episode_and_continues_across_rollouts() 
     torch.testing.assert_close(scale.running, torch.tensor([1.5, 1.75]))
 
 
+def test_a_return_that_crosses_episodes_is_not_discounted_between_them() -> None:
+    scale = ReturnScale(1, True, 0.0)
+    reward, mask = torch.tensor([[1.0], [2.0], [9.0], [4.0]]), torch.tensor([[1.0], [1.0], [0.0], [1.0]])
+    scale.merge_(reward, torch.ones(4, 1), mask, 0.5)
+    # the third row is no transition: 1, 2.5, then 1.25 + 4
+    assert scale.running.tolist() == [5.25]
+    assert float(scale.statistics.mean) == pytest.approx((1 + 2.5 + 5.25) / 3)
+
+
 def test_rewards_are_scaled_and_then_clipped() -> None:
     scale = ReturnScale(1, True, 1.0)
     scale.merge_(torch.tensor([[0.0], [4.0]]), torch.ones(2, 1), torch.ones(2, 1), 1.0)

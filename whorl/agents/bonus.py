@@ -133,7 +133,9 @@ def drawn(
     following = batch.extras.get(SUCCESSOR)
     if following is None:
         following = tree.index(batch.obs, slice(1, rows + 1))
-    parts: Any = (tree.index(batch.obs, slice(0, rows)), batch.action, following, batch.mask)
+    # Whatever masked rows hold must not reach a gradient, not even as 0 * nan.
+    action = tree.where(batch.mask > 0, batch.action, tree.map(torch.zeros_like, batch.action))
+    parts: Any = (tree.index(batch.obs, slice(0, rows)), action, following, batch.mask)
     parts = tuple(tree.map(lambda leaf: leaf.flatten(0, 1), part) for part in parts)
     count = max(1, int(total * proportion) // size) * size
     order = torch.rand(total, generator=generator, device=batch.mask.device).argsort()

@@ -233,7 +233,7 @@ class Agent57(Agent):
             scaled = error / spread if cfg.normalize_td else error
             losses.append((0.5 * scaled.square() * used).mean())
             errors.append(error.detach())
-            means.append(taken.detach().mean())
+            means.append((taken.detach() * batch.share).mean())
         names = ("loss/critic", "loss/intrinsic", "q/mean", "q/intrinsic")
         metrics = dict(zip(names, [*(loss.detach() for loss in losses), *means]))
         if cfg.policy_head:

@@ -85,9 +85,10 @@ class C51(Agent):
         loss = -(target * log_prob).sum(-1)  # [T, B]
         divergence = loss.detach() + torch.special.xlogy(target, target).sum(-1)
         q = (log_prob.detach().exp() * self.grid.atoms).sum(-1)
+        mean, metrics = (q * batch.share).mean(), self.grid.metrics(outside, batch)
         # Rounding may make a divergence slightly negative.
         divergence = divergence.clamp(min=0)
-        return (loss * batch.weight).mean(), divergence, q.mean(), self.grid.metrics(outside, batch)
+        return (loss * batch.weight).mean(), divergence, mean, metrics
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:

@@ -104,7 +104,7 @@ class DDPG(Agent):
         loss = (error.square() * batch.weight).mean()
         if self.cfg.q_regularization:
             loss = loss + self.cfg.q_regularization * (q.square() * batch.weight).mean()
-        return loss, error.detach().abs(), q.detach().mean()
+        return loss, error.detach().abs(), (q.detach() * batch.share).mean()
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> Tensor:

@@ -86,7 +86,7 @@ class DQN(Agent):
         q = pick(self.critic(batch.now, noise["online"]).squeeze(-1), batch.action)  # [T, B]
         error = q - target
         loss = self.loss(q, target)
-        return (loss * batch.weight).mean(), error.detach().abs(), q.detach().mean()
+        return (loss * batch.weight).mean(), error.detach().abs(), (q.detach() * batch.share).mean()
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tree) -> Tensor:

@@ -10,7 +10,7 @@ Differs from the authors' code: value and critics step at once, from what both w
 policy has no tanh, actions are clipped to their bounds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ class IQL(Agent):
         super().__init__(spec, cfg)
         self.observations = Preprocessor(spec, cfg)
         self.critic = QEnsemble("critic", spec, cfg, 2, actions=flat_action_size(spec.action))
-        self.state_value = Value("value", spec, cfg)
+        self.state_value = Value("value", replace(spec, streams=()), cfg)  # of the sum of all reward streams
         self.actor = Actor(
             "actor", spec, cfg, lambda width: policy_head(spec.action, width, cfg), self.critic.backbone
         )
@@ -107,7 +107,7 @@ class IQL(Agent):
         if self.cfg.q_regularization:
             loss = loss + self.cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
         metrics = {"loss/value": value_loss.detach()}
-        return loss + value_loss, error.detach().abs().mean(0), q.detach().mean(), metrics
+        return loss + value_loss, error.detach().abs().mean(0), (q.detach() * batch.share).mean(), metrics
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor]:

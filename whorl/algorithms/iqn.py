@@ -96,7 +96,7 @@ class IQN(Agent):
         quantile = pick_columns(z.transpose(-1, -2), batch.action)  # [T, B, N]
         loss = quantile_huber(quantile, noise["tau"], target, self.cfg.kappa)  # [T, B]
         q = quantile.detach().mean(-1)
-        return (loss * batch.weight).mean(), (q - target.mean(-1)).abs(), q.mean()
+        return (loss * batch.weight).mean(), (q - target.mean(-1)).abs(), (q * batch.share).mean()
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tree) -> Tensor:

@@ -121,7 +121,7 @@ class NGU(Agent):
         return (
             (0.5 * error.square() * batch.weight).mean(),
             error.detach().abs(),
-            taken.detach().mean(),
+            (taken.detach() * batch.share).mean(),
         )
 
     @torch.no_grad()

@@ -29,6 +29,7 @@ from whorl.agents.families import ActorCriticConfig
 from whorl.agents.protocols import MemoryNet
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
+from whorl.core import collectives
 from whorl.core.errors import ConfigError
 from whorl.core.spec import MASK_KEY, Array, Discrete, Spec
 from whorl.core.tree import Tree
@@ -236,7 +237,7 @@ class OptionCritic(Agent):
         error = self.taken(batch, option, noise) - target  # [critics, T, B]
         missed = pick(self.option_values(batch.now, noise["values"]), option) - soft
         loss = ((error.square().sum(0) + missed.square()) * batch.weight).mean()
-        mean = (error + target).detach().mean()
+        mean = ((error + target).detach() * batch.share).mean()
         if self.cfg.q_regularization:
             values = (error + target).square().mean(0)
             loss = loss + self.cfg.q_regularization * (values * batch.weight).mean()
@@ -316,7 +317,7 @@ class OptionCritic(Agent):
 
     def option_metrics(self, batch: Batch, option: Tensor) -> dict[str, Tensor]:
         """The number of options in use: exp of the entropy of their shares in the batch."""
-        share = (self.one_hot(option) * batch.share.unsqueeze(-1)).mean((0, 1))
+        share = collectives.mean((self.one_hot(option) * batch.share.unsqueeze(-1)).mean((0, 1)))
         return {"option/in_use": torch.special.entr(share).sum().exp()}
 
     def one_hot(self, option: Tensor) -> Tensor:

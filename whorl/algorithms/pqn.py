@@ -133,4 +133,5 @@ class PQN(Agent):
     def critic_loss(self, rows: Rows, data: dict[str, Tensor], noise: Tree) -> tuple[Tensor, Tensor]:
         """E[(Q(s, a) - G)^2] / 2; the mean of Q"""
         q = pick(self.critic(rows, noise).squeeze(-1), data["action"])
-        return (squared(q, data["target"]) * data["weight"]).mean(), q.detach().mean()
+        loss = (squared(q, data["target"]) * data["weight"]).mean()
+        return loss, (q.detach() * data["weight"]).mean()

@@ -78,7 +78,7 @@ class QRDQN(Agent):
         # The mean over j does not depend on their order, and sorted targets need no tensor of all pairs.
         loss = sorted_quantile_huber(quantile, self.tau, theta.sort(-1).values, self.cfg.kappa)  # [T, B]
         mean = quantile.detach().mean(-1)
-        return (loss * batch.weight).mean(), (mean - theta.mean(-1)).abs(), mean.mean()
+        return (loss * batch.weight).mean(), (mean - theta.mean(-1)).abs(), (mean * batch.share).mean()
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Tree) -> Tensor:

@@ -48,6 +48,7 @@ from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
 from whorl.nets.temperature import Temperature, without_weight_decay
+from whorl.ops.distributions import MASKED_LOGIT
 from whorl.ops.losses import clipped_value_loss
 from whorl.settings.schema import NonNegative, PositiveCount, Range
 
@@ -223,7 +224,7 @@ class SAC(Agent):
         loss = (squares.sum(0) * batch.weight).mean()
         if self.cfg.q_regularization:
             loss = loss + self.cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
-        found = loss, error.detach().abs().mean(0), q.detach().mean()
+        found = loss, error.detach().abs().mean(0), (q.detach() * batch.share).mean()
         if not self.cfg.cql_weight:
             return found
         gap = ((self.log_sum_exp(batch, values, noise) - q).sum(0) * batch.weight).mean()
@@ -242,7 +243,8 @@ class SAC(Agent):
         """log sum_a exp Q_i(s, a) over all actions [critics, T, B]; `values` are those of all discrete ones."""
         if not self.actions.parts.size:
             if self.actions.masked:
-                values = values.masked_fill(batch.now.selected[MASK_KEY] == 0, -torch.inf)
+                # Not -inf: a final observation may allow no action, and 0 * inf would be nan.
+                values = values.masked_fill(batch.now.selected[MASK_KEY] == 0, MASKED_LOGIT)
             return values.logsumexp(-1)
         with torch.no_grad():
             policy = self.actor(batch.now, noise["next_layers"])
@@ -270,7 +272,8 @@ class SAC(Agent):
         loss = (losses.sum(0) * batch.weight).mean()
         if cfg.q_regularization:
             loss = loss + cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
-        return loss, divergence.mean(0), q.detach().mean(), self.atoms.metrics(outside, batch)
+        mean = (q.detach() * batch.share).mean()
+        return loss, divergence.mean(0), mean, self.atoms.metrics(outside, batch)
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> tuple[Tensor, Tensor, Tensor | float]:

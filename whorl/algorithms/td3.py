@@ -27,6 +27,7 @@ from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import ActorCriticConfig
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
+from whorl.core import collectives
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
@@ -141,7 +142,7 @@ class TD3(Agent):
         loss = (losses.sum(0) * batch.weight).mean()
         if cfg.q_regularization:
             loss = loss + cfg.q_regularization * (q.square().mean(0) * batch.weight).mean()
-        return loss, error.detach().abs().mean(0), q.detach().mean(), *metrics
+        return loss, error.detach().abs().mean(0), (q.detach() * batch.share).mean(), *metrics
 
     @pure
     def actor_loss(self, batch: Batch, noise: Tree) -> Tensor:
@@ -156,7 +157,7 @@ class TD3(Agent):
         loss = -(q * batch.share).mean()
         if not self.cfg.bc_alpha:
             return loss
-        weight = self.cfg.bc_alpha / (q.detach().abs() * batch.share).mean()
+        weight = self.cfg.bc_alpha / collectives.mean((q.detach().abs() * batch.share).mean())
         distance = (action - batch.action).square().mean(-1)
         return weight * loss + (distance * batch.share).mean()
 

@@ -182,7 +182,7 @@ class TQC(Agent):
         if self.cfg.q_regularization:
             loss = loss + self.cfg.q_regularization * (quantile.square().mean(-1) * batch.weight).mean()
         mean = quantile.detach().mean(-1)
-        return loss, (mean - drawn.mean(target.mean(-1))).abs(), mean.mean()
+        return loss, (mean - drawn.mean(target.mean(-1))).abs(), (mean * batch.share).mean()
 
     def quantile_loss(self, quantile: Tensor, drawn: Drawn, target: Tensor) -> Tensor:
         """The loss [T, B] of quantiles [T, B, N * M], averaged over the choices of targets [T, B, choices, K]."""

@@ -46,16 +46,22 @@ class E3B(Bonus):
         agent.add_optimizer(name, self.inverse, cfg.optimizer, cfg.lr)
 
     def initial_memory(self, num_envs: int) -> Tree:
-        eye = torch.eye(self.cfg.features) / self.cfg.ridge
-        return {"inverse": eye.expand(num_envs, -1, -1).clone()}
+        return {"inverse": self.start("cpu").expand(num_envs, -1, -1).clone()}
+
+    def start(self, device: torch.device | str) -> Tensor:
+        """C^-1 before the first observation of an episode.
+
+        In double precision: single loses it within a few thousand steps, where features are nearly dependent.
+        """
+        return torch.eye(self.cfg.features, dtype=torch.float64, device=device) / self.cfg.ridge
 
     def track(
         self, memory: Tree, obs: Tree, action: Tree, next_obs: Tree, reset: Tensor
     ) -> tuple[Tree, dict[str, Tensor]]:
         inverse = memory["inverse"]
-        fresh = torch.eye(self.cfg.features, device=inverse.device) / self.cfg.ridge
-        inverse.copy_(torch.where(reset[:, None, None], fresh, inverse))
-        return {"inverse": inverse}, {self.name: elliptical_(inverse, self.inverse(next_obs))}
+        inverse.copy_(torch.where(reset[:, None, None], self.start(inverse.device), inverse))
+        bonus = elliptical_(inverse, self.inverse(next_obs).double())
+        return {"inverse": inverse}, {self.name: bonus.float()}
 
     def observe(self, rollout: Batch) -> None:
         self.inverse.merge_(tree.index(rollout.obs, slice(1, None)), rollout.mask)

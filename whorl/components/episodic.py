@@ -26,7 +26,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch
 from whorl.nets.normalize import RecentStatistics
 from whorl.nets.novelty import Distillation, InverseDynamics
-from whorl.ops.losses import masked_mean
+from whorl.ops.losses import blank, masked_mean
 from whorl.ops.novelty import episodic_bonus, nearest_distances
 from whorl.settings.schema import (
     Epsilon,
@@ -137,7 +137,7 @@ class Episodic(Bonus):
         following = tree.index(rollout.obs, slice(1, None))
         self.inverse.merge_(following, rollout.mask)
         self.networks.merge_(following, rollout.mask)
-        error = rollout.extras[f"{self.name}_error"]
+        error = blank(rollout.extras[f"{self.name}_error"], rollout.mask)
         self.mean_lifelong.copy_(masked_mean(self.lifelong(error), rollout.mask))
         self.errors.merge_(error.flatten(), rollout.mask.flatten())
 

@@ -29,7 +29,8 @@ from whorl.settings.schema import Count
 @dataclass(frozen=True)
 class RNDConfig(LearnedBonusConfig):
     warmup_steps: Count = 0
-    """environment steps at the start that only update the statistics of observations: their reward is 0"""
+    """environment steps at the start that only update its statistics of observations: their reward is 0, and the
+    predictor does not learn"""
 
 
 @register("component", "rnd")
@@ -52,11 +53,20 @@ class RND(Bonus):
     def observe(self, rollout: Batch) -> None:
         self.networks.merge_(tree.index(rollout.obs, slice(1, None)), rollout.mask)
 
-    def bonus(self, rollout: Batch) -> Tensor:
-        error = in_parts(self.error, tree.index(rollout.obs, slice(1, None)))
-        warm = self.seen >= self.cfg.warmup_steps
+    @property
+    def warm(self) -> Tensor:
+        """1 once the warm-up is over, 0 before."""
+        return (self.seen >= self.cfg.warmup_steps).float()
+
+    def rewards(self, rollout: Batch) -> dict[str, Tensor]:
+        warm = self.warm
         self.seen.add_(rollout.mask.sum())
-        return torch.where(warm, error, 0.0)
+        # No row of the warm-up counts in the statistics of the return.
+        found = super().rewards(rollout.replace(mask=rollout.mask * warm))
+        return {name: reward * warm for name, reward in found.items()}
+
+    def bonus(self, rollout: Batch) -> Tensor:
+        return in_parts(self.error, tree.index(rollout.obs, slice(1, None)))
 
     def error(self, obs: Tree) -> Tensor:
         """Mean squared prediction error of observations [..., ...]: [...]."""
@@ -66,6 +76,6 @@ class RND(Bonus):
         losses = []
         for _, _, following, mask in self.minibatches(agent, batch):
             loss = masked_mean(self.error(following), mask)
-            agent.minimize(self.name, loss)
+            agent.minimize(self.name, loss, gate=self.warm)
             losses.append(loss.detach())
         return {f"loss/{self.name}": torch.stack(losses).mean(), **self.metrics()}

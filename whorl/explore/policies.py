@@ -131,6 +131,11 @@ def require_policies(agent: Any) -> None:
         raise ConfigError(f"{name} is recurrent, but memory is none; choose lstm, gru or attention")
     if not agent.spec.streams:
         raise ConfigError(f"{name} explores by an intrinsic reward, but has none; use components: [episodic]")
+    if max(cfg.max_gamma, cfg.min_gamma) == 1:
+        raise ConfigError(
+            f"max_gamma is {cfg.max_gamma:g} and min_gamma {cfg.min_gamma:g}, but the discounts between them are "
+            "spaced by the logarithm of 1 - gamma; use numbers below 1"
+        )
     if Part.of(cfg.exploration).name != "epsilon":
         raise ConfigError(
             f"{name} explores by epsilon-greedy policies, but exploration is {Part.of(cfg.exploration).name!r}"

@@ -193,10 +193,11 @@ class ReturnScale(nn.Module):
         if reward.dim() > mask.dim():
             reward, keep = reward[..., 0], keep[..., 0]
         reward = torch.where(mask > 0, reward, 0.0)  # 0 * nan would be nan
+        decay = torch.where(mask > 0, gamma, 1.0)  # what crosses episodes is not discounted between them
         seen = torch.empty_like(reward)
         running = collectives.part(self.running).clone()
         for row in range(reward.shape[0]):
-            running = running * gamma + reward[row]
+            running = running * decay[row] + reward[row]
             seen[row] = running
             running = running * keep[row]
         self.running.copy_(collectives.whole(running))
@@ -232,7 +233,7 @@ class BoundedReturnScale(ReturnScale):
 
     def follow_(self, seen: Tensor, mask: Tensor) -> None:
         super().follow_(seen, mask)
-        # In a masked row the return is that of the row before, discounted: never larger.
+        # In a masked row the return is that of the row before.
         self.largest.copy_(torch.maximum(self.largest, seen.abs().amax()))
 
     def scale(self) -> Tensor:
