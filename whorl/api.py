@@ -48,6 +48,7 @@ from whorl.run.recording import Camera, Screenshots
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.trainer import Trainer
 from whorl.run.viewer import Viewer, frame_rate
+from whorl.settings.aliases import NOTES, OF_ENVIRONMENT, OF_EVALUATION, POLICIES
 from whorl.settings.behaviors import (
     BEHAVIORS,
     BehaviorSettings,
@@ -68,7 +69,7 @@ from whorl.settings.presets import (
     same_name,
 )
 from whorl.settings.run import MAY_CHANGE, RunConfig
-from whorl.settings.schema import build
+from whorl.settings.schema import build, coerce
 from whorl.settings.secrets import HIDDEN, require_secrets
 from whorl.settings.trust import import_paths, paths_in
 from whorl.state import checkpoint, code
@@ -178,7 +179,7 @@ def _check_order(env: Any, algorithm: Any) -> None:
     """Raise where environment and algorithm are swapped, or where a policy of Stable-Baselines3 comes first."""
     if not isinstance(env, str) or env in registered("environment"):
         return
-    if env in ("MlpPolicy", "CnnPolicy", "MultiInputPolicy"):
+    if env in POLICIES:
         raise ConfigError(
             f"{env!r} is a policy of Stable-Baselines3; here the environment comes first, and networks are settings: "
             "whorl.load(env, 'ppo')"
@@ -673,6 +674,7 @@ class Show:
 
 
 def _check_evaluation(episodes: int, seed: int, max_steps: int) -> None:
+    episodes = coerce("episodes", episodes, int)
     if not 1 <= episodes <= MOST_EPISODES:
         raise ConfigError(f"episodes is {episodes}; it must lie between 1 and {MOST_EPISODES:,}")
     build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
@@ -848,6 +850,10 @@ def check(env: Any, env_options: Mapping[str, Any] | None = None, **unknown: Any
 
 def _settings(config: Mapping[str, Any] | RunConfig | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Settings given as a mapping or config object and as keywords, which come first."""
+    if not isinstance(config, Mapping | RunConfig | None):
+        raise ConfigError(
+            f"config is {config!r}; it must be a mapping of settings or a RunConfig (YAML files: files=[...])"
+        )
     values = chosen_fields(config) if isinstance(config, RunConfig) else dict(config or {})
     return {**values, **keywords}
 
@@ -860,6 +866,8 @@ def _options_in(
         return {}
     found: dict[str, Any] = {}
     for layer in [*(layer for path in files for layer in read_file(path)), *given]:
+        if foreign := [name for name in layer if NOTES.get(name) == OF_ENVIRONMENT]:
+            raise ConfigError(f"there is no setting {foreign[0]!r}: {OF_ENVIRONMENT}")
         if isinstance(layer.get("env_options"), Mapping):
             found |= layer["env_options"]
     return found
@@ -903,7 +911,7 @@ def _refuse(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
     names = [key for key, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
     for key in unknown:
         start = f"{function.__name__} has no setting {key!r}"
-        if (here := {"n_eval_episodes": "episodes", "eval_max_steps": "max_steps"}.get(key)) in names:
+        if (here := OF_EVALUATION.get(key)) in names:
             raise ConfigError(f"{start}; here it is called {here!r}")
         if word := misspelt(key, names):
             raise ConfigError(f"{start}; did you mean {word!r}?")

@@ -1,7 +1,9 @@
 """What a name stands for where a trained policy is asked for: a run, a checkpoint, an agent in the box, or a file."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from whorl.box.cards import FOLDER, Card, card_of, names
 from whorl.core.errors import CheckpointError, nearest
@@ -47,6 +49,7 @@ def find_policy(name: str | Path, runs: Path = RUNS, box: Path = FOLDER) -> Name
 
     Runs come before agents of the same name, folders that are no runs after them.
     """
+    name = _path(name)
     if not str(name):
         raise CheckpointError(
             "the name of the run is empty; name a run (whorl list --runs) or an agent (whorl list --agents)"
@@ -73,6 +76,7 @@ def find_policy(name: str | Path, runs: Path = RUNS, box: Path = FOLDER) -> Name
 
 def find_folder(name: str | Path, runs: Path = RUNS) -> Path:
     """The run or checkpoint folder that `name` stands for, where a policy alone is not enough."""
+    name = _path(name)
     if str(name) and not (str(name) in names() or Path(name).is_file()):
         return resolve_run(name, runs)
     found = find_policy(name, runs)
@@ -82,6 +86,17 @@ def find_folder(name: str | Path, runs: Path = RUNS) -> Path:
             "(whorl list --runs)"
         )
     return found.path
+
+
+def _path(run: Any) -> str:
+    """A run as text, given by its name, its folder, or the result of training."""
+    try:
+        return str(os.fspath(run))
+    except TypeError:
+        raise CheckpointError(
+            f"a {type(run).__name__} was given where a run is asked for; give its folder, such as result.run_dir, or "
+            "its name"
+        ) from None
 
 
 def _is_run(folder: Path) -> bool:

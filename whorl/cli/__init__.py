@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    from whorl.cli.command import commands, overview
+    from whorl.cli.command import ELSEWHERE, commands, overview
     from whorl.core.errors import ConfigError, nearest
     from whorl.core.version import __version__
 
@@ -58,6 +58,8 @@ def _dispatch(words: list[str]) -> int:
         print(f"whorl {__version__}")
         return 0
     command = commands().get(words[0])
+    if command is None and words[0] in ELSEWHERE:
+        raise ConfigError(f"no command is called {words[0]!r}; here it is whorl {ELSEWHERE[words[0]]}")
     if command is None:
         raise ConfigError(f"no command is called {words[0]!r}; {nearest(words[0], commands())}")
     return command.run(words[1:])

@@ -26,6 +26,18 @@ SHORT = {
 """short flags of other libraries, which do not all mean the same"""
 
 
+ELSEWHERE = {
+    "enjoy": "eval RUN, or play RUN to watch it,",
+    "test": "eval RUN",
+    "evaluate": "eval RUN",
+    "learn": "train ALGORITHM ENV",
+    "tune": "sweep FILE",
+    "optimize": "sweep FILE",
+    "tensorboard": "serve",
+}
+"""commands of other libraries, and those that do the same here"""
+
+
 @dataclass(frozen=True)
 class NoFlags:
     """Flags of commands that have none of their own."""

@@ -175,7 +175,8 @@ def _check_repeats(player: _Player, first: list[Any], findings: list[str]) -> No
         return
     if not _same(player.reset(), first[0]):
         findings.append(
-            "reset(seed=123) twice gives different observations; draw random numbers from self.np_random only"
+            "reset(seed=123) twice gives different observations; draw from self.np_random only and set every "
+            "attribute in reset(); a wrapper that keeps statistics, such as NormalizeObservation, is normalize_obs here"
         )
         return
     for index, expected in enumerate(first[1:], 1):

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -279,6 +280,10 @@ def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
         return _from_parallel(lambda: copy.deepcopy(env), _parallel_name(env), options)
     if callable(env):
         return _from_factory(env, options)
+    if isinstance(env, list | tuple):
+        raise EnvError(
+            f"the environment is a {type(env).__name__} of {len(env)}; give one id or function, and set num_envs"
+        )
     raise EnvError(
         f"{env!r} is not an environment; "
         "give an id, a gymnasium.Env, a batched environment, or a function that makes one"
@@ -369,6 +374,14 @@ def check_call(factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
 
 def _from_id(id: str, options: dict[str, Any]) -> Source:
     own = registered("environment")
+    file, suffix, name = id.partition(".py:")
+    if suffix:
+        parts = Path(file).parts
+        inside = not {"/", ".."} & set(parts)
+        module = ".".join(parts if inside else parts[-1:])
+        raise EnvError(
+            f"{file}.py is a file; name its module: {module}:{name}{'' if inside else ', in the folder of the file'}"
+        )
     if id in own:
         theirs, ours = split(options)
         source = Source(id, observation_wrappers(partial(own[id], **theirs), ours), options)

@@ -121,9 +121,11 @@ def raised(what: str, error: Exception) -> str:
 
 
 def _remedy(what: str, error: Exception) -> str:
+    text = str(error)
+    if what.startswith("reset") and "NoneType" in text:
+        return "; reset is called without options, so that its argument `options` is None"
     if not isinstance(error, TypeError):
         return ""
-    text = str(error)
     if what.startswith("reset") and ("seed" in text or "options" in text):
         return "; accept reset(*, seed=None, options=None)"
     if what == MAKING and "missing" in text and "argument" in text:

@@ -4,7 +4,7 @@ Override the methods you need. `trainer.stop("why")` ends training after the cur
 anything of the trainer, but must draw random numbers from a generator of its own, or runs are not reproducible.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +71,8 @@ HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 def check_callbacks(callbacks: Sequence[object]) -> None:
     """Raise for what is no callback."""
+    if not isinstance(callbacks, Iterable):
+        raise ConfigError(f"callbacks is {callbacks!r}; it must be a list of whorl.Callback objects")
     for one in callbacks:
         if isinstance(one, type):
             raise ConfigError(

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -59,6 +59,7 @@ from whorl.run.reporting import (
     cut_metrics,
 )
 from whorl.run.trust import trust_flag
+from whorl.settings.elsewhere import TRAINER, explaining
 from whorl.settings.merge import Settings
 from whorl.state import checkpoint
 from whorl.state.code import flag
@@ -120,6 +121,9 @@ class Trainer:
         self._result: Result | None = None
 
     # What a run consists of
+
+    if not TYPE_CHECKING:
+        __getattr__ = explaining(TRAINER)
 
     @property
     def config(self) -> Settings:

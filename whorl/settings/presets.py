@@ -14,11 +14,16 @@ import yaml
 
 from whorl.core.errors import ConfigError, nearest
 from whorl.core.registry import registered, resolve
+from whorl.settings.aliases import POLICIES
 from whorl.settings.sections import as_variants, without_sections
 
 
 def algorithm_class(name: str) -> tuple[str, type, dict[str, Any]]:
     """Canonical name, agent class and preset of an algorithm, given its name in any case or its import path."""
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"the algorithm is {name!r}; give its name, its import path, or a config object such as PPOConfig()"
+        )
     word = same_name(name)
     users = {same_name(key): (key, cls) for key, cls in registered("algorithm").items()}
     if word in users:
@@ -32,6 +37,10 @@ def algorithm_class(name: str) -> tuple[str, type, dict[str, Any]]:
             )
         return name, found, {}  # type: ignore[return-value]
     presets = preset_names()
+    if name in POLICIES:
+        raise ConfigError(
+            f"{name!r} is a policy of Stable-Baselines3; here networks are settings: name the algorithm, as in ppo"
+        )
     if word not in presets:
         raise ConfigError(f"no algorithm is called {name!r}; {nearest(word, [*presets, *users])}")
     preset = load_preset(word)

@@ -1,5 +1,6 @@
 """A self-contained trained policy: weights, normalisers, frame stack, memory and action scaling in one file."""
 
+import reprlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -7,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ from whorl.core.spec import (
 )
 from whorl.core.tree import Tree
 from whorl.data.batch import LAST, Rows
+from whorl.settings.elsewhere import POLICY, explaining
 from whorl.settings.merge import Settings, configure
 from whorl.settings.presets import algorithm_class
 from whorl.settings.schema import coerce
@@ -109,6 +111,9 @@ class SavedPolicy:
         self._state: PolicyState | None = None
         stacked = any(leaf.stack > 1 for leaf in tree.leaves(observation))
         self._remembers = stacked or bool(agent.initial_memory(1))
+
+    if not TYPE_CHECKING:
+        __getattr__ = explaining(POLICY)
 
     def reset(self, where: np.ndarray | Tensor | None = None) -> None:
         """Clear memory and frame stack: call it when an episode starts; `where` [B] marks the environments that do."""
@@ -244,6 +249,12 @@ class SavedPolicy:
             )
 
     def _read(self, obs: Any, mask: Any) -> _Seen:
+        answer = isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict)
+        if answer and not isinstance(self.reads.observation, TupleSpec):
+            raise WhorlError(
+                "a tuple of an observation and a dict was given, which is what reset() returns; pass the observation "
+                "alone: obs, info = env.reset()"
+            )
         obs = _as_stored(obs, mask, self.reads, self._shown)
         single = _is_single(obs, self._shown)
         tensors = tree.map(
@@ -349,7 +360,18 @@ class SavedPolicy:
                 given, needed = (tuple(x.shape)[int(seen.single) :] for x in (part, like))
                 name = f"the action{f' {path!r}' if path else ''}"
                 raise WhorlError(f"{name} has shape {given}, but this observation needs {needed}")
-        return from_env(self.spec.action, found)
+        actions = from_env(self.spec.action, found)
+        tree.map(partial(_check_choices, action), self.spec.action, actions)
+        return actions
+
+
+def _check_choices(given: Any, like: Any, action: Tensor) -> None:
+    """Raise for a canonical action that the environment does not have."""
+    if isinstance(like, Continuous):
+        return
+    numbers = torch.tensor(like.n if isinstance(like, Discrete) else like.nvec, device=action.device)
+    if bool(((action < 0) | (action >= numbers)).any()):
+        raise WhorlError(f"the action {given} is outside the action space of this policy, {like}")
 
 
 def _action_tree(like: Any, action: Any, device: torch.device) -> Tree:
@@ -413,13 +435,30 @@ def _in_order(obs: Any, like: Any) -> Any:
         if missing:
             raise WhorlError(f"the observation lacks {missing[0]!r}; this policy reads {', '.join(like)}")
         return {key: _in_order(given[key], branch) for key, branch in like.items()}
+    if not isinstance(obs, Tensor):
+        obs = _numbers(obs, like)
     if np.ndim(obs) == 0 and like.shape == (1,):
         return obs.reshape(1) if isinstance(obs, Tensor) else np.reshape(obs, (1,))
+    if np.ndim(obs) == 1 and len(obs) > 1 and like.shape == (1,):
+        return obs.reshape(-1, 1)  # a batch of observations without axes
     if np.ndim(obs) == 0 and len(like.shape) == 1:
         return _one_hot(obs, like)
     if np.ndim(obs) == 1 and like.start is not None and not torch.as_tensor(obs).is_floating_point():
         return _one_hot(obs, like)  # a batch of integers
     return obs
+
+
+def _numbers(obs: Any, like: Array) -> np.ndarray:
+    try:
+        found = np.asarray(obs)
+    except ValueError:  # parts of different lengths
+        found = np.empty((), object)
+    if found.dtype.kind not in "biuf":
+        raise WhorlError(
+            f"the observation is {reprlib.repr(obs)}; this policy takes an array of numbers of shape "
+            f"{like.frame.shape}"
+        )
+    return found
 
 
 def _one_hot(obs: Any, like: Array) -> Any:
