@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import whorl
-from whorl.cli import main
+from whorl.cli import _show_warning, main
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError
 from whorl.run.reporting import Result
 
@@ -212,6 +212,7 @@ def test_an_action_that_does_not_exist_has_no_probability(result: Result) -> Non
         (["train", "ppo", "CartPole-v1", "--memory"], "needs a value: one of none, lstm, gru"),
         (["eval", "cartpole", "--n-eval-episodes", "2"], "here it is called --episodes"),
         (["train", "ppo", "CartPole-v1", "--hyperparams", "a:1"], "on the command line a flag"),
+        (["train", "ppo", "CartPole-v1", "mine.yaml"], "write --config mine.yaml"),
     ],
 )
 def test_a_habit_of_the_zoo_is_one_sentence(
@@ -237,3 +238,45 @@ def test_exporting_into_a_folder_that_is_not_there_says_so_at_once(
     monkeypatch.setattr("whorl.state.formats._traced", lambda *given: pytest.fail("exported first"))
     with pytest.raises(WhorlError, match="the folder does not exist"):
         whorl.restore(result).export("/no/such/folder/policy.onnx")
+
+
+# Files of settings
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("env_options: sutton", "env_options is 'sutton'; it must be a mapping of options to values"),
+        ("algo: ppo", "the algorithm is an argument of its own"),
+        ("ppo:\n  gamma: 0.9", "settings are not grouped by algorithm; write them at the top level"),
+        ("learning_rate: lin_0.001", "lr_schedule: linear"),
+        ("gamma: 0.9\n num_envs: 3", "is not valid YAML in line 2: mapping values are not allowed here"),
+        ("gamma = 0.9", "must hold a mapping of settings, such as gamma: 0.99"),
+        ("where: {gpuu: {num_envs: 4}}", "has the word 'gpuu', which is not known; did you mean 'gpu'?"),
+    ],
+)
+def test_a_file_with_a_users_mistake_is_one_sentence(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    assert main(["train", "ppo", "CartPole-v1", "--config", str(path)]) == 2
+    printed = capsys.readouterr().err
+    assert said in printed and printed.count("\n") == 1
+
+
+def test_options_that_are_no_mapping_are_told_in_python(result: Result) -> None:
+    wrong: Any = "sutton"
+    for call in (
+        lambda: whorl.load("CartPole-v1", "ppo", env_options=wrong),
+        lambda: whorl.resume(result, env_options=wrong),
+        lambda: whorl.evaluate(result, env_options=wrong),
+        lambda: whorl.check("CartPole-v1", env_options=wrong),
+    ):
+        with pytest.raises(ConfigError, match="env_options is 'sutton'; it must be a mapping"):
+            call()
+
+
+def test_a_warning_of_gymnasium_comes_without_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    _show_warning("\x1b[33mWARN: Casting input x to numpy array.\x1b[0m")
+    assert capsys.readouterr().err == "whorl: Casting input x to numpy array.\n"

@@ -69,7 +69,7 @@ from whorl.settings.presets import (
     same_name,
 )
 from whorl.settings.run import MAY_CHANGE, RunConfig
-from whorl.settings.schema import build, coerce
+from whorl.settings.schema import build, coerce, wrong
 from whorl.settings.secrets import HIDDEN, require_secrets
 from whorl.settings.trust import import_paths, paths_in
 from whorl.state import checkpoint, code
@@ -203,7 +203,7 @@ def prepare_all(
     read = [layer for path in files for layer in read_file(path)]
     objects = config if isinstance(config, RunConfig) else None
     sections, layers = take_behaviors([*read, _settings(config, {}) if objects is None else {}, settings])
-    given = {} if env_options is None else {"env_options": dict(env_options)}
+    given = {} if env_options is None else {"env_options": _as_options(env_options)}
     source = find(env, _options_in(layers, [given], env))
     options = {**source.options, **_env_options([*layers, given])}
     several = source.adapter is not None and source.adapter.single is False
@@ -240,7 +240,7 @@ def prepare(
 ) -> tuple[Source, Settings]:
     """The environment and all settings of a run; see `load`. What `random_params` name is drawn with the run's seed."""
     objects: dict[str, Any] = {}
-    given = {} if env_options is None else {"env_options": dict(env_options)}
+    given = {} if env_options is None else {"env_options": _as_options(env_options)}
     if dataclasses.is_dataclass(algorithm):
         algorithm, chosen = algorithm_of(algorithm), algorithm
         objects |= plain_fields(chosen)
@@ -355,7 +355,7 @@ def resume(
     """
     changes = {key: value for path in files for layer in read_file(path) for key, value in layer.items()}
     changes |= _settings(config, settings)
-    changes |= {} if env_options is None else {"env_options": dict(env_options)}
+    changes |= {} if env_options is None else {"env_options": _as_options(env_options)}
     folder = find_folder(run)
     if is_population(folder):
         if callbacks or loggers:
@@ -400,7 +400,7 @@ def load_population(
         {key: value for key, value in layer.items() if key not in ("algorithm", "env")} for layer in layers
     ]
     chosen = build(EvolveConfig, own)
-    _require_copies(given, _env_options([*layers, {"env_options": dict(env_options or {})}]))
+    _require_copies(given, _env_options([*layers, {"env_options": _as_options(env_options)}]))
     source, base = prepare(given, algorithm, setup.budget(chosen), [setup.DEFAULTS, *layers], env_options, {})
     draws = setup.read_params(drawn, base)
     setup.check(chosen, base, draws, source.spec(base.run.num_envs))
@@ -836,7 +836,7 @@ def check(env: Any, env_options: Mapping[str, Any] | None = None, **unknown: Any
         env_options: what the environment is made with.
     """
     _refuse(check, unknown)
-    options = dict(env_options or {})
+    options = _as_options(env_options)
     try:
         source = find(env, options)
     except WhorlError:
@@ -889,7 +889,14 @@ def _env_options(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for layer in layers:
         merge(found, {key: value for key, value in layer.items() if key.startswith("env_options")}, {})
-    return dict(found.get("env_options") or {})
+    return _as_options(found.get("env_options"))
+
+
+def _as_options(value: Any) -> dict[str, Any]:
+    """A copy of the options of an environment; raises for what is no mapping."""
+    if not isinstance(value or {}, Mapping):
+        raise wrong("env_options", value, "a mapping of options to values")
+    return dict(value or {})
 
 
 def _require_copies(env: Any, options: Mapping[str, Any]) -> None:
@@ -969,7 +976,7 @@ def _source(
 ) -> Source:
     """The environment of a saved run, or the one given instead; the run's options apply where they fit, and those that
     are meant for training alone if it goes on."""
-    asked, saved = dict(env_options or {}), dict(settings.env_options)
+    asked, saved = _as_options(env_options), dict(settings.env_options)
     if not training:
         saved = without_training_options(settings.env, saved)
     drawn = {} if render_mode is None else {"render_mode": render_mode}

@@ -1,6 +1,7 @@
 """The command `whorl`: train, evolve, resume, eval, plot, list, check, config, completion."""
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -11,6 +12,8 @@ from types import FrameType
 from typing import Any
 
 from whorl.cli.status import INTERRUPTED, MISTAKE
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 UNTOUCHED = {
     **dict.fromkeys(("train", "evolve"), "before training began; nothing was saved"),
@@ -66,7 +69,8 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _show_warning(message: Any, *details: Any) -> None:
-    print(f"whorl: {' '.join(str(message).split())}", file=sys.stderr)
+    text = COLOURS.sub("", " ".join(str(message).split())).removeprefix("WARN: ")  # Gymnasium's are yellow
+    print(f"whorl: {text}", file=sys.stderr)
 
 
 @contextmanager

@@ -132,6 +132,8 @@ def no_flag(word: str) -> ConfigError:
         return ConfigError(
             f"{word!r} names a file of RLcycle; name algorithm and environment: whorl train rainbow PongNoFrameskip-v4"
         )
+    if word.endswith((".yaml", ".yml")):
+        return ConfigError(f"{word!r} belongs to no flag; write --config {word}")
     if equals and value:
         flag = key.rpartition(".")[2].replace("_", "-")
         return ConfigError(f"{word!r} belongs to no flag; write --{flag} {value}")

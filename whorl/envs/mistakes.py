@@ -73,7 +73,7 @@ def wrong_observation(space: spaces.Space, obs: Any, name: str) -> str | None:
     """Why `obs` is not in `space`."""
     # Box.contains accepts a list, which is slow to convert at every step. A Box without axes samples numpy's scalars.
     array = isinstance(obs, np.ndarray | np.generic)
-    if space.contains(obs) and (array or not isinstance(space, spaces.Box)):
+    if (array or not isinstance(space, spaces.Box)) and space.contains(obs):
         return None
     if isinstance(space, spaces.Dict) and isinstance(obs, dict):
         if set(obs) != set(space.spaces):

@@ -37,7 +37,14 @@ from whorl.log.console import Console
 from whorl.log.maps import heat_map, save_maps, shades
 from whorl.log.writers import Log
 from whorl.run.build import Needs, Parts, build, gpu_memory, learner_threads
-from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots, check_callbacks, overridden
+from whorl.run.callbacks import (
+    BestCheckpoint,
+    Callback,
+    Screenshots,
+    check_callbacks,
+    check_metrics,
+    overridden,
+)
 from whorl.run.checkpointing import (
     RESTARTS,
     Checkpointing,
@@ -368,6 +375,7 @@ class Trainer:
         """Callbacks and evaluation of this iteration; neither draws from a random stream of training."""
         for callback in self.callbacks:
             callback.on_update(self, row)
+        check_metrics(row)
         run = self.settings.run
         if run.eval and (self.counters.passed(run.eval_freq) or (self.finished and not self.interrupted)):
             evaluation = self.evaluate()

@@ -210,6 +210,7 @@ NOTES: dict[str, str] = {
     **dict.fromkeys(
         ("env_id", "gym_id", "env_name", "env_type"), "the environment is an argument of its own"
     ),
+    **dict.fromkeys(("algo", "algo_name"), "the algorithm is an argument of its own"),
     "save_freq": "set checkpoint_freq, in environment steps",
     "save_model_freq": "set checkpoint_freq, in environment steps",
     "lr_decay": "set lr_schedule to linear",

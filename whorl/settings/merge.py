@@ -32,7 +32,7 @@ from whorl.settings.aliases import (
 )
 from whorl.settings.conditions import WHERE, Circumstances, layers_where
 from whorl.settings.follow import follow
-from whorl.settings.presets import algorithm_class, owners, preset_layers, read_file, same_name
+from whorl.settings.presets import algorithm_class, owners, preset_layers, preset_names, read_file, same_name
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import bare, build, coerce, describe, fields_of, wrong
 from whorl.settings.secrets import hidden
@@ -308,6 +308,8 @@ def unknown_setting(
         return ConfigError(f"{start}; here it is called {TWINS[key]!r}")
     if key in NOTES:
         return ConfigError(f"{start}: {NOTES[key]}")
+    if key in preset_names():
+        return ConfigError(f"{start}: settings are not grouped by algorithm; write them at the top level")
     for name in (key, *ALIASES.get(key, ())):
         if others := owners(name):
             alias = "" if name == key else f" ({name})"

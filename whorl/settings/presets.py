@@ -166,6 +166,10 @@ def read_yaml(text: str, what: str) -> Any:
         return yaml.load(text, _Loader)
     except _Twice as error:
         raise ConfigError(f"{what} {error}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" in line {mark.line + 1}" if mark is not None and "\n" in text.strip() else ""
+        raise ConfigError(f"{what} is not valid YAML{place}: {error.problem}") from None
     except (yaml.YAMLError, ValueError) as error:  # an impossible date is a ValueError
         raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}") from None
 
@@ -195,7 +199,7 @@ def read_file(path: "str | Path | Mapping[str, Any]", seen: tuple[Path, ...] = (
         raise ConfigError(f"{what} can't be read: {error}") from None
     content = read_yaml(text, what) or {}
     if not isinstance(content, dict):
-        raise ConfigError(f"{what} must hold a mapping of settings")
+        raise ConfigError(f"{what} must hold a mapping of settings, such as gamma: 0.99")
     if sections := [key for key, value in content.items() if _is_section(key, value)]:
         raise ConfigError(
             f"{what} has a section for each environment, as files of RL Baselines3 Zoo do; save the settings of one, "

@@ -322,4 +322,6 @@ def wrong(name: str, value: Any, wanted: str) -> ConfigError:
         more = "; leave it out for the default"
     elif callable(value) and name.endswith(("lr", "learning_rate")):
         more = "; its schedule is lr_schedule: linear, cosine, warmup, or a function that you register"
+    elif isinstance(value, str) and value.startswith("lin_"):  # RL Baselines3 Zoo
+        more = "; write the number alone, and for a learning rate that falls lr_schedule: linear"
     return ConfigError(f"{name} is {value!r}; it must be {wanted}{more}")
