@@ -39,8 +39,8 @@ class CorrectionConfig(ReplayConfig):
     """false: learn from each rollout once, with one update, and correct n-step returns by V-trace; settings of the
     buffer have no effect"""
     clip_epsilon: NonNegative = 0.0
-    """critics' values may leave the target critics' by this much: the larger error of the clipped and the unclipped
-    value counts; 0: no clipping"""
+    """clip the critics' values to this distance from the target critics'; the larger of the clipped and the unclipped
+    error counts; 0: no clipping"""
 
 
 class NStepTargets:

@@ -52,6 +52,8 @@ class Settings:
     env_options: Mapping[str, Any] = field(default_factory=dict)
     components: Mapping[str, Any] = field(default_factory=dict)
     """the config of each component by its name"""
+    buffer_chosen: bool = field(default=True, compare=False)
+    """whether the user or a saved run chose the size of the replay buffer; else it may shrink to fit into memory"""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("run", "algo"):  # not set yet while a copy is being made
@@ -158,7 +160,8 @@ def configure(
         )
     if not (run.total_timesteps or run.max_iterations or run.total_episodes):
         raise ConfigError("training would never end; set total_timesteps, max_iterations or total_episodes")
-    return Settings(name, env, run, algo, dict(env_options), components)
+    buffer_chosen = not presets or bool(given & {"buffer_size", "buffer_size_per_env"})
+    return Settings(name, env, run, algo, dict(env_options), components, buffer_chosen)
 
 
 def _merged(

@@ -34,20 +34,21 @@ class RunConfig:
     offline_steps: Annotated[int, Range(-1, LARGE)] = -1
     """with dataset: steps before the environment is stepped for the first time; -1: the whole run"""
     device: Device = "auto"
-    """device of the updates: auto (a GPU if there is one), cpu, cuda or cuda:N"""
+    """device that the networks are trained on: auto (a GPU if there is one), cpu, cuda or cuda:N"""
     env_device: Device = "cpu"
     """device on which the policy acts; native environments are stepped there too"""
     workers: Annotated[int, Range(-1, 1000)] = -1
     """processes that step the environments; 0: none; -1: one per core if the environments are slow enough to gain"""
     acting: Literal["auto", "central", "workers"] = "auto"
-    """where the policy is evaluated: in this process or in every worker; auto: in the workers, if there are any"""
+    """where actions are computed: in this process (central) or in every worker; auto: in the workers, if there are
+    any"""
     actors: Annotated[int, Range(0, 10_000)] = 0
     """processes that collect asynchronously, each with its share of the environments; 0: collect synchronously"""
     ray: str = ""
     """with actors or learners: run them on a Ray cluster: local starts one, auto joins this machine's, or an address;
     empty: use processes on this machine"""
     actors_on_gpu: bool = False
-    """with actors: they act on the GPUs, evenly spread"""
+    """with actors: compute their actions on the GPUs, over which they are spread evenly"""
     max_lag: Annotated[int, Range(-1, 10**6)] = -1
     """with actors: maximum age of a rollout's policy in weight versions, older rollouts are dropped; 0: actors wait for
     each update; -1: automatic (unlimited for off-policy and V-trace agents, else 0)"""
@@ -62,8 +63,8 @@ class RunConfig:
     """with actors, shards or learners: how often one is restarted within an hour; its next failure ends the run, even
     if it worked in between; 0: any number"""
     env_timeout: Annotated[float, Range(0, 10**6)] = 600.0
-    """with workers or actors: seconds after which a step of an environment that has not returned is a failure of its
-    process: an actor is replaced, a worker ends the run with a checkpoint; 0: wait for ever"""
+    """with workers or actors: time limit of one environment step in seconds; an actor that exceeds it is replaced, a
+    worker ends the run with a checkpoint; 0: no limit"""
     learners: Annotated[int, Range(1, 1000)] = 1
     """data-parallel learners, which share each batch and average gradients: this process and replicas of it"""
     disable_sample: bool = False
@@ -98,8 +99,8 @@ class RunConfig:
     keep_checkpoints: Count = 5
     """newest checkpoints kept on disk, besides the best one; 0: all"""
     reset_every: Count = 0
-    """environments without snapshots are reset every so many steps, and can be checkpointed only then; 0: every
-    checkpoint_freq"""
+    """environments whose state can't be saved are reset every so many steps, and checkpoints are written only then; 0:
+    every checkpoint_freq"""
     load_model: bool = False
     """go on in a new run from load_checkpoint_dir: weights, optimizer states, normalisers and replay buffer, as far as
     they fit, without a second random phase; schedules follow the steps of both runs"""
