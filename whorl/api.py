@@ -16,7 +16,7 @@ import torch
 from gymnasium.error import DependencyNotInstalled
 
 from whorl.box.cards import load as load_agent
-from whorl.box.names import Named, find_folder, find_policy
+from whorl.box.names import Named, RunName, find_folder, find_policy
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
 from whorl.core.hardware import cores, has_display
 from whorl.core.process import configure_process
@@ -336,7 +336,7 @@ def train(
 
 
 def resume(
-    run: str | Path,
+    run: RunName,
     config: Mapping[str, Any] | RunConfig | None = None,
     *,
     files: Sequence[str | Path] = (),
@@ -427,7 +427,7 @@ def resume_population(
 
 
 def load_run(
-    run: str | Path,
+    run: RunName,
     changes: Mapping[str, Any],
     *,
     env: Any = None,
@@ -511,7 +511,7 @@ def _several(
 
 
 def restore(
-    run: str | Path,
+    run: RunName,
     *,
     best: bool = False,
     behavior: str = "",
@@ -575,7 +575,7 @@ def _saved(folder: Path, best: bool) -> checkpoint.Loaded:
     return find_checkpoint(checkpoint.best_folder(folder) if best or is_population(folder) else folder)
 
 
-def is_several(run: str | Path | SavedPolicy) -> bool:
+def is_several(run: RunName | SavedPolicy) -> bool:
     """Whether a saved run has several behaviours."""
     if isinstance(run, SavedPolicy):
         return False
@@ -593,7 +593,7 @@ def is_several(run: str | Path | SavedPolicy) -> bool:
 
 
 def _evaluate_behaviors(
-    run: str | Path,
+    run: RunName,
     episodes: int,
     env: Any,
     env_options: Mapping[str, Any] | None,
@@ -681,7 +681,7 @@ def _check_evaluation(episodes: int, seed: int, max_steps: int) -> None:
 
 
 def evaluate(
-    run: str | Path | SavedPolicy,
+    run: RunName | SavedPolicy,
     episodes: int = 20,
     *,
     env: Any = None,
@@ -749,7 +749,7 @@ def evaluate(
 
 
 def record(
-    run: str | Path | SavedPolicy,
+    run: RunName | SavedPolicy,
     episodes: int = 100,
     *,
     output: str | Path | None = None,
@@ -800,7 +800,7 @@ def record(
         writer.discard()
 
 
-def plot(*runs: str | Path, metrics: Sequence[str] = (), output: str | Path | None = None) -> Media:
+def plot(*runs: RunName, metrics: Sequence[str] = (), output: str | Path | None = None) -> Media:
     """Learning curves of runs, those that differ in their seed as one with a band; a notebook shows them.
 
     Args:
@@ -814,7 +814,7 @@ def plot(*runs: str | Path, metrics: Sequence[str] = (), output: str | Path | No
     return Media(plot_runs(folders, path, metrics or (RETURN,)))
 
 
-def video(run: str | Path, output: str | Path | None = None, **options: Any) -> Media:
+def video(run: RunName, output: str | Path | None = None, **options: Any) -> Media:
     """An episode with a trained policy as a video, which a notebook shows.
 
     Args:

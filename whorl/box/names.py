@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from whorl.box.cards import FOLDER, Card, card_of, names
 from whorl.core.errors import CheckpointError, nearest
@@ -14,6 +13,8 @@ FILES = (".safetensors", ".pt")
 """suffixes of files that hold a policy with its settings"""
 OTHERS = (".onnx", ".ts", ".pth", ".ckpt", ".zip")
 """suffixes of files that hold none"""
+RunName = str | os.PathLike[str]
+"""a run by its name, its folder, or the result of training"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Named:
         return "a run" if self.path.is_dir() else "a file"
 
 
-def find_policy(name: str | Path, runs: Path = RUNS, box: Path = FOLDER) -> Named:
+def find_policy(name: RunName, runs: Path = RUNS, box: Path = FOLDER) -> Named:
     """What `name` stands for: a folder or file with this path, a run in `runs`, or an agent in the box.
 
     Runs come before agents of the same name, folders that are no runs after them.
@@ -74,7 +75,7 @@ def find_policy(name: str | Path, runs: Path = RUNS, box: Path = FOLDER) -> Name
     raise CheckpointError(f"no run {str(name)!r}, and no agent of that name; {hint}")
 
 
-def find_folder(name: str | Path, runs: Path = RUNS) -> Path:
+def find_folder(name: RunName, runs: Path = RUNS) -> Path:
     """The run or checkpoint folder that `name` stands for, where a policy alone is not enough."""
     name = _path(name)
     if str(name) and not (str(name) in names() or Path(name).is_file()):
@@ -88,7 +89,7 @@ def find_folder(name: str | Path, runs: Path = RUNS) -> Path:
     return found.path
 
 
-def _path(run: Any) -> str:
+def _path(run: RunName) -> str:
     """A run as text, given by its name, its folder, or the result of training."""
     try:
         return str(os.fspath(run))
