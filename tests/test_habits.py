@@ -212,6 +212,8 @@ def test_an_action_that_does_not_exist_has_no_probability(result: Result) -> Non
         (["train", "ppo", "CartPole-v1", "--memory"], "needs a value: one of none, lstm, gru"),
         (["eval", "cartpole", "--n-eval-episodes", "2"], "here it is called --episodes"),
         (["train", "ppo", "CartPole-v1", "--hyperparams", "a:1"], "on the command line a flag"),
+        (["list", "--runs", "elsewhere"], "list takes no name, but got 'elsewhere'; use --folder elsewhere"),
+        (["pull"], "pull takes 1 name, but got 0"),
         (["train", "ppo", "CartPole-v1", "mine.yaml"], "write --config mine.yaml"),
     ],
 )
@@ -221,6 +223,14 @@ def test_a_habit_of_the_zoo_is_one_sentence(
     assert main(words) == 2
     printed = capsys.readouterr().err
     assert said in printed and printed.count("\n") == 1
+
+
+def test_help_and_version_are_found_under_their_other_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "eval"]) == 0
+    assert capsys.readouterr().out.startswith("usage: whorl eval RUN")
+    for word in ("version", "-V"):
+        assert main([word]) == 0
+        assert capsys.readouterr().out == f"whorl {whorl.__version__}\n"
 
 
 def test_a_run_without_a_finished_episode_has_no_return_yet(

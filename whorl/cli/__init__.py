@@ -54,10 +54,12 @@ def _dispatch(words: list[str]) -> int:
     from whorl.core.errors import ConfigError, nearest
     from whorl.core.version import __version__
 
+    if words[:1] == ["help"] and len(words) > 1:
+        words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
-    if words[0] == "--version":
+    if words[0] in ("--version", "-V", "version"):
         print(f"whorl {__version__}")
         return 0
     command = commands().get(words[0])

@@ -85,6 +85,6 @@ def _read(name: str, words: list[str], number: int, flags: type) -> tuple[list[s
     own = own_flags(flags, values)
     if len(names) != number:
         raise ConfigError(
-            f"{name} takes {number} names, but got {len(names)}: whorl {commands()[name].usage}"
+            f"{name} takes {number} name{'' if number == 1 else 's'}, but got {len(names)}: whorl {commands()[name].usage}"
         )
     return names, own
