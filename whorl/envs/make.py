@@ -272,7 +272,7 @@ def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
         return env.source
     if isinstance(env, str):
         return _from_id(env, options)
-    if _is_batch(env):
+    if is_batch(env):
         return _from_batch(Batch(env), options)
     if isinstance(env, gymnasium.Env):
         return _wrapped(_from_env(env), split(options)[1])
@@ -298,7 +298,7 @@ def without_training_options(id: str, options: Mapping[str, Any]) -> dict[str, A
 
 
 def _is_made(env: Any) -> bool:
-    return not isinstance(env, str) and (_is_batch(env) or isinstance(env, gymnasium.Env))
+    return not isinstance(env, str) and (is_batch(env) or isinstance(env, gymnasium.Env))
 
 
 def _from_factory(factory: Callable[..., Any], options: dict[str, Any]) -> Source:
@@ -313,7 +313,7 @@ def _from_factory(factory: Callable[..., Any], options: dict[str, Any]) -> Sourc
     if is_parallel(built):
         return _from_parallel(factory, _parallel_name(built), options)
     check_call(factory, theirs)
-    if _is_batch(built):
+    if is_batch(built):
         source = _from_batch(Batch(built, build), ours)
     elif isinstance(built, gymnasium.Env):
         name = _name(built)
@@ -434,7 +434,8 @@ def _name(env: gymnasium.Env) -> str:
     return f"{spec.id}{WRAPPED}" if spec.additional_wrappers else spec.id
 
 
-def _is_batch(env: Any) -> bool:
+def is_batch(env: Any) -> bool:
+    """Whether an object steps many environments at once."""
     return not isinstance(env, type) and (is_vectorized(env) or isinstance(env, VectorEnv))
 
 
