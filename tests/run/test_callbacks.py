@@ -343,15 +343,7 @@ def test_a_metric_that_is_an_array_is_told(tmp_path: Path) -> None:
             metrics["mine/number"] = np.float32(2)
             metrics["mine/many"] = np.arange(3)
 
-    small = {
-        "num_envs": 2,
-        "workers": 0,
-        "num_steps": 16,
-        "total_timesteps": 32,
-        "eval": False,
-        "quiet": True,
-    }
     with pytest.raises(
         ConfigError, match=r"set the metric 'mine/many' to an array of shape .3,.; a metric is one"
     ):
-        whorl.train("CartPole-v1", "ppo", small, runs=str(tmp_path), callbacks=[Arrays()])
+        whorl.train("CartPole-v1", "ppo", SMALL, runs=str(tmp_path), callbacks=[Arrays()])
