@@ -212,6 +212,7 @@ def test_an_action_that_does_not_exist_has_no_probability(result: Result) -> Non
         (["train", "ppo", "CartPole-v1", "--memory"], "needs a value: one of none, lstm, gru"),
         (["eval", "cartpole", "--n-eval-episodes", "2"], "here it is called --episodes"),
         (["train", "ppo", "CartPole-v1", "--hyperparams", "a:1"], "on the command line a flag"),
+        (["train", "ppo", "CartPole-v1", "--eval-freq", "0"], "eval_freq is 0; it must be at least 1\n"),
         (["list", "--runs", "elsewhere"], "list takes no name, but got 'elsewhere'; use --folder elsewhere"),
         (["pull"], "pull takes 1 name, but got 0"),
         (["train", "ppo", "CartPole-v1", "mine.yaml"], "write --config mine.yaml"),
