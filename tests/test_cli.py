@@ -259,7 +259,7 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
             "train ppo CartPole-v1 --actor-hidden-sizes --quiet",
             "--actor-hidden-sizes needs a value: a list of whole numbers",
         ),
-        ("train ppo CartPole-v1 --seeds 1 -2", "seed is -2; it must be from 0 to 9,223,372,036,854,775,807"),
+        ("train ppo CartPole-v1 --seeds 1 -2", "seed is -2; it must be at least 0"),
         (
             "train tqc CartPole-v1 --ensemble-q-num 3",
             "tqc has no setting 'ensemble_q_num'; here it is called 'n_critics'",

@@ -117,6 +117,12 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
+        if not name.startswith("_"):
+            from whorl.settings.elsewhere import instead_of
+
+            if remedy := instead_of(name):
+                # No AttributeError, which `from whorl import PPO` would replace by one without the remedy.
+                raise ImportError(f"whorl has no {name!r}; {remedy}", name=name)
         raise AttributeError(f"module 'whorl' has no attribute {name!r}")
     return getattr(import_module(_module_of(name)), name)
 

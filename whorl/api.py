@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload
 import torch
 
 from whorl.box.cards import load as load_agent
-from whorl.box.names import Named, find_folder, find_policy
+from whorl.box.names import Named, RunName, find_folder, find_policy
 from whorl.core.errors import ConfigError, EnvError, WhorlError, misspelt, nearest
 from whorl.core.hardware import cores, has_display
 from whorl.core.process import configure_process
@@ -28,7 +28,7 @@ from whorl.run.build import choose_device
 from whorl.run.callbacks import Callback
 from whorl.run.checkpointing import find_checkpoint
 from whorl.run.evaluate import EVAL_ENVS, Evaluation, Evaluations, run_episodes, shares_of
-from whorl.run.prepare import prepare_all, settings_given
+from whorl.run.prepare import as_options, prepare_all, settings_given
 from whorl.run.record import Behavior, Recording, check_recordable, record_episodes
 from whorl.run.reporting import LoggerFactory, Result
 from whorl.run.resume import load_run
@@ -36,10 +36,11 @@ from whorl.run.saved_env import check_spaces, source_of
 from whorl.run.show import Show, explaining_render_errors
 from whorl.run.trainer import Trainer
 from whorl.run.viewer import Viewer
+from whorl.settings.aliases import OF_EVALUATION
 from whorl.settings.behaviors import BEHAVIORS, BehaviorSettings, read_saved
 from whorl.settings.presets import algorithms, read_file, read_yaml
 from whorl.settings.run import RunConfig
-from whorl.settings.schema import build
+from whorl.settings.schema import build, coerce
 from whorl.state import checkpoint, code
 from whorl.state.policy import SavedPolicy, load_policy, read_policy
 
@@ -180,7 +181,7 @@ def train(
 
 
 def resume(
-    run: str | Path,
+    run: RunName,
     config: Mapping[str, Any] | RunConfig | None = None,
     *,
     files: Sequence[str | Path] = (),
@@ -199,7 +200,7 @@ def resume(
     """
     changes = {key: value for path in files for layer in read_file(path) for key, value in layer.items()}
     changes |= settings_given(config, settings)
-    changes |= {} if env_options is None else {"env_options": dict(env_options)}
+    changes |= {} if env_options is None else {"env_options": as_options(env_options)}
     folder = find_folder(run)
     if is_population(folder):
         if callbacks or loggers:
@@ -228,7 +229,7 @@ def evolve(
 
 
 def restore(
-    run: str | Path,
+    run: RunName,
     *,
     best: bool = False,
     behavior: str = "",
@@ -292,7 +293,7 @@ def _saved(folder: Path, best: bool) -> checkpoint.Loaded:
     return find_checkpoint(checkpoint.best_folder(folder) if best or is_population(folder) else folder)
 
 
-def is_several(run: str | Path | SavedPolicy) -> bool:
+def is_several(run: RunName | SavedPolicy) -> bool:
     """Whether a saved run has several behaviours."""
     if isinstance(run, SavedPolicy):
         return False
@@ -310,7 +311,7 @@ def is_several(run: str | Path | SavedPolicy) -> bool:
 
 
 def _evaluate_behaviors(
-    run: str | Path,
+    run: RunName,
     episodes: int,
     env: Any,
     env_options: Mapping[str, Any] | None,
@@ -352,13 +353,14 @@ def _evaluate_behaviors(
 
 
 def _check_evaluation(episodes: int, seed: int, max_steps: int) -> None:
+    episodes = coerce("episodes", episodes, int)
     if not 1 <= episodes <= MOST_EPISODES:
         raise ConfigError(f"episodes is {episodes}; it must lie between 1 and {MOST_EPISODES:,}")
     build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
 
 
 def evaluate(
-    run: str | Path | SavedPolicy,
+    run: RunName | SavedPolicy,
     episodes: int = 20,
     *,
     env: Any = None,
@@ -426,7 +428,7 @@ def evaluate(
 
 
 def record(
-    run: str | Path | SavedPolicy,
+    run: RunName | SavedPolicy,
     episodes: int = 100,
     *,
     output: str | Path | None = None,
@@ -477,7 +479,7 @@ def record(
         writer.discard()
 
 
-def plot(*runs: str | Path, metrics: Sequence[str] = (), output: str | Path | None = None) -> Media:
+def plot(*runs: RunName, metrics: Sequence[str] = (), output: str | Path | None = None) -> Media:
     """Learning curves of runs, those that differ in their seed as one with a band; a notebook shows them.
 
     Args:
@@ -491,7 +493,7 @@ def plot(*runs: str | Path, metrics: Sequence[str] = (), output: str | Path | No
     return Media(plot_runs(folders, path, metrics or (RETURN,)))
 
 
-def video(run: str | Path, output: str | Path | None = None, **options: Any) -> Media:
+def video(run: RunName, output: str | Path | None = None, **options: Any) -> Media:
     """An episode with a trained policy as a video, which a notebook shows.
 
     Args:
@@ -513,7 +515,7 @@ def check(env: Any, env_options: Mapping[str, Any] | None = None, **unknown: Any
         env_options: what the environment is made with.
     """
     _refuse(check, unknown)
-    options = dict(env_options or {})
+    options = as_options(env_options)
     try:
         source = find(env, options)
     except WhorlError:
@@ -530,7 +532,7 @@ def _refuse(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
     names = [key for key, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
     for key in unknown:
         start = f"{function.__name__} has no setting {key!r}"
-        if (here := {"n_eval_episodes": "episodes", "eval_max_steps": "max_steps"}.get(key)) in names:
+        if (here := OF_EVALUATION.get(key)) in names:
             raise ConfigError(f"{start}; here it is called {here!r}")
         if word := misspelt(key, names):
             raise ConfigError(f"{start}; did you mean {word!r}?")

@@ -1,10 +1,15 @@
 """Whether replay fits: the machine's free memory, the limits of containers, and allocations that fail nevertheless."""
 
 from pathlib import Path
+from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+import yaml
 
+import whorl
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Continuous, Spec
 from whorl.data import memory_check as room
@@ -93,3 +98,46 @@ def test_an_allocation_that_fails_is_told_in_bytes(monkeypatch: pytest.MonkeyPat
 def test_other_errors_pass() -> None:
     with pytest.raises(RuntimeError, match="something else"), allocating(1, CPU, 1):
         raise RuntimeError("something else")
+
+
+def pictures() -> gymnasium.Env:
+    class Pictures(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            self.count = 0
+            return self.observation_space.sample(), {}
+
+        def step(self, action: Any) -> Any:
+            self.count += 1
+            return self.observation_space.sample(), 1.0, False, self.count == 10, {}
+
+    return Pictures()
+
+
+SMALL: dict[str, Any] = {"num_envs": 2, "workers": 0, "max_iterations": 2, "eval": False, "quiet": True}
+
+
+def test_a_buffer_that_nobody_chose_shrinks_until_it_fits_and_the_run_keeps_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A million pictures of 768 bytes do not fit into 200 MB; an eighth of them takes 96 MB, which is less than half.
+    monkeypatch.setattr(room, "free_memory", lambda: 200_000_000)
+    with pytest.warns(
+        UserWarning, match="the replay buffer holds 125,000 transitions: 1,000,000 would take 0.8 GB"
+    ):
+        result = whorl.train(pictures, "dqn", SMALL, runs=str(tmp_path))
+    assert yaml.safe_load((result.run_dir / "config.yaml").read_text())["buffer_size"] == 125_000
+    monkeypatch.setattr(room, "free_memory", lambda: 1 << 40)
+    resumed = whorl.resume(result, env=pictures, max_iterations=3, quiet=True)
+    assert yaml.safe_load((resumed.run_dir / "config.yaml").read_text())["buffer_size"] == 125_000
+
+
+def test_a_buffer_that_was_chosen_is_refused_where_it_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "free_memory", lambda: 200_000_000)
+    with pytest.raises(ConfigError, match="replay of 900,000 rows takes"):
+        whorl.train(pictures, "dqn", SMALL, runs=str(tmp_path), buffer_size=900_000)

@@ -286,3 +286,34 @@ def test_masks_of_every_space_are_obeyed():
         assert found["c"] == target["c"]
     free = sample_allowed(spaces.MultiBinary(64), np.ones(128, bool))
     assert 0 < free.sum() < 64
+
+
+class Vectorized(gymnasium.vector.VectorEnv):
+    """Three copies, whose episodes end after ten steps."""
+
+    def __init__(self, mode: str = "NEXT_STEP", width: int = 2) -> None:
+        self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode[mode]}
+        self.num_envs, self.width = 3, width
+        self.single_observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.single_action_space = spaces.Discrete(2)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, 3)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, 3)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.count = 0
+        return np.zeros((3, 2), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        self.count += 1
+        obs = np.zeros((3, self.width), np.float32)
+        return obs, np.ones(3), np.zeros(3, bool), np.full(3, self.count % 10 == 0), {}
+
+
+def test_a_batched_environment_is_checked_as_training_does() -> None:
+    assert check(Vectorized) == check(Vectorized()) == []
+    for wrong, said in (
+        (lambda: Vectorized("SAME_STEP"), "has autoreset mode SAME_STEP, which can't be used"),
+        (lambda: Vectorized(width=3), "shape"),
+    ):
+        (found,) = check(wrong)
+        assert said in found

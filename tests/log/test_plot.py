@@ -382,3 +382,19 @@ def test_arms_are_shares_of_the_episodes_between_rows(
 def test_a_run_without_a_bandit_has_no_arms(tmp_path: Path) -> None:
     with pytest.raises(WhorlError, match="which Agent57 writes"):
         plot_arms(run(tmp_path), tmp_path / "arms.png")
+
+
+def test_curves_of_one_point_are_seen(tmp_path: Path, figures: list[Figure]) -> None:
+    alone = [run(tmp_path / "one", rows=1)]
+    seeds = [run(tmp_path / f"gamma{seed}", seed=seed, rows=1) for seed in (1, 2)]
+    plot_runs(alone, tmp_path / "one.png")
+    plot_runs(seeds, tmp_path / "seeds.png")
+    for figure in figures:
+        assert any(line.get_marker() == "." for line in figure.axes[0].get_lines())
+    plot_runs([run(tmp_path / "long", evaluations=False)], tmp_path / "long.png")
+    assert not any(line.get_marker() == "." for line in figures[-1].axes[0].get_lines())
+
+
+def test_repetitions_of_one_seed_are_not_called_seeds(tmp_path: Path, figures: list[Figure]) -> None:
+    plot_runs([run(tmp_path / name, evaluations=False) for name in ("a", "b")], tmp_path / "curve.png")
+    assert labels(figures[0]) == ["ppo (2 runs)"]

@@ -315,3 +315,35 @@ def test_an_optimizer_whose_weights_do_not_all_fit_starts_afresh(tmp_path: Path)
     )
     assert any(bool(entry["exp_avg"].any()) for entry in now["critic"])
     other.close()
+
+
+def test_a_hook_with_other_arguments_is_told_when_its_class_is_written() -> None:
+    with pytest.raises(
+        ConfigError, match=r"Short.on_episode must take the arguments \(self, trainer, episode\)"
+    ):
+
+        class Short(whorl.Callback):
+            def on_episode(self, trainer: Any) -> None:  # type: ignore[override]  # the mistake
+                pass
+
+
+def test_methods_of_stable_baselines_callbacks_are_answered_with_those_here() -> None:
+    with pytest.raises(
+        ConfigError, match=r"_on_step would never be called.*on_step.trainer, step.*trainer.stop"
+    ):
+
+        class Theirs(whorl.Callback):
+            def _on_step(self) -> bool:
+                return True
+
+
+def test_a_metric_that_is_an_array_is_told(tmp_path: Path) -> None:
+    class Arrays(whorl.Callback):
+        def on_update(self, trainer: Any, metrics: dict[str, Any]) -> None:
+            metrics["mine/number"] = np.float32(2)
+            metrics["mine/many"] = np.arange(3)
+
+    with pytest.raises(
+        ConfigError, match=r"set the metric 'mine/many' to an array of shape .3,.; a metric is one"
+    ):
+        whorl.train("CartPole-v1", "ppo", SMALL, runs=str(tmp_path), callbacks=[Arrays()])

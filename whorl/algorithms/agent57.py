@@ -61,7 +61,7 @@ ENDED, RETURN = "ended_policy", "ended_return"
 class Agent57Config(BanditConfig, PoliciesConfig, ExplorationConfig, ValueConfig):
     unused = ("gamma", "n_step", "double", "noisy", "noisy_sigma")
     n_step: PositiveCount = 1
-    """Retrace takes the place of n-step returns"""
+    """not used: Retrace replaces n-step returns"""
     rescale_values: bool = True
     """learn h(return) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000 instead of the return (Pohlen et al. 2018)"""
     retrace_lambda: Fraction = 0.95

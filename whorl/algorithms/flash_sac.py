@@ -82,7 +82,7 @@ class FlashSACConfig(EntropyConfig, AtomsConfig, ActorCriticConfig):
     log_std_range: LogStdRange = (-10.0, 2.0)
     """bounds of the policy's log standard deviation, reached by a tanh"""
     noise_steps: PositiveCount = 16
-    """most steps for which the policy's noise is kept while acting; 1: new noise in each step"""
+    """maximum number of steps for which the policy's noise is kept while acting; 1: new noise in each step"""
 
 
 class FlashSAC(Agent):

@@ -39,7 +39,7 @@ class IQLConfig(NetworkConfig, ActorCriticConfig):
     advantage_beta: NonNegative = 3.0
     """inverse temperature of the advantages by which actions are imitated (the paper's beta); 0: behaviour cloning"""
     advantage_clip: Positive = 100.0
-    """largest weight of an action"""
+    """upper bound of the weights of actions"""
     actor_hidden_sizes: HiddenSizes = (256, 256)
     """hidden layer sizes of the policy"""
     critic_hidden_sizes: HiddenSizes = (256, 256)

@@ -45,7 +45,7 @@ class ReinforceConfig(OnPolicyConfig):
     lookahead: Count = 64
     """learn only from steps that are followed by at least this many in the rollout"""
     normalize_returns: bool = True
-    """normalise the factors of the log-probabilities over the rollout"""
+    """normalise returns, with a baseline advantages, over the rollout"""
     ent_coef: NonNegative = 0.0
     """entropy coefficient"""
     normalize_reward: bool = False

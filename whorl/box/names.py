@@ -1,5 +1,6 @@
 """What a name stands for where a trained policy is asked for: a run, a checkpoint, an agent in the box, or a file."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ FILES = (".safetensors", ".pt")
 """suffixes of files that hold a policy with its settings"""
 OTHERS = (".onnx", ".ts", ".pth", ".ckpt", ".zip")
 """suffixes of files that hold none"""
+RunName = str | os.PathLike[str]
+"""a run by its name, its folder, or the result of training"""
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,12 @@ class Named:
         return "a run" if self.path.is_dir() else "a file"
 
 
-def find_policy(name: str | Path, runs: Path = RUNS, box: Path = FOLDER) -> Named:
+def find_policy(name: RunName, runs: Path = RUNS, box: Path = FOLDER) -> Named:
     """What `name` stands for: a folder or file with this path, a run in `runs`, or an agent in the box.
 
     Runs come before agents of the same name, folders that are no runs after them.
     """
+    name = _path(name)
     if not str(name):
         raise CheckpointError(
             "the name of the run is empty; name a run (whorl list --runs) or an agent (whorl list --agents)"
@@ -71,8 +75,9 @@ def find_policy(name: str | Path, runs: Path = RUNS, box: Path = FOLDER) -> Name
     raise CheckpointError(f"no run {str(name)!r}, and no agent of that name; {hint}")
 
 
-def find_folder(name: str | Path, runs: Path = RUNS) -> Path:
+def find_folder(name: RunName, runs: Path = RUNS) -> Path:
     """The run or checkpoint folder that `name` stands for, where a policy alone is not enough."""
+    name = _path(name)
     if str(name) and not (str(name) in names() or Path(name).is_file()):
         return resolve_run(name, runs)
     found = find_policy(name, runs)
@@ -82,6 +87,17 @@ def find_folder(name: str | Path, runs: Path = RUNS) -> Path:
             "(whorl list --runs)"
         )
     return found.path
+
+
+def _path(run: RunName) -> str:
+    """A run as text, given by its name, its folder, or the result of training."""
+    try:
+        return str(os.fspath(run))
+    except TypeError:
+        raise CheckpointError(
+            f"a {type(run).__name__} was given where a run is asked for; give its folder, such as result.run_dir, or "
+            "its name"
+        ) from None
 
 
 def _is_run(folder: Path) -> bool:

@@ -1,6 +1,7 @@
 """The command `whorl`: train, evolve, resume, eval, plot, list, check, config, completion."""
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -11,6 +12,8 @@ from types import FrameType
 from typing import Any
 
 from whorl.cli.status import INTERRUPTED, MISTAKE
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 UNTOUCHED = {
     **dict.fromkeys(("train", "evolve"), "before training began; nothing was saved"),
@@ -47,24 +50,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    from whorl.cli.command import commands, overview
+    from whorl.cli.command import ELSEWHERE, commands, overview
     from whorl.core.errors import ConfigError, nearest
     from whorl.core.version import __version__
 
+    if words[:1] == ["help"] and len(words) > 1:
+        words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
-    if words[0] == "--version":
+    if words[0] in ("--version", "-V", "version"):
         print(f"whorl {__version__}")
         return 0
     command = commands().get(words[0])
+    if command is None and words[0] in ELSEWHERE:
+        raise ConfigError(f"no command is called {words[0]!r}; here it is whorl {ELSEWHERE[words[0]]}")
     if command is None:
         raise ConfigError(f"no command is called {words[0]!r}; {nearest(words[0], commands())}")
     return command.run(words[1:])
 
 
 def _show_warning(message: Any, *details: Any) -> None:
-    print(f"whorl: {' '.join(str(message).split())}", file=sys.stderr)
+    text = COLOURS.sub("", " ".join(str(message).split())).removeprefix("WARN: ")  # Gymnasium's are yellow
+    print(f"whorl: {text}", file=sys.stderr)
 
 
 @contextmanager

@@ -26,6 +26,18 @@ SHORT = {
 """short flags of other libraries, which do not all mean the same"""
 
 
+ELSEWHERE = {
+    "enjoy": "eval RUN, or play RUN to watch it,",
+    "test": "eval RUN",
+    "evaluate": "eval RUN",
+    "learn": "train ALGORITHM ENV",
+    "tune": "sweep FILE",
+    "optimize": "sweep FILE",
+    "tensorboard": "serve",
+}
+"""commands of other libraries, and those that do the same here"""
+
+
 @dataclass(frozen=True)
 class NoFlags:
     """Flags of commands that have none of their own."""
@@ -120,6 +132,8 @@ def no_flag(word: str) -> ConfigError:
         return ConfigError(
             f"{word!r} names a file of RLcycle; name algorithm and environment: whorl train rainbow PongNoFrameskip-v4"
         )
+    if word.endswith((".yaml", ".yml")):
+        return ConfigError(f"{word!r} belongs to no flag; write --config {word}")
     if equals and value:
         flag = key.rpartition(".")[2].replace("_", "-")
         return ConfigError(f"{word!r} belongs to no flag; write --{flag} {value}")

@@ -576,7 +576,8 @@ def show_list(words: list[str]) -> int:
     names, values = parser.read(words)
     own = build(ListFlags, values)
     if names:
-        raise ConfigError(f"list takes no name, but got {names[0]!r}; use --envs, --runs or --agents")
+        remedy = f"--folder {names[0]}" if own.runs else "--envs, --runs or --agents"
+        raise ConfigError(f"list takes no name, but got {names[0]!r}; use {remedy}")
     if own.runs + own.agents + own.envs > 1:
         raise ConfigError("list shows one thing at a time; use --envs, --runs or --agents")
     if own.runs:

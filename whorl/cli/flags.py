@@ -12,7 +12,14 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from whorl.core.errors import ConfigError, misspelt
 from whorl.core.registry import Part, known
-from whorl.settings.aliases import EXPANSIONS, NOTES, OF_ENVIRONMENT, canonical, is_expansion
+from whorl.settings.aliases import (
+    EXPANSIONS,
+    NOTES,
+    OF_ENVIRONMENT,
+    OF_EVALUATION,
+    canonical,
+    is_expansion,
+)
 from whorl.settings.merge import component_setting, spellings
 from whorl.settings.presets import read_yaml
 from whorl.settings.schema import Choice, Renamed, bare, coerce, describe, fields_of, help_of, rules_of
@@ -186,6 +193,10 @@ class FlagParser(argparse.ArgumentParser):
         # Other commands than those with settings are named by some notes.
         if name in NOTES and (self.nested or f"whorl {self.command}" in NOTES[name]):
             raise ConfigError(f"{self.command} has no flag {flag}: {NOTES[name]}")
+        if (here := OF_EVALUATION.get(name)) in self.hints:
+            raise ConfigError(
+                f"{self.command} has no flag {flag}; here it is called --{here.replace('_', '-')}"
+            )
         word = misspelt(name, spellings(self.hints) if self.nested else self.hints)
         if word is None and self.nested:
             word = component_setting(name, self.components)
@@ -253,7 +264,7 @@ def _typed(flag: str, given: list[str], hint: Any) -> Any:
     if not given:
         if kind is bool or bool in get_args(kind):
             return True
-        raise ConfigError(f"{flag} needs a value: {describe(kind) if kind else 'what to set it to'}")
+        raise ConfigError(f"{flag} needs a value: {_wanted(hint)}")
     text = given[0]
     if kind in (None, Part, dict, list):
         read = [read_yaml(word, f"{flag} {word}") for word in given]
@@ -314,6 +325,14 @@ def _metavar(hint: Any, word: str) -> str:
             return word
         return "|".join(dict.fromkeys(_metavar(part, word) for part in parts if part is not type(None)))
     return {int: "N", float: "X", bool: "true|false", str: word, Part: "NAME"}.get(kind, "VALUE")
+
+
+def _wanted(hint: Any) -> str:
+    """What the value of a flag has to be, in words."""
+    choice = next((rule for rule in rules_of(hint) if isinstance(rule, Choice)), None)
+    if choice is not None:
+        return f"one of {', '.join(choice.names)}"
+    return describe(hint) if bare(hint) else "what to set it to"
 
 
 def _with_default(text: str, value: Any, hint: Any) -> str:

@@ -84,7 +84,6 @@ def _read(name: str, words: list[str], number: int, flags: type) -> tuple[list[s
     names, values = parser.read(words)
     own = own_flags(flags, values)
     if len(names) != number:
-        raise ConfigError(
-            f"{name} takes {number} names, but got {len(names)}: whorl {commands()[name].usage}"
-        )
+        wanted = f"{number} name{'' if number == 1 else 's'}"
+        raise ConfigError(f"{name} takes {wanted}, but got {len(names)}: whorl {commands()[name].usage}")
     return names, own

@@ -28,7 +28,7 @@ def show_result(result: "Result", settings: Settings) -> None:
             "stopped because": result.reason,
             "steps": result.steps,
             "episodes": result.episodes,
-            "mean return": result.mean_return,
+            "mean return": "no episode ended" if math.isnan(result.mean_return) else result.mean_return,
             **{f"mean return of {name}": value for name, value in result.returns.items()},
             "wall time": f"{result.wall_time:.1f} s",
             "run folder": str(result.run_dir),

@@ -23,8 +23,8 @@ class ReplayConfig:
     replay_device: Literal["auto", "cpu", "cuda"] = "auto"
     """device of the replay buffer; auto: the learner's; cpu: host memory, batches are copied through pinned memory"""
     compress: bool = False
-    """keep images in the replay buffer compressed (zlib, exact) in host memory: about a tenth of the bytes on Atari,
-    for time to compress each frame once and to restore those of each batch"""
+    """keep images in the replay buffer compressed (zlib, lossless) in host memory: about a tenth of the bytes on Atari,
+    at the cost of compressing each frame once and decompressing those of each batch"""
     shards: Annotated[int, Range(0, 1_000)] = 0
     """processes that hold the replay buffer, each for its share of the environments, and sample while the learner
     updates; 0: it is kept in the learner's process"""
@@ -55,11 +55,11 @@ class ReplayConfig:
     """hindsight experience replay in environments with goals (Andrychowicz et al. 2017): learn also as if a goal had
     been desired that was achieved later in the episode (future), at its end (final) or anywhere in it (episode)"""
     her_goals: Annotated[int, Range(1, 10**6)] = 4
-    """with her: samples with such a goal for each sample with its own (4: 80 % of a batch)"""
+    """with her: samples with a goal in hindsight for each sample with its own goal (4: 80 % of a batch)"""
     sequence_length: Annotated[int, Range(1, 10**6)] = 40
     """with memory: steps of a sequence that are learned from"""
     burn_in: Annotated[int, Range(0, 10**6)] = 0
-    """with memory: steps before those that only update the memory, without gradient"""
+    """with memory: steps before the sequence that only update the memory, without gradient"""
     sequence_stride: Annotated[int, Range(1, 10**6)] = 20
     """with memory: steps between the starts of sequences, and between stored states; divides num_steps"""
     stored_memory: bool = True

@@ -12,7 +12,7 @@ from whorl.core.errors import ConfigError
 
 def require_memory(size: int, device: torch.device, buffer_size: int) -> None:
     """Raise if a replay buffer of `size` bytes exceeds the free memory of `device`."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    free = free_on(device)
     if size > free:
         raise ConfigError(
             f"replay of {buffer_size:,} rows takes {size:,} bytes, but {free:,} are free on {device.type}; "
@@ -32,6 +32,11 @@ def allocating(size: int, device: torch.device, buffer_size: int) -> Iterator[No
             f"replay of {buffer_size:,} rows takes {size:,} bytes, which {device.type} did not give; "
             "use a smaller buffer_size"
         ) from error
+
+
+def free_on(device: torch.device) -> int:
+    """Free memory of a device in bytes."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
 def free_memory(root: Path = Path("/")) -> int:

@@ -176,13 +176,25 @@ class Writer:
         shutil.rmtree(self._parts, ignore_errors=True)
 
 
-def collate(space: spaces.Space, values: Sequence[Any]) -> Any:
-    """Members of a space as one member with a leading axis in every array."""
+def collate(space: spaces.Space, values: Sequence[Any], for_policy: bool = False) -> Any:
+    """Members of a space as one member with a leading axis in every array.
+
+    Args:
+        for_policy: a Box without axes gets one, as policies read it.
+    """
     if isinstance(space, spaces.Dict):
-        return {key: collate(child, [value[key] for value in values]) for key, child in space.spaces.items()}
+        return {
+            key: collate(child, [value[key] for value in values], for_policy)
+            for key, child in space.spaces.items()
+        }
     if isinstance(space, spaces.Tuple):
-        return tuple(collate(child, [value[i] for value in values]) for i, child in enumerate(space.spaces))
-    return np.stack([np.asarray(value, space.dtype) for value in values])
+        return tuple(
+            collate(child, [value[i] for value in values], for_policy) for i, child in enumerate(space.spaces)
+        )
+    scalar = for_policy and isinstance(space, spaces.Box) and space.shape == ()
+    return np.stack(
+        [np.asarray(value, space.dtype).reshape((1,) if scalar else space.shape) for value in values]
+    )
 
 
 def _opened(name: str, make: Any, *given: Any) -> Any:

@@ -11,7 +11,9 @@ from gymnasium import spaces
 
 from whorl.core.arrays import MASK_KEY
 from whorl.core.errors import EnvError, WhorlError
+from whorl.core.spec import empty_action
 from whorl.envs.adapter import factory_from_id
+from whorl.envs.make import Batch, is_batch
 from whorl.envs.mistakes import (
     MAKING,
     raised,
@@ -31,6 +33,10 @@ SECONDS = 5.0
 """the longest time that one episode may take"""
 
 
+BATCH_STEPS = 200
+"""steps of a batched environment that are checked"""
+
+
 class _Stop(Exception):
     """A finding after which further checks would be meaningless."""
 
@@ -44,6 +50,9 @@ def check(env: str | gymnasium.Env | Callable[[], gymnasium.Env]) -> list[str]:
     made: Any = None
     try:
         made = _make(env, findings)
+        if is_batch(made):
+            _check_batch(made)
+            return findings
         _check_spaces(made, findings)
         player = _Player(made, _layout(made))
         first = _walk(player, findings)
@@ -55,6 +64,15 @@ def check(env: str | gymnasium.Env | Callable[[], gymnasium.Env]) -> list[str]:
         if made is not None and made is not env:
             made.close()
     return list(dict.fromkeys(findings))
+
+
+def _check_batch(env: Any) -> None:
+    """Raise for what training would refuse of an environment that steps many copies at once."""
+    vector = _guard(lambda: Batch(env).vector(), MAKING)
+    action = empty_action(vector.spec.action, (vector.spec.num_envs,))
+    _guard(lambda: vector.reset(0), "reset(seed=0)")
+    for _ in range(BATCH_STEPS):
+        _guard(lambda: vector.step(action), "step()")
 
 
 def _make(env: Any, findings: list[str]) -> Any:
@@ -74,7 +92,8 @@ def _make(env: Any, findings: list[str]) -> Any:
                 f"({raised('pickling it', error)}); open files, viewers and sockets inside it, not outside"
             )
         made = _guard(env, MAKING)
-    _stop_at(wrong_kind(made))
+    if not is_batch(made):
+        _stop_at(wrong_kind(made))
     return made
 
 
@@ -175,7 +194,8 @@ def _check_repeats(player: _Player, first: list[Any], findings: list[str]) -> No
         return
     if not _same(player.reset(), first[0]):
         findings.append(
-            "reset(seed=123) twice gives different observations; draw random numbers from self.np_random only"
+            "reset(seed=123) twice gives different observations; draw from self.np_random only and set every "
+            "attribute in reset(); a wrapper that keeps statistics, such as NormalizeObservation, is normalize_obs here"
         )
         return
     for index, expected in enumerate(first[1:], 1):

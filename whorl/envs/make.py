@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -271,7 +272,7 @@ def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
         return env.source
     if isinstance(env, str):
         return _from_id(env, options)
-    if _is_batch(env):
+    if is_batch(env):
         return _from_batch(Batch(env), options)
     if isinstance(env, gymnasium.Env):
         return _wrapped(_from_env(env), split(options)[1])
@@ -279,6 +280,10 @@ def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
         return _from_parallel(lambda: copy.deepcopy(env), _parallel_name(env), options)
     if callable(env):
         return _from_factory(env, options)
+    if isinstance(env, list | tuple):
+        raise EnvError(
+            f"the environment is a {type(env).__name__} of {len(env)}; give one id or function, and set num_envs"
+        )
     raise EnvError(
         f"{env!r} is not an environment; "
         "give an id, a gymnasium.Env, a batched environment, or a function that makes one"
@@ -293,7 +298,7 @@ def without_training_options(id: str, options: Mapping[str, Any]) -> dict[str, A
 
 
 def _is_made(env: Any) -> bool:
-    return not isinstance(env, str) and (_is_batch(env) or isinstance(env, gymnasium.Env))
+    return not isinstance(env, str) and (is_batch(env) or isinstance(env, gymnasium.Env))
 
 
 def _from_factory(factory: Callable[..., Any], options: dict[str, Any]) -> Source:
@@ -308,7 +313,7 @@ def _from_factory(factory: Callable[..., Any], options: dict[str, Any]) -> Sourc
     if is_parallel(built):
         return _from_parallel(factory, _parallel_name(built), options)
     check_call(factory, theirs)
-    if _is_batch(built):
+    if is_batch(built):
         source = _from_batch(Batch(built, build), ours)
     elif isinstance(built, gymnasium.Env):
         name = _name(built)
@@ -369,6 +374,14 @@ def check_call(factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
 
 def _from_id(id: str, options: dict[str, Any]) -> Source:
     own = registered("environment")
+    file, suffix, name = id.partition(".py:")
+    if suffix:
+        parts = Path(file).parts
+        inside = not {"/", ".."} & set(parts)
+        module = ".".join(parts if inside else parts[-1:])
+        raise EnvError(
+            f"{file}.py is a file; name its module: {module}:{name}{'' if inside else ', in the folder of the file'}"
+        )
     if id in own:
         theirs, ours = split(options)
         source = Source(id, observation_wrappers(partial(own[id], **theirs), ours), options)
@@ -421,7 +434,8 @@ def _name(env: gymnasium.Env) -> str:
     return f"{spec.id}{WRAPPED}" if spec.additional_wrappers else spec.id
 
 
-def _is_batch(env: Any) -> bool:
+def is_batch(env: Any) -> bool:
+    """Whether an object steps many environments at once."""
     return not isinstance(env, type) and (is_vectorized(env) or isinstance(env, VectorEnv))
 
 

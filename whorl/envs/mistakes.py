@@ -73,7 +73,7 @@ def wrong_observation(space: spaces.Space, obs: Any, name: str) -> str | None:
     """Why `obs` is not in `space`."""
     # Box.contains accepts a list, which is slow to convert at every step. A Box without axes samples numpy's scalars.
     array = isinstance(obs, np.ndarray | np.generic)
-    if space.contains(obs) and (array or not isinstance(space, spaces.Box)):
+    if (array or not isinstance(space, spaces.Box)) and space.contains(obs):
         return None
     if isinstance(space, spaces.Dict) and isinstance(obs, dict):
         if set(obs) != set(space.spaces):
@@ -121,9 +121,11 @@ def raised(what: str, error: Exception) -> str:
 
 
 def _remedy(what: str, error: Exception) -> str:
+    text = str(error)
+    if what.startswith("reset") and "NoneType" in text:
+        return "; reset is called without options, so that its argument `options` is None"
     if not isinstance(error, TypeError):
         return ""
-    text = str(error)
     if what.startswith("reset") and ("seed" in text or "options" in text):
         return "; accept reset(*, seed=None, options=None)"
     if what == MAKING and "missing" in text and "argument" in text:

@@ -215,6 +215,7 @@ def children(space: spaces.Space) -> list[tuple[str, Any, spaces.Space]]:
 
 def _observation_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
     inner = children(space)
+    _check_size("observation", space, path)
     if inner:
         for key, _, child in inner:
             yield from _observation_leaves(child, (*path, key))
@@ -228,7 +229,7 @@ def _observation_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Iter
     elif isinstance(space, spaces.MultiBinary):
         yield Leaf(path, Array(space.shape, "float32", 0.0, 1.0, binary=True))
     else:
-        raise _unsupported("observation", space)
+        raise _unsupported("observation", space, path)
 
 
 def observation_parts(
@@ -284,6 +285,7 @@ def _read_whole(obs: Any) -> Any:
 def _action_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
     """Canonical actions: float32 [size], int64 [] or int64 [dimensions]."""
     inner = children(space)
+    _check_size("action", space, path)
     if inner:
         for key, _, child in inner:
             yield from _action_leaves(child, (*path, key))
@@ -294,7 +296,7 @@ def _action_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Iterator[
     elif isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
         yield Leaf(path, Array((int(np.prod(space.shape)),), "int64"))
     else:
-        raise _unsupported("action", space)
+        raise _unsupported("action", space, path)
 
 
 def batch_decoder(space: spaces.Space) -> Callable[[list[np.ndarray]], Any]:
@@ -452,8 +454,19 @@ def _as_tuples(parts: list[Any], shape: tuple[int, ...]) -> Any:
     return tuple(_as_tuples(parts[i : i + width], shape[1:]) for i in range(0, len(parts), width))
 
 
-def _unsupported(role: str, space: spaces.Space) -> EnvError:
+def _check_size(role: str, space: spaces.Space, path: tuple[str, ...]) -> None:
+    empty = isinstance(space, spaces.Dict | spaces.Tuple) and not space.spaces
+    if empty or (space.shape is not None and 0 in space.shape):
+        raise EnvError(f"the {_place(role, path)} is {space}, which holds no values; give it at least one")
+
+
+def _unsupported(role: str, space: spaces.Space, path: tuple[str, ...]) -> EnvError:
     return EnvError(
-        f"the {role} space {space} is not supported; use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or "
-        f"Tuple of these, for instance through a gymnasium wrapper"
+        f"the {_place(role, path)} is a {type(space).__name__} space, which is not supported; use Box, Discrete, "
+        f"MultiDiscrete, MultiBinary, or a Dict or Tuple of these, for instance through a gymnasium wrapper"
     )
+
+
+def _place(role: str, path: tuple[str, ...]) -> str:
+    """The name of a space in messages: whose it is, and where in a Dict or Tuple."""
+    return f"{role} space" + (f", key {'.'.join(path)!r}," if path else "")

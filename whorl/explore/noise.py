@@ -33,7 +33,7 @@ class NoiseConfig:
     noise_final: Fraction = 1.0
     """factor of the noise at the end of the run, reached linearly"""
     epsilon: Probability = 0.0
-    """probability of a uniformly random action instead"""
+    """probability of a uniformly random action instead of the noisy one"""
 
 
 @dataclass(frozen=True)

@@ -362,7 +362,7 @@ def summary(settings: Settings, device: str) -> str:
     envs = "1 environment" if run.num_envs == 1 else f"{run.num_envs:,} environments"
     parts = [f"{envs} x {run.num_steps:,} {'step' if run.num_steps == 1 else 'steps'}"]
     if hasattr(algo, "updates_per_step"):
-        parts.append(f"{algo.updates_per_step:g} updates per step")
+        parts.append(f"{algo.updates_per_step:g} update{'' if algo.updates_per_step == 1 else 's'} per step")
     if hasattr(algo, "n_epochs"):
         parts.append("1 epoch" if algo.n_epochs == 1 else f"{algo.n_epochs} epochs")
     if hasattr(algo, "batch_size"):

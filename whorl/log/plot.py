@@ -231,7 +231,9 @@ def curve(run_folder: Path, metric: str = RETURN) -> Curve:
 def _read(folder: Path) -> _Run:
     path = folder / "metrics.jsonl"
     if not path.exists():
-        raise WhorlError(f"{folder} has no metrics.jsonl; is it the folder of a run?")
+        inside = any(folder.glob("*/metrics.jsonl"))
+        remedy = f"draw the runs in it: {folder}/*" if inside else "is it the folder of a run?"
+        raise WhorlError(f"{folder} has no metrics.jsonl; {remedy}")
     config = folder / "config.yaml"
     found = read_yaml(config.read_text(encoding="utf-8"), str(config)) if config.exists() else None
     return _Run(folder, found if isinstance(found, dict) else {}, list(read_rows(path)))
@@ -301,10 +303,13 @@ def _draw_curves(panel: Axes, curves: Sequence[Curve], group: _Group, style: Sty
         for index, one in enumerate(curves):
             label = None if index else _wrapped(group.label)
             panel.plot(*one, color=group.colour, alpha=0.25, linewidth=0.8)
-            panel.plot(*style.smoothed(one), group.line, color=group.colour, linewidth=2.0, label=label)
+            steps, values = style.smoothed(one)
+            options: dict[str, Any] = {"color": group.colour, "marker": _marker(values), "label": label}
+            panel.plot(steps, values, group.line, linewidth=2.0, **options)
         return
     smoothed = [style.smoothed(one) for one in curves]
-    label = f"{group.label} ({len(curves)} seeds)"
+    seeds = {run.config.get("seed") for run in group.runs}
+    label = f"{group.label} ({len(curves)} {'seeds' if len(seeds) == len(group.runs) else 'runs'})"
     if ragged(smoothed):
         label = f"{label[:-1]}; dashed: fewer, the shortest ends at {_place(ends(smoothed)[0], style)})"
     for part in segments(smoothed, style):
@@ -319,8 +324,14 @@ def _draw_curves(panel: Axes, curves: Sequence[Curve], group: _Group, style: Sty
             linestyle=group.line,
             color=group.colour,
             linewidth=2.0,
+            marker=_marker(part.centre),
             label=_wrapped(label),
         )
+
+
+def _marker(values: Floats) -> str:
+    """A curve of one point has no line to be seen by."""
+    return "." if np.isfinite(values).sum() == 1 else ""
 
 
 def _draw_evaluations(panel: Axes, group: _Group, style: Style) -> None:

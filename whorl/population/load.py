@@ -11,7 +11,7 @@ from whorl.envs.make import find
 from whorl.population import setup
 from whorl.population.config import EvolveConfig
 from whorl.population.evolver import Evolver, read_lineage
-from whorl.run.prepare import env_options_in, prepare
+from whorl.run.prepare import as_options, env_options_in, prepare
 from whorl.run.saved_env import source_of
 from whorl.settings.merge import configure
 from whorl.settings.presets import read_file
@@ -38,7 +38,7 @@ def load_population(
         {key: value for key, value in layer.items() if key not in ("algorithm", "env")} for layer in layers
     ]
     chosen = build(EvolveConfig, own)
-    _require_copies(given, env_options_in([*layers, {"env_options": dict(env_options or {})}]))
+    _require_copies(given, env_options_in([*layers, {"env_options": as_options(env_options)}]))
     source, base = prepare(given, algorithm, setup.budget(chosen), [setup.DEFAULTS, *layers], env_options, {})
     draws = setup.read_params(drawn, base)
     setup.check(chosen, base, draws, source.spec(base.run.num_envs))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -14,9 +14,11 @@ from whorl.collect.waiting import WaitingCollector, collector_for
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.goals import GoalRewards
-from whorl.core.spec import Continuous
+from whorl.core.spec import Continuous, Spec
 from whorl.data.experience import Experience
 from whorl.data.gradients import GradientQueue
+from whorl.data.memory_check import free_on
+from whorl.data.replay_setup import allocated_bytes
 from whorl.distributed.actor import check_actors, envs_per_batch
 from whorl.distributed.fleet_collector import RemoteEnvs, make_fleet
 from whorl.distributed.learners import Learners, check_learners
@@ -35,6 +37,8 @@ from whorl.settings.run import RunConfig
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
 
+LEAST_BUFFER = 10_000
+"""transitions below which a replay buffer is not shrunk to fit into memory"""
 ROWS_WORTH_A_THREAD = 1024
 """rows per minibatch from which optimizers on a CPU gain from a thread each; below, Python's lock costs more"""
 
@@ -114,7 +118,9 @@ def build(source: Source, settings: Settings, needs: Needs, notify: Notify = war
     run = settings.run
     device = choose_device(run.device)
     streams = Streams(run.seed)
-    agent = build_agent(settings, source.spec(run.num_envs), streams.seed("learner"))
+    spec = source.spec(run.num_envs)
+    settings = _fit_replay(settings, spec, device, notify)
+    agent = build_agent(settings, spec, streams.seed("learner"))
     check_actors(run, agent)
     check_dataset(settings, agent)
     agent.check(envs_per_batch(run) * run.num_steps)
@@ -173,6 +179,26 @@ def learner_threads(settings: Settings) -> int:
     # Learners that share batches must exchange gradients in one order.
     gains = choose_device(run.device).type == "cpu" and rows >= ROWS_WORTH_A_THREAD and run.learners == 1
     return run.learner_threads if gains else 1
+
+
+def _fit_replay(settings: Settings, spec: Spec, learner: torch.device, notify: Notify) -> Settings:
+    """The settings, in which a replay buffer whose size nobody chose is halved until it fits into memory."""
+    before = getattr(settings.algo, "buffer_size", 0)
+    if not before or settings.buffer_chosen or not getattr(settings.algo, "use_replay_buffer", True):
+        return settings
+    device = replay_device(settings, learner)
+    free, cfg = free_on(device), settings.algo
+    needed = allocated_bytes(cfg, spec, device, None)
+    if needed <= free:
+        return settings
+    # Half of what is free, because the system, the networks and the environments need memory too.
+    while allocated_bytes(cfg, spec, device, None) > free / 2 and cfg.buffer_size > LEAST_BUFFER:
+        cfg = replace(cfg, buffer_size=cfg.buffer_size // 2)
+    notify(
+        f"the replay buffer holds {cfg.buffer_size:,} transitions: {before:,} would take {needed / 1e9:.1f} GB, and "
+        f"{free / 1e9:.1f} GB are free on {device.type}; set buffer_size to choose another number"
+    )
+    return settings.replace(buffer_size=cfg.buffer_size)
 
 
 def relabels(settings: Settings) -> bool:

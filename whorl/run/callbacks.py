@@ -4,9 +4,11 @@ Override the methods you need. `trainer.stop("why")` ends training after the cur
 anything of the trainer, but must draw random numbers from a generator of its own, or runs are not reproducible.
 """
 
-from collections.abc import Sequence
+import inspect
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,7 +32,14 @@ class Callback:
     def __init_subclass__(cls) -> None:
         """Raise for a method that looks like a hook and would never be called."""
         for name in dir(cls):
-            if name.startswith("on_") and name not in HOOKS and callable(getattr(cls, name)):
+            if name in ELSEWHERE:
+                raise ConfigError(
+                    f"{cls.__name__}.{name} would never be called: it is a method of Stable-Baselines3's callbacks; "
+                    f"here it is {ELSEWHERE[name]}"
+                )
+            if name in HOOKS:
+                _check_arguments(cls, name)
+            elif name.startswith("on_") and callable(getattr(cls, name)):
                 raise ConfigError(
                     f"{cls.__name__}.{name} would never be called, because callbacks have no such method; "
                     f"{nearest(name, HOOKS)}"
@@ -65,12 +74,40 @@ class Callback:
         """After training, unless it ended with an error."""
 
 
+ELSEWHERE = {
+    "_on_step": "on_step(trainer, step), and trainer.stop(why) instead of returning False",
+    "_on_training_start": "on_start(trainer)",
+    "_on_rollout_end": "on_rollout(trainer, rollout)",
+    "_on_training_end": "on_end(trainer, result)",
+}
+"""methods of Stable-Baselines3's callbacks, and those that are called at the same time here"""
+
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 """the methods that a callback may override"""
 
 
+def _check_arguments(cls: type, name: str) -> None:
+    """Raise for a hook that can't be called with the arguments that it will get."""
+    wanted = list(inspect.signature(getattr(Callback, name)).parameters)
+    try:
+        inspect.signature(getattr(cls, name)).bind(*wanted)
+    except TypeError:
+        raise ConfigError(f"{cls.__name__}.{name} must take the arguments ({', '.join(wanted)})") from None
+
+
+def check_metrics(metrics: Mapping[str, Any]) -> None:
+    """Raise for what callbacks added to `metrics` that is no number."""
+    for name, value in metrics.items():
+        if not isinstance(value, numbers.Real | np.number | str) and np.size(value) != 1:
+            raise ConfigError(
+                f"a callback set the metric {name!r} to an array of shape {np.shape(value)}; a metric is one number"
+            )
+
+
 def check_callbacks(callbacks: Sequence[object]) -> None:
     """Raise for what is no callback."""
+    if not isinstance(callbacks, Iterable):
+        raise ConfigError(f"callbacks is {callbacks!r}; it must be a list of whorl.Callback objects")
     for one in callbacks:
         if isinstance(one, type):
             raise ConfigError(

@@ -13,11 +13,13 @@ from whorl.core.errors import ConfigError
 from whorl.core.registry import registered
 from whorl.envs.make import Source, find
 from whorl.run.build import kind_of
+from whorl.settings.aliases import NOTES, OF_ENVIRONMENT, POLICIES
 from whorl.settings.behaviors import BehaviorSettings, check_sections, take_behaviors, together
 from whorl.settings.draws import configured, draw_all, read_draws, saying_random, take_random
 from whorl.settings.merge import Settings, chosen_fields, configure, merge, plain_fields, settings_of
 from whorl.settings.presets import algorithm_class, algorithm_of, preset_names, read_file, same_name
 from whorl.settings.run import RunConfig
+from whorl.settings.schema import wrong
 
 
 def prepare_all(
@@ -35,7 +37,7 @@ def prepare_all(
     sections, layers = take_behaviors(
         [*read, settings_given(config, {}) if objects is None else {}, settings]
     )
-    given = {} if env_options is None else {"env_options": dict(env_options)}
+    given = {} if env_options is None else {"env_options": as_options(env_options)}
     source = find(env, _options_in(layers, [given], env))
     options = {**source.options, **env_options_in([*layers, given])}
     several = source.adapter is not None and source.adapter.single is False
@@ -72,7 +74,7 @@ def prepare(
 ) -> tuple[Source, Settings]:
     """The environment and all settings of a run; see `load`. What `random_params` name is drawn with the run's seed."""
     objects: dict[str, Any] = {}
-    given = {} if env_options is None else {"env_options": dict(env_options)}
+    given = {} if env_options is None else {"env_options": as_options(env_options)}
     if dataclasses.is_dataclass(algorithm):
         algorithm, chosen = algorithm_of(algorithm), algorithm
         objects |= plain_fields(chosen)
@@ -118,7 +120,7 @@ def _check_order(env: Any, algorithm: Any) -> None:
     """Raise where environment and algorithm are swapped, or where a policy of Stable-Baselines3 comes first."""
     if not isinstance(env, str) or env in registered("environment"):
         return
-    if env in ("MlpPolicy", "CnnPolicy", "MultiInputPolicy"):
+    if env in POLICIES:
         raise ConfigError(
             f"{env!r} is a policy of Stable-Baselines3; here the environment comes first, and networks are settings: "
             "whorl.load(env, 'ppo')"
@@ -137,6 +139,10 @@ def settings_given(
     config: Mapping[str, Any] | RunConfig | None, keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Settings given as a mapping or config object and as keywords, which come first."""
+    if not isinstance(config, Mapping | RunConfig | None):
+        raise ConfigError(
+            f"config is {config!r}; it must be a mapping of settings or a RunConfig (YAML files: files=[...])"
+        )
     values = chosen_fields(config) if isinstance(config, RunConfig) else dict(config or {})
     return {**values, **keywords}
 
@@ -149,6 +155,8 @@ def _options_in(
         return {}
     found: dict[str, Any] = {}
     for layer in [*(layer for path in files for layer in read_file(path)), *given]:
+        if foreign := [name for name in layer if NOTES.get(name) == OF_ENVIRONMENT]:
+            raise ConfigError(f"there is no setting {foreign[0]!r}: {OF_ENVIRONMENT}")
         if isinstance(layer.get("env_options"), Mapping):
             found |= layer["env_options"]
     return found
@@ -170,4 +178,11 @@ def env_options_in(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for layer in layers:
         merge(found, {key: value for key, value in layer.items() if key.startswith("env_options")}, {})
-    return dict(found.get("env_options") or {})
+    return as_options(found.get("env_options"))
+
+
+def as_options(value: Any) -> dict[str, Any]:
+    """A copy of the options of an environment; raises for what is no mapping."""
+    if not isinstance(value or {}, Mapping):
+        raise wrong("env_options", value, "a mapping of options to values")
+    return dict(value or {})

@@ -82,7 +82,8 @@ def record_episodes(
     try:
         while any(player.left for player in players):
             policy.reset(np.array([player.opens for player in players]))
-            observed = collate(players[0].env.observation_space, [player.obs for player in players])
+            space = players[0].env.observation_space
+            observed = collate(space, [player.obs for player in players], for_policy=True)
             masks = None if players[0].mask is None else np.array([player.mask for player in players])
             rewards = np.array([player.reward for player in players], np.float32)
             batch = policy.act(observed, behavior.deterministic, masks, rewards)

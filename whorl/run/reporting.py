@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import psutil
 import torch
@@ -17,6 +17,7 @@ from whorl.log.media import Media
 from whorl.log.writers import Log, LogFile, Logger, MetricFiles, Row, TensorBoard, WandB
 from whorl.run.build import Parts, replay_device
 from whorl.run.loop import Counters
+from whorl.settings.elsewhere import RESULT, explaining
 from whorl.settings.merge import Settings
 from whorl.state import checkpoint
 
@@ -45,6 +46,13 @@ class Result:
     """the entry of `trust` for the source files of your own that are saved with the run, if there are any"""
     make_video: ClassVar[Callable[..., Media]]
     """`whorl.video`, which belongs to a layer above this one and is set there"""
+
+    if not TYPE_CHECKING:
+        __getattr__ = explaining(RESULT)
+
+    def __fspath__(self) -> str:
+        """The run folder, so that a result can be given wherever a run is asked for: `whorl.evaluate(result)`."""
+        return str(self.run_dir)
 
     def plot(self, *metrics: str, output: str | Path | None = None) -> Media:
         """Learning curves of the run, which a notebook shows; by default the return, in plot.png of its folder."""

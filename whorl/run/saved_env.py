@@ -13,6 +13,7 @@ from whorl.envs.adapters.imported import module_of
 from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
 from whorl.envs.make import Made, Source, find, takes, without_training_options
 from whorl.envs.wrappers import split
+from whorl.run.prepare import as_options
 from whorl.settings.behaviors import BehaviorSettings
 from whorl.settings.merge import Settings
 from whorl.settings.secrets import HIDDEN, require_secrets
@@ -28,7 +29,7 @@ def source_of(
 ) -> Source:
     """The environment of a saved run, or the one given instead; the run's options apply where they fit, and
     options for training alone only with `training`."""
-    asked, saved = dict(env_options or {}), dict(settings.env_options)
+    asked, saved = as_options(env_options), dict(settings.env_options)
     if not training:
         saved = without_training_options(settings.env, saved)
     drawn = {} if render_mode is None else {"render_mode": render_mode}

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -36,7 +36,14 @@ from whorl.log.console import Console
 from whorl.log.maps import heat_map, save_maps, shades
 from whorl.log.writers import Log
 from whorl.run.build import Needs, Parts, build, gpu_memory, learner_threads
-from whorl.run.callbacks import BestCheckpoint, Callback, Screenshots, check_callbacks, overridden
+from whorl.run.callbacks import (
+    BestCheckpoint,
+    Callback,
+    Screenshots,
+    check_callbacks,
+    check_metrics,
+    overridden,
+)
 from whorl.run.checkpointing import (
     RESTARTS,
     Checkpointing,
@@ -58,6 +65,7 @@ from whorl.run.reporting import (
     Terminated,
     cut_metrics,
 )
+from whorl.settings.elsewhere import TRAINER, explaining
 from whorl.settings.merge import Settings
 from whorl.state import checkpoint
 from whorl.state.code import flag
@@ -119,6 +127,9 @@ class Trainer:
         self._result: Result | None = None
 
     # What a run consists of
+
+    if not TYPE_CHECKING:
+        __getattr__ = explaining(TRAINER)
 
     @property
     def config(self) -> Settings:
@@ -366,6 +377,7 @@ class Trainer:
         """Callbacks and evaluation of this iteration; neither draws from a random stream of training."""
         for callback in self.callbacks:
             callback.on_update(self, row)
+        check_metrics(row)
         run = self.settings.run
         if run.eval and (self.counters.passed(run.eval_freq) or (self.finished and not self.interrupted)):
             evaluation = self.evaluate()

@@ -135,6 +135,18 @@ _UPDATES = (
 _TARGETS = "set target_update_interval, which counts updates, not environment steps"
 OF_ENVIRONMENT = "it is an option of the environment: set env_options"
 
+OF_EVALUATION = {
+    **dict.fromkeys(("n_eval_episodes", "n_episodes", "num_episodes"), "episodes"),
+    "eval_max_steps": "max_steps",
+}
+"""settings of training and names of other libraries, and what evaluating calls them"""
+
+POLICIES = (
+    *("MlpPolicy", "CnnPolicy", "MultiInputPolicy"),
+    *("MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy"),
+)
+"""networks of Stable-Baselines3, which come first there"""
+
 NOTES: dict[str, str] = {
     **dict.fromkeys(
         ("vf_coef", "value_coef", "vf_loss_coeff", "value_loss_coef", "baseline_cost"), SHARE_NOTHING
@@ -177,14 +189,28 @@ NOTES: dict[str, str] = {
     "use_rms_prop": "set optimizer to RMSprop or Adam",
     "weight_decay": "set the option optimizer.weight_decay",
     "tensorboard_log": "set runs, the folder of all runs, and tensorboard true or false",
-    "verbose": "set quiet to true or false",
+    **dict.fromkeys(("verbose", "progress_bar"), "set quiet to true or false"),
+    "log_interval": "set log_freq, in environment steps",
+    "tb_log_name": "set name, the name of the run folder, or tag, its suffix",
+    "reset_num_timesteps": "whorl resume counts on; a new run that starts from weights sets load_checkpoint_dir",
+    "stats_window_size": "returns of training are means over the last 100 episodes",
+    "callback": "pass callbacks=[...], a list of whorl.Callback objects",
+    "eval_env": "evaluations play in an environment of their own; set eval_freq and n_eval_episodes",
+    "best_model_save_path": "the best policy is saved in the folder `best` of the run",
+    **dict.fromkeys(("features_extractor_class", "features_extractor_kwargs"), "set encoder, with options"),
+    "share_features_extractor": "set shared_trunk",
+    "wrapper_class": "pass a function that makes the wrapped environment",
+    "vec_env_cls": "set workers, the processes that step the environments",
     "cuda": "set device to cuda or cpu",
     "num_gpus": "set device",
+    "render_mode": "watch evaluations with render, or a trained policy with whorl eval RUN --render",
+    "hyperparams": "each setting is a keyword, or on the command line a flag: --num-envs 2",
     "capture_video": "record one with whorl eval RUN --video",
     "torch_deterministic": "runs on one machine are always repeatable",
     **dict.fromkeys(
         ("env_id", "gym_id", "env_name", "env_type"), "the environment is an argument of its own"
     ),
+    **dict.fromkeys(("algo", "algo_name"), "the algorithm is an argument of its own"),
     "save_freq": "set checkpoint_freq, in environment steps",
     "save_model_freq": "set checkpoint_freq, in environment steps",
     "lr_decay": "set lr_schedule to linear",

@@ -55,7 +55,8 @@ class ConditionContext:
     def _word(self, word: str, condition: str) -> bool:
         if word not in WORDS:
             raise ConfigError(
-                f"the condition {condition!r} has the word {word!r}; {nearest(word, WORDS)}, or '8 cores'"
+                f"the condition {condition!r} has the word {word!r}, which is not known; "
+                f"{nearest(word, [*WORDS, '8 cores'])}"
             )
         if word in KINDS:
             return word in self.kinds

@@ -31,15 +31,15 @@ class Keywords(TypedDict, total=False):
     offline_steps: int
     """with dataset: steps before the environment is stepped for the first time; -1: the whole run"""
     device: str
-    """device of the updates: auto (a GPU if there is one), cpu, cuda or cuda:N"""
+    """device that the networks are trained on: auto (a GPU if there is one), cpu, cuda or cuda:N"""
     env_device: str
     """device on which the policy acts; native environments are stepped there too"""
     workers: int
     """processes that step the environments; 0: none; -1: one per core if the environments are slow enough to
     gain"""
     acting: Literal["auto", "central", "workers"]
-    """where the policy is evaluated: in this process or in every worker; auto: in the workers, if there are
-    any"""
+    """where actions are computed: in this process (central) or in every worker; auto: in the workers, if there
+    are any"""
     actors: int
     """processes that collect asynchronously, each with its share of the environments; 0: collect
     synchronously"""
@@ -47,7 +47,7 @@ class Keywords(TypedDict, total=False):
     """with actors or learners: run them on a Ray cluster: local starts one, auto joins this machine's, or an
     address; empty: use processes on this machine"""
     actors_on_gpu: bool
-    """with actors: they act on the GPUs, evenly spread"""
+    """with actors: compute their actions on the GPUs, over which they are spread evenly"""
     max_lag: int
     """with actors: maximum age of a rollout's policy in weight versions, older rollouts are dropped; 0: actors
     wait for each update; -1: automatic (unlimited for off-policy and V-trace agents, else 0)"""
@@ -248,8 +248,8 @@ class Keywords(TypedDict, total=False):
     """device of the replay buffer; auto: the learner's; cpu: host memory, batches are copied through pinned
     memory"""
     compress: bool
-    """keep images in the replay buffer compressed (zlib, exact) in host memory: about a tenth of the bytes on
-    Atari, for time to compress each frame once and to restore those of each batch"""
+    """keep images in the replay buffer compressed (zlib, lossless) in host memory: about a tenth of the bytes
+    on Atari, at the cost of compressing each frame once and decompressing those of each batch"""
     shards: int
     """processes that hold the replay buffer, each for its share of the environments, and sample while the
     learner updates; 0: it is kept in the learner's process"""
@@ -261,7 +261,7 @@ class Keywords(TypedDict, total=False):
     """updates per iteration, that is per num_steps steps of all environments, whatever their number, which then
     sets updates_per_step; 0: updates_per_step as given"""
     n_step: int
-    """Retrace takes the place of n-step returns"""
+    """not used: Retrace replaces n-step returns"""
     prioritized: bool
     """sample in proportion to the last TD error instead of uniformly (Schaul et al. 2016)"""
     priority_alpha: float
@@ -282,11 +282,11 @@ class Keywords(TypedDict, total=False):
     goal had been desired that was achieved later in the episode (future), at its end (final) or anywhere in it
     (episode)"""
     her_goals: int
-    """with her: samples with such a goal for each sample with its own (4: 80 % of a batch)"""
+    """with her: samples with a goal in hindsight for each sample with its own goal (4: 80 % of a batch)"""
     sequence_length: int
     """with memory: steps of a sequence that are learned from"""
     burn_in: int
-    """with memory: steps before those that only update the memory, without gradient"""
+    """with memory: steps before the sequence that only update the memory, without gradient"""
     sequence_stride: int
     """with memory: steps between the starts of sequences, and between stored states; divides num_steps"""
     stored_memory: bool
@@ -494,7 +494,7 @@ class Keywords(TypedDict, total=False):
     noise_final: float
     """factor of the noise at the end of the run, reached linearly"""
     epsilon: float
-    """probability of a uniformly random action instead"""
+    """probability of a uniformly random action instead of the noisy one"""
     action_joins: Literal["first", "second"]
     """layer of the critic that reads the action: first (Fujimoto et al. 2018) or second (Lillicrap et al.
     2015)"""
@@ -516,7 +516,7 @@ class Keywords(TypedDict, total=False):
     blocks: int
     """inverted residual blocks of actor and critics, each four times as wide inside"""
     noise_steps: int
-    """most steps for which the policy's noise is kept while acting; 1: new noise in each step"""
+    """maximum number of steps for which the policy's noise is kept while acting; 1: new noise in each step"""
     rho_clip: float
     """upper bound of the importance weights rho of the TD errors"""
     c_clip: float
@@ -528,7 +528,7 @@ class Keywords(TypedDict, total=False):
     """inverse temperature of the advantages by which actions are imitated (the paper's beta); 0: behaviour
     cloning"""
     advantage_clip: float
-    """largest weight of an action"""
+    """upper bound of the weights of actions"""
     num_options: int
     """number of options"""
     option_epsilon: float
@@ -582,7 +582,7 @@ class Keywords(TypedDict, total=False):
     lookahead: int
     """learn only from steps that are followed by at least this many in the rollout"""
     normalize_returns: bool
-    """normalise the factors of the log-probabilities over the rollout"""
+    """normalise returns, with a baseline advantages, over the rollout"""
     n_critics: int
     """number of critics"""
     top_quantiles_to_drop: int

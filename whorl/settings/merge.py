@@ -32,7 +32,7 @@ from whorl.settings.aliases import (
 )
 from whorl.settings.conditions import WHERE, ConditionContext, layers_where
 from whorl.settings.follow import follow
-from whorl.settings.presets import algorithm_class, owners, preset_layers, read_file, same_name
+from whorl.settings.presets import algorithm_class, owners, preset_layers, preset_names, read_file, same_name
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import bare, build, coerce, describe, fields_of, wrong
 from whorl.settings.secrets import hidden
@@ -52,6 +52,8 @@ class Settings:
     env_options: Mapping[str, Any] = field(default_factory=dict)
     components: Mapping[str, Any] = field(default_factory=dict)
     """the config of each component by its name"""
+    buffer_chosen: bool = field(default=True, compare=False)
+    """whether the user or a saved run chose the size of the replay buffer; else it may shrink to fit into memory"""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("run", "algo"):  # not set yet while a copy is being made
@@ -158,7 +160,8 @@ def configure(
         )
     if not (run.total_timesteps or run.max_iterations or run.total_episodes):
         raise ConfigError("training would never end; set total_timesteps, max_iterations or total_episodes")
-    return Settings(name, env, run, algo, dict(env_options), components)
+    buffer_chosen = not presets or bool(given & {"buffer_size", "buffer_size_per_env"})
+    return Settings(name, env, run, algo, dict(env_options), components, buffer_chosen)
 
 
 def _merged(
@@ -308,6 +311,8 @@ def unknown_setting(
         return ConfigError(f"{start}; here it is called {TWINS[key]!r}")
     if key in NOTES:
         return ConfigError(f"{start}: {NOTES[key]}")
+    if key in preset_names():
+        return ConfigError(f"{start}: settings are not grouped by algorithm; write them at the top level")
     for name in (key, *ALIASES.get(key, ())):
         if others := owners(name):
             alias = "" if name == key else f" ({name})"

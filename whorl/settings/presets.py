@@ -14,11 +14,16 @@ import yaml
 
 from whorl.core.errors import ConfigError, nearest
 from whorl.core.registry import registered, resolve
+from whorl.settings.aliases import POLICIES
 from whorl.settings.sections import as_variants, without_sections
 
 
 def algorithm_class(name: str) -> tuple[str, type, dict[str, Any]]:
     """Canonical name, agent class and preset of an algorithm, given its name in any case or its import path."""
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"the algorithm is {name!r}; give its name, its import path, or a config object such as PPOConfig()"
+        )
     word = same_name(name)
     users = {same_name(key): (key, cls) for key, cls in registered("algorithm").items()}
     if word in users:
@@ -32,6 +37,10 @@ def algorithm_class(name: str) -> tuple[str, type, dict[str, Any]]:
             )
         return name, found, {}  # type: ignore[return-value]
     presets = preset_names()
+    if name in POLICIES:
+        raise ConfigError(
+            f"{name!r} is a policy of Stable-Baselines3; here networks are settings: name the algorithm, as in ppo"
+        )
     if word not in presets:
         raise ConfigError(f"no algorithm is called {name!r}; {nearest(word, [*presets, *users])}")
     preset = load_preset(word)
@@ -157,6 +166,10 @@ def read_yaml(text: str, what: str) -> Any:
         return yaml.load(text, _Loader)
     except _DuplicateKey as error:
         raise ConfigError(f"{what} {error}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" in line {mark.line + 1}" if mark is not None and "\n" in text.strip() else ""
+        raise ConfigError(f"{what} is not valid YAML{place}: {error.problem}") from None
     except (yaml.YAMLError, ValueError) as error:  # an impossible date is a ValueError
         raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}") from None
 
@@ -186,7 +199,7 @@ def read_file(path: "str | Path | Mapping[str, Any]", seen: tuple[Path, ...] = (
         raise ConfigError(f"{what} can't be read: {error}") from None
     content = read_yaml(text, what) or {}
     if not isinstance(content, dict):
-        raise ConfigError(f"{what} must hold a mapping of settings")
+        raise ConfigError(f"{what} must hold a mapping of settings, such as gamma: 0.99")
     if sections := [key for key, value in content.items() if _is_section(key, value)]:
         raise ConfigError(
             f"{what} has a section for each environment, as files of RL Baselines3 Zoo do; save the settings of one, "

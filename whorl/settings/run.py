@@ -34,20 +34,21 @@ class RunConfig:
     offline_steps: Annotated[int, Range(-1, LARGE)] = -1
     """with dataset: steps before the environment is stepped for the first time; -1: the whole run"""
     device: Device = "auto"
-    """device of the updates: auto (a GPU if there is one), cpu, cuda or cuda:N"""
+    """device that the networks are trained on: auto (a GPU if there is one), cpu, cuda or cuda:N"""
     env_device: Device = "cpu"
     """device on which the policy acts; native environments are stepped there too"""
     workers: Annotated[int, Range(-1, 1000)] = -1
     """processes that step the environments; 0: none; -1: one per core if the environments are slow enough to gain"""
     acting: Literal["auto", "central", "workers"] = "auto"
-    """where the policy is evaluated: in this process or in every worker; auto: in the workers, if there are any"""
+    """where actions are computed: in this process (central) or in every worker; auto: in the workers, if there are
+    any"""
     actors: Annotated[int, Range(0, 10_000)] = 0
     """processes that collect asynchronously, each with its share of the environments; 0: collect synchronously"""
     ray: str = ""
     """with actors or learners: run them on a Ray cluster: local starts one, auto joins this machine's, or an address;
     empty: use processes on this machine"""
     actors_on_gpu: bool = False
-    """with actors: they act on the GPUs, evenly spread"""
+    """with actors: compute their actions on the GPUs, over which they are spread evenly"""
     max_lag: Annotated[int, Range(-1, 10**6)] = -1
     """with actors: maximum age of a rollout's policy in weight versions, older rollouts are dropped; 0: actors wait for
     each update; -1: automatic (unlimited for off-policy and V-trace agents, else 0)"""

@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import math
 import numbers
+import os
 import re
 import textwrap
 import types
@@ -36,6 +37,10 @@ class Range:
 
     def check(self, name: str, value: Any) -> None:
         for number in numbers_in(value):
+            if (
+                number < self.low and self.high >= LARGE
+            ):  # that there is an upper bound as well is of no interest
+                raise wrong(name, number, str(Range(self.low)))
             if not self.low <= number <= self.high:
                 raise wrong(name, number, str(self))
 
@@ -246,6 +251,8 @@ def coerce(name: str, value: Any, hint: Any) -> Any:
         return Part.of(value)
     if hint in (int, float):
         return _number(name, value, hint)
+    if hint is str and (isinstance(value, os.PathLike) or type(value).__name__ == "device"):
+        return str(value)  # a path, or a torch.device
     if hint in (bool, str, type(None)) and not isinstance(value, hint):
         raise wrong(name, value, describe(hint))
     return value
@@ -266,7 +273,7 @@ def _items(name: str, value: Any, hint: Any) -> list[Any]:
         raise wrong(name, value, describe(hint)) from None
 
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "none"}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
 
 
 def describe(hint: Any) -> str:
@@ -314,4 +321,11 @@ def numbers_in(value: Any) -> list[float]:
 
 def wrong(name: str, value: Any, wanted: str) -> ConfigError:
     """The error for a value that is not what is wanted."""
-    return ConfigError(f"{name} is {value!r}; it must be {wanted}")
+    more = ""
+    if value is None:
+        more = "; leave it out for the default"
+    elif callable(value) and name.endswith(("lr", "learning_rate")):
+        more = "; its schedule is lr_schedule: linear, cosine, warmup, or a function that you register"
+    elif isinstance(value, str) and value.startswith("lin_"):  # RL Baselines3 Zoo
+        more = "; write the number alone, and for a learning rate that falls lr_schedule: linear"
+    return ConfigError(f"{name} is {value!r}; it must be {wanted}{more}")

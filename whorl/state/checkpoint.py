@@ -289,6 +289,9 @@ def use_newest(
     best = (
         f", but {BEST} has its best policy; use best=True (--best)" if (Path(run_dir) / BEST).is_dir() else ""
     )
+    runs = sorted(path.parent.name for path in Path(run_dir).glob(f"*/{CONFIG}"))
+    if runs and not best:
+        raise CheckpointError(f"{run_dir} is a folder of runs; name one of them, such as {runs[0]}")
     raise CheckpointError(f"{run_dir} contains no checkpoint yet{best}")
 
 

@@ -58,6 +58,10 @@ def export_policy(
         )
     if chosen == "safetensors" and stochastic:
         raise ConfigError("a safetensors file holds the whole policy; stochastic is chosen when it acts")
+    if not path.absolute().parent.is_dir():  # exporting takes a while
+        raise WhorlError(
+            f"{path} cannot be written: the folder does not exist; create it or choose another one"
+        )
     data, about = _safetensors(policy) if chosen == "safetensors" else _traced(policy, chosen, stochastic)
     try:
         files.write_atomic(path, data)

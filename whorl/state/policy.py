@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from whorl.core.errors import CheckpointError, ConfigError, WhorlError
 from whorl.core.registry import only_trusted
 from whorl.core.spec import (
     Array,
+    Continuous,
     Discrete,
     Spec,
+    TupleSpec,
     as_keyed,
     as_nested,
     empty_action,
@@ -32,6 +34,7 @@ from whorl.core.spec import (
 )
 from whorl.core.tree import Tree
 from whorl.data.batch import LAST, Rows
+from whorl.settings.elsewhere import POLICY, explaining
 from whorl.settings.merge import Settings, configure
 from whorl.settings.presets import algorithm_class
 from whorl.state.policy_inputs import action_tree, as_stored, is_single
@@ -102,6 +105,9 @@ class SavedPolicy:
         self._state: PolicyState | None = None
         stacked = any(leaf.stack > 1 for leaf in tree.leaves(observation))
         self._remembers = stacked or bool(agent.initial_memory(1))
+
+    if not TYPE_CHECKING:
+        __getattr__ = explaining(POLICY)
 
     def reset(self, where: np.ndarray | Tensor | None = None) -> None:
         """Clear memory and frame stack: call it when an episode starts; `where` [B] marks the environments that do."""
@@ -237,6 +243,12 @@ class SavedPolicy:
             )
 
     def _read(self, obs: Any, mask: Any) -> _Seen:
+        answer = isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict)
+        if answer and not isinstance(self.reads.observation, TupleSpec):
+            raise WhorlError(
+                "a tuple of an observation and a dict was given, which is what reset() returns; pass the observation "
+                "alone: obs, info = env.reset()"
+            )
         obs = as_stored(obs, mask, self.reads, self._shown)
         single = is_single(obs, self._shown)
         tensors = tree.map(
@@ -342,7 +354,18 @@ class SavedPolicy:
                 given, needed = (tuple(x.shape)[int(seen.single) :] for x in (part, like))
                 name = f"the action{f' {path!r}' if path else ''}"
                 raise WhorlError(f"{name} has shape {given}, but this observation needs {needed}")
-        return from_env(self.spec.action, found)
+        actions = from_env(self.spec.action, found)
+        tree.map(partial(_check_choices, action), self.spec.action, actions)
+        return actions
+
+
+def _check_choices(given: Any, like: Any, action: Tensor) -> None:
+    """Raise for a canonical action that the environment does not have."""
+    if isinstance(like, Continuous):
+        return
+    numbers = torch.tensor(like.n if isinstance(like, Discrete) else like.nvec, device=action.device)
+    if bool(((action < 0) | (action >= numbers)).any()):
+        raise WhorlError(f"the action {given} is outside the action space of this policy, {like}")
 
 
 def _with_starts(state: PolicyState, where: Any) -> PolicyState:

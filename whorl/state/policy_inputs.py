@@ -1,5 +1,6 @@
 """Observations and actions of an environment in the form that a trained policy takes, checked."""
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,13 +38,30 @@ def _in_order(obs: Any, like: Any) -> Any:
         if missing:
             raise WhorlError(f"the observation lacks {missing[0]!r}; this policy reads {', '.join(like)}")
         return {key: _in_order(given[key], branch) for key, branch in like.items()}
+    if not isinstance(obs, Tensor):
+        obs = _numbers(obs, like)
     if np.ndim(obs) == 0 and like.shape == (1,):
         return obs.reshape(1) if isinstance(obs, Tensor) else np.reshape(obs, (1,))
+    if np.ndim(obs) == 1 and len(obs) > 1 and like.shape == (1,):
+        return obs.reshape(-1, 1)  # a batch of observations without axes
     if np.ndim(obs) == 0 and len(like.shape) == 1:
         return _one_hot(obs, like)
     if np.ndim(obs) == 1 and like.start is not None and not torch.as_tensor(obs).is_floating_point():
         return _one_hot(obs, like)  # a batch of integers
     return obs
+
+
+def _numbers(obs: Any, like: Array) -> np.ndarray:
+    try:
+        found = np.asarray(obs)
+    except ValueError:  # parts of different lengths
+        found = np.empty((), object)
+    if found.dtype.kind not in "biuf":
+        raise WhorlError(
+            f"the observation is {reprlib.repr(obs)}; this policy takes an array of numbers of shape "
+            f"{like.frame.shape}"
+        )
+    return found
 
 
 def _one_hot(obs: Any, like: Array) -> Any:
