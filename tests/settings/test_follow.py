@@ -38,7 +38,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize(
     ("given", "batch_size"),
-    [({"num_envs": 32}, 256), ({"num_envs": 1024}, 8192), ({"num_envs": 7}, 56), ({"num_steps": 32}, 2048)],
+    [({"num_envs": 32}, 256), ({"num_envs": 1024}, 8192), ({"num_envs": 9}, 72), ({"num_steps": 32}, 2048)],
 )
 def test_the_batch_size_follows_the_size_of_a_rollout(
     machine: Any, given: dict[str, int], batch_size: int
@@ -47,6 +47,22 @@ def test_the_batch_size_follows_the_size_of_a_rollout(
     assert found.batch_size == batch_size
     assert found.num_envs * found.num_steps % found.batch_size == 0
     assert found.num_envs * found.num_steps // found.batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "batch_size"),
+    [
+        ({"num_envs": 1}, 64),
+        ({"num_envs": 2, "num_steps": 16}, 32),
+        ({"num_envs": 1, "num_steps": 2048}, 128),
+        ({"num_envs": 1, "memory": "gru"}, 64),
+    ],
+)
+def test_minibatches_of_a_small_rollout_keep_a_useful_size(
+    machine: Any, given: dict[str, Any], batch_size: int
+) -> None:
+    """Advantages are normalised by minibatch: two rows would always have the advantages 1 and -1."""
+    assert settings(env="Taxi-v4", **given).batch_size == batch_size
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
+LEAST_MINIBATCH = 64
+"""rows below which minibatches do not shrink with a rollout, except to a smaller rollout's size"""
+
+
 def follow(values: Mapping[str, Any], before: Mapping[str, Any], given: Iterable[str]) -> dict[str, Any]:
     """The settings that change.
 
@@ -91,11 +95,12 @@ def _replay(now: dict[str, Any], given: frozenset[str]) -> None:
 
 
 def _batch_size(now: dict[str, Any], before: Mapping[str, Any], given: frozenset[str]) -> None:
-    """Minibatches divide a rollout, into whole chunks; a rollout of another size keeps the number of minibatches."""
+    """Minibatches divide a rollout, into whole chunks; a rollout of another size keeps their number, unless they
+    would get smaller than `LEAST_MINIBATCH`."""
     rows, size = _rows(now), now["batch_size"]
     unit = now.get("chunk_length", 1) if now.get("memory", "none") != "none" else 1
     if "batch_size" not in given:
-        size = round(size * rows / _rows(before))
+        size = max(round(size * rows / _rows(before)), min(size, LEAST_MINIBATCH))
         fitting = [unit * n for n in divisors(rows // unit)]
         now["batch_size"] = min(fitting, key=lambda fit: (abs(fit - size), fit), default=size)
     elif rows % size:
