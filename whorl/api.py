@@ -16,7 +16,7 @@ import torch
 from gymnasium.error import DependencyNotInstalled
 
 from whorl.box.cards import load as load_agent
-from whorl.box.names import Named, find_folder, find_policy
+from whorl.box.names import Named, find_folder, find_folders, find_policy, find_runs
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError, misspelt, nearest
 from whorl.core.hardware import cores, has_display
 from whorl.core.process import configure_process
@@ -807,9 +807,9 @@ def plot(*runs: str | Path, metrics: Sequence[str] = (), output: str | Path | No
     """
     from whorl.log.plot import RETURN, plot_runs
 
-    folders = [find_folder(run) for run in runs]
+    folders = find_folders(runs)
     path = (folders[0] if len(folders) == 1 else Path()) / "plot.png" if output is None else Path(output)
-    return Media(plot_runs(folders, path, metrics or (RETURN,)))
+    return Media(plot_runs(find_runs(runs), path, metrics or (RETURN,)))
 
 
 def video(run: str | Path, output: str | Path | None = None, **options: Any) -> Media:
