@@ -94,7 +94,7 @@ def test_plot_suggests_runs_alone(
     assert "nosuch" in said and "cartpole" not in said
 
 
-def test_plot_and_report_take_all_that_a_shell_finds_in_the_folder_of_runs(
+def test_runs_of_a_benchmark_are_plotted_reported_and_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`runs/*` after a benchmark: a run, a folder of runs, and files beside them."""
@@ -117,6 +117,11 @@ def test_plot_and_report_take_all_that_a_shell_finds_in_the_folder_of_runs(
     whorl.plot("runs/bench_mine/first", "runs/bench_mine/table.md")
     assert drawn == [["alone", "first", "second"], ["first", "second"], ["first"]]
     capsys.readouterr()
+    assert main(["list", "--runs"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert listed == ["alone", "bench_mine/first", "bench_mine/second"]
+    assert main(["eval", "bench_mine"]) == 2
+    assert "is a folder of 2 runs; name one of them, such as " in capsys.readouterr().err
     assert main(["plot", "runs/bench_mine", "--map"]) == 2
     said = "--map draws one run, but there are 2 in runs/bench_mine; name one of them"
     assert said in capsys.readouterr().err
