@@ -540,7 +540,9 @@ def plot(words: list[str]) -> int:
     # Only runs have curves; attention is drawn of any policy.
     folders = [] if kind == "attention" else find_runs(names)
     if kind != "plot" and len(folders) > 1:
-        raise ConfigError(f"--{kind} draws one run, but there are {len(folders)} in {names[0]}; name one of them")
+        raise ConfigError(
+            f"--{kind} draws one run, but there are {len(folders)} in {names[0]}; name one of them"
+        )
     default = find_policy(names[0]).output(f"{kind}.png") if len(names) == 1 else Path(f"{kind}.png")
     output = Path(own.output) if own.output else default
     if kind == "attention":

@@ -288,7 +288,9 @@ def use_newest(
         raise CheckpointError(f"no undamaged checkpoint in {run_dir}; tried {'; '.join(problems)}")
     inner = [found.parent for found in sorted(Path(run_dir).glob(f"*/{CONFIG}")) if found.parent.name != BEST]
     if inner:
-        raise CheckpointError(f"{run_dir} is a folder of {len(inner)} runs; name one of them, such as {inner[0]}")
+        raise CheckpointError(
+            f"{run_dir} is a folder of {len(inner)} runs; name one of them, such as {inner[0]}"
+        )
     best = (
         f", but {BEST} has its best policy; use best=True (--best)" if (Path(run_dir) / BEST).is_dir() else ""
     )
