@@ -23,7 +23,8 @@ from whorl.settings.schema import build
 
 def single(config: str, seed: int, runs: str) -> dict[str, Any]:
     """One learner with settings drawn from its seed."""
-    own, drawn, layers = setup.split(read_file(config))
+    read = read_file(config)
+    own, drawn, layers = setup.split(read, setup.named(read, "algorithm", "ppo"))
     population = build(EvolveConfig, own)
     settings = {key: value for layer in layers for key, value in layer.items()}
     algorithm, env = settings.pop("algorithm"), settings.pop("env")

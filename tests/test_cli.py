@@ -1173,8 +1173,8 @@ def test_a_list_of_runs_tells_their_state(
     for name in ("done", "stopped", "now"):
         shutil.copytree(run, tmp_path / name)
     for name in ("stopped", "now"):
-        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
-        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(config | {"max_iterations": 9}))
+        for file in (tmp_path / name).rglob("config.yaml"):  # that of the newest checkpoint has the limit
+            file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"max_iterations": 9}))
     lock = RunLock(tmp_path / "now")
     try:
         show_runs(tmp_path)

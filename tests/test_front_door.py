@@ -94,6 +94,41 @@ def test_plot_suggests_runs_alone(
     assert "nosuch" in said and "cartpole" not in said
 
 
+def test_runs_of_a_benchmark_are_plotted_reported_and_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`runs/*` after a benchmark: a run, a folder of runs, and files beside them."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/alone", "runs/bench_mine/first", "runs/bench_mine/second"):
+        Path(name).mkdir(parents=True)
+        Path(name, "config.yaml").write_text(f"{{algorithm: ppo, env: CartPole-v1, tag: {Path(name).name}}}")
+        Path(name, "metrics.jsonl").write_text('{"steps": 1, "episode/return": 2.0}\n')
+    Path("runs/bench_mine/table.md").touch()
+    Path("runs/report.html").touch()
+    drawn: list[list[str]] = []
+
+    def noted(folders: list[Path], output: Path, *others: Any) -> Path:
+        drawn.append([folder.name for folder in folders])
+        return output
+
+    monkeypatch.setattr("whorl.log.plot.plot_runs", noted)
+    assert main(["plot", "runs/alone", "runs/bench_mine", "runs/report.html"]) == 0
+    assert main(["plot", "runs/bench_mine"]) == 0
+    whorl.plot("runs/bench_mine/first", "runs/bench_mine/table.md")
+    assert drawn == [["alone", "first", "second"], ["first", "second"], ["first"]]
+    capsys.readouterr()
+    assert main(["list", "--runs"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert listed == ["alone", "bench_mine/first", "bench_mine/second"]
+    assert main(["eval", "bench_mine"]) == 2
+    assert "is a folder of 2 runs; name one of them, such as " in capsys.readouterr().err
+    assert main(["plot", "runs/bench_mine", "--map"]) == 2
+    said = "--map draws one run, but there are 2 in runs/bench_mine; name one of them"
+    assert said in capsys.readouterr().err
+    pytest.importorskip("plotly")
+    assert main(["report", "runs/bench_mine/first", "runs/bench_mine/table.md", "--output", "new.html"]) == 0
+
+
 def test_list_shows_one_thing_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--agents", "--runs"]) == 2
     assert "list shows one thing at a time; use --envs, --runs or --agents" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload
 import torch
 
 from whorl.box.cards import load as load_agent
-from whorl.box.names import Named, RunName, find_folder, find_policy
+from whorl.box.names import Named, RunName, find_folder, find_folders, find_policy, find_runs
 from whorl.core.errors import ConfigError, EnvError, WhorlError, misspelt, nearest
 from whorl.core.hardware import cores, has_display
 from whorl.core.process import configure_process
@@ -488,9 +488,9 @@ def plot(*runs: RunName, metrics: Sequence[str] = (), output: str | Path | None 
     """
     from whorl.log.plot import RETURN, plot_runs
 
-    folders = [find_folder(run) for run in runs]
+    folders = find_folders(runs)
     path = (folders[0] if len(folders) == 1 else Path()) / "plot.png" if output is None else Path(output)
-    return Media(plot_runs(folders, path, metrics or (RETURN,)))
+    return Media(plot_runs(find_runs(runs), path, metrics or (RETURN,)))
 
 
 def video(run: RunName, output: str | Path | None = None, **options: Any) -> Media:

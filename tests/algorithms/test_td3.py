@@ -239,6 +239,10 @@ def test_discrete_actions_are_refused_in_one_sentence() -> None:
     ) as e:
         build(TD3, Discrete(3))
     assert "\n" not in str(e.value) and "use sac" in str(e.value)
+    with pytest.raises(
+        ConfigError, match="discrete actions; use bc or iql"
+    ):  # those that learn from data alone
+        build(TD3, Discrete(3), bc_alpha=2.5)
 
 
 def test_with_bc_alpha_the_actor_weighs_q_by_its_size_and_stays_close_to_the_data() -> None:

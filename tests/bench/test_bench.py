@@ -20,7 +20,7 @@ from whorl.bench import bench as loop
 from whorl.bench import cell, figures, results
 from whorl.bench.bench import Bench, Benched, Choice, load_bench
 from whorl.bench.cell import RESULT, Cell, CellResult, CellWorker, read_result
-from whorl.bench.figures import draw_aggregates, draw_improvement, draw_profiles
+from whorl.bench.figures import draw_aggregates, draw_all, draw_improvement, draw_profiles
 from whorl.bench.results import Estimate, aggregates, markdown, scores_of
 from whorl.bench.suite import find_suite, read_suite, suites
 from whorl.core.errors import CheckpointError, ConfigError, WhorlError
@@ -259,6 +259,25 @@ def test_the_command_writes_tables_and_figures(
     assert (folder / "efficiency.png").is_file() and (folder / "table.md").is_file()
     assert cli.main(["bench"]) == 0
     assert "atari-mini" in capsys.readouterr().out
+
+
+def test_a_benchmark_is_found_by_its_name_in_the_folder_of_runs(
+    made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made().run().folder
+    (tmp_path / "runs").mkdir()
+    folder.rename(tmp_path / "runs" / "bench_mine")
+    monkeypatch.chdir(tmp_path)
+    assert load_bench("bench_mine", Choice()).folder == Path("runs/bench_mine")
+
+
+def test_a_figure_of_more_algorithms_does_not_stay(made: Make, few_draws: None) -> None:
+    both = made()
+    draw_all(both, both.run())
+    assert (both.folder / "improvement.png").is_file()
+    one = made(Choice(("ppo",)))
+    draw_all(one, one.results())
+    assert not (one.folder / "improvement.png").exists()
 
 
 @pytest.mark.full

@@ -109,6 +109,21 @@ def test_the_newest_values_come_from_the_rows_that_have_them(tmp_path: Path) -> 
     assert Tail(tmp_path / "empty").rows(3) == []
 
 
+def test_behaviours_whose_episodes_end_in_different_rows_all_count(tmp_path: Path) -> None:
+    rows = [
+        {"steps": 10, "guard/episode/return": 3.0, "runner/episode/return": 1.0},
+        {"steps": 20, "runner/episode/return": 5.0},
+        {"steps": 30, "loss/critic": 0.1},
+    ]
+    write_rows(tmp_path, rows)
+    assert Tail(tmp_path / "metrics.jsonl").newest(["episode/return"]) == {
+        "steps": 30,
+        "guard/episode/return": 3.0,
+        "runner/episode/return": 5.0,
+        "loss/critic": 0.1,
+    }
+
+
 def test_a_thinned_curve_keeps_its_peaks_and_ends() -> None:
     steps, values = np.arange(10_000.0), np.zeros(10_000)
     values[[1234, 8765]] = 100, -100

@@ -274,7 +274,11 @@ def test_the_command_shows_the_best_writes_pictures_and_a_preset(
     folder = made(trials=4, sampler="random").run().folder
     monkeypatch.setattr(Sweep, "run", lambda sweep: pytest.fail("settings are written without more trials"))
     assert cli.main(["sweep", str(folder), "--apply"]) == 0
-    assert cli.main(["sweep", str(folder), "--apply"]) == 0  # its own file may be replaced
+    monkeypatch.chdir(folder.parents[1])
+    assert (folder.parent.name, cli.main(["sweep", folder.name, "--apply"])) == (
+        "runs",
+        0,
+    )  # its own file is replaced
     (tmp_path / "mine.yaml").write_text("mine: true")
     assert cli.main(["sweep", str(folder), "--apply", str(tmp_path / "mine.yaml")]) == 2
     assert "exists and was not written by a sweep" in capsys.readouterr().err

@@ -72,7 +72,7 @@ class TD3(Agent):
 
     def __init__(self, spec: Spec, cfg: TD3Config) -> None:
         super().__init__(spec, cfg)
-        size = bounded(spec, "td3")
+        size = bounded(spec, "td3", others="bc or iql" if cfg.bc_alpha else "")
         self.observations, self.noise = Preprocessor(spec, cfg), ActionNoise(spec, size, cfg)
         self.atoms = ReturnAtoms(cfg)
         self.critic = QEnsemble("critic", spec, cfg, 2, self.atoms.outputs, actions=size)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from whorl.bench.cell import Cell, CellResult, CellWorker, read_result
-from whorl.bench.suite import Suite, check_runs, find_suite, read_contestant, read_suite, save
+from whorl.bench.suite import CONFIG, Suite, check_runs, find_suite, read_contestant, read_suite, save, suites
 from whorl.core import files
 from whorl.core.errors import CheckpointError, ConfigError, nearest
 from whorl.core.hardware import cores
@@ -57,7 +57,9 @@ class Benched:
 
 
 def load_bench(name: str, choice: Choice, folder: str = "", runs: str = "runs") -> "Bench":
-    """The benchmark of a suite's name or file, or of a benchmark's folder."""
+    """The benchmark of a suite's name or file, or of a benchmark's folder or its name in `runs`."""
+    if name not in suites() and not Path(name).exists() and (Path(runs) / name / CONFIG).is_file():
+        name = str(Path(runs) / name)
     title, content = find_suite(name)
     suite = chosen(read_suite(title, content), choice)
     if Path(name).is_dir():

@@ -33,8 +33,11 @@ def draw_all(bench: Bench, benched: Benched) -> list[Path]:
         draw_profiles(scores, folder / "profiles.png", title),
         draw_efficiency(*curves_of(bench, list(scores)), folder / "efficiency.png", title),
     ]
+    compared = folder / "improvement.png"
     if len(scores) > 1:
-        written.append(draw_improvement(improvements(scores), folder / "improvement.png", title))
+        written.append(draw_improvement(improvements(scores), compared, title))
+    else:
+        compared.unlink(missing_ok=True)  # that of a choice of more algorithms
     return written
 
 

@@ -1,11 +1,13 @@
 """What a name stands for where a trained policy is asked for: a run, a checkpoint, an agent in the box, or a file."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from whorl.box.cards import FOLDER, Card, card_of, names
 from whorl.core.errors import CheckpointError, nearest
+from whorl.page.catalog import Catalog
 from whorl.state import checkpoint
 from whorl.state.runfolder import MOST_NAMES, RUNS, find_run, resolve_run, run_names, run_of
 
@@ -98,6 +100,24 @@ def _path(run: RunName) -> str:
             f"a {type(run).__name__} was given where a run is asked for; give its folder, such as result.run_dir, or "
             "its name"
         ) from None
+
+
+def find_folders(names: Sequence[RunName]) -> list[Path]:
+    """The folders that names stand for, without the files that `runs/*` in a shell names beside them."""
+    return [
+        find_folder(name) for name in [name for name in names if not Path(_path(name)).is_file()] or names
+    ]
+
+
+def find_runs(names: Sequence[RunName]) -> list[Path]:
+    """The run folders that names stand for: of a benchmark, a sweep or another folder of runs, all that are in it."""
+    return [run for folder in find_folders(names) for run in _runs_in(run_of(folder))]
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    catalog = Catalog(folder)
+    catalog.refresh()
+    return [entry.folder for entry in catalog.entries.values() if entry.metrics] or [folder]
 
 
 def _is_run(folder: Path) -> bool:

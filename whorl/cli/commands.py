@@ -532,15 +532,18 @@ def plot(words: list[str]) -> int:
     own = build(PlotFlags, values)
     if not names:
         raise ConfigError("name at least one run: whorl plot RUN [RUN ...]")
-    from whorl.box.names import find_folder, find_policy
+    from whorl.box.names import find_policy, find_runs
     from whorl.log.plot import Style, plot_arms, plot_map, plot_runs
-    from whorl.state.runfolder import run_of
 
     kind = next((name for name in ("map", "arms", "attention") if getattr(own, name)), "plot")
     if kind != "plot" and len(names) > 1:
         raise ConfigError(f"--{kind} draws one run, but {len(names)} were named; leave out all but one")
     # Only runs have curves; attention is drawn of any policy.
-    folders = [] if kind == "attention" else [run_of(find_folder(name)) for name in names]
+    folders = [] if kind == "attention" else find_runs(names)
+    if kind != "plot" and len(folders) > 1:
+        raise ConfigError(
+            f"--{kind} draws one run, but there are {len(folders)} in {names[0]}; name one of them"
+        )
     default = find_policy(names[0]).output(f"{kind}.png") if len(names) == 1 else Path(f"{kind}.png")
     output = Path(own.output) if own.output else default
     if kind == "attention":

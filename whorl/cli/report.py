@@ -110,33 +110,25 @@ def show_columns(values: Mapping[str, str]) -> None:
 
 
 def show_runs(folder: Path) -> None:
-    """Every run folder with its state, steps and last return."""
-    rows = [_run_row(config.parent) for config in sorted(folder.glob("*/config.yaml"))]
-    if not rows:
+    """Every run below a folder with its state, steps and last return."""
+    from whorl.page.catalog import Catalog
+
+    found: dict[str, dict[str, Any]] = {}
+    if folder.is_dir():
+        catalog = Catalog(folder)
+        catalog.refresh()
+        found = {name: entry.row for name, entry in catalog.entries.items()}
+    if not found:
         print(f"there are no runs in {folder}")
         return
-    rows = [("run", "state", "steps", "return", "written"), *rows]
+    rows = [("run", "state", "steps", "return", "written"), *(_run_row(row) for row in found.values())]
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     for name, state, *numbers in rows:
         columns = [f"{text:>{width}}" for text, width in zip(numbers, widths[2:])]
         print("  ".join([f"{name:<{widths[0]}}", f"{state:<{widths[1]}}", *columns]))
 
 
-def _run_row(run: Path) -> tuple[str, ...]:
-    from whorl.log.writers import read_rows
-    from whorl.settings.presets import read_yaml
-    from whorl.state.runfolder import run_state
-
-    config, metrics = run / "config.yaml", run / "metrics.jsonl"
-    last: dict[str, Any] = {}
-    for row in read_rows(metrics) if metrics.is_file() else ():
-        last.update(row)
-    evaluated, earned = (
-        [float(last[key]) for key in last if key.endswith(name)]
-        for name in ("evaluation/return", "episode/return")
-    )
-    found = fmean(evaluated or earned) if evaluated or earned else None
-    when = datetime.fromtimestamp((metrics if metrics.is_file() else config).stat().st_mtime)
-    state = run_state(run, read_yaml(config.read_text("utf-8"), str(config)) or {}, last)
-    shown = "" if found is None else f"{float(found):.1f}"
-    return run.name, state, f"{int(last.get('steps', 0)):,}", shown, f"{when:%Y-%m-%d %H:%M}"
+def _run_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    earned = "" if row["return"] is None else f"{row['return']:.1f}"
+    when = f"{datetime.fromtimestamp(row['written']):%Y-%m-%d %H:%M}"
+    return row["name"], row["state"], f"{int(row['steps'] or 0):,}", earned, when

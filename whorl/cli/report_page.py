@@ -35,11 +35,11 @@ def report(words: list[str]) -> int:
     own: ReportFlags = own_flags(ReportFlags, values)
     if not names:
         raise ConfigError("name at least one run: whorl report RUN [RUN ...]")
-    from whorl.box.names import find_folder
+    from whorl.box.names import find_folders
     from whorl.log.groups import Style
     from whorl.page.report import write_report
 
-    folders = [find_folder(name) for name in names]
+    folders = find_folders(names)
     default = (folders[0] if len(folders) == 1 else Path()) / "report.html"
     style = Style(statistic=own.statistic, band=own.band, smooth=own.smooth)
     print(write_report(folders, Path(own.output) if own.output else default, style))

@@ -13,6 +13,7 @@ from whorl.core.errors import ConfigError
 from whorl.settings.merge import config_of
 from whorl.settings.presets import algorithm_class, read_file
 from whorl.settings.run import RunConfig
+from whorl.state.runfolder import RUNS
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ def sweep(words: list[str]) -> int:
     if len(names) != 1 and not (asked and not names):
         got = f", but got {' and '.join(map(repr, names))}" if names else ""
         raise ConfigError(f"sweep takes one settings file or one sweep's folder{got}: whorl {usage}")
+    if names and not Path(names[0]).exists() and (RUNS / names[0]).is_dir():
+        names = [str(RUNS / names[0])]
     layers = read_file(names[0]) if names and not Path(names[0]).is_dir() else []
     algorithm = next((layer["algorithm"] for layer in reversed(layers) if layer.get("algorithm")), "ppo")
     about = "Settings of the sweep; those of its trials (whorl train ALGORITHM ENV --help) are flags too."

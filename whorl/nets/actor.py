@@ -163,14 +163,20 @@ class DeterministicHead(nn.Module):
         return self.action(features).tanh()
 
 
-def bounded(spec: Spec, algorithm: str, kinds: str = "continuous") -> int:
-    """Size of a continuous action with finite bounds; a `ConfigError` for any other action space."""
+def bounded(spec: Spec, algorithm: str, kinds: str = "continuous", others: str = "") -> int:
+    """Size of a continuous action with finite bounds; a `ConfigError` for any other action space.
+
+    Args:
+        others: algorithms to use instead; empty: those that learn as they act.
+    """
     action = spec.action
     if not isinstance(action, Continuous):
         kind = "Dict or Tuple" if isinstance(action, dict) else type(action).__name__.lower()
+        online = (
+            "sac or ppo" if isinstance(action, Discrete) else "sac, tqc, ppo, ppg, a2c, impala or reinforce"
+        )
         raise ConfigError(
-            f"{algorithm} needs {kinds} actions, but this environment has {kind} actions; "
-            f"use {'sac or ppo' if isinstance(action, Discrete) else 'sac, tqc, ppo, ppg, a2c, impala or reinforce'}"
+            f"{algorithm} needs {kinds} actions, but this environment has {kind} actions; use {others or online}"
         )
     require_bounds(action, algorithm)
     return action.size

@@ -155,8 +155,13 @@ class Tail:
         found: dict[str, Any] = {}
         for ending in endings:
             at = self._lines.rfind(f'{ending}":'.encode())
-            if at >= 0:
-                found |= self._row(at)
+            newest = self._row(at) if at >= 0 else {}
+            if any(key.endswith(f"/{ending}") for key in newest):
+                # Episodes of several behaviours end in different rows.
+                keys = [key for key in self.keys() if key.endswith(f"/{ending}")]
+                for place in sorted(self._lines.rfind(_name(key) + b":") for key in keys):
+                    found |= self._row(place)
+            found |= newest
         return found | self._row(len(self._lines) - 1)
 
     def rate(self, key: str, over: str = "time/elapsed") -> float:

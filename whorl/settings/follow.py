@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-
 LEAST_MINIBATCH = 64
 """rows below which minibatches do not shrink with a rollout, except to a smaller rollout's size"""
 
