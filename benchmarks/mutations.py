@@ -1192,8 +1192,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "the temperature moves the wrong way",
-            "-self.temperature.log_alpha * too_low",
-            "self.temperature.log_alpha * too_low",
+            "ByHand((-too_low,))",
+            "ByHand((too_low,))",
         ),
         Bug(
             "the target entropy has the wrong sign",
