@@ -1218,8 +1218,8 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "the temperature moves the wrong way",
-            "-self.temperature.log_alpha * too_low",
-            "self.temperature.log_alpha * too_low",
+            "ByHand((-too_low,))",
+            "ByHand((too_low,))",
         ),
         Bug(
             "the target entropy has the wrong sign",
@@ -2768,8 +2768,18 @@ MUTATIONS: list[Mutation] = [
         Bug("dropout does not scale up", "value / (1 - self.dropout))", "value)"),
         Bug(
             "dropout keeps its share",
-            "noise[str(number)] < self.dropout, 0.0",
-            "noise[str(number)] > self.dropout, 0.0",
+            "uniform < self.dropout, 0.0",
+            "uniform > self.dropout, 0.0",
+        ),
+        Bug(
+            "a subset of critics reads the memories of the first",
+            "features.index_select(0, members) if",
+            "features[: len(members)] if",
+        ),
+        Bug(
+            "a subset of critics is the first ones",
+            "return [part.index_select(0, members) for part in parts]",
+            "return [part[: len(members)] for part in parts]",
         ),
     ),
     *planted(

@@ -266,6 +266,15 @@ def test_subsets_are_drawn_again_for_each_update_evenly_over_all_pairs() -> None
     assert both[True] == pytest.approx(draws / 6, abs=5 * (draws * 5 / 36) ** 0.5)
 
 
+@pytest.mark.parametrize("settings", [{}, {"n_atoms": 5, "v_min": -1.0, "v_max": 1.0}])
+def test_only_the_target_critics_of_the_subset_are_evaluated(settings: dict[str, Any]) -> None:
+    agent = build(SAC, ensemble_q_num=5, ensemble_q_sample=2, **settings)
+    counts: list[int] = []
+    agent.target_critic.register_forward_hook(lambda net, given, values: counts.append(len(values)))
+    learn(agent, transitions(agent))
+    assert counts == [2]
+
+
 def test_the_policy_climbs_the_mean_of_all_critics_whatever_the_subset() -> None:
     agent = build(SAC, ensemble_q_num=5, ensemble_q_sample=2, actor_q="mean")
     batch = transitions(agent)

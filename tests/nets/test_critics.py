@@ -20,9 +20,8 @@ SPEC = Spec(Array((3,)), Continuous((2,), (-1.0, -1.0), (1.0, 1.0)), 2)
 
 def critics(members: int = 3, **given: Any) -> QEnsemble:
     torch.manual_seed(0)
-    settings = {
-        key: given.pop(key) for key in ("critic_hidden_sizes", "critic_network", "activation") if key in given
-    }
+    names = ("critic_hidden_sizes", "critic_network", "activation", "memory", "memory_size")
+    settings = {key: given.pop(key) for key in names if key in given}
     cfg = ActorCriticConfig(**{"critic_hidden_sizes": (8, 6), **settings})
     found = QEnsemble("critic", SPEC, cfg, members, **{"actions": 2, **given})
     for parameter in found.parameters():  # biases and scales at random too
@@ -182,3 +181,20 @@ def test_the_first_member_alone_says_what_it_says_among_all(network: str) -> Non
     found = critics(critic_network=Part(network))
     seen, action = rows(2, 5), torch.rand(1, 5, 2)
     torch.testing.assert_close(found.first(seen, action), found(seen, action)[0])
+
+
+@pytest.mark.parametrize(
+    "network", [Part("mlp"), Part("mlp", {"layer_norm": True, "dropout": 0.3}), Part("residual")]
+)
+def test_a_subset_of_the_members_says_what_it_says_among_all(network: Part) -> None:
+    found = critics(critic_network=network)
+    seen, action, subset = rows(2, 5), torch.rand(1, 5, 2), torch.tensor([2, 0])
+    noise = found.draw(5, torch.Generator().manual_seed(0))
+    values = found(seen, action, noise, subset)
+    torch.testing.assert_close(values, found(seen, action, noise)[subset])
+
+
+def test_each_member_of_a_subset_reads_its_own_memory() -> None:
+    found = critics(memory="gru", memory_size=4)
+    seen, action, subset = rows(3, 5), torch.rand(2, 5, 2), torch.tensor([2, 0])
+    torch.testing.assert_close(found(seen, action, None, subset), found(seen, action)[subset])

@@ -379,12 +379,13 @@ def stepper(
 
     if packed is not None:
         whole = [[packed.values], [packed.gradient], *([moment] for moment in packed.moments)]
+        count = packed.steps[0]
 
         @torch.no_grad()
         def step_packed(gradients: Sequence[Tensor], rate: Tensor) -> None:
             packed.gather(gradients)
             packed.steps.add_(1)
-            kernel(*whole, [], [packed.steps[0]], lr=rate, beta1=beta1, beta2=beta2, **options)
+            kernel(*whole, [], [count], lr=rate, beta1=beta1, beta2=beta2, **options)
 
         return step_packed
 

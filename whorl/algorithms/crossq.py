@@ -23,6 +23,7 @@ from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, captured, pure
 from whorl.agents.families import ActorCriticConfig
+from whorl.agents.optimizers import ByHand
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
 from whorl.core.spec import Spec
@@ -142,7 +143,8 @@ class CrossQ(Agent):
             self.actor.merge_(moments)
             metrics |= {"loss/actor": loss.detach(), "policy/entropy": -log_prob}
             if self.cfg.tune_alpha:
-                self.minimize("alpha", -self.temperature.log_alpha * (log_prob + self.target_entropy))
+                too_low = log_prob + self.target_entropy
+                self.minimize("alpha", ByHand((-too_low,)))  # the derivative of -log(alpha) * too_low
             metrics["policy/alpha"] = self.temperature().detach()
         return Updated(metrics, priority=error)
 

@@ -33,6 +33,7 @@ from torch import Tensor
 from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.correction import CorrectionConfig, NStepTargets
 from whorl.agents.families import ActorCriticConfig
+from whorl.agents.optimizers import ByHand
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.errors import ConfigError
@@ -168,7 +169,7 @@ class SAC(Agent):
         self.minimize("actor", loss, self.cfg.max_grad_norm)
         if self.cfg.tune_alpha:
             too_low = log_prob + target
-            self.minimize("alpha", (-self.temperature.log_alpha * too_low).sum())
+            self.minimize("alpha", ByHand((-too_low,)))  # the derivative of -log(alpha) * too_low
         return {"loss/actor": loss.detach(), **self.actions.metrics(log_prob, self.temperature().detach())}
 
     def draw(self, batch: Batch) -> Tree:
@@ -204,7 +205,7 @@ class SAC(Agent):
             rows = self.returns.rows(batch)
             policy = self.actor(rows, noise["next_layers"])
             drawn = policy.drawn(noise.get("next_action"))
-            values = self.target_critic(rows, drawn.reads, noise["target_critic"])
+            values = self.target_critic(rows, drawn.reads, noise["target_critic"], self.target_subset(noise))
             drawn = self.actions.chosen(drawn, values, self.temperature, 0.0)
             value = self.actions.expected(
                 drawn, values, partial(self.min_over_subset, noise=noise, which="target")
@@ -262,7 +263,8 @@ class SAC(Agent):
         cfg = self.cfg
         with torch.no_grad():
             drawn = self.actor(batch.next, noise["next_layers"]).drawn(noise["next_action"])
-            after = self.target_critic(batch.next, drawn.reads, noise["target_critic"])
+            subset = self.target_subset(noise)
+            after = self.target_critic(batch.next, drawn.reads, noise["target_critic"], subset)
             prob = self.atoms.lowest(self.subset(after, noise, "target"))  # [T, B, atoms]
             bonus = -self.temperature.cost(drawn.log_prob)
             target, outside = self.atoms.target(prob, batch.reward + batch.discount * bonus, batch.discount)
@@ -302,8 +304,16 @@ class SAC(Agent):
         """What a random subset of the critics says: [critics, ...] -> [ensemble_q_sample, ...]."""
         if self.cfg.ensemble_q_sample == len(values):
             return values
-        subset = noise[f"{which}_subset"].topk(self.cfg.ensemble_q_sample).indices
-        return values.index_select(0, subset)
+        return values.index_select(0, self._subset(noise, which))
+
+    def target_subset(self, noise: Tree) -> Tensor | None:
+        """The target critics to evaluate; None: all, because all count or greedy choices read all."""
+        if self.cfg.ensemble_q_sample == self.cfg.ensemble_q_num or self.actions.greedy:
+            return None
+        return self._subset(noise, "target")
+
+    def _subset(self, noise: Tree, which: str) -> Tensor:
+        return noise[f"{which}_subset"].topk(self.cfg.ensemble_q_sample).indices
 
     def advice(self, metrics: Mapping[str, float]) -> str | None:
         return advice_on_clipping(self.cfg, metrics)

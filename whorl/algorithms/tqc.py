@@ -23,6 +23,7 @@ from torch import Tensor
 from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.correction import CorrectionConfig, NStepTargets
 from whorl.agents.families import ActorCriticConfig
+from whorl.agents.optimizers import ByHand
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core import tree
@@ -133,7 +134,7 @@ class TQC(Agent):
         self.minimize("actor", loss, self.cfg.max_grad_norm)
         if self.cfg.tune_alpha:
             too_low = log_prob + target
-            self.minimize("alpha", (-self.temperature.log_alpha * too_low).sum())
+            self.minimize("alpha", ByHand((-too_low,)))  # the derivative of -log(alpha) * too_low
         return {"loss/actor": loss.detach(), **self.actions.metrics(log_prob, self.temperature().detach())}
 
     def draw(self, batch: Batch) -> Tree:

@@ -13,23 +13,28 @@ Tree: TypeAlias = Any
 """A `Tensor`, or a `dict[str, Tree]`. (Recursive aliases trip type checkers; the functions below check.)"""
 
 
+def _is_branch(tree: Tree) -> bool:
+    # Whether something is any kind of mapping takes as long to find out as a small operation: ask for tensors first.
+    return type(tree) is dict or (not isinstance(tree, (Tensor, tuple)) and isinstance(tree, Mapping))
+
+
 def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply `fn` leaf by leaf to trees of the same structure."""
-    if isinstance(tree, Mapping):
+    if _is_branch(tree):
         return {key: map(fn, value, *(other[key] for other in others)) for key, value in tree.items()}
     return fn(tree, *others)
 
 
 def leaves(tree: Tree) -> list[Any]:
     """All leaves, in key order of the dicts."""
-    if isinstance(tree, Mapping):
+    if _is_branch(tree):
         return [leaf for value in tree.values() for leaf in leaves(value)]
     return [tree]
 
 
 def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Pairs of a dotted path and a leaf; the path of a bare leaf is the empty string."""
-    if isinstance(tree, Mapping):
+    if _is_branch(tree):
         for key, value in tree.items():
             yield from items(value, f"{prefix}.{key}" if prefix else str(key))
     else:
@@ -38,7 +43,7 @@ def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def first(tree: Tree) -> Any:
     """Any one leaf, to ask for a device or a leading shape."""
-    while isinstance(tree, Mapping):
+    while _is_branch(tree):
         tree = next(iter(tree.values()))
     return tree
 

@@ -1,5 +1,6 @@
 """Ensembles of Q networks, evaluated together by batched matrix products."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -75,13 +76,24 @@ class QEnsemble(BackboneNet):
             )
         else:
             self.nets = Separate(members, self.backbone.size + actions, columns, cfg)
+        self.selects = isinstance(self.nets, EnsembleMLP)
+        """whether a subset of the members can be evaluated alone, without asking the device which they are"""
 
     def draw(self, rows: int, generator: torch.Generator | None) -> Tree:
         """Fresh noise for one pass over `rows` rows if there is dropout; otherwise an empty dict."""
         return self.nets.draw(rows, generator)  # type: ignore[operator]
 
-    def forward(self, rows: Rows, action: Tensor | None = None, noise: Tree | None = None) -> Tensor:
-        return self._evaluate(rows, action, noise, self.members)
+    def forward(
+        self,
+        rows: Rows,
+        action: Tensor | None = None,
+        noise: Tree | None = None,
+        subset: Tensor | None = None,
+    ) -> Tensor:
+        """Outputs of all members, or of those at the indices `subset` [n]."""
+        if subset is None or self.selects:
+            return self._evaluate(rows, action, noise, self.members if subset is None else subset)
+        return self._evaluate(rows, action, noise, self.members).index_select(0, subset)
 
     def first(self, rows: Rows, action: Tensor | None = None) -> Tensor:
         """Outputs of the first member only: [T, B, *outputs]."""
@@ -98,15 +110,22 @@ class QEnsemble(BackboneNet):
         update: one step late, but one unroll less (as offpcc does)."""
         return super().prepare(batch)
 
-    def _evaluate(self, rows: Rows, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
-        features = self.backbone(rows, members=members)  # [T, B, size], or [members, T, B, size]
+    def _evaluate(
+        self, rows: Rows, action: Tensor | None, noise: Tree | None, members: int | Tensor
+    ) -> Tensor:
+        """Outputs of the first `members`, or of those at these indices."""
+        if isinstance(members, int):
+            features = self.backbone(rows, members=members)  # [T, B, size], or [members, T, B, size]
+        else:
+            features = self.backbone(rows)
+            features = features.index_select(0, members) if features.dim() == 4 else features
         lead = features.shape[-3:-1]
         flat = None if action is None else action.flatten(0, -2)
         if action is not None and action.dim() == 4:  # several actions in every row
             features = features.unsqueeze(-2).expand(*features.shape[:-1], action.shape[-2], -1)
             features, lead = features.flatten(-3, -2), action.shape[:-1]
         values = self.nets(features.flatten(-3, -2), flat, noise, members)  # [members, rows, columns]
-        return values.reshape(members, *lead, *self.outputs)
+        return values.reshape(len(values), *lead, *self.outputs)
 
 
 class EnsembleMLP(nn.Module):
@@ -169,25 +188,36 @@ class EnsembleMLP(nn.Module):
             for number, width in enumerate(self.hidden)
         }
 
-    def forward(self, value: Tensor, action: Tensor | None, noise: Tree | None, members: int) -> Tensor:
-        """Outputs [members, rows, outputs] of the first `members`, for rows [rows, inputs] or one set per member."""
-        value = value.expand(members, *value.shape[-2:])
+    def forward(
+        self, value: Tensor, action: Tensor | None, noise: Tree | None, members: int | Tensor
+    ) -> Tensor:
+        """Outputs [members, rows, outputs] of the first `members`, or of those at these indices, for rows
+        [rows, inputs] or one set per member."""
+        count = members if isinstance(members, int) else len(members)
+        value = value.expand(count, *value.shape[-2:])
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
-            weight, bias = layer if members == self.members else (part[:members] for part in layer)
+            weight, bias = self._of(members, layer)
             if number == self.join and action is not None:
-                value = torch.cat((value, action.expand(members, *action.shape)), -1)
+                value = torch.cat((value, action.expand(count, *action.shape)), -1)
             # Not baddbmm, which first expands the bias to the size of the result.
             value = _product(value, weight).add_(bias)
             if number == last:
                 break
             if noise:
-                value = torch.where(noise[str(number)] < self.dropout, 0.0, value / (1 - self.dropout))
+                (uniform,) = self._of(members, (noise[str(number)],))
+                value = torch.where(uniform < self.dropout, 0.0, value / (1 - self.dropout))
             if self._norms:
-                scale, shift = (part[:members] for part in self._norms[number])
+                scale, shift = self._of(members, self._norms[number])
                 value = torch.addcmul(shift, F.layer_norm(value, value.shape[-1:]), scale)
             value = self.activation(value)
         return value
+
+    def _of(self, members: int | Tensor, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What belongs to the first `members`, or to those at these indices."""
+        if not isinstance(members, int):
+            return [part.index_select(0, members) for part in parts]
+        return parts if members == self.members else [part[:members] for part in parts]
 
 
 def _product(value: Tensor, weight: Tensor) -> Tensor:

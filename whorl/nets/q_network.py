@@ -75,6 +75,7 @@ class QNetwork(BackboneNet):
         size = self.backbone.size
         self.advantage = q_head(cfg.advantage_network, size, hidden, self.choices * columns, cfg)
         self.value = q_head(cfg.value_network, size, hidden, columns, cfg) if cfg.dueling else None
+        self._draws = self.advantage.draws or (self.value is not None and self.value.draws)
         has_weights = any(True for _ in self.backbone.parameters())
         self.norm = nn.LayerNorm(self.backbone.size) if cfg.layer_norm and has_weights else nn.Identity()
         self._spectral = [part for part in self.modules() if isinstance(part, SpectralConvolution)]
@@ -93,6 +94,8 @@ class QNetwork(BackboneNet):
 
     def draw(self, generator: torch.Generator | None) -> Tree:
         """Fresh noise for one pass if layers are noisy; otherwise an empty dict."""
+        if not self._draws:
+            return {}
         found = {"advantage": self.advantage.draw(generator)}
         if self.value is not None:
             found["value"] = self.value.draw(generator)
@@ -164,6 +167,7 @@ class LayeredHead(nn.Module):
         super().__init__()
         self.layers = layers
         self.noisy = [hasattr(layer, "draw") for layer in layers]
+        self.draws = any(self.noisy)
 
     def draw(self, generator: torch.Generator | None) -> Tree:
         layers: list[Any] = list(self.layers)
@@ -181,7 +185,7 @@ class QHead(nn.Module):
     def __init__(self, inputs: int, hidden: tuple[int, ...], outputs: int, cfg: QNetworkConfig) -> None:
         super().__init__()
         width = hidden[-1] if hidden else inputs
-        self.noisy = cfg.noisy
+        self.noisy = self.draws = cfg.noisy
         self.hidden: nn.Module
         self.last: nn.Module
         if cfg.noisy:
