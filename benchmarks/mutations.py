@@ -2888,7 +2888,11 @@ MUTATIONS: list[Mutation] = [
             "episodes = len(self.recent)",
             MEAN_RETURN,
         ),
-        Bug("resets repeat their seed", "            counters.resets += 1\n", ""),
+    ),
+    *planted(
+        "run/trainer.py",
+        "run/test_failures.py",
+        Bug("resets repeat their seed", "        self.counters.resets += 1\n", ""),
     ),
     *planted(
         "run/learner.py",

@@ -176,7 +176,7 @@ def test_resume_refuses_what_the_state_depends_on(run: Path) -> None:
 
 
 def test_evaluating_with_a_seed_that_no_generator_takes_is_told(run: Path) -> None:
-    with pytest.raises(ConfigError, match="seed is -1; it must be from 0"):
+    with pytest.raises(ConfigError, match="seed is -1; it must be at least 0"):
         whorl.evaluate(run, seed=-1)
 
 

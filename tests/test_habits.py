@@ -100,14 +100,12 @@ def test_what_is_no_run_is_told(result: Result) -> None:
         whorl.evaluate(result, "CartPole-v1")  # type: ignore[arg-type]  # the mistake
 
 
-def test_a_folder_of_runs_is_no_run(result: Result, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_runs_is_no_run(result: Result) -> None:
     runs = result.run_dir.parent
     with pytest.raises(
-        CheckpointError, match=f"is a folder of runs; name one of them, such as {result.run_dir.name}"
+        CheckpointError, match=f"is a folder of runs; name one of them, such as {result.run_dir}"
     ):
         whorl.restore(runs)
-    assert main(["plot", str(runs)]) == 2
-    assert f"draw the runs in it: {runs}/*" in capsys.readouterr().err
 
 
 # Settings

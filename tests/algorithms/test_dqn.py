@@ -650,7 +650,7 @@ def test_other_actions_than_one_choice_are_refused_in_one_sentence() -> None:
         ({"temperature": 0}, "temperature is 0.0; it must be from 1e-06 to 1,000,000"),
         ({"loss": "hubert"}, "loss is 'hubert'; did you mean 'huber'?"),
         ({"exploration": "bolzmann"}, "exploration is 'bolzmann'; did you mean 'boltzmann'?"),
-        ({"target_update_interval": 0}, "target_update_interval is 0; it must be from 1 to"),
+        ({"target_update_interval": 0}, "target_update_interval is 0; it must be at least 1"),
         ({"munchausen_low": 1}, "munchausen_low is 1.0; it must be from -1,000,000 to 0"),
         ({"hidden_sizes": [0]}, "hidden_sizes is 0; it must be from 1 to 100,000"),
         ({"n_atoms": 51}, "dqn has no setting 'n_atoms'"),

@@ -336,7 +336,7 @@ def test_an_actor_elsewhere_is_sent_the_critics_if_they_choose() -> None:
             {"joint_choices": 80},
             "tqc needs a value for every combination .* has 81; use sac",
         ),
-        (SAC, Discrete(3), {"discrete_dqn_like": True}, "needs continuous actions beside .* alone use dqn"),
+        (SAC, Discrete(3), {"discrete_dqn_like": True}, "needs continuous actions besides .* alone use dqn"),
         (
             SAC,
             PAIR,

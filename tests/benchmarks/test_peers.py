@@ -117,19 +117,25 @@ def test_an_absent_library_is_recorded_once_with_its_reason(
 
 
 def test_a_library_that_pip_rejects_gets_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reject(command: list[str], **_: Any) -> None:
-        raise subprocess.CalledProcessError(1, command, stderr="Building\nERROR: no matching version\nnote\n")
+    def pip(code: str) -> None:
+        """Setup runs this program instead of pip."""
+        popen = subprocess.Popen
+        monkeypatch.setattr(
+            peers.subprocess, "Popen", lambda _, **kwargs: popen([sys.executable, "-Sc", code], **kwargs)
+        )
 
-    monkeypatch.setattr(peers.subprocess, "run", reject)
-    peers.setup(["whorl", "pufferlib"], tmp_path, 1.0)
+    said = "Building\\nERROR: no matching version\\nnote\\n"
+    pip(f"import sys; sys.stderr.write('{said}'); sys.exit(1)")
+    peers.setup(["whorl", "pufferlib"], tmp_path, 600.0)
     assert not (tmp_path / "whorl").exists()  # it needs none
     assert (
         peers.absence("pufferlib", Work("stepping"), tmp_path)
         == "does not install: ERROR: no matching version"
     )
     assert peers.interpreter("pufferlib", tmp_path) == str(tmp_path / "pufferlib" / "bin" / "python")
-    monkeypatch.setattr(peers.subprocess, "run", lambda *_, **__: None)
-    peers.setup(["pufferlib"], tmp_path, 1.0)
+    monkeypatch.undo()
+    pip("")
+    peers.setup(["pufferlib"], tmp_path, 600.0)
     assert not peers.absence("pufferlib", Work("stepping"), tmp_path)
 
 

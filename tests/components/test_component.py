@@ -252,5 +252,5 @@ def test_agents_with_components_pass_the_conformance_suite(
 )
 def test_a_setting_of_a_component_outside_its_range_is_one_sentence(setting: str, value: int) -> None:
     name = setting.partition(".")[0]
-    with pytest.raises(ConfigError, match=rf"^{setting} is {value}(\.0)?; it must be (from|above) "):
+    with pytest.raises(ConfigError, match=rf"^{setting} is {value}(\.0)?; it must be (from|above|at least) "):
         whorl.load("CartPole-v1", "ppo", {"components": [name], setting: value})

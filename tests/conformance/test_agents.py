@@ -14,7 +14,7 @@ from whorl.agents.families import OffPolicyConfig
 from whorl.conformance import ACTIONS, CHECKS, MEMORIES, OBSERVATIONS, Subject
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Discrete, TupleSpec
-from whorl.settings.presets import algorithm_class, load_preset, preset_names
+from whorl.settings.presets import algorithm_class, load_preset, preset_layers, preset_names
 
 SETTINGS = {name: {"updates_per_step": 0.05} for name in TOYS if name != "toy_policy_gradient"}
 """So many updates that the checks see some"""
@@ -172,7 +172,8 @@ def takes(rule: str, cell: tuple[str, str, str]) -> bool:
 def plain(name: str, memory: str = "none", **settings: Any) -> Subject:
     """A subject with vector observations and the first kind of action that the algorithm takes."""
     if name in preset_names():
-        memory = load_preset(name)["settings"].get("memory", memory)
+        for layer in preset_layers(load_preset(name), "Untuned-v0"):
+            memory = layer.get("memory", memory)
     for action in ("continuous", "discrete") if name == "tqc" else ("discrete", "continuous"):
         try:
             found = conformance.subject(

@@ -211,7 +211,7 @@ def test_a_version_that_is_refused_is_not_called_missing():
 
 
 def test_an_unsupported_space_is_named():
-    with pytest.raises(EnvError, match="observation space Text"):
+    with pytest.raises(EnvError, match="observation space is a Text space"):
         probe(lambda: Countdown(spaces.Text(5)))
 
 

@@ -230,8 +230,9 @@ def test_actions_beyond_the_bounds_are_clipped(id: str):
 def test_a_step_can_be_captured(id: str):
     world = WORLDS[id](16)
     world.reset(0)
-    if hasattr(world, "every_tick"):
-        world.every_tick = True  # as on a GPU
+    for name in ("every_tick", "every_maze"):
+        if hasattr(world, name):
+            setattr(world, name, True)  # as on a GPU
     action = actions(world, 0)
     with capture_safe():
         world.step(action)

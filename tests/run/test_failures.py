@@ -20,6 +20,7 @@ import torch
 
 import whorl
 from whorl.core.errors import CheckpointError, ConfigError, DivergedError, EnvError, WhorlError
+from whorl.envs.stepping import env_seed
 from whorl.run.checkpointing import RESTARTS
 from whorl.run.reporting import Interrupted, Terminated
 from whorl.run.resume import load_run
@@ -100,6 +101,22 @@ def fail(what: str, folder: Path, algorithm: str = "ppo", **settings: Any) -> st
     with pytest.raises((OSError, WhorlError)) as error:
         whorl.load(lambda: Faulty(what), algorithm, given).train()
     return text_of(error.value)
+
+
+def test_environments_without_snapshots_are_reset_with_new_seeds(tmp_path: Path) -> None:
+    """Every 32 steps: after iterations 2, 4 and 6."""
+    given = {**ROLLOUTS, "num_envs": 1, "num_steps": 16, "reset_every": 32, "runs": str(tmp_path)}
+    seeds: list[int] = []
+
+    class Seeded(Faulty):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+            if seed is not None:
+                seeds.append(seed)
+            return super().reset(seed=seed, options=options)
+
+    trainer = whorl.load(Seeded, "ppo", given)
+    trainer.train()
+    assert seeds[-3:] == [env_seed(trainer.streams.seed("env", str(number)), 0) for number in (1, 2, 3)]
 
 
 class LostAtReset(Faulty):

@@ -11,7 +11,6 @@ from whorl.agents.agent import Updated
 from whorl.core.errors import DivergedError
 from whorl.run.learner import Learner
 from whorl.run.loop import Counters, Loop
-from whorl.state.streams import Streams
 
 
 @pytest.mark.parametrize(
@@ -147,38 +146,36 @@ class Recorded:
         return []
 
 
-def looped(both: Recorded, period: int) -> tuple[Loop, Streams]:
+def looped(both: Recorded, period: int) -> Loop:
     agent = SimpleNamespace(progress=torch.zeros(()), random_steps=0, spec=SimpleNamespace(measures=()))
     run = SimpleNamespace(log_freq=10**9, eval=False, dataset="")
-    streams = Streams(5)
     parts: Any = SimpleNamespace(
         agent=agent,
         acting=SimpleNamespace(collector=both),
         experience=both,
         learner=None,
         learners=None,
-        streams=streams,
         acts_with_copy=False,
         reset_period=period,
         send_weights=lambda: None,
         settings=SimpleNamespace(run=run),
     )
-    return Loop(parts, Counters(), lambda episode: None, lambda rollout: None), streams
+    return Loop(parts, Counters(), lambda episode: None, lambda rollout: None)
 
 
 def test_the_experience_hears_of_gaps_before_the_rows_that_follow_them() -> None:
     both = Recorded()
-    loop, _ = looped(both, 0)
+    loop = looped(both, 0)
     loop.iterate(0.0)
     assert both.calls == [("finish", False), ("cut", [True, False]), ("add", "rollout")]
     assert loop.counters.steps == 8
 
 
-def test_environments_without_snapshots_are_reset_every_so_many_iterations_with_new_seeds() -> None:
+def test_environments_without_snapshots_are_to_be_reset_every_so_many_iterations() -> None:
     both = Recorded()
-    loop, streams = looped(both, 2)
+    loop = looped(both, 2)
+    due = []
     for _ in range(4):
         loop.iterate(0.0)
-    assert [cut for name, cut in both.calls if name == "finish"] == [False, True, False, True]
-    seeds = [seed for name, seed in both.calls if name == "reset"]
-    assert seeds == [streams.seed("env", "1"), streams.seed("env", "2")]
+        due.append(loop.reset_due)
+    assert due == [cut for name, cut in both.calls if name == "finish"] == [False, True, False, True]

@@ -145,7 +145,7 @@ def test_a_component_has_typed_settings_under_its_name() -> None:
             "bonus was configured, but it is not in use; add it: components: [bonus]",
         ),
         ({"components": ["bonsu"]}, "no component is called 'bonsu'; did you mean 'bonus'?"),
-        ({"components": 3}, "components is 3; it must be a list of words"),
+        ({"components": 3}, "components is 3; it must be a list of texts"),
     ],
 )
 def test_a_mistake_in_a_component_is_one_sentence(settings: dict[str, Any], sentence: str) -> None:

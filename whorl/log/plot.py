@@ -231,9 +231,7 @@ def curve(run_folder: Path, metric: str = RETURN) -> Curve:
 def _read(folder: Path) -> _Run:
     path = folder / "metrics.jsonl"
     if not path.exists():
-        inside = any(folder.glob("*/metrics.jsonl"))
-        remedy = f"draw the runs in it: {folder}/*" if inside else "is it the folder of a run?"
-        raise WhorlError(f"{folder} has no metrics.jsonl; {remedy}")
+        raise WhorlError(f"{folder} has no metrics.jsonl; is it the folder of a run?")
     config = folder / "config.yaml"
     found = read_yaml(config.read_text(encoding="utf-8"), str(config)) if config.exists() else None
     return _Run(folder, found if isinstance(found, dict) else {}, list(read_rows(path)))

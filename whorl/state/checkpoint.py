@@ -286,17 +286,12 @@ def use_newest(
         warn(f"skipped a damaged checkpoint, {problems[-1]}")
     if problems:
         raise CheckpointError(f"no undamaged checkpoint in {run_dir}; tried {'; '.join(problems)}")
-    inner = [found.parent for found in sorted(Path(run_dir).glob(f"*/{CONFIG}")) if found.parent.name != BEST]
-    if inner:
-        raise CheckpointError(
-            f"{run_dir} is a folder of {len(inner)} runs; name one of them, such as {inner[0]}"
-        )
+    runs = [found.parent for found in sorted(Path(run_dir).glob(f"*/{CONFIG}")) if found.parent.name != BEST]
+    if runs:
+        raise CheckpointError(f"{run_dir} is a folder of runs; name one of them, such as {runs[0]}")
     best = (
         f", but {BEST} has its best policy; use best=True (--best)" if (Path(run_dir) / BEST).is_dir() else ""
     )
-    runs = sorted(path.parent.name for path in Path(run_dir).glob(f"*/{CONFIG}"))
-    if runs and not best:
-        raise CheckpointError(f"{run_dir} is a folder of runs; name one of them, such as {runs[0]}")
     raise CheckpointError(f"{run_dir} contains no checkpoint yet{best}")
 
 

@@ -62,6 +62,8 @@ class Maze(World):
         solid[1::2, 1::2] = False
         self._solid = solid.view(-1, 1).to(self.device)
         """[cells, 1] walls where no nodes are joined"""
+        self.every_maze = self.device.type != "cpu"
+        """whether `mazes` builds all of them: a GPU would have to be waited for to learn which are needed"""
 
     @property
     def start(self) -> int:
@@ -69,10 +71,10 @@ class Maze(World):
         return self.size + 1
 
     def mazes(self, generator: torch.Generator) -> Tensor:
-        """Walls [cells, B] of new mazes; on a CPU only where an episode has ended, because most of a step's time would
-        go into mazes that are not read. All are drawn, so the generator does not depend on it."""
+        """Walls [cells, B] of new mazes; without `every_maze` only where an episode has ended, because most of a step's
+        time would go into mazes that are not read. All are drawn, so the generator does not depend on it."""
         weight = self.weights(generator, self.num_envs)
-        if self.device.type != "cpu":  # a GPU would have to be waited for
+        if self.every_maze:
             return self.walls(weight)
         ended, walls = self.ended.nonzero()[:, 0], self._solid.repeat(1, self.num_envs)
         return walls.index_copy_(1, ended, self.walls(weight[:, ended])) if len(ended) else walls
