@@ -2890,9 +2890,13 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *planted(
-        "run/trainer.py",
+        "run/loop.py",
         "run/test_failures.py",
-        Bug("resets repeat their seed", "        self.counters.resets += 1\n", ""),
+        Bug(
+            "resets repeat their seed",
+            "        counters.resets += cut  # before callbacks, which may save\n",
+            "",
+        ),
     ),
     *planted(
         "run/learner.py",

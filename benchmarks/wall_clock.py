@@ -94,7 +94,10 @@ def measure(env: str, algorithm: str, settings: dict[str, Any], args: argparse.N
 
 def iterate(trainer: Trainer, progress: float) -> dict[str, Any]:
     """One iteration, with schedules that follow the clock instead of the budget."""
-    return trainer.loop.iterate(progress)
+    row = trainer.loop.iterate(progress)
+    if trainer.loop.reset_due:
+        trainer.reset_environments()
+    return row
 
 
 if __name__ == "__main__":

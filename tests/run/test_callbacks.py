@@ -15,6 +15,7 @@ import whorl
 from whorl.agents.agent import Acted
 from whorl.core.errors import CheckpointError, ConfigError
 from whorl.envs.adapters.gymnasium import GymnasiumVector
+from whorl.run.callbacks import overridden
 from whorl.run.evaluate import run_episodes
 from whorl.run.loop import Counters
 from whorl.state import checkpoint
@@ -337,10 +338,19 @@ def test_methods_of_stable_baselines_callbacks_are_answered_with_those_here() ->
                 return True
 
 
+def test_a_hook_may_be_a_static_method() -> None:
+    class Static(whorl.Callback):
+        @staticmethod
+        def on_update(trainer: Any, metrics: dict[str, Any]) -> None: ...
+
+    assert overridden([Static()], "on_update")
+
+
 def test_a_metric_that_is_an_array_is_told(tmp_path: Path) -> None:
     class Arrays(whorl.Callback):
         def on_update(self, trainer: Any, metrics: dict[str, Any]) -> None:
             metrics["mine/number"] = np.float32(2)
+            metrics["mine/tensor"] = torch.tensor(2.0)
             metrics["mine/many"] = np.arange(3)
 
     with pytest.raises(

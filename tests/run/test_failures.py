@@ -116,7 +116,20 @@ def test_environments_without_snapshots_are_reset_with_new_seeds(tmp_path: Path)
 
     trainer = whorl.load(Seeded, "ppo", given)
     trainer.train()
-    assert seeds[-3:] == [env_seed(trainer.streams.seed("env", str(number)), 0) for number in (1, 2, 3)]
+    wanted = [env_seed(trainer.streams.seed("env", str(number)), 0) for number in (1, 2, 3)]
+    assert seeds[-3:] == wanted
+
+    class Raises(whorl.Callback):
+        def on_update(self, trainer: Any, metrics: dict[str, Any]) -> None:
+            if trainer.iteration == 4:
+                raise OSError("the disk is gone")
+
+    given["runs"] = str(tmp_path / "other")
+    with pytest.raises(OSError):
+        whorl.load(Seeded, "ppo", given, callbacks=[Raises()]).train()
+    seeds.clear()
+    whorl.resume(run_of(tmp_path / "other"), env=Seeded)
+    assert seeds[-2:] == wanted[1:]
 
 
 class LostAtReset(Faulty):

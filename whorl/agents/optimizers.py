@@ -89,7 +89,7 @@ class Optimized(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         """Losses by hand stand for methods, losses and networks: where one is replaced, autograd differentiates it."""
         super().__setattr__(name, value)
-        replaced = callable(value) and name != "__class__" and name not in vars(Optimized)
+        replaced = callable(value) and name not in (*vars(Optimized), "__class__", "runner", "goal_rewards")
         if replaced and self.__dict__.get("by_hand"):
             self.by_hand.clear()
 

@@ -398,9 +398,7 @@ def _work(job: Job, line: Connection, output: Connection, cores: Sequence[int]) 
             warnings.simplefilter("ignore")  # the parent has loaded the same settings, and told
             trainer = job.load()
         line.send(_as_message(trainer.train()))
-    except (
-        BaseException
-    ) as error:  # of an environment, say: the parent prints it, and the other seeds continue
+    except BaseException as error:  # the parent prints it, and the other seeds continue
         line.send(_as_message(error))
 
 

@@ -63,7 +63,7 @@ class RND(Bonus):
         self.seen.add_(rollout.mask.sum())
         # No row of the warm-up counts in the statistics of the return.
         found = super().rewards(rollout.replace(mask=rollout.mask * warm))
-        return {name: reward * warm for name, reward in found.items()}
+        return {name: torch.where(warm > 0, reward, 0.0) for name, reward in found.items()}
 
     def bonus(self, rollout: Batch) -> Tensor:
         return in_parts(self.error, tree.index(rollout.obs, slice(1, None)))

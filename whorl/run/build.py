@@ -182,17 +182,21 @@ def learner_threads(settings: Settings) -> int:
 
 
 def _fit_replay(settings: Settings, spec: Spec, learner: torch.device, notify: Notify) -> Settings:
-    """The settings, in which a replay buffer whose size nobody chose is halved until it fits into memory."""
-    before = getattr(settings.algo, "buffer_size", 0)
-    if not before or settings.buffer_chosen or not getattr(settings.algo, "use_replay_buffer", True):
+    """The settings, in which a replay buffer whose size nobody chose is halved until it fits into memory.
+
+    Buffers in shards, with goals or with stored states of memories stay as they are: what they take is known later.
+    """
+    cfg, before = settings.algo, getattr(settings.algo, "buffer_size", 0)
+    elsewhere = getattr(cfg, "shards", 0) or relabels(settings) or getattr(cfg, "memory", "none") != "none"
+    if not before or settings.buffer_chosen or elsewhere or not getattr(cfg, "use_replay_buffer", True):
         return settings
     device = replay_device(settings, learner)
-    free, cfg = free_on(device), settings.algo
+    free = free_on(device)
     needed = allocated_bytes(cfg, spec, device, None)
     if needed <= free:
         return settings
     # Half of what is free, because the system, the networks and the environments need memory too.
-    while allocated_bytes(cfg, spec, device, None) > free / 2 and cfg.buffer_size > LEAST_BUFFER:
+    while allocated_bytes(cfg, spec, device, None) > free / 2 and cfg.buffer_size // 2 >= LEAST_BUFFER:
         cfg = replace(cfg, buffer_size=cfg.buffer_size // 2)
     notify(
         f"the replay buffer holds {cfg.buffer_size:,} transitions: {before:,} would take {needed / 1e9:.1f} GB, and "

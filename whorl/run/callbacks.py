@@ -5,6 +5,7 @@ anything of the trainer, but must draw random numbers from a generator of its ow
 """
 
 import inspect
+import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -89,8 +90,11 @@ HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 def _check_arguments(cls: type, name: str) -> None:
     """Raise for a hook that can't be called with the arguments that it will get."""
     wanted = list(inspect.signature(getattr(Callback, name)).parameters)
+    given = (
+        wanted[1:] if isinstance(inspect.getattr_static(cls, name), staticmethod | classmethod) else wanted
+    )
     try:
-        inspect.signature(getattr(cls, name)).bind(*wanted)
+        inspect.signature(getattr(cls, name)).bind(*given)
     except TypeError:
         raise ConfigError(f"{cls.__name__}.{name} must take the arguments ({', '.join(wanted)})") from None
 
@@ -98,7 +102,7 @@ def _check_arguments(cls: type, name: str) -> None:
 def check_metrics(metrics: Mapping[str, Any]) -> None:
     """Raise for what callbacks added to `metrics` that is no number."""
     for name, value in metrics.items():
-        if not isinstance(value, numbers.Real | np.number | str) and np.size(value) != 1:
+        if not isinstance(value, numbers.Real | np.number | str) and math.prod(np.shape(value)) != 1:
             raise ConfigError(
                 f"a callback set the metric {name!r} to an array of shape {np.shape(value)}; a metric is one number"
             )

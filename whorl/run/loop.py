@@ -196,6 +196,7 @@ class Loop:
         waited = time.perf_counter()
         collected, steps = self.finish(cut, overlaps)
         self.reset_due = cut
+        counters.resets += cut  # before callbacks, which may save
         row = counters.row()
         if self.row_is_due():
             row |= self.metrics()

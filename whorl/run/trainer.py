@@ -265,8 +265,8 @@ class Trainer:
             reporting.log.write(row)
             self.counters.clear_new()
         if self.loop.reset_due:  # after the row was written: a reset that fails belongs to the next iteration
-            with saving_on_failure(self, collecting=True):
-                self._reset_environments()
+            with saving_on_failure(self, collecting=True), gpu_memory(self.settings):
+                self.reset_environments()
         if not self.finished and self.checkpointing.due():
             self.save()
         spent = time.perf_counter() - began
@@ -387,9 +387,9 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_evaluation(self, evaluation)
 
-    def _reset_environments(self) -> None:
+    def reset_environments(self) -> None:
+        """Reset all environments after an iteration that made it due (`reset_every`)."""
         self.loop.reset_due = False
-        self.counters.resets += 1
         self.collector.reset(self.streams.seed("env", str(self.counters.resets)))
 
     def _reason(self) -> str:

@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -82,7 +82,9 @@ class Settings:
 
     def replace(self, **changes: Any) -> "Settings":
         """The same settings with some values changed (names or aliases)."""
-        return configure(self.algorithm, self.env, self.plain(), presets=False, changes=changes)
+        found = configure(self.algorithm, self.env, self.plain(), presets=False, changes=changes)
+        sizes = {"buffer_size", "buffer_size_per_env"}
+        return replace(found, buffer_chosen=self.buffer_chosen or bool(sizes & set(changes)))
 
 
 def configure(

@@ -37,9 +37,8 @@ class Range:
 
     def check(self, name: str, value: Any) -> None:
         for number in numbers_in(value):
-            if (
-                number < self.low and self.high >= LARGE
-            ):  # that there is an upper bound as well is of no interest
+            # That there is an upper bound as well is of no interest.
+            if number < self.low and self.high >= LARGE:
                 raise wrong(name, number, str(Range(self.low)))
             if not self.low <= number <= self.high:
                 raise wrong(name, number, str(self))

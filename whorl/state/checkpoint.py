@@ -286,7 +286,8 @@ def use_newest(
         warn(f"skipped a damaged checkpoint, {problems[-1]}")
     if problems:
         raise CheckpointError(f"no undamaged checkpoint in {run_dir}; tried {'; '.join(problems)}")
-    runs = [found.parent for found in sorted(Path(run_dir).glob(f"*/{CONFIG}")) if found.parent.name != BEST]
+    inside = [found.parent for found in sorted(Path(run_dir).glob(f"*/{CONFIG}"))]
+    runs = [found for found in inside if found.name != BEST and not found.name.startswith(".")]
     if runs:
         raise CheckpointError(f"{run_dir} is a folder of runs; name one of them, such as {runs[0]}")
     best = (

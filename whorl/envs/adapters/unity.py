@@ -314,7 +314,7 @@ class UnityEnv(BehaviorEnv):
         self.players = []
 
     def _advance(self) -> None:
-        """Let all players go on until each has an agent for which the policy has to act."""
+        """Let all players continue until each has an agent for which the policy has to act."""
         going = [number for number, agents in enumerate(self._agents) if agents.can_be_answered]
         for number in going:
             self._send(number)

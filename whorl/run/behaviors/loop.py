@@ -62,6 +62,7 @@ class BehaviorLoop:
         counters.count({**counted, "length": 0.0}, ())
         self.whole = True
         self.reset_due = cut
+        counters.resets += cut  # before callbacks, which may save
         row = self._row()
         over = time.perf_counter()
         row["time/update"] = updating

@@ -203,7 +203,8 @@ def build_behaviors(
         for name, own in settings.behaviors.items():
             view = BehaviorView(env, name)
             # Agents of the same kind must differ in their first weights and their exploration.
-            seeded = replace(own, run=replace(own.run, seed=seed_of(own.run.seed, name), workers=0))
+            run = replace(own.run, seed=seed_of(own.run.seed, name), workers=0)
+            seeded = replace(own, run=run, buffer_chosen=True)  # behaviours share the memory
             try:
                 parts = build(find(view), seeded, needs, notify)
             except ConfigError as error:
