@@ -2369,7 +2369,7 @@ MUTATIONS: list[Mutation] = [
         "components/rnd.py",
         single("components/test_rnd.py", "test_the_warm_up_moves_statistics_of_observations_alone"),
         Bug("the warm-up is in the deviation", "rollout.replace(mask=rollout.mask * warm)", "rollout"),
-        Bug("the warm-up is rewarded", "{name: reward * warm for", "{name: reward for"),
+        Bug("the warm-up is rewarded", "torch.where(warm > 0, reward, 0.0)", "reward"),
         Bug("the predictor learns in the warm-up", ", gate=self.warm)", ")"),
     ),
     *planted(
