@@ -24,7 +24,7 @@ COMMANDS = {
     "halfcheetah": "whorl train sac HalfCheetah-v5 --seed 1",
     "hopper": "whorl train sac Hopper-v5 --seed 1",
     "ant": "whorl train sac Ant-v5 --seed 1",
-    "humanoid": "whorl train sac Humanoid-v5 --seed 1",
+    "humanoid": "whorl train ppo Humanoid-v5 --seed 1",
     "pong": "whorl train ppo PongNoFrameskip-v4 --seed 1",
     "breakout": "whorl train dqn MinAtar/Breakout-v1 --seed 1",
     "tmaze": "whorl train ppo TMaze-v0 --seed 1",

@@ -211,7 +211,7 @@ class Trained:
     """A run of ours that has ended."""
 
     record: Record
-    """steps, wall_time (s), return, and the mean of each measure of the episodes played"""
+    """steps, wall_time and processor_time (s), return, and the mean of each measure of the episodes played"""
     rows: list[dict[str, Any]]
     """its metrics"""
     config: dict[str, Any]
@@ -223,13 +223,18 @@ def train(
 ) -> Trained:
     """Train, for `limit` seconds at most, then play deterministic episodes with the last policy."""
     played: list[Any] = []
+    processor = [0.0, 0.0]  # when training began and ended, in processor time
 
     class Ending(whorl.Callback):
+        def on_start(self, trainer: Any) -> None:
+            processor[0] = time.process_time()
+
         def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
             if metrics["time/elapsed"] > limit:
                 trainer.stop(f"{limit:.0f} s are over")
 
         def on_end(self, trainer: Any, result: Any) -> None:
+            processor[1] = time.process_time()
             played.append(trainer.evaluate(episodes))
 
     with tempfile.TemporaryDirectory() as folder:
@@ -237,7 +242,12 @@ def train(
         trainer = whorl.load(env, algorithm, {**beside, **settings}, callbacks=[Ending()])
         result = trainer.train()
         rows = read(result.run_dir / "metrics.jsonl")
-    record = {"steps": result.steps, "wall_time": round(result.wall_time, 2), "return": played[0].mean_return}
+    record = {
+        "steps": result.steps,
+        "wall_time": round(result.wall_time, 2),
+        "processor_time": round(processor[1] - processor[0], 2),
+        "return": played[0].mean_return,
+    }
     if played[0].measures:
         record["measures"] = dict(played[0].measures)
     return Trained(record, rows, trainer.settings.plain())

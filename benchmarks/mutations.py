@@ -491,6 +491,12 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "nets/normalize.py",
         "nets/test_running_statistics.py",
+        Bug(
+            "a gap ends all returns",
+            "0.0 if where is None else (~where).to(self.running)",
+            "0.0",
+            "algorithms/test_ppo.py",
+        ),
         Bug("variance without the term between blocks", " + delta.square() * share * (1 - share)", ""),
         Bug(
             "recent blocks without the variance between them",
@@ -511,9 +517,9 @@ MUTATIONS: list[Mutation] = [
         Bug("count is never updated", "self.count.copy_(both)", "pass"),
         Bug("cached scale is never updated", "self.scale.copy_((self.var + EPSILON).rsqrt())", "pass"),
         Bug(
-            "cached shift has the wrong sign",
-            "self.shift.copy_(-self.mean * self.scale)",
-            "self.shift.copy_(self.mean * self.scale)",
+            "mean is added to observations",
+            "return (value - self.mean) * self.scale",
+            "return (value + self.mean) * self.scale",
         ),
         Bug(
             "observation clip ignored",
@@ -1206,16 +1212,13 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "algorithms/sac.py",
         "algorithms/test_sac.py",
-        Bug(
-            "the moved distribution loses the entropy",
-            "bonus = -self.temperature.cost(drawn.log_prob)",
-            "bonus = self.temperature.cost(drawn.log_prob)",
-        ),
+        Bug("the moved distribution loses the entropy", "bonus = self.entropy_bonus(drawn)", "bonus = 0.0"),
         Bug(
             "the target adds log pi",
-            "soft = value - self.temperature.cost(drawn.log_prob)",
-            "soft = value + self.temperature.cost(drawn.log_prob)",
+            "soft = value + self.entropy_bonus(drawn)",
+            "soft = value - self.entropy_bonus(drawn)",
         ),
+        Bug("backup_entropy is never read", "if self.cfg.backup_entropy else 0.0", "if True else 0.0"),
         Bug(
             "the temperature moves the wrong way",
             "ByHand((-too_low,))",
@@ -1747,6 +1750,18 @@ MUTATIONS: list[Mutation] = [
         "data/batch.py",
         "data/test_sequences.py algorithms/test_recurrent_agents.py algorithms/test_dqn.py",
         Bug(
+            "repeated observations count in statistics",
+            "(real | final).to(self.mask.dtype)",
+            "torch.ones_like(self.mask)",
+            "collect/test_waiting.py",
+        ),
+        Bug(
+            "final observations do not count in statistics",
+            "(real | final).to(self.mask.dtype)",
+            "real.to(self.mask.dtype)",
+            "collect/test_waiting.py",
+        ),
+        Bug(
             "next rows are the current ones",
             "self._rows(1, self.shape[0] + 1, self.ahead)",
             "self._rows(0, self.shape[0], self.ahead)",
@@ -1800,7 +1815,7 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "observation statistics never updated",
-            "        agent.observations.merge_(tree.index(rollout.obs, slice(0, -1)), torch.ones_like(rollout.mask))\n",
+            "        agent.observations.merge_(tree.index(rollout.obs, slice(0, -1)), rollout.observed)\n",
             "        pass\n",
             "algorithms/test_ppo.py",
         ),
@@ -1824,7 +1839,7 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug(
             "returns of dropped episodes go on",
-            "                module.running.zero_()\n",
+            "                module.forget_(where)\n",
             "                pass\n",
             "algorithms/test_ppo.py",
         ),
@@ -1951,7 +1966,13 @@ MUTATIONS: list[Mutation] = [
             "(max_norm / (norm + 1e-6)).clamp(max=1.0)",
             "(max_norm / (norm + 1e-6))",
         ),
-        Bug("the gate is never read", "rate if gate is None else rate * gate", "rate"),
+        Bug("the gate is never read", "(gradients, rate, gate)", "(gradients, rate, None)"),
+        Bug(
+            "steps behind a closed gate are counted",
+            "packed.steps.add_(1 if gate is None else gate)",
+            "packed.steps.add_(1)",
+        ),
+        Bug("state behind a closed gate moves", "torch.where(gate > 0, tensor, old)", "tensor"),
         Bug("joined losses are left out", "loss = loss + added", "loss = loss + 0 * added"),
         Bug(
             "learning rates are not annealed",
@@ -2824,6 +2845,7 @@ MUTATIONS: list[Mutation] = [
     *planted(
         "run/loop.py",
         "run/test_loop.py run/test_stepping.py run/test_trainer.py",
+        Bug("agents do not hear of gaps", "            agent.forget(collector.gaps)\n", ""),
         Bug(
             "random_steps is never random",
             'collector.start(counters.earlier.get("steps", 0) + counters.steps < agent.random_steps)',

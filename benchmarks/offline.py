@@ -2,10 +2,12 @@
 
     python benchmarks/offline.py                                   # Pendulum-v1, with SAC as the teacher
     python benchmarks/offline.py --env Hopper-v5 HalfCheetah-v5 --teacher-steps 1000000 --steps 300000 --seeds 1 2 3
+    python benchmarks/offline.py --env Hopper-v5 --record medium=RUN expert=hopper     # from runs or agents of the box
 
-Of each environment one SAC run is trained. Its first checkpoint whose evaluation passes `--medium` of the way from the
-first to the last one records *medium*, the last one *expert*. Each algorithm is trained on both, and the table has the
-mean return of its last policy over the seeds beside that of the data. Whatever is there already is not made again.
+Without `--record`, of each environment one SAC run is trained. Its first checkpoint whose evaluation passes `--medium`
+of the way from the first to the last one records *medium*, the last one *expert*. Each algorithm is trained on both,
+and the table has the mean return of its last policy over the seeds beside that of the data. Whatever is there already
+is not made again.
 """
 
 import argparse
@@ -39,6 +41,8 @@ def teacher(env: str, folder: Path, args: argparse.Namespace) -> Path:
 
 def recorded(env: str, folder: Path, args: argparse.Namespace) -> dict[str, Path]:
     """The datasets medium and expert."""
+    if args.record:
+        return {name: from_policy(folder / name, policy, args) for name, policy in args.record}
     found = {name: folder / name for name in ("medium", "expert")}
     if all((path / "data").exists() for path in found.values()):
         return found
@@ -53,6 +57,13 @@ def recorded(env: str, folder: Path, args: argparse.Namespace) -> dict[str, Path
     return found
 
 
+def from_policy(data: Path, policy: str, args: argparse.Namespace) -> Path:
+    """A dataset of a run or of an agent in the box."""
+    if not (data / "data").exists():
+        whorl.record(policy, args.episodes, output=data, deterministic=False)
+    return data
+
+
 def score(env: str, algorithm: str, data: Path, seed: int, folder: Path, args: argparse.Namespace) -> float:
     """The return of one run's last policy."""
     name = f"{algorithm}_{data.name}_{seed}"
@@ -65,6 +76,8 @@ def score(env: str, algorithm: str, data: Path, seed: int, folder: Path, args: a
             "name": name,
         }
         settings |= {"dataset": str(data), "eval_freq": max(1, args.steps // 5)}
+        if args.hidden_sizes:
+            settings |= {"hidden_sizes": args.hidden_sizes}
         run = whorl.train(env, algorithm, settings, device=args.device, quiet=True).run_dir
         found = whorl.evaluate(run, args.eval_episodes)
         file.write_text(json.dumps({"return": found.mean_return, "std": found.std}))
@@ -79,8 +92,12 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
     parser.add_argument("--teacher-steps", type=int, default=0, help="0: those of SAC's preset")
     parser.add_argument("--medium", type=float, default=0.4, help="share of the teacher's improvement")
+    parser.add_argument(
+        "--record", nargs="+", metavar="NAME=POLICY", type=lambda pair: tuple(pair.split("=", 1)), default=[]
+    )
     parser.add_argument("--episodes", type=int, default=200, help="of each dataset")
     parser.add_argument("--steps", type=int, default=100_000, help="updates of each run")
+    parser.add_argument("--hidden-sizes", nargs="+", type=int, help="of all networks; default: the presets'")
     parser.add_argument("--eval-episodes", type=int, default=20)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--device", default="auto")

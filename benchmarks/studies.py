@@ -7,7 +7,8 @@ Every run is a process with its share of the cores. `report` prints the tables a
 `benchmarks/results/study_NAME.json` and `docs/curves/study_NAME.png`. The score is the mean of the last tenth of a
 run's training of the study's metric; beside it are the return of deterministic episodes of the last policy, or the mean
 of the metric in them where it is a measure of the environment (coverage). A run that has not spent its budget after
-`--limit` seconds is stopped, and the table shows its steps.
+`--limit` seconds is stopped, and the table shows its steps. Studies with a threshold also show the steps until the
+metric first reached it.
 """
 
 import json
@@ -27,7 +28,7 @@ from whorl.log.plot import plot_runs
 
 ROWS = 300
 """rows of metrics kept of a run"""
-RETURN, SUCCESS = "episode/return", "episode/success_rate"
+RETURN, SUCCESS, EVALUATION = "episode/return", "episode/success_rate", "evaluation/return"
 NOVELTY = ("none", "count", "rnd", "icm", "noveld", "e3b", "episodic")
 
 
@@ -44,6 +45,8 @@ class Study:
     """what is compared: of training, the mean over the last tenth"""
     episodes: int = 20
     """played deterministically after training"""
+    threshold: float | None = None
+    """of the metric; the steps until it is first reached are compared"""
 
 
 def with_novelty(algorithm: str, names: Iterable[str] = NOVELTY) -> dict[str, tuple[str, Mapping[str, Any]]]:
@@ -70,6 +73,28 @@ WEIGHTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("preset, rnd", {"components": ["rnd"], "rnd": {"lr": 1e-3, "gamma": 0.99}}),
 )
 """of the intrinsic reward of NGU and Agent57, and other settings that change what is explored"""
+SMALL_NETWORKS: Mapping[str, Any] = {
+    "actor_hidden_sizes": [64, 64],
+    "critic_hidden_sizes": [64, 64],
+    "actor_lr": 1e-3,
+    "critic_lr": 1e-3,
+    "alpha_lr": 1e-3,
+}
+SMALL_MEMORY: Mapping[str, Any] = {
+    **SMALL_NETWORKS,
+    "memory_size": 64,
+    "num_steps": 20,
+    "sequence_length": 20,
+    "burn_in": 10,
+    "sequence_stride": 10,
+    "updates_per_step": 0.2,
+    "learning_starts": 2000,
+    "random_steps": 2000,
+    "eval_freq": 1000,
+}
+"""recurrent agents that a core trains in minutes"""
+HIDDEN_STATE: Mapping[str, Any] = {"env_options": {"state": True}, "privileged_obs": ["state"]}
+"""training knows what the policy does not observe"""
 STUDIES: dict[str, Study] = {
     "deep_sea": Study(
         ("DeepSea-v0",),
@@ -107,6 +132,37 @@ STUDIES: dict[str, Study] = {
         },
         {"eval": False, "total_timesteps": 300_000},
     ),
+    "sparse_mountain_car_continuous": Study(
+        ("SparseMountainCarContinuous-v0",),
+        {
+            "sac": ("sac", {}),
+            "sac, icm": ("sac", {"components": ["icm"], "icm": {"normalize": False}}),
+            "sac, rnd_actions": (
+                "sac",
+                {"components": ["rnd_actions"], "rnd_actions": {"candidates": 50, "lr": 1e-3}},
+            ),
+        },
+        {
+            **SMALL_NETWORKS,
+            "actor_lr": 3e-4,
+            "critic_lr": 3e-4,
+            "alpha_lr": 3e-4,
+            "num_envs": 10,
+            "num_steps": 10,
+            "n_step": 10,
+            "alpha": 0.1,
+            "reward_scale": 100,
+            "normalize_obs": True,
+            "updates_per_step": 0.1,
+            "batch_size": 128,
+            "learning_starts": 100,
+            "random_steps": 100,
+            "total_timesteps": 20_000,
+            "eval_freq": 2_000,
+        },
+        metric=EVALUATION,
+        threshold=0.9,
+    ),
     "minigrid": Study(HARD_GRIDS, with_novelty("ppo", ("noveld", "e3b")), {"eval": False}),
     "hybrid": Study(
         ("Platform-v0", "Goal-v0", "CatchPoint-v0", "HardMove-v0", "Moving-v0"),
@@ -120,6 +176,41 @@ STUDIES: dict[str, Study] = {
         {"eval": False},
         metric=SUCCESS,
         episodes=200,
+    ),
+    "position_only": Study(
+        ("PendulumP-v0",),
+        {
+            "rsac": ("rsac", {}),
+            "rsac_share": ("rsac_share", {}),
+            "rsac_share, critics with state": ("rsac_share", HIDDEN_STATE),
+            "rsac_share, prediction with state": (
+                "rsac_share",
+                {**HIDDEN_STATE, "components": ["prediction"], "prediction": {"joins": "critic"}},
+            ),
+        },
+        {**SMALL_MEMORY, "total_timesteps": 25_000},
+        metric=EVALUATION,
+        threshold=-200,
+    ),
+    "stale_replay": Study(
+        ("PendulumFull-v0", "CartPoleContinuousLong-v0"),
+        {
+            "1 step": ("sac", {"n_step": 1}),
+            "5 steps": ("sac", {"n_step": 5}),
+            "5 steps, V-trace": ("sac", {"n_step": 5, "use_n_step_is": True}),
+        },
+        {
+            **SMALL_NETWORKS,
+            "num_envs": 16,
+            "num_steps": 8,
+            "updates_per_step": 0.25,
+            "batch_size": 128,
+            "learning_starts": 10_000,
+            "random_steps": 10_000,
+            "total_timesteps": 30_000,
+            "eval_freq": 1000,
+        },
+        metric=EVALUATION,
     ),
     "rainbow": Study(
         ("MinAtar/Asterix-v1",),
@@ -179,9 +270,17 @@ def one(job: Mapping[str, Any], limit: float) -> Record:
         **found.record,
         **where,
         "score": fmean(last) if last else None,
+        **(
+            {} if study.threshold is None else {"reached": reached(found.rows, study.metric, study.threshold)}
+        ),
         "rows": [{name: row[name] for name in shown if name in row} for row in rows],
         "config": config,
     }
+
+
+def reached(rows: Iterable[Mapping[str, Any]], metric: str, threshold: float) -> int | None:
+    """Steps of the first row whose metric is at least the threshold; None: never."""
+    return next((row["steps"] for row in rows if row.get(metric, -math.inf) >= threshold), None)
 
 
 def estimate(job: Mapping[str, Any], records: list[Record], limit: float) -> float:
@@ -212,7 +311,11 @@ def table(runs: Sequence[Record]) -> str:
     groups: dict[tuple[str, str], list[Record]] = {}
     for run in runs:
         groups.setdefault((run["job"]["env"], run["job"]["variant"]), []).append(run)
-    lines = ["| environment | agent | score | played | steps | wall time | seeds |", "|---" * 7 + "|"]
+    threshold = STUDIES[runs[0]["job"]["study"]].threshold
+    names = ["environment", "agent", "score", "played", "steps", "wall time", "seeds"]
+    if threshold is not None:
+        names.append(f"steps to {threshold:g}")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for (env, variant), found in groups.items():
         steps, seconds = (fmean(run[key] for run in found) for key in ("steps", "wall_time"))
         cells = (
@@ -222,7 +325,13 @@ def table(runs: Sequence[Record]) -> str:
             spread([_played(run) for run in found], "played"),
             f"{steps:,.0f}",
         )
-        lines.append(f"| {' | '.join(cells)} | {seconds:,.0f} s | {len(found)} |")
+        line = f"| {' | '.join(cells)} | {seconds:,.0f} s | {len(found)} |"
+        if threshold is not None:
+            line += " " + ", ".join(
+                "never" if run["reached"] is None else f"{run['reached']:,}" for run in found
+            )
+            line += " |"
+        lines.append(line)
     return "\n".join(lines)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 
 import whorl
@@ -17,7 +19,7 @@ from whorl.bench.suite import suites
 from whorl.cli import commands, main
 from whorl.cli.commands import TrainFlags
 from whorl.cli.flags import FlagParser
-from whorl.core.errors import CheckpointError, ConfigError, EnvError
+from whorl.core.errors import CheckpointError, ConfigError, DivergedError, EnvError
 from whorl.envs.adapter import near_id
 from whorl.settings.merge import configure
 from whorl.state import code
@@ -527,3 +529,108 @@ class Interrupts(whorl.Callback):
     def on_rollout(self, trainer: Any, rollout: Any) -> None:
         if trainer.iteration == 0:
             os.kill(os.getpid(), signal.SIGINT)
+
+
+# What a user of one's own environment meets
+
+
+ROBOT = """
+    import gymnasium, numpy as np
+
+    class Robot(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.count = 0
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action):
+            self.count += 1
+            return np.zeros(2, np.float32), 1.0, False, self.count == 8, {}
+"""
+FEW = ("--total-timesteps", "16", "--num-envs", "2", "--num-steps", "8", "--no-eval", "--workers", "0")
+
+
+def test_no_part_of_a_name_becomes_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "with_robot.py").write_text(dedent(ROBOT))
+    found = shown(capsys, "train", "ppo", "with_robot:Robot", *FEW, "--name", "a[bold]b")
+    assert "ppo on with_robot:Robot: runs/" in found
+
+
+def test_a_name_of_several_seeds_shows_the_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown(capsys, "train", "ppo", "CartPole-v1", *FEW, "--seeds", "5", "7", "--name", "mine")
+    shown(capsys, "train", "ppo", "CartPole-v1", *FEW, "--seeds", "5", "7", "--name", "own-{seed}")
+    assert sorted(path.name for path in Path("runs").iterdir()) == [
+        "mine_seed5",
+        "mine_seed7",
+        "own-5",
+        "own-7",
+    ]
+
+
+def test_a_misspelt_setting_of_resume_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume", "somewhere", "--total-timestep", "9"]) == 2
+    assert "resume has no flag --total-timestep; did you mean '--total-timesteps'?" in capsys.readouterr().err
+
+
+def test_the_class_of_a_config_is_no_config() -> None:
+    with pytest.raises(ConfigError, match=r"PPOConfig is a class; give an object of it, as in PPOConfig\("):
+        whorl.load("CartPole-v1", whorl.PPOConfig)  # type: ignore[arg-type]  # the mistake
+
+
+def test_a_file_is_no_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "ppo", "./my_env.py"]) == 2
+    assert "my_env.py is a file; name its module: my_env:MyEnv" in capsys.readouterr().err
+
+
+class Sensors(gymnasium.Env):
+    """Two sensors, of which one fails once, and a reward that may be forgotten."""
+
+    observation_space = gymnasium.spaces.Dict(
+        arm=gymnasium.spaces.Box(-1, 1, (2,)), eye=gymnasium.spaces.Box(-1, 1, (2,))
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, forgets: bool = False) -> None:
+        self.forgets = forgets
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return {"arm": np.zeros(2, np.float32), "eye": np.zeros(2, np.float32)}, {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        eye = np.full(2, np.nan if self.count == 5 and not self.forgets else 0, np.float32)
+        reward = None if self.forgets else 1.0
+        return {"arm": np.zeros(2, np.float32), "eye": eye}, reward, False, self.count == 8, {}
+
+
+def test_the_part_of_an_observation_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match="environment 0 gave an observation whose 'eye' is not finite"):
+        whorl.train(Sensors, "ppo", {**QUIET, "workers": 0, "total_timesteps": 32, "runs": str(tmp_path)})
+
+
+def test_a_forgotten_reward_is_told(tmp_path: Path) -> None:
+    settings = {**QUIET, "workers": 0, "total_timesteps": 32, "runs": str(tmp_path)}
+    with pytest.raises(EnvError, match="the reward is a NoneType; return one number"):
+        whorl.train(Sensors, "ppo", settings, env_options={"forgets": True})
+
+
+def test_play_in_a_pipe_prints_returns_and_no_pictures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    assert main(["play", "cartpole", "--max-steps", "6"]) == 0
+    found = capsys.readouterr()
+    assert "episode 1: return 6.0 in 6 steps" in found.out and "\x1b" not in found.out
+    assert "nothing is shown; use --gif FILE" in found.out + found.err

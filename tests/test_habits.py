@@ -1,5 +1,6 @@
 """What a user of Stable-Baselines3 tries first: it works, or one sentence says what to write instead."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import whorl
 from whorl.cli import _show_warning, main
 from whorl.core.errors import CheckpointError, ConfigError, EnvError, WhorlError
 from whorl.run.reporting import Result
+from whorl.run.trainer import Trainer
 
 SMALL: dict[str, Any] = {
     "num_envs": 2,
@@ -58,7 +61,7 @@ def test_a_name_that_nobody_has_is_an_ordinary_attribute_error() -> None:
 def test_methods_of_a_model_are_answered_with_those_here(result: Result) -> None:
     trainer, policy = whorl.load("CartPole-v1", "ppo", SMALL), whorl.restore(result)
     for thing, name, said in (
-        (trainer, "learn", "call train()"),
+        (trainer, "learn", "call train(100_000)"),
         (trainer, "predict", "whorl.restore(run)"),
         (result, "policy", "whorl.restore(result)"),
         (policy, "save", "policy.export(path)"),
@@ -108,6 +111,62 @@ def test_a_folder_of_runs_is_no_run(result: Result) -> None:
         whorl.restore(runs)
 
 
+def test_the_module_has_no_classes_of_stable_baselines_and_says_what_to_write() -> None:
+    assert not hasattr(whorl, "PPO") and getattr(whorl, "make_vec_env", None) is None
+    with pytest.raises(ImportError, match="algorithms go by name: whorl"):
+        from whorl import PPO  # noqa: F401
+    with pytest.raises(AttributeError, match="algorithms go by name: whorl"):
+        whorl.PPO  # noqa: B018
+    with pytest.raises(ModuleNotFoundError):
+        import_module("whorl.nothing")
+
+
+def test_train_takes_the_number_of_steps_as_learn_does(tmp_path: Path) -> None:
+    settings = {**SMALL, "runs": str(tmp_path)}
+    del settings["total_timesteps"]
+    result = whorl.load("CartPole-v1", "ppo", settings).train(100)
+    same = whorl.load("CartPole-v1", "ppo", {**settings, "total_timesteps": 100}).settings.plain()
+    saved = yaml.safe_load((result.run_dir / "config.yaml").read_text())
+    assert saved == same and saved["total_timesteps"] == 100
+    assert 100 <= result.steps <= 128  # whole rollouts of 2 x 16 steps, less those that only reset
+
+
+def test_train_on_is_resume(tmp_path: Path) -> None:
+    trainer = whorl.load("CartPole-v1", "ppo", {**SMALL, "runs": str(tmp_path)})
+    done = trainer.train().steps
+    with pytest.raises(WhorlError, match=rf"50 more are whorl.resume\(run, total_timesteps={done} \+ 50\)"):
+        trainer.train(50)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"callback": None}, "not 'callback': pass callbacks="),
+        ({"progress_bar": True}, "not 'progress_bar': set quiet"),
+        ({"gamma": 0.9}, r"not 'gamma': give it to whorl.load\(env, 'ppo', gamma=...\)"),
+        ({"total_timesteps": "many"}, "total_timesteps is 'many'; it must be"),
+    ],
+)
+def test_arguments_of_learn_are_explained(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        whorl.load("CartPole-v1", "ppo").train(**given)
+
+
+def test_a_property_that_fails_runs_once() -> None:
+    calls = []
+
+    class Failing(Trainer):
+        @property
+        def mine(self) -> int:
+            calls.append(1)
+            raise AttributeError("inside")
+
+    made = whorl.load("CartPole-v1", "ppo")
+    with pytest.raises(AttributeError, match="inside"):
+        Failing(made.source, made.settings).mine  # noqa: B018
+    assert calls == [1]
+
+
 # Settings
 
 
@@ -123,6 +182,7 @@ def test_paths_and_devices_are_taken_as_objects(tmp_path: Path) -> None:
         ({"target_kl": None}, "target_kl is None; it must be a number; leave it out for the default"),
         ({"callback": None}, "pass callbacks="),
         ({"log_interval": 4}, "set log_freq"),
+        ({"resume": True}, "continue a run with whorl resume RUN"),
         ({"progress_bar": True}, "set quiet"),
         ({"features_extractor_class": object}, "set encoder"),
     ],

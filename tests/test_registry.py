@@ -122,7 +122,7 @@ def test_a_saved_config_may_name_what_is_registered_or_ours() -> None:
         assert resolve("layer", "torch.nn.Linear") is nn.Linear
         assert resolve("optimizer", "AdamW") is torch.optim.AdamW
         assert isinstance(resolve("algorithm", "whorl.algorithms.ppo.PPO"), type)
-        assert resolve("encoder", "whorl.nets.backbone.Flat").__name__ == "Flat"
+        assert resolve("encoder", "whorl.nets.flat.Flat").__name__ == "Flat"
         assert resolve("network", "whorl.nets.layers.layered").__name__ == "layered"
         assert resolve("loss", "whorl.nets.losses.huber").__name__ == "huber"
 
@@ -174,8 +174,8 @@ def test_a_saved_config_reaches_nothing_but_parts(kind: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("optimizer", "whorl.nets.backbone.Flat"),
-        ("algorithm", "whorl.nets.backbone.Flat"),
+        ("optimizer", "whorl.nets.flat.Flat"),
+        ("algorithm", "whorl.nets.flat.Flat"),
         ("loss", "whorl.nets.layers.layered"),
         ("network", "whorl.nets.losses.huber"),
     ],

@@ -3,6 +3,7 @@
 The public names below are loaded on first use, so that worker processes start without torch.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -117,14 +118,31 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        if not name.startswith("_"):
-            from whorl.settings.elsewhere import instead_of
-
-            if remedy := instead_of(name):
-                # No AttributeError, which `from whorl import PPO` would replace by one without the remedy.
-                raise ImportError(f"whorl has no {name!r}; {remedy}", name=name)
-        raise AttributeError(f"module 'whorl' has no attribute {name!r}")
+        text = f"module 'whorl' has no attribute {name!r}{_remedy(name)}"
+        raise AttributeError(text, name=name, obj=sys.modules[__name__])
     return getattr(import_module(_module_of(name)), name)
+
+
+def _remedy(name: str) -> str:
+    """What takes the place of a name of Stable-Baselines3; empty for other names."""
+    if name.startswith("_"):
+        return ""
+    from whorl.settings.elsewhere import instead_of
+
+    found = instead_of(name)
+    return f"; {found}" if found else ""
+
+
+class _Explaining:
+    """The last to be asked for a module: `from whorl import PPO` looks for whorl.PPO, and is told what to write."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if name.startswith("whorl.") and (remedy := _remedy(name.removeprefix("whorl."))):
+            raise ImportError(f"whorl has no {name.removeprefix('whorl.')!r}{remedy}", name=name)
+
+
+sys.meta_path.append(_Explaining)
 
 
 def _module_of(name: str) -> str:

@@ -82,6 +82,25 @@ class Halver(Agent):
         return Updated({"loss/net": self.net.weight.detach().sum()})
 
 
+class Pair(Agent):
+    """Two parameters with an optimizer; small ones are packed, more than 2^18 are not."""
+
+    Config = OffPolicyConfig
+
+    def __init__(self, part: Part, size: int) -> None:
+        super().__init__(SPEC, OffPolicyConfig())
+        self.net = nn.Linear(1, size)
+        self.add_optimizer("net", self.net, part, 0.1)
+        self.prepare("cpu", lambda name: torch.Generator())
+
+    def step(self, gate: Tensor | None = None) -> None:
+        self.minimize("net", self.net.weight.square().sum() + self.net.bias.square().sum(), gate=gate)
+
+    def tensors(self) -> list[Tensor]:
+        state = [value for entry in self.optimizer_state()["net"] for value in entry.values()]
+        return [tensor.detach().clone() for tensor in (*self.net.parameters(), *state)]
+
+
 class Pull(nn.Module):
     """A component that counts its steps; its weight is trained by the agent's optimizer."""
 
@@ -129,6 +148,34 @@ def test_the_norm_of_gradients_is_measured_before_they_are_clipped() -> None:
     assert float(value) == pytest.approx(1.5, abs=1e-5)
     agent.minimize("net", 0.5 * weight.square().sum(), 10.0)
     assert float(value) == pytest.approx(0.75, abs=1e-5)  # a gradient below the norm is left as it is
+
+
+@pytest.mark.parametrize("size", [2, 2**18])
+@pytest.mark.parametrize(
+    "part",
+    [
+        Part("Adam"),
+        Part("AdamW", {"weight_decay": 0.1}),
+        Part("Adam", {"amsgrad": True}),
+        Part("RMSprop"),
+        Part("SGD", {"momentum": 0.9}),
+    ],
+    ids=str,
+)
+def test_a_closed_gate_leaves_parameters_and_optimizer_as_they_are(part: Part, size: int) -> None:
+    torch.manual_seed(1)
+    agent = Pair(part, size)
+    agent.step()
+    before = agent.tensors()
+    agent.step(gate=torch.zeros(()))
+    assert all(map(torch.equal, agent.tensors(), before))
+    torch.manual_seed(1)
+    other = Pair(part, size)
+    other.step()
+    other.step()
+    agent.step(gate=torch.ones(()))
+    assert all(map(torch.equal, agent.tensors(), other.tensors()))
+    assert not torch.equal(agent.tensors()[0], before[0])
 
 
 def test_a_component_joins_an_optimizer_and_learns_after_the_agent() -> None:

@@ -633,7 +633,7 @@ def test_a_progress_display_leaves_the_losses_by_hand() -> None:
 def test_other_actions_than_one_choice_are_refused_in_one_sentence() -> None:
     for action, word in (
         (Continuous((1,), (-1.0,), (1.0,)), "continuous actions; use sac, td3 or ppo"),
-        (MultiDiscrete((2, 3)), "multidiscrete actions; use ppo"),
+        (MultiDiscrete((2, 3)), "multidiscrete actions; use sac, tqc, ppo"),
     ):
         with pytest.raises(ConfigError, match=f"dqn needs one discrete action, but .* has {word}") as e:
             DQN(Spec(Array((3,)), action, 2), DQN.Config())

@@ -10,8 +10,11 @@ from torch import Tensor
 from whorl.agents.agent import Context
 from whorl.conformance import Run, subject
 from whorl.core.errors import ConfigError
+from whorl.core.spec import Array, Discrete, Spec
 from whorl.data.batch import LAST, POLICY, STREAMS, Batch
+from whorl.explore.epsilon_greedy import Exploration
 from whorl.explore.policies import BEHAVIOUR, FAMILY
+from whorl.settings.merge import configure
 
 AGENTS = ["ngu", "agent57"]
 
@@ -279,6 +282,15 @@ def test_intrinsic_rewards_are_read_in_units_of_what_the_most_exploring_policy_g
     half = {name: value / 2 for name, value in batch.last[STREAMS].items()}
     found = other.critic(batch.replace(last={**batch.last, STREAMS: half}).all)
     torch.testing.assert_close(found, agent.critic(batch.all))
+
+
+@pytest.mark.parametrize("algorithm", AGENTS)
+def test_the_epsilons_of_the_presets_are_the_papers(algorithm: str) -> None:
+    # epsilon^(1 + 8 i / (N - 1)) with epsilon .4 and nine environments: .4, .4^2, ..., .4^9
+    settings: Any = configure(algorithm, "CartPole-v1", {"num_envs": 9}).algo
+    spec = Spec(Array((4,)), Discrete(2), 9)
+    ladder = Exploration(spec, settings).epsilon(torch.arange(9), torch.tensor(0.0))
+    assert ladder.tolist() == pytest.approx([0.4**power for power in range(1, 10)])
 
 
 def test_what_a_family_of_policies_needs_is_named() -> None:

@@ -197,6 +197,20 @@ def test_without_temperature_targets_hold_no_entropy() -> None:
     assert float(error[0, 1]) == pytest.approx((abs(3 - target) + abs(3.5 - target)) / 2, abs=1e-6)
 
 
+def test_without_backup_entropy_targets_hold_none_and_the_actor_is_rewarded_for_it_all_the_same() -> None:
+    agent, batch = known(backup_entropy=False), two_rows()
+    error = agent.critic_loss(batch, with_noise(agent, batch, 0.5))[1]
+    target = 1 + 0.9 * 2.462117
+    assert float(error[0, 1]) == pytest.approx((abs(3 - target) + abs(3.5 - target)) / 2, abs=1e-6)
+    loss = agent.actor_loss(batch, with_noise(agent, batch, 0.5))[0]
+    assert float(loss) == pytest.approx(0.2 * -0.803710 - 3, abs=1e-6)
+
+
+def test_v_trace_without_backup_entropy_is_declined() -> None:
+    with pytest.raises(ConfigError, match="V-trace adds the entropy of every step to the targets, but"):
+        build(SAC, backup_entropy=False, use_n_step_is=True, n_step=3)
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -446,8 +460,11 @@ def test_a_choice_that_is_masked_out_is_never_taken(how: dict[str, Any]) -> None
 ATOMS = {"n_atoms": 7, "v_min": -3.0, "v_max": 3.0}
 
 
-def test_with_atoms_the_target_is_the_lower_distribution_moved_by_reward_and_entropy() -> None:
-    agent = build(SAC, alpha=0.5, tune_alpha=False, **ATOMS)
+@pytest.mark.parametrize(("settings", "alpha"), [({}, 0.5), ({"backup_entropy": False}, 0.0)])
+def test_with_atoms_the_target_is_the_lower_distribution_moved_by_reward_and_entropy(
+    settings: dict[str, Any], alpha: float
+) -> None:
+    agent = build(SAC, alpha=0.5, tune_alpha=False, **ATOMS, **settings)
     batch = transitions(agent)
     noise = agent.draw(batch)
     loss, error, q, metrics = agent.critic_loss(batch, noise)
@@ -456,7 +473,7 @@ def test_with_atoms_the_target_is_the_lower_distribution_moved_by_reward_and_ent
         one, other = agent.target_critic(batch.next, action).softmax(-1)
         atoms = torch.linspace(-3, 3, 7)
         prob = torch.where((one @ atoms < other @ atoms).unsqueeze(-1), one, other)
-        soft = atoms - 0.5 * log_prob.unsqueeze(-1)
+        soft = atoms - alpha * log_prob.unsqueeze(-1)
         place = batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * soft
         target = categorical_projection(prob, place, atoms)
     answers = agent.critic(batch.now, batch.action)

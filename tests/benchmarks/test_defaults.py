@@ -84,6 +84,12 @@ def test_a_row_shows_means_over_seeds_and_the_ratio_of_speeds() -> None:
     assert line == "| ppo | CartPole-v1 | 1,000 | 2 | 300 ± 141 | 150 ± 0.00 | 1 | 4 | 4.0x |  |"
 
 
+def test_seconds_are_processor_time_where_it_was_measured() -> None:
+    busy = {**record(OURS, 1, seconds=9), "processor_time": 2.0}
+    line = defaults.table([busy, record(THEIRS, 1, seconds=4)]).splitlines()[-1]
+    assert "| 2 | 4 | 2.0x |" in line
+
+
 def test_runs_that_were_cut_show_the_steps_of_both() -> None:
     line = defaults.table([record(OURS, 1), record(THEIRS, 1, steps=600)]).splitlines()[-1]
     assert "| 1,000 / 600 |" in line

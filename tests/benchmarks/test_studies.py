@@ -71,3 +71,15 @@ def test_what_was_played_is_the_metric_where_the_environment_measures_it() -> No
     measured = {**run, "measures": {"coverage": 0.5, "cells_visited": 8.5}}
     assert "| 0.25 (0.25 to 0.25) | 0.5 (0.5 to 0.5) |" in studies.table([measured])
     assert "| 0.25 (0.25 to 0.25) | 0 (0 to 0) |" in studies.table([run])
+
+
+def test_the_steps_to_a_threshold_are_those_of_the_first_row_that_reaches_it() -> None:
+    rows = [{"steps": 1}, {"steps": 2, "a": 3.0}, {"steps": 3, "a": 5.0}, {"steps": 4, "a": 4.0}]
+    assert studies.reached(rows, "a", 4.0) == 3 and studies.reached(rows, "a", 6.0) is None
+    job = {"study": "position_only", "env": "PendulumP-v0", "variant": "rsac"}
+    run = {"score": -200.0, "return": -180.0, "steps": 9, "wall_time": 1.0}
+    runs = [
+        {**run, "job": {**job, "seed": 1}, "reached": 2_000},
+        {**run, "job": {**job, "seed": 2}, "reached": None},
+    ]
+    assert studies.table(runs).endswith("| 2 | 2,000, never |")

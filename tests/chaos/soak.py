@@ -116,6 +116,8 @@ CHANCES = {"actors": (1e-4, 5e-5, 5e-5), "workers": (2e-5, 1e-5, 1e-5), "ray": (
 """that a step raises, hangs, or begins to leak; with workers each of them ends the run"""
 EVENTS = {"kill": 6, "stop": 5, "slow": 3, "learner": 1, "terminate": 1, "disk": 1, "node": 1}
 """what happens and how often, relative to each other"""
+WORKER_NODES = 2
+"""nodes of Ray's cluster besides the first, which stays"""
 SETTLING = 30
 """seconds, and rows of metrics, after which a process has loaded all it needs and filled its replay buffer"""
 MEASURED = 1200
@@ -328,8 +330,10 @@ class Training:
                 self.fill_disk(self.draw.uniform(2.0, 10.0))
             elif name == "node":
                 nodes = sorted(self.cluster.worker_nodes, key=lambda node: node.unique_id)
-                self.cluster.remove_node(self.draw.choice(nodes), allow_graceful=False)
-                add_node(self.cluster)
+                if len(nodes) == WORKER_NODES:
+                    self.cluster.remove_node(self.draw.choice(nodes), allow_graceful=False)
+                # Where a busy machine can't start one in time, the next event of this kind does.
+                name = "node" if add_node(self.cluster, 2) else "late node"
             self.soak.happened(name)
 
     def possible(self, event: str) -> bool:
@@ -388,7 +392,8 @@ class Training:
             trouble.steps_in(self.notes),
             int(sum(row.get("actors/dropped_steps", 0) for row in rows)),
         )
-        if rows[-1]["steps"] != steps or steps + dropped > made:
+        last = rows[-1] if rows else {"steps": 0}
+        if last["steps"] != steps or steps + dropped > made:
             self.problem(f"{steps} steps counted and {dropped} dropped, but environments made {made}")
         self.soak.trainings[self.kind] = {
             "starts": self.starts,
@@ -396,8 +401,8 @@ class Training:
             "dropped": dropped,
             "made": made,
             "iterations": len(rows),
-            "actors_replaced": int(rows[-1].get("actors/replaced", 0)),
-            "shards_replaced": int(rows[-1].get("shards/replaced", 0)),
+            "actors_replaced": int(last.get("actors/replaced", 0)),
+            "shards_replaced": int(last.get("shards/replaced", 0)),
         }
         self.check_state(run, steps)
 
@@ -558,17 +563,20 @@ def draw_memory(soak: Soak, path: Path) -> None:
 # Ray
 
 
-def add_node(cluster: Any, **more: Any) -> None:
+class NoNode(Exception):
+    """Ray gives a node 30 seconds to start, which a busy machine exceeds."""
+
+
+def add_node(cluster: Any, attempts: int, **more: Any) -> bool:
+    """Whether a node could be started."""
     from whorl.distributed.ray import LOOPBACK
 
     options = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False, **more}
-    for attempt in range(8):  # a busy machine exceeds the time that Ray gives a node to start
-        try:
+    for _ in range(attempts):
+        with suppress(Exception):  # Ray raises no other
             cluster.add_node(node_ip_address=LOOPBACK, **options)
-            return
-        except Exception:  # Ray raises no other
-            if attempt == 7:
-                raise
+            return True
+    return False
 
 
 @contextmanager
@@ -584,10 +592,11 @@ def ray_cluster() -> Iterator[Any]:
 
     cluster = Cluster()
     # The first one holds the cluster's directory, and stays. That a node was removed is known after five seconds.
-    add_node(cluster, _system_config={**PATIENT, "health_check_period_ms": 1000})
-    for _ in range(2):
-        add_node(cluster)
+    first = {"_system_config": {**PATIENT, "health_check_period_ms": 1000}}
     try:
+        for more in (first, *[{}] * WORKER_NODES):
+            if not add_node(cluster, 8, **more):
+                raise NoNode("no node of Ray started within 30 s, tried 8 times; this machine is too busy")
         yield cluster
     finally:
         cluster.shutdown()
@@ -605,10 +614,13 @@ def run(seconds: float, seed: int, kinds: list[str], folder: Path, small: bool) 
     shm = set(os.listdir("/dev/shm"))
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     for kind in kinds:
-        with ray_cluster() if kind == "ray" else nullcontext() as cluster:
-            training = Training(soak, kind, cluster)
-            with sampled(soak, training):
-                training.soak_for(seconds / len(kinds))
+        try:
+            with ray_cluster() if kind == "ray" else nullcontext() as cluster:
+                training = Training(soak, kind, cluster)
+                with sampled(soak, training):
+                    training.soak_for(seconds / len(kinds))
+        except NoNode as error:  # what was found with the others counts
+            soak.problems.append(f"{kind} at {soak.now:.0f} s: {error}")
     wait_for(lambda: not others(before), 60.0)
     soak.problems += [f"process {pid} is left: {name}" for pid, name in others(before)]
     soak.problems += [f"/dev/shm/{name} is left" for name in sorted(set(os.listdir("/dev/shm")) - shm)]

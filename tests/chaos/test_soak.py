@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ sys.path.append(str(Path(__file__).parent))
 import soak
 import trouble
 
-from whorl.core.watch import FAREWELL
+from whorl.distributed.watch import FAREWELL
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="signals, /proc and mounts of Linux"
@@ -46,6 +48,42 @@ def test_memory_that_grows_is_a_problem_unless_the_environment_leaks(
     soak.draw_memory(found, tmp_path / "memory.png")
 
 
+class Nodes:
+    """A cluster of Ray whose nodes start or do not."""
+
+    def __init__(self, *starts: bool) -> None:
+        self.starts = list(starts)
+
+    def add_node(self, **options: object) -> None:
+        if not self.starts.pop(0):
+            raise Exception("The current node timed out during startup.")
+
+
+@pytest.mark.parametrize(
+    ("starts", "found"), [((True,), True), ((False, True), True), ((False, False), False)]
+)
+def test_a_node_that_does_not_start_in_time_is_no_end_of_the_soak(
+    starts: tuple[bool, ...], found: bool
+) -> None:
+    pytest.importorskip("ray")
+    assert soak.add_node(Nodes(*starts), 2) == found
+
+
+def test_what_was_found_before_ray_could_not_start_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak.Training, "soak_for", lambda self, seconds: self.problem("first"))
+
+    @contextmanager
+    def busy() -> Iterator[None]:
+        raise soak.NoNode("too busy")
+        yield
+
+    monkeypatch.setattr(soak, "ray_cluster", busy)
+    found = soak.run(0.0, 1, ["workers", "ray"], tmp_path, False)
+    assert [text.partition(": ")[2] for text in found.problems][:2] == ["first", "too busy"]
+
+
 def checked(folder: Path, rows: list[dict[str, int]], steps: int, made: int) -> list[str]:
     """The problems of a run with these rows of metrics, steps in its checkpoint, and steps of its environments."""
     state = soak.Soak(folder, folder / "disk", False, 0)
@@ -58,6 +96,10 @@ def checked(folder: Path, rows: list[dict[str, int]], steps: int, made: int) -> 
     training.check_state = lambda run, steps: None  # type: ignore[method-assign]  # there is no such file
     training.check(run, 90, 0)
     return [text.partition(": ")[2] for text in state.problems]
+
+
+def test_a_training_without_a_row_is_a_problem_and_no_traceback(tmp_path: Path) -> None:
+    assert any("budget" in problem for problem in checked(tmp_path, [], 0, 0))
 
 
 def rows(*steps: int) -> list[dict[str, int]]:

@@ -19,6 +19,8 @@ from whorl.distributed.actor import ActorProcess, Role
 from whorl.envs.make import find
 from whorl.envs.vector import Step, VectorEnv
 from whorl.run.evaluate import run_episodes
+from whorl.settings.merge import configure
+from whorl.state.policy import build_agent
 
 NUM_ENVS, STEPS, STRIDE = 4, 12, 4
 SPEC = Spec(Array((3,)), Continuous((1,), (-1.0,), (1.0,)), NUM_ENVS)
@@ -166,6 +168,30 @@ def test_each_environment_has_the_rows_that_it_would_have_if_it_answered_at_once
         length = min(len(want), len(got))
         assert length > 40
         assert got[:length] == want[:length]
+
+
+def test_each_observation_counts_once_in_the_statistics() -> None:
+    prompt, late = collect(LocalCollector, Counters(), 8), collect(WaitingCollector, Late(), 24)
+    assert all(bool(batch.observed.all()) for batch in prompt)
+    for env in range(NUM_ENVS):
+        want, got = (
+            [
+                tuple(batch.obs[t, env].tolist())
+                for batch in some
+                for t in range(STEPS)
+                if batch.observed[t, env]
+            ]
+            for some in (prompt, late)
+        )
+        length = min(len(want), len(got))
+        assert length > 40
+        assert got[:length] == want[:length]
+    agent: Any = build_agent(configure("ppo", "Pendulum-v1", {"num_envs": NUM_ENVS}), SPEC, 0)
+    for batch in late:
+        agent.end_update(batch)
+    assert float(agent.observations.statistics["observation"].count) == sum(
+        float(batch.observed.sum()) for batch in late
+    )
 
 
 def test_components_follow_what_was_answered_alone() -> None:

@@ -116,7 +116,7 @@ def test_an_opposing_auxiliary_gradient_leaves_the_agents_own_as_it_is(adaptive:
     agent._joined["critic"] = [replace(agent._joined["critic"][0], loss=opposed)]
     (agent._batch,) = rollouts(agent)
     seen: list[Any] = []
-    agent._steppers["critic"] = lambda gradients, rate: seen.extend(gradients)
+    agent._steppers["critic"] = lambda gradients, rate, gate: seen.extend(gradients)
     agent.minimize("critic", value())
     for weight, gradient in zip(weights, seen):
         torch.testing.assert_close(gradient, 2 * weight)

@@ -1,6 +1,7 @@
 """Whether replay fits: the machine's free memory, the limits of containers, and allocations that fail nevertheless."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -10,11 +11,14 @@ import torch
 import yaml
 
 import whorl
+from whorl.bench import cell as cells
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Continuous, Spec
 from whorl.data import memory_check as room
 from whorl.data import replay_setup
 from whorl.data.memory_check import allocating, free_memory, require_memory
+from whorl.data.replay_setup import allocated_bytes
+from whorl.envs.make import find
 
 CPU = torch.device("cpu")
 
@@ -133,6 +137,68 @@ def test_a_buffer_that_nobody_chose_shrinks_until_it_fits_and_the_run_keeps_its_
     monkeypatch.setattr(room, "free_memory", lambda: 1 << 40)
     resumed = whorl.resume(result, env=pictures, max_iterations=3, quiet=True)
     assert yaml.safe_load((resumed.run_dir / "config.yaml").read_text())["buffer_size"] == 125_000
+
+
+class Reaching(gymnasium.Env):
+    """Big goals, so that a default buffer takes gigabytes."""
+
+    goal = gymnasium.spaces.Box(-1, 1, (100,))
+    observation_space = gymnasium.spaces.Dict(observation=goal, achieved_goal=goal, desired_goal=goal)
+    action_space = gymnasium.spaces.Box(-1, 1, (2,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return self.observation_space.sample(), -1.0, False, self.count == 10, {}
+
+    def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
+        return -np.ones(len(achieved), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm", "settings"),
+    [
+        (Reaching, "sac", {"her": "future"}),
+        (pictures, "dqn", {"memory": "lstm"}),
+        (pictures, "dqn", {"shards": 2}),
+    ],
+)
+def test_buffers_with_goals_memories_and_shards_shrink_too(
+    env: Any, algorithm: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 200_000_000
+    monkeypatch.setattr(room, "free_memory", lambda: free)
+    with pytest.warns(UserWarning, match="the replay buffer holds"):
+        trainer = whorl.load(env, algorithm, {**SMALL, "max_iterations": 1}, runs=str(tmp_path), **settings)
+        trainer.build()
+    with trainer:
+        agent = trainer.agent
+        size = allocated_bytes(agent.cfg, agent.spec, CPU, agent.stored(), agent.columns())
+        assert free / 8 < size <= free / 2
+
+
+def test_the_note_of_a_smaller_buffer_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "free_memory", lambda: 200_000_000)
+    with pytest.warns(UserWarning, match="the replay buffer holds"):
+        result = whorl.train(pictures, "dqn", SMALL, runs=str(tmp_path), log_file=True)
+    log = result.run_dir / "log.txt"
+    assert "the replay buffer holds 125,000 transitions" in log.read_text()
+
+
+def test_a_cell_of_a_benchmark_shrinks_its_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = whorl.load(pictures, "dqn", SMALL).settings
+    monkeypatch.setattr(cells, "find", lambda env, options: find(pictures))
+    monkeypatch.setattr(room, "free_memory", lambda: 200_000_000)
+    cell = cells.Cell("dqn", "pictures", 1, str(tmp_path / "run"), found.plain(), found.buffer_chosen)
+    trainer = cells.CellWorker._trainer(SimpleNamespace(place=0), cell)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="the replay buffer holds"):
+        trainer.build()
+    with trainer:
+        assert trainer.settings.buffer_size == 125_000
 
 
 def test_a_buffer_that_was_chosen_is_refused_where_it_does_not_fit(

@@ -317,6 +317,18 @@ def test_a_recording_is_loaded_by_minari_and_holds_what_the_policy_did(
     assert free_id("whorl/Match/sac") == "whorl/Match/sac-v1"
 
 
+def test_a_dict_whose_keys_gymnasium_sorts_is_read_in_the_order_of_the_environment(tmp_path: Path) -> None:
+    settings = {**SETTINGS, **NETS, "num_envs": 2, "runs": str(tmp_path)}
+    run = whorl.train("PointReach-v0", "sac", settings).run_dir
+    whorl.record(run, 1, output=tmp_path / "data", max_steps=3)
+    spec = whorl.make("PointReach-v0").source.spec(1)
+    frames = read(str(tmp_path / "data"), spec).frames
+    assert list(frames) == list(spec.observation) == ["observation", "achieved_goal", "desired_goal"]
+    episode = next(minari.MinariDataset(tmp_path / "data" / "data").iterate_episodes())
+    for key, values in frames.items():
+        np.testing.assert_array_equal(values[:4, 0], episode.observations[key])
+
+
 def test_noise_without_continuous_actions_and_a_file_in_the_way_are_one_sentence(tmp_path: Path) -> None:
     small = {
         "num_envs": 2,

@@ -43,7 +43,7 @@ def test_users_of_one_process_share_a_watch_until_the_last_one_releases_it(
 
 def ended_by(line: str) -> str:
     """What is printed by a process that is watched and ends with this line, and by the one that watches."""
-    before = "import os, signal, sys\nimport whorl.core.watch as of\nwatch = of.watch()\n"
+    before = "import os, signal, sys\nimport whorl.distributed.watch as of\nwatch = of.watch()\n"
     found = subprocess.run(
         [sys.executable, "-c", before + line],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

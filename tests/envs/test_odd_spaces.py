@@ -10,7 +10,8 @@ import pytest
 from gymnasium import spaces
 
 import whorl
-from whorl.core.errors import EnvError
+from whorl.core.errors import EnvError, WhorlError
+from whorl.envs.spaces import observation_parts
 
 
 class Odd(gymnasium.Env):
@@ -107,3 +108,78 @@ def test_observations_without_axes_are_trained_on_played_and_recorded(
     assert env.action_space.contains(policy.act(env.reset(seed=0)[0]))
     recorded = whorl.record(policy, episodes, env=make, output=tmp_path / "data" / "odd-v0")
     assert recorded.lengths == [10] * episodes
+
+
+LOCKS = spaces.MultiDiscrete([[2, 3], [4, 1]], start=[[0, 5], [-1, 0]])
+SHORT = {"total_timesteps": 64, "num_envs": 2, "num_steps": 16, "quiet": True}
+NESTED = spaces.Dict(inner=spaces.Tuple((spaces.MultiDiscrete([3, 2]), spaces.Box(-1, 1, (2,)))), locks=LOCKS)
+
+
+def test_multi_discrete_observations_are_one_hots_end_to_end() -> None:
+    (_, read), *_ = observation_parts(LOCKS, spaces.Discrete(2), "none")
+    assert read(np.array([[1, 7], [-1, 0]])).tolist() == [0, 1, 0, 0, 1, 1, 0, 0, 0, 1]
+    (_, read_batch), *_ = observation_parts(LOCKS, spaces.Discrete(2), "none", batch_dims=1)
+    assert read_batch(np.array([[[1, 7], [-1, 0]], [[0, 5], [2, 0]]])).tolist() == [
+        [0, 1, 0, 0, 1, 1, 0, 0, 0, 1],
+        [1, 0, 1, 0, 0, 0, 0, 0, 1, 1],
+    ]
+
+
+def test_a_number_outside_of_its_choices_is_told(tmp_path: Path) -> None:
+    class Beyond(Odd):
+        def step(self, action: Any) -> Any:
+            return np.array([0, 2]), *super().step(action)[1:]
+
+    with pytest.raises(EnvError, match=r"is array\(\[0, 2\]\), which is not in MultiDiscrete\(\[3 2\]\)"):
+        whorl.train(lambda: Beyond(spaces.MultiDiscrete([3, 2])), "ppo", {**SHORT, "runs": tmp_path})
+
+
+@pytest.mark.parametrize("options", [{}, {"frame_stack": 2}])
+def test_a_policy_takes_multi_discrete_observations_as_the_environment_gives_them(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    def make(**_: Any) -> gymnasium.Env:
+        return Odd(NESTED)
+
+    result = whorl.train(make, "ppo", {**SHORT, "runs": tmp_path}, env_options=options)
+    policy = whorl.restore(result)
+    columns = policy.spec.observation["locks"].shape[0]
+    assert columns == 10 * options.get("frame_stack", 1) and policy.spec.observation["inner"]["0"].binary
+    obs = [NESTED.sample() for _ in range(3)]
+    single = [policy.probabilities(one) for one in obs[:1]]
+    batch = {
+        "inner": tuple(np.stack([one["inner"][part] for one in obs]) for part in range(2)),
+        "locks": np.stack([one["locks"] for one in obs]),
+    }
+    policy.reset()
+    np.testing.assert_allclose(policy.probabilities(batch)[0], single[0], rtol=1e-5)
+    with pytest.raises(WhorlError, match=r"trained on \[0, 5, -1, 0\] to \[1, 7, 2, 0\]"):
+        policy.act({**obs[0], "locks": np.array([[0, 0], [0, 0]])})
+
+
+def test_the_exported_policy_takes_the_numbers_too(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    policy = whorl.restore(whorl.train(lambda: Odd(LOCKS), "ppo", {**SHORT, "runs": tmp_path}))
+    policy.export(tmp_path / "policy.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    (port,) = session.get_inputs()
+    assert port.shape[1:] == [2, 2] and port.type == "tensor(int64)"
+    obs = np.stack([LOCKS.sample() for _ in range(20)])
+    (actions, *_) = session.run(None, {port.name: obs})
+    np.testing.assert_array_equal(actions, policy.act(obs))
+
+
+class Numbers(Odd):
+    """As runs read a MultiDiscrete space before it was one-hot."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Box(0, 2, (2,)))
+
+
+def test_a_run_that_read_the_numbers_is_told_what_to_do(tmp_path: Path) -> None:
+    result = whorl.train(Numbers, "ppo", {**SHORT, "runs": tmp_path})
+    for call in (whorl.evaluate, whorl.resume):
+        with pytest.raises(EnvError, match="read as one-hots since this run was made"):
+            call(result, env=lambda: Odd(spaces.MultiDiscrete([3, 2])))
+    assert whorl.restore(result).act(np.array([2, 1])) in (0, 1)
+    assert whorl.evaluate(result, env=Numbers, episodes=1).mean_return == 10

@@ -177,7 +177,44 @@ def test_random_starts_lie_around_upright_at_all_distances():
     assert world.state["body"].abs().amax(1)[0] <= 0.4
 
 
+def test_a_curriculum_starts_farther_away_after_success_and_nearer_after_failure():
+    world = QuadInvPendulum(4000, random_starts=1.0, training_steps=2, curriculum=True)
+    world.reset(0)
+    assert not world.state["level"].any()
+    assert world.state["body"][1:5].abs().max() < 0.02  # all at NEAREST
+    action = torch.zeros(4000, 1)
+    for _ in range(60):  # 20 episodes of two steps and a reset
+        body = world.state["body"]
+        body[:, :1000], body[1:5, 1000:2000], body[0, 2000:3000] = 0, math.pi, 2
+        world.step(action)
+        assert ((world.state["level"] >= 0) & (world.state["level"] <= 1)).all()
+    held, hanging, outside, free = world.state["level"][0].view(4, 1000).mean(1).tolist()
+    assert held == pytest.approx(1) and hanging == outside == 0 and 0.3 < free < 1
+    for _ in range(3):
+        world.step(action)
+    tilt = world.state["body"][1:5, :1000].mean(0).abs()
+    assert tilt.median() > 0.3  # 0.005 at level 0
+    again = QuadInvPendulum(4000, random_starts=1.0, training_steps=2, curriculum=True)
+    assert torch.equal(world.reset(3), again.reset(3))  # a reset starts at level 0
+
+
+def test_a_curriculum_goes_on_after_a_restore():
+    worlds = [QuadInvPendulum(50, random_starts=0.9, training_steps=2, curriculum=True) for _ in range(2)]
+    first, second = worlds
+    first.reset(0)
+    for _ in range(30):
+        first.step(torch.zeros(50, 1))
+    assert first.state["level"].mean() > 0.2
+    second.restore(first.snapshot())
+    for _ in range(9):
+        a, b = (world.step(torch.zeros(50, 1)) for world in worlds)
+        assert torch.equal(a.obs, b.obs)
+    assert torch.equal(first.state["level"], second.state["level"])
+
+
 def test_wrong_options_of_training_are_named():
+    with pytest.raises(ConfigError, match="curriculum is true, but random_starts is 0"):
+        QuadInvPendulum(1, curriculum=True)
     with pytest.raises(ConfigError, match="random_starts is 2; it is a share"):
         QuadInvPendulum(1, random_starts=2)
     with pytest.raises(ConfigError, match="training_steps is 0"):
@@ -185,7 +222,7 @@ def test_wrong_options_of_training_are_named():
 
 
 def test_evaluations_start_hanging_and_last_1000_steps_whatever_training_does(tmp_path):
-    options = {"random_starts": 1.0, "training_steps": 7, "friction": False}
+    options = {"random_starts": 1.0, "training_steps": 7, "curriculum": True, "friction": False}
     assert dict(find("QuadInvPendulum-v0", options).evaluated.options) == {"friction": False}
     settings = {"total_timesteps": 80, "num_envs": 2, "num_steps": 10, "runs": str(tmp_path), "quiet": True}
     with pytest.warns(UserWarning, match="cut 1 of 1 episodes after 30 steps"):  # after 30 steps, not 7
@@ -204,3 +241,16 @@ def test_evaluations_start_hanging_and_last_1000_steps_whatever_training_does(tm
         assert whorl.evaluate(result.run_dir, 1).mean_return < 0.1
     again = whorl.evaluate(result.run_dir, 1, env_options={"training_steps": 5})
     assert again.mean_length == 5  # unless they are asked for
+
+
+def test_options_of_training_are_left_out_of_evaluations_of_a_world_made_by_a_function(tmp_path):
+    def world(training_steps: int = 0, random_starts: float = 0.0) -> QuadInvPendulum:
+        lasting = {"training_steps": training_steps} if training_steps else {}
+        return QuadInvPendulum(2, random_starts=random_starts, **lasting)
+
+    options = {"training_steps": 7, "random_starts": 1.0}
+    assert dict(find(world, options).evaluated.options) == {}
+    settings = {"total_timesteps": 40, "num_steps": 10, "runs": str(tmp_path), "quiet": True, "eval": False}
+    result = whorl.train(world, "ppo", settings, env_options=options)
+    assert whorl.evaluate(result, 1, env=world, max_steps=30).lengths == [30]
+    assert whorl.evaluate(result, 1, env=world, env_options={"training_steps": 5}).mean_length == 5

@@ -1,5 +1,6 @@
 """Windows of the last observations: what `concat` joins, through episodes, snapshots and environments."""
 
+import pytest
 import torch
 
 from whorl.envs.native import WORLDS
@@ -75,3 +76,25 @@ def test_a_window_of_one_is_the_plain_world():
     world = CarHeavenHell(3, concat=1)
     world.reset(0)
     assert set(world.state) == {"body", "side"}
+
+
+def test_with_state_the_whole_state_stands_beside_what_is_observed():
+    plain, both, full = (
+        WORLDS["PendulumP-v0"](3, concat=2),
+        WORLDS["PendulumP-v0"](3, concat=2, state=True),
+        WORLDS["PendulumFull-v0"](3),
+    )
+    assert both.spec.observation["observed"].shape == (4,) and both.spec.observation["state"].shape == (3,)
+    seen = [world.reset(5) for world in (plain, both, full)]
+    for _ in range(3):
+        assert torch.equal(seen[1]["observed"], seen[0]) and torch.equal(seen[1]["state"], seen[2])
+        seen = [world.step(torch.full((3, 1), 0.5)).obs for world in (plain, both, full)]
+
+
+@pytest.mark.parametrize("id", ["CartPoleContinuousP-v0", "CartPoleSwingUpVariableLengthPA-v0"])
+def test_other_worlds_with_hidden_state_show_it_on_demand(id: str):
+    world = WORLDS[id](2, state=True)
+    first = world.reset(0)
+    rows = world.sense(world.state)
+    assert torch.equal(first["state"], torch.stack(list(rows), 1))
+    assert torch.equal(first["observed"], WORLDS[id](2).reset(0))

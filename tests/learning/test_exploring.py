@@ -71,6 +71,29 @@ def test_a_hill_is_climbed_without_a_reward_on_the_way(algorithm: str, tmp_path:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_sac_that_takes_the_most_novel_of_its_actions_leaves_the_valley(seed: int, tmp_path: Path) -> None:
+    """Samples of an untrained policy alone never do."""
+    car: dict[str, Any] = {
+        "components": ["rnd_actions"],
+        "rnd_actions": {"candidates": 50, "lr": 1e-3},
+        **dict.fromkeys(("num_envs", "num_steps", "n_step"), 10),
+        "actor_hidden_sizes": [64, 64],
+        "critic_hidden_sizes": [64, 64],
+        **dict.fromkeys(("learning_starts", "random_steps"), 100),
+        "normalize_obs": True,
+        "reward_scale": 100,
+        "alpha": 0.1,
+        "updates_per_step": 0.1,
+        "batch_size": 128,
+        "eval_freq": 2_000,
+        "enough": 0.95,
+        "seed": seed,
+    }
+    assert best_evaluation("SparseMountainCarContinuous-v0", "sac", 20_000, tmp_path, **car) >= 0.95
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("components", "crossed"), [(["episodic"], True), (["rnd"], False), ([], False)], ids=str
 )

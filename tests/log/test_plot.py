@@ -142,6 +142,12 @@ def test_options_of_nested_settings_tell_runs_apart(tmp_path: Path, figures: lis
     ]
 
 
+def test_a_setting_without_a_value_is_none(tmp_path: Path, figures: list[Figure]) -> None:
+    folders = [run(tmp_path / "a", demonstrations=""), run(tmp_path / "b", demonstrations="expert")]
+    plot_runs(folders, tmp_path / "curve.png")
+    assert labels(figures[0])[:2] == ["demonstrations = none", "demonstrations = expert"]
+
+
 def test_settings_of_different_algorithms_are_not_compared(tmp_path: Path, figures: list[Figure]) -> None:
     folders = [run(tmp_path / "a", "ppo", num_envs=8), run(tmp_path / "b", "sac", num_envs=1)]
     plot_runs(folders, tmp_path / "curve.png")

@@ -4,6 +4,7 @@ import csv
 import errno
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,15 @@ def test_cutting_beyond_the_end_keeps_everything(tmp_path: Path) -> None:
     assert [row["steps"] for row in read_rows(files.jsonl)] == [1]
 
 
+def test_a_new_column_that_can_not_be_written_leaves_files_that_can_be_closed(tmp_path: Path) -> None:
+    files = MetricFiles(tmp_path / "run")
+    files.write({"steps": 1})
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(WhorlError, match="can't write metrics"):
+        files.write({"steps": 2, "loss/a": 0.5})
+    files.close()
+
+
 def test_cutting_at_zero_leaves_empty_files(tmp_path: Path) -> None:
     files = MetricFiles(tmp_path)
     files.write({"steps": 1})
@@ -199,7 +209,8 @@ def test_wandb_works_offline_and_continues_the_same_run(
         logger.close()
     runs = sorted((tmp_path / "wandb").glob("offline-run-*"))
     assert runs
-    assert {run.name.rsplit("-", 1)[1] for run in runs} == {(tmp_path / "wandb_id").read_text()}
+    # offline-run-TIME-ID; a second one within the same second has -1 after that.
+    assert {run.name.split("-")[3] for run in runs} == {(tmp_path / "wandb_id").read_text()}
 
 
 def test_tensorboard_shows_what_updates_compute_over_updates_too(tmp_path: Path) -> None:

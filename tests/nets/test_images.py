@@ -11,7 +11,7 @@ from whorl.conformance import CHECKS, NUM_ENVS, Subject, capture_safe
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, construct
 from whorl.core.spec import MASK_KEY, Array, Discrete, Spec
-from whorl.nets.backbone import Flat
+from whorl.nets.flat import Flat
 from whorl.nets.images import KINDS, Images, ResidualBlock, SpectralConvolution
 from whorl.nets.normalize import Observations
 

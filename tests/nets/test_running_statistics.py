@@ -28,6 +28,33 @@ def test_the_first_block_replaces_the_initial_statistics() -> None:
     assert (float(statistics.mean), float(statistics.var)) == (2.0, 1.0)
 
 
+@pytest.mark.parametrize("value", [1e5, 123456.7, -3.3e7, 0.1])
+def test_a_constant_observation_becomes_0_however_large_it_is(value: float) -> None:
+    observations = Observations(Array((1,)), True, 0)
+    rows = torch.full((100, 7, 1), value)
+    for _ in range(50):
+        observations.merge_(rows, torch.ones(100, 7))
+    assert float(observations(rows).abs().max()) == 0
+
+
+def test_small_changes_of_a_large_observation_are_seen() -> None:
+    observations = Observations(Array((1,)), True, 0)
+    rows = 1e5 + torch.tensor([-0.5, 0.5]).repeat(1000).reshape(2000, 1, 1)
+    for _ in range(50):
+        observations.merge_(rows, torch.ones(2000, 1))
+    assert observations(rows[:2]).flatten().tolist() == pytest.approx([-1, 1], abs=1e-3)
+
+
+def test_statistics_of_earlier_versions_are_read() -> None:
+    observations = Observations(Array((2,)), True, 0)
+    observations.merge_(torch.rand(5, 3, 2), torch.ones(5, 3))
+    saved = {**observations.state_dict(), "statistics.observation.shift": torch.zeros(2)}
+    found = Observations(Array((2,)), True, 0)
+    found.load_state_dict(saved)
+    row = torch.rand(4, 2)
+    assert torch.equal(found(row), observations(row))
+
+
 def test_rows_of_weight_0_are_not_counted() -> None:
     statistics = RunningStatistics((2,))
     rows = torch.tensor([[1.0, 10], [3, 30], [100, 1000]])

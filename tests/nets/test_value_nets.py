@@ -327,10 +327,13 @@ def test_allowed_choices_are_read_from_the_rows_asked_for() -> None:
     ("action", "told"),
     [
         (Continuous((2,), (-1.0, -1.0), (1.0, 1.0)), "has continuous actions; use sac, td3 or ppo"),
-        (MultiDiscrete((2, 3)), "has multidiscrete actions; use ppo, ppg, a2c, impala or reinforce"),
+        (
+            MultiDiscrete((2, 3)),
+            "has multidiscrete actions; use sac, tqc, ppo, ppg, a2c, impala or reinforce",
+        ),
         (
             {"one": Discrete(2), "two": Discrete(3)},
-            "has Dict or Tuple actions; use ppo, ppg, a2c, impala or reinforce",
+            "has Dict or Tuple actions; use sac, tqc, ppo, ppg, a2c, impala or reinforce",
         ),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import whorl
+from whorl.core import tree
 from whorl.core.errors import CheckpointError, DamagedError
 from whorl.data import segments
 from whorl.data.replay import Replay
@@ -66,6 +67,17 @@ def rewards(run: Path) -> torch.Tensor:
         return replay_of(trainer).ring.columns["reward"].clone()
     finally:
         trainer.close()
+
+
+def test_memories_of_the_first_observations_are_made_with_the_loaded_weights(tmp_path: Path) -> None:
+    episodic = {"components": ["episodic"], "episodic": {"capacity": 4, "hidden_sizes": [8], "features": 4}}
+    given = {**SAC, **episodic, "runs": str(tmp_path / "first")}
+    run = whorl.train("Pendulum-v1", "sac", given).run_dir
+    with go_on(run, tmp_path, **episodic) as trainer:
+        collector: Any = trainer.collector
+        obs = tree.index(collector.storage.obs, collector.steps)
+        with torch.no_grad():
+            tree.map(torch.testing.assert_close, collector.memory, trainer.agent.begin(obs))
 
 
 def test_load_model_restores_the_replay_buffer(first: Path, tmp_path: Path) -> None:

@@ -147,7 +147,11 @@ class Recorded:
 
 
 def looped(both: Recorded, period: int) -> Loop:
-    agent = SimpleNamespace(progress=torch.zeros(()), random_steps=0, spec=SimpleNamespace(measures=()))
+    def forget(where: torch.Tensor) -> None:
+        both.calls.append(("forget", where.tolist()))
+
+    spec = SimpleNamespace(measures=())
+    agent = SimpleNamespace(progress=torch.zeros(()), random_steps=0, spec=spec, forget=forget)
     run = SimpleNamespace(log_freq=10**9, eval=False, dataset="")
     parts: Any = SimpleNamespace(
         agent=agent,
@@ -163,11 +167,12 @@ def looped(both: Recorded, period: int) -> Loop:
     return Loop(parts, Counters(), lambda episode: None, lambda rollout: None)
 
 
-def test_the_experience_hears_of_gaps_before_the_rows_that_follow_them() -> None:
+def test_experience_and_agent_hear_of_gaps_before_the_rows_that_follow_them() -> None:
     both = Recorded()
     loop = looped(both, 0)
     loop.iterate(0.0)
-    assert both.calls == [("finish", False), ("cut", [True, False]), ("add", "rollout")]
+    gaps = [True, False]
+    assert both.calls == [("finish", False), ("cut", gaps), ("forget", gaps), ("add", "rollout")]
     assert loop.counters.steps == 8
 
 

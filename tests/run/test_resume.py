@@ -42,17 +42,18 @@ def forgetful() -> gymnasium.Env:
     return gymnasium.wrappers.TimeLimit(Forgetful(), 60)
 
 
+EPISODIC = {
+    "components": ["episodic", "rnd"],
+    "episodic": {"capacity": 12, "hidden_sizes": [8], "features": 4},
+    "rnd": {"hidden_sizes": [8], "features": 4},
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "in process": ("CartPole-v1", SMALL),
     "recurrent": ("CartPole-v1", {**SMALL, "memory": "gru", "memory_size": 8, "chunk": 8}),
-    "episodic memories": (
-        "CartPole-v1",
-        {
-            **SMALL,
-            "components": ["episodic", "rnd"],
-            "episodic": {"capacity": 12, "hidden_sizes": [8], "features": 4},
-            "rnd": {"hidden_sizes": [8], "features": 4},
-        },
+    "episodic memories": ("CartPole-v1", {**SMALL, **EPISODIC}),
+    "episodic memories, workers, no snapshots": (
+        "Forgetful-v0",
+        {**SMALL, **EPISODIC, "reset_every": 200, "workers": 2},
     ),
     "native": ("Quadrotor-v0", {**SMALL, "total_timesteps": 1000, "eval": False}),
     "workers": ("Pendulum-v1", {**SMALL, "workers": 2, "overlap_rollouts": True}),

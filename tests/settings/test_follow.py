@@ -234,6 +234,23 @@ def test_images_get_their_own_settings(machine: Any) -> None:
     assert (images.hidden_sizes, images.batch_size, images.updates_per_step) == ((512,), 32, 0.25)
 
 
+@pytest.mark.parametrize("algorithm", ["sac", "td3", "tqc"])
+def test_continuous_actions_from_images_cost_a_cpu_minutes(machine: Any, algorithm: str) -> None:
+    def cost(found: Any) -> float:
+        """Rows that all updates read, which is what an image costs."""
+        return found.total_timesteps * found.updates_per_step * found.batch_size
+
+    kind = ("images", "continuous")
+    found = configure(algorithm, "X", {}, kind=lambda options: kind)
+    vectors = configure(algorithm, "X", {}, kind=lambda options: ("vectors", "continuous"))
+    assert cost(found) == 50_000 * 0.25 * 64 and cost(vectors) == 200_000 * 256
+    assert found.buffer_size >= found.total_timesteps
+    own = configure("sac", "dm_control/cartpole-swingup-pixels-v0", {}, kind=lambda options: kind)
+    assert (own.batch_size, own.updates_per_step) == (128, 1)
+    machine(gpu=True)
+    assert configure(algorithm, "X", {}, kind=lambda options: kind).total_timesteps == 1_000_000
+
+
 def test_the_kind_of_an_environment_is_found_with_its_options() -> None:
     assert set(kind_of(whorl.make("CartPole-v1").source)) == {"vectors", "discrete"}
     assert set(kind_of(whorl.make("Quadrotor-v0").source)) == {"vectors", "continuous", "native"}

@@ -266,7 +266,7 @@ class Agent(Optimized):
     def end_update(self, rollout: Batch) -> None:
         """Merge the observations of a rollout that was learned from into their statistics."""
         agent: Any = self
-        agent.observations.merge_(tree.index(rollout.obs, slice(0, -1)), torch.ones_like(rollout.mask))
+        agent.observations.merge_(tree.index(rollout.obs, slice(0, -1)), rollout.observed)
 
     def sum_streams(self, value: Tensor) -> Tensor:
         """The weighted sum [T, B] over reward streams [T, B, 1 + S]; without streams, `value` itself."""
@@ -400,11 +400,14 @@ class Agent(Optimized):
         """Update statistics of rewards, of an agent that has some apart from its updates."""
         return
 
-    def forget(self) -> None:
-        """Drop what is known about unfinished episodes, because their environments are reset."""
+    def forget(self, where: Tensor | None = None) -> None:
+        """Drop what is known about unfinished episodes, because the next rows do not continue them.
+
+        `where` [B] selects the environments; default: all.
+        """
         for module in self.modules():
             if isinstance(module, ReturnScale):
-                module.running.zero_()
+                module.forget_(where)
 
     @staticmethod
     def of_one_run(name: str) -> bool:

@@ -147,7 +147,7 @@ def _merge(agent: "Agent", rollout: Batch) -> None:
     if agent.cfg.normalize_obs:
         obs = tree.to(tree.index(rollout.obs, slice(0, rollout.shape[0])), agent.device)
         preprocessor: Any = agent.observations
-        preprocessor.merge_(obs, torch.ones(rollout.shape, device=agent.device))
+        preprocessor.merge_(obs, rollout.observed.to(agent.device))
 
 
 def _require(agent: "Agent", setting: str, method: str, parts: tuple[str, ...]) -> None:

@@ -1,7 +1,8 @@
 """Named optimizers of a module: their state exists before the first step and a CUDA graph may contain their steps."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, overload
@@ -17,8 +18,8 @@ from whorl.data.batch import Batch
 from whorl.ops.gradients import add_agreeing_
 from whorl.ops.targets import pieces
 
-Stepper: TypeAlias = Callable[[Sequence[Tensor], Tensor], None]
-"""applies gradients at a learning rate"""
+Stepper: TypeAlias = Callable[[Sequence[Tensor], Tensor, Tensor | None], None]
+"""applies gradients at a learning rate; where the third, a 0-dim gate, is 0, it changes nothing"""
 Self = TypeVar("Self", bound="Optimized")
 Adaptive: TypeAlias = Literal["off", "layer", "whole"]
 """where the gradient of a joined loss is added: everywhere, or where it agrees with the main gradient, each weight or
@@ -187,7 +188,7 @@ class Optimized(nn.Module):
         Args:
             loss: or gradients that were computed without autograd; no loss may be joined to those.
             max_norm: gradients are scaled down to this norm; 0: never.
-            gate: 0-dim; where it is 0, the moments of the optimizer advance but no parameter moves.
+            gate: 0-dim, 0 or 1; where it is 0, neither the parameters nor the optimizer's state change.
             measure: return the norm of the gradients before clipping, which costs a pass over them.
         """
         gated: list[tuple[JoinedLoss, Tensor]] = []
@@ -223,7 +224,7 @@ class Optimized(nn.Module):
                 scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
                 torch._foreach_mul_(gradients if packed is None else [packed.gradient], scale)
         rate = getattr(self, f"lr_{name}")
-        self._steppers[name](gradients, rate if gate is None else rate * gate)
+        self._steppers[name](gradients, rate, gate)
         if self.on_optimizer_step is not None:
             self.on_optimizer_step()
         return norm
@@ -243,12 +244,12 @@ class Optimized(nn.Module):
         self._packed.clear()
         self.by_hand.clear()
         for name in self._optimizers:
-            self._steppers[name] = partial(sink, name)
+            self._steppers[name] = partial(_export, sink, name)
 
     def step_optimizer(self, name: str, gradients: Sequence[Tensor], rate: Tensor) -> None:
         """One step from gradients that another copy of this module computed, at its learning rate."""
         getattr(self, f"lr_{name}").copy_(rate)
-        self._steppers[name](_with_layout_of(self._parameters_of[name], gradients), rate)
+        self._steppers[name](_with_layout_of(self._parameters_of[name], gradients), rate, None)
 
     def anneal(self) -> None:
         """Set every learning rate by the schedule; a constant one is left alone."""
@@ -375,6 +376,10 @@ def stepper(
     def cut(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         return pieces(tensors) if on_gpu else tensors
 
+    def skipped(gate: Tensor | None) -> Tensor | None:
+        """1 where the kernel changes nothing, which mixed precision uses for gradients that are not finite."""
+        return None if gate is None else 1.0 - gate
+
     held = [cut(parameters), *(cut([entry[key] for entry in state]) for key in ("exp_avg", "exp_avg_sq"))]
     counts = [steps[0]] * len(held[0])
 
@@ -383,32 +388,35 @@ def stepper(
         count = packed.steps[0]
 
         @torch.no_grad()
-        def step_packed(gradients: Sequence[Tensor], rate: Tensor) -> None:
+        def step_packed(gradients: Sequence[Tensor], rate: Tensor, gate: Tensor | None) -> None:
             packed.gather(gradients)
-            packed.steps.add_(1)
-            kernel(*whole, [], [count], lr=rate, beta1=beta1, beta2=beta2, **options)
+            packed.steps.add_(1 if gate is None else gate)
+            last = {"lr": rate, "beta1": beta1, "beta2": beta2, "found_inf": skipped(gate)}
+            kernel(*whole, [], [count], **last, **options)
 
         return step_packed
 
     @torch.no_grad()
-    def step(gradients: Sequence[Tensor], rate: Tensor) -> None:
-        torch._foreach_add_(steps, 1)
+    def step(gradients: Sequence[Tensor], rate: Tensor, gate: Tensor | None) -> None:
+        torch._foreach_add_(steps, 1 if gate is None else gate)
         weights, *moments = held
-        kernel(weights, cut(gradients), *moments, [], counts, lr=rate, beta1=beta1, beta2=beta2, **options)
+        last = {"lr": rate, "beta1": beta1, "beta2": beta2, "found_inf": skipped(gate)}
+        kernel(weights, cut(gradients), *moments, [], counts, **last, **options)
 
     return step
 
 
 @torch.no_grad()
 def _rmsprop_step(
-    packed: Packed, alpha: float, eps: float, gradients: Sequence[Tensor], rate: Tensor
+    packed: Packed, alpha: float, eps: float, gradients: Sequence[Tensor], rate: Tensor, gate: Tensor | None
 ) -> None:
     """torch's RMSprop: v <- alpha v + (1 - alpha) g^2,  p <- p - lr g / (sqrt(v) + eps)."""
     packed.gather(gradients)
-    packed.steps.add_(1)
     (square,), gradient = packed.moments, packed.gradient
-    square.mul_(alpha).addcmul_(gradient, gradient, value=1 - alpha)
-    packed.values.addcmul_(gradient / square.sqrt().add_(eps), rate, value=-1.0)
+    with _gated([packed.values, square, packed.steps], gate):
+        packed.steps.add_(1)
+        square.mul_(alpha).addcmul_(gradient, gradient, value=1 - alpha)
+        packed.values.addcmul_(gradient / square.sqrt().add_(eps), rate, value=-1.0)
 
 
 def _plain_step(
@@ -416,12 +424,36 @@ def _plain_step(
     parameters: list[nn.Parameter],
     gradients: Sequence[Tensor],
     rate: Tensor,
+    gate: Tensor | None,
 ) -> None:
     for parameter, gradient in zip(parameters, gradients):
         parameter.grad = gradient
     for group in optimizer.param_groups:
         group["lr"].copy_(rate)
-    optimizer.step()
+    state = [value for p in parameters for value in optimizer.state[p].values() if isinstance(value, Tensor)]
+    with _gated([*parameters, *state], gate):
+        optimizer.step()
+
+
+@contextmanager
+def _gated(tensors: Sequence[Tensor], gate: Tensor | None) -> Iterator[None]:
+    """Undo what this block changes in `tensors` where `gate` is 0."""
+    before = [] if gate is None else [tensor.detach().clone() for tensor in tensors]
+    yield
+    if gate is not None:
+        with torch.no_grad():
+            for tensor, old in zip(tensors, before):
+                tensor.copy_(torch.where(gate > 0, tensor, old))
+
+
+def _export(
+    sink: Callable[[str, Sequence[Tensor], Tensor], None],
+    name: str,
+    gradients: Sequence[Tensor],
+    rate: Tensor,
+    gate: Tensor | None,
+) -> None:
+    sink(name, gradients, rate if gate is None else rate * gate)
 
 
 def initialise_state(optimizer: torch.optim.Optimizer, rate: Tensor) -> None:

@@ -50,6 +50,7 @@ from whorl.nets.q_ensemble import QEnsemble
 from whorl.nets.soft_actions import SoftActions, SoftActionsConfig
 from whorl.nets.temperature import Temperature, without_weight_decay
 from whorl.ops.distributions import MASKED_LOGIT
+from whorl.ops.drawn import Drawn
 from whorl.ops.losses import clipped_value_loss
 from whorl.settings.schema import NonNegative, PositiveCount, Range
 
@@ -64,6 +65,8 @@ class SACConfig(SoftActionsConfig, AddedNoiseConfig, CorrectionConfig, AtomsConf
     """Q estimate that the actor maximises: minimum or mean over all critics, or minimum over a random subset"""
     policy_delay: PositiveCount = 1
     """critic updates per actor update"""
+    backup_entropy: bool = True
+    """include the entropy bonus in the critics' targets; false: the actor alone is rewarded for entropy (CQL, RLPD)"""
     cql_weight: NonNegative = 0.0
     """weight of the conservative term in the critics' loss, for learning from a dataset (CQL: 5); 0: off"""
     cql_actions: PositiveCount = 10
@@ -102,6 +105,11 @@ class SAC(Agent):
         if self.noise.on and self.returns.columns:
             raise ConfigError(
                 "use_n_step_is needs the probabilities of actions, which action_noise changes; leave one of them out"
+            )
+        if not cfg.backup_entropy and self.returns.corrects:
+            raise ConfigError(
+                "V-trace adds the entropy of every step to the targets, but backup_entropy is false; leave one of "
+                "them out"
             )
         self.atoms = ReturnAtoms(cfg)
         if self.atoms.on:
@@ -210,7 +218,7 @@ class SAC(Agent):
             value = self.actions.expected(
                 drawn, values, partial(self.min_over_subset, noise=noise, which="target")
             )
-            soft = value - self.temperature.cost(drawn.log_prob)
+            soft = value + self.entropy_bonus(drawn)
             reward, discount, soft = self.returns.corrected(batch, soft, soft, policy, self.temperature)
             target = reward + discount * soft
         values = self.critic(batch.now, self.actions.read(batch.action), noise["critic"])
@@ -231,6 +239,10 @@ class SAC(Agent):
         gap = ((self.log_sum_exp(batch, values, noise) - q).sum(0) * batch.weight).mean()
         weight = self.cql_multiplier().detach() if self.cfg.cql_target_gap else self.cfg.cql_weight
         return loss + weight * gap, *found[1:], {"q/conservative_gap": gap.detach()}
+
+    def entropy_bonus(self, drawn: Drawn) -> Tensor | float:
+        """What targets add for the entropy of the policy: -alpha log pi, or nothing without `backup_entropy`."""
+        return -self.temperature.cost(drawn.log_prob) if self.cfg.backup_entropy else 0.0
 
     def tune_weight(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """A step of the conservative term's weight up w * (mean_i term_i - cql_target_gap)."""
@@ -266,7 +278,7 @@ class SAC(Agent):
             subset = self.target_subset(noise)
             after = self.target_critic(batch.next, drawn.reads, noise["target_critic"], subset)
             prob = self.atoms.lowest(self.subset(after, noise, "target"))  # [T, B, atoms]
-            bonus = -self.temperature.cost(drawn.log_prob)
+            bonus = self.entropy_bonus(drawn)
             target, outside = self.atoms.target(prob, batch.reward + batch.discount * bonus, batch.discount)
         answers = self.critic(batch.now, self.actions.read(batch.action), noise["critic"])
         losses, divergence = self.atoms.losses(answers, target)  # [critics, T, B]

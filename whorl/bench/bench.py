@@ -167,10 +167,12 @@ class Bench:
         ]
 
     def _cells(self, settings: Mapping[tuple[str, str], Any]) -> list[Cell]:
-        return [
-            Cell(name, env, seed, str(self.folder_of(name, env, seed)), settings[name, env].plain())
-            for name, env, seed in self._keys()
-        ]
+        def cell(name: str, env: str, seed: int) -> Cell:
+            found = settings[name, env]
+            folder = str(self.folder_of(name, env, seed))
+            return Cell(name, env, seed, folder, found.plain(), found.buffer_chosen)
+
+        return [cell(*key) for key in self._keys()]
 
     def folder_of(self, name: str, env: str, seed: int) -> Path:
         """The run folder of a run."""

@@ -6,7 +6,7 @@ import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Cell:
     """its run folder"""
     settings: Mapping[str, Any]
     """all settings of its run"""
+    buffer_chosen: bool = True
+    """whether the suite or the caller chose the size of the replay buffer; else it may shrink to fit into memory"""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class CellWorker:
         if folder.exists():  # killed before its settings were written
             shutil.rmtree(folder)
         settings = configure(cell.settings["algorithm"], cell.env, cell.settings, presets=False)
+        settings = replace(settings, buffer_chosen=cell.buffer_chosen)
         own = {"seed": cell.seed, "runs": str(folder.parent), "name": folder.name}
         return Trainer(find(cell.env, settings.env_options), on_gpu(settings.replace(**own), self.place))
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from whorl.bench.bench import Benched
 from whorl.core import files
-from whorl.log.console import amount
+from whorl.log.console import PLAIN, amount
 from whorl.log.statistics import (
     Floats,
     aggregate_iqm,
@@ -137,7 +137,7 @@ def markdown(benched: Benched) -> str:
 
 def show(benched: Benched) -> None:
     """The same on the terminal."""
-    console = Console(width=None if sys.stdout.isatty() else PIPED)
+    console = Console(width=None if sys.stdout.isatty() else PIPED, **PLAIN)
     for head, rows in _tables(benched):
         table = Table(box=box.SIMPLE_HEAD)
         for number, name in enumerate(head):
@@ -146,7 +146,7 @@ def show(benched: Benched) -> None:
             table.add_row(*row)
         console.print(table)
     if note := _missing(benched):
-        console.print(note, soft_wrap=True, highlight=False)
+        console.print(note, soft_wrap=True)
 
 
 def _tables(benched: Benched) -> list[tuple[list[str], list[list[str]]]]:

@@ -1,5 +1,6 @@
 """Show a trained agent: one of the box by name, or that of a run folder."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def play(
 
     Args:
         screen: window, terminal (frames as blocks of colour) or page (in a browser on this machine); auto: a window
-            where there is a display, else the terminal.
+            where there is a display, else the terminal; in a pipe nothing is shown.
         gif: record the first episode to this .gif or .mp4 file instead of showing it.
         stochastic: sample actions; None: as the card says, greedy for runs.
         speed: factor of real time.
@@ -52,7 +53,10 @@ def play(
     sampled = stochastic if stochastic is not None else card is not None and card.stochastic
     title = f"{name}: {policy.settings.algorithm} on {policy.settings.env}"
     show: bool | Callable[[str, float], Viewer] = False
-    if gif is None:
+    blind = screen == "auto" and not has_display() and not sys.stdout.isatty()
+    if gif is None and blind:
+        say("there is neither a display nor a terminal, so nothing is shown; use --gif FILE or --screen page")
+    elif gif is None:
 
         def show(id: str, rate: float) -> Viewer:
             shown, traces = _open(screen, title)

@@ -103,8 +103,8 @@ def _interrupter(untouched: str) -> Callable[[int, FrameType | None], None]:
         if pressed > 1 or _importing(frame):
             what = f" {untouched}" if untouched and pressed == 1 else ""
             os.write(2, f"whorl: interrupted{what}\n".encode())
-            if "whorl.core.watch" in sys.modules:  # which has no more to say
-                sys.modules["whorl.core.watch"].close_all()
+            if "whorl.distributed.watch" in sys.modules:  # which has no more to say
+                sys.modules["whorl.distributed.watch"].close_all()
             os._exit(INTERRUPTED)
         raise KeyboardInterrupt
 

@@ -199,7 +199,7 @@ class FlagParser(argparse.ArgumentParser):
             )
         word = misspelt(name, spellings(self.hints) if self.nested else self.hints)
         if word is None and self.nested:
-            word = component_setting(name, self.components)
+            word = component_setting(name, self.components) or misspelt(name, spellings(self.elsewhere()))
         hint = f"did you mean '--{word.replace('_', '-')}'?" if word else f"{self._help} lists all flags"
         raise ConfigError(f"{self.command} has no flag {flag}; {hint}")
 

@@ -15,7 +15,7 @@ class PlayFlags:
     """episodes to play"""
     screen: Literal["auto", "window", "terminal", "page"] = "auto"
     """where to show them: window, terminal (blocks of colour), page (in a browser on this machine); auto: a window
-    where there is a display, else the terminal"""
+    where there is a display, else the terminal; in a pipe nothing is shown"""
     gif: str = ""
     """record the first episode to this .gif or .mp4 file instead"""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0

@@ -50,8 +50,12 @@ class Job:
 
     def with_seed(self, seed: int) -> "Job":
         """The same with a seed, which the name of its run folder shows."""
+        named = {}
+        if name := str(self.settings.get("name") or ""):
+            shown = "{seed}" in name or "{tag}" in name
+            named["name"] = name if shown else f"{name}_seed{seed}"
         tag = "_".join(filter(None, [str(self.settings.get("tag") or ""), f"seed{seed}"]))
-        return Job(self.algorithm, self.env, {**self.settings, "seed": seed, "tag": tag}, self.files)
+        return Job(self.algorithm, self.env, {**self.settings, "seed": seed, "tag": tag, **named}, self.files)
 
 
 def run_trainer(trainer: Any) -> int:

@@ -69,7 +69,7 @@ class LocalCollector(Collector):
 
     Args:
         numbers: the numbers of these environments in the run, where other collectors have the rest.
-        renew: for a policy that is held within episodes; called before a row in which all environments start one.
+        renew: for a policy that is held within episodes; called before all environments start one.
     """
 
     episode_statistics: EpisodeStatistics
@@ -110,6 +110,8 @@ class LocalCollector(Collector):
         self._random = False
 
     def reset(self, seed: int) -> None:
+        if self.renew is not None:
+            self.renew()
         self.begin(self.env.reset(seed))
 
     def begin(self, obs: Tree, reset: Tensor | None = None) -> None:

@@ -127,12 +127,12 @@ def _watch_gradients(agent: Agent) -> None:
     names = {id(value): name for name, value in agent.named_parameters()}
 
     def watched(step: Callable[..., None], parameters: list[Any]) -> Callable[..., None]:
-        def call(gradients: Any, rate: Tensor) -> None:
+        def call(gradients: Any, rate: Tensor, gate: Tensor | None) -> None:
             found = [(_span(g), names[id(p)]) for g, p in zip(gradients, parameters) if g.numel()]
             found.sort(key=lambda one: one[0])  # by address: neighbours overlap if any two do
             for ((_, end), one), ((start, _), two) in pairwise(found):
                 assert start >= end, f"the gradients of {one} and {two} share memory; clone one of them"
-            step(gradients, rate)
+            step(gradients, rate, gate)
 
         return call
 

@@ -25,8 +25,14 @@ class Array:
     """axis of `shape` along which frames are stacked"""
     start: int | None = None
     """for a discrete observation, which is stored as one-hot: the environment's smallest value"""
+    nvec: tuple[int, ...] = ()
+    """for a multi-discrete observation, which is stored as one-hots end to end: the number of choices of each entry"""
+    starts: tuple[int, ...] = ()
+    """with `nvec`: the environment's smallest value of each entry"""
+    entries: tuple[int, ...] = ()
+    """with `nvec`: the shape in which the environment returns the entries"""
     binary: bool = False
-    """whether every number is 0 or 1 (Discrete as one-hot, MultiBinary); such observations are never normalised"""
+    """whether every number is 0 or 1 (one-hots, MultiBinary); such observations are never normalised"""
     plane: bool = False
     """whether the environment returns [H, W], without the channel axis that `shape` has"""
 

@@ -166,6 +166,9 @@ def _described(leaf: Any) -> str:
         kind = f"Box({leaf.shape}, {leaf.dtype})"
         if leaf.start is not None:
             kind = f"Discrete({leaf.size // leaf.stack}{f', start={leaf.start}' if leaf.start else ''})"
+        elif leaf.nvec:
+            start = f", start={list(leaf.starts)}" if any(leaf.starts) else ""
+            kind = f"MultiDiscrete({list(leaf.nvec)}{start})"
         return f"{kind} in a stack of {leaf.stack}" if leaf.stack > 1 else kind
     if isinstance(leaf, Discrete):
         return f"Discrete({leaf.n}{f', start={leaf.start}' if leaf.start else ''})"

@@ -139,6 +139,15 @@ class Batch:
         return tree.expand(self.mask, self.reward).expand_as(self.reward)
 
     @property
+    def observed(self) -> Tensor:
+        """[T, B] of a rollout: 1 where a row has an observation of its own, 0 where it repeats the newest one, because
+        the environment has not answered (`whorl.collect.waiting`)."""
+        real = self.mask > 0
+        follows = torch.cat((torch.ones_like(real[:1]), real[:-1]))
+        final = self.reset[1:] & ~self.reset[:-1] & follows  # the row of a final observation
+        return (real | final).to(self.mask.dtype)
+
+    @property
     def share(self) -> Tensor:
         """[T, B] from replay: weight of each row in a mean over all rows; 0 where masked, else equal."""
         return self.extras["share"]

@@ -190,7 +190,8 @@ def check_goals(cfg: ReplayConfig, spec: Spec) -> None:
         )
     achieved, desired = keys[ACHIEVED], keys[DESIRED]
     plain = all(
-        isinstance(goal, Array) and goal.stack == 1 and goal.start is None for goal in (achieved, desired)
+        isinstance(goal, Array) and goal.stack == 1 and goal.start is None and not goal.nvec
+        for goal in (achieved, desired)
     )
     if not plain or achieved.shape != desired.shape:
         raise ConfigError(

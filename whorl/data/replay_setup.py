@@ -1,6 +1,7 @@
 """The replay buffer that settings describe: its kind of samples, its size, and whether both fit."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -86,7 +87,11 @@ def allocated_bytes(
     memory: Tree | None,
     extras: Mapping[str, Array] | None = None,
 ) -> int:
-    """Size of the replay buffer that the settings describe, with what draws from it."""
+    """Size of the replay buffer that the settings describe, with what draws from it; of all shards together."""
+    if cfg.shards:
+        part = replace(cfg, buffer_size=cfg.buffer_size // cfg.shards, shards=0)
+        envs = spec.num_envs // cfg.shards
+        return cfg.shards * allocated_bytes(part, spec.with_num_envs(envs), device, memory, extras)
     stride = view_of(cfg).stride
     starts = slots_for(spec, cfg.buffer_size, stride) // stride * spec.num_envs
     size = replay_bytes(

@@ -8,7 +8,7 @@ shortest column.
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -192,7 +192,13 @@ class _Reader:
             inside = isinstance(observed, spaces.Dict) and MASK_KEY in observed.spaces
             self.mask = "observation" if inside else "info"
         layout = make_layout(observed, self.space, self.mask, stack)
-        found = differences(to_spec(layout, spec.num_envs), spec)
+        own = to_spec(layout, spec.num_envs)
+        own = replace(
+            own,
+            observation=_in_order(spec.observation, own.observation),
+            action=_in_order(spec.action, own.action),
+        )
+        found = differences(own, spec)
         if found:
             raise ConfigError(
                 f"the dataset {name!r} has other spaces than the environment: {'; '.join(found)} (was: in the dataset; "
@@ -215,7 +221,7 @@ class _Reader:
                     "steps; the final observation is needed too, one more than steps"
                 )
             values.append(torch.from_numpy(array.reshape(count + 1, *leaf.array.frame.shape)))
-        return nest(self.leaves, values)
+        return _in_order(self.spec.observation, nest(self.leaves, values))
 
     def _masks(self, episode: Any, count: int) -> np.ndarray:
         found = (episode.infos or {}).get(MASK_KEY)
@@ -231,6 +237,13 @@ class _Reader:
         action = self.spec.action
         own = tree.map(lambda value: torch.as_tensor(np.asarray(value)), as_keyed(action, episode.actions))
         return tree.map(_bounded, action, from_env(action, own))
+
+
+def _in_order(like: Tree, given: Tree) -> Tree:
+    """`given` with its keys in the order of `like`, if the keys are the same: Gymnasium sorts those of a Dict."""
+    if dict(tree.items(given)).keys() != dict(tree.items(like)).keys():
+        return given
+    return tree.map(lambda _, value: value, like, given)
 
 
 def _bounded(leaf: Any, action: Tensor) -> Tensor:

@@ -23,9 +23,9 @@ from torch import Tensor
 from whorl.core import tree
 from whorl.core.errors import ConfigError, EnvError, missing_extra
 from whorl.core.tree import Tree
-from whorl.core.watch import watch
 from whorl.distributed.remote import MISTAKES, RemoteDied, RemoteError, SlotLost
 from whorl.distributed.tensors import Layout, array, padded, tensor_of, views
+from whorl.distributed.watch import watch
 
 LOOPBACK = "127.0.0.1"
 PATIENT = {"health_check_timeout_ms": 60_000}

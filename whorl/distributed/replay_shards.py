@@ -86,11 +86,12 @@ class ShardedReplay(Experience):
             buffer_size=cfg.buffer_size // cfg.shards,
             priority_beta_steps=cfg.priority_beta_steps // cfg.shards,  # -1, the whole run, stays -1
             replay_device="cpu",
+            shards=0,
         )
         setup = (part, spec, tree.to(agent.stored(), "cpu"), agent.replay_options())
         if not ray:  # each shard checks only its own part, and all are on this machine
             cpu = torch.device("cpu")
-            size = cfg.shards * allocated_bytes(part, spec, cpu, agent.stored(), agent.columns())
+            size = allocated_bytes(cfg, agent.spec, cpu, agent.stored(), agent.columns())
             require_memory(size, cpu, cfg.buffer_size)
         template = _example_batch(*setup)
         self._template = ShardBatch(**{each.name: getattr(template, each.name) for each in fields(Batch)})

@@ -60,15 +60,20 @@ class WorkerCollector(Collector):
         self.env.attach(ActingWorker, [(*given, seed, hold, number) for number, seed in enumerate(seeds)])
 
     def reset(self, seed: int) -> None:
-        """Reset all environments; the next rollout begins there."""
+        """Reset all environments; the next rollout begins there, with memories of the newest weights."""
+        self._send_weights()
         self._call("reset", [(seed,)] * self.env.workers)
 
     def start(self, random: bool = False) -> None:
         """Send the weights and let the workers collect, with `random` actions or the policy's."""
-        for into, tensor in zip(self._weights, self.agent.acting_tensors()):
-            into.copy_(tensor)
+        self._send_weights()
         self._progress[:] = 0.0
         self.env.start("collect", [(random,)] * self.env.workers)
+
+    @torch.no_grad()
+    def _send_weights(self) -> None:
+        for into, tensor in zip(self._weights, self.agent.acting_tensors()):
+            into.copy_(tensor)
 
     def finish(self, cut: bool = False) -> Batch:
         """The rollout, as views of shared memory: learn from it before the next call."""
@@ -143,7 +148,9 @@ class ActingWorker:
         self.collector.roll(random)
         tree.map(self._write, self._shared, self.collector.storage.tensors)
 
+    @torch.inference_mode()
     def reset(self, seed: int) -> None:
+        self._read_weights()
         self.collector.reset(seed)
 
     def state(self) -> dict[str, Any]:

@@ -165,7 +165,13 @@ class Source:
     @property
     def evaluated(self) -> "Source":
         """The same environment without the options that are meant for training alone."""
-        return self.with_options(without_training_options(self.id, self.options))
+        return self.with_options(self.without_training(self.options))
+
+    def without_training(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """`options` but those that are meant for training alone."""
+        world = WORLDS.get(self.id.rpartition(":")[2]) if self.batch is None else self.batch.shown()
+        dropped = getattr(world, "training_options", ())
+        return {name: value for name, value in options.items() if name not in dropped}
 
     def with_options(self, options: Mapping[str, Any]) -> "Source":
         """The same environment made with other options."""
@@ -290,13 +296,6 @@ def find(env: Any, options: Mapping[str, Any] | None = None) -> Source:
     )
 
 
-def without_training_options(id: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` of the environment `id` but those that are meant for training alone."""
-    world = WORLDS.get(id.rpartition(":")[2])
-    dropped = () if world is None else world.training_options
-    return {name: value for name, value in options.items() if name not in dropped}
-
-
 def _is_made(env: Any) -> bool:
     return not isinstance(env, str) and (is_batch(env) or isinstance(env, gymnasium.Env))
 
@@ -375,6 +374,8 @@ def check_call(factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
 def _from_id(id: str, options: dict[str, Any]) -> Source:
     own = registered("environment")
     file, suffix, name = id.partition(".py:")
+    if id.endswith(".py") and "/" in id:
+        file, suffix, name = id.removesuffix(".py"), ".py", "MyEnv"
     if suffix:
         parts = Path(file).parts
         inside = not {"/", ".."} & set(parts)

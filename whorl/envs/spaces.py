@@ -1,8 +1,8 @@
 """Gymnasium spaces as arrays: what an environment's observations and actions look like, and how they are converted.
 
-Observations become float32 (uint8 stays uint8), discrete ones one-hot; actions arrive in canonical form (see
-`whorl.core.spec`) and are converted to the environment's own. Imports no torch, because worker processes start without
-it.
+Observations become float32 (uint8 stays uint8), discrete and multi-discrete ones one-hot; actions arrive in canonical
+form (see `whorl.core.spec`) and are converted to the environment's own. Imports no torch, because worker processes
+start without it.
 """
 
 from collections.abc import Callable, Iterator
@@ -225,7 +225,9 @@ def _observation_leaves(space: spaces.Space, path: tuple[str, ...] = ()) -> Iter
     elif isinstance(space, spaces.Discrete):
         yield Leaf(path, Array((int(space.n),), "float32", 0.0, 1.0, start=int(space.start), binary=True))
     elif isinstance(space, spaces.MultiDiscrete):
-        yield Leaf(path, Array(space.shape, "float32", 0.0, float(space.nvec.max() - 1)))
+        nvec, starts = (tuple(map(int, values.reshape(-1))) for values in (space.nvec, space.start))
+        columns = Array((sum(nvec),), "float32", 0.0, 1.0, binary=True)
+        yield Leaf(path, replace(columns, nvec=nvec, starts=starts, entries=space.shape))
     elif isinstance(space, spaces.MultiBinary):
         yield Leaf(path, Array(space.shape, "float32", 0.0, 1.0, binary=True))
     else:
@@ -260,8 +262,8 @@ def _readers(space: spaces.Space) -> Iterator[Reader]:
                 yield partial(_read_inside, key, read)
     elif isinstance(space, spaces.Discrete):
         yield partial(_read_one_hot, np.eye(int(space.n), dtype=np.float32), int(space.start))
-    elif isinstance(space, spaces.MultiDiscrete) and np.any(space.start):
-        yield partial(_read_offset, space.start)
+    elif isinstance(space, spaces.MultiDiscrete):
+        yield partial(_read_one_hots, space.nvec, space.start, _places(space.nvec))
     else:
         yield _read_whole
 
@@ -274,8 +276,21 @@ def _read_one_hot(rows: np.ndarray, start: int, obs: Any) -> np.ndarray:
     return rows[np.asarray(obs, np.int64) - start]
 
 
-def _read_offset(start: np.ndarray, obs: Any) -> np.ndarray:
-    return np.asarray(obs) - start
+def _places(nvec: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The entry that each column of one-hots end to end belongs to, and the choice of that entry."""
+    counts = nvec.reshape(-1)
+    return np.repeat(np.arange(counts.size), counts), np.concatenate([np.arange(n) for n in counts])
+
+
+def _read_one_hots(
+    nvec: np.ndarray, start: np.ndarray, places: tuple[np.ndarray, np.ndarray], obs: Any
+) -> np.ndarray:
+    chosen = np.asarray(obs, np.int64) - start
+    if (chosen < 0).any() or (chosen >= nvec).any():
+        raise ValueError(f"{obs} is outside of the choices")
+    entry, choice = places
+    flat = chosen.reshape(*chosen.shape[: chosen.ndim - nvec.ndim], nvec.size)
+    return (flat[..., entry] == choice).astype(np.float32)
 
 
 def _read_whole(obs: Any) -> Any:

@@ -174,6 +174,8 @@ class EnvStepper:
                     obs, reward[row], ended, cut, info = result
                     if ended or cut or calls == 1:
                         self._check(obs)
+                        if result[1] is None:
+                            raise TypeError("numpy reads None as nan")
                     if ended or cut:
                         terminated[row], truncated[row], pending[env_index] = ended, cut, True
                         for number, name in enumerate(self.layout.measures):

@@ -35,7 +35,7 @@ class ExplorationConfig:
     exploration_fraction: Fraction = 0.1
     """fraction of the run over which the probability changes linearly"""
     epsilon_alpha: NonNegative = 0.0
-    """environment i of N explores with epsilon^(1 + alpha * i / (N - 1)) (Ape-X: 7); 0: all alike"""
+    """environment i of N explores with epsilon^(1 + alpha * i / (N - 1)) (Ape-X and R2D2: 7, NGU: 8); 0: all alike"""
     eval_epsilon: Probability = 0.0
     """probability of a random action in evaluation"""
     temperature: Temperature = 1.0

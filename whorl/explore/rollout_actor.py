@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from whorl.agents.agent import Agent
 from whorl.data.batch import LOG_PROB
-from whorl.nets.backbone import Flat
+from whorl.nets.flat import Flat
 from whorl.nets.layers import MLP
 from whorl.nets.normalize import Observations
 from whorl.nets.policy import CategoricalHead, GaussianHead, Policy

@@ -64,7 +64,7 @@ class Console:
         self._began = self._drawn = clock()
         self._samples: deque[tuple[float, float]] = deque([(self._began, done)], maxlen=RATE_SAMPLES)
         self._stale = False
-        self._terminal = _Terminal(file=file, quiet=quiet, highlight=False)
+        self._terminal = _Terminal(file=file, quiet=quiet, **PLAIN)
         self._unicode = self._terminal.encoding.lower().startswith("utf")
         self._live: Live | _Notebook | None = None
 
@@ -234,7 +234,7 @@ class Console:
 
     def _print(self, text: str) -> None:
         with self._surviving():
-            self._terminal.print(self._legible(text), markup=False, soft_wrap=self._live is None)
+            self._terminal.print(self._legible(text), soft_wrap=self._live is None)
 
     def _legible(self, text: str) -> str:
         """The text with characters replaced that the terminal's encoding lacks."""
@@ -384,6 +384,10 @@ def heading(title: str) -> list[Text]:
 
 
 _SHOWN = ("episode/return", "evaluation/return", "time/steps_per_second")
+
+
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+"""text is printed as it is: the environment my_env:Robot: would have a picture of a robot in its name, [tag] none"""
 
 
 class _Terminal(rich.console.Console):

@@ -188,7 +188,7 @@ def shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return f"{value:g}" if isinstance(value, float) or abs(value) >= 10**6 else str(value)
-    return " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+    return (" ".join(map(str, value)) if isinstance(value, list) else str(value)) or "none"
 
 
 @dataclass(frozen=True)

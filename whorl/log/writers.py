@@ -105,19 +105,21 @@ class MetricFiles(Logger):
             self._table.close()
 
     def _tabulate(self) -> None:
-        """Rewrite progress.csv, with columns in the order in which they first appear."""
-        self._table.close()
-        self._columns = list(dict.fromkeys(key for row in read_rows(self.jsonl) for key in row))
+        """Rewrite progress.csv, with columns in the order in which they first appear; where that fails, it stays open
+        as it was."""
+        columns = list(dict.fromkeys(key for row in read_rows(self.jsonl) for key in row))
         beside = self.csv.with_suffix(".csv.new")
         with beside.open("wb") as table:
-            if self._columns:
-                table.write(_cells({key: key for key in self._columns}, self._columns))
+            if columns:
+                table.write(_cells({key: key for key in columns}, columns))
             for row in read_rows(self.jsonl):
-                table.write(_cells(row, self._columns))
+                table.write(_cells(row, columns))
             table.flush()
             os.fsync(table.fileno())
         os.replace(beside, self.csv)
-        self._table = self.csv.open("ab", buffering=0)
+        replaced, self._table = self._table, self.csv.open("ab", buffering=0)
+        replaced.close()
+        self._columns = columns
 
 
 LEARNED = ("loss", "gradient", "q", "value", "policy")

@@ -32,8 +32,8 @@ class ActorCriticNetworkConfig(MemoryConfig, ReplayConfig):
     activation: Activation = "relu"
     """activation after each hidden layer"""
     encoder: Part = Part("auto")
-    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, images, rays, a
-    registered name or an import path, with options"""
+    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, magnified (for
+    small deviations), images, rays, a registered name or an import path, with options"""
     actor_network: Part = Part("mlp")
     """hidden layers of the actor: mlp, residual (SimBa), a registered name, an import path, or a list of layers"""
     critic_network: Part = Part("mlp")

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, construct, register
-from whorl.core.spec import MASK_KEY, SpecTree
+from whorl.core.spec import SpecTree
 from whorl.core.tree import Tree
 from whorl.data.batch import LAST, Batch, Rows
+from whorl.nets.flat import Flat, Magnified
 from whorl.nets.images import Images, has_images
 from whorl.nets.layers import MLP, Residual, layered, width_of
 from whorl.nets.memory import LastStep, MemorySettings, build_memory, unroll_all
@@ -40,29 +41,6 @@ class BackboneSettings:
     """bound of the rewards that a memory reads; 0: not clipped"""
 
 
-class Flat(nn.Module):
-    """All leaves except an action mask, flattened and concatenated into one vector per row."""
-
-    def __init__(self, observation: SpecTree) -> None:
-        super().__init__()
-        self.sizes = {
-            path: leaf.size for path, leaf in tree.items(observation) if path.rpartition(".")[2] != MASK_KEY
-        }
-        self.ranks = {path: len(leaf.shape) for path, leaf in tree.items(observation)}
-        self.size = sum(self.sizes.values())
-        self.vector = list(self.sizes) == [""] and self.ranks[""] == 1
-
-    def forward(self, obs: Tree) -> Tensor:
-        if self.vector:
-            return obs
-        parts = [
-            value.float().reshape(*value.shape[: value.dim() - self.ranks[path]], -1)
-            for path, value in tree.items(obs)
-            if path in self.sizes
-        ]
-        return torch.cat(parts, -1)
-
-
 def auto(
     observation: SpecTree,
     kind: str = "auto",
@@ -80,6 +58,7 @@ def auto(
 
 
 register("encoder", "flat", Flat)
+register("encoder", "magnified", Magnified)
 register("encoder", "images", Images)
 register("encoder", "rays", Rays)
 register("encoder", "auto", auto)

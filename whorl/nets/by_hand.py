@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whorl.nets.backbone import Backbone, Flat
+from whorl.nets.backbone import Backbone
+from whorl.nets.flat import Flat
 from whorl.nets.layers import MLP
 from whorl.nets.q_network import QHead, QNetwork
 

@@ -39,6 +39,8 @@ class RunningStatistics(nn.Module):
         total = collectives.total(weight.sum())
         size = total.clamp(min=1)
         mean = collectives.total((rows * spread).sum(0)) / size
+        # The sum of large numbers is rounded, that of what is left is not: the mean of equal rows is their value.
+        mean = mean + collectives.total(((rows - mean) * spread).sum(0)) / size
         var = collectives.total(((rows - mean).square() * spread).sum(0)) / size
         both = self.count + total
         share = (total / both.clamp(min=1)).to(mean.dtype)
@@ -150,24 +152,26 @@ class Observations(nn.Module):
 
 
 class Scale(RunningStatistics):
-    """Running statistics with cached scale and shift: one fused multiply-add per call."""
+    """Running statistics with a cached scale."""
 
     scale: Tensor
-    shift: Tensor
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__(shape)
         self.register_buffer("scale", torch.ones(shape))
-        self.register_buffer("shift", torch.zeros(shape))
 
     def forward(self, value: Tensor) -> Tensor:
-        return torch.addcmul(self.shift, value, self.scale)
+        # Not value * scale - mean * scale, which rounds products: a constant of 1e5 would become 4.
+        return (value - self.mean) * self.scale
 
     @torch.no_grad()
     def merge_(self, rows: Tensor, weight: Tensor) -> None:
         super().merge_(rows, weight)
         self.scale.copy_((self.var + EPSILON).rsqrt())
-        self.shift.copy_(-self.mean * self.scale)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        state_dict.pop(f"{prefix}shift", None)  # of earlier versions, which held -mean * scale
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
 
 class ReturnScale(nn.Module):
@@ -202,6 +206,12 @@ class ReturnScale(nn.Module):
             running = running * keep[row]
         self.running.copy_(collectives.whole(running))
         self.follow_(seen, mask)
+
+    @torch.no_grad()
+    def forget_(self, where: Tensor | None = None) -> None:
+        """Start again from 0 in the environments `where` [B]; default: in all."""
+        if self.enabled:
+            self.running.mul_(0.0 if where is None else (~where).to(self.running))
 
     def follow_(self, seen: Tensor, mask: Tensor) -> None:
         """Merge discounted returns [T, B]."""

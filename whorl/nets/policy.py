@@ -45,8 +45,8 @@ class NetworkConfig(MemoryConfig):
     log_std_range: LogStdRange = (-20.0, 2.0)
     """bounds of the log standard deviation"""
     encoder: Part = Part("auto")
-    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, images, rays, a
-    registered name or an import path, with options"""
+    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, magnified (for
+    small deviations), images, rays, a registered name or an import path, with options"""
     actor_network: Part = Part("mlp")
     """hidden layers of the policy: mlp, a registered name, an import path, or a list of layers"""
     critic_network: Part = Part("mlp")

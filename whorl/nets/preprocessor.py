@@ -22,8 +22,8 @@ class PreprocessorConfig:
     """Settings of what happens to sampled observations and rewards before the networks read them."""
 
     encoder: Part = Part("auto")
-    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, images, rays, a
-    registered name or an import path, with options"""
+    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, magnified (for
+    small deviations), images, rays, a registered name or an import path, with options"""
     augment: Annotated[int, Range(0, 1000)] = 0
     """random shift of images in learning, in pixels (DrQ: 4); 0: none"""
     reward_scale: Positive = 1.0

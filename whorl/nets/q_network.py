@@ -33,8 +33,8 @@ class QNetworkConfig:
     layer_norm: bool = False
     """layer normalisation of the features and of each hidden layer before its activation"""
     encoder: Part = Part("auto")
-    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, images, rays, a
-    registered name or an import path, with options"""
+    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, magnified (for
+    small deviations), images, rays, a registered name or an import path, with options"""
     trunk_network: Part = Part("mlp")
     """layers between encoder and streams: mlp (none), a registered name, an import path, or a list of layers"""
     advantage_network: Part = Part("mlp")
@@ -230,8 +230,9 @@ def choices_of(spec: Spec, algorithm: str) -> int:
     action = spec.action
     if not isinstance(action, Discrete):
         kind = "Dict or Tuple" if isinstance(action, dict) else type(action).__name__.lower()
+        several = "sac, tqc, ppo, ppg, a2c, impala or reinforce"
         raise ConfigError(
             f"{algorithm} needs one discrete action, but this environment has {kind} actions; "
-            f"use {'sac, td3 or ppo' if isinstance(action, Continuous) else 'ppo, ppg, a2c, impala or reinforce'}"
+            f"use {'sac, td3 or ppo' if isinstance(action, Continuous) else several}"
         )
     return action.n

@@ -88,6 +88,11 @@ class Parts:
         if self.acts_with_copy:
             copy_tensors(self.acting.weights(self.acting.policy), self.acting.weights(self.agent))
 
+    def reset(self, number: int) -> None:
+        """Reset all environments, for the time `number`; memories begin with the newest weights."""
+        self.send_weights()
+        self.acting.collector.reset(self.streams.seed("env", str(number)))
+
     @property
     def reset_period(self) -> int:
         """Iterations between resets of environments that can't be snapshotted; 0: theirs can."""
@@ -119,13 +124,10 @@ def build(source: Source, settings: Settings, needs: Needs, notify: Notify = war
     device = choose_device(run.device)
     streams = Streams(run.seed)
     spec = source.spec(run.num_envs)
-    settings = _fit_replay(settings, spec, device, notify)
-    agent = build_agent(settings, spec, streams.seed("learner"))
-    check_actors(run, agent)
-    check_dataset(settings, agent)
-    agent.check(envs_per_batch(run) * run.num_steps)
-    if relabels(settings):
-        agent.goal_rewards = source.goal_rewards()
+    agent = _agent(source, settings, spec, streams)
+    fitted = _fit_replay(settings, agent, device, notify)
+    if fitted is not settings:
+        settings, agent = fitted, _agent(source, fitted, spec, streams)
     agent.prepare(device, lambda name: streams.generator("learner", device, name))
     agent.use_threads(learner_threads(settings))
     with ExitStack() as stack:
@@ -157,6 +159,18 @@ def build(source: Source, settings: Settings, needs: Needs, notify: Notify = war
     return Parts(settings, device, streams, agent, acting, experience, learners, learner, visits)
 
 
+def _agent(source: Source, settings: Settings, spec: Spec, streams: Streams) -> Agent:
+    """The agent on the CPU, checked against the settings of the run."""
+    run = settings.run
+    agent = build_agent(settings, spec, streams.seed("learner"))
+    check_actors(run, agent)
+    check_dataset(settings, agent)
+    agent.check(envs_per_batch(run) * run.num_steps)
+    if relabels(settings):
+        agent.goal_rewards = source.goal_rewards()
+    return agent
+
+
 def kind_of(source: Source) -> tuple[str, ...]:
     """Words for the kind of environment, for settings that depend on it (`whorl.settings.conditions`)."""
     spec = source.spec(1)
@@ -181,26 +195,27 @@ def learner_threads(settings: Settings) -> int:
     return run.learner_threads if gains else 1
 
 
-def _fit_replay(settings: Settings, spec: Spec, learner: torch.device, notify: Notify) -> Settings:
-    """The settings, in which a replay buffer whose size nobody chose is halved until it fits into memory.
-
-    Buffers in shards, with goals or with stored states of memories stay as they are: what they take is known later.
-    """
-    cfg, before = settings.algo, getattr(settings.algo, "buffer_size", 0)
-    elsewhere = getattr(cfg, "shards", 0) or relabels(settings) or getattr(cfg, "memory", "none") != "none"
-    if not before or settings.buffer_chosen or elsewhere or not getattr(cfg, "use_replay_buffer", True):
+def _fit_replay(settings: Settings, agent: Agent, learner: torch.device, notify: Notify) -> Settings:
+    """The settings, in which a replay buffer whose size nobody chose is halved until it fits into memory."""
+    if settings.buffer_chosen or not agent.off_policy:
         return settings
-    device = replay_device(settings, learner)
-    free = free_on(device)
-    needed = allocated_bytes(cfg, spec, device, None)
+    cfg, before = settings.algo, settings.algo.buffer_size
+    if cfg.shards and settings.run.ray:  # each node has memory of its own
+        return settings
+    shared = torch.device("cpu") if cfg.shards else replay_device(settings, learner, agent.goal_rewards)
+
+    def size() -> int:
+        return allocated_bytes(cfg, agent.spec, shared, agent.stored(), agent.columns())
+
+    free, needed = free_on(shared), size()
     if needed <= free:
         return settings
     # Half of what is free, because the system, the networks and the environments need memory too.
-    while allocated_bytes(cfg, spec, device, None) > free / 2 and cfg.buffer_size // 2 >= LEAST_BUFFER:
+    while size() > free / 2 and cfg.buffer_size // 2 >= LEAST_BUFFER:
         cfg = replace(cfg, buffer_size=cfg.buffer_size // 2)
     notify(
         f"the replay buffer holds {cfg.buffer_size:,} transitions: {before:,} would take {needed / 1e9:.1f} GB, and "
-        f"{free / 1e9:.1f} GB are free on {device.type}; set buffer_size to choose another number"
+        f"{free / 1e9:.1f} GB are free on {shared.type}; set buffer_size to choose another number"
     )
     return settings.replace(buffer_size=cfg.buffer_size)
 

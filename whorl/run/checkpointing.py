@@ -86,7 +86,7 @@ class Checkpointing:
         if acting.env.snapshots and not restart:
             acting.env.restore(state["env"])
         else:
-            acting.collector.reset(parts.streams.seed("env", str(self.counters.resets)))
+            parts.reset(self.counters.resets)
 
     def start_from(self, run: str, strict: bool) -> list[str]:
         """Start a new run where another was: its weights, optimizer states, normalisers and replay buffer, as far as

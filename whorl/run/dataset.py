@@ -109,5 +109,7 @@ def _observe(agent: Agent, rollout: Batch, column: int, rows: int) -> None:
     rows = min(rows, rollout.shape[0])
     if rows <= 0:
         return
-    one = (slice(0, rows), slice(column, column + 1))
-    Agent.observe(agent, rollout.replace(obs=tree.index(rollout.obs, one), mask=rollout.mask[one]))
+    one = slice(column, column + 1)
+    obs = tree.index(rollout.obs, (slice(0, rows), one))
+    every = torch.ones_like(rollout.mask[:rows, one])  # a final observation before padding counts, too
+    Agent.observe(agent, rollout.replace(obs=obs, mask=every, reset=rollout.reset[: rows + 1, one]))

@@ -254,6 +254,7 @@ class Loop:
                 self._diverged(what, rollout)
         if collector.gaps is not None:
             experience.cut(collector.gaps)
+            agent.forget(collector.gaps)
         ended, collector.episode_statistics.ended = collector.episode_statistics.ended, []
         for episode in ended:
             self.on_episode(episode)
@@ -330,9 +331,19 @@ class Loop:
         )
         row, env_index = (int(at) for at in bad.nonzero()[0]) if bool(bad.any()) else (0, 0)
         step = f"at about step {self.counters.steps + int(rollout.mask[: row + 1].sum()):,}"
+        part = _part_not_finite(rollout.obs, row + 1, env_index) if "observation" in what else ""
+        which = f"{what} whose {part!r}" if part else f"{what} that"
         raise DivergedError(
-            f"environment {env_index} gave {what} that is not finite {step}; check it with whorl.check(env)"
+            f"environment {env_index} gave {which} is not finite {step}; check it with whorl.check(env)"
         )
+
+
+def _part_not_finite(obs: Tree, row: int, env_index: int) -> str:
+    """The path of the first part of an observation tree that is not finite there; empty for a tree without parts."""
+    for path, leaf in tree.items(obs):
+        if not bool(leaf[row, env_index].isfinite().all()):
+            return path
+    return ""
 
 
 def _bad_rows(values: Tree, like: Tensor) -> Tensor:

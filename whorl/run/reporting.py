@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import psutil
 import torch
@@ -25,6 +25,7 @@ LoggerFactory = Callable[[Path, Settings], Logger]
 """makes a logger for a run folder and its settings; the class of a logger is one"""
 
 
+@explaining(RESULT)
 @dataclass(frozen=True)
 class Result:
     """How a call of `train` ended."""
@@ -46,9 +47,6 @@ class Result:
     """the entry of `trust` for the source files of your own that are saved with the run, if there are any"""
     make_video: ClassVar[Callable[..., Media]]
     """`whorl.video`, which belongs to a layer above this one and is set there"""
-
-    if not TYPE_CHECKING:
-        __getattr__ = explaining(RESULT)
 
     def __fspath__(self) -> str:
         """The run folder, so that a result can be given wherever a run is asked for: `whorl.evaluate(result)`."""

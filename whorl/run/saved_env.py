@@ -5,13 +5,14 @@ from typing import Any
 
 import gymnasium
 
+from whorl.core import tree
 from whorl.core.errors import CheckpointError, EnvError, WhorlError
 from whorl.core.registry import require_trust
-from whorl.core.spec import Spec, differences, without_keys
+from whorl.core.spec import Array, Spec, differences, without_keys
 from whorl.envs.adapter import adapter_of
 from whorl.envs.adapters.imported import module_of
 from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
-from whorl.envs.make import Made, Source, find, takes, without_training_options
+from whorl.envs.make import Made, Source, find, takes
 from whorl.envs.wrappers import split
 from whorl.run.prepare import as_options
 from whorl.settings.behaviors import BehaviorSettings
@@ -30,15 +31,26 @@ def source_of(
     """The environment of a saved run, or the one given instead; the run's options apply where they fit, and
     options for training alone only with `training`."""
     asked, saved = as_options(env_options), dict(settings.env_options)
-    if not training:
-        saved = without_training_options(settings.env, saved)
+    found = _source(env, settings.env, asked, saved, render_mode)
+    kept = found.without_training(found.options)
+    if training or kept.keys() | asked.keys() >= found.options.keys():
+        return found
+    # Options for training alone apply where they are asked for.
+    return found.with_options(
+        {key: value for key, value in found.options.items() if key in {**kept, **asked}}
+    )
+
+
+def _source(
+    env: Any, id: str, asked: dict[str, Any], saved: dict[str, Any], render_mode: str | None
+) -> Source:
     drawn = {} if render_mode is None else {"render_mode": render_mode}
     if env is None:
         require_secrets({**saved, **asked})
-        return _saved_source(settings.env, {**saved, **asked}, drawn)
+        return _saved_source(id, {**saved, **asked}, drawn)
     if isinstance(env, str):
         _check_drawn(env, drawn)
-        same = find(env).id == settings.env
+        same = find(env).id == id
         options = {**(saved if same else {}), **asked, **drawn}
         require_secrets(options)
         return find(env, options)
@@ -91,4 +103,20 @@ def check_spaces(saved: Spec, now: Spec, id: str, privileged: Sequence[str] = ()
     """
     found = differences(*(without_keys(spec, privileged) for spec in (saved, now)))
     if found:
-        raise EnvError(f"{id} has other spaces than the environment of the run: {'; '.join(found)}")
+        numbers = _read_as_numbers(saved, now)
+        raise EnvError(f"{id} has other spaces than the environment of the run: {'; '.join(found)}{numbers}")
+
+
+def _read_as_numbers(saved: Spec, now: Spec) -> str:
+    """What to do with runs from before MultiDiscrete observations were read as one-hots."""
+    before = dict(tree.items(saved.observation))
+    if not any(
+        leaf.nvec and before.get(path) == Array(leaf.entries, "float32", 0.0, before[path].high)
+        for path, leaf in tree.items(now.observation)
+        if path in before
+    ):
+        return ""
+    return (
+        "; MultiDiscrete observations are read as one-hots since this run was made: whorl.restore still gives its "
+        "policy, and env=... takes the environment with a Box in place of the MultiDiscrete space"
+    )

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
@@ -65,6 +65,7 @@ from whorl.run.reporting import (
     Terminated,
     cut_metrics,
 )
+from whorl.settings.aliases import NOTES
 from whorl.settings.elsewhere import TRAINER, explaining
 from whorl.settings.merge import Settings
 from whorl.state import checkpoint
@@ -76,6 +77,7 @@ from whorl.state.runlock import RunLock
 from whorl.state.streams import Streams
 
 
+@explaining(TRAINER)
 class Trainer:
     """One run. The first step builds everything and opens the run folder.
 
@@ -114,6 +116,8 @@ class Trainer:
         self._lock: RunLock | None = None
         """held while this process trains in the run folder"""
         self._console: Console | None = None
+        self._unlogged: list[str] = []
+        """messages from before the log was open"""
         self._built = False
         self._restored = False
         """whether state was loaded, or training has begun"""
@@ -127,9 +131,6 @@ class Trainer:
         self._result: Result | None = None
 
     # What a run consists of
-
-    if not TYPE_CHECKING:
-        __getattr__ = explaining(TRAINER)
 
     @property
     def config(self) -> Settings:
@@ -204,12 +205,19 @@ class Trainer:
 
     # Training
 
-    def train(self) -> Result:
+    def train(self, total_timesteps: int | None = None, **unknown: Any) -> Result:
         """Train until the budget is spent or a callback stops it; leaves a checkpoint (with `save_model`).
+
+        `total_timesteps` is the setting of that name, for a run that has not begun: train(100_000).
 
         Ctrl-C and SIGTERM end it after the iteration under way, with a checkpoint, and raise `Interrupted`, a
         `KeyboardInterrupt`, or `Terminated`, a `SystemExit`, both with the result. The second signal ends it at once.
         """
+        for name in unknown:
+            remedy = NOTES.get(name, f"give it to whorl.load(env, 'ppo', {name}=...)")
+            raise ConfigError(f"train takes total_timesteps alone, not {name!r}: {remedy}")
+        if total_timesteps is not None:
+            self._set_budget(total_timesteps)
         run = self.settings.run
         with ExitStack() as stack:
             stack.enter_context(configure_process(run.threads, run.tf32, learner_threads(self.settings)))
@@ -228,6 +236,14 @@ class Trainer:
         if self.interrupted:
             raise Interrupted(result) if self._signal == CTRL_C else Terminated(result)
         return result
+
+    def _set_budget(self, total_timesteps: int) -> None:
+        if self._built or self._restored:
+            raise WhorlError(
+                f"train({total_timesteps}) is for a run that has not begun, and this one has made {self.steps} steps; "
+                f"{total_timesteps} more are whorl.resume(run, total_timesteps={self.steps} + {total_timesteps})"
+            )
+        self.settings = self.settings.replace(total_timesteps=total_timesteps)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self
@@ -335,7 +351,9 @@ class Trainer:
             warnings.warn(text, stacklevel=2)
         else:
             self._shown.message(text)
-        if self._reporting is not None:
+        if self._reporting is None:
+            self._unlogged.append(text)
+        else:
             self._reporting.log.message(text)
 
     @property
@@ -390,7 +408,7 @@ class Trainer:
     def reset_environments(self) -> None:
         """Reset all environments after an iteration that made it due (`reset_every`)."""
         self.loop.reset_due = False
-        self.collector.reset(self.streams.seed("env", str(self.counters.resets)))
+        self.parts.reset(self.counters.resets)
 
     def _reason(self) -> str:
         return self._stop_reason or f"the budget of {self._spent()[2]} is spent"
@@ -486,6 +504,8 @@ class Trainer:
             self.checkpointing.open(self.run_dir)
             resumed = self._purge_step, self._last_row_at
             self._reporting = Reporting(self.run_dir, self.settings, self.loggers, *resumed)
+            while self._unlogged:
+                self._reporting.log.message(self._unlogged.pop(0))
             self._system = SystemMetrics(self.agent.updates)
             self._row, self._result, self._inside_step = {}, None, False
             if not self._restored:
@@ -528,7 +548,6 @@ class Trainer:
     def _begin(self) -> None:
         """The start of a run: environments reset, weights initialised, or with `load_model` another run continued."""
         run = self.settings.run
-        self.collector.reset(self.streams.seed("env", "0"))
         if run.load_model:
             if not run.load_checkpoint_dir:
                 raise ConfigError(
@@ -538,6 +557,7 @@ class Trainer:
                 warnings.warn(message, stacklevel=2)
         if run.dataset:
             fill_replay(self.experience, self.agent, run.dataset)
+        self.parts.reset(0)
         self._restored = True
 
     def _release(self) -> None:

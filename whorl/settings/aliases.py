@@ -251,6 +251,10 @@ NOTES: dict[str, str] = {
     ),
     "obscure_epsilon": "set the option obscure of the environment: env_options",
     "results_csv_path": "progress.csv is in the run folder; runs names the folder of all runs",
+    **dict.fromkeys(
+        ("resume", "resume_from", "trained_agent"),
+        "continue a run with whorl resume RUN, or begin with its weights: load_checkpoint_dir",
+    ),
     "load_checkpoint_file": "name the run or its checkpoint: whorl eval RUN, or whorl resume RUN",
     "environment_name": "whorl eval plays in the environment of the run; --env names another one",
     "recording_video_dir": "record with whorl eval RUN --video FILE",

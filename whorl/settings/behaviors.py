@@ -82,6 +82,10 @@ class BehaviorSettings:
         """What is written to files: `plain` without secrets."""
         return dict(hidden(self.plain()))
 
+    def replace(self, **changes: Any) -> "BehaviorSettings":
+        """The same settings with some values changed in all behaviours."""
+        return read_saved(self.plain(), changes)
+
 
 def take_behaviors(
     layers: Iterable[Mapping[str, Any]],

@@ -1,9 +1,11 @@
 """Classes, functions and methods of Stable-Baselines3, and what takes their place here: errors name it."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from whorl.settings.presets import preset_names
+
+Kind = TypeVar("Kind")
 
 _ENVS = "parallel environments are a setting: whorl.load(env, 'ppo', num_envs=8)"
 _RESTORE = "a trained policy is restored from its run: policy = whorl.restore(run), policy.predict(obs)"
@@ -28,7 +30,7 @@ NAMES: Mapping[str, str] = {
 """what the module does not have"""
 
 TRAINER: Mapping[str, str] = {
-    "learn": "call train(); total_timesteps is a setting: whorl.load(env, 'ppo', total_timesteps=100_000)",
+    "learn": "call train(100_000)",
     **dict.fromkeys(("predict", "policy"), _RESTORE),
     "load": "call whorl.resume(run) to train on, or whorl.restore(run) for the policy",
     "set_env": "name it when you continue: whorl.resume(run, env=env)",
@@ -58,18 +60,29 @@ POLICY: Mapping[str, str] = {
 }
 
 
-def explaining(names: Mapping[str, str]) -> Callable[[Any, str], Any]:
-    """`__getattr__` of a class: the error for an attribute that it does not have, with what takes its place."""
+class Missing:
+    """An attribute that a class does not have, though users look for it: the error says what takes its place.
 
-    def missing(self: Any, name: str) -> Any:
-        if hasattr(type(self), name):  # a property whose code raised an AttributeError
-            return object.__getattribute__(self, name)
-        remedy = f"; {names[name]}" if name in names else ""
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}{remedy}", name=name, obj=self
-        )
+    No `__getattr__`, which would also be called, a second time, for a property whose own code fails.
+    """
 
-    return missing
+    def __init__(self, name: str, remedy: str) -> None:
+        self.name, self.remedy = name, remedy
+
+    def __get__(self, owner: Any, kind: type) -> Any:
+        of = f"{kind.__name__!r} object" if owner is not None else f"type object {kind.__name__!r}"
+        raise AttributeError(f"{of} has no attribute {self.name!r}; {self.remedy}", name=self.name)
+
+
+def explaining(names: Mapping[str, str]) -> Callable[[type[Kind]], type[Kind]]:
+    """A class whose errors for these attributes, which it does not have, say what takes their place."""
+
+    def decorate(kind: type[Kind]) -> type[Kind]:
+        for name, remedy in names.items():
+            setattr(kind, name, Missing(name, remedy))
+        return kind
+
+    return decorate
 
 
 def instead_of(name: str) -> str | None:

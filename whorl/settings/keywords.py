@@ -182,8 +182,8 @@ class Keywords(TypedDict, total=False):
     log_std_range: Sequence[float]
     """bounds of the log standard deviation"""
     encoder: Any
-    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, images, rays, a
-    registered name or an import path, with options"""
+    """network that encodes observations: auto (CNN for images, other inputs flattened), flat, magnified (for
+    small deviations), images, rays, a registered name or an import path, with options"""
     actor_network: Any
     """hidden layers of the policy: mlp, a registered name, an import path, or a list of layers"""
     critic_network: Any
@@ -349,7 +349,8 @@ class Keywords(TypedDict, total=False):
     exploration_fraction: float
     """fraction of the run over which the probability changes linearly"""
     epsilon_alpha: float
-    """environment i of N explores with epsilon^(1 + alpha * i / (N - 1)) (Ape-X: 7); 0: all alike"""
+    """environment i of N explores with epsilon^(1 + alpha * i / (N - 1)) (Ape-X and R2D2: 7, NGU: 8); 0: all
+    alike"""
     eval_epsilon: float
     """probability of a random action in evaluation"""
     temperature: float
@@ -469,6 +470,9 @@ class Keywords(TypedDict, total=False):
     """Q estimate that the actor maximises: minimum or mean over all critics, or minimum over a random subset"""
     policy_delay: int
     """critic updates per actor update"""
+    backup_entropy: bool
+    """include the entropy bonus in the critics' targets; false: the actor alone is rewarded for entropy (CQL,
+    RLPD)"""
     cql_weight: float
     """weight of the conservative term in the critics' loss, for learning from a dataset (CQL: 5); 0: off"""
     cql_actions: int

@@ -151,6 +151,10 @@ def owners(setting: str) -> str:
 
 def algorithm_of(config: Any) -> str:
     """The name of the algorithm that a config object belongs to."""
+    if isinstance(config, type):
+        raise ConfigError(
+            f"{config.__name__} is a class; give an object of it, as in {config.__name__}(gamma=0.99)"
+        )
     for name, cls in [*registered("algorithm").items(), *rules().items()]:
         if cls.Config is type(config):
             return name

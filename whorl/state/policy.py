@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,6 +77,7 @@ class _Seen:
         return value.cpu().numpy()[()] if self.arrays else value  # [()]: one number becomes a scalar
 
 
+@explaining(POLICY)
 class SavedPolicy:
     """Maps the environment's own observations to the actions that its `step` takes.
 
@@ -105,9 +106,6 @@ class SavedPolicy:
         self._state: PolicyState | None = None
         stacked = any(leaf.stack > 1 for leaf in tree.leaves(observation))
         self._remembers = stacked or bool(agent.initial_memory(1))
-
-    if not TYPE_CHECKING:
-        __getattr__ = explaining(POLICY)
 
     def reset(self, where: np.ndarray | Tensor | None = None) -> None:
         """Clear memory and frame stack: call it when an episode starts; `where` [B] marks the environments that do."""

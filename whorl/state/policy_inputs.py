@@ -40,6 +40,8 @@ def _in_order(obs: Any, like: Any) -> Any:
         return {key: _in_order(given[key], branch) for key, branch in like.items()}
     if not isinstance(obs, Tensor):
         obs = _numbers(obs, like)
+    if like.nvec:
+        return _one_hots(obs, like)
     if np.ndim(obs) == 0 and like.shape == (1,):
         return obs.reshape(1) if isinstance(obs, Tensor) else np.reshape(obs, (1,))
     if np.ndim(obs) == 1 and len(obs) > 1 and like.shape == (1,):
@@ -73,6 +75,35 @@ def _one_hot(obs: Any, like: Array) -> Any:
         )
     rows = torch.nn.functional.one_hot(number, choices).float()
     return rows if isinstance(obs, Tensor) else rows.numpy()
+
+
+def _one_hots(obs: Any, like: Array) -> Any:
+    """Numbers of a MultiDiscrete space, one observation or a batch, as the policy reads them."""
+    given = torch.as_tensor(obs)
+    if given.is_floating_point() and given.shape[-1:] == like.frame.shape:
+        return obs  # they are already one-hots
+    lead = given.shape[: given.dim() - len(like.entries)]
+    if given.shape != (*lead, *like.entries):
+        raise WhorlError(
+            f"the observation has shape {tuple(given.shape)}; this policy takes {like.entries} or a batch of them"
+        )
+    flat = given.long().reshape(*lead, len(like.nvec))
+    chosen = flat - torch.tensor(like.starts, device=flat.device)
+    if bool(((chosen < 0) | (chosen >= torch.tensor(like.nvec, device=flat.device))).any()):
+        last = [start + n - 1 for start, n in zip(like.starts, like.nvec)]
+        raise WhorlError(
+            f"the observation is {obs}; this policy was trained on {list(like.starts)} to {last}"
+        )
+    rows = one_hots(like, flat)
+    return rows if isinstance(obs, Tensor) else rows.numpy()
+
+
+def one_hots(like: Array, flat: Tensor) -> Tensor:
+    """The entries [..., entries] of a MultiDiscrete space as one-hots end to end."""
+    device = flat.device
+    entry = torch.tensor([i for i, n in enumerate(like.nvec) for _ in range(n)], device=device)
+    value = torch.tensor([s + k for s, n in zip(like.starts, like.nvec) for k in range(n)], device=device)
+    return (flat[..., entry] == value).to(getattr(torch, like.dtype))
 
 
 def is_single(obs: Any, spec: Any) -> bool:

@@ -21,6 +21,7 @@ from whorl.core.errors import WhorlError
 from whorl.core.spec import MASK_KEY, Array, empty_obs, to_env
 from whorl.core.tree import Tree
 from whorl.state.policy import PolicyState, SavedPolicy
+from whorl.state.policy_inputs import one_hots
 
 NEXT = "next_"
 SAMPLERS = {torch.rand: "uniform", torch.randn: "normal"}
@@ -200,17 +201,21 @@ def _input_name(path: str) -> str:
 
 
 def _observed(path: str, leaf: Array) -> Port:
-    """An observation as the environment gives it: one frame, a number where the policy reads one-hot."""
+    """An observation as the environment gives it: one frame, numbers where the policy reads one-hots."""
     name = _input_name(path)
     kind = "mask" if path == MASK_KEY else "obs"
     if leaf.start is not None:
         return Port(name, kind, (), "int64")
+    if leaf.nvec:
+        return Port(name, kind, leaf.entries, "int64")
     shape = leaf.frame.shape
     return Port(name, kind, shape[1:] if leaf.plane else shape, leaf.dtype)
 
 
 def _stored(leaf: Array, value: Tensor) -> Tensor:
-    """What the environment gives in the form that the agent reads."""
+    """What the environment gives [B, ...] in the form that the agent reads."""
+    if leaf.nvec:
+        return one_hots(leaf, value.flatten(1))
     if leaf.start is None:
         return value
     every = torch.arange(prod(leaf.frame.shape))

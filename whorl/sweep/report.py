@@ -12,7 +12,7 @@ from rich.table import Table
 
 from whorl.core import files
 from whorl.core.errors import WhorlError
-from whorl.log.console import amount
+from whorl.log.console import PLAIN, amount
 from whorl.settings.aliases import translated
 from whorl.settings.merge import settings_of
 from whorl.settings.presets import algorithm_class
@@ -45,9 +45,9 @@ def show_best(swept: Swept, sweeping: Sweeping, console: Console | None = None) 
         for state in ("complete", "pruned", "diverged", "invalid", "failed")
     }
     words = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    console = console or Console(width=None if sys.stdout.isatty() else PIPED)
+    console = console or Console(width=None if sys.stdout.isatty() else PIPED, **PLAIN)
     found = f"{swept.reason}: {len(swept.rows)} trials ({words or 'none finished'}) in {swept.folder}"
-    console.print(found, soft_wrap=True, highlight=False)
+    console.print(found, soft_wrap=True)
     best = swept.best(SHOWN)
     if not best:
         return

@@ -33,6 +33,7 @@ class CartPoleContinuous(Sensed):
         max_steps: steps after which an episode is truncated.
         compile: fuse the equations of motion with torch.compile.
         dtype: float32 or float64, for physics and observations.
+        state: observe a dict of these entries and all of them (`observed`, `state`).
     """
 
     id = "CartPoleContinuous-v0"
@@ -47,8 +48,9 @@ class CartPoleContinuous(Sensed):
         max_steps: int = 200,
         compile: bool = False,
         dtype: str = "float32",
+        state: bool = False,
     ) -> None:
-        super().__init__(num_envs, device, box(-1.0, 1.0), observe, concat, max_steps, dtype)
+        super().__init__(num_envs, device, box(-1.0, 1.0), observe, concat, max_steps, dtype, state=state)
         self._move = compiled(move) if compile else move
 
     def initial(self, generator: torch.Generator) -> State:

@@ -34,6 +34,7 @@ class PendulumVariableLength(Sensed):
         max_steps: steps after which an episode is truncated.
         compile: fuse the equations of motion with torch.compile.
         dtype: float32 or float64, for physics and observations.
+        state: observe a dict of these entries and all of them (`observed`, `state`).
     """
 
     id = "PendulumVariableLength-v0"
@@ -58,8 +59,10 @@ class PendulumVariableLength(Sensed):
         max_steps: int = 200,
         compile: bool = False,
         dtype: str = "float32",
+        state: bool = False,
     ) -> None:
-        super().__init__(num_envs, device, box(-TORQUE, TORQUE), observe, concat, max_steps, dtype)
+        action = box(-TORQUE, TORQUE)
+        super().__init__(num_envs, device, action, observe, concat, max_steps, dtype, state=state)
         self._lengths = self.lengths(lengths)
         moved = partial(move, held=self.held)
         self._move = compiled(moved) if compile else moved
@@ -112,8 +115,9 @@ class Pendulum(PendulumVariableLength):
         max_steps: int = 200,
         compile: bool = False,
         dtype: str = "float32",
+        state: bool = False,
     ) -> None:
-        super().__init__(num_envs, device, observe, concat, (1.0,), max_steps, compile, dtype)
+        super().__init__(num_envs, device, observe, concat, (1.0,), max_steps, compile, dtype, state)
 
 
 def move(body: Tensor, length: Tensor, torque: Tensor, held: bool) -> Tensor:

@@ -25,10 +25,15 @@ PUSH, PERIOD = 40.0, chain.SUBSTEPS * chain.DT
 RAIL, TOP_SPEED = 0.75, 35.0
 NEAREST = 0.003
 """the smallest of `random_starts`, as a share of the largest"""
+LEVEL_STEP, LEVEL_RANGE = 0.05, 0.3
+"""`curriculum`: change of an environment's level after an episode, and levels below it that starts are drawn from"""
+UPRIGHT = 0.7
+"""`curriculum`: an episode that ends with at least this reward, for an action of 0, raises the level"""
 
 
 class QuadInvPendulum(Sensed):
-    """State: `body` [10, B] (position of the cart and four absolute angles, then the velocities of these five).
+    """State: `body` [10, B] (position of the cart and four absolute angles, then the velocities of these five); with
+    `curriculum` also `level` [1, B], from 0 to 1.
 
     Args:
         concat: number of observations that are concatenated, newest last.
@@ -37,11 +42,13 @@ class QuadInvPendulum(Sensed):
         dtype: float32 or float64, for physics and observations.
         random_starts: share of the episodes of training that start somewhere around upright, at all distances.
         training_steps: steps after which an episode of training is truncated.
+        curriculum: random starts of an environment are near upright at first, farther away after each episode that ends
+            upright, and nearer after each other one.
     """
 
     id = "QuadInvPendulum-v0"
     choices: ClassVar[Choices] = {"full": range(14)}
-    training_options = ("random_starts", "training_steps")
+    training_options = ("random_starts", "training_steps", "curriculum")
 
     def __init__(
         self,
@@ -53,27 +60,50 @@ class QuadInvPendulum(Sensed):
         dtype: str = "float32",
         random_starts: float = 0.0,
         training_steps: int = 1000,
+        curriculum: bool = False,
     ) -> None:
         if training_steps < 1:
             raise ConfigError(f"training_steps is {training_steps}; it must be at least 1")
         super().__init__(num_envs, device, box(-1.0, 1.0), "full", concat, training_steps, dtype)
         if not 0 <= random_starts <= 1:
             raise ConfigError(f"random_starts is {random_starts}; it is a share of the episodes, from 0 to 1")
-        self._random_starts = random_starts
+        if curriculum and not random_starts:
+            raise ConfigError(
+                "curriculum is true, but random_starts is 0; give the share of random starts, such as 0.9"
+            )
+        self._random_starts, self._curriculum = random_starts, curriculum
         self._swing = chain.swing(num_envs, self.device, self.dtype, friction, compile)
         self._hanging = self.constant(0, *[math.pi] * 4, *[0] * 5)
+
+    def reset(self, seed: int) -> tree.Tree:
+        self.steps.zero_()  # for `_levels`: no episode has ended
+        return super().reset(seed)
 
     def initial(self, generator: torch.Generator) -> State:
         hanging = torch.add(self._hanging, self.normal(10, generator), alpha=0.01)
         if not self._random_starts:
             return {"body": hanging}
         elsewhere = self.uniform(1, generator) < self._random_starts
-        return {"body": torch.where(elsewhere, self._around_upright(generator), hanging)}
+        reach = 1 - self.uniform(1, generator)  # [1, B]
+        levels = {}
+        if self._curriculum:
+            levels = {"level": self._levels()}
+            reach = (levels["level"] - LEVEL_RANGE * reach).clamp(min=0)
+        body = torch.where(elsewhere, self._around_upright(NEAREST ** (1 - reach), generator), hanging)
+        return {"body": body, **levels}
 
-    def _around_upright(self, generator: torch.Generator) -> Tensor:
-        """States [10, B] whose distance to upright is log-uniform: as many within 1 % of a turn as from 1 to 10 %.
+    def _levels(self) -> Tensor:
+        """The levels [1, B] of the next episodes, after those in progress; 0 before the first."""
+        if not self.state:
+            return self.constant(0).expand(1, self.num_envs)
+        body = self.state["body"]
+        upright = self._inside(body) & (reward(body, torch.zeros_like(body[0])) >= UPRIGHT)
+        change = torch.where(upright, LEVEL_STEP, -LEVEL_STEP)
+        return torch.where(self.steps > 0, self.state["level"] + change, 0).clamp(0, 1)
+
+    def _around_upright(self, size: Tensor, generator: torch.Generator) -> Tensor:
+        """States [10, B] at the distances `size` [1, B] to upright, where 1 is anywhere.
         All links share a rotation and a spin, and each adds a smaller one."""
-        size = NEAREST ** self.uniform(1, generator)  # [1, B], from 1 down to NEAREST
         place, speed, turn, spin = (2 * self.uniform(4, generator) - 1).split(1)
         bends, spins = self.normal(8, generator).split(4)
         angles = size * (math.pi * turn + 0.3 * bends)
@@ -87,9 +117,11 @@ class QuadInvPendulum(Sensed):
         angles, speeds = self._swing(angles, speeds, push[0])
         place = place + PERIOD * speed + (PERIOD**2 / 2) * push
         body = torch.cat([place, angles, speed + PERIOD * push, speeds])
-        # Comparisons with NaN are false, so a state that is not finite terminates, too.
-        inside = (place[0].abs() <= RAIL) & (speeds.abs().amax(0) < TOP_SPEED)
-        return {"body": body}, reward(body, control[0]).nan_to_num(0.0), ~inside
+        return {**state, "body": body}, reward(body, control[0]).nan_to_num(0.0), ~self._inside(body)
+
+    def _inside(self, body: Tensor) -> Tensor:
+        """Whether episodes go on [B]. Comparisons with NaN are false: a state that is not finite terminates, too."""
+        return (body[0].abs() <= RAIL) & (body[6:].abs().amax(0) < TOP_SPEED)
 
     def sense(self, state: State) -> Sequence[Tensor]:
         body = state["body"]

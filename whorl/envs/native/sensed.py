@@ -26,6 +26,7 @@ class Sensed(World):
         dtype: of physics, rewards and observations.
         measures: names of episode statistics, which `measure` computes.
         parameters_of: hybrid actions: the parameters that each choice uses; empty: each uses all.
+        state: observe a dict of what `observe` selects and everything that is sensed (`observed`, `state`).
     """
 
     choices: ClassVar[Choices]
@@ -42,6 +43,7 @@ class Sensed(World):
         dtype: str,
         measures: tuple[str, ...] = (),
         parameters_of: Sequence[Sequence[int]] = (),
+        state: bool = False,
     ) -> None:
         super().__init__(num_envs, device)
         if observe not in self.choices:
@@ -59,7 +61,10 @@ class Sensed(World):
         self.max_steps = max_steps
         self.dtype = torch.float64 if dtype == "float64" else torch.float32
         self.returns = self.returns.to(self.dtype)
-        observed = Array((concat * len(self.selected),), dtype)
+        self.with_state = state
+        observed: SpecTree = Array((concat * len(self.selected),), dtype)
+        if state:
+            observed = {"observed": observed, "state": Array((len(self.choices["full"]),), dtype)}
         used = tuple(tuple(entry) for entry in parameters_of)
         self.spec = Spec(observed, action, num_envs, measures, parameters_of=used)
         self._blank = torch.zeros(
@@ -70,7 +75,14 @@ class Sensed(World):
     def sense(self, state: State) -> Sequence[Tensor]:
         """All entries of an observation, a row [B] each."""
 
-    def observe(self, state: State) -> Tensor:
+    def observe(self, state: State) -> tree.Tree:
+        observed = self._observed(state)
+        if not self.with_state:
+            return observed
+        rows = self.sense(state)
+        return {"observed": observed, "state": torch.stack([rows[i] for i in self.choices["full"]], 1)}
+
+    def _observed(self, state: State) -> Tensor:
         if self.concat == 1:
             return torch.stack(self._selection(state), 1)
         return state["window"].flatten(0, 1).T.clone(memory_format=torch.contiguous_format)

@@ -90,7 +90,7 @@ class BehaviorCheckpointing(Checkpointing):
         if state["env"]:
             shared.restore(state["env"])
         else:
-            shared.reset(parts.streams.seed("env", str(self.counters.resets)))
+            parts.reset(self.counters.resets)
         for member in parts.members:
             member.checkpointing.load_state(state[BEHAVIORS][member.name])
 

@@ -79,6 +79,7 @@ class SharedCollector:
         """Reset every copy; the next rollouts start there."""
         self._begin(self.env.reset(seed))
         for member in self.members:
+            member.parts.send_weights()
             member.collector.reset(seed)
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -175,6 +176,10 @@ class BehaviorParts:
     def __post_init__(self) -> None:
         self.agent, self.learner = Agents(self.members), Learners(self.members)
         self.acting = SharedActing(SharedCollector(self.env, self.members), self.env)
+
+    def reset(self, number: int) -> None:
+        """Reset all environments, for the time `number`."""
+        self.acting.collector.reset(self.streams.seed("env", str(number)))
 
     @property
     def reset_period(self) -> int:
