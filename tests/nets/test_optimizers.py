@@ -52,7 +52,7 @@ def test_steps_are_those_of_a_fresh_optimizer_of_torch(name: str, options: dict[
         for group in other.param_groups:
             group["lr"] = rate
         other.step()
-        step([gradient.clone() for gradient in gradients], torch.tensor(rate))
+        step([gradient.clone() for gradient in gradients], torch.tensor(rate), None)
         for a, b in zip(ours, theirs):
             torch.testing.assert_close(a, b, atol=2e-6, rtol=2e-6)
 

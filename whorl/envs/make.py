@@ -374,7 +374,7 @@ def check_call(factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
 def _from_id(id: str, options: dict[str, Any]) -> Source:
     own = registered("environment")
     file, suffix, name = id.partition(".py:")
-    if id.endswith(".py") and "/" in id:
+    if id.endswith(".py") and "/" in id and ":" not in id:  # unity:player.py is a player
         file, suffix, name = id.removesuffix(".py"), ".py", "MyEnv"
     if suffix:
         parts = Path(file).parts
