@@ -197,3 +197,11 @@ def test_components_are_part_of_the_state() -> None:
     assert twin.updates == 7
     assert float(other.steps) == 1 and float(other.weight.detach()) == 1
     assert {id(component.weight), id(component.steps)} <= {id(tensor) for tensor in agent.state_tensors()}
+
+
+def test_a_vector_is_no_learning_rate() -> None:
+    agent = halver(Pull())
+    state = agent.state()
+    state["module"]["lr_net"] = torch.zeros(1)
+    with pytest.raises(RuntimeError, match=r"lr_net is one number, but has the shape \(1,\) in the state"):
+        agent.load_state(state)

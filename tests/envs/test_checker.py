@@ -292,7 +292,8 @@ class Vectorized(gymnasium.vector.VectorEnv):
     """Three copies, whose episodes end after ten steps."""
 
     def __init__(self, mode: str = "NEXT_STEP", width: int = 2) -> None:
-        self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode[mode]}
+        if hasattr(gymnasium.vector, "AutoresetMode"):  # since Gymnasium 1.1; before, all are NEXT_STEP
+            self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode[mode]}
         self.num_envs, self.width = 3, width
         self.single_observation_space = spaces.Box(-1, 1, (2,), np.float32)
         self.single_action_space = spaces.Discrete(2)
@@ -311,9 +312,11 @@ class Vectorized(gymnasium.vector.VectorEnv):
 
 def test_a_batched_environment_is_checked_as_training_does() -> None:
     assert check(Vectorized) == check(Vectorized()) == []
-    for wrong, said in (
-        (lambda: Vectorized("SAME_STEP"), "has autoreset mode SAME_STEP, which can't be used"),
-        (lambda: Vectorized(width=3), "shape"),
-    ):
-        (found,) = check(wrong)
-        assert said in found
+    (found,) = check(lambda: Vectorized(width=3))
+    assert "shape" in found
+
+
+@pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="since Gymnasium 1.1")
+def test_a_batched_environment_that_resets_in_the_same_step_is_named() -> None:
+    (found,) = check(lambda: Vectorized("SAME_STEP"))
+    assert "has autoreset mode SAME_STEP, which can't be used" in found

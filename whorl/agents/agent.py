@@ -458,6 +458,14 @@ class Agent(Optimized):
         self.load_optimizer_state(state["optimizers"])
         self.updates = int(state["updates"])
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        # torch reads a vector where one number belongs: of one entry, in 2.6 of any length.
+        for name, own in self.state_dict().items():
+            given = state_dict.get(name)
+            if isinstance(given, Tensor) and not own.dim() and given.dim():
+                raise RuntimeError(f"{name} is one number, but has the shape {tuple(given.shape)} in the state")
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
     def acting_tensors(self) -> list[Tensor]:
         """Every tensor that acting reads, in a fixed order."""
         if not self.acts_with:
