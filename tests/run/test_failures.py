@@ -333,7 +333,8 @@ def test_a_folder_that_is_deleted_is_one_sentence(
     class Delete(whorl.Callback):
         def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
             if trainer.iteration == 2:
-                shutil.rmtree(trainer.run_dir)
+                # At once, not file by file: TensorBoard's thread may be writing one.
+                shutil.rmtree(trainer.run_dir.rename(tmp_path / "deleted"), ignore_errors=True)
 
     settings = {**ROLLOUTS, "tensorboard": tensorboard, "runs": str(tmp_path)}
     with pytest.raises(CheckpointError) as error:
