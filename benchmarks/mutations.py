@@ -3489,7 +3489,7 @@ MUTATIONS: list[Mutation] = [
         Bug(
             "products of large numbers are rounded",
             "return (value - self.mean) * self.scale",
-            "return value * self.scale - self.mean * self.scale",
+            "return torch.addcmul(-self.mean * self.scale, value, self.scale)",
         ),
         Bug(
             "statistics of earlier versions can not be read",
@@ -3649,7 +3649,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "collect/collector.py",
-        "run/test_memory_runs.py",
+        "collect/test_rollout_actor.py",
         Bug(
             "a held policy is not renewed by a reset",
             "        if self.renew is not None:\n            self.renew()\n        self.begin(",
@@ -3747,11 +3747,10 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "datasets/rows.py",
-        "datasets/test_minari.py",
-        Bug(
-            "observations keep the order of the dataset",
-            "return _in_order(self.spec.observation, nest(self.leaves, values))",
-            "return nest(self.leaves, values)",
+        single(
+            "datasets/test_minari.py",
+            "test_a_dict_whose_keys_gymnasium_sorts_is_read_in_the_order_of_the_environment",
+            "test_actions_whose_keys_gymnasium_sorts_are_read_in_the_order_of_the_environment",
         ),
         Bug(
             "a dataset in another order is declined",
