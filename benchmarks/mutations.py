@@ -3576,7 +3576,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *planted(
         "data/batch.py",
-        "collect/test_waiting.py",
+        "data/test_batch.py collect/test_waiting.py",
         Bug(
             "padding before a first observation is a final observation",
             " & follows  # the row of a final observation",
