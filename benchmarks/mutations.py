@@ -58,6 +58,13 @@ def single(file: str, *tests: str) -> str:
 
 
 PARAMETERS_OF = "algorithms/test_parameters_of.py"
+FIRST_MEMORIES = single(
+    "run/test_load_model.py", "test_memories_of_the_first_observations_are_made_with_the_loaded_weights"
+)
+RESUMED_MEMORIES = single(
+    "run/test_resume.py",
+    "test_killed_at_random_moments_and_resumed_equals_uninterrupted",
+)
 MEAN_RETURN = single(
     "run/test_callbacks.py",
     "test_the_mean_return_is_of_the_last_hundred_episodes_or_the_few_more_of_one_rollout",
@@ -493,8 +500,8 @@ MUTATIONS: list[Mutation] = [
         "nets/test_running_statistics.py",
         Bug(
             "a gap ends all returns",
-            "0.0 if where is None else (~where).to(self.running)",
-            "0.0",
+            "self.running.masked_fill_(where.to(self.running.device), 0.0)",
+            "self.running.zero_()",
             "algorithms/test_ppo.py",
         ),
         Bug("variance without the term between blocks", " + delta.square() * share * (1 - share)", ""),
@@ -3434,6 +3441,388 @@ MUTATIONS: list[Mutation] = [
             "a run that diverged counts as the reference",
             "return 0.0 if value is None",
             "return 1.0 if value is None",
+        ),
+    ),
+    *planted(
+        "agents/optimizers.py",
+        "agents/test_frame.py",
+        Bug(
+            "large networks count steps behind a closed gate",
+            "torch._foreach_add_(steps, 1 if gate is None else gate)",
+            "torch._foreach_add_(steps, 1)",
+        ),
+        Bug(
+            "the kernel does not hear of the gate",
+            "return None if gate is None else 1.0 - gate",
+            "return None",
+        ),
+        Bug("an open gate is closed", "return None if gate is None else 1.0 - gate", "return gate"),
+        Bug(
+            "RMSprop counts steps behind a closed gate",
+            "[packed.values, square, packed.steps]",
+            "[packed.values, square]",
+        ),
+        Bug(
+            "moments behind a closed gate move",
+            "with _gated([*parameters, *state], gate):",
+            "with _gated(parameters, gate):",
+        ),
+        Bug(
+            "gradients behind a closed gate are applied elsewhere",
+            "sink(name, gradients, rate if gate is None else rate * gate)",
+            "sink(name, gradients, rate)",
+        ),
+    ),
+    *planted(
+        "nets/normalize.py",
+        "nets/test_running_statistics.py",
+        Bug(
+            "the mean of large numbers is rounded",
+            "        mean = mean + collectives.total(((rows - mean) * spread).sum(0)) / size\n",
+            "",
+        ),
+        Bug(
+            "the correction of the mean counts masked rows",
+            "((rows - mean) * spread).sum(0)",
+            "(rows - mean).sum(0)",
+        ),
+        Bug(
+            "products of large numbers are rounded",
+            "return (value - self.mean) * self.scale",
+            "return torch.addcmul(-self.mean * self.scale, value, self.scale)",
+        ),
+        Bug(
+            "statistics of earlier versions can not be read",
+            '        state_dict.pop(f"{prefix}shift", None)  # of earlier versions, which held -mean * scale\n',
+            "",
+        ),
+    ),
+    *planted(
+        "envs/spaces.py",
+        "envs/test_odd_spaces.py",
+        Bug(
+            "entries do not begin at their start",
+            "chosen = np.asarray(obs, np.int64) - start",
+            "chosen = np.asarray(obs, np.int64) - 0 * start",
+        ),
+        Bug(
+            "choices below the first are taken",
+            "if (chosen < 0).any() or (chosen >= nvec).any():",
+            "if (chosen >= nvec).any():",
+        ),
+        Bug(
+            "choices behind the last are taken",
+            "if (chosen < 0).any() or (chosen >= nvec).any():",
+            "if (chosen < 0).any():",
+        ),
+        Bug("ones up to the choice", "(flat[..., entry] == choice)", "(flat[..., entry] >= choice)"),
+        Bug(
+            "every entry begins with the first column",
+            "np.concatenate([np.arange(n) for n in counts])",
+            "np.arange(counts.sum())",
+        ),
+        Bug(
+            "one-hots are normalised",
+            'Array((sum(nvec),), "float32", 0.0, 1.0, binary=True)',
+            'Array((sum(nvec),), "float32", 0.0, 1.0)',
+        ),
+    ),
+    *planted(
+        "state/policy_inputs.py",
+        "envs/test_odd_spaces.py",
+        Bug(
+            "policies read entries from 0",
+            "[s + k for s, n in zip(like.starts, like.nvec)",
+            "[k for s, n in zip(like.starts, like.nvec)",
+        ),
+        Bug(
+            "policies take entries outside of their choices",
+            "if bool(((chosen < 0) | (chosen >= torch.tensor(like.nvec, device=flat.device))).any()):",
+            "if False:",
+        ),
+        Bug(
+            "policies read one-hots as numbers",
+            "if given.is_floating_point() and given.shape[-1:] == like.frame.shape:",
+            "if False:",
+        ),
+    ),
+    *planted(
+        "state/traced.py",
+        "envs/test_odd_spaces.py",
+        Bug(
+            "an exported policy takes one-hots",
+            '    if leaf.nvec:\n        return Port(name, kind, leaf.entries, "int64")\n',
+            "",
+        ),
+    ),
+    *planted(
+        "run/saved_env.py",
+        "envs/test_odd_spaces.py envs/test_quad_pendulum.py",
+        Bug(
+            "runs that read numbers are told nothing",
+            "raise EnvError(f\"{id} has other spaces than the environment of the run: {'; '.join(found)}{numbers}\")",
+            "raise EnvError(f\"{id} has other spaces than the environment of the run: {'; '.join(found)}\")",
+        ),
+        Bug(
+            "options of training apply to evaluations",
+            "if training or kept.keys() | asked.keys() >= found.options.keys():",
+            "if True:",
+        ),
+        Bug(
+            "options of training that are asked for are left out",
+            "if key in {**kept, **asked}",
+            "if key in kept",
+        ),
+    ),
+    *planted(
+        "data/batch.py",
+        "data/test_batch.py collect/test_waiting.py",
+        Bug(
+            "padding before a first observation is a final observation",
+            " & follows  # the row of a final observation",
+            "  # the row of a final observation",
+        ),
+        Bug(
+            "a first observation that waits is a final one",
+            "self.reset[1:] & ~self.reset[:-1] & follows",
+            "self.reset[1:] & follows",
+        ),
+        Bug(
+            "a rollout that begins with a final observation leaves it out",
+            "torch.cat((torch.ones_like(real[:1]), real[:-1]))",
+            "torch.cat((torch.zeros_like(real[:1]), real[:-1]))",
+        ),
+    ),
+    *planted(
+        "run/build.py",
+        "data/test_memory_check.py",
+        Bug(
+            "what memories take is not counted",
+            "allocated_bytes(cfg, agent.spec, shared, agent.stored(), agent.columns())",
+            "allocated_bytes(cfg, agent.spec, shared, None, agent.columns())",
+        ),
+        Bug(
+            "what columns take is not counted",
+            "allocated_bytes(cfg, agent.spec, shared, agent.stored(), agent.columns())",
+            "allocated_bytes(cfg, agent.spec, shared, agent.stored(), None)",
+        ),
+        Bug(
+            "the agent keeps the size that does not fit",
+            "settings, agent = fitted, _agent(source, fitted, spec, streams)",
+            "settings = fitted",
+        ),
+        Bug(
+            "a size that was chosen shrinks",
+            "if settings.buffer_chosen or not agent.off_policy:",
+            "if not agent.off_policy:",
+        ),
+        Bug("the smaller buffer fills the memory", "while size() > free / 2 and", "while size() > free and"),
+        Bug(
+            "resets do not send the weights",
+            "        self.send_weights()\n        self.acting.collector.reset(",
+            "        self.acting.collector.reset(",
+            f"{FIRST_MEMORIES} {RESUMED_MEMORIES}",
+        ),
+    ),
+    *planted(
+        "data/replay_setup.py",
+        "data/test_memory_check.py",
+        Bug(
+            "the size of one shard is that of all",
+            "return cfg.shards * allocated_bytes(part,",
+            "return allocated_bytes(part,",
+        ),
+    ),
+    *planted(
+        "distributed/worker_collector.py",
+        f"{FIRST_MEMORIES} {RESUMED_MEMORIES} run/test_memory_runs.py",
+        Bug(
+            "resets do not write the weights",
+            'newest weights."""\n        self._send_weights()\n',
+            'newest weights."""\n',
+        ),
+        Bug(
+            "workers reset with old weights",
+            "    def reset(self, seed: int) -> None:\n        self._read_weights()\n",
+            "    def reset(self, seed: int) -> None:\n",
+        ),
+    ),
+    *planted(
+        "collect/collector.py",
+        "collect/test_rollout_actor.py",
+        Bug(
+            "a held policy is not renewed by a reset",
+            "        if self.renew is not None:\n            self.renew()\n        self.begin(",
+            "        self.begin(",
+        ),
+    ),
+    *planted(
+        "run/behaviors/parts.py",
+        "multi/test_behaviors.py",
+        Bug(
+            "behaviours reset with old weights",
+            "            member.parts.send_weights()\n            member.collector.reset(seed)",
+            "            member.collector.reset(seed)",
+        ),
+    ),
+    *planted(
+        "run/trainer.py",
+        FIRST_MEMORIES,
+        Bug(
+            "environments are reset before the weights are loaded",
+            "        run = self.settings.run\n        if run.load_model:\n",
+            "        run = self.settings.run\n        self.parts.reset(0)\n        self.parts.reset = lambda _: None\n"
+            "        if run.load_model:\n",
+        ),
+    ),
+    *planted(
+        "algorithms/sac.py",
+        "algorithms/test_sac.py",
+        Bug(
+            "V-trace without backup_entropy is taken",
+            "if not cfg.backup_entropy and self.returns.corrects:",
+            "if False:",
+        ),
+    ),
+    *planted(
+        "envs/native/quad_pendulum.py",
+        "envs/test_quad_pendulum.py",
+        Bug(
+            "success brings starts nearer",
+            "torch.where(upright, LEVEL_STEP, -LEVEL_STEP)",
+            "torch.where(upright, -LEVEL_STEP, LEVEL_STEP)",
+        ),
+        Bug("levels leave their range", "+ change, 0).clamp(0, 1)", "+ change, 0)"),
+        Bug(
+            "levels outlive a reset",
+            "        self.steps.zero_()  # for `_levels`: no episode has ended\n",
+            "",
+        ),
+        Bug("an episode that left the rail is a success", "upright = self._inside(body) & (", "upright = ("),
+        Bug(
+            "starts are at the level alone",
+            'levels["level"] - LEVEL_RANGE * reach',
+            'levels["level"] - 0 * reach',
+        ),
+        Bug(
+            "starts are at all distances up to the level",
+            'levels["level"] - LEVEL_RANGE * reach',
+            'levels["level"] - reach',
+        ),
+        Bug(
+            "low levels start nearer than the nearest",
+            "- LEVEL_RANGE * reach).clamp(min=0)",
+            "- LEVEL_RANGE * reach)",
+        ),
+        Bug(
+            "an action of the end counts",
+            "reward(body, torch.zeros_like(body[0])) >= UPRIGHT",
+            "reward(body, torch.ones_like(body[0])) >= UPRIGHT",
+        ),
+        Bug("curriculum is for evaluations, too", '"training_steps", "curriculum")', '"training_steps")'),
+    ),
+    *planted(
+        "nets/flat.py",
+        "nets/test_flat.py",
+        Bug(
+            "all copies have one scale",
+            "return (torch.asinh(value) / torch.asinh(self.scales)).flatten(-2)",
+            "return (torch.asinh(value[..., :1, :].expand_as(value)) / torch.asinh(self.scales)).flatten(-2)",
+        ),
+        Bug("1 does not stay 1", "torch.asinh(value) / torch.asinh(self.scales)", "torch.asinh(value)"),
+        Bug(
+            "large values are not compressed",
+            "torch.asinh(value) / torch.asinh(self.scales)",
+            "value / torch.asinh(self.scales)",
+        ),
+    ),
+    *planted(
+        "envs/make.py",
+        "envs/test_quad_pendulum.py",
+        Bug(
+            "worlds made by a function keep their options of training",
+            "if self.batch is None else self.batch.shown()",
+            "if True else None",
+        ),
+    ),
+    *planted(
+        "datasets/rows.py",
+        single(
+            "datasets/test_minari.py",
+            "test_a_dict_whose_keys_gymnasium_sorts_is_read_in_the_order_of_the_environment",
+            "test_actions_whose_keys_gymnasium_sorts_are_read_in_the_order_of_the_environment",
+        ),
+        Bug(
+            "a dataset in another order is declined",
+            "observation=_in_order(spec.observation, own.observation),",
+            "observation=own.observation,",
+        ),
+        Bug(
+            "a dataset whose actions are in another order is declined",
+            "action=_in_order(spec.action, own.action),",
+            "action=own.action,",
+        ),
+    ),
+    *planted(
+        "distributed/actor.py",
+        "distributed/test_fleet.py",
+        Bug(
+            "components that follow returns get parts of a batch",
+            "isinstance(module, ReturnScale) and module.enabled for",
+            "False for",
+        ),
+    ),
+    *planted(
+        "run/dataset.py",
+        "run/test_offline.py",
+        Bug(
+            "a final observation before padding is left out",
+            "every = torch.ones_like(rollout.mask[:rows, one])",
+            "every = rollout.mask[:rows, one]",
+        ),
+    ),
+    *planted(
+        "bench/cell.py",
+        single("data/test_memory_check.py", "test_a_cell_of_a_benchmark_shrinks_its_buffer"),
+        Bug(
+            "cells keep a buffer that does not fit", "buffer_chosen=cell.buffer_chosen", "buffer_chosen=True"
+        ),
+    ),
+    *planted(
+        "run/loop.py",
+        "test_front_door.py",
+        Bug(
+            "the first part of an observation is blamed",
+            "if not bool(leaf[row, env_index].isfinite().all()):",
+            "if True:",
+        ),
+    ),
+    *planted(
+        "settings/elsewhere.py",
+        "test_habits.py",
+        Bug(
+            "attributes that are missing are None",
+            '        of = f"{kind.__name__!r} object" if owner',
+            '        return None\n        of = f"{kind.__name__!r} object" if owner',
+        ),
+    ),
+    *planted(
+        "__init__.py",
+        "test_habits.py",
+        Bug(
+            "imports of Stable-Baselines3's names are not explained",
+            "sys.meta_path.append(_Explaining)",
+            "pass",
+        ),
+    ),
+    *planted(
+        "log/writers.py",
+        "log/test_writers.py",
+        Bug(
+            "a table that can not be rewritten is closed",
+            "        columns = list(dict.fromkeys(key for row in read_rows(self.jsonl) for key in row))\n",
+            "        self._table.close()\n"
+            "        columns = list(dict.fromkeys(key for row in read_rows(self.jsonl) for key in row))\n",
         ),
     ),
 ]

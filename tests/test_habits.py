@@ -1,5 +1,7 @@
 """What a user of Stable-Baselines3 tries first: it works, or one sentence says what to write instead."""
 
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -119,6 +121,14 @@ def test_the_module_has_no_classes_of_stable_baselines_and_says_what_to_write() 
         whorl.PPO  # noqa: B018
     with pytest.raises(ModuleNotFoundError):
         import_module("whorl.nothing")
+
+
+def test_a_module_that_is_imported_again_explains_once() -> None:
+    code = (
+        "import importlib, sys, whorl; before = len(sys.meta_path); importlib.reload(whorl); "
+        "sys.exit(len(sys.meta_path) - before)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def test_train_takes_the_number_of_steps_as_learn_does(tmp_path: Path) -> None:

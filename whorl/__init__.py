@@ -142,6 +142,8 @@ class _Explaining:
             raise ImportError(f"whorl has no {name.removeprefix('whorl.')!r}{remedy}", name=name)
 
 
+# Once, even where this module is imported again.
+sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__module__", "") != __name__]
 sys.meta_path.append(_Explaining)
 
 

@@ -178,6 +178,14 @@ def test_a_closed_gate_leaves_parameters_and_optimizer_as_they_are(part: Part, s
     assert not torch.equal(agent.tensors()[0], before[0])
 
 
+def test_gradients_behind_a_closed_gate_are_exported_with_a_rate_of_0() -> None:
+    agent, rates = Pair(Part("Adam"), 2), []
+    agent.export_gradients(lambda name, gradients, rate: rates.append(float(rate)))
+    for gate in (None, torch.zeros(()), torch.ones(())):
+        agent.step(gate)
+    assert rates == pytest.approx([0.1, 0, 0.1])
+
+
 def test_a_component_joins_an_optimizer_and_learns_after_the_agent() -> None:
     component = Pull()
     agent = halver(component)

@@ -210,6 +210,7 @@ def test_rewards_are_divided_by_the_deviation_of_returns_that_include_this_rollo
     assert float(agent.rewards.statistics.count) == 7
     torch.testing.assert_close(scaled, batch.reward / seen.std(correction=0))
     torch.testing.assert_close(agent.rewards.running, torch.tensor([4.0, 0.5]))
+    agent.rewards.running[0] = torch.inf
     agent.forget(torch.tensor([True, False]))  # an actor was replaced
     torch.testing.assert_close(agent.rewards.running, torch.tensor([0.0, 0.5]))
     agent.forget()  # the environments are reset

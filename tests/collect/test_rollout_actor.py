@@ -74,3 +74,13 @@ def test_a_snapshot_has_the_observations_of_the_last_step() -> None:
     found = collector("CartPole-v1")
     batch = found.collect()
     assert torch.equal(found.env.snapshot()["obs"], batch.obs[-1])
+
+
+def test_a_reset_renews_a_held_policy_before_its_memories_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = collector("CartPole-v1")
+    calls: list[str] = []
+    held = LocalCollector(plain.env, plain.agent, 32, torch.Generator(), renew=lambda: calls.append("renew"))
+    begin = plain.agent.begin
+    monkeypatch.setattr(plain.agent, "begin", lambda obs: calls.append("begin") or begin(obs))
+    held.reset(3)
+    assert calls == ["renew", "begin"]

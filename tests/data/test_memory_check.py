@@ -1,5 +1,6 @@
 """Whether replay fits: the machine's free memory, the limits of containers, and allocations that fail nevertheless."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,6 +180,36 @@ def test_buffers_with_goals_memories_and_shards_shrink_too(
         agent = trainer.agent
         size = allocated_bytes(agent.cfg, agent.spec, CPU, agent.stored(), agent.columns())
         assert free / 8 < size <= free / 2
+
+
+def test_columns_count_in_what_a_buffer_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with whorl.load(
+        "Pendulum-v1", "option_critic", SMALL, runs=str(tmp_path), buffer_size=200_000
+    ) as trainer:
+        trainer.build()
+        agent = trainer.agent
+        without, whole = (
+            allocated_bytes(agent.cfg, agent.spec, CPU, agent.stored(), columns)
+            for columns in (None, agent.columns())
+        )
+    assert whole - without == 200_000 * 8  # the option of each row
+    default = trainer.settings.replace(buffer_size=1_000_000).algo
+    without, whole = (
+        allocated_bytes(default, agent.spec, CPU, agent.stored(), columns)
+        for columns in (None, agent.columns())
+    )
+    monkeypatch.setattr(room, "free_memory", lambda: (without + whole) // 2)
+    with pytest.warns(UserWarning, match="the replay buffer holds"):
+        trainer = whorl.load("Pendulum-v1", "option_critic", SMALL, runs=str(tmp_path))
+        trainer.build()
+    trainer.close()
+
+
+def test_shards_take_together_what_one_buffer_takes() -> None:
+    cfg = replay_setup.ReplayConfig(buffer_size=8_000)
+    spec = Spec(Array((3,)), Continuous((1,), (-1.0,), (1.0,)), 4)
+    one, four = (allocated_bytes(replace(cfg, shards=shards), spec, CPU, None) for shards in (0, 4))
+    assert one <= four < 1.01 * one
 
 
 def test_the_note_of_a_smaller_buffer_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -329,6 +329,34 @@ def test_a_dict_whose_keys_gymnasium_sorts_is_read_in_the_order_of_the_environme
         np.testing.assert_array_equal(values[:4, 0], episode.observations[key])
 
 
+class Steered(gymnasium.Env):
+    """Actions whose keys are not in alphabetical order."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Dict([("turn", spaces.Discrete(2)), ("go", spaces.Box(-1, 1, (1,)))])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return np.zeros(2, np.float32), float(action["go"][0]), False, self.count == 4, {}
+
+
+def test_actions_whose_keys_gymnasium_sorts_are_read_in_the_order_of_the_environment(tmp_path: Path) -> None:
+    small = {"num_envs": 2, "num_steps": 8, "total_timesteps": 16, "eval": False, "quiet": True, "workers": 0}
+    run = whorl.train(Steered, "ppo", small, runs=str(tmp_path)).run_dir
+    whorl.record(run, 1, env=Steered, output=tmp_path / "data" / "steered-v0")
+    spec = whorl.make(Steered).source.spec(1)
+    assert list(spec.action) == ["turn", "go"]
+    found = read(str(tmp_path / "data" / "steered-v0"), spec)
+    assert list(open_dataset(str(tmp_path / "data" / "steered-v0")).action_space) == ["go", "turn"]
+    np.testing.assert_allclose(found.action["go"][:4, 0, 0], found.reward[:4, 0], atol=1e-6)
+    assert found.action["turn"].dtype == torch.int64
+
+
 def test_noise_without_continuous_actions_and_a_file_in_the_way_are_one_sentence(tmp_path: Path) -> None:
     small = {
         "num_envs": 2,

@@ -238,6 +238,11 @@ def test_a_batch_may_be_made_of_fewer_slabs_than_there_are_actors() -> None:
     ("dqn", {"trajectories_per_batch": 1}, "a replay buffer adds rows of all environments together"),
     ("a2c", {"trajectories_per_batch": 1}, "these actors wait for each update"),
     ("impala", {"trajectories_per_batch": 1, "normalize_reward": True}, "normalize_reward needs every environment"),
+    (
+        "impala",
+        {"trajectories_per_batch": 1, "normalize_reward": False, "components": ["rnd"]},
+        "normalize of the component rnd needs every environment",
+    ),
 ])  # fmt: skip
 def test_slabs_that_can_not_make_up_a_batch_are_told(
     algorithm: str, given: dict[str, Any], message: str

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 import whorl
@@ -125,12 +126,13 @@ def test_multi_discrete_observations_are_one_hots_end_to_end() -> None:
     ]
 
 
-def test_a_number_outside_of_its_choices_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("given", "shown"), [([0, 2], r"\[0, 2\]"), ([-1, 0], r"\[-1,  0\]")])
+def test_a_number_outside_of_its_choices_is_told(given: list[int], shown: str, tmp_path: Path) -> None:
     class Beyond(Odd):
         def step(self, action: Any) -> Any:
-            return np.array([0, 2]), *super().step(action)[1:]
+            return np.array(given), *super().step(action)[1:]
 
-    with pytest.raises(EnvError, match=r"is array\(\[0, 2\]\), which is not in MultiDiscrete\(\[3 2\]\)"):
+    with pytest.raises(EnvError, match=rf"is array\({shown}\), which is not in MultiDiscrete\(\[3 2\]\)"):
         whorl.train(lambda: Beyond(spaces.MultiDiscrete([3, 2])), "ppo", {**SHORT, "runs": tmp_path})
 
 
@@ -155,6 +157,18 @@ def test_a_policy_takes_multi_discrete_observations_as_the_environment_gives_the
     np.testing.assert_allclose(policy.probabilities(batch)[0], single[0], rtol=1e-5)
     with pytest.raises(WhorlError, match=r"trained on \[0, 5, -1, 0\] to \[1, 7, 2, 0\]"):
         policy.act({**obs[0], "locks": np.array([[0, 0], [0, 0]])})
+
+
+def test_a_policy_reads_numbers_as_training_did(tmp_path: Path) -> None:
+    policy = whorl.restore(whorl.train(lambda: Odd(LOCKS), "ppo", {**SHORT, "runs": tmp_path}))
+    (_, read), *_ = observation_parts(LOCKS, spaces.Discrete(2), "none", batch_dims=1)
+    LOCKS.seed(0)
+    obs = np.stack([LOCKS.sample() for _ in range(20)])
+    seen = policy.agent.observations(torch.from_numpy(read(obs)))
+    expected = policy.agent.actor.head(policy.agent.actor.backbone.read(seen), None).probs.detach()
+    np.testing.assert_allclose(policy.probabilities(obs), expected.numpy(), atol=1e-6)
+    np.testing.assert_allclose(policy.probabilities(read(obs)), expected.numpy(), atol=1e-6)
+    assert float(expected.std(0).max()) > 1e-4  # so that another observation would be noticed
 
 
 def test_the_exported_policy_takes_the_numbers_too(tmp_path: Path) -> None:

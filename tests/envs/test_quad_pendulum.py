@@ -194,8 +194,49 @@ def test_a_curriculum_starts_farther_away_after_success_and_nearer_after_failure
         world.step(action)
     tilt = world.state["body"][1:5, :1000].mean(0).abs()
     assert tilt.median() > 0.3  # 0.005 at level 0
+    world.step(action)
     again = QuadInvPendulum(4000, random_starts=1.0, training_steps=2, curriculum=True)
     assert torch.equal(world.reset(3), again.reset(3))  # a reset starts at level 0
+
+
+@pytest.mark.parametrize(
+    ("place", "speed", "change"),
+    [
+        (0.0, 0.0, 0.05),
+        (0.7, 0.0, 0.05),  # a reward of .855 for an action of 0, of .684 for one of 1
+        (0.8, 0.0, -0.05),  # a reward of .819, but outside of the rail
+        (0.0, 3.0, -0.05),  # too fast: .5 + .5 * exp(-.2 * 9) = .583
+    ],
+)
+def test_an_episode_that_ends_upright_and_inside_is_a_success(place: float, speed: float, change: float):
+    world = QuadInvPendulum(5, random_starts=1.0, curriculum=True)
+    world.reset(0)
+    world.steps.fill_(9)
+    world.state["body"].zero_()
+    world.state["body"][0], world.state["body"][6], world.state["level"][:] = place, speed, 0.5
+    levels = world.initial(world.generator)["level"]
+    torch.testing.assert_close(levels, torch.full((1, 5), 0.5 + change))
+
+
+def test_starts_of_a_curriculum_are_drawn_from_the_levels_below_an_environments_own(monkeypatch):
+    world = QuadInvPendulum(4000, random_starts=1.0, curriculum=True)
+    sizes: list[torch.Tensor] = []
+    place = world._around_upright
+    monkeypatch.setattr(
+        world, "_around_upright", lambda size, generator: sizes.append(size) or place(size, generator)
+    )
+    world.reset(0)
+    torch.testing.assert_close(sizes[0], torch.full((1, 4000), 0.003))
+    world.steps.fill_(9)
+    world.state["body"].zero_()  # upright
+    world.state["level"][:] = torch.tensor([0.95, 0.55, 0.05, 0.0]).repeat_interleave(1000)
+    world.initial(world.generator)
+    drawn = 1 - (sizes[1].log() / math.log(0.003)).view(4, 1000)  # 0: nearest, 1: anywhere
+    for found, low, high in zip(drawn, (0.7, 0.3, 0.0, 0.0), (1.0, 0.6, 0.1, 0.05)):
+        assert (
+            low - 1e-5 <= float(found.min()) < low + 0.01 and high - 0.01 < float(found.max()) < high + 1e-5
+        )
+    assert float(drawn[0].mean()) == pytest.approx(0.85, abs=0.01)
 
 
 def test_a_curriculum_goes_on_after_a_restore():
@@ -244,9 +285,12 @@ def test_evaluations_start_hanging_and_last_1000_steps_whatever_training_does(tm
 
 
 def test_options_of_training_are_left_out_of_evaluations_of_a_world_made_by_a_function(tmp_path):
+    class Mine(QuadInvPendulum):
+        id = "Mine-v0"  # of which nobody else knows
+
     def world(training_steps: int = 0, random_starts: float = 0.0) -> QuadInvPendulum:
         lasting = {"training_steps": training_steps} if training_steps else {}
-        return QuadInvPendulum(2, random_starts=random_starts, **lasting)
+        return Mine(2, random_starts=random_starts, **lasting)
 
     options = {"training_steps": 7, "random_starts": 1.0}
     assert dict(find(world, options).evaluated.options) == {}

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from whorl.core.errors import ConfigError
 from whorl.envs import make
 from whorl.log.console import Console
 from whorl.run.behaviors.evaluate import play
+from whorl.run.behaviors.parts import SharedCollector
 from whorl.run.behaviors.trainer import BehaviorTrainer
 from whorl.run.trust import trust_flag
 from whorl.settings.behaviors import read_saved, take_behaviors
@@ -159,6 +161,19 @@ def test_a_run_killed_in_the_middle_of_an_iteration_and_resumed_equals_an_uninte
     assert_same(state(whole), state(pieces))
     assert rows(whole) == rows(pieces)
     assert len(rows(whole)) == 9
+
+
+def test_a_reset_sends_the_weights_to_those_who_act_before_their_memories_begin():
+    calls: list[str] = []
+    member: Any = SimpleNamespace(
+        name="runner",
+        view=SimpleNamespace(obs=None),
+        parts=SimpleNamespace(send_weights=lambda: calls.append("weights")),
+        collector=SimpleNamespace(reset=lambda seed: calls.append(f"reset {seed}")),
+    )
+    env: Any = SimpleNamespace(reset=lambda seed: {"runner": torch.ones(1)})
+    SharedCollector(env, [member]).reset(3)
+    assert calls == ["weights", "reset 3"] and member.view.obs.tolist() == [1]
 
 
 class LastRows(whorl.Callback):

@@ -69,15 +69,18 @@ def rewards(run: Path) -> torch.Tensor:
         trainer.close()
 
 
-def test_memories_of_the_first_observations_are_made_with_the_loaded_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_memories_of_the_first_observations_are_made_with_the_loaded_weights(
+    workers: int, tmp_path: Path
+) -> None:
     episodic = {"components": ["episodic"], "episodic": {"capacity": 4, "hidden_sizes": [8], "features": 4}}
     given = {**SAC, **episodic, "runs": str(tmp_path / "first")}
     run = whorl.train("Pendulum-v1", "sac", given).run_dir
-    with go_on(run, tmp_path, **episodic) as trainer:
-        collector: Any = trainer.collector
-        obs = tree.index(collector.storage.obs, collector.steps)
-        with torch.no_grad():
-            tree.map(torch.testing.assert_close, collector.memory, trainer.agent.begin(obs))
+    with go_on(run, tmp_path, **episodic, workers=workers) as trainer:
+        found = trainer.collector.state_dict()
+        for part in found["workers"] if workers else [found]:
+            with torch.no_grad():
+                tree.map(torch.testing.assert_close, part["memory"], trainer.agent.begin(part["obs"]))
 
 
 def test_load_model_restores_the_replay_buffer(first: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 from whorl.agents.agent import Agent
 from whorl.agents.component import Component
 from whorl.core import tree
-from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
 from whorl.core.spec import Spec, Stream
 from whorl.core.tree import Tree
@@ -86,11 +85,6 @@ class Bonus(Component):
         return (Stream(name, cfg.gamma, episodic=cls.episodic, weight=cfg.weight),)
 
     def rewards(self, rollout: Batch) -> dict[str, Tensor]:
-        if self.cfg.normalize and rollout.shape[1] != self.spec.num_envs:
-            raise ConfigError(
-                f"{self.name} follows the return of each of {self.spec.num_envs} environments, but rollouts have "
-                f"{rollout.shape[1]}; leave trajectories_per_batch out"
-            )
         bonus = self.bonus(rollout)  # [T, B]
         keep = rollout.keep if self.episodic else torch.ones_like(bonus)
         self.scale.merge_(bonus, keep, rollout.mask, self.cfg.gamma)

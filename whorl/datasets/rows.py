@@ -221,7 +221,7 @@ class _Reader:
                     "steps; the final observation is needed too, one more than steps"
                 )
             values.append(torch.from_numpy(array.reshape(count + 1, *leaf.array.frame.shape)))
-        return _in_order(self.spec.observation, nest(self.leaves, values))
+        return nest(self.leaves, values)
 
     def _masks(self, episode: Any, count: int) -> np.ndarray:
         found = (episode.infos or {}).get(MASK_KEY)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import cloudpickle
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whorl.agents.agent import Agent
 from whorl.collect.collector import Storage, acting
@@ -28,6 +28,7 @@ from whorl.distributed.hang_timer import HangTimer, Report
 from whorl.distributed.remote import Slots, Weights
 from whorl.distributed.tensors import Layout, layout_of
 from whorl.envs.make import Source
+from whorl.nets.normalize import ReturnScale
 from whorl.settings.run import RunConfig
 
 PayloadKind: TypeAlias = Literal["rows", "priorities", "gradients"]
@@ -363,8 +364,17 @@ def _check_trajectories(run: RunConfig, agent: Agent) -> None:
         "normalize_reward needs every environment in each batch": getattr(
             agent.cfg, "normalize_reward", False
         ),
+        **{
+            f"normalize of the component {name} needs every environment in each batch": _follows_returns(part)
+            for name, part in agent.components.items()
+        },
     }.items():
         if met:
             raise ConfigError(
                 f"trajectories_per_batch is {run.trajectories_per_batch}, but {reason}; leave it out"
             )
+
+
+def _follows_returns(component: nn.Module) -> bool:
+    """Whether it divides its reward by the deviation of a return, which is followed in each environment."""
+    return any(isinstance(module, ReturnScale) and module.enabled for module in component.modules())

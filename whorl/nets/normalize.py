@@ -210,8 +210,10 @@ class ReturnScale(nn.Module):
     @torch.no_grad()
     def forget_(self, where: Tensor | None = None) -> None:
         """Start again from 0 in the environments `where` [B]; default: in all."""
-        if self.enabled:
-            self.running.mul_(0.0 if where is None else (~where).to(self.running))
+        if where is None:
+            self.running.zero_()
+        elif self.enabled:
+            self.running.masked_fill_(where.to(self.running.device), 0.0)
 
     def follow_(self, seen: Tensor, mask: Tensor) -> None:
         """Merge discounted returns [T, B]."""
