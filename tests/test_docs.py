@@ -20,7 +20,8 @@ from whorl.settings.schema import fields_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+READMES = [ROOT / "benchmarks" / "README.md", ROOT / "tests" / "README.md"]
+PAGES = sorted([*ROOT.glob("*.md"), *READMES, *DOCS.rglob("*.md")])
 FENCE = re.compile(r"^(```+).*?^\1$", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 OUTSIDE = ("http://", "https://", "mailto:")
@@ -134,10 +135,10 @@ SETTINGS = [
 
 
 def rows_of_settings(text: str) -> list[tuple[str, str]]:
-    """First and second column of the tables whose second column is `Whorl setting`."""
+    """First and second column of the tables whose second column is `Whorl setting`; `the same` repeats the first."""
     tables = re.findall(r"^\|[^|\n]*\| Whorl setting \|.*\n\|[-| ]+\n((?:\|.*\n)+)", text, re.M)
     rows = [line.split("|")[1:3] for table in tables for line in table.splitlines()]
-    return [(first, second) for first, second in rows]
+    return [(first, first if second.strip() == "the same" else second) for first, second in rows]
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "coming_from").glob("*.md")), ids=name_of)
@@ -164,6 +165,10 @@ def test_settings_stand_on_one_page_and_presets_are_linked() -> None:
     page = DOCS / "algorithms" / "page.md"
     assert generate.list_settings(page, "droq") == "Those of [`sac`](sac.md#settings)."
     assert "| `clip_range` | `0.2` |" in generate.list_settings(page, "ppo")
+    shared = generate.list_settings(page, "pqn").splitlines()[-1]
+    headings = ("Exploration", "Q-networks", "Training loop")
+    links = (f"[{name}](../configuration.md#{name.lower().replace(' ', '-')})" for name in headings)
+    assert shared == f"Also: {', '.join(links)}."
     assert "| `num_envs`" not in generate.list_settings(page, "ppo"), "a setting of the training loop"
     text = generate.list_presets(page, "rainbow")
     assert text.startswith("Starts from the presets of [`c51`](c51.md#presets). Sets `double: true`, ")
