@@ -72,7 +72,7 @@ class Still:
 def test_an_episode_is_cut_at_the_limit_and_the_next_one_starts_from_a_reset() -> None:
     """Two environments of two episodes: the first of each is cut after 7 steps, the second ends after 4."""
     vector = GymnasiumVector(Endless, 2, "endless")
-    with pytest.warns(UserWarning, match="endless: evaluation cut 2 of 4 episodes after 7 steps"):
+    with pytest.warns(UserWarning, match="endless: evaluation truncated 2 of 4 episodes after 7 steps"):
         found = run_episodes(Still(), vector, 4, seed=0, max_steps=7)  # type: ignore[arg-type]
     assert (sorted(found.returns), sorted(found.lengths), found.cut) == ([4, 4, 7, 7], [4, 4, 7, 7], 2)
 
@@ -96,7 +96,7 @@ def test_training_evaluate_and_the_command_line_have_the_limit(
 ) -> None:
     whorl.register("environment", "Endless-v0", Endless)
     with pytest.warns(
-        UserWarning, match="evaluation cut 3 of 3 episodes after 7 steps.*raise eval_max_steps"
+        UserWarning, match="evaluation truncated 3 of 3 episodes after 7 steps.*raise eval_max_steps"
     ):
         run = whorl.load("Endless-v0", "ppo", {**SETTINGS, "runs": str(tmp_path)}).train().run_dir
     row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
