@@ -105,6 +105,11 @@ def test_the_site_builds_without_warnings_and_needs_no_other_host(tmp_path: Path
     assert done.returncode == 0, done.stdout + done.stderr
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > len(PAGES)
+    formulas = (tmp_path / "algorithms" / "ngu.html").read_text("utf-8")
+    assert "$\\beta_i$" in (DOCS / "algorithms" / "ngu.md").read_text("utf-8")
+    assert "$" not in re.sub(r"<(script|pre|code).*?</\1>", "", formulas, flags=re.S), (
+        "a formula is shown as text"
+    )
     for page in pages:
         foreign = re.findall(
             r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*>", page.read_text("utf-8")
