@@ -478,8 +478,8 @@ How many times as fast (or as small) whorl is with the same settings; below one,
 {behind(records)}
 
 `python benchmarks/peers.py run`: contestants alternate, each in a process of its own with the same cores and
-{"/".join(map(str, threads))} torch thread(s), the median of {rounds} rounds counts, and of several ways to do the same the
-fastest. Steps are environment steps, without warm-up; no library evaluates, logs or saves.
+{"/".join(map(str, threads))} torch thread(s); the median of {rounds} rounds counts, and of several ways to do the same
+the fastest. Steps are environment steps, without warm-up; no library evaluates, logs or saves.
 
 - PPO: 8 environments, 2,048 steps a rollout, 10 epochs, networks 64x64 (tanh) for actor and critic; Pong: Nature's
   network on four frames of 84x84.
