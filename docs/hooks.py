@@ -125,4 +125,5 @@ def show_formula(source: str, *_: Any, **__: Any) -> str:
 
 
 def show_inline(found: re.Match[str]) -> str:
-    return found[1] or convert(found[2])
+    # In a span, because Markdown takes a formula at the beginning of a line for a block.
+    return found[1] or f"<span>{convert(found[2])}</span>"

@@ -97,6 +97,14 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
             assert fragment in anchors(target), f"{name_of(target)} has no heading {fragment!r}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_table_has_a_header(page: Path) -> None:
+    """Rows after an empty line are shown as text."""
+    for block in re.split(r"\n\s*\n", FENCE.sub("", page.read_text("utf-8"))):
+        rows = [line for line in block.splitlines() if line.startswith("|")]
+        assert not rows or re.fullmatch(r"\|[-| :]+\|", rows[1:2][0] if rows[1:] else ""), rows[0]
+
+
 def test_the_site_builds_without_warnings_and_needs_no_other_host(tmp_path: Path) -> None:
     for package in ("mkdocs", "material", "mkdocstrings_handlers", "latex2mathml"):
         pytest.importorskip(package, reason="pip install -e '.[docs]'")
