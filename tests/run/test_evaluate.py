@@ -80,7 +80,7 @@ def test_an_episode_is_cut_at_the_limit_and_the_next_one_starts_from_a_reset() -
 def test_an_environment_whose_episode_was_cut_waits_for_the_others() -> None:
     """Its third episode, which it would start by itself otherwise, does not count in place of another's."""
     vector = GymnasiumVector(Endless, 2, "endless")
-    with pytest.warns(UserWarning, match="cut 4 of 6 episodes"):
+    with pytest.warns(UserWarning, match="truncated 4 of 6 episodes"):
         found = run_episodes(Still(), vector, 6, seed=0, max_steps=5)  # type: ignore[arg-type]
     assert sorted(found.lengths) == [4, 4, 5, 5, 5, 5]
 
@@ -101,7 +101,7 @@ def test_training_evaluate_and_the_command_line_have_the_limit(
         run = whorl.load("Endless-v0", "ppo", {**SETTINGS, "runs": str(tmp_path)}).train().run_dir
     row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert row["evaluation/length"] == row["evaluation/return"] == 7
-    with pytest.warns(UserWarning, match="cut 1 of 1 episodes after 7 steps"):
+    with pytest.warns(UserWarning, match="truncated 1 of 1 episodes after 7 steps"):
         assert whorl.evaluate(run, 1).lengths == [7]
     assert whorl.evaluate(run, 1, max_steps=9).cut == 1  # asked for, so without a warning
     assert main(["eval", str(run), "--episodes", "2", "--max-steps", "11", "--json"]) == 0
