@@ -272,12 +272,11 @@ def page(records: Sequence[Record]) -> str:
     named = ", ".join(f"{name} on {env}" for name, env in both) or "none"
     return f"""# Defaults on environments without a preset
 
-Default settings of each algorithm, without anything tuned for the environment, compared with those of Stable-Baselines3
-and sb3-contrib; `benchmarks/defaults.py` says how. Returns are those of {EPISODES} deterministic episodes after the
-same number of steps, mean and standard deviation over seeds; seconds are of training on one core (processor time
-where the machine was shared); the ratio is of our steps per second to theirs. *Below in* says where we are worse: in
-return, by more than the standard error of the difference, or in steps per second. Where two numbers of steps are shown,
-the slower library was stopped at the time limit of a run.
+Default settings, without anything tuned for the environment, compared with those of Stable-Baselines3 and sb3-contrib
+(`benchmarks/defaults.py`): returns of {EPISODES} deterministic episodes after the same number of steps, mean and
+standard deviation over seeds; seconds of training on one core (processor time where the machine was shared); our
+steps per second divided by theirs. *Below in*: we are worse in return, by more than the standard error of the
+difference, or in steps per second. Two numbers of steps: the slower library was stopped at the time limit of a run.
 
 Below in both: {named}.
 

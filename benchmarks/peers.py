@@ -397,7 +397,11 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def summary(records: Sequence[Record]) -> str:
     """A row for each case: our figure, and how many times as good as each peer's it is."""
     found = best(records)
-    peers = [name for name in NAMES if name != OURS and any(name in results for results in found.values())]
+    peers = [
+        name
+        for name in NAMES
+        if name != OURS and any(isinstance(results.get(name), Result) for results in found.values())
+    ]
     rows = []
     for case, results in found.items():
         ours = results.get(OURS)
@@ -435,7 +439,7 @@ def missing(records: Sequence[Record]) -> str:
         [NAMES[name], "all" if len(titles) == every[name] else "; ".join(titles), reason.replace("|", "/")]
         for (name, reason), titles in grouped.items()
     ]
-    return markdown(("contestant", "not in", "reason"), rows) if rows else "Nobody is missing."
+    return markdown(("contestant", "not in", "reason"), rows) if rows else "None is missing."
 
 
 def behind(records: Sequence[Record]) -> str:
@@ -465,29 +469,26 @@ def page(records: Sequence[Record]) -> str:
     commits = sorted({record["commit"] for record in records if record["commit"]})
     rounds = 1 + max(record["round"] for record in records)
     threads = sorted({record["threads"] for record in records})
-    return f"""# Speed beside other libraries
+    return f"""# Speed compared with other libraries
 
-Measured by `python benchmarks/peers.py run` with the same settings for all: contestants alternate, each in a process of
-its own with the same cores and {"/".join(map(str, threads))} torch thread(s); the median of {rounds} rounds counts.
-Where a library has several ways to do the same, such as environments in this process or in others, the fastest counts.
-Steps are environment steps, warm-up is left out, nobody evaluates, logs or saves.
+How many times as fast (or as small) whorl is with the same settings; below one, in bold, the other is ahead.
+
+{summary(records)}
+
+{behind(records)}
+
+`python benchmarks/peers.py run`: contestants alternate, each in a process of its own with the same cores and
+{"/".join(map(str, threads))} torch thread(s); the median of {rounds} rounds counts, and of several ways to do the same
+the fastest. Steps are environment steps, without warm-up; no library evaluates, logs or saves.
 
 - PPO: 8 environments, 2,048 steps a rollout, 10 epochs, networks 64x64 (tanh) for actor and critic; Pong: Nature's
   network on four frames of 84x84.
 - SAC and TD3: networks 256x256, batches of 256, one update per environment step. DQN: batches of 32, one update for
   four steps.
 - Replay: batches of 256 transitions of 17 observations and 6 actions; prioritized: with their new priorities.
-- CleanRL-style and LeanRL-style are our own scripts with the structure and hyper-parameters of those projects, because
-  they are no packages.
-- Memory is that of the process and its children at the highest point, shared pages counted once.
-
-## whorl beside each
-
-How many times as fast (or as small) whorl is; below one, in bold, the other is ahead.
-
-{summary(records)}
-
-{behind(records)}
+- CleanRL-style and LeanRL-style are our own scripts with the structure and hyper-parameters of those projects, which
+  are not packages.
+- Memory is the peak of the process and its children, shared pages counted once.
 
 ## All figures
 

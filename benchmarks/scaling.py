@@ -2,8 +2,8 @@
 
 `python benchmarks/scaling.py calibrate --save benchmarks/results/scaling.json` measures what the model needs, with
 IMPALA's preset on CartPole and Pong (`--device cuda`: updates on a GPU); `check` trains with real actors and prints
-predicted beside measured rates; `predict --plot docs/images/scaling.png` prints the tables of docs/scaling.md. Rows are
-markdown. The model is in scaling_model.py; close everything else before calibrating or checking.
+predicted beside measured rates; `predict --plot docs/images/scaling.png` prints the table of benchmarks/README.md.
+Rows are markdown. The model is in scaling_model.py; close everything else before calibrating or checking.
 """
 
 import argparse

@@ -4,7 +4,8 @@ A region of a page stands between `<!-- generated: KIND WORDS -->` and `<!-- end
 
     algorithms                      every algorithm with the line about it
     code MODULE.CLASS FIRST LAST    the class from method FIRST to the end of method LAST, as it stands
-    settings NAME                   the algorithm's own settings, or where a preset of another one has them
+    settings NAME                   the algorithm's own settings and links to those it shares, or the page of another
+                                    algorithm whose settings a preset has
     config MODULE.CLASS             the settings that a config class adds to its parents, or changes
     aliases                         the names of settings in other libraries
     presets NAME                    what the name sets everywhere, and the environments that it has settings for
@@ -44,6 +45,7 @@ from whorl.settings.schema import bare, fields_of, help_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+CONFIGURATION = ROOT / "docs" / "configuration.md"
 KEYWORDS = ROOT / "whorl" / "settings" / "keywords.py"
 REGION = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end generated -->)", re.S)
 COMPARED = 8
@@ -106,7 +108,27 @@ def list_settings(page: Path, name: str) -> str:
         for field in inspect.get_annotations(config)
         if field in texts
     ]
-    return table(("setting", "default", "what it is"), rows)
+    return f"{table(('setting', 'default', 'what it is'), rows)}\n\n{shared_settings(page, config)}"
+
+
+def shared_settings(page: Path, config: type) -> str:
+    """Links to the sections of the configuration page with settings that the config inherits."""
+    text = CONFIGURATION.read_text("utf-8")
+    sections: dict[str, str] = {}  # heading by config class
+    heading = ""
+    for line in text.splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+        elif found := re.match(r"<!-- generated: config (\S+) -->", line):
+            sections[found[1]] = heading
+    inherited = (f"{cls.__module__}.{cls.__name__}" for cls in (*config.__mro__[1:], RunConfig))
+    headings = dict.fromkeys(sections[name] for name in inherited if name in sections)
+    own = _link(page, CONFIGURATION)
+    return "Also: " + ", ".join(f"[{name}]({own}#{_anchor(name)})" for name in headings) + "."
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _originals() -> list[str]:

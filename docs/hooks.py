@@ -4,7 +4,8 @@ The pages are written for the repository: they link to files outside docs/ and s
 site
 
 - a linked Markdown file of the repository becomes a page, a linked source file or folder a page of its text,
-- formulas become MathML, which browsers draw without scripts,
+- formulas, also those between dollars, become MathML, which browsers draw without scripts,
+- pages without sections have no table of contents, which leaves its room to their tables,
 - headings get the anchors that code hosts give them.
 """
 
@@ -23,6 +24,8 @@ from pymdownx.slugs import slugify
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+INLINE = re.compile(r"(```.*?```|`[^`\n]*`)|(?<![\w$])\$([^$`\n]+)\$(?![\w$])", re.S)
+"""code, which stays, or a formula within a line"""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
 PICTURES = (".png", ".gif", ".svg", ".json")
 
@@ -69,7 +72,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return found[0]
         return f"{found[1]}{relpath(uri_of(target), Path(uri).parent.as_posix())}{fragment}{found[4]}"
 
-    return LINK.sub(replaced, markdown)
+    return INLINE.sub(show_inline, LINK.sub(replaced, markdown))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    if not any(heading.children for heading in page.toc):
+        page.meta["hide"] = [*page.meta.get("hide", []), "toc"]
+    return html
 
 
 def is_outside(path: Path) -> bool:
@@ -113,3 +122,8 @@ def list_folder(path: Path) -> str:
 
 def show_formula(source: str, *_: Any, **__: Any) -> str:
     return f'<div class="formula">{convert(source, display="block")}</div>'
+
+
+def show_inline(found: re.Match[str]) -> str:
+    # In a span, because Markdown takes a formula at the beginning of a line for a block.
+    return found[1] or f"<span>{convert(found[2])}</span>"

@@ -328,7 +328,7 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
         ("train ppo CartPole-v1 --seeds 1..3 2", "--seeds names 2 twice; name each seed once"),
         (
             "train ppo CartPole-v1 --seeds 8..1",
-            "--seeds 8..1 is no range of at most 10000 seeds; write the lower number first, as in 1..8",
+            "--seeds 8..1 is not a range of at most 10000 seeds; write the lower number first, as in 1..8",
         ),
         (
             "train ppo CartPole-v1 --parallel gpu",

@@ -20,7 +20,8 @@ from whorl.settings.schema import fields_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+READMES = [ROOT / "benchmarks" / "README.md", ROOT / "tests" / "README.md"]
+PAGES = sorted([*ROOT.glob("*.md"), *READMES, *DOCS.rglob("*.md")])
 FENCE = re.compile(r"^(```+).*?^\1$", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 OUTSIDE = ("http://", "https://", "mailto:")
@@ -96,6 +97,14 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
             assert fragment in anchors(target), f"{name_of(target)} has no heading {fragment!r}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_table_has_a_header(page: Path) -> None:
+    """Rows after an empty line are shown as text."""
+    for block in re.split(r"\n\s*\n", FENCE.sub("", page.read_text("utf-8"))):
+        rows = [line for line in block.splitlines() if line.startswith("|")]
+        assert not rows or re.fullmatch(r"\|[-| :]+\|", rows[1:2][0] if rows[1:] else ""), rows[0]
+
+
 def test_the_site_builds_without_warnings_and_needs_no_other_host(tmp_path: Path) -> None:
     for package in ("mkdocs", "material", "mkdocstrings_handlers", "latex2mathml"):
         pytest.importorskip(package, reason="pip install -e '.[docs]'")
@@ -104,6 +113,11 @@ def test_the_site_builds_without_warnings_and_needs_no_other_host(tmp_path: Path
     assert done.returncode == 0, done.stdout + done.stderr
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > len(PAGES)
+    formulas = (tmp_path / "algorithms" / "ngu.html").read_text("utf-8")
+    assert "$\\beta_i$" in (DOCS / "algorithms" / "ngu.md").read_text("utf-8")
+    assert "$" not in re.sub(r"<(script|pre|code).*?</\1>", "", formulas, flags=re.S), (
+        "a formula is shown as text"
+    )
     for page in pages:
         foreign = re.findall(
             r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*>", page.read_text("utf-8")
@@ -134,10 +148,10 @@ SETTINGS = [
 
 
 def rows_of_settings(text: str) -> list[tuple[str, str]]:
-    """First and second column of the tables whose second column is `Whorl setting`."""
+    """First and second column of the tables whose second column is `Whorl setting`; `the same` repeats the first."""
     tables = re.findall(r"^\|[^|\n]*\| Whorl setting \|.*\n\|[-| ]+\n((?:\|.*\n)+)", text, re.M)
     rows = [line.split("|")[1:3] for table in tables for line in table.splitlines()]
-    return [(first, second) for first, second in rows]
+    return [(first, first if second.strip() == "the same" else second) for first, second in rows]
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "coming_from").glob("*.md")), ids=name_of)
@@ -164,6 +178,10 @@ def test_settings_stand_on_one_page_and_presets_are_linked() -> None:
     page = DOCS / "algorithms" / "page.md"
     assert generate.list_settings(page, "droq") == "Those of [`sac`](sac.md#settings)."
     assert "| `clip_range` | `0.2` |" in generate.list_settings(page, "ppo")
+    shared = generate.list_settings(page, "pqn").splitlines()[-1]
+    headings = ("Exploration", "Q-networks", "Training loop")
+    links = (f"[{name}](../configuration.md#{name.lower().replace(' ', '-')})" for name in headings)
+    assert shared == f"Also: {', '.join(links)}."
     assert "| `num_envs`" not in generate.list_settings(page, "ppo"), "a setting of the training loop"
     text = generate.list_presets(page, "rainbow")
     assert text.startswith("Starts from the presets of [`c51`](c51.md#presets). Sets `double: true`, ")

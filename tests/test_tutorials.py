@@ -234,14 +234,14 @@ NOT_TRAINED = ("wandb",)
 
 
 def rows(page: Path) -> list[list[str]]:
-    """The rows of the table that goes through a text line by line: what it says, what is here, the command."""
+    """The rows of the table that goes through a text line by line: what it says, and the commands for it."""
     section = page.read_text("utf-8").partition("## Line by line")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[1:]]
 
 
 def commands_of(page: Path) -> list[list[str]]:
-    found = [shlex.split(command) for row in rows(page) for command in re.findall(r"`([^`]+)`", row[2])]
+    found = [shlex.split(command) for row in rows(page) for command in re.findall(r"`([^`]+)`", row[1])]
     return [list(words) for words in dict.fromkeys(map(tuple, found))]
 
 
@@ -250,8 +250,8 @@ def test_every_line_of_a_text_has_a_command(page: Path) -> None:
     found = rows(page)
     assert len(found) >= 30
     for row in found:
-        assert len(row) == 3 and all(row), row
-        assert re.fullmatch(r"`(whorl|tensorboard) [^`]+`(, `whorl [^`]+`)*", row[2]), row[2]
+        assert len(row) == 2 and all(row), row
+        assert re.fullmatch(r"`(whorl|tensorboard) [^`]+`(, `whorl [^`]+`)*", row[1]), row[1]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -124,7 +124,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _remedy(name: str) -> str:
-    """What takes the place of a name of Stable-Baselines3; empty for other names."""
+    """The replacement for a name of Stable-Baselines3; empty for other names."""
     if name.startswith("_"):
         return ""
     from whorl.settings.elsewhere import instead_of
@@ -134,7 +134,7 @@ def _remedy(name: str) -> str:
 
 
 class _Explaining:
-    """The last to be asked for a module: `from whorl import PPO` looks for whorl.PPO, and is told what to write."""
+    """The last module finder: for `from whorl import PPO`, which looks for whorl.PPO, the error says what to write."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:

@@ -39,7 +39,7 @@ PRIVATE = re.compile(
 )
 """settings that are not uploaded, and have their defaults in a run that is pulled"""
 KEPT = ("iterations", "steps", "episodes", "mean_return", "wall_time")
-"""what the metadata of a checkpoint tells about a policy"""
+"""entries of a checkpoint's metadata about a policy"""
 _REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
@@ -202,7 +202,7 @@ def local_name(repo: str) -> str:
 
 def _check_repo(repo: str) -> None:
     if not _REPO.fullmatch(repo) or ".." in repo:
-        raise ConfigError(f"{repo!r} is no repository of the hub; write OWNER/NAME, as in me/ppo-cartpole")
+        raise ConfigError(f"{repo!r} is not a repository of the hub; write OWNER/NAME, as in me/ppo-cartpole")
 
 
 def _api() -> Any:

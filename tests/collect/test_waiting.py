@@ -326,7 +326,8 @@ def test_nothing_is_drawn_where_a_burn_in_fits_into_no_rollout() -> None:
         replay.add(short)
         assert not replay.can_start()
     with pytest.warns(
-        UserWarning, match="learning waits.* 14 rows .* burn_in 12 needs.* raise num_steps, or lower burn_in"
+        UserWarning,
+        match="learning has not started.* 14 rows .* burn_in 12 needs.* raise num_steps, or lower burn_in",
     ):
         assert list(replay.due()) == []
     with warnings.catch_warnings():
@@ -355,7 +356,7 @@ def test_an_evaluation_without_an_answer_ends_with_a_sentence() -> None:
     ):
         run_episodes(agent, Mute(0), 4, seed=0, max_steps=9)
     # Environment 0 ends its episode of three steps, the others have been silent since their second or third.
-    with pytest.warns(UserWarning, match="evaluation cut 3 of 4 episodes after 9 steps"):
+    with pytest.warns(UserWarning, match="evaluation truncated 3 of 4 episodes after 9 steps"):
         found = run_episodes(agent, Mute(3), 4, seed=0, max_steps=9)
     assert sorted(found.lengths) == [3, 3, 3, 3] and found.cut == 3
 

@@ -96,7 +96,9 @@ def test_an_allocation_that_fails_is_told_in_bytes(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(replay_setup, "require_memory", lambda *_: None)
     spec = Spec(Array((3,)), Continuous((1,), (-1.0,), (1.0,)), 1)
     cfg = replay_setup.ReplayConfig(buffer_size=10**15)
-    with pytest.raises(ConfigError, match=r"takes 32,000,000,000,000,008 bytes, which cpu did not give"):
+    with pytest.raises(
+        ConfigError, match=r"takes 32,000,000,000,000,008 bytes, more than cpu could allocate"
+    ):
         replay_setup.replay_of(cfg, spec, CPU, torch.Generator(), lambda batch: batch.mask)
 
 

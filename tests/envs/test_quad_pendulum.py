@@ -266,7 +266,7 @@ def test_evaluations_start_hanging_and_last_1000_steps_whatever_training_does(tm
     options = {"random_starts": 1.0, "training_steps": 7, "curriculum": True, "friction": False}
     assert dict(find("QuadInvPendulum-v0", options).evaluated.options) == {"friction": False}
     settings = {"total_timesteps": 80, "num_envs": 2, "num_steps": 10, "runs": str(tmp_path), "quiet": True}
-    with pytest.warns(UserWarning, match="cut 1 of 1 episodes after 30 steps"):  # after 30 steps, not 7
+    with pytest.warns(UserWarning, match="truncated 1 of 1 episodes after 30 steps"):  # after 30 steps, not 7
         result = whorl.train(
             *("QuadInvPendulum-v0", "sac"),
             env_options=options,
@@ -278,7 +278,7 @@ def test_evaluations_start_hanging_and_last_1000_steps_whatever_training_does(tm
         )
     assert result.episodes >= 8
     assert result.mean_return < 0.1
-    with pytest.warns(UserWarning, match="cut 1 of 1 episodes after 30 steps"):
+    with pytest.warns(UserWarning, match="truncated 1 of 1 episodes after 30 steps"):
         assert whorl.evaluate(result.run_dir, 1).mean_return < 0.1
     again = whorl.evaluate(result.run_dir, 1, env_options={"training_steps": 5})
     assert again.mean_length == 5  # unless they are asked for

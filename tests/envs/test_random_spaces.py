@@ -80,8 +80,8 @@ def test_it_continues_from_a_snapshot() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"observation": "six"}, "'six', which is no space; write a shape"),
-        ({"observation": {"a": True}}, r"observation\.a is True, which is no space"),
+        ({"observation": "six"}, "'six', which is not a space; write a shape"),
+        ({"observation": {"a": True}}, r"observation\.a is True, which is not a space"),
         ({"observation": [0]}, "must list whole numbers of at least 1"),
         ({"observation": {"shape": [3], "size": 2}}, "has 'size' besides shape"),
         ({"observation": {"shape": [3], "dtype": "float33"}}, "dtype is 'float33'"),

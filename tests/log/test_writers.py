@@ -90,7 +90,7 @@ def test_cutting_gives_the_files_of_a_run_that_stopped_there(tmp_path: Path) -> 
         files.write({"steps": 2, "loss/a": 0.4})
     offset = went_on.offset()
     went_on.write({"steps": 3, "loss/a": 0.3, "evaluation/return": 1.0})
-    went_on.cut(offset)
+    went_on.truncate(offset)
     assert went_on.jsonl.read_bytes() == stopped.jsonl.read_bytes()
     assert went_on.csv.read_bytes() == stopped.csv.read_bytes()
 
@@ -100,7 +100,7 @@ def test_writing_after_a_cut_continues_at_the_cut(tmp_path: Path) -> None:
     files.write({"steps": 1})
     offset = files.offset()
     files.write({"steps": 2})
-    files.cut(offset)
+    files.truncate(offset)
     files.write({"steps": 20})
     assert [row["steps"] for row in read_rows(files.jsonl)] == [1, 20]
     assert table(tmp_path) == [["steps"], ["1"], ["20"]]
@@ -109,7 +109,7 @@ def test_writing_after_a_cut_continues_at_the_cut(tmp_path: Path) -> None:
 def test_cutting_beyond_the_end_keeps_everything(tmp_path: Path) -> None:
     files = MetricFiles(tmp_path)
     files.write({"steps": 1})
-    files.cut(10_000)
+    files.truncate(10_000)
     assert [row["steps"] for row in read_rows(files.jsonl)] == [1]
 
 
@@ -125,7 +125,7 @@ def test_a_new_column_that_can_not_be_written_leaves_files_that_can_be_closed(tm
 def test_cutting_at_zero_leaves_empty_files(tmp_path: Path) -> None:
     files = MetricFiles(tmp_path)
     files.write({"steps": 1})
-    files.cut(0)
+    files.truncate(0)
     assert files.jsonl.read_bytes() == files.csv.read_bytes() == b""
 
 

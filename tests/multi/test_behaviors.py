@@ -283,7 +283,7 @@ def test_an_evaluation_cuts_long_episodes(tmp_path):
     trainer = load(tmp_path).build()
     source = make.find(Meadow, {"copies": 2})
     agents = {name: member.parts.agent for name, member in trainer.behaviors.items()}
-    with pytest.warns(UserWarning, match="evaluation cut"):
+    with pytest.warns(UserWarning, match="evaluation truncated"):
         found = play(agents, source.adapter.behavior_env(source), 2, 0, max_steps=3)
     assert sorted(found.behaviors["runner"].lengths) == [3] * 4
     trainer.close()

@@ -178,7 +178,7 @@ def test_modules_of_games_are_found_by_their_env():
     assert module_of("pettingzoo:classic.tictactoe_v3") == ""
     assert module_of("pettingzoo:classic.tictactoe_v3:env") == ""
     assert module_of("pettingzoo:classic.tictactoe_v3:raw_env") == "pettingzoo.classic.tictactoe_v3"
-    with pytest.raises(EnvError, match="has no parallel_env or env, which would make an environment"):
+    with pytest.raises(EnvError, match="has no parallel_env or env, which makes a PettingZoo environment"):
         whorl.load("pettingzoo:pettingzoo.utils.deprecated_module", "ppo")
 
 

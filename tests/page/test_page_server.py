@@ -312,7 +312,7 @@ def test_the_next_free_port_is_taken() -> None:
         port = first.getsockname()[1]
         with listen("127.0.0.1", port) as second:
             assert port < second.getsockname()[1] <= port + 50
-    with pytest.raises(WhorlError, match="no address of this machine"):
+    with pytest.raises(WhorlError, match="not an address of this machine"):
         listen("203.0.113.9", 8765)
 
 

@@ -295,7 +295,7 @@ def test_a_learner_that_diverges_is_replaced_by_a_new_one(
     assert 1 not in rows[3, 1].parents
     text = capsys.readouterr().out
     assert "learner 1 diverged: a loss is not finite" in text
-    assert "learner 3 replaces one in place 1: a loss is not finite" in text
+    assert "learner 3 replaces another in slot 1: a loss is not finite" in text
     assert (result.run_dir / "learner_3" / "checkpoint_1").is_dir()
 
 

@@ -72,7 +72,7 @@ class Still:
 def test_an_episode_is_cut_at_the_limit_and_the_next_one_starts_from_a_reset() -> None:
     """Two environments of two episodes: the first of each is cut after 7 steps, the second ends after 4."""
     vector = GymnasiumVector(Endless, 2, "endless")
-    with pytest.warns(UserWarning, match="endless: evaluation cut 2 of 4 episodes after 7 steps"):
+    with pytest.warns(UserWarning, match="endless: evaluation truncated 2 of 4 episodes after 7 steps"):
         found = run_episodes(Still(), vector, 4, seed=0, max_steps=7)  # type: ignore[arg-type]
     assert (sorted(found.returns), sorted(found.lengths), found.cut) == ([4, 4, 7, 7], [4, 4, 7, 7], 2)
 
@@ -80,7 +80,7 @@ def test_an_episode_is_cut_at_the_limit_and_the_next_one_starts_from_a_reset() -
 def test_an_environment_whose_episode_was_cut_waits_for_the_others() -> None:
     """Its third episode, which it would start by itself otherwise, does not count in place of another's."""
     vector = GymnasiumVector(Endless, 2, "endless")
-    with pytest.warns(UserWarning, match="cut 4 of 6 episodes"):
+    with pytest.warns(UserWarning, match="truncated 4 of 6 episodes"):
         found = run_episodes(Still(), vector, 6, seed=0, max_steps=5)  # type: ignore[arg-type]
     assert sorted(found.lengths) == [4, 4, 5, 5, 5, 5]
 
@@ -96,12 +96,12 @@ def test_training_evaluate_and_the_command_line_have_the_limit(
 ) -> None:
     whorl.register("environment", "Endless-v0", Endless)
     with pytest.warns(
-        UserWarning, match="evaluation cut 3 of 3 episodes after 7 steps.*raise eval_max_steps"
+        UserWarning, match="evaluation truncated 3 of 3 episodes after 7 steps.*raise eval_max_steps"
     ):
         run = whorl.load("Endless-v0", "ppo", {**SETTINGS, "runs": str(tmp_path)}).train().run_dir
     row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert row["evaluation/length"] == row["evaluation/return"] == 7
-    with pytest.warns(UserWarning, match="cut 1 of 1 episodes after 7 steps"):
+    with pytest.warns(UserWarning, match="truncated 1 of 1 episodes after 7 steps"):
         assert whorl.evaluate(run, 1).lengths == [7]
     assert whorl.evaluate(run, 1, max_steps=9).cut == 1  # asked for, so without a warning
     assert main(["eval", str(run), "--episodes", "2", "--max-steps", "11", "--json"]) == 0

@@ -88,7 +88,7 @@ def test_the_name_of_a_run_folder_is_filled_in(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("{sed}", r"name is '\{sed\}'; \{sed\} is not known: did you mean 'seed'"),
-        ("{seed", "which is no template"),
+        ("{seed", "which is not a template"),
     ],
 )
 def test_a_wrong_template_is_one_sentence(name: str, message: str) -> None:

@@ -313,7 +313,7 @@ def test_a_file_that_is_no_policy_is_one_sentence(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     (tmp_path / "text.safetensors").write_text("hello")
-    with pytest.raises(WhorlError, match="is no safetensors file of a policy"):
+    with pytest.raises(WhorlError, match="is not the safetensors file of a policy"):
         read_safetensors(tmp_path / "text.safetensors")
     save_file({"weight": torch.zeros(2)}, str(tmp_path / "other.safetensors"))
     with pytest.raises(WhorlError, match="not of a policy that this version of Whorl wrote"):

@@ -81,7 +81,7 @@ def test_sensors_of_one_name_get_different_ones() -> None:
     ("sent", "sentence"),
     [
         (wire.vector([1.0, 2.0]), "sends 2 numbers, but announced (3,)"),
-        (wire.picture(b"jpeg", (3,)), "is no PNG image"),
+        (wire.picture(b"jpeg", (3,)), "is not a PNG image"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(sent: bytes, sentence: str) -> None:

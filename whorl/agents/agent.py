@@ -102,9 +102,9 @@ class Agent(Optimized):
     corrects_off_policy: ClassVar[bool] = False
     """whether an on-policy agent may learn from rollouts of an older policy"""
     tracks: ClassVar[bool] = False
-    """whether acting reads what components keep track of, so that evaluation and saved policies need them too"""
+    """whether acting reads the memory of components, so that evaluation and saved policies need them too"""
     q_of_actions: ClassVar[bool] = True
-    """whether its critic values an action in a state alone, so that saved policies can tell Q values"""
+    """whether its critic computes Q(s, a) from state and action alone, so that saved policies have `q_values`"""
     separate_streams: ClassVar[bool] = False
     """whether updates receive every reward stream separately, [T, B, 1 + S], instead of their weighted sum [T, B]"""
     collects_greedily: bool = False

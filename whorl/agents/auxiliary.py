@@ -51,7 +51,7 @@ class ViewsConfig(AuxiliaryConfig):
     shift: Annotated[int, Range(0, 1000)] = 4
     """largest random shift, in pixels"""
     crop: Annotated[float, Range(0, 0.9)] = 0.0
-    """largest part of each side that a random crop cuts off, before it is enlarged again; 0: no crops"""
+    """largest fraction of each side that a random crop removes before resizing; 0: no crops"""
     colour: Fraction = 0.0
     """largest relative change of each colour; 0: none"""
     intensity: Fraction = 0.0

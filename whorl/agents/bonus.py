@@ -58,7 +58,7 @@ class LearnedBonusConfig(BonusConfig):
     features: Size = 128
     """outputs of its networks"""
     hidden_sizes: HiddenSizes = (256,)
-    """hidden layers after the encoder; a network that learns to imitate another one has its last layer twice"""
+    """hidden layers after the encoder; a predictor of a random network has its last layer twice"""
     obs_clip_range: PositiveLimit = 5.0
     """normalised observations are clipped to this range"""
     encoder: Part = Part("auto")

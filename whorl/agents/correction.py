@@ -44,7 +44,7 @@ class CorrectionConfig(ReplayConfig):
 
 
 class NStepTargets:
-    """What the targets of Q(s_t, a_t) bootstrap from: the row that an n-step return ends at, or with `use_n_step_is`
+    """Rows that targets of Q(s_t, a_t) bootstrap from: the last row of an n-step return, or with `use_n_step_is`
     the next row, whose soft value V is corrected by V-trace over the n - 1 steps after it (Espeholt et al. 2018).
 
     y_t = r_t + discount_t * (V_{t+1} + D_{t+1}),   D: sum of rho-weighted TD errors,
@@ -71,7 +71,7 @@ class NStepTargets:
 
     @property
     def columns(self) -> dict[str, Array]:
-        """What replay stores with every row."""
+        """Columns that replay stores with every row."""
         return {LOG_PROB: Array(())} if self.corrects else {}
 
     def rows(self, batch: Batch) -> Rows:
@@ -115,7 +115,7 @@ class NStepTargets:
 
 
 def steps_of(batch: Batch) -> dict[str, Tree]:
-    """What every single step of a batch holds; a rollout's steps are its rows."""
+    """Columns of every single step of a batch; a rollout's steps are its rows."""
     if STEPS in batch.extras:
         return batch.extras[STEPS]
     own = {"action": batch.action, "reward": batch.reward, "discount": batch.discount, "keep": batch.keep}

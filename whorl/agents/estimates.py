@@ -94,7 +94,7 @@ def probabilities(spec: SpecTree, policy: Any) -> Any:
 
 
 def _nested(spec: SpecTree, choices: Iterator[Tensor]) -> Any:
-    """What belongs to each discrete choice, nested as the action space; None for continuous parts."""
+    """Values of each discrete choice, nested as the action space; None for continuous parts."""
     if isinstance(spec, dict):
         parts = {key: _nested(branch, choices) for key, branch in spec.items()}
         return tuple(parts.values()) if isinstance(spec, TupleSpec) else parts

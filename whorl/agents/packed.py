@@ -42,7 +42,7 @@ class Packed:
     def gather(self, gradients: Sequence[Tensor]) -> None:
         """Take over gradients that are elsewhere."""
         if gradients[0] is not self.gradients[0]:
-            # `split` gives views that older versions of torch let nobody write to outside of no_grad.
+            # `split` returns views that older versions of torch can't write to outside of no_grad.
             with torch.no_grad():
                 torch._foreach_copy_(self.gradients, tuple(gradients))
 

@@ -200,7 +200,7 @@ class Agent57(Agent):
 
     @pure
     def losses(self, batch: Batch) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
-        """Of both networks: E[1/2 (Q(s, a) - h(G))^2], and the TD errors [T, B]; metrics."""
+        """Losses E[1/2 (Q(s, a) - h(G))^2] of both networks, TD errors [T, B], metrics."""
         rows, cfg, policies = batch.all, self.cfg, batch.last[POLICY]
         index, legal = policies[:-1], allowed(rows, self.spec)
         found, other = self.critic(rows), self.intrinsic(rows)  # [T+1, B, choices, columns]

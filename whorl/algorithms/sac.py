@@ -241,7 +241,7 @@ class SAC(Agent):
         return loss + weight * gap, *found[1:], {"q/conservative_gap": gap.detach()}
 
     def entropy_bonus(self, drawn: Drawn) -> Tensor | float:
-        """What targets add for the entropy of the policy: -alpha log pi, or nothing without `backup_entropy`."""
+        """Entropy bonus of the targets: -alpha log pi, or nothing without `backup_entropy`."""
         return -self.temperature.cost(drawn.log_prob) if self.cfg.backup_entropy else 0.0
 
     def tune_weight(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -313,7 +313,7 @@ class SAC(Agent):
         return self.subset(values, noise, which).amin(0)
 
     def subset(self, values: Tensor, noise: Tree, which: str) -> Tensor:
-        """What a random subset of the critics says: [critics, ...] -> [ensemble_q_sample, ...]."""
+        """Values of a random subset of the critics: [critics, ...] -> [ensemble_q_sample, ...]."""
         if self.cfg.ensemble_q_sample == len(values):
             return values
         return values.index_select(0, self._subset(noise, which))

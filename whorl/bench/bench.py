@@ -127,7 +127,7 @@ class Bench:
         return self.results()
 
     def results(self) -> Benched:
-        """What has ended so far."""
+        """Results of the runs that have ended."""
         found = {}
         for name, env, seed in self._keys():
             result = read_result(self.folder_of(name, env, seed))

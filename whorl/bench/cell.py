@@ -41,7 +41,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellResult:
-    """What became of a run."""
+    """Result of a run."""
 
     mean_return: float | None
     """of its last evaluation; None: it diverged"""

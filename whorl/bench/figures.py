@@ -151,7 +151,7 @@ def curves_of(bench: Bench, names: list[str]) -> tuple[Floats, dict[str, Floats]
 
 
 def _first(pair: tuple[str, str], found: Mapping[tuple[str, str], Estimate], number: int) -> bool:
-    """Of both directions of a pair, the one that favours the better; of equal ones the first."""
+    """The direction of a pair in which the better one comes first."""
     one, other = found[pair].value, found[pair[::-1]].value
     return one > other or (one == other and number < list(found).index(pair[::-1]))
 

@@ -1,4 +1,4 @@
-"""What came out of a benchmark: scores, aggregates with intervals, tables."""
+"""Results of a benchmark: scores, aggregates with intervals, tables."""
 
 import json
 import sys

@@ -63,7 +63,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Suite:
-    """What is compared."""
+    """Algorithms, environments and seeds to compare."""
 
     name: str
     about: str

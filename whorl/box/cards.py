@@ -83,4 +83,4 @@ def _read(path: Path) -> Card:
     try:
         return build(Card, dict(found))
     except (TypeError, ValueError, WhorlError) as error:
-        raise CheckpointError(f"{path} is no card of an agent: {error}") from None
+        raise CheckpointError(f"{path} is not the card of an agent: {error}") from None

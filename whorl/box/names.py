@@ -1,4 +1,4 @@
-"""What a name stands for where a trained policy is asked for: a run, a checkpoint, an agent in the box, or a file."""
+"""Resolve the name of a trained policy: a run, a checkpoint, an agent in the box, or a file."""
 
 import os
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Named:
 
 
 def find_policy(name: RunName, runs: Path = RUNS, box: Path = FOLDER) -> Named:
-    """What `name` stands for: a folder or file with this path, a run in `runs`, or an agent in the box.
+    """Find `name`: a folder or file with this path, a run in `runs`, or an agent in the box.
 
     Runs come before agents of the same name, folders that are no runs after them.
     """

@@ -82,7 +82,7 @@ class EvalFlags:
     seed: Annotated[int, Range(0, 2**63 - 1)] = 12_345
     """seed of the episodes"""
     max_steps: Annotated[int, Range(0, 10**12)] = 0
-    """steps after which an episode is cut and counted with its return so far; 0: eval_max_steps of the run"""
+    """truncate episodes after this many steps, counting the return so far; 0: eval_max_steps of the run"""
     stochastic: bool = False
     """sample actions instead of taking the mean or most likely one"""
     best: bool = False
@@ -480,7 +480,7 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
 
 
 def _name_files(video: Path | None, pictures: Path | None) -> None:
-    """Say where the files of an evaluation are."""
+    """Print where the files of an evaluation are."""
     if video is not None:
         print(f"video: {video}")
     if pictures is not None:
@@ -626,7 +626,7 @@ def check(words: list[str]) -> int:
 
 @contextmanager
 def _waiting(env: str) -> Iterator[None]:
-    """Say from time to time where the code of an environment is, which may never return."""
+    """Print from time to time which line of an environment is running, because it may never return."""
     caller, over = threading.get_ident(), threading.Event()
 
     def tell() -> None:

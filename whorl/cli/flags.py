@@ -253,7 +253,7 @@ def in_range(flag: str, word: str) -> list[str]:
     first, last = int(found[1]), int(found[2])
     if not first <= last < first + MOST_SEEDS:
         raise ConfigError(
-            f"{flag} {word} is no range of at most {MOST_SEEDS} seeds; write the lower number first, as in 1..8"
+            f"{flag} {word} is not a range of at most {MOST_SEEDS} seeds; write the lower number first, as in 1..8"
         )
     return [str(number) for number in range(first, last + 1)]
 

@@ -27,7 +27,7 @@ class PlayFlags:
     fps: Annotated[float, Range(0.1, 1000)] = 25.0
     """frames per second, at most"""
     max_steps: Annotated[int, Range(0, 10**12)] = 0
-    """steps after which an episode is cut; 0: eval_max_steps of the run"""
+    """truncate episodes after this many steps; 0: eval_max_steps of the run"""
     env: str = ""
     """play in this environment instead of the agent's"""
     best: bool = False

@@ -1,4 +1,4 @@
-"""Episodes that ended while rollouts were collected: sums over all of them, and each one where somebody asks."""
+"""Episodes that ended while rollouts were collected: sums over all of them, and on request each one."""
 
 import math
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 Each environment has a row of its own to write to, and advances when it answers (`Step.waits`). Until then its
 observation, memory and action stay: a row holds the action that was in effect, and the row after it what followed. The
-rows that an environment is short of at the end of a rollout are masked; nothing is carried across them, values
+missing rows at the end of a rollout are masked; nothing is carried across them, values
 bootstrap from the last observation, and the next rollout continues there.
 """
 
@@ -136,7 +136,7 @@ class WaitingCollector(LocalCollector):
         self._row = row + answered
 
     def _pad(self, row: Tensor) -> None:
-        """Fill the rows that an environment is short of: nothing happens in them, and they are masked."""
+        """Fill the missing rows of an environment, masked and without effect."""
         store, steps = self.storage, self.steps
         number = torch.arange(steps + 1, device=row.device).unsqueeze(1)  # [T+1, 1]
         newest, opens = _read(store.obs, row, self._all), store.reset[row, self._all]

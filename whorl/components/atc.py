@@ -43,7 +43,7 @@ class ATCConfig(ViewsConfig):
 
 @register("component", "atc")
 class ATC(Views):
-    """Augmented temporal contrast: the encoder learns to tell which observation follows."""
+    """Augmented temporal contrast: the encoder learns to identify the observation that follows."""
 
     Config = ATCConfig
     cfg: ATCConfig

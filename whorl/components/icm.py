@@ -1,6 +1,6 @@
 """Intrinsic curiosity module (Pathak et al. 2017, arXiv:1705.05363): a reward for what a forward model cannot predict.
 
-phi embeds observations; an inverse model tells the action from phi(s_t), phi(s_{t+1}), a forward model predicts
+phi embeds observations; an inverse model predicts the action from phi(s_t), phi(s_{t+1}), a forward model predicts
 phi(s_{t+1}) from phi(s_t) and the action:
 reward_t = 1/2 |forward(phi(s_t), a_t) - phi(s_{t+1})|^2 / std of the discounted sum of these errors
 loss     = (1 - beta) * inverse loss + beta * 1/2 |forward(phi(s_t), a_t) - phi(s_{t+1})|^2

@@ -48,7 +48,7 @@ class PredictionConfig(AuxiliaryConfig):
     predicts: tuple[str, ...] = ()
     """keys of the observation that are predicted; empty: all, privileged ones included"""
     length: Annotated[int, Range(1, 10**6)] = 16
-    """steps of the windows that batches are cut into; transitions of a replay buffer are windows of one step"""
+    """batches are split into windows of this many steps; transitions of a replay buffer are windows of one step"""
     batch_size: PositiveCount = 64
     """windows per gradient step, drawn from the batch"""
     size: Size = 128

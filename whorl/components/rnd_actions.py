@@ -60,7 +60,7 @@ class RNDActionsConfig:
 
 @register("component", "rnd_actions")
 class RNDActions(Component):
-    """Of several sampled actions the one is taken whose consequences a network knows least."""
+    """Takes the most novel of several sampled actions, by random network distillation of observation and action."""
 
     Config = RNDActionsConfig
     cfg: RNDActionsConfig
@@ -71,7 +71,7 @@ class RNDActions(Component):
         if not agent.off_policy or not isinstance(actions, SoftActions):
             raise ConfigError(
                 f"{name} chooses among samples of a stochastic policy that learns from replay, which "
-                f"{type(agent).__name__} has not; use sac, tqc, redq or droq, or components: [rnd] for a reward"
+                f"{type(agent).__name__} does not have; use sac, tqc, redq or droq, or components: [rnd] for a reward"
             )
         if agent.privileged or actions.greedy:
             other = "privileged_obs" if agent.privileged else "discrete_dqn_like"

@@ -38,8 +38,8 @@ class SiameseQ(Views):
         single = isinstance(spec.action, Discrete | Continuous)
         if not known or not single or not hasattr(agent, "target_critic") or cfg.joins == "actor":
             raise ConfigError(
-                f"{name} compares Q values with those of target critics, for discrete or continuous actions, and joins "
-                f"the critic if any; {type(agent).__name__} here does not fit; use sac, tqc, td3, ddpg or dqn"
+                f"{name} needs target critics, discrete or continuous actions, and {name}.joins empty or critic, "
+                f"which does not fit {type(agent).__name__} here; use sac, tqc, td3, ddpg or dqn"
             )
         self.optimize([critic], [])
 

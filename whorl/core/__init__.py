@@ -1,1 +1,1 @@
-"""What everything else stands on: trees, specs, errors, the registry, CUDA graphs, collectives."""
+"""Foundation of all other packages: trees, specs, errors, the registry, CUDA graphs, collectives."""

@@ -33,7 +33,7 @@ _here = _Here()
 
 @contextmanager
 def shared(ranks: Ranks) -> Iterator[None]:
-    """What this thread computes in the block belongs to one batch with what the other learners compute."""
+    """In this block means and sums are over the batches of all learners."""
     _here.ranks = ranks
     try:
         yield

@@ -193,7 +193,7 @@ def known(kind: str) -> list[str]:
 
 
 def _register_first(kind: str, name: str) -> str:
-    """What a saved config needs whose part was registered by the script that trained it."""
+    """Hint for a saved config whose part was registered by the training script."""
     if _trusted.get() is None:
         return ""
     return (

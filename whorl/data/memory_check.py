@@ -29,7 +29,7 @@ def allocating(size: int, device: torch.device, buffer_size: int) -> Iterator[No
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate" not in str(error):
             raise
         raise ConfigError(
-            f"replay of {buffer_size:,} rows takes {size:,} bytes, which {device.type} did not give; "
+            f"replay of {buffer_size:,} rows takes {size:,} bytes, more than {device.type} could allocate; "
             "use a smaller buffer_size"
         ) from error
 

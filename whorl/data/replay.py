@@ -248,9 +248,9 @@ class Replay(Experience):
             return
         self._warned = True
         warnings.warn(
-            f"learning waits: the replay buffer holds no {self.view.burn_in + 2} rows of an environment without a gap, "
-            f"which burn_in {self.view.burn_in} needs; environments that answer late leave a gap at the end of a "
-            "rollout: raise num_steps, or lower burn_in",
+            f"learning has not started: the replay buffer has no {self.view.burn_in + 2} rows of an environment "
+            f"without a gap, which burn_in {self.view.burn_in} needs; environments that answer late leave "
+            "a gap at the end of a rollout: raise num_steps, or lower burn_in",
             stacklevel=2,
         )
 

@@ -17,7 +17,7 @@ from whorl.data.ring import Ring, take
 
 
 class Rows(Protocol):
-    """What samples are gathered from: a `Ring`, or its rows with other goals (`whorl.data.hindsight`)."""
+    """Source of samples: a `Ring`, or its rows with other goals (`whorl.data.hindsight`)."""
 
     num_envs: int
     slots: int

@@ -229,7 +229,7 @@ class FleetCollector(Collector):
         self._values.setdefault(name, []).append(value)
 
     def metrics(self) -> dict[str, float]:
-        """What the actors did since the last call."""
+        """Metrics of the actors since the last call."""
         values, self._values = self._values, {}
         lags, queue = values.pop("lag", [0.0]), values.pop("queue", [0.0])
         sent, self._sent = self.fleet.sent - self._sent, self.fleet.sent

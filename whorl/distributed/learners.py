@@ -294,7 +294,7 @@ class Replica:
         self._group.gather(tree.leaves(results))
 
     def _seed(self, round: Round) -> None:
-        """What is drawn depends on the round alone: one that is repeated, or a resumed run, draws the same."""
+        """Seed the generators by the round alone, so that a repeated round or a resumed run draws the same numbers."""
         for name, stream in self.agent.generators.items():
             part = f"{name} of learner {self.member.rank}, {round.phase} {round.updates}"
             stream.manual_seed(self._random.seed("learner", part))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from whorl.core.errors import ConfigError, EnvError, WhorlError
 
 MISTAKES = (EnvError, ConfigError)
-"""errors of remote objects whose message alone tells a user what to do; others are reported with all they say"""
+"""errors of remote objects that are reported by their message alone; others with their traceback"""
 
 if TYPE_CHECKING:  # environment workers import this module, and start without torch
     from torch import Tensor
@@ -108,7 +108,7 @@ class Backend(Protocol):
         """A place to publish weights shaped like `tensors`."""
 
     def resources(self) -> str:
-        """What there is to run on, for the message about objects that do not start."""
+        """Resources of the backend, for the message about objects that do not start."""
 
     def close(self) -> None:
         """End all remote objects; safe to call twice."""

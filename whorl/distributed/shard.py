@@ -166,7 +166,7 @@ class ShardLink:
         self._post("add", token, array(cut))
 
     def anneal(self, progress: float) -> None:
-        """Tell the share of the training budget that is spent."""
+        """Send the fraction of the training budget that is spent."""
         self._post("anneal", progress)
 
     def ask(self) -> None:

@@ -82,7 +82,7 @@ class Adapter:
         return id
 
     def notice(self, id: str) -> str:
-        """What users of other libraries may not expect of an id; "" where there is nothing to say."""
+        """A note on an id that users of other libraries may not expect; "" where there is none."""
         return ""
 
     def check_options(self, id: str, options: dict[str, Any]) -> dict[str, Any]:

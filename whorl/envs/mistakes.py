@@ -1,4 +1,4 @@
-"""What an environment does wrong, in one sentence each: the findings of `whorl check` are the errors of training.
+"""Mistakes of environments, a sentence each, for `whorl check` and the errors of training.
 
 Each function returns the sentence, or None where nothing is wrong. Imports no torch, because workers use it.
 """

@@ -1,7 +1,7 @@
 """Ids of environments in other libraries and in research code: what they are called here.
 
 Where the environment here is not quite the same, a warning says so; an id that can't be translated raises what to
-write. What somebody registered under such an id comes first. Imports no torch, because workers make their environments
+write. An environment registered under such an id comes first. Imports no torch, because workers make their environments
 with what is here.
 """
 

@@ -91,7 +91,7 @@ def describe(env: gymnasium.Env) -> Layout:
 
 
 def first_reset(env: Any) -> tuple[Any, dict[str, Any]]:
-    """Reset an environment that nobody has used yet; raises where it is none, or its `reset` has another form."""
+    """Reset a new environment; raises if it is not one, or its `reset` has another signature."""
     found = wrong_kind(env) or wrong_spaces(env)
     if found is not None:
         raise EnvError(found)

@@ -27,7 +27,7 @@ class Step:
     terminated: Tensor
     """[B] bool: the episode ended in a terminal state, so the value of what follows is 0"""
     truncated: Tensor
-    """[B] bool: the episode was cut, for instance by a time limit, so values bootstrap from `obs`"""
+    """[B] bool: the episode was truncated, for instance by a time limit, so values bootstrap from `obs`"""
     reset: Tensor
     """[B] bool: `obs` is the first observation of an episode, and the action was ignored"""
     soft: Tensor | None = None
@@ -87,7 +87,7 @@ class VectorEnv(Protocol):
 
 @runtime_checkable
 class Waiting(Protocol):
-    """A `VectorEnv` of which a step may leave some environments without an answer, as `Step.waits` tells."""
+    """A `VectorEnv` in which some environments may not respond in a step (`Step.waits`)."""
 
     waits: bool
 

@@ -20,7 +20,7 @@ from whorl.log.video import Frame
 HOST = "127.0.0.1"
 """the page is served to this machine only"""
 FIRST_VIEWER = 10.0
-"""seconds that the first frame waits for somebody to open the page"""
+"""seconds that the first frame waits for the page to be opened"""
 LAST_FRAME = 2.0
 """seconds that the end waits for open pages to receive the last frame"""
 INVISIBLE = ("offscreen", "dummy", "evdev")

@@ -67,7 +67,7 @@ class MetricFiles(Logger):
             # Unbuffered: the kernel has the row when write() returns, so a killed process loses none.
             self._lines = self.jsonl.open("ab", buffering=0)
             self._table = self.csv.open("ab", buffering=0)
-        self.cut(self.jsonl.stat().st_size)
+        self.truncate(self.jsonl.stat().st_size)
 
     def write(self, row: Row) -> None:
         if "steps" not in row:
@@ -86,11 +86,11 @@ class MetricFiles(Logger):
             os.fsync(self._table.fileno())
 
     def offset(self) -> int:
-        """Flushed size of metrics.jsonl in bytes; checkpoints store it for `cut`."""
+        """Flushed size of metrics.jsonl in bytes; checkpoints store it for `truncate`."""
         self.flush()
         return os.fstat(self._lines.fileno()).st_size
 
-    def cut(self, offset: int) -> None:
+    def truncate(self, offset: int) -> None:
         """Remove every row after `offset`, and an incomplete last line."""
         with _disk(self.jsonl):
             whole = sum(length for length, _ in _whole_rows(self.jsonl, offset))

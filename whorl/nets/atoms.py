@@ -81,7 +81,7 @@ class SortedAtoms(Atoms):
 
 
 class ReturnAtoms(nn.Module):
-    """What an ensemble of critics answers per row: a value, or with `n_atoms` the logits of a distribution.
+    """Output of an ensemble of critics per row: a value, or with `n_atoms` the logits of a distribution.
 
     target:  m = projection onto the atoms z of (r + discount * z with p'(s', a')), where p' is that of the critic with
              the lowest mean: one whole distribution per row, as clipped double Q-learning takes one whole value

@@ -64,7 +64,7 @@ class Distillation(nn.Module):
 class InverseDynamics(nn.Module):
     """Embeds observations so that the action between two of them can be told (Pathak et al. 2017).
 
-    What does not help to tell the action, and so is beyond the agent's control, need not be in the embedding.
+    What the agent can't control does not help to predict the action and need not be in the embedding.
     """
 
     def __init__(

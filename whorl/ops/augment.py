@@ -78,7 +78,7 @@ def random_crop(
     out[y, x] = in[y0 + floor(y * side / H), x0 + floor(x * side' / W)], with sides of at least (1 - share) of the image
 
     Args:
-        share: largest part of each side that is cut off, in [0, 1).
+        share: largest fraction of each side that is removed, in [0, 1).
         noise: [..., 3] uniform in [0, 1): size of the window, then its place.
     """
     if not 0 <= share < 1 or noise.dim() == 0 or noise.shape[-1] != 3 or images.dim() < 3:
@@ -149,7 +149,7 @@ class Augmentation:
     shift: int = 0
     """largest shift, in pixels"""
     crop: float = 0.0
-    """largest part of each side that is cut off"""
+    """largest fraction of each side that is removed"""
     colour: float = 0.0
     """largest relative change of each colour"""
     intensity: float = 0.0

@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a soft actor-critic needs of a policy: no sample is taken where an expectation can be."""
+    """Sampled actions of a soft policy with their log-probabilities; expectations replace samples where possible."""
 
     reads: Tensor | None
     """continuous dimensions [..., size]; [..., choices, columns], after a code of the choice, where they depend on it;

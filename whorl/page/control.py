@@ -73,7 +73,7 @@ class Control:
         return process.pid
 
     def state(self, entry: Entry) -> dict[str, Any]:
-        """What differs from the row of a run because of what was asked for: its state, and an error."""
+        """Changes to a run's row after a request: its state, and an error."""
         name = entry.name
         if name in self._stopping:
             if _owner(entry) == self._stopping[name]:

@@ -1,4 +1,4 @@
-"""Who may ask the server for what.
+"""Access control of the server: who may request what.
 
 The page is for the person who started it: the address it prints holds a token, which the browser keeps as a cookie.
 Pages of other sites are refused even if their name leads to this machine (DNS rebinding): `Host` must be a name of the

@@ -22,7 +22,7 @@ TAIL = 1 << 15
 CHUNK = 1 << 24
 """bytes that are read at once"""
 MARK = 256
-"""bytes before the end that tell whether a file was cut and written again"""
+"""bytes before the end that show whether a file was truncated and rewritten"""
 _KEY = re.compile(rb'"((?:[^"\\]|\\.)+)":')
 
 
@@ -44,7 +44,7 @@ class Series:
         return self._parts[0] if self._parts else (np.empty(0), np.empty(0))
 
     def _rewind(self, file: Any, size: int) -> None:
-        """Start from the beginning if what was read is no longer there: a resumed run cuts rows and writes others."""
+        """Start from the beginning if what was read is no longer there: a resumed run replaces rows."""
         file.seek(max(0, min(self.offset, size) - len(self._mark)))
         if size < self.offset or file.read(len(self._mark)) != self._mark:
             self.offset, self._mark, self._parts = 0, b"", []

@@ -32,7 +32,7 @@ FIRST_RUNS = 20
 
 
 class Desk:
-    """What the server answers, without the server."""
+    """Responses of the server, independent of HTTP."""
 
     def __init__(self, root: Path) -> None:
         self.catalog = Catalog(root)
@@ -40,7 +40,7 @@ class Desk:
         self.id = secrets.token_hex(8)
         """of this server: counts of an earlier one mean nothing to it"""
         self._asked: dict[str, dict[str, Any]] = {}
-        """what rows show because somebody asked for it"""
+        """states of rows that a request has changed"""
         self._looked = float("-inf")
         self._lock = threading.Lock()
 
@@ -237,7 +237,7 @@ def listen(host: str, port: int) -> socket.socket:
         except OSError as error:
             listener.close()
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                raise WhorlError(f"{host} is no address of this machine; leave out --host") from None
+                raise WhorlError(f"{host} is not an address of this machine; leave out --host") from None
             if error.errno == errno.EACCES:
                 raise WhorlError(
                     f"port {number} can't be used: {reason(error)}; choose one above 1023"

@@ -121,7 +121,9 @@ class Evolver:
         plans = self.population.next()
         for plan in plans:
             if plan.note:
-                self.display.message(f"learner {plan.learner} replaces one in place {plan.slot}: {plan.note}")
+                self.display.message(
+                    f"learner {plan.learner} replaces another in slot {plan.slot}: {plan.note}"
+                )
         tasks = {plan.slot: self._task(plan) for plan in plans}
         self.display.plan(plans, {slot: Path(task.folder) for slot, task in tasks.items()})
         reports = self._train(tasks)
@@ -133,7 +135,7 @@ class Evolver:
         self._conclude()
 
     def _conclude(self) -> None:
-        """What follows the newest generation of the lineage; repeated on resume, as a kill may have come before it."""
+        """Finish the newest generation of the lineage; repeated on resume, because a kill may have interrupted it."""
         rows = self.population.newest()
         self._save_best(rows)
         self.display.generation(self.population)

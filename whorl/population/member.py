@@ -58,7 +58,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a task."""
+    """Result of a task."""
 
     generation: int
     score: float

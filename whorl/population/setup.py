@@ -19,7 +19,7 @@ from whorl.settings.secrets import hidden
 from whorl.state.policy import build_agent
 
 DEFAULTS: dict[str, Any] = {"tensorboard": False, "keep_checkpoints": 2}
-"""settings of learners where nobody chose them: many short trainings"""
+"""default settings of learners: many short trainings"""
 FIXED = {
     **dict.fromkeys(
         ("total_timesteps", "max_iterations", "total_episodes", "max_seconds"),
@@ -108,7 +108,9 @@ def check(config: EvolveConfig, settings: Settings, draws: Mapping[str, Draw], s
             "draw new weights"
         )
     if config.min_std > config.max_std:
-        raise ConfigError(f"min_std is {config.min_std} and max_std {config.max_std}; the least comes first")
+        raise ConfigError(
+            f"min_std is {config.min_std} and max_std {config.max_std}; min_std must be the smaller"
+        )
     if run.keep_checkpoints == 1:
         raise ConfigError(
             "keep_checkpoints is 1, but learners take over weights from the generation before; use 2 or more"

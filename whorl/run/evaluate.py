@@ -34,7 +34,7 @@ class Evaluation:
     measures: dict[str, float] = field(default_factory=dict)
     """means of the environment's other episode statistics"""
     cut: int = 0
-    """episodes that were cut at the limit of steps, and counted with their returns so far"""
+    """episodes truncated at the limit of steps, counted with their returns so far"""
     players: int = 1
     """agents that play each episode together; each has a return of its own"""
 
@@ -130,8 +130,8 @@ def run_episodes(
 
     Where `env.players` play together, each of them has a return for every episode.
     Counting the episodes that end first would favour short ones. `watch(env, step, action)` is called after each step.
-    An episode is cut after `max_steps`, or after as many steps without an answer (`Step.waits`); its environment waits
-    then until all can be reset; `warn` says so, for callers that did not ask for it.
+    An episode is truncated after `max_steps`, or after as many steps without an answer (`Step.waits`); its environment
+    waits then until all can be reset; `warn` says so, for callers that did not ask for it.
     """
     num_envs, device = env.spec.num_envs, agent.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -148,7 +148,7 @@ def run_episodes(
     length = torch.zeros(num_envs, dtype=torch.int64, device=device)
     """of the episode under way"""
     cut = torch.zeros(num_envs, dtype=torch.bool, device=device)
-    """environments whose episode was cut: they wait for a reset of all"""
+    """environments whose episode was truncated: they wait for a reset of all"""
     silent = torch.zeros_like(length)
     """steps since the last answer"""
     cuts = torch.zeros((), dtype=torch.int64, device=device)
@@ -213,7 +213,7 @@ def run_episodes(
     if found.cut and warn:
         count = f"{found.cut} of {len(found.returns)} episodes"
         warnings.warn(
-            f"{env.id}: evaluation cut {count} after {max_steps:,} steps and counted their returns so far; raise "
+            f"{env.id}: evaluation truncated {count} after {max_steps:,} steps and counted their returns so far; raise "
             "eval_max_steps, or give the environment a time limit",
             stacklevel=2,
         )

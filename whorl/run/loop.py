@@ -66,7 +66,7 @@ class Counters:
 
     @property
     def mean_return(self) -> float:
-        """Of the last evaluation, or where there was none of the last training episodes, at least `RECENT` of them."""
+        """Mean return of the last evaluation or, without one, of at least `RECENT` training episodes."""
         if not math.isnan(self.evaluated_return):
             return self.evaluated_return
         episodes = sum(count for count, _ in self.recent)

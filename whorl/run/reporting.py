@@ -35,7 +35,7 @@ class Result:
     iterations: int
     episodes: int
     mean_return: float
-    """of the last evaluation, or of the last 100 training episodes or a few more where there was none"""
+    """of the last evaluation or, without one, of at least the last 100 training episodes"""
     wall_time: float
     """seconds of training, including those before a run was resumed"""
     reason: str
@@ -136,7 +136,7 @@ class Reporting:
         self.log.write(row)
 
     def offsets(self) -> dict[str, int]:
-        """Where a run that is resumed from a checkpoint cuts metrics.jsonl: if it continues, and if it had ended."""
+        """Offsets at which a resumed run truncates metrics.jsonl: if it continues, and if it had ended."""
         end = self.metric_files.offset()
         return {
             "metrics_offset": end if self._last_row_at is None else self._last_row_at,
@@ -168,7 +168,7 @@ class Reporting:
 def cut_metrics(run_dir: Path, offset: int) -> None:
     """Remove the rows of metrics after `offset`."""
     metrics = MetricFiles(run_dir)
-    metrics.cut(offset)
+    metrics.truncate(offset)
     metrics.close()
 
 

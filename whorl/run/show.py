@@ -37,7 +37,7 @@ class Show:
 
     @contextmanager
     def watch(self, source: Source, quota: list[int]) -> Iterator[Watch | None]:
-        """What watches the episodes, each environment's `quota` of them; files are complete afterwards."""
+        """Observers of the episodes, each environment's `quota` of them; files are complete afterwards."""
         camera = None if self.video is None else Camera(source.id, frame_rate(source))
         ends = None if self.screenshots is None else Screenshots(source.id, Path(self.screenshots), quota)
         make_viewer = Viewer if self.render is True else self.render

@@ -95,13 +95,13 @@ def train_together(trainers: Mapping[Key, Trainer]) -> dict[Key, "Result | BaseE
 
 
 def _check_process_settings(trainers: Mapping[Any, Trainer]) -> None:
-    """Refuse runs that differ in what belongs to the whole process."""
+    """Raise for runs with different settings of the whole process."""
     for name in ("tf32", "threads"):
         values = {getattr(trainer.settings.run, name): None for trainer in trainers.values()}
         if len(values) > 1:
             said = " and ".join(str(value).lower() for value in values)
             raise ConfigError(
-                f"{name} is {said} in runs of one process, but belongs to the process; give all the same, or train "
+                f"{name} is {said}, but runs that train in one process share it; give all the same value, or train "
                 "them one after the other"
             )
 

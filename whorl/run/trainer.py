@@ -189,7 +189,7 @@ class Trainer:
 
     @property
     def mean_return(self) -> float:
-        """Of the last evaluation, or of the last 100 training episodes or a few more where there was none."""
+        """Mean return of the last evaluation or, without one, of at least the last 100 training episodes."""
         return self.counters.mean_return
 
     def returns(self) -> dict[str, float]:
@@ -647,7 +647,7 @@ class Trainer:
         return self
 
     def attach(self, run_dir: Path, loaded: checkpoint.Loaded) -> "Trainer":
-        """Continue an existing run from a checkpoint: its state and counters, and metric files cut back to it."""
+        """Continue an existing run from a checkpoint: its state and counters, and metric files truncated to it."""
         self.run_dir = run_dir
         try:
             self._acquire(run_dir)

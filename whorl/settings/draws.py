@@ -226,7 +226,7 @@ def meant(settings: Settings, name: str, where: str = RANDOM) -> list[str]:
 
 
 def configured(settings: Settings, name: str, where: str = RANDOM) -> Any:
-    """The value that settings have for a name in `random_params`; None: an option that nobody set."""
+    """The value that settings have for a name in `random_params`; None: an option that is not set."""
     key = meant(settings, name, where)[0]
     found = settings.plain()
     head = next((one for one in found if key.startswith(f"{one}.")), key)

@@ -86,7 +86,7 @@ def explaining(names: Mapping[str, str]) -> Callable[[type[Kind]], type[Kind]]:
 
 
 def instead_of(name: str) -> str | None:
-    """What takes the place of a class or function of Stable-Baselines3; None for any other name."""
+    """The replacement for a class or function of Stable-Baselines3; None for any other name."""
     algorithms = {one.replace("_", ""): one for one in preset_names()}
     plain = name.lower().replace("_", "")
     if name not in NAMES and name[:1].isupper() and plain in algorithms:

@@ -58,7 +58,7 @@ def _actors(now: dict[str, Any], given: frozenset[str]) -> None:
 
 
 def _sequences(now: dict[str, Any], given: frozenset[str]) -> None:
-    """With memory, rollouts are cut into chunks of equal length; with replay, states are stored at equal intervals."""
+    """With memory, rollouts are split into chunks of equal length; with replay, states are stored at intervals."""
     name = "sequence_stride" if "sequence_stride" in now else "chunk_length"
     length, steps = now.get(name, 1), now["num_steps"]
     if steps % length == 0:

@@ -87,7 +87,7 @@ class Keywords(TypedDict, total=False):
     n_eval_episodes: int
     """episodes per evaluation, with deterministic actions"""
     eval_max_steps: int
-    """steps after which an episode of an evaluation is cut and counted with its return so far"""
+    """truncate evaluation episodes after this many steps, counting the return so far"""
     render: bool
     """show evaluations while they are played, in a window or on a page of this machine"""
     save_model: bool
@@ -99,7 +99,7 @@ class Keywords(TypedDict, total=False):
     keep_checkpoints: int
     """newest checkpoints kept on disk, besides the best one; 0: all"""
     reset_every: int
-    """environments whose state can't be saved are reset every so many steps, and checkpoints are written only
+    """environments whose state can't be saved are reset after this many steps, and checkpoints are written only
     then; 0: every checkpoint_freq"""
     load_model: bool
     """start a new run from load_checkpoint_dir: load weights, optimizer states, normalisers and replay buffer
@@ -196,7 +196,7 @@ class Keywords(TypedDict, total=False):
     privileged_obs: Sequence[str]
     """keys of a Dict observation that exist in training only: the critic reads them, the policy never does"""
     chunk_length: int
-    """with memory: steps of the chunks into which rollouts are cut for learning"""
+    """with memory: rollouts are split into chunks of this many steps for learning"""
     optimizer: Any
     """optimizer of actor and critic: a class of torch.optim or an import path, with options"""
     adam_eps: float

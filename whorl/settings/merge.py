@@ -100,7 +100,7 @@ def configure(
 ) -> Settings:
     """Merge tuned preset < files < objects < arguments < changes into checked, typed settings.
 
-    With presets, values that nobody chose depend on the hardware and the kind of environment
+    With presets, values that the user did not choose depend on the hardware and the kind of environment
     (`whorl.settings.conditions`), and follow those that the user did choose (`whorl.settings.follow`).
 
     Args:

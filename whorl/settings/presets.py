@@ -70,7 +70,7 @@ def preset_names() -> tuple[str, ...]:
 
 @cache
 def load_preset(name: str) -> dict[str, Any]:
-    """What an algorithm name stands for: `rule`, `about`, `settings`, and `environments` with tuned settings.
+    """The preset of an algorithm name: `rule`, `about`, `settings`, and `environments` with tuned settings.
 
     A preset that `inherits:` another one starts from it: the parent's settings and tuned settings come first.
     """

@@ -87,7 +87,7 @@ class RunConfig:
     n_eval_episodes: Annotated[int, Range(1, 10**6)] = 5
     """episodes per evaluation, with deterministic actions"""
     eval_max_steps: Annotated[int, Range(1, 10**12)] = 30_000
-    """steps after which an episode of an evaluation is cut and counted with its return so far"""
+    """truncate evaluation episodes after this many steps, counting the return so far"""
     render: bool = False
     """show evaluations while they are played, in a window or on a page of this machine"""
     save_model: bool = True
@@ -99,8 +99,8 @@ class RunConfig:
     keep_checkpoints: Count = 5
     """newest checkpoints kept on disk, besides the best one; 0: all"""
     reset_every: Count = 0
-    """environments whose state can't be saved are reset every so many steps, and checkpoints are written only then; 0:
-    every checkpoint_freq"""
+    """environments whose state can't be saved are reset after this many steps, and checkpoints are written only
+    then; 0: every checkpoint_freq"""
     load_model: bool = False
     """start a new run from load_checkpoint_dir: load weights, optimizer states, normalisers and replay buffer where
     they fit, do not repeat random_steps, and count the steps of both runs in schedules"""

@@ -85,7 +85,7 @@ class Template:
         try:
             fields = [field for _, field, _, _ in Formatter().parse(value) if field is not None]
         except ValueError as error:
-            raise ConfigError(f"{name} is {value!r}, which is no template: {error}") from None
+            raise ConfigError(f"{name} is {value!r}, which is not a template: {error}") from None
         for field in fields:
             if field not in self.words:
                 raise ConfigError(

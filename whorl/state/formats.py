@@ -89,7 +89,7 @@ def read_safetensors(path: str | Path, trust: tuple[str, ...] = (), device: str 
             names = opened.keys()
             module = {name: opened.get_tensor(name) for name in names}
     except (OSError, safetensors.SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path} is no safetensors file of a policy: {error}") from None
+        raise CheckpointError(f"{path} is not the safetensors file of a policy: {error}") from None
     if about.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is a safetensors file, but not of a policy that this version of Whorl wrote"

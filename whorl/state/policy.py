@@ -259,7 +259,7 @@ class SavedPolicy:
         return _Seen(tensors, single, not any(isinstance(leaf, Tensor) for leaf in tree.leaves(obs)))
 
     def _state_for(self, seen: _Seen) -> PolicyState:
-        """What `act` kept; another number of observations starts a new episode."""
+        """The state that `act` stored; another number of observations starts a new episode."""
         number = len(tree.first(seen.obs))
         if self._state is None or len(self._state.fresh) != number:
             return self.start(number)
@@ -330,7 +330,7 @@ class SavedPolicy:
         if critic and estimates.untracked(self.agent, memory):
             raise WhorlError(
                 "the critic of this policy has a memory that acting does not keep, so it has no values of single "
-                "observations; train with sequence states stored, or with share_memory"
+                "observations; train with stored_memory or share_memory"
             )
         agent: Any = self.agent
 

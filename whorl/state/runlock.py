@@ -1,6 +1,6 @@
 """The owner of a run folder: at most one process trains in it at a time. Reading is never blocked.
 
-The file `run.lock` exists as long as somebody trains. Its owner holds a lock of the operating system on it, which ends
+The file `run.lock` exists as long as a process trains. Its owner holds a lock of the operating system on it, which ends
 with the process, however that ends, and has written down who it is. Where the system's lock can't be trusted (some
 shared file systems, other hosts) the record decides: a process of this machine is looked up, a requeued SLURM job takes
 over from itself, and for a host that can't be asked the file's time, which the owner renews, tells whether it is alive.
@@ -217,7 +217,7 @@ class RunLock:
 
 
 def living_owner(run_dir: Path) -> Owner | None:
-    """Who trains in a run folder now, as far as that can be told without touching its lock; None: nobody."""
+    """The owner of a run folder, as far as it can be found without touching its lock; None: there is none."""
     path = run_dir / NAME
     owner = _owner_in(path)
     if owner is None:
@@ -229,7 +229,7 @@ def living_owner(run_dir: Path) -> Owner | None:
 
 
 def _owner_in(path: Path) -> Owner | None:
-    """Who has written into the file; None if nobody has, or if it can't be read."""
+    """The owner that the file names; None if it is empty or can't be read."""
     try:
         found = json.loads(path.read_text())
         return Owner(**{entry.name: found[entry.name] for entry in fields(Owner) if entry.name in found})

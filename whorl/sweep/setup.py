@@ -25,7 +25,7 @@ CONFIG = "sweep.yaml"
 EVALUATIONS = 10
 """of a run, unless eval_freq is set"""
 DEFAULTS: dict[str, Any] = {"tensorboard": False, "save_model": False, "n_eval_episodes": 10}
-"""settings of trials where nobody chose them: many short trainings"""
+"""default settings of trials: many short trainings"""
 FIXED = {
     "eval": "trials are compared by their evaluations; set eval_freq and n_eval_episodes",
     "name": "runs are named after their trials; name the sweep's folder with --folder",

@@ -104,7 +104,9 @@ def read_spaces(given: Any, settings: Settings) -> list[Space]:
             try:
                 settings.replace(**{space.name: value})
             except ConfigError as error:
-                raise ConfigError(f"{SEARCH}.{space.name} goes too far: {error.message}") from None
+                raise ConfigError(
+                    f"{SEARCH}.{space.name} includes an invalid value: {error.message}"
+                ) from None
     return ordered
 
 
@@ -195,7 +197,7 @@ def _range(name: str, text: str, whole: bool, when: Mapping[str, tuple[Any, ...]
     if log and distance:
         raise ConfigError(f"{where}; a range in logarithms has no step")
     if distance < 0 or distance > high - low:
-        raise ConfigError(f"{where}; the step lies above 0 and is no longer than the range")
+        raise ConfigError(f"{where}; the step must be above 0 and no longer than the range")
     if whole and any(number != round(number) for number in (low, high, distance)):
         raise ConfigError(f"{where}, but {name} takes whole numbers")
     return Space(name, (), low, high, log, whole, distance, when)
@@ -205,7 +207,7 @@ def _read_number(where: str, text: str) -> float:
     try:
         found = float(text.replace("_", ""))
     except ValueError:
-        raise ConfigError(f"{where}; {text!r} is no number") from None
+        raise ConfigError(f"{where}; {text!r} is not a number") from None
     if not math.isfinite(found):
         raise ConfigError(f"{where}; its ends must be finite")
     return found

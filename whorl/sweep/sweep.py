@@ -146,7 +146,7 @@ class Sweep:
         return Swept(self.folder, self.rows(), self._reason(), self._signal)
 
     def found(self) -> Swept:
-        """What the trials so far have given, without any more of them."""
+        """Results of the trials so far."""
         with ExitStack() as stack:
             self.open(stack)
             return Swept(self.folder, self.rows(), "what it has found so far", "")
@@ -219,7 +219,7 @@ class Sweep:
             self.pool.give(trial.number, task)
 
     def _handle(self, one: _Trial, answer: Any) -> None:
-        """What follows an answer of the process of a trial."""
+        """Handle the answer of a trial's process."""
         number = one.task.number
         if isinstance(answer, RemoteError):
             self._failed(one, answer)

@@ -185,7 +185,7 @@ class Rows:
         self._mask = places[0] if layout.mask != "none" else None
 
     def clear(self) -> None:
-        """Nobody is there: observations of agents that have not appeared are 0."""
+        """Clear all rows: observations of agents that have not appeared are 0."""
         for leaf in self.out.obs:
             leaf.fill(0)
         if self._mask is not None:
@@ -270,7 +270,7 @@ class Rows:
 
 
 def idle(space: spaces.Space, mask: Any = None) -> Any:
-    """The action of an agent that nobody trains: 0 or what is nearest to it, and the first that a mask allows."""
+    """The action of an agent without a policy: 0 or the nearest value, and the first that a mask allows."""
     if isinstance(space, spaces.Dict):
         return {key: idle(child) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

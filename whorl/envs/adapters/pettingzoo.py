@@ -143,7 +143,7 @@ class PettingZooAdapter(Adapter):
         return groups[asked]
 
     def _scene(self, id: str, options: Mapping[str, Any]) -> Scene:
-        """What one copy tells about itself, asked once."""
+        """Behaviours of one copy, found once."""
         others = {name: value for name, value in options.items() if name != "behavior"}
         key = json.dumps([id, others], sort_keys=True, default=str)
         if key not in self._scenes:
@@ -186,9 +186,7 @@ def _named(id: str) -> Callable[..., Any]:
         found = getattr(inside, maker, None)
         if callable(found):
             return found
-    raise EnvError(
-        f"{module} has no {' or '.join(names)}, which would make an environment of PettingZoo's kind"
-    )
+    raise EnvError(f"{module} has no {' or '.join(names)}, which makes a PettingZoo environment")
 
 
 def _probe(id: str, factory: Factory, options: PettingZooOptions) -> Scene:

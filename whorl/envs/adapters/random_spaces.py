@@ -81,7 +81,7 @@ class RandomSpaces(gymnasium.Env):
 def space_of(given: Any, where: str) -> spaces.Space[Any]:
     """The space that an option describes."""
     if isinstance(given, bool) or given is None or isinstance(given, str | float):
-        raise EnvError(f"{where} is {given!r}, which is no space; {FORMS}")
+        raise EnvError(f"{where} is {given!r}, which is not a space; {FORMS}")
     if isinstance(given, int):
         if given < 1:
             raise EnvError(f"{where} is {given}, but there must be at least one choice")
@@ -89,7 +89,7 @@ def space_of(given: Any, where: str) -> spaces.Space[Any]:
     if isinstance(given, list | tuple):
         return spaces.Box(-1.0, 1.0, _shape(given, where), np.float32)
     if not isinstance(given, Mapping) or not given:
-        raise EnvError(f"{where} is {given!r}, which is no space; {FORMS}")
+        raise EnvError(f"{where} is {given!r}, which is not a space; {FORMS}")
     if "nvec" in given:
         return spaces.MultiDiscrete(list(_shape(given["nvec"], f"{where}.nvec")))
     if "shape" in given:

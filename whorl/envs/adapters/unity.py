@@ -130,7 +130,7 @@ class UnityAdapter(Adapter):
         return choose(self._scene(id, options).behaviors, read_options(id, options).behavior)
 
     def _scene(self, id: str, options: Mapping[str, Any]) -> Scene:
-        """What a player tells about its scene, asked once."""
+        """Scene of a player, read once."""
         others = {name: value for name, value in options.items() if name != "behavior"}
         key = json.dumps([id, others], sort_keys=True, default=str)
         if key not in self._scenes:
@@ -220,7 +220,7 @@ class Trained:
             agents.act(continuous[rows], discrete[rows])
 
     def result(self) -> Step:
-        """What became of the step."""
+        """Result of the step."""
         np.concatenate([~agents.answered for agents in self.agents], out=self.waits.numpy())
         return replace(self.step, soft=None, measures=None, cells=None, waits=self.waits)
 

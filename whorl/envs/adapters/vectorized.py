@@ -137,7 +137,7 @@ class BatchedVector(VectorEnv, Bindable):
         return nest(self.layout.observation, [torch.from_numpy(array) for array in arrays])
 
     def _success(self, info: dict[str, Any]) -> torch.Tensor:
-        """Whether each episode succeeded [num_envs, 1]; nan where `info` does not tell."""
+        """Whether each episode succeeded [num_envs, 1]; nan where `info` has no success."""
         self._tells_success = True
         found = np.full(self._num_envs, np.nan, np.float32)
         for key in reversed(SUCCESS_KEYS):

@@ -5,7 +5,7 @@ five random colours, so no image is seen twice, while all that the agent control
 or left; stepping into a wall terminates. There is no reward: what counts is the share of the open cells that are
 visited in an episode, the measure `coverage`. Walking along every branch and back visits all 199 in at most 396 steps.
 
-The paper leaves open how mazes are made, where the agent starts and when an episode is cut: here mazes are random
+The paper leaves open how mazes are made, where the agent starts and when an episode is truncated: here mazes are random
 spanning trees (`whorl.envs.native.grid`), the start is the upper left corner, and the limit 500 steps.
 """
 

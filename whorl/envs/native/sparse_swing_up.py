@@ -65,7 +65,7 @@ class SparseCartPoleSwingUp(Sensed):
         super().__init__(num_envs, device, Discrete(3), observe, concat, max_steps, dtype)
         if not -1 <= height < 1 or not 0 < near <= RAIL:
             raise ConfigError(
-                f"height is {height} and near {near}; give a cosine from -1 to below 1 and at most {RAIL} m"
+                f"height is {height} and near {near}; height is a cosine in [-1, 1), near at most {RAIL} m"
             )
         self.height, self.near, self.move_cost = height, near, move_cost
         motion = partial(move, force=FORCE, dt=DT)

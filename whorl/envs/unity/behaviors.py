@@ -56,7 +56,7 @@ class Behavior:
         return continuous, discrete
 
     def idle(self, mask: Sequence[bool]) -> tuple[list[float], list[int]]:
-        """What an agent does that no policy acts for: zeros, and the first choice that is allowed of each branch."""
+        """The action of an agent without a policy: zeros, and the first choice that is allowed of each branch."""
         allowed = np.broadcast_to(self.allowed(mask), sum(self.branches))
         parts = np.split(allowed, np.cumsum(self.branches)[:-1]) if self.branches else []
         return [0.0] * self.continuous, [int(part.argmax()) for part in parts]

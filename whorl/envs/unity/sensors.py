@@ -94,7 +94,7 @@ def decode_png(data: bytes, channels: int, mapping: Sequence[int], name: str) ->
 
     parts = [SIGNATURE + part for part in data.split(SIGNATURE)[1:]]
     if not parts:
-        raise EnvError(f"sensor {name!r} sends compressed data that is no PNG image")
+        raise EnvError(f"sensor {name!r} sends compressed data that is not a PNG image")
     planes = [np.asarray(Image.open(io.BytesIO(part)).convert("RGB")) for part in parts]
     image = np.concatenate(planes, 2)
     if len(mapping):

@@ -101,8 +101,8 @@ def play(
     cut = sum(player.cut for player in players.values())
     if cut and warn:
         warnings.warn(
-            f"{env.id}: evaluation cut {cut} episodes after {max_steps:,} steps and counted their returns so far; "
-            "raise eval_max_steps, or give the environment a time limit",
+            f"{env.id}: evaluation truncated {cut} episodes after {max_steps:,} steps and counted their returns so "
+            "far; raise eval_max_steps, or give the environment a time limit",
             stacklevel=2,
         )
     return Evaluations.of({name: player.evaluation() for name, player in players.items()})

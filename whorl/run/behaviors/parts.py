@@ -114,7 +114,7 @@ class SharedActing:
 
 
 class Agents:
-    """What a run asks of its agent, of all of them."""
+    """The interface of an agent, over the agents of all behaviours."""
 
     def __init__(self, members: list[Member]) -> None:
         self._members = members
@@ -144,7 +144,7 @@ class Agents:
 
 
 class Learners:
-    """What a run asks of its learner, of all of them."""
+    """The interface of a learner, over the learners of all behaviours."""
 
     def __init__(self, members: list[Member]) -> None:
         self._members = members
