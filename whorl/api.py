@@ -495,7 +495,9 @@ def plot(
     """
     from whorl.log.plot import RETURN, plot_runs
 
-    names = [name for run in runs for name in (run if isinstance(run, list | tuple) else [run])]
+    names: list[RunName] = []
+    for given in runs:
+        names += given if isinstance(given, list | tuple) else [given]  # type: ignore[list-item]  # a str is no list
     if not names:
         raise ConfigError("name at least one run: whorl.plot(run)")
     folders = find_folders(names)

@@ -118,8 +118,8 @@ def configure(
     # A saved config.yaml, which names its algorithm, holds all settings: none of them was chosen by name.
     complete = {"algorithm": name, **objects} if objects else {}
     in_files = [layer for path in files for layer in read_file(path)]
-    for layer in in_files:
-        _check_one_name(layer, hints)
+    for read in in_files:
+        _check_one_name(read, hints)
     given_layers = [*in_files, complete, arguments, changes or {}]
     own = {*hints, *component_names([*tuned, *given_layers])}
     user: list[Mapping[str, Any]] = [without_sections(layer, own) for layer in given_layers]
