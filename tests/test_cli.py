@@ -675,7 +675,7 @@ def test_check_finds_nothing_or_something(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["check", "CartPole-v1"]) == 0
-    assert "nothing found" in capsys.readouterr().out
+    assert "no mistakes found" in capsys.readouterr().out
 
     class Stuck(gymnasium.Env):
         observation_space = gymnasium.spaces.Discrete(2)

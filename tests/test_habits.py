@@ -272,7 +272,7 @@ def test_an_action_that_does_not_exist_has_no_probability(result: Result) -> Non
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["enjoy", "--algo", "ppo"], "here it is whorl eval RUN, or play RUN"),
+        (["enjoy", "--algo", "ppo"], "here it is whorl eval RUN, or whorl play RUN"),
         (["train", "MlpPolicy", "CartPole-v1"], "name the algorithm, as in ppo"),
         (["train", "ppo", "./habits.py:Mine"], "./habits.py is a file; name its module: habits:Mine"),
         (["train", "ppo", "a/habits.py:Mine"], "name its module: a.habits:Mine"),

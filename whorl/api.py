@@ -353,6 +353,10 @@ def _evaluate_behaviors(
 
 
 def _check_evaluation(episodes: int, seed: int, max_steps: int) -> None:
+    if isinstance(episodes, str) or hasattr(episodes, "step") or callable(episodes):
+        raise ConfigError(
+            f"episodes is {episodes!r}; it must be a whole number; name an environment: whorl.evaluate(run, env=...)"
+        )
     episodes = coerce("episodes", episodes, int)
     if not 1 <= episodes <= MOST_EPISODES:
         raise ConfigError(f"episodes is {episodes}; it must lie between 1 and {MOST_EPISODES:,}")
@@ -479,18 +483,26 @@ def record(
         writer.discard()
 
 
-def plot(*runs: RunName, metrics: Sequence[str] = (), output: str | Path | None = None) -> Media:
+def plot(
+    *runs: RunName | Sequence[RunName], metrics: Sequence[str] = (), output: str | Path | None = None
+) -> Media:
     """Learning curves of runs, those that differ in their seed as one with a band; a notebook shows them.
 
     Args:
+        runs: each an argument, or lists of them.
         metrics: what to draw, one row of panels each; by default the return.
         output: a .png, .svg or .pdf file; by default plot.png, in the folder of a single run.
     """
     from whorl.log.plot import RETURN, plot_runs
 
-    folders = find_folders(runs)
+    names: list[RunName] = []
+    for given in runs:
+        names += given if isinstance(given, list | tuple) else [given]  # type: ignore[list-item]  # a str is no list
+    if not names:
+        raise ConfigError("name at least one run: whorl.plot(run)")
+    folders = find_folders(names)
     path = (folders[0] if len(folders) == 1 else Path()) / "plot.png" if output is None else Path(output)
-    return Media(plot_runs(find_runs(runs), path, metrics or (RETURN,)))
+    return Media(plot_runs(find_runs(names), path, metrics or (RETURN,)))
 
 
 def video(run: RunName, output: str | Path | None = None, **options: Any) -> Media:

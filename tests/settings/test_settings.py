@@ -329,6 +329,19 @@ def test_a_gpu_that_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None
         whorl.load("CartPole-v1", "ppo", {"device": "cuda", "runs": str(tmp_path)}).train()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_settings_for_a_gpu_without_one_are_told_which_setting_asked_for_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="use auto or cpu, for hardware as well"):
+        whorl.load("CartPole-v1", "dqn", {"hardware": "gpu", "runs": str(tmp_path)}).train()
+
+
+@pytest.mark.parametrize(("hardware", "sizes"), [("cpu", (256, 256)), ("gpu", (2048, 2048))])
+def test_the_wide_critics_of_crossq_are_for_a_gpu(hardware: str, sizes: tuple[int, ...]) -> None:
+    assert configure("crossq", "none", {"hardware": hardware}).critic_hidden_sizes == sizes
+    assert configure("crossq", "Pendulum-v1", {"hardware": hardware}).critic_hidden_sizes == (256, 256)
+    assert configure("crossq", "none", {"critic_hidden_sizes": [8]}).critic_hidden_sizes == (8,)
+
+
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     small = {"num_envs": 2, "num_steps": 8, "batch_size": 16, "max_iterations": 1, "runs": str(tmp_path)}

@@ -4,13 +4,12 @@ A command is a function of its words in a file of this package, marked `@command
 files.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from whorl.cli.flags import FlagParser
+from whorl.cli.flags import FlagParser, is_dashed, one_dash
 from whorl.core.errors import ConfigError
 from whorl.settings.merge import merge
 from whorl.settings.schema import build, fields_of, wrong
@@ -18,22 +17,19 @@ from whorl.settings.schema import build, fields_of, wrong
 MODULES = ("commands", "play", "record", "export", "sweep", "bench", "report_page", "serve", "hub")
 """files of this package that define commands, in the order of the overview"""
 
-SHORT = {
-    "-c": "--config FILE, or --config FILE:VARIANT",
-    "-n": "--name NAME (Advanced-SAC's -n), or --total-timesteps N (RL Baselines3 Zoo's)",
-    "-p": "--port N",
-}
-"""short flags of other libraries, which do not all mean the same"""
-
-
 ELSEWHERE = {
-    "enjoy": "eval RUN, or play RUN to watch it,",
+    "enjoy": "eval RUN, or whorl play RUN to watch it",
     "test": "eval RUN",
     "evaluate": "eval RUN",
     "learn": "train ALGORITHM ENV",
     "tune": "sweep FILE",
     "optimize": "sweep FILE",
     "tensorboard": "serve",
+    **dict.fromkeys(("algorithms", "algos", "ls"), "list"),
+    **dict.fromkeys(("envs", "environments"), "list --envs"),
+    "runs": "list --runs",
+    "agents": "list --agents",
+    "video": "eval RUN --video",
 }
 """commands of other libraries, and those that do the same here"""
 
@@ -123,10 +119,8 @@ def own_flags(own: type, values: dict[str, Any]) -> Any:
 
 def no_flag(word: str) -> ConfigError:
     """The error for a word that belongs to no flag."""
-    if word in SHORT:
-        return ConfigError(f"unknown flag {word!r}; use {SHORT[word]}")
-    if re.match(r"-[A-Za-z]", word):
-        return ConfigError(f"unknown flag {word!r}; flags start with two dashes: -{word}")
+    if is_dashed(word):
+        return one_dash(word)
     key, equals, value = word.partition("=")
     if key in ("configs", "+configs"):  # RLcycle's and Hydra's overrides
         return ConfigError(

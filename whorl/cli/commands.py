@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 
 from whorl.cli.command import (
-    SHORT,
     NoFlags,
     command,
     commands,
@@ -29,7 +28,7 @@ from whorl.cli.command import (
     parser_of,
     wants_help,
 )
-from whorl.cli.flags import FlagParser
+from whorl.cli.flags import FlagParser, is_dashed
 from whorl.cli.groups import ESSENTIAL, GROUPS, group_of
 from whorl.cli.report import show_columns, show_runs, show_table
 from whorl.core.errors import ConfigError, EnvError
@@ -202,8 +201,8 @@ def _with_settings(command: str, words: list[str], act: Callable[..., int]) -> i
 
 
 def _check_names(command: str, names: list[str], rest: list[str], asked: bool) -> None:
-    if short := next((name for name in names if name in SHORT or "=" in name), None):
-        raise no_flag(short)
+    if word := next((name for name in names if is_dashed(name) or "=" in name), None):
+        raise no_flag(word)
     known = {same_name(name) for name in (*preset_names(), *registered("algorithm"))}
     if len(names) == 2 and same_name(names[1]) in known and same_name(names[0]) not in known:
         right = shlex.join(["whorl", command, names[1], names[0], *rest])
@@ -417,6 +416,10 @@ def evaluate(words: list[str]) -> int:
         raise ConfigError(
             f"--video {own.video} is one file for {len(runs)} runs; leave the name out, so that each has its own"
         )
+    from whorl.box.names import find_policy
+
+    for run in runs[1:]:
+        find_policy(run)  # raises before the first is played
     for number, run in enumerate(runs):
         if number and not own.json:
             print()
@@ -579,7 +582,7 @@ def show_list(words: list[str]) -> int:
     names, values = parser.read(words)
     own = build(ListFlags, values)
     if names:
-        remedy = f"--folder {names[0]}" if own.runs else "--envs, --runs or --agents"
+        remedy = f"--folder {shlex.quote(names[0])}" if own.runs else "--envs, --runs or --agents"
         raise ConfigError(f"list takes no name, but got {names[0]!r}; use {remedy}")
     if own.runs + own.agents + own.envs > 1:
         raise ConfigError("list shows one thing at a time; use --envs, --runs or --agents")
@@ -620,7 +623,7 @@ def check(words: list[str]) -> int:
     for finding in findings:
         print(f"- {finding}")
     if not findings:
-        print(f"{env}: nothing found")
+        print(f"{env}: no mistakes found")
     return 1 if findings else 0
 
 

@@ -6,7 +6,7 @@ Flags are settings. They are read into a mapping, which `whorl.settings.merge` c
 import argparse
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
@@ -20,12 +20,20 @@ from whorl.settings.aliases import (
     canonical,
     is_expansion,
 )
-from whorl.settings.merge import component_setting, spellings
+from whorl.settings.merge import component_setting, related, spellings
 from whorl.settings.presets import read_yaml
 from whorl.settings.schema import Choice, Renamed, bare, coerce, describe, fields_of, help_of, rules_of
 
 MOST_SEEDS = 10_000
 """of a range such as 1..8"""
+SHORT = {
+    "-c": "--config FILE, or --config FILE:VARIANT",
+    "-f": "--runs FOLDER",
+    "-n": "--name NAME (Advanced-SAC's -n), or --total-timesteps N (RL Baselines3 Zoo's)",
+    "-p": "--port N",
+    "-s": "--seed N, or --seeds N N ...",
+}
+"""short flags of other libraries, which do not all mean the same"""
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 OPTION_FLAGS: dict[str, tuple[str, type]] = {
     "editor": ("editor", bool),
@@ -95,7 +103,7 @@ class FlagParser(argparse.ArgumentParser):
         for name, hint in fields_of(kind).items():
             if name in getattr(kind, "unused", ()) or (only and name not in only):
                 continue
-            flag = f"--{prefix}{name}".replace("_", "-")
+            flag = _as_flag(prefix + name)
             word = METAVARS.get(f"{self.command}.{name}") or METAVARS.get(name, "NAME")
             text = _with_default(texts[name], getattr(config, name), hint).replace("%", "%%")
             self.group(group if isinstance(group, str) else group(name)).add_argument(
@@ -138,7 +146,10 @@ class FlagParser(argparse.ArgumentParser):
             else:
                 prepared.append(word)
         found, rest = self.parse_known_args(prepared, argparse.Namespace(values={}))
-        return [word.strip() for word in rest], found.values
+        names = [word.strip() for word in rest]
+        if dashed := next((name for name in names if is_dashed(name)), None):
+            raise one_dash(dashed, () if self.nested else self.hints)
+        return names, found.values
 
     def _register(self, flag: str, following: Sequence[str]) -> tuple[Any, bool]:
         """Add a flag as it was spelt, with an alias or underscores, or for one option of a nested setting."""
@@ -186,7 +197,7 @@ class FlagParser(argparse.ArgumentParser):
         if dot and canonical(name, self.hints) in self.hints:
             raise ConfigError(f"{flag} does not exist: {head} has no options")
         if "env_options" in self.hints and NOTES.get(name) == OF_ENVIRONMENT:
-            option = "NAME" if name in ("env_kwargs", "env_config") else name
+            option = "NAME" if name in ("env_kwargs", "env_config", "gym_kwargs") else name
             raise ConfigError(
                 f"{self.command} has no flag {flag}; options of the environment are --env_options.{option} VALUE"
             )
@@ -194,13 +205,16 @@ class FlagParser(argparse.ArgumentParser):
         if name in NOTES and (self.nested or f"whorl {self.command}" in NOTES[name]):
             raise ConfigError(f"{self.command} has no flag {flag}: {NOTES[name]}")
         if (here := OF_EVALUATION.get(name)) in self.hints:
-            raise ConfigError(
-                f"{self.command} has no flag {flag}; here it is called --{here.replace('_', '-')}"
-            )
+            raise ConfigError(f"{self.command} has no flag {flag}; here it is called {_as_flag(str(here))}")
         word = misspelt(name, spellings(self.hints) if self.nested else self.hints)
         if word is None and self.nested:
             word = component_setting(name, self.components) or misspelt(name, spellings(self.elsewhere()))
-        hint = f"did you mean '--{word.replace('_', '-')}'?" if word else f"{self._help} lists all flags"
+        hint = f"did you mean '{_as_flag(word)}'?" if word else ""
+        hint = (
+            hint
+            or related(name, self.hints, lambda one: f"'{_as_flag(one)}'")
+            or f"{self._help} lists all flags"
+        )
         raise ConfigError(f"{self.command} has no flag {flag}; {hint}")
 
     @property
@@ -243,6 +257,29 @@ class _Store(argparse.Action):
         ):  # a list of words can be given in pieces: --config a --config b
             value = [*namespace.values.get(self.dest, ()), *value]
         namespace.values[self.dest] = value
+
+
+def is_dashed(word: str) -> bool:
+    """Whether a word is a flag with one dash: -n, -lr."""
+    return re.match(r"-[A-Za-z]", word) is not None
+
+
+def one_dash(word: str, flags: Iterable[str] = ()) -> ConfigError:
+    """The error for a flag with one dash.
+
+    Args:
+        flags: the names of a command's own flags, among which it may be the first letter of one.
+    """
+    own = [_as_flag(name) for name in flags if len(word) == 2 and name.startswith(word[1].lower())]
+    if own:
+        return ConfigError(f"unknown flag {word!r}; write {' or '.join(own)}")
+    if word in SHORT and not flags:
+        return ConfigError(f"unknown flag {word!r}; use {SHORT[word]}")
+    if len(word) == 2:
+        return ConfigError(
+            f"unknown flag {word!r}; flags are written out, with two dashes: --help lists them"
+        )
+    return ConfigError(f"unknown flag {word!r}; flags start with two dashes: -{word}")
 
 
 def in_range(flag: str, word: str) -> list[str]:
@@ -289,6 +326,10 @@ def _typed(flag: str, given: list[str], hint: Any) -> Any:
         listed = read_yaml(text, f"{flag} {text}") if len(given) == 1 and text.startswith("[") else given
         return list(coerce(flag, listed, kind))
     return coerce(flag, text, kind)
+
+
+def _as_flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _until_flag(words: Sequence[str]) -> list[str]:

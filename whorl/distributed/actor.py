@@ -327,8 +327,9 @@ def check_actors(run: RunConfig, agent: Agent) -> None:
     share = run.num_envs // run.actors
     if run.num_envs % run.actors:
         raise ConfigError(
-            f"{run.actors} actors can't share {run.num_envs} environments evenly; use {share * run.actors} or "
-            f"{(share + 1) * run.actors} environments, or another number of actors"
+            f"{run.actors} actors can't share {run.num_envs} environment{'s'[: run.num_envs != 1]} evenly; use "
+            f"{f'{share * run.actors} or ' if share else ''}{(share + 1) * run.actors} environments, or another number "
+            "of actors"
         )
     if run.hold_policy:
         raise ConfigError("hold_policy does not work with actors; leave one of them out")

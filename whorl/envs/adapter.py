@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -220,6 +221,8 @@ def registry_id(name: str) -> str | None:
 def _suggestion(name: str, ids: list[str]) -> str:
     if found := near_id(name, ids):
         return f"did you mean {found!r}?"
+    if name.isidentifier() and Path(f"{name}.py").is_file():
+        return f"{name}.py is a file; name an environment in it, as in {name}:MyEnv"
     # Without a near match the list of all ids would bury the message.
     games = "" if find_spec("ale_py") else f", or for Atari games: {install_command('atari')}"
     return f"import the package that registers it, or write 'package:Name-v0'{games}"

@@ -347,7 +347,9 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:0") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ConfigError(f"device is {name!r}, but torch finds no GPU; use auto or cpu")
+            raise ConfigError(
+                f"device is {name!r}, but torch finds no GPU; use auto or cpu, for hardware as well"
+            )
         if (device.index or 0) >= torch.cuda.device_count():
             raise ConfigError(f"device is {name!r}, but there are {torch.cuda.device_count()} GPUs")
         return torch.device("cuda", device.index or 0)

@@ -121,6 +121,17 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
             raise ConfigError(f"callbacks contains {one!r}; each must be derived from whorl.Callback")
 
 
+def call(callbacks: Sequence[Callback], hook: str, *arguments: Any) -> None:
+    """Call one method of all callbacks; raise for one that returns False, by which other libraries end training."""
+    for one in callbacks:
+        answer = getattr(one, hook)(*arguments)
+        if isinstance(answer, bool | np.bool_) and not answer:
+            raise ConfigError(
+                f"{type(one).__name__}.{hook} returned False, which does not end training; call trainer.stop(why), "
+                "and return nothing"
+            )
+
+
 def overridden(callbacks: Sequence[Callback], hook: str) -> list[Callback]:
     """The callbacks that have this method themselves."""
     return [one for one in callbacks if getattr(type(one), hook) is not getattr(Callback, hook)]

@@ -40,6 +40,7 @@ from whorl.run.callbacks import (
     BestCheckpoint,
     Callback,
     Screenshots,
+    call,
     check_callbacks,
     check_metrics,
     overridden,
@@ -129,6 +130,10 @@ class Trainer:
         self._row: dict[str, Any] = {}
         self._inside_step = False
         self._result: Result | None = None
+
+    def __repr__(self) -> str:
+        where = "" if self.run_dir is None else f" in {self.run_dir}"
+        return f"<trainer of {self.settings.algorithm} on {self.source.id} after {self.steps:,} steps{where}>"
 
     # What a run consists of
 
@@ -380,21 +385,17 @@ class Trainer:
         return self.counters.spent(self.settings.run)
 
     def _on_step(self, step: Row) -> None:
-        for callback in self.callbacks:
-            callback.on_step(self, step)
+        call(self.callbacks, "on_step", self, step)
 
     def _on_episode(self, episode: Episode) -> None:
-        for callback in self.callbacks:
-            callback.on_episode(self, episode)
+        call(self.callbacks, "on_episode", self, episode)
 
     def _on_rollout(self, rollout: Any) -> None:
-        for callback in self.callbacks:
-            callback.on_rollout(self, rollout)
+        call(self.callbacks, "on_rollout", self, rollout)
 
     def _observe(self, row: dict[str, Any]) -> None:
         """Callbacks and evaluation of this iteration; neither draws from a random stream of training."""
-        for callback in self.callbacks:
-            callback.on_update(self, row)
+        call(self.callbacks, "on_update", self, row)
         check_metrics(row)
         run = self.settings.run
         if run.eval and (self.counters.passed(run.eval_freq) or (self.finished and not self.interrupted)):
@@ -402,8 +403,7 @@ class Trainer:
             row.update(evaluation.metrics())
             for name, image in self.agent.pictures().items():
                 self.log.picture(name, image.cpu().numpy(), self.steps)
-            for callback in self.callbacks:
-                callback.on_evaluation(self, evaluation)
+            call(self.callbacks, "on_evaluation", self, evaluation)
 
     def reset_environments(self) -> None:
         """Reset all environments after an iteration that made it due (`reset_every`)."""
@@ -439,8 +439,7 @@ class Trainer:
             self.returns(),
             flag(self.checkpointing.code) if self.checkpointing.code else "",
         )
-        for callback in self.callbacks:
-            callback.on_end(self, result)
+        call(self.callbacks, "on_end", self, result)
         name = f"{self.settings.algorithm}-{self.source.id}-policy"
         self._reporting.upload(self.checkpointing.saved, name)
         return result
@@ -512,8 +511,7 @@ class Trainer:
                 self._begin()
             elif self._branched:
                 self.save()  # from now on the newest checkpoint belongs to this branch
-            for callback in self.callbacks:
-                callback.on_start(self)
+            call(self.callbacks, "on_start", self)
         except BaseException as error:
             self._release()
             # A dataset that does not fit, or a run to load from that is not there: nothing was trained, so nothing is
@@ -585,8 +583,7 @@ class Trainer:
         self.log.flush()
         folder = self.checkpointing.save(self._metadata())
         self._report_map()
-        for callback in self.callbacks:
-            callback.on_checkpoint(self, folder)
+        call(self.callbacks, "on_checkpoint", self, folder)
         return folder
 
     def save_after_failure(self, collecting: bool) -> Path:

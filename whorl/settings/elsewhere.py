@@ -25,6 +25,8 @@ NAMES: Mapping[str, str] = {
     "CallbackList": "pass a list: callbacks=[...]",
     "HerReplayBuffer": "set her='future'",
     "RecurrentPPO": "memory is a setting: whorl.load(env, 'ppo', memory='lstm')",
+    "export": "call whorl.restore(run).export('policy.onnx')",
+    "Trainer": "whorl.load makes one; its class, for annotations, is whorl.run.trainer.Trainer",
     "MaskablePPO": "masks of the environment are obeyed by themselves: whorl.load(env, 'ppo')",
 }
 """what the module does not have"""
@@ -57,6 +59,9 @@ POLICY: Mapping[str, str] = {
     ),
     "predict_values": "it has value(obs)",
     "forward": "call act(obs) or predict(obs)",
+    **dict.fromkeys(
+        ("parameters", "state_dict", "eval", "policy"), "its networks are torch modules in policy.agent"
+    ),
 }
 
 

@@ -30,6 +30,7 @@ from whorl.settings.aliases import (
     is_expansion,
     translated,
 )
+from whorl.settings.alike import same_meaning, same_topic
 from whorl.settings.conditions import WHERE, ConditionContext, layers_where
 from whorl.settings.follow import follow
 from whorl.settings.presets import algorithm_class, owners, preset_layers, preset_names, read_file, same_name
@@ -116,12 +117,10 @@ def configure(
     tuned = [*tuned, {"env_options": dict(options or {})}]
     # A saved config.yaml, which names its algorithm, holds all settings: none of them was chosen by name.
     complete = {"algorithm": name, **objects} if objects else {}
-    given_layers = [
-        *(layer for path in files for layer in read_file(path)),
-        complete,
-        arguments,
-        changes or {},
-    ]
+    in_files = [layer for path in files for layer in read_file(path)]
+    for read in in_files:
+        _check_one_name(read, hints)
+    given_layers = [*in_files, complete, arguments, changes or {}]
     own = {*hints, *component_names([*tuned, *given_layers])}
     user: list[Mapping[str, Any]] = [without_sections(layer, own) for layer in given_layers]
     chosen = component_names([*tuned, *user])
@@ -164,6 +163,19 @@ def configure(
         raise ConfigError("training would never end; set total_timesteps, max_iterations or total_episodes")
     buffer_chosen = not presets or bool(given & {"buffer_size", "buffer_size_per_env"})
     return Settings(name, env, run, algo, dict(env_options), components, buffer_chosen)
+
+
+def _check_one_name(layer: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Raise for a setting that a file names twice, by different names and with different values."""
+    spelt: dict[str, str] = {}
+    for key in layer:
+        name = canonical(str(key), hints)
+        before = spelt.setdefault(name, key)
+        if layer[before] != layer[key]:
+            raise ConfigError(
+                f"{before!r} and {key!r} are one setting, but have the values {layer[before]!r} and {layer[key]!r}; "
+                "leave one of them out"
+            )
 
 
 def _merged(
@@ -323,7 +335,22 @@ def unknown_setting(
         return ConfigError(f"{start}; did you mean {word!r}?")
     if word := component_setting(key, components):
         return ConfigError(f"{start}; did you mean {word!r}?")
-    return ConfigError(f"{start}; whorl train {owner} ENV --help-all lists all settings")
+    return ConfigError(
+        f"{start}; {related(key, hints) or f'whorl train {owner} ENV --help-all lists all settings'}"
+    )
+
+
+def related(key: str, hints: Mapping[str, Any], shown: Callable[[str], str] = repr) -> str:
+    """What an unknown name may mean among `hints`, in words; empty where nothing is near.
+
+    Args:
+        shown: how a setting is written.
+    """
+    if found := same_meaning(key, hints):
+        return f"did you mean {' or '.join(map(shown, found))}?"
+    if found := same_topic(key, hints):
+        return f"perhaps {', '.join(map(shown, found))}?"
+    return ""
 
 
 def spellings(hints: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ A setting is a dataclass field. Its range is part of its type, `tau: Annotated[f
 
 import ast
 import dataclasses
+import fractions
 import inspect
 import math
 import numbers
@@ -292,11 +293,18 @@ def describe(hint: Any) -> str:
     return _WORDS.get(hint, str(hint))
 
 
+_THOUSANDS = {"k": 1_000, "m": 1_000_000}
+"""suffixes of whole numbers, as the progress display writes them: 100k, 1.5M"""
+
+
 def _number(name: str, value: Any, hint: type) -> Any:
     kind, given = describe(hint), value
     if isinstance(value, str):  # from the command line, or quoted in a file
         try:
-            value = int(value) if hint is int and not set(value.lower()) & set(".e") else float(value)
+            if hint is int and (short := re.fullmatch(r"([\d_.]+)([kKmM])", value)):
+                value = fractions.Fraction(short[1].replace("_", "")) * _THOUSANDS[short[2].lower()]
+            else:
+                value = int(value) if hint is int and not set(value.lower()) & set(".e") else float(value)
         except ValueError:
             raise wrong(name, given, kind) from None
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

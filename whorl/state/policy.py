@@ -107,6 +107,9 @@ class SavedPolicy:
         stacked = any(leaf.stack > 1 for leaf in tree.leaves(observation))
         self._remembers = stacked or bool(agent.initial_memory(1))
 
+    def __repr__(self) -> str:
+        return f"<policy of {self.settings.algorithm} on {self.settings.env} after {self.steps:,} steps>"
+
     def reset(self, where: np.ndarray | Tensor | None = None) -> None:
         """Clear memory and frame stack: call it when an episode starts; `where` [B] marks the environments that do."""
         if where is None or self._state is None:
@@ -212,7 +215,7 @@ class SavedPolicy:
         self._require("q_values")
         if action is None and not isinstance(self.spec.action, Discrete):
             raise WhorlError(
-                f"{self.settings.algorithm} has a Q value for each continuous action; call q_values(obs, action)"
+                f"{self.settings.algorithm} has a Q value for each whole action; call q_values(obs, action)"
             )
         seen = self._read(obs, action_mask)
         taken = None if action is None else self._canonical(action, seen)
