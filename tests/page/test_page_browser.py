@@ -149,3 +149,16 @@ def test_the_page_is_clicked_through(tmp_path: Path) -> None:
         until(still, "document.querySelector('.pane img')?.naturalWidth === 32")
         assert still.locator("#resume").count() == 0 or not still.locator("#resume").is_visible()
         assert watch.wrong == []
+
+
+def test_buttons_of_a_plot_do_not_cover_its_curves_on_a_phone(tmp_path: Path) -> None:
+    make_runs(tmp_path / "runs")
+    with served(tmp_path / "runs") as (address, _), chromium() as browser:
+        phone = browser.new_page(viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+        phone.goto(address)
+        until(phone, "document.querySelectorAll('.plot[data-drawn=plotly]').length === 2")
+        buttons, curves = (
+            phone.evaluate(f"document.querySelector('.plot {part}').getBoundingClientRect().toJSON()")
+            for part in (".modebar", ".nsewdrag")
+        )
+        assert buttons["width"] > 0 and buttons["bottom"] <= curves["top"]

@@ -308,9 +308,11 @@
   function layoutOf(panel, x, unit, small) {
     const axis = { gridcolor: css("--grid"), zeroline: false, linecolor: css("--line"), tickfont: { color: css("--soft"), size: 11 },
       automargin: true, fixedrange: small };
+    // Where nothing hovers, Plotly always shows its buttons: they stand above the curves, not on their ends.
+    const bar = !small && matchMedia("(hover: none)").matches;
     const name = { steps: "environment steps", time: `training time (${unit})`, episodes: "episodes" }[x];
     return {
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 46, r: 12, t: 10, b: small ? 26 : 40 },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 46, r: 12, t: bar ? 38 : 10, b: small ? 26 : 40 },
       font: { family: css("font"), size: 12, color: css("--soft") },
       hovermode: panel.groups.length > 8 ? "closest" : "x unified", showlegend: false, uirevision: `${panel.metric}|${x}`,
       hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 }, align: "left" },
