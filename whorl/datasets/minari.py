@@ -101,7 +101,7 @@ def free_id(stem: str) -> str:
 
 
 def _storable(env_spec: Any) -> Any:
-    """The registration of an environment if it can be stored as text; one by a function can't, nor one with such options."""
+    """The registration of an environment, or None where a function makes it, which can't be stored as text."""
     try:
         if env_spec is not None:
             env_spec.to_json()
