@@ -3421,7 +3421,7 @@ MUTATIONS: list[Mutation] = [
         "bench/test_bench.py",
         Bug(
             "a run that was killed begins again",
-            "            return load_run(folder, {})",
+            "            return load_run(folder, {}, trust=trust_for(settings))",
             "            shutil.rmtree(folder)",
         ),
     ),

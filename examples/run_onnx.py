@@ -20,16 +20,21 @@ def main(path: str, env_id: str, episodes: int = 5) -> list[float]:
     env, returns = gymnasium.make(env_id), []
     for episode in range(episodes):
         # What is remembered is passed back at the next step; `reset` clears it at the start of an episode.
-        state = {name[5:]: np.zeros((1, *inputs[name[5:]][0]), inputs[name[5:]][1]) for name in outputs[1:]}
+        kept = [name[5:] for name in outputs if name.startswith("next_")]
+        state = {name: np.zeros((1, *inputs[name][0]), inputs[name][1]) for name in kept}
         obs, info = env.reset(seed=episode)
         reward, total, reset, over = 0.0, 0.0, True, False
         while not over:
-            given = {"obs": obs, "reward": reward, "reset": reset, "action_mask": info.get("action_mask")}
-            given |= {f"obs.{key}": part for key, part in obs.items()} if isinstance(obs, dict) else {}
+            parts = obs if isinstance(obs, dict) else {"obs": obs}
+            mask = parts.get("action_mask", info.get("action_mask"))
+            given = {"obs": obs, "reward": reward, "reset": reset, "action_mask": mask}
+            given |= {f"obs.{key}": part for key, part in parts.items()}
             feed = {n: np.asarray(given[n], t).reshape(1, *s) for n, (s, t) in inputs.items() if n in given}
-            action, *after = session.run(None, {**feed, **state})
-            state = {name[5:]: value for name, value in zip(outputs[1:], after)}  # next_NAME
-            obs, reward, terminated, truncated, info = env.step(action[0])
+            found = dict(zip(outputs, session.run(None, feed | state)))
+            state = {name: found[f"next_{name}"] for name in kept}
+            action = {name[7:]: part[0] for name, part in found.items() if name.startswith("action")}
+            parts = tuple(action.values()) if "0" in action else action  # of a Tuple or a Dict
+            obs, reward, terminated, truncated, info = env.step(action.get("", parts))
             total, reset, over = total + float(reward), False, terminated or truncated
         returns.append(total)
     return returns

@@ -281,6 +281,25 @@ def test_an_algorithm_of_ones_own_is_trained_by_its_import_path(tmp_path: Path) 
             "PongNoFrameskip-v4",
         ),
         (
+            "train configs=pybullet/sac configs.hyper_params.batch_size=64",
+            "'configs=pybullet/sac' names a file of RLcycle; name algorithm and environment: whorl train sac "
+            "ReacherBulletEnv-v0",
+        ),
+        (
+            "train configs=lunarlander/ddpg",
+            "'configs=lunarlander/ddpg' names a file of RLcycle; name algorithm and environment: whorl train ddpg "
+            "LunarLanderContinuous-v3",
+        ),
+        (
+            "train configs=lunarlander/qrdqn",
+            "'configs=lunarlander/qrdqn' names a file of RLcycle; name algorithm and environment: whorl train qr_dqn "
+            "LunarLander-v3",
+        ),
+        (
+            "launch.py --env pendulum-v-v0 --algo rsac",
+            "no command is called 'launch.py'; here it is whorl train ALGORITHM ENV",
+        ),
+        (
             "train sac Pendulum-v1 configs.hyper_params.batch_size=64",
             "'configs.hyper_params.batch_size=64' belongs to no flag; write --batch-size 64",
         ),

@@ -108,14 +108,11 @@ def test_every_algorithm_is_trained_with_every_seed_and_what_has_ended_is_skippe
     assert {(one.name, one.seed) for one in trained} == {("ppo", 3), ("small", 3)}
 
 
-def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
-    made: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(BaseException):
-        pass
+class Killed(BaseException):
+    pass
 
-    choice = Choice(algorithms=("ppo",), seeds=(1,))
-    settings = {**SMALL["settings"], "checkpoint_freq": 32}
+
+def kill_in_second_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     step, count = Trainer.step, [0]
 
     def killed(self: Trainer) -> Any:
@@ -126,8 +123,16 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
 
     with pytest.raises(Killed), monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", killed)
-        made(choice, settings=settings).run()
-    begun = list[int]()
+        bench.run()
+
+
+def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = Choice(algorithms=("ppo",), seeds=(1,))
+    settings = {**SMALL["settings"], "checkpoint_freq": 32}
+    kill_in_second_step(made(choice, settings=settings), monkeypatch)
+    step, begun = Trainer.step, list[int]()
 
     def counted(self: Trainer) -> Any:
         begun.append(self.steps)
@@ -137,6 +142,23 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
     found = made(choice, settings=settings).run()
     assert begun[0] > 0
     assert next(iter(found.results.values())).steps >= 128
+
+
+def test_a_killed_run_of_an_environment_of_ones_own_goes_on_without_being_asked_for_trust(
+    made: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "my_tasks.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:PendulumEnv', max_episode_steps=9)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    choice = Choice(algorithms=("ppo",), seeds=(1,))
+    changes = {
+        "settings": {**SMALL["settings"], "checkpoint_freq": 32},
+        "environments": {"my_tasks:Mine-v0": {"random": -9, "reference": 0, "total_timesteps": 192}},
+    }
+    kill_in_second_step(made(choice, **changes), monkeypatch)
+    assert next(iter(made(choice, **changes).run().results.values())).steps >= 192
 
 
 def test_a_folder_without_settings_is_begun_again(made: Make) -> None:
@@ -188,7 +210,7 @@ def test_scores_are_normalised_and_a_run_that_diverged_counts_as_a_random_policy
     del found.results["b", "E0", 1]
     assert list(scores_of(found)) == ["a"]
     text = markdown(found)
-    assert "| E0 | 10.0 (1 seeds, 1 diverged) | 1 (1 seeds) |" in text
+    assert "| E0 | 10.0 (1 seed, 1 diverged) | 1 (1 seed) |" in text
     assert "not yet: b" in text
     assert "| mean | 0.75 [" in text
 

@@ -18,7 +18,7 @@ from whorl.core.spec import MASK_KEY, Array, Discrete, Spec, as_nested, to_env
 from whorl.data.batch import LAST
 from whorl.data.replay import Replay, starts
 from whorl.data.views import Sequences, Transitions
-from whorl.datasets.minari import Episode, free_id, open_dataset
+from whorl.datasets.minari import Episode, Writer, free_id, open_dataset
 from whorl.datasets.rows import read
 from whorl.envs.adapters.gymnasium import to_spec
 from whorl.envs.spaces import make_layout
@@ -472,3 +472,12 @@ def test_an_unreachable_server_is_one_sentence_at_once(
     monkeypatch.setattr(minari, "load_dataset", lambda *given, **options: pytest.fail("asked"))
     with pytest.raises(ConfigError, match="can't be downloaded: the Hugging Face hub can't be reached"):
         open_dataset("D4RL/door/human-v2")
+
+
+def test_an_environment_registered_by_a_function_is_recorded_without_its_registration(tmp_path: Path) -> None:
+    registered = gymnasium.envs.registration.EnvSpec("ByFunction-v0", entry_point=lambda: None)
+    with pytest.warns(UserWarning, match="does not say how to make its environment: Callable found"):
+        writer = Writer("mine-v0", tmp_path / "mine", PLAIN, PLAIN, registered)
+    writer.add(numbered([0.1, 0.2, 0.3], "terminated"))
+    writer.finish()
+    assert open_dataset(str(tmp_path / "mine")).total_episodes == 1

@@ -9,7 +9,7 @@ import pytest
 from browser import Watch, chromium, served, until
 from page_runs import add_pictures, make_run, own, row, write_rows
 
-from whorl.log.groups import STYLE
+from whorl.log.groups import STYLE, Style
 from whorl.page.report import write_report
 
 pytest.importorskip("starlette")
@@ -149,3 +149,32 @@ def test_the_page_is_clicked_through(tmp_path: Path) -> None:
         until(still, "document.querySelector('.pane img')?.naturalWidth === 32")
         assert still.locator("#resume").count() == 0 or not still.locator("#resume").is_visible()
         assert watch.wrong == []
+
+
+def test_legends_say_what_lines_bands_and_circles_are(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    make_runs(root)
+    for seed in (1, 2):
+        write_rows(root / f"ppo_{seed}", [row(600, evaluation__return=7.0)])
+    style = Style(statistic="iqm", band="std")
+    report = write_report(sorted(root.iterdir()), tmp_path / "report.html", style)
+    with served(root) as (address, _), chromium() as browser:
+        page = browser.new_page(viewport={"width": 1200, "height": 900})
+        for where, look in ((address, "mean and 95% CI"), (report.as_uri(), "IQM ± std")):
+            page.goto(where)
+            until(page, "document.querySelectorAll('.legend .key').length === 2")
+            said = [one.inner_text() for one in page.locator(".legend .key").all()]
+            assert sorted(said) == ["", f"{look} of the seeds · ○ evaluation"]
+
+
+def test_buttons_of_a_plot_do_not_cover_its_curves_on_a_phone(tmp_path: Path) -> None:
+    make_runs(tmp_path / "runs")
+    with served(tmp_path / "runs") as (address, _), chromium() as browser:
+        phone = browser.new_page(viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+        phone.goto(address)
+        until(phone, "document.querySelectorAll('.plot[data-drawn=plotly]').length === 2")
+        buttons, curves = (
+            phone.evaluate(f"document.querySelector('.plot {part}').getBoundingClientRect().toJSON()")
+            for part in (".modebar", ".nsewdrag")
+        )
+        assert buttons["width"] > 0 and buttons["bottom"] <= curves["top"]

@@ -24,10 +24,12 @@ TOKEN = "correct-horse"
 HERE = "http://127.0.0.1:8765"
 
 
-def client_of(root: Path, everywhere: bool = False, base: str = HERE) -> tuple[Any, Desk]:
+def client_of(
+    root: Path, everywhere: bool = False, base: str = HERE, trust: tuple[str, ...] = ()
+) -> tuple[Any, Desk]:
     from starlette.testclient import TestClient
 
-    app, desk = make_app(root, TOKEN, everywhere=everywhere)
+    app, desk = make_app(root, TOKEN, everywhere=everywhere, trust=trust)
     desk.catalog.refresh()
     return TestClient(app, base, follow_redirects=False), desk
 
@@ -297,6 +299,22 @@ def test_resume_starts_a_process_with_its_log_in_the_folder(
     assert (
         "whole number" in post(client, "/api/resume", {"name": "a", "total_timesteps": "1"}).json()["error"]
     )
+
+
+def test_a_resumed_run_may_load_what_the_server_was_told_to_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\necho "$@"\nexit 2\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    run = make_run(tmp_path / "runs" / "a")
+    client, desk = client_of(tmp_path / "runs", trust=("my_env.py", "nets.Residual"))
+    client.get(f"/?token={TOKEN}")
+    post(client, "/api/resume", {"name": "a"})
+    wait_for_state(client, desk, "a", "nothing")
+    words = f"-m whorl resume {run.resolve()} --trust my_env.py nets.Residual"
+    assert (run / "resume.log").read_text() == f"{words}\n"
 
 
 def test_the_log_of_a_resumed_run_is_not_written_through_a_link(tmp_path: Path) -> None:

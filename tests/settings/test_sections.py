@@ -133,7 +133,7 @@ def test_variants_of_advanced_sac_lie_over_its_default(tmp_path: Path):
     for file, values in expected.items():
         found = configure("sac", "", {}, [file])
         assert (found.n_step, found.gamma) == values
-    with pytest.raises(ConfigError, match="'gamma' must be a variant over it"):
+    with pytest.raises(ConfigError, match=r"'gamma' must be a variant over it.*under 'variants'"):
         configure("sac", "", {}, [written(tmp_path, {**content, "gamma": 0.9})])
 
 

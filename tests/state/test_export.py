@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,8 @@ from whorl.conformance.subjects import OBSERVATIONS, Subject, subject
 from whorl.core import tree
 from whorl.core.errors import ConfigError, WhorlError
 from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, Spec
+from whorl.envs.adapters.gymnasium import to_spec
+from whorl.envs.spaces import make_layout
 from whorl.nets.normalize import Scale
 from whorl.state.formats import METADATA, read_safetensors
 from whorl.state.policy import SavedPolicy
@@ -360,3 +363,51 @@ def test_the_example_needs_neither_torch_nor_whorl(tmp_path: Path) -> None:
     code = PLAYER.format(examples=examples, path=str(tmp_path / "policy.onnx"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.stdout.split("\n")[:2] == ["2", "[]"], done.stderr
+
+
+class Picky(gymnasium.Env):
+    """Every kind of input and output that the example has to put together."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+
+    def __init__(self, action_space: gymnasium.Space, mask: bool) -> None:
+        self.action_space, self.mask, self.left = action_space, mask, 3
+
+    def _infos(self) -> dict[str, Any]:
+        return {"action_mask": np.array([1, 0, 0], np.int8)} if self.mask else {}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.left = 3
+        return np.zeros(2, np.float32), self._infos()
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action) and not (self.mask and action)
+        self.left -= 1
+        return np.zeros(2, np.float32), 1.0, False, self.left == 0, self._infos()
+
+
+@pytest.mark.parametrize(
+    "action, mask",
+    [
+        (
+            gymnasium.spaces.Dict(
+                {"a": gymnasium.spaces.Discrete(3), "b": gymnasium.spaces.Box(-2, 2, (1,))}
+            ),
+            False,
+        ),
+        (gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(3), gymnasium.spaces.Box(-2, 2, (1,))]), False),
+        (gymnasium.spaces.Discrete(3), True),
+    ],
+    ids=["Dict", "Tuple", "mask in the infos"],
+)
+def test_the_example_plays_actions_with_parts_and_masks(
+    action: gymnasium.Space, mask: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    import run_onnx
+
+    layout = make_layout(Picky.observation_space, action, "info" if mask else "none")
+    policy = trained(Subject("ppo", to_spec(layout, 4), {}))
+    policy.export(tmp_path / "policy.onnx")
+    monkeypatch.setattr(gymnasium, "make", lambda name: Picky(action, mask))
+    assert run_onnx.main(str(tmp_path / "policy.onnx"), "Picky-v0", 2) == [3.0, 3.0]

@@ -116,6 +116,11 @@ def test_a_misspelt_run_names_the_nearest_one(run: Path) -> None:
         resolve_run(run.name.replace("PPO_Cart", "ppo_cat"), run.parent)
 
 
+def test_a_missing_checkpoint_of_a_run_names_those_that_are_there(run: Path) -> None:
+    with pytest.raises(WhorlError, match=f"{run.name} has no checkpoint_9; it has .*checkpoint_3"):
+        resolve_run(f"{run.name}/checkpoint_9", run.parent)
+
+
 def test_a_missing_run_where_there_are_none_says_so(tmp_path: Path) -> None:
     with pytest.raises(WhorlError, match=r"no run 'x'; there are no runs in .*runs yet"):
         resolve_run("x", tmp_path / "runs")

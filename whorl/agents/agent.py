@@ -463,7 +463,9 @@ class Agent(Optimized):
         for name, own in self.state_dict().items():
             given = state_dict.get(name)
             if isinstance(given, Tensor) and not own.dim() and given.dim():
-                raise RuntimeError(f"{name} is one number, but has the shape {tuple(given.shape)} in the state")
+                raise RuntimeError(
+                    f"{name} is one number, but has the shape {tuple(given.shape)} in the state"
+                )
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     def acting_tensors(self) -> list[Tensor]:

@@ -18,6 +18,7 @@ from whorl.envs.make import find
 from whorl.run.build import learner_threads, on_gpu
 from whorl.run.resume import load_run
 from whorl.run.trainer import Trainer
+from whorl.run.trust import trust_for
 from whorl.settings.merge import configure
 from whorl.state import checkpoint
 
@@ -82,11 +83,12 @@ class CellWorker:
 
     def _trainer(self, cell: Cell) -> Trainer:
         folder = Path(cell.folder)
+        settings = configure(cell.settings["algorithm"], cell.env, cell.settings, presets=False)
         if (folder / checkpoint.CONFIG).is_file():
-            return load_run(folder, {})
+            # A new run would load what the suite names as well.
+            return load_run(folder, {}, trust=trust_for(settings))
         if folder.exists():  # killed before its settings were written
             shutil.rmtree(folder)
-        settings = configure(cell.settings["algorithm"], cell.env, cell.settings, presets=False)
         settings = replace(settings, buffer_chosen=cell.buffer_chosen)
         own = {"seed": cell.seed, "runs": str(folder.parent), "name": folder.name}
         return Trainer(find(cell.env, settings.env_options), on_gpu(settings.replace(**own), self.place))

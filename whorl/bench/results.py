@@ -164,7 +164,11 @@ def _tables(benched: Benched) -> list[tuple[list[str], list[list[str]]]]:
 def _cell(benched: Benched, name: str, env: str) -> str:
     results = [result for (one, where, _), result in benched.results.items() if (one, where) == (name, env)]
     values = [result.mean_return for result in results if result.mean_return is not None]
-    notes = [f"{len(values)} seeds"] if len(values) < len(benched.suite.seeds) else []
+    notes = (
+        [f"{len(values)} seed{'s' if len(values) != 1 else ''}"]
+        if len(values) < len(benched.suite.seeds)
+        else []
+    )
     notes += [f"{len(results) - len(values)} diverged"] if len(values) < len(results) else []
     if not values:
         return ", ".join(notes[1:]) or "–"

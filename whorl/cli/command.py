@@ -17,11 +17,20 @@ from whorl.settings.schema import build, fields_of, wrong
 MODULES = ("commands", "play", "record", "export", "sweep", "bench", "report_page", "serve", "hub")
 """files of this package that define commands, in the order of the overview"""
 
+RLCYCLE_ENVS = {
+    "atari": "PongNoFrameskip-v4",
+    "lunarlander": "LunarLander-v3",
+    "pybullet": "ReacherBulletEnv-v0",
+}
+RLCYCLE_ALGORITHMS = {"rainbow_dqn": "rainbow", "ddqn": "dueling_dqn", "qrdqn": "qr_dqn"}
+"""those of RLcycle that have another name here"""
 ELSEWHERE = {
     "enjoy": "eval RUN, or whorl play RUN to watch it",
     "test": "eval RUN",
     "evaluate": "eval RUN",
-    "learn": "train ALGORITHM ENV",
+    **dict.fromkeys(
+        ("learn", "launch.py", "run.py", "run_agent.py", "main.py", "main_ds.py"), "train ALGORITHM ENV"
+    ),
     "tune": "sweep FILE",
     "optimize": "sweep FILE",
     "tensorboard": "serve",
@@ -124,7 +133,7 @@ def no_flag(word: str) -> ConfigError:
     key, equals, value = word.partition("=")
     if key in ("configs", "+configs"):  # RLcycle's and Hydra's overrides
         return ConfigError(
-            f"{word!r} names a file of RLcycle; name algorithm and environment: whorl train rainbow PongNoFrameskip-v4"
+            f"{word!r} names a file of RLcycle; name algorithm and environment: whorl train {_of_rlcycle(value)}"
         )
     if word.endswith((".yaml", ".yml")):
         return ConfigError(f"{word!r} belongs to no flag; write --config {word}")
@@ -132,6 +141,18 @@ def no_flag(word: str) -> ConfigError:
         flag = key.rpartition(".")[2].replace("_", "-")
         return ConfigError(f"{word!r} belongs to no flag; write --{flag} {value}")
     return ConfigError(f"{word!r} belongs to no flag; flags start with --, as in --num-envs 8")
+
+
+def _of_rlcycle(name: str) -> str:
+    """Algorithm and environment of one of RLcycle's files; those of its first example if there is no such file."""
+    folder, _, algorithm = name.partition("/")
+    env = RLCYCLE_ENVS.get(folder)
+    if env is None or not algorithm:
+        return "rainbow PongNoFrameskip-v4"
+    continuous = folder == "lunarlander" and algorithm in ("ddpg", "sac")
+    return (
+        f"{RLCYCLE_ALGORITHMS.get(algorithm, algorithm)} {'LunarLanderContinuous-v3' if continuous else env}"
+    )
 
 
 def leading(words: list[str]) -> tuple[list[str], list[str]]:

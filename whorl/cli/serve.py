@@ -19,6 +19,9 @@ class ServeFlags:
     """address to listen on; 127.0.0.1: this machine only"""
     open: bool = False
     """open the page in a browser"""
+    trust: tuple[str, ...] = ()
+    """your own code that resumed runs may load: an import path, a module, a file (my_env.py), or the hash of code
+    saved with the run (code:HASH)"""
 
 
 @command("serve [RUNS] [--port N]", ServeFlags)
@@ -47,7 +50,7 @@ def serve(words: list[str]) -> int:
             webbrowser.open(address)
 
     try:
-        serve_page(Path(names[0]) if names else RUNS, own.host, own.port, say)
+        serve_page(Path(names[0]) if names else RUNS, own.host, own.port, say, own.trust)
     except KeyboardInterrupt:
         return 0
     return 0

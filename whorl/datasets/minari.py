@@ -7,6 +7,7 @@ ROOT/whorl/pendulum/sac-v0/data/metadata.json     ~/.minari/datasets
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,6 +100,17 @@ def free_id(stem: str) -> str:
     return next(id for number in range(10**6) if not dataset_path(id := f"{stem}-v{number}").exists())
 
 
+def _storable(env_spec: Any) -> Any:
+    """The registration of an environment, or None where a function makes it, which can't be stored as text."""
+    try:
+        if env_spec is not None:
+            env_spec.to_json()
+    except (TypeError, ValueError) as error:
+        warnings.warn(f"the dataset does not say how to make its environment: {error}", stacklevel=4)
+        return None
+    return env_spec
+
+
 class Writer:
     """Writes episodes into a new dataset, whose folder appears when it is complete.
 
@@ -135,7 +147,7 @@ class Writer:
             raise WhorlError(f"the dataset can't be written to {self.folder}: {reason(error)}") from None
         # Images are stored as they are: JPEG would change them.
         self._storage = MinariStorage.new(
-            self._parts / DATA, observation_space, action_space, env_spec, jpeg_encoding=False
+            self._parts / DATA, observation_space, action_space, _storable(env_spec), jpeg_encoding=False
         )
         self._storage.update_metadata(
             {"dataset_id": id, "minari_version": minari.__version__, **(about or {})}

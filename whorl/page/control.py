@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,10 +19,14 @@ LOG = "resume.log"
 
 
 class Control:
-    """Stops and resumes runs of a catalog; remembers what was asked for until it has happened."""
+    """Stops and resumes runs of a catalog; remembers what was asked for until it has happened.
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+    Args:
+        trust: code of the user's own that resumed runs may load.
+    """
+
+    def __init__(self, catalog: Catalog, trust: Sequence[str] = ()) -> None:
+        self._catalog, self._trust = catalog, tuple(trust)
         self._stopping: dict[str, Owner] = {}
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -52,6 +57,8 @@ class Control:
         command = [sys.executable, "-m", "whorl", "resume", str(entry.folder)]
         if total_timesteps:
             command += ["--total-timesteps", str(total_timesteps)]
+        if self._trust:
+            command += ["--trust", *self._trust]
         try:
             # A link of this name may lead anywhere.
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)

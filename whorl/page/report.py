@@ -84,6 +84,7 @@ def _data(entries: Sequence[Entry], style: Style) -> dict[str, Any]:
         "curves": found,
         "first": first,
         "axes": ["steps", "time", "episodes"],
+        "style": {"statistic": style.statistic, "band": style.band},
         "shown": shown,
         "system": system,
         "details": {entry.name: details(entry) for entry in entries},

@@ -6,7 +6,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,9 @@ FIRST_RUNS = 20
 class Desk:
     """Responses of the server, independent of HTTP."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, trust: Sequence[str] = ()) -> None:
         self.catalog = Catalog(root)
-        self.curves, self.control, self.machine = Curves(), Control(self.catalog), Machine()
+        self.curves, self.control, self.machine = Curves(), Control(self.catalog, trust), Machine()
         self.id = secrets.token_hex(8)
         """of this server: counts of an earlier one mean nothing to it"""
         self._asked: dict[str, dict[str, Any]] = {}
@@ -89,7 +89,9 @@ def panels_of(desk: Desk, body: dict[str, Any]) -> dict[str, Any]:
     return desk.curves.panels(entries, Query(metric, style, have))
 
 
-def make_app(root: Path, token: str, cookie: str = "whorl", everywhere: bool = False) -> tuple[App, Desk]:
+def make_app(
+    root: Path, token: str, cookie: str = "whorl", everywhere: bool = False, trust: Sequence[str] = ()
+) -> tuple[App, Desk]:
     """The web application for a folder of runs, and what it answers from."""
     try:
         from starlette.applications import Starlette
@@ -99,7 +101,7 @@ def make_app(root: Path, token: str, cookie: str = "whorl", everywhere: bool = F
     except ImportError:
         raise missing_extra("starlette", "serve") from None
     plotly = assets.plotly_script()
-    desk = Desk(root)
+    desk = Desk(root, trust)
 
     def home(request: Request) -> Response:
         head = (
@@ -199,8 +201,12 @@ def make_app(root: Path, token: str, cookie: str = "whorl", everywhere: bool = F
     return Guard(app, token, cookie, everywhere), desk
 
 
-def serve(root: Path, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve a folder of runs until Ctrl-C; `say` is called with the address."""
+def serve(root: Path, host: str, port: int, say: Callable[[str], None], trust: Sequence[str] = ()) -> None:
+    """Serve a folder of runs until Ctrl-C; `say` is called with the address.
+
+    Args:
+        trust: code of the user's own that runs may load when they are resumed.
+    """
     try:
         import uvicorn
     except ImportError:
@@ -208,7 +214,9 @@ def serve(root: Path, host: str, port: int, say: Callable[[str], None]) -> None:
     listener = listen(host, port)
     port = listener.getsockname()[1]
     token = new_token()
-    app, desk = make_app(root, token, f"whorl-{port}", everywhere=host not in (HOST, "localhost", "::1"))
+    app, desk = make_app(
+        root, token, f"whorl-{port}", everywhere=host not in (HOST, "localhost", "::1"), trust=trust
+    )
     threading.Thread(target=desk.prepare, daemon=True).start()
     shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     say(f"http://{shown}:{port}/?token={token}")

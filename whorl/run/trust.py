@@ -11,9 +11,14 @@ from whorl.settings.trust import own_paths, words_in
 from whorl.state import code
 
 
+def trust_for(settings: Settings | BehaviorSettings) -> list[str]:
+    """What a run's own environments, networks and other parts need to be loaded again."""
+    return list(dict.fromkeys(filter(None, [_env_module(settings), *own_paths(settings)])))
+
+
 def trust_flag(settings: Settings | BehaviorSettings) -> list[str]:
-    """The flag that lets a run's own environments, networks and other parts be loaded again, where there are any."""
-    found = list(dict.fromkeys(filter(None, [_env_module(settings), *own_paths(settings)])))
+    """The same as a flag of the command line, where there are any."""
+    found = trust_for(settings)
     return ["--trust", *found] if found else []
 
 

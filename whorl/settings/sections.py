@@ -113,7 +113,8 @@ def as_variants(content: dict[str, Any], what: str) -> tuple[dict[str, Any], dic
     for name, value in others.items():
         if not isinstance(value, Mapping) or not {*value} <= {*SECTIONS, *EMPTY, SEVERAL, "inherited"}:
             raise ConfigError(
-                f"{what} has a section 'default', so {name!r} must be a variant over it, made of {', '.join(SECTIONS)}"
+                f"{what} has a section 'default', so {name!r} must be a variant over it, made of "
+                f"{', '.join(SECTIONS)}; variants with other settings stand under 'variants'"
             )
     variants = {
         name: {"inherits" if key == "inherited" else key: inner for key, inner in value.items()}

@@ -65,10 +65,13 @@ def resolve_run(path_or_name: Path | str, runs: Path = RUNS) -> Path:
     folder = find_run(path_or_name, runs)
     if folder is not None:
         return folder
+    path = Path(path_or_name)
+    run = find_run(path.parent, runs) if run_of(path) != path and path.parent.name else None
+    if run is not None:
+        there = sorted(entry.name for entry in run.iterdir() if entry.is_dir() and run_of(entry) != entry)
+        raise CheckpointError(f"{run} has no {path.name}; it has {', '.join(there) or 'no checkpoint yet'}")
     known = run_names(runs)
-    hint = (
-        nearest(Path(path_or_name).name, known, MOST_NAMES) if known else f"there are no runs in {runs} yet"
-    )
+    hint = nearest(path.name, known, MOST_NAMES) if known else f"there are no runs in {runs} yet"
     raise CheckpointError(f"no run {str(path_or_name)!r}; {hint}")
 
 

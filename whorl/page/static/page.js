@@ -308,9 +308,11 @@
   function layoutOf(panel, x, unit, small) {
     const axis = { gridcolor: css("--grid"), zeroline: false, linecolor: css("--line"), tickfont: { color: css("--soft"), size: 11 },
       automargin: true, fixedrange: small };
+    // Where nothing hovers, Plotly always shows its buttons: they stand above the curves, not on their ends.
+    const bar = !small && matchMedia("(hover: none)").matches;
     const name = { steps: "environment steps", time: `training time (${unit})`, episodes: "episodes" }[x];
     return {
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 46, r: 12, t: 10, b: small ? 26 : 40 },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 46, r: 12, t: bar ? 38 : 10, b: small ? 26 : 40 },
       font: { family: css("font"), size: 12, color: css("--soft") },
       hovermode: panel.groups.length > 8 ? "closest" : "x unified", showlegend: false, uirevision: `${panel.metric}|${x}`,
       hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 }, align: "left" },
@@ -401,6 +403,14 @@
   }
   const title = (metric) => ({ "episode/return": "episode return", "evaluation/return": "evaluation return" }[metric] || metric.replaceAll("/", " / "));
 
+  // What lines, bands and circles are.
+  function keyOf(panel) {
+    const band = { ci: " and 95% CI", std: " ± std", none: "" }[$("band").value];
+    const look = `${$("statistic").selectedOptions[0].textContent}${band} of the seeds`;
+    return [panel.groups.some((group) => group.seeds > 1) ? look : "", panel.groups.some((group) => group.points.x.length) ? "○ evaluation" : ""]
+      .filter(Boolean).join(" · ");
+  }
+
   const cards = new Map();
   function drawPanels() {
     const x = $("x").value, found = [];
@@ -416,7 +426,7 @@
       card.legend.replaceChildren(...panel.groups.map((group) => make("button", {
         type: "button", title: "Show or hide", ariaPressed: String(!hiddenGroups.has(group.label)),
         onclick: () => { hiddenGroups.has(group.label) ? hiddenGroups.delete(group.label) : hiddenGroups.add(group.label); drawPanels(); },
-      }, swatch(group), group.label + " ", make("small", { textContent: group.seeds > 1 ? `${group.seeds} seeds` : "" }))));
+      }, swatch(group), group.label + " ", make("small", { textContent: group.seeds > 1 ? `${group.seeds} seeds` : "" }))), make("small", { className: "key", textContent: keyOf(panel) }));
       found.push(card.element);
       const shows = JSON.stringify([x, dark.matches, panel.groups.map((group) => [group.digest, group.colour, group.dash, hiddenGroups.has(group.label)])]);
       card.draw = async () => {
@@ -695,7 +705,10 @@
   document.addEventListener("keydown", (event) => { if (event.key === "Escape" && opened) close(); });
   dark.addEventListener("change", () => { styles.clear(); lines.clear(); drawRows(); drawPanels(); });
 
-  if (report) for (const option of [...$("x").options]) if (!report.axes.includes(option.value)) option.remove();
+  if (report) {
+    for (const option of [...$("x").options]) if (!report.axes.includes(option.value)) option.remove();
+    for (const id of ["statistic", "band"]) $(id).value = report.style[id];
+  }
   drawHead();
   look().catch(complain);
   if (!report) {
