@@ -20,8 +20,7 @@ from whorl.settings.schema import fields_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-READMES = [ROOT / "benchmarks" / "README.md", ROOT / "tests" / "README.md"]
-PAGES = sorted([*ROOT.glob("*.md"), *READMES, *DOCS.rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md", *DOCS.rglob("*.md")])
 FENCE = re.compile(r"^(```+).*?^\1$", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 OUTSIDE = ("http://", "https://", "mailto:")
