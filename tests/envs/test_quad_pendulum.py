@@ -10,7 +10,7 @@ from torch import Tensor
 import whorl
 from whorl.core.errors import ConfigError
 from whorl.envs.make import find
-from whorl.envs.native.quad_pendulum import QuadInvPendulum, reward
+from whorl.envs.native.quad_pendulum import LEVEL_RANGE, NOISE, QuadInvPendulum, reward, swing_up
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -177,11 +177,30 @@ def test_random_starts_lie_around_upright_at_all_distances():
     assert world.state["body"].abs().amax(1)[0] <= 0.4
 
 
-def test_a_curriculum_starts_farther_away_after_success_and_nearer_after_failure():
+def test_the_recorded_actions_lead_from_each_state_of_the_swing_up_to_the_next():
+    states, actions = swing_up()[:, :10], swing_up()[:, 10]
+    world = placed(*states[:-1].tolist())
+    step = world.step(torch.from_numpy(actions[:-1, None]))
+    assert not step.terminated.any()
+    after = world.state["body"].numpy().T
+    np.testing.assert_allclose(after, states[1:], rtol=0, atol=1e-3)  # the table is rounded
+    np.testing.assert_allclose(states[0], [0, *[math.pi] * 4, *[0] * 5], atol=1e-4)
+
+
+def test_a_linear_controller_catches_the_end_of_the_swing_up():
+    gain = regulator()
+    world = placed(swing_up()[-1, :10].tolist())
+    for _ in range(300):
+        step = world.step((-gain @ world.state["body"]).T.clamp(-1, 1))
+        assert not step.terminated.any()
+    assert world.state["body"].abs().max() < 1e-3
+
+
+def test_a_curriculum_starts_earlier_on_the_swing_up_after_success_and_later_after_failure():
     world = QuadInvPendulum(4000, random_starts=1.0, training_steps=2, curriculum=True)
     world.reset(0)
     assert not world.state["level"].any()
-    assert world.state["body"][1:5].abs().max() < 0.02  # all at NEAREST
+    assert world.state["body"].std(1).numpy() == pytest.approx(NOISE, rel=0.1)  # all at upright
     action = torch.zeros(4000, 1)
     for _ in range(60):  # 20 episodes of two steps and a reset
         body = world.state["body"]
@@ -190,12 +209,24 @@ def test_a_curriculum_starts_farther_away_after_success_and_nearer_after_failure
         assert ((world.state["level"] >= 0) & (world.state["level"] <= 1)).all()
     held, hanging, outside, free = world.state["level"][0].view(4, 1000).mean(1).tolist()
     assert held == pytest.approx(1) and hanging == outside == 0 and 0.3 < free < 1
-    for _ in range(3):
+    while world.steps.any():
         world.step(action)
-    tilt = world.state["body"][1:5, :1000].mean(0).abs()
-    assert tilt.median() > 0.3  # 0.005 at level 0
+    # Levels from 0.7 to 1 are the first 0.3 of 110 + 40 rows.
+    starts, states = world.state["body"][:, :1000].T.double(), torch.from_numpy(swing_up()[:, :10])
+    distance, row = torch.cdist(starts, states).min(1)
+    assert distance.max() < 10 * NOISE
+    assert row.min() == 0 and row.max() == round(LEVEL_RANGE * 150)
+    assert float(row.float().mean()) == pytest.approx(LEVEL_RANGE * 75, rel=0.05)
     again = QuadInvPendulum(4000, random_starts=1.0, training_steps=2, curriculum=True)
     assert torch.equal(world.reset(3), again.reset(3))  # a reset starts at level 0
+
+
+def test_a_curriculum_keeps_hanging_starts():
+    world = QuadInvPendulum(20000, random_starts=0.75, curriculum=True)
+    world.reset(0)
+    hanging = (world.state["body"][1:5] > 3).all(0)
+    assert float(hanging.float().mean()) == pytest.approx(0.25, abs=0.02)
+    assert float(world.state["body"][0, hanging].std()) == pytest.approx(0.01, rel=0.05)
 
 
 def test_a_curriculum_goes_on_after_a_restore():
