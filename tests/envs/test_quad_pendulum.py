@@ -183,7 +183,7 @@ def test_the_recorded_actions_lead_from_each_state_of_the_swing_up_to_the_next()
     step = world.step(torch.from_numpy(actions[:-1, None]))
     assert not step.terminated.any()
     after = world.state["body"].numpy().T
-    np.testing.assert_allclose(after, states[1:], rtol=0, atol=1e-3)  # the table is rounded
+    np.testing.assert_allclose(after, states[1:], rtol=0, atol=2e-3)  # the table is rounded
     np.testing.assert_allclose(states[0], [0, *[math.pi] * 4, *[0] * 5], atol=1e-4)
 
 
@@ -200,7 +200,9 @@ def test_a_curriculum_starts_earlier_on_the_swing_up_after_success_and_later_aft
     world = QuadInvPendulum(4000, random_starts=1.0, training_steps=2, curriculum=True)
     world.reset(0)
     assert not world.state["level"].any()
-    assert world.state["body"].std(1).numpy() == pytest.approx(NOISE, rel=0.1)  # all at upright
+    end = torch.from_numpy(swing_up()[-1, :10]).float()
+    assert (world.state["body"].T - end).std(0).numpy() == pytest.approx(NOISE, rel=0.1)
+    assert (end.abs() < 0.05).all()  # upright, and almost at rest
     action = torch.zeros(4000, 1)
     for _ in range(60):  # 20 episodes of two steps and a reset
         body = world.state["body"]
@@ -211,7 +213,7 @@ def test_a_curriculum_starts_earlier_on_the_swing_up_after_success_and_later_aft
     assert held == pytest.approx(1) and hanging == outside == 0 and 0.3 < free < 1
     while world.steps.any():
         world.step(action)
-    # Levels from 0.7 to 1 are the first 0.3 of 110 + 40 rows.
+    # Levels from 0.7 to 1 are the first 0.3 of 151 rows.
     starts, states = world.state["body"][:, :1000].T.double(), torch.from_numpy(swing_up()[:, :10])
     distance, row = torch.cdist(starts, states).min(1)
     assert distance.max() < 10 * NOISE

@@ -35,8 +35,6 @@ UPRIGHT = 0.7
 """`curriculum`: an episode that ends with at least this reward, for an action of 0, raises the level"""
 NOISE = 0.001
 """`curriculum`: standard deviation of the starts around the swing-up, in all ten numbers"""
-CLOSER = 40
-"""`curriculum`: starts between the end of the swing-up and upright at rest"""
 
 
 class QuadInvPendulum(Sensed):
@@ -83,7 +81,7 @@ class QuadInvPendulum(Sensed):
         self._swing = chain.swing(num_envs, self.device, self.dtype, friction, compile)
         self._hanging = self.constant(0, *[math.pi] * 4, *[0] * 5)
         if curriculum:
-            self._backwards = self._upright_to_hanging()
+            self._swing_up = torch.from_numpy(swing_up()[:, :10].T).to(self.device, self.dtype)  # [10, T]
 
     def reset(self, seed: int) -> tree.Tree:
         self.steps.zero_()  # for `_levels`: no episode has ended
@@ -100,15 +98,9 @@ class QuadInvPendulum(Sensed):
             return {"body": torch.where(elsewhere, start, hanging)}
         level = self._levels()
         reach = (level - LEVEL_RANGE * reach).clamp(min=0)
-        row = (reach[0] * (self._backwards.shape[1] - 1)).round().long()  # [B]
-        start = torch.add(self._backwards[:, row], self.normal(10, generator), alpha=NOISE)
+        row = ((1 - reach[0]) * (self._swing_up.shape[1] - 1)).round().long()  # [B]
+        start = torch.add(self._swing_up[:, row], self.normal(10, generator), alpha=NOISE)
         return {"body": torch.where(elsewhere, start, hanging), "level": level}
-
-    def _upright_to_hanging(self) -> Tensor:
-        """The states [10, T] of the swing-up, last first, after states between upright and the last one."""
-        states = torch.tensor(swing_up()[::-1, :10].T.copy(), dtype=self.dtype, device=self.device)
-        shares = torch.arange(CLOSER, dtype=self.dtype, device=self.device) / CLOSER
-        return torch.cat([shares * states[:, :1], states], 1)
 
     def _levels(self) -> Tensor:
         """The levels [1, B] of the next episodes, after those in progress; 0 before the first."""
@@ -163,7 +155,7 @@ class QuadInvPendulum(Sensed):
 
 
 def swing_up() -> np.ndarray:
-    """States and actions [111, 11] of a swing-up from hanging at rest almost to upright at rest."""
+    """States and actions [151, 11] of a swing-up from hanging at rest almost to upright at rest."""
     return np.loadtxt(Path(__file__).with_suffix(".csv"), delimiter=",")
 
 
