@@ -29,7 +29,7 @@ PUSH, PERIOD = 40.0, chain.SUBSTEPS * chain.DT
 RAIL, TOP_SPEED = 0.75, 35.0
 NEAREST = 0.003
 """the smallest of `random_starts`, as a share of the largest"""
-LEVEL_STEP, LEVEL_RANGE = 0.05, 0.3
+LEVEL_STEP, LEVEL_RANGE = 0.05, 0.12
 """`curriculum`: change of an environment's level after an episode, and levels below it that starts are drawn from"""
 UPRIGHT = 0.7
 """`curriculum`: an episode that ends with at least this reward, for an action of 0, raises the level"""
@@ -48,8 +48,8 @@ class QuadInvPendulum(Sensed):
         dtype: float32 or float64, for physics and observations.
         random_starts: share of the episodes of training that start somewhere around upright, at all distances.
         training_steps: steps after which an episode of training is truncated.
-        curriculum: random starts lie on a swing-up instead: of each environment near its end at first, earlier after each
-            episode that ends upright, and later after each other one.
+        curriculum: random starts lie on a swing-up instead: near its end at first, in each environment earlier after an
+            episode that ends upright and later after each other one.
     """
 
     id = "QuadInvPendulum-v0"
