@@ -1,12 +1,13 @@
-"""Find the swing-up of QuadInvPendulum-v0 along which its `curriculum` starts, and write it as a table.
+"""Find a swing-up of QuadInvPendulum-v0, such as the one along which its `curriculum` starts, and write it as a table.
 
-    python benchmarks/swing_up.py --seed 2 --to whorl/envs/native/quad_pendulum.csv
+    python benchmarks/swing_up.py --seed 5 --to swing_up.csv
 
 Iterative LQR (Li and Todorov 2004; bounds on the action by projection, Tassa et al. 2014) from hanging at rest, with
 random smooth actions at first and a quadratic cost of the last state that grows to that of a linear-quadratic regulator
 at upright. Then actions are made more expensive, which makes the swing-up smoother and much more robust, and the
 regulator holds the chain for some steps. A linear-quadratic regulator along the result says how robust it is: the share
-of 200 episodes that it swings up with noise on its actions. Takes minutes; most seeds find nothing.
+of 200 episodes that it swings up with noise on its actions. Takes minutes; about
+half of the seeds find nothing. The environment's table is the most robust of three that the same method found.
 """
 
 import argparse
