@@ -6,8 +6,8 @@ Iterative LQR (Li and Todorov 2004; bounds on the action by projection, Tassa et
 random smooth actions at first and a quadratic cost of the last state that grows to that of a linear-quadratic regulator
 at upright. Then actions are made more expensive, which makes the swing-up smoother and much more robust, and the
 regulator holds the chain for some steps. A linear-quadratic regulator along the result says how robust it is: the share
-of 200 episodes that it swings up with noise on its actions. Takes minutes; about
-half of the seeds find nothing. The environment's table is the most robust of three that the same method found.
+of 200 episodes that it swings up with noise on its actions. Takes minutes; about half of the seeds find nothing. The
+environment's table comes from an earlier, faster implementation of the same method, so no seed repeats it exactly.
 """
 
 import argparse
