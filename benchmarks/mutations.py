@@ -3688,7 +3688,7 @@ MUTATIONS: list[Mutation] = [
         "envs/native/quad_pendulum.py",
         "envs/test_quad_pendulum.py",
         Bug(
-            "success brings starts nearer",
+            "success brings starts nearer to the end",
             "torch.where(upright, LEVEL_STEP, -LEVEL_STEP)",
             "torch.where(upright, -LEVEL_STEP, LEVEL_STEP)",
         ),
@@ -3701,16 +3701,16 @@ MUTATIONS: list[Mutation] = [
         Bug("an episode that left the rail is a success", "upright = self._inside(body) & (", "upright = ("),
         Bug(
             "starts are at the level alone",
-            'levels["level"] - LEVEL_RANGE * reach',
-            'levels["level"] - 0 * reach',
+            "level - LEVEL_RANGE * reach",
+            "level - 0 * reach",
         ),
         Bug(
-            "starts are at all distances up to the level",
-            'levels["level"] - LEVEL_RANGE * reach',
-            'levels["level"] - reach',
+            "starts are anywhere up to the level",
+            "level - LEVEL_RANGE * reach",
+            "level - reach",
         ),
         Bug(
-            "low levels start nearer than the nearest",
+            "low levels start behind the end",
             "- LEVEL_RANGE * reach).clamp(min=0)",
             "- LEVEL_RANGE * reach)",
         ),

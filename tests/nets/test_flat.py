@@ -39,6 +39,24 @@ def test_wrong_scales_are_one_sentence(scales: list[float]):
         construct("encoder", Part("magnified", {"scales": scales}), Array((3,)))
 
 
+def test_differences_of_large_entries_are_magnified():
+    options = {"scales": [1.0, 100.0], "differences": [[2, 0], [0, 1]]}
+    encoder = construct("encoder", Part("magnified", options), Array((3,)))
+    found = encoder(torch.tensor([[2.0, 1.0, 1.99]]))
+    assert found.shape == (1, encoder.size) == (1, 10)
+    # x is followed by 1.99 - 2 and 2 - 1, then the same at 100: asinh(-1) = -0.88137
+    assert found[0, 3:5].tolist() == pytest.approx([-0.01 / 0.881374, 1], rel=1e-3)
+    assert found[0, 8:].tolist() == pytest.approx([-0.881374 / 5.298342, 1], rel=1e-3)
+    plain = construct("encoder", Part("magnified", {"scales": [1.0, 100.0]}), Array((3,)))
+    assert torch.equal(found[0, [0, 1, 2, 5, 6, 7]], plain(torch.tensor([2.0, 1.0, 1.99])))
+
+
+@pytest.mark.parametrize("differences", [[[0, 3]], [[-1, 0]], [[0, 1], [2]]])
+def test_wrong_differences_are_one_sentence(differences: list[list[int]]):
+    with pytest.raises(ConfigError, match="give pairs of entries from 0 to 2"):
+        construct("encoder", Part("magnified", {"differences": differences}), Array((3,)))
+
+
 @pytest.mark.parametrize("check", ["acts", "resumes_exactly", "can_be_captured", "keeps_its_settings"])
 @pytest.mark.parametrize(
     ("algorithm", "action"), [("ppo", Discrete(3)), ("tqc", Continuous((2,), (-1.0, -1.0), (1.0, 1.0)))]

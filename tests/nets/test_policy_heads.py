@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from whorl.agents.families import OnPolicyConfig
+from whorl.core.registry import Part
 from whorl.core.spec import (
     Continuous,
     Discrete,
@@ -37,6 +38,16 @@ def test_each_part_gets_its_columns_of_the_mask() -> None:
     assert arm.parts["1"].each.probs[:, 0, 0].tolist() == [1.0] * 5
     assert arm.parts["1"].each.probs[:, 1, 0].tolist() == [0.0] * 5
     assert policy.parts["keys"].probs[0].tolist() == [1.0, 0.0]
+
+
+def test_a_tanh_head_keeps_means_within_the_bounds_of_the_actions() -> None:
+    box = Continuous((2,), (-1.0,) * 2, (1.0,) * 2)
+    head = policy_head(box, 4, OnPolicyConfig(actor_head=Part("tanh")))
+    features = 1e4 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    means = head(features, None).mode().detach()
+    assert 0.99 < float(means.abs().max()) <= 1
+    linear = head.mean[0].requires_grad_(False)
+    torch.testing.assert_close(means, torch.tanh(features @ linear.weight.T + linear.bias))
 
 
 def test_the_log_probability_of_a_tree_is_the_sum_over_its_parts() -> None:

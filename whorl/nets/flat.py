@@ -42,18 +42,34 @@ class Magnified(nn.Module):
 
     Args:
         scales: one copy of the vector for each of them.
+        differences: pairs (i, j) of entries whose differences x_i - x_j are appended to x: those of large entries, such
+            as velocities of parts that move together, are magnified too.
     """
 
     scales: Tensor
 
-    def __init__(self, observation: SpecTree, scales: Sequence[float] = (1.0, 10.0, 100.0)) -> None:
+    def __init__(
+        self,
+        observation: SpecTree,
+        scales: Sequence[float] = (1.0, 10.0, 100.0),
+        differences: Sequence[tuple[int, int]] = (),
+    ) -> None:
         super().__init__()
         if not scales or not all(scale > 0 for scale in scales):
             raise ConfigError(f"scales is {list(scales)}; give at least one number, each above 0")
         self.flat = Flat(observation)
-        self.size = self.flat.size * len(scales)
+        if not all(len(pair) == 2 and all(0 <= i < self.flat.size for i in pair) for pair in differences):
+            raise ConfigError(
+                f"differences is {list(differences)}; give pairs of entries from 0 to {self.flat.size - 1}"
+            )
+        self.size = (self.flat.size + len(differences)) * len(scales)
+        self.pairs = [list(entries) for entries in zip(*differences)]
         self.register_buffer("scales", torch.tensor(scales, dtype=torch.float32)[:, None], persistent=False)
 
     def forward(self, obs: Tree) -> Tensor:
-        value = self.flat(obs).unsqueeze(-2) * self.scales  # [..., S, n]
+        vector = self.flat(obs)
+        if self.pairs:
+            first, second = self.pairs
+            vector = torch.cat([vector, vector[..., first] - vector[..., second]], -1)
+        value = vector.unsqueeze(-2) * self.scales  # [..., S, n]
         return (torch.asinh(value) / torch.asinh(self.scales)).flatten(-2)

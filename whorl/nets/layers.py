@@ -178,6 +178,13 @@ def layered(
     return net
 
 
+@register("head", "tanh")
+def tanh_last(inputs: int, outputs: int) -> nn.Module:
+    """One linear layer and tanh. As the mean of a Gaussian it stays within the bounds of the actions, beyond which all
+    actions are clipped to the same one, so that nothing is learned from them."""
+    return nn.Sequential(orthogonal_(nn.Linear(inputs, outputs), 0.01), nn.Tanh())
+
+
 @register("head", "layers")
 def layered_head(inputs: int, outputs: int, layers: Iterable[Mapping[str, Any] | str]) -> nn.Module:
     """Hidden layers described one by one, then a linear layer."""

@@ -4,10 +4,14 @@ The action, in [-1, 1], is the cart's acceleration in units of 40 m/s²: the car
 are in `chain`. Sensed: position and velocity of the cart, then per link sine and cosine of its angle to the link below,
 and its angular velocity. Differs from the original: the coupling of the cart and the first link has the coefficient
 h_1 = 0.364, not 0.376, and a state that is not finite gives reward 0.
+
+With `curriculum`, training starts along a swing-up that trajectory optimisation found, near its end at first (Salimans
+and Chen 2018, arXiv:1812.03381; Resnick et al. 2018, arXiv:1807.06919). Its actions are not used.
 """
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -25,10 +29,12 @@ PUSH, PERIOD = 40.0, chain.SUBSTEPS * chain.DT
 RAIL, TOP_SPEED = 0.75, 35.0
 NEAREST = 0.003
 """the smallest of `random_starts`, as a share of the largest"""
-LEVEL_STEP, LEVEL_RANGE = 0.05, 0.3
+LEVEL_STEP, LEVEL_RANGE = 0.05, 0.12
 """`curriculum`: change of an environment's level after an episode, and levels below it that starts are drawn from"""
 UPRIGHT = 0.7
 """`curriculum`: an episode that ends with at least this reward, for an action of 0, raises the level"""
+NOISE = 0.001
+"""`curriculum`: standard deviation of the starts around the swing-up, in all ten numbers"""
 
 
 class QuadInvPendulum(Sensed):
@@ -42,8 +48,8 @@ class QuadInvPendulum(Sensed):
         dtype: float32 or float64, for physics and observations.
         random_starts: share of the episodes of training that start somewhere around upright, at all distances.
         training_steps: steps after which an episode of training is truncated.
-        curriculum: random starts of an environment are near upright at first, farther away after each episode that ends
-            upright, and nearer after each other one.
+        curriculum: random starts lie on a swing-up instead: near its end at first, in each environment earlier after an
+            episode that ends upright and later after each other one.
     """
 
     id = "QuadInvPendulum-v0"
@@ -74,6 +80,8 @@ class QuadInvPendulum(Sensed):
         self._random_starts, self._curriculum = random_starts, curriculum
         self._swing = chain.swing(num_envs, self.device, self.dtype, friction, compile)
         self._hanging = self.constant(0, *[math.pi] * 4, *[0] * 5)
+        if curriculum:
+            self._swing_up = torch.from_numpy(swing_up()[:, :10].T).to(self.device, self.dtype)  # [10, T]
 
     def reset(self, seed: int) -> tree.Tree:
         self.steps.zero_()  # for `_levels`: no episode has ended
@@ -85,12 +93,14 @@ class QuadInvPendulum(Sensed):
             return {"body": hanging}
         elsewhere = self.uniform(1, generator) < self._random_starts
         reach = 1 - self.uniform(1, generator)  # [1, B]
-        levels = {}
-        if self._curriculum:
-            levels = {"level": self._levels()}
-            reach = (levels["level"] - LEVEL_RANGE * reach).clamp(min=0)
-        body = torch.where(elsewhere, self._around_upright(NEAREST ** (1 - reach), generator), hanging)
-        return {"body": body, **levels}
+        if not self._curriculum:
+            start = self._around_upright(NEAREST ** (1 - reach), generator)
+            return {"body": torch.where(elsewhere, start, hanging)}
+        level = self._levels()
+        reach = (level - LEVEL_RANGE * reach).clamp(min=0)
+        row = ((1 - reach[0]) * (self._swing_up.shape[1] - 1)).round().long()  # [B]
+        start = torch.add(self._swing_up[:, row], self.normal(10, generator), alpha=NOISE)
+        return {"body": torch.where(elsewhere, start, hanging), "level": level}
 
     def _levels(self) -> Tensor:
         """The levels [1, B] of the next episodes, after those in progress; 0 before the first."""
@@ -142,6 +152,11 @@ class QuadInvPendulum(Sensed):
             "position, m": {"cart": place},
             "attitude, degrees": {str(link): angle for link, angle in enumerate(degrees, 1)},
         }
+
+
+def swing_up() -> np.ndarray:
+    """States and actions [151, 11] of a swing-up from hanging at rest almost to upright at rest."""
+    return np.loadtxt(Path(__file__).with_suffix(".csv"), delimiter=",")
 
 
 def relative(body: Tensor) -> Tensor:
