@@ -163,7 +163,12 @@ STUDIES: dict[str, Study] = {
         metric=EVALUATION,
         threshold=0.9,
     ),
-    "minigrid": Study(HARD_GRIDS, with_novelty("ppo", ("noveld", "e3b")), {"eval": False}),
+    "minigrid": Study(
+        HARD_GRIDS,
+        with_novelty("ppo", ("noveld", "e3b")),
+        {"eval": False, "total_timesteps": 1_500_000},
+        episodes=100,
+    ),
     "hybrid": Study(
         ("Platform-v0", "Goal-v0", "CatchPoint-v0", "HardMove-v0", "Moving-v0"),
         {
