@@ -2165,6 +2165,20 @@ MUTATIONS: list[Mutation] = [
         Bug("distributions without their seed", 'struct.pack("<ii", 1, seed)', 'struct.pack("<i", 1)'),
     ),
     *planted(
+        "envs/adapters/minigrid.py",
+        "envs/test_minigrid.py",
+        Bug("left and right are swapped", "if mirrored:", "if False:"),
+        Bug("walls hide nothing", "if cell is None or cell.see_behind():", "if True:"),
+        Bug("what is carried is not seen", "line[size // 2] = env.carrying", "line[size // 2] = None"),
+        Bug("light goes to the right alone", "            seen |= 1 << column - 1\n", ""),
+        Bug("the grid ends without a wall", "return 2, 5, 0", "return 1, 0, 0"),
+        Bug(
+            "a task's own view is replaced",
+            "if all(getattr(type(env), name",
+            "if any(getattr(type(env), name",
+        ),
+    ),
+    *planted(
         "envs/adapters/unity.py",
         "unity/test_unity_players.py",
         Bug(
