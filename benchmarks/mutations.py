@@ -2551,6 +2551,11 @@ MUTATIONS: list[Mutation] = [
             "torch.where(where.unsqueeze(1) | True, entry",
         ),
         Bug("the worst policy is evaluated", "-torch.inf).argmax()", "torch.inf).argmin()"),
+        Bug(
+            "relabelled to the next policy", "drawn < agent.cfg.relabel, 0)", "drawn < agent.cfg.relabel, 1)"
+        ),
+        Bug("relabelled without being asked", "    if not agent.cfg.relabel:\n        return batch\n", ""),
+        Bug("single rows are relabelled", "torch.rand(index.shape[1], gen", "torch.rand(index.shape, gen"),
     ),
     *planted(
         "algorithms/ngu.py",
