@@ -2,8 +2,8 @@
 
     python benchmarks/minigrid_best.py MiniGrid-MultiRoom-N6-v0 MiniGrid-KeyCorridorS3R3-v0 --layouts 100
 
-The search knows the whole grid, which an agent does not: no agent reaches this mean. A task ends at its goal, or where
-the object that its mission names is picked up.
+The search knows the whole grid, which an agent does not. A task ends at its goal, or where the object that its mission
+names is picked up.
 """
 
 import argparse
