@@ -2172,6 +2172,20 @@ MUTATIONS: list[Mutation] = [
         Bug("distributions without their seed", 'struct.pack("<ii", 1, seed)', 'struct.pack("<i", 1)'),
     ),
     *planted(
+        "envs/adapters/minigrid.py",
+        "envs/test_minigrid.py",
+        Bug("left and right are swapped", "if mirrored:", "if False:"),
+        Bug("walls hide nothing", "if cell is None or cell.see_behind():", "if True:"),
+        Bug("what is carried is not seen", "line[size // 2] = env.carrying", "line[size // 2] = None"),
+        Bug("light goes to the right alone", "            seen |= 1 << column - 1\n", ""),
+        Bug("the grid ends without a wall", "return 2, 5, 0", "return 1, 0, 0"),
+        Bug(
+            "a task's own view is replaced",
+            "if all(getattr(type(env), name",
+            "if any(getattr(type(env), name",
+        ),
+    ),
+    *planted(
         "envs/adapters/unity.py",
         "unity/test_unity_players.py",
         Bug(
@@ -2544,6 +2558,11 @@ MUTATIONS: list[Mutation] = [
             "torch.where(where.unsqueeze(1) | True, entry",
         ),
         Bug("the worst policy is evaluated", "-torch.inf).argmax()", "torch.inf).argmin()"),
+        Bug(
+            "relabelled to the next policy", "drawn < agent.cfg.relabel, 0)", "drawn < agent.cfg.relabel, 1)"
+        ),
+        Bug("relabelled without being asked", "    if not agent.cfg.relabel:\n        return batch\n", ""),
+        Bug("single rows are relabelled", "torch.rand(index.shape[1], gen", "torch.rand(index.shape, gen"),
     ),
     *planted(
         "algorithms/ngu.py",

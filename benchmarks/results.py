@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--twin", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
     settings = given(args.set)
+    trained = args.commit or commit()  # not one made meanwhile
     name = f"{args.algorithm}_{args.env}".replace("/", "-")
     with tempfile.TemporaryDirectory() as folder:
         runs, seeds = [], []
@@ -76,7 +77,7 @@ def main() -> None:
         "seeds": seeds,
         "evaluations": points,
         "machine": machine(),
-        "commit": args.commit or commit(),
+        "commit": trained,
         "date": date.today().isoformat(),
         "curve": f"docs/curves/{name}.png",
         **twin,

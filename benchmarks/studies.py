@@ -163,7 +163,12 @@ STUDIES: dict[str, Study] = {
         metric=EVALUATION,
         threshold=0.9,
     ),
-    "minigrid": Study(HARD_GRIDS, with_novelty("ppo", ("noveld", "e3b")), {"eval": False}),
+    "minigrid": Study(
+        HARD_GRIDS,
+        with_novelty("ppo", ("noveld", "e3b")),
+        {"eval": False, "total_timesteps": 1_500_000},
+        episodes=100,
+    ),
     "hybrid": Study(
         ("Platform-v0", "Goal-v0", "CatchPoint-v0", "HardMove-v0", "Moving-v0"),
         {
@@ -242,15 +247,17 @@ STUDIES: dict[str, Study] = {
 }
 
 
-def all_jobs(names: Iterable[str], seeds: Sequence[int], variants: Sequence[str]) -> list[dict[str, Any]]:
-    """One seed of everything first."""
+def all_jobs(
+    names: Iterable[str], seeds: Sequence[int], variants: Sequence[str], envs: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """One seed of everything first; of some variants and environments where they are given."""
     return [
         {"study": name, "env": env, "variant": variant, "seed": seed}
         for seed in seeds
         for name in names
         for env in STUDIES[name].envs
         for variant in STUDIES[name].variants
-        if not variants or variant in variants
+        if (not variants or variant in variants) and (not envs or env in envs)
     ]
 
 
@@ -364,12 +371,13 @@ def main() -> None:
     line = CommandLine.of(__doc__, limit=480)
     line.run.add_argument("--studies", nargs="+", default=list(STUDIES), choices=list(STUDIES))
     line.run.add_argument("--variants", nargs="+", default=[], help="only these")
+    line.run.add_argument("--envs", nargs="+", default=[], help="only these")
     line.report.add_argument("--to", type=Path, help="write all files there instead")
     args = line.parser.parse_args()
     if args.command == "job":
         print(json.dumps(one(args.job, args.limit)))
     elif args.command == "run":
-        found = all_jobs(args.studies, args.seeds, args.variants)
+        found = all_jobs(args.studies, args.seeds, args.variants, args.envs)
         run_with(args, found, partial(estimate, limit=args.limit))
     else:
         print(report(read_all(args), args.to))

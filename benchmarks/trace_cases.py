@@ -496,6 +496,7 @@ def _presets() -> Iterator[Case]:
         yield case(f"preset {preset}", MAZE, preset, **memory)
     for preset in ("ngu", "agent57"):
         yield case(f"preset {preset}", MAZE, preset, **memory, num_policies=4)
+        yield case(f"{preset} relabel", MAZE, preset, **memory, num_policies=4, relabel=0.5)
     for preset in ("rdpg", "rtd3", "rsac", "rsac_share"):
         yield case(f"preset {preset}", VELOCITY, preset, **memory)
     for preset in ("ddpg_lillicrap", "redq", "droq"):

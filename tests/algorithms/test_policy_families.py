@@ -13,7 +13,7 @@ from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Discrete, Spec
 from whorl.data.batch import LAST, POLICY, STREAMS, Batch
 from whorl.explore.epsilon_greedy import Exploration
-from whorl.explore.policies import BEHAVIOUR, FAMILY
+from whorl.explore.policies import BEHAVIOUR, FAMILY, relabelled
 from whorl.settings.merge import configure
 
 AGENTS = ["ngu", "agent57"]
@@ -83,6 +83,29 @@ def test_the_target_of_ngu_is_retrace_of_the_mixed_reward() -> None:
     )
     real = batch.mask > 0
     torch.testing.assert_close(agent.target(batch, q)[real], h(expected)[real], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", AGENTS)
+def test_with_relabel_policy_0_learns_from_the_sequences_of_others(algorithm: str) -> None:
+    """Of all of them: as if it had acted. Of half: whole sequences, some of them, in all rows."""
+    (agent, batch), (other, _) = learned(algorithm, relabel=1.0), learned(algorithm)
+    assert len(batch.last[POLICY].unique()) > 1
+    ours, theirs = agent.critic.parameters, other.critic.parameters
+    zeros = torch.zeros_like(batch.last[POLICY])
+    other.random("critic").set_state(agent.random("critic").get_state())
+    agent.update(batch)
+    other.update(batch.replace(last={**batch.last, POLICY: zeros}))
+    assert all(torch.equal(one, two) for one, two in zip(ours(), theirs()))
+    some, batch = learned(algorithm, relabel=0.5)
+    index = batch.last[POLICY]
+    changed = torch.zeros(index.shape[1], dtype=torch.bool)
+    for _ in range(50):
+        found = relabelled(some, batch).last[POLICY]
+        whole = (found == 0).all(0)
+        assert torch.equal(torch.where(whole, 0, index), found)
+        changed |= whole & (index != 0).any(0)
+    assert torch.equal(changed, (index != 0).any(0))
+    assert relabelled(other, batch) is batch
 
 
 @pytest.mark.parametrize(("stream", "net"), [(1, "critic"), (0, "intrinsic")])

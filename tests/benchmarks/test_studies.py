@@ -39,6 +39,8 @@ def test_one_seed_of_everything_comes_first() -> None:
         (2, "counts"),
     ]
     assert [job["variant"] for job in studies.all_jobs(["tiny"], (1,), ["counts"])] == ["counts"]
+    rooms = "MiniGrid-MultiRoom-N6-v0"
+    assert {job["env"] for job in studies.all_jobs(["minigrid"], (1,), (), [rooms])} == {rooms}
 
 
 def test_runs_are_recorded_and_drawn(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from whorl.core import tree
 from whorl.core.errors import EnvError, WhorlError
 from whorl.envs.adapter import factory_from_id
 from whorl.envs.adapters.gymnasium import GymnasiumVector
+from whorl.envs.adapters.minigrid import SCALE, MiniGrid
 
 torch.set_num_threads(1)
 installed = pytest.mark.skipif(
@@ -53,6 +54,62 @@ def test_numbers_are_spread_over_what_a_picture_can_hold():
     obs, _ = env.reset(seed=0)
     assert obs["image"][3, 5].tolist() == [25, 0, 0]
     assert obs["image"][2, 6].tolist() == [50, 255, 0]
+
+
+SEEN = {
+    "MultiRoom-N6": {},
+    "MultiRoom-N6 with a view of 5": {"agent_view_size": 5},
+    "KeyCorridorS3R3": {},
+    "ObstructedMaze-2Dlhb": {},
+    "ObstructedMaze-1Dlhb through walls": {"see_through_walls": True},
+    "LavaCrossingS9N3": {},
+    "Dynamic-Obstacles-6x6": {},
+    "PutNear-8x8-N3": {},
+}
+
+
+@installed
+@pytest.mark.parametrize("name", SEEN)
+def test_an_image_is_the_packages_own(name: str):
+    """Doors open and closed, lava, obstacles that move, things carried, walls, and what is beyond the grid."""
+    from minigrid.minigrid_env import MiniGridEnv
+
+    id = f"MiniGrid-{name.split()[0]}-v{1 if name.startswith('ObstructedMaze-2Dlhb') else 0}"
+    env = make(id)
+    base: Any = env.unwrapped
+    for key, value in SEEN[name].items():
+        setattr(base, key, value)
+    obs, _ = env.reset(seed=5)
+    generator = np.random.default_rng(0)
+    carried = False
+    for _ in range(600):
+        image = MiniGridEnv.gen_obs(base)["image"]
+        assert np.array_equal(obs["image"], image * SCALE)
+        carried |= base.carrying is not None
+        obs, _, terminated, truncated, _ = env.step(
+            generator.choice(base.action_space.n, p=_mostly_forward(base))
+        )
+        if terminated or truncated:
+            obs, _ = env.reset()
+    assert carried == (name.split("-")[0] in ("KeyCorridorS3R3", "ObstructedMaze", "PutNear"))
+
+
+def _mostly_forward(env: Any) -> np.ndarray:
+    weights = np.ones(env.action_space.n)
+    weights[FORWARD] = 4
+    return weights / weights.sum()
+
+
+@installed
+def test_a_task_that_sees_in_its_own_way_is_left_alone():
+    from minigrid.envs import EmptyEnv
+
+    class Blind(EmptyEnv):
+        def gen_obs(self) -> dict[str, Any]:
+            return {**super().gen_obs(), "image": np.zeros((7, 7, 3), np.uint8)}
+
+    assert not MiniGrid(Blind()).reset(seed=0)[0]["image"].any()
+    assert MiniGrid(EmptyEnv()).reset(seed=0)[0]["image"].any()
 
 
 @installed

@@ -41,6 +41,7 @@ from whorl.explore.policies import (
     act_as,
     betas,
     gammas,
+    relabelled,
     require_policies,
 )
 from whorl.nets.normalize import DeviationByPolicy
@@ -180,6 +181,9 @@ class Agent57(Agent):
         return {f"policies/episodes_{i}": count for i, count in enumerate(self.returns.count.tolist())}
 
     # Learning
+
+    def prepare_batch(self, batch: Batch) -> Batch:
+        return super().prepare_batch(relabelled(self, batch))
 
     def update(self, batch: Batch) -> Updated:
         return self.step(batch, move_targets=self.targets.due(self.updates))

@@ -7,7 +7,8 @@ G_t = r_t + gamma_i * (V_{t+1} + c_{t+1} * (G_{t+1} - h^-1(Q'(s_{t+1}, a_{t+1}))
 V_t = h^-1(Q'(s_t, a*)),  a* = argmax_a Q(s_t, a),  c_t = lambda * min(1, pi(a_t) / mu(a_t)),  pi greedy, h rescales
 
 The intrinsic reward is that of the component `episodic`. Differs from the paper: policies are drawn uniformly for each
-episode of an environment, instead of one fixed policy per actor; the network reads h(max_beta * r_intrinsic).
+episode of an environment, instead of one fixed policy per actor; the network reads h(max_beta * r_intrinsic); policy 0
+may learn from the sequences of others (`relabel`).
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from whorl.explore.policies import (
     betas,
     draw_policy,
     gammas,
+    relabelled,
     require_policies,
 )
 from whorl.nets.preprocessor import Preprocessor
@@ -105,6 +107,9 @@ class NGU(Agent):
         return {**super().columns(), POLICY: Array((), "int64"), BEHAVIOUR: Array(())}
 
     # Learning
+
+    def prepare_batch(self, batch: Batch) -> Batch:
+        return super().prepare_batch(relabelled(self, batch))
 
     def update(self, batch: Batch) -> Updated:
         return replay_step(self, batch, move_targets=self.targets.due(self.updates))

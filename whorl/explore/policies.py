@@ -11,7 +11,7 @@ from whorl.agents.agent import Acted, Context
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
 from whorl.core.tree import Tree
-from whorl.data.batch import LAST, POLICY
+from whorl.data.batch import LAST, POLICY, Batch
 from whorl.explore.noise import random_action
 from whorl.nets.q_network import choices_of
 from whorl.ops.sums import sums_by
@@ -36,6 +36,8 @@ class PoliciesConfig:
     """discount of policy 0"""
     min_gamma: Fraction = 0.99
     """discount of the policy that explores most"""
+    relabel: Fraction = 0.0
+    """share of the sampled sequences from which policy 0 learns in place of the policy that acted; 0: as published"""
 
     @property
     def memory_inputs(self) -> tuple[str, ...]:
@@ -61,6 +63,19 @@ def gammas(count: int, most: float, least: float) -> Tensor:
     number = torch.arange(count, dtype=torch.float64)
     last = max(count - 1, 1)
     return (1 - (((last - number) * log(1 - most) + number * log(1 - least)) / last).exp()).float()
+
+
+def relabelled(agent: Any, batch: Batch) -> Batch:
+    """The batch with policy 0 in place of the one that acted in a share `relabel` of its sequences.
+
+    Retrace corrects for the actions, which are not those of policy 0. Without it, policy 0 does not learn what follows
+    after actions that only explorers take: the network reads the number of the policy and need not generalise over it.
+    """
+    if not agent.cfg.relabel:
+        return batch
+    index = batch.last[POLICY]  # [T+1, B]
+    drawn = torch.rand(index.shape[1], generator=agent.random("critic"), device=index.device)
+    return batch.replace(last={**batch.last, POLICY: index.masked_fill(drawn < agent.cfg.relabel, 0)})
 
 
 @dataclass(frozen=True)

@@ -366,6 +366,9 @@ class Keywords(TypedDict, total=False):
     """discount of policy 0"""
     min_gamma: float
     """discount of the policy that explores most"""
+    relabel: float
+    """share of the sampled sequences from which policy 0 learns in place of the policy that acted; 0: as
+    published"""
     bandit_window: int
     """episodes of an environment that its bandit remembers; at least num_policies"""
     bandit_beta: float
