@@ -10,7 +10,7 @@ from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, construct
 from whorl.core.spec import MASK_KEY, Array, Continuous, Discrete, Spec
 
-MAGNIFIED = {"encoder": {"class": "magnified"}}
+MAGNIFIED = {"encoder": {"class": "magnified", "differences": [[1, 0], [4, 2]]}}
 
 
 def test_small_deviations_are_magnified_and_large_ones_compressed():
@@ -51,7 +51,7 @@ def test_differences_of_large_entries_are_magnified():
     assert torch.equal(found[0, [0, 1, 2, 5, 6, 7]], plain(torch.tensor([2.0, 1.0, 1.99])))
 
 
-@pytest.mark.parametrize("differences", [[[0, 3]], [[-1, 0]], [[0, 1], [2]]])
+@pytest.mark.parametrize("differences", [[[0, 3]], [[-1, 0]], [[0, 1], [2]], [0, 1], [[0, 1.5]]])
 def test_wrong_differences_are_one_sentence(differences: list[list[int]]):
     with pytest.raises(ConfigError, match="give pairs of entries from 0 to 2"):
         construct("encoder", Part("magnified", {"differences": differences}), Array((3,)))

@@ -14,7 +14,7 @@ import pytest
 from page_runs import add_pictures, make_run, own, row, write_rows
 
 from whorl.cli import main
-from whorl.core.errors import WhorlError
+from whorl.core.errors import ConfigError, WhorlError
 from whorl.page import assets, guard
 from whorl.page.server import FIRST_RUNS, Desk, listen, make_app
 
@@ -315,6 +315,12 @@ def test_a_resumed_run_may_load_what_the_server_was_told_to_trust(
     wait_for_state(client, desk, "a", "nothing")
     words = f"-m whorl resume {run.resolve()} --trust my_env.py nets.Residual"
     assert (run / "resume.log").read_text() == f"{words}\n"
+
+
+def test_the_hash_of_one_runs_code_is_not_for_all_runs(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "a")
+    with pytest.raises(ConfigError, match="'code:0123456789abcdef', the hash of one run's code"):
+        client_of(tmp_path / "runs", trust=("my_env.py", "code:0123456789abcdef"))
 
 
 def test_the_log_of_a_resumed_run_is_not_written_through_a_link(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_what_belongs_to_the_process_must_be_the_same(name: str, said: str, tmp_
     trainers = {
         value: trainer("ppo", tmp_path, seed, **{name: value}) for seed, value in enumerate(values, 1)
     }
-    with pytest.raises(ConfigError, match=f"{name} is {said} in runs of one process"):
+    with pytest.raises(ConfigError, match=f"{name} is {said}, but runs that train in one process share it"):
         train_together(trainers)
     assert not list(tmp_path.iterdir())
 

@@ -20,8 +20,7 @@ class ServeFlags:
     open: bool = False
     """open the page in a browser"""
     trust: tuple[str, ...] = ()
-    """your own code that resumed runs may load: an import path, a module, a file (my_env.py), or the hash of code
-    saved with the run (code:HASH)"""
+    """your own code that resumed runs may load: an import path, a module or a file (my_env.py)"""
 
 
 @command("serve [RUNS] [--port N]", ServeFlags)

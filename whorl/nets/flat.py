@@ -47,6 +47,7 @@ class Magnified(nn.Module):
     """
 
     scales: Tensor
+    pairs: Tensor
 
     def __init__(
         self,
@@ -58,18 +59,23 @@ class Magnified(nn.Module):
         if not scales or not all(scale > 0 for scale in scales):
             raise ConfigError(f"scales is {list(scales)}; give at least one number, each above 0")
         self.flat = Flat(observation)
-        if not all(len(pair) == 2 and all(0 <= i < self.flat.size for i in pair) for pair in differences):
+        entries = range(self.flat.size)
+        if not all(
+            isinstance(pair, Sequence) and len(pair) == 2 and set(pair) <= set(entries)
+            for pair in differences
+        ):
             raise ConfigError(
                 f"differences is {list(differences)}; give pairs of entries from 0 to {self.flat.size - 1}"
             )
         self.size = (self.flat.size + len(differences)) * len(scales)
-        self.pairs = [list(entries) for entries in zip(*differences)]
+        pairs = torch.tensor(differences, dtype=torch.long).view(-1, 2).T  # [2, differences]
+        self.register_buffer("pairs", pairs.contiguous(), persistent=False)
         self.register_buffer("scales", torch.tensor(scales, dtype=torch.float32)[:, None], persistent=False)
 
     def forward(self, obs: Tree) -> Tensor:
         vector = self.flat(obs)
-        if self.pairs:
-            first, second = self.pairs
-            vector = torch.cat([vector, vector[..., first] - vector[..., second]], -1)
+        if self.pairs.numel():
+            first, second = (vector.index_select(-1, entries) for entries in self.pairs)
+            vector = torch.cat([vector, first - second], -1)
         value = vector.unsqueeze(-2) * self.scales  # [..., S, n]
         return (torch.asinh(value) / torch.asinh(self.scales)).flatten(-2)

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from whorl.core.errors import WhorlError
+from whorl.core.errors import ConfigError, WhorlError
 from whorl.core.files import reason
 from whorl.page.catalog import Catalog, Entry
 from whorl.page.details import log_tail
+from whorl.state.code import PREFIX
 from whorl.state.runlock import Owner, living_owner
 
 LOG = "resume.log"
@@ -26,6 +27,11 @@ class Control:
     """
 
     def __init__(self, catalog: Catalog, trust: Sequence[str] = ()) -> None:
+        if hashes := [entry for entry in trust if entry.startswith(PREFIX)]:
+            raise ConfigError(
+                f"trust names {hashes[0]!r}, the hash of one run's code, but applies to all runs of the page; name "
+                "modules or files, or continue that run with whorl resume"
+            )
         self._catalog, self._trust = catalog, tuple(trust)
         self._stopping: dict[str, Owner] = {}
         self._started: dict[str, subprocess.Popen[bytes]] = {}

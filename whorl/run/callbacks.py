@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Base of all callbacks: every method does nothing."""
+    """Base of all callbacks: every method does nothing. One that returns False ends training after the iteration."""
 
     def __init_subclass__(cls) -> None:
         """Raise for a method that looks like a hook and would never be called."""
@@ -76,7 +76,7 @@ class Callback:
 
 
 ELSEWHERE = {
-    "_on_step": "on_step(trainer, step), and trainer.stop(why) instead of returning False",
+    "_on_step": "on_step(trainer, step); to end training, call trainer.stop(why) or return False",
     "_on_training_start": "on_start(trainer)",
     "_on_rollout_end": "on_rollout(trainer, rollout)",
     "_on_training_end": "on_end(trainer, result)",
@@ -121,15 +121,12 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
             raise ConfigError(f"callbacks contains {one!r}; each must be derived from whorl.Callback")
 
 
-def call(callbacks: Sequence[Callback], hook: str, *arguments: Any) -> None:
-    """Call one method of all callbacks; raise for one that returns False, by which other libraries end training."""
+def call(callbacks: Sequence[Callback], hook: str, trainer: "Trainer", *arguments: Any) -> None:
+    """Call one method of all callbacks; one that returns False ends training, as in Stable-Baselines3."""
     for one in callbacks:
-        answer = getattr(one, hook)(*arguments)
+        answer = getattr(one, hook)(trainer, *arguments)
         if isinstance(answer, bool | np.bool_) and not answer:
-            raise ConfigError(
-                f"{type(one).__name__}.{hook} returned False, which does not end training; call trainer.stop(why), "
-                "and return nothing"
-            )
+            trainer.stop(f"{type(one).__name__}.{hook} returned False")
 
 
 def overridden(callbacks: Sequence[Callback], hook: str) -> list[Callback]:

@@ -79,7 +79,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "buffer_size": "capacity memory_capacity offline_buffer_capacity replay_buffer_size replay_capacity "
         "replay_size",
         "learning_starts": "learn_after update_after update_starting_point min_replay_size min_replay_history "
-        "num_steps_sampled_before_learning_starts warmup_steps",
+        "num_steps_sampled_before_learning_starts",
         "random_steps": "max_random_rollout start_steps",
         "updates_per_step": "ratio update_to_data utd utd_ratio update_per_step",
         "n_step": "estimation_step n_step_return_horizon update_horizon",
@@ -227,6 +227,14 @@ NOTES: dict[str, str] = {
         ("time_limit", "max_time"),
         "set max_seconds, the time limit of the run; that of an episode is an option of the environment",
     ),
+    "warmup_steps": (
+        "set learning_starts (steps before the first update), random_steps (steps of random actions), or "
+        "lr_schedule: {class: warmup}"
+    ),
+    **dict.fromkeys(
+        ("max_steps_per_episode", "episode_length", "max_episode_length"),
+        "set the time limit of the environment, in env_options",
+    ),
     **dict.fromkeys(("n_stack", "num_stack"), "set env_options: {frame_stack: 4}"),
     **dict.fromkeys(
         ("layers", "num_layers", "n_layers", "hidden_layers", "network", "mlp"),
@@ -338,7 +346,6 @@ NOTES: dict[str, str] = {
     **dict.fromkeys(
         ("noise_increasing_rate", "noise_max"), "set noise_scale to [low, high], spread over environments"
     ),
-    "max_episode_length": "set the time limit of the environment, in env_options",
     **dict.fromkeys(
         (
             "episode_queue_size",

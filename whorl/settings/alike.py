@@ -57,7 +57,7 @@ _VAGUE = {
         "update",
         "batch",
     ),
-    *("actor", "critic", "env", "target", "normalize"),
+    *("actor", "critic", "env", "target", "normalize", "per", "length"),
 }
 """words that say too little of what a setting is about"""
 

@@ -171,7 +171,7 @@ def _check_one_name(layer: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
     for key in layer:
         name = canonical(str(key), hints)
         before = spelt.setdefault(name, key)
-        if layer[before] != layer[key]:
+        if before != key and layer[before] != layer[key]:
             raise ConfigError(
                 f"{before!r} and {key!r} are one setting, but have the values {layer[before]!r} and {layer[key]!r}; "
                 "leave one of them out"
