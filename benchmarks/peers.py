@@ -186,8 +186,9 @@ def setup(names: Iterable[str], folder: Path, limit: float) -> None:
         if process.returncode == 0:
             reason.unlink(missing_ok=True)
         elif errors is not None:
-            said = [line for line in errors.splitlines() if "error" in line.lower()] or ["pip failed"]
-            reason.write_text(f"does not install: {said[-1].strip()}\n")
+            lines = [line.strip() for line in errors.splitlines()]
+            said = [line for line in lines if "error" in line.lower() and not line.startswith("note:")]
+            reason.write_text(f"does not install: {(said or ['pip failed'])[-1]}\n")
         print(f"{name}: {reason.read_text().strip() if reason.exists() else 'installed'}", flush=True)
 
 
@@ -311,18 +312,23 @@ def measured(name: str, work: Work, began: float) -> Record:
 
 
 def first_step() -> list[float]:
-    """Gets the time of the first step of a CartPole in this process."""
-    from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+    """Gets the time of the first step of a CartPole, or of a batch of them, in this process."""
+    from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
 
     found: list[float] = []
-    original = CartPoleEnv.step
 
-    def step(self: Any, action: Any) -> Any:
-        found.append(time.time())
-        CartPoleEnv.step = original  # type: ignore[method-assign]
-        return original(self, action)
+    def timed(kind: Any) -> None:
+        original = kind.step
 
-    CartPoleEnv.step = step  # type: ignore[method-assign]
+        def step(self: Any, action: Any) -> Any:
+            found.append(time.time())
+            kind.step = original
+            return original(self, action)
+
+        kind.step = step
+
+    timed(CartPoleEnv)
+    timed(CartPoleVectorEnv)
     return found
 
 

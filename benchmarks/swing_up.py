@@ -1,24 +1,31 @@
-"""Find a swing-up of QuadInvPendulum-v0, such as the one along which its `curriculum` starts, and write it as a table.
+"""Swing-ups of QuadInvPendulum-v0 by optimal control: find one, and record a dataset of demonstrations along one.
 
-    python benchmarks/swing_up.py --seed 5 --to swing_up.csv
+    python benchmarks/swing_up.py find --seed 5 --to swing_up.csv
+    python benchmarks/swing_up.py record --episodes 500 --output swing_ups
 
-Iterative LQR (Li and Todorov 2004; bounds on the action by projection, Tassa et al. 2014) from hanging at rest, with
+`find` writes a table such as the one along which the environment's `curriculum` starts: iterative LQR (Li and Todorov 2004; bounds on the action by projection, Tassa et al. 2014) from hanging at rest, with
 random smooth actions at first and a quadratic cost of the last state that grows to that of a linear-quadratic regulator
 at upright. Then actions are made more expensive, which makes the swing-up smoother and much more robust, and the
 regulator holds the chain for some steps. A linear-quadratic regulator along the result says how robust it is: the share
 of 200 episodes that it swings up with noise on its actions. Takes minutes; about half of the seeds find nothing. The
 environment's table comes from an earlier, faster implementation of the same method, so no seed repeats it exactly.
+
+`record` plays the regulator along the environment's own table, then the one at upright, and writes the episodes that
+last to the end as a dataset. A share of the actions is disturbed, so that the dataset shows how to come back.
 """
 
 import argparse
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
+import gymnasium
 import numpy as np
 import torch
 
+from whorl.datasets.minari import Episode, Writer, dataset_name
 from whorl.envs.native import chain
-from whorl.envs.native.quad_pendulum import PERIOD, PUSH
+from whorl.envs.native.quad_pendulum import PERIOD, PUSH, QuadInvPendulum, swing_up
 
 HANGING = np.array([0, *[math.pi] * 4, *[0.0] * 5])
 WEIGHTS = np.array([5.0, *[20.0] * 4, *[0.5] * 5])
@@ -160,13 +167,19 @@ def search(seed: int, value: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None
     return (states, actions) if abs(states[-1]).max() < 1.5 else None
 
 
-def robustness(states: np.ndarray, actions: np.ndarray, noise: float, value: np.ndarray) -> float:
-    """Share of 200 episodes that end upright, by a regulator along the swing-up with noise on its actions."""
+def tracking(states: np.ndarray, actions: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Gains [T, 10] of a linear-quadratic regulator along a swing-up."""
     a, b = linearised(states[:-1], actions)
     gains = np.zeros((len(actions), 10))
     for t in reversed(range(len(actions))):
         gains[t] = b[t] @ value @ a[t] / (10 + b[t] @ value @ b[t])
         value = np.diag([1.0] * 5 + [0.1] * 5) + a[t].T @ value @ (a[t] - np.outer(b[t], gains[t]))
+    return gains
+
+
+def robustness(states: np.ndarray, actions: np.ndarray, noise: float, value: np.ndarray) -> float:
+    """Share of 200 episodes that end upright, by a regulator along the swing-up with noise on its actions."""
+    gains = tracking(states, actions, value)
     rng = np.random.default_rng(0)
     body, inside = HANGING + 0.01 * rng.normal(size=(200, 10)), np.ones(200, bool)
     for t in range(len(actions) + 100):
@@ -179,15 +192,41 @@ def robustness(states: np.ndarray, actions: np.ndarray, noise: float, value: np.
     return float((inside & (abs(body[:, 1:5]).max(1) < 0.3)).mean())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seed", type=int, default=0, help="the first to try")
-    parser.add_argument("--to", required=True)
-    args = parser.parse_args()
+def record(episodes: int, output: Path, disturbed: float, noise: float, seed: int) -> None:
+    """Demonstrations, as a dataset: `noise` is the standard deviation of what is added to a share of the actions."""
+    table = swing_up()
+    states, actions = table[:, :10], table[:-1, 10]
     gain, value = regulator()
-    found, seed = None, args.seed
+    gains = tracking(states, actions, value)
+    world, rng = QuadInvPendulum(episodes), np.random.default_rng(seed)
+    steps = world.max_steps
+    observed, taken = np.zeros((steps + 1, episodes, 14), np.float32), np.zeros((steps, episodes, 1), np.float32)
+    rewards, lasts = np.zeros((steps, episodes)), np.ones(episodes, bool)
+    observed[0] = world.reset(seed)
+    for t in range(steps):
+        body = world.state["body"].T.double().numpy()
+        wanted = actions[t] - (body - states[t]) @ gains[t] if t < len(actions) else -body @ gain
+        wanted += noise * rng.normal(size=episodes) * (rng.random(episodes) < disturbed)
+        taken[t] = np.clip(wanted, -1, 1)[:, None]
+        step = world.step(torch.from_numpy(taken[t]))
+        observed[t + 1], rewards[t] = step.obs, step.reward
+        lasts &= ~step.terminated.numpy()
+    lasts &= rewards[-100:].mean(0) > 0.7
+    single = gymnasium.make(world.id)
+    about = {"algorithm_name": "linear-quadratic regulator along a swing-up"}
+    writer = Writer(dataset_name(output), output, single.observation_space, single.action_space, single.spec, about)
+    ends = [False] * (steps - 1)
+    for n in np.flatnonzero(lasts):
+        given = list(observed[:, n]), list(taken[:, n]), rewards[:, n].tolist()
+        writer.add(Episode(seed, *given, terminations=[*ends, False], truncations=[*ends, True]))
+    writer.finish()
+    mean = rewards.sum(0)[lasts].mean()
+    print(f"{lasts.sum()} of {episodes} episodes last to the end, mean return {mean:.0f}; written to {output}")
+
+
+def find(seed: int, to: str) -> None:
+    gain, value = regulator()
+    found = None
     while found is None:
         found, seed = search(seed, value), seed + 1
     states, actions = found
@@ -197,7 +236,24 @@ def main() -> None:
     for noise in (0.0, 0.03, 0.06):
         print(f"noise {noise}: {robustness(states, actions, noise, value):.2f} swung up", flush=True)
     table = np.column_stack([states, np.append(actions, 0)])
-    np.savetxt(args.to, table, fmt="%.4f", delimiter=",")
+    np.savetxt(to, table, fmt="%.4f", delimiter=",")
+
+
+def main() -> None:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    finding = commands.add_parser("find", help="a swing-up, by trajectory optimisation")
+    finding.add_argument("--seed", type=int, default=0, help="the first to try")
+    finding.add_argument("--to", required=True)
+    recording = commands.add_parser("record", help="a dataset of the regulator along the environment's table")
+    recording.add_argument("--episodes", type=int, default=500)
+    recording.add_argument("--output", type=Path, required=True, help="folder of the dataset")
+    recording.add_argument("--disturbed", type=float, default=0.1, help="share of actions with noise")
+    recording.add_argument("--noise", type=float, default=0.2, help="standard deviation of the noise")
+    recording.add_argument("--seed", type=int, default=0)
+    args = vars(parser.parse_args())
+    {"find": find, "record": record}[args.pop("command")](**args)
 
 
 if __name__ == "__main__":

@@ -282,13 +282,13 @@ def keywords() -> str:
     """The module with the settings of the loop and all algorithms as keywords, which editors complete."""
     configs = [RunConfig, *(config_of(algorithm_class(name)[1]) for name in preset_names())]
     types: dict[str, set[str]] = {}
-    texts: dict[str, str] = {}
+    texts: dict[str, Counter[str]] = {}
     for config in dict.fromkeys(configs):
         for name, hint in fields_of(config).items():
-            if name == "loggers":  # a parameter of its own
+            if name == "loggers" or name in getattr(config, "unused", ()):  # the first is a parameter of its own
                 continue
             types.setdefault(name, set()).add(_typed(bare(hint)))
-            texts.setdefault(name, help_of(config)[name])
+            texts.setdefault(name, Counter())[help_of(config)[name]] += 1
     lines = [
         '"""Settings as keywords of `whorl.load` and `whorl.train`, for editors; written by docs/generate.py."""',
         "",
@@ -302,7 +302,8 @@ def keywords() -> str:
     ]
     for name, found in types.items():
         lines.append(f"    {name}: {found.pop() if len(found) == 1 else 'Any'}")
-        lines += textwrap.wrap(f'"""{texts[name]}"""', 112, initial_indent=" " * 4, subsequent_indent=" " * 4)
+        text = "; in other algorithms: ".join(said for said, _ in texts[name].most_common())
+        lines += textwrap.wrap(f'"""{text}"""', 112, initial_indent=" " * 4, subsequent_indent=" " * 4)
     return "\n".join(lines) + "\n"
 
 

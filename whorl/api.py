@@ -38,7 +38,7 @@ from whorl.run.trainer import Trainer
 from whorl.run.viewer import Viewer
 from whorl.settings.aliases import OF_EVALUATION
 from whorl.settings.behaviors import BEHAVIORS, BehaviorSettings, read_saved
-from whorl.settings.presets import algorithms, read_file, read_yaml
+from whorl.settings.presets import algorithms, read_files, read_yaml
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import build, coerce
 from whorl.state import checkpoint, code
@@ -198,7 +198,7 @@ def resume(
         config: settings that change; files, config and keyword settings come in this order, as in `load`.
         env: the run's environment, where it can't be found by its id.
     """
-    changes = {key: value for path in files for layer in read_file(path) for key, value in layer.items()}
+    changes = {key: value for layer in read_files(files) for key, value in layer.items()}
     changes |= settings_given(config, settings)
     changes |= {} if env_options is None else {"env_options": as_options(env_options)}
     folder = find_folder(run)

@@ -13,6 +13,7 @@ WAYS = {
     "sac": ("1 environment", "8 environments"),
     "td3": ("1 environment", "8 environments"),
     "dqn": ("8 environments", "1 environment"),
+    "replay": ("8 batches at a time", "one batch at a time"),
     "stepping": ("2 workers", "2 workers, two groups", "no workers"),
 }
 ABSENT: dict[str, str] = {}
@@ -167,7 +168,11 @@ def updates(work: Work) -> float:
 
 
 def replay(work: Work) -> float:
-    return per_second(filled("sac", work)[1].sample, work.seconds)
+    """Runs draw the batches of a rollout's updates together."""
+    buffer = filled("sac", work)[1]
+    if work.way == "one batch at a time":
+        return per_second(buffer.sample, work.seconds)
+    return per_second(lambda: list(buffer.samples(8)), work.seconds, 8)
 
 
 def prioritized(work: Work) -> float:
@@ -182,11 +187,13 @@ def stepping(work: Work) -> float:
     import torch
 
     from whorl.distributed.pool import WorkerPool
-    from whorl.envs.adapter import factory_from_id
-    from whorl.envs.adapters.gymnasium import GymnasiumVector
+    from whorl.envs.make import find
 
-    given = factory_from_id(work.env), work.num_envs, work.env
-    envs: Any = GymnasiumVector(*given) if work.way == "no workers" else WorkerPool(*given, 2)
+    source = find(work.env)
+    if work.way == "no workers":
+        envs: Any = source.vector(work.num_envs)  # CartPole is Gymnasium's own batch of them
+    else:
+        envs = WorkerPool(source.factory, work.num_envs, work.env, 2)
     envs.reset(0)
     actions = (torch.from_numpy(row) for row in drawn(work))
     groups = [envs.env_slice(group) for group in range(envs.groups)] if "two groups" in work.way else []

@@ -67,6 +67,8 @@ class TrainFlags(ConfigFlags):
 class ResumeFlags:
     """Flags of `whorl resume` besides the settings that may change."""
 
+    env: str = ""
+    """the run's environment where its id does not find it, such as my_envs:Corridor"""
     trust: tuple[str, ...] = ()
     """your own code that may be loaded: an import path, a module, a file (my_env.py), or the hash of code saved with
     the run (code:HASH)"""
@@ -353,8 +355,8 @@ def resume(words: list[str]) -> int:
 
     folder = find_folder(run)
     if is_population(folder):
-        return run_trainer(resume_population(folder, changes, trust=own.trust))
-    return run_trainer(load_run(folder, changes, trust=own.trust))
+        return run_trainer(resume_population(folder, changes, own.env or None, own.trust))
+    return run_trainer(load_run(folder, changes, env=own.env or None, trust=own.trust))
 
 
 def _resume_settings() -> dict[str, Any]:

@@ -18,6 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import offset_copy
 
 from whorl.core import files
+from whorl.core.arguments import listed
 from whorl.core.errors import WhorlError, nearest
 from whorl.log.console import compact
 from whorl.log.groups import (
@@ -102,7 +103,7 @@ def plot_runs(
     for run in found:
         if not run.rows:
             _skip(run, bool(runs))
-    wanted = [name for given in metrics for name in _available(given, runs)]
+    wanted = [name for given in listed(metrics) for name in _available(given, runs)]
     if not any(run.has(style.axis) for run in runs):
         raise WhorlError(
             f"no row has {style.axis!r}, so nothing can be plotted over {style.x}; plot over steps"

@@ -21,12 +21,14 @@ from whorl.core.errors import ConfigError, nearest
 from whorl.core.spec import Array
 from whorl.data.batch import Batch
 from whorl.run.evaluate import Evaluation
+from whorl.settings.elsewhere import CALLBACK, explaining
 
 if TYPE_CHECKING:
     from whorl.run.reporting import Result
     from whorl.run.trainer import Trainer
 
 
+@explaining(CALLBACK)
 class Callback:
     """Base of all callbacks: every method does nothing. One that returns False ends training after the iteration."""
 
@@ -76,6 +78,8 @@ class Callback:
 
 
 ELSEWHERE = {
+    "_init_callback": "on_start(trainer)",
+    "_on_rollout_start": "on_update(trainer, metrics), which comes before the next rollout",
     "_on_step": "on_step(trainer, step); to end training, call trainer.stop(why) or return False",
     "_on_training_start": "on_start(trainer)",
     "_on_rollout_end": "on_rollout(trainer, rollout)",

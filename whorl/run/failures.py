@@ -66,6 +66,13 @@ def _what_is_left(trainer: "Trainer") -> str:
     return f"at once; the newest checkpoint is {saved[0].name}; continue with: {call}"
 
 
+def how_to_go_on(trainer: "Trainer") -> str:
+    """What continues a run that was stopped after an iteration."""
+    if not trainer.settings.run.save_model:
+        return "nothing was saved, because save_model is false"
+    return f"continue it with: {_resume_call(trainer)}"
+
+
 def _resume_call(trainer: "Trainer") -> str:
     if not trainer.source.named:
         return f"whorl.resume({str(trainer.run_dir)!r}, env=...)"

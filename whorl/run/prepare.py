@@ -17,7 +17,7 @@ from whorl.settings.aliases import NOTES, OF_ENVIRONMENT, POLICIES
 from whorl.settings.behaviors import BehaviorSettings, check_sections, take_behaviors, together
 from whorl.settings.draws import configured, draw_all, read_draws, saying_random, take_random
 from whorl.settings.merge import Settings, chosen_fields, configure, merge, plain_fields, settings_of
-from whorl.settings.presets import algorithm_class, algorithm_of, preset_names, read_file, same_name
+from whorl.settings.presets import algorithm_class, algorithm_of, preset_names, read_files, same_name
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import wrong
 
@@ -32,7 +32,7 @@ def prepare_all(
 ) -> tuple[Source, Settings | BehaviorSettings]:
     """The environment and all settings of a run, which may have several behaviours; see `load`."""
     _check_order(env, algorithm)
-    read = [layer for path in files for layer in read_file(path)]
+    read = read_files(files)
     objects = config if isinstance(config, RunConfig) else None
     sections, layers = take_behaviors(
         [*read, settings_given(config, {}) if objects is None else {}, settings]
@@ -81,7 +81,7 @@ def prepare(
         given |= chosen_fields(chosen)
     if isinstance(config, RunConfig):
         objects |= plain_fields(config)
-    read = [layer for path in files for layer in read_file(path)]
+    read = read_files(files)
     drawn, layers = take_random(
         [*read, objects, settings_given(config, {}), settings], settings_of(algorithm_class(algorithm)[1])
     )
@@ -154,7 +154,7 @@ def _options_in(
     if isinstance(env, str | gymnasium.Env) or not callable(env):
         return {}
     found: dict[str, Any] = {}
-    for layer in [*(layer for path in files for layer in read_file(path)), *given]:
+    for layer in [*read_files(files), *given]:
         if foreign := [name for name in layer if NOTES.get(name) == OF_ENVIRONMENT]:
             raise ConfigError(f"there is no setting {foreign[0]!r}: {OF_ENVIRONMENT}")
         if isinstance(layer.get("env_options"), Mapping):

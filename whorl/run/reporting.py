@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import psutil
 import torch
 
+from whorl.core.arguments import listed
 from whorl.core.registry import resolve
 from whorl.log import sinks as sinks  # registers its loggers
 from whorl.log.console import DISPLAY, Console, summary
@@ -65,10 +66,10 @@ class Result:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C ended `train`, which has saved the run."""
+    """Ctrl-C ended `train`, which has saved the run; `go_on` says how to continue it."""
 
-    def __init__(self, result: Result) -> None:
-        super().__init__(f"training was interrupted; continue it with: whorl resume {result.run_dir}")
+    def __init__(self, result: Result, go_on: str) -> None:
+        super().__init__(f"training was interrupted; {go_on}")
         self.result = result
 
 
@@ -123,7 +124,7 @@ class Reporting:
                     run.wandb_job_type or None,
                 )
                 self.log.add(self.wandb)
-            for named in (*getattr(run, "loggers", ()), *loggers):
+            for named in (*getattr(run, "loggers", ()), *listed(loggers)):
                 make = resolve("logger", named) if isinstance(named, str) else named
                 self.log.add(make(run_dir, settings))
         except BaseException:

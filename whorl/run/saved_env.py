@@ -78,7 +78,7 @@ def _saved_source(id: str, options: Mapping[str, Any], drawn: Mapping[str, Any])
         if id.isidentifier():
             raise CheckpointError(
                 f"the environment of the run, {id}, was given as a class or an object and can't be found by its name; "
-                f"pass it as env={id}, or name its module, as in env='my_envs:{id}' (whorl eval --env my_envs:{id})"
+                f"pass it as env={id}, or name its module, as in env='my_envs:{id}' (--env my_envs:{id})"
             ) from None
         raise CheckpointError(
             f"{error.message} (if the run was made with an environment of your own, pass it as env=)",

@@ -54,7 +54,7 @@ from whorl.run.checkpointing import (
 )
 from whorl.run.dataset import fill_replay
 from whorl.run.evaluate import Evaluation, Evaluator
-from whorl.run.failures import interrupt_explained, saving_on_failure
+from whorl.run.failures import how_to_go_on, interrupt_explained, saving_on_failure
 from whorl.run.loop import Counters, Loop
 from whorl.run.progress import Progress
 from whorl.run.reporting import (
@@ -239,7 +239,7 @@ class Trainer:
             console.update(self._spent()[0])
             result = self._finish()
         if self.interrupted:
-            raise Interrupted(result) if self._signal == CTRL_C else Terminated(result)
+            raise Interrupted(result, how_to_go_on(self)) if self._signal == CTRL_C else Terminated(result)
         return result
 
     def _set_budget(self, total_timesteps: int) -> None:

@@ -169,12 +169,19 @@ NOTES: dict[str, str] = {
         OF_ENVIRONMENT,
     ),
     "num_minibatches": "set batch_size to num_envs * num_steps / num_minibatches",
+    "train_batch_size_per_learner": "set num_envs * num_steps, the size of a rollout, or batch_size, that of a minibatch",
     "train_batch_size": "set num_envs * num_steps, the size of a rollout, or batch_size, the size of a minibatch",
     "step_per_collect": "set num_steps to step_per_collect / num_envs: it counts the steps of one environment",
     "num_envs_per_worker": "set num_envs, which counts the environments of all workers",
     "num_envs_per_env_runner": "set num_envs, which counts the environments of all actors",
     "steps": "set total_timesteps, the steps of the whole run, or num_steps, those of a rollout",
+    "n_steps": "set n_step, the steps of an n-step return, or num_steps, those of a rollout in each environment",
     "step_per_epoch": "set total_timesteps",
+    "epoch_num_steps": "set total_timesteps to their product with max_epochs",
+    "collection_step_num_env_steps": "set num_steps to it divided by num_envs: it counts the steps of one environment",
+    "update_step_num_repetitions": "set n_epochs",
+    "return_scaling": "set normalize_reward",
+    "epsilon": "set exploration_initial_eps and exploration_final_eps of epsilon-greedy algorithms, clip_range of PPO",
     "steps_per_epoch": "set total_timesteps, and num_steps per environment",
     "epoch": "set total_timesteps",
     "target_kl": "only PPO has it: its kl_cut stops updates early, as Stable-Baselines3's target_kl does",
@@ -210,7 +217,7 @@ NOTES: dict[str, str] = {
     ),
     "run_dir": "set runs, the folder of all runs, or name, the name of this one's folder in it",
     "reset_num_timesteps": "whorl resume counts on; a new run that starts from weights sets load_checkpoint_dir",
-    "stats_window_size": "returns of training are means over the last 100 episodes",
+    "stats_window_size": "episode/return is the mean of the episodes since the last row; set log_freq",
     "callback": "pass callbacks=[...], a list of whorl.Callback objects",
     "eval_env": "evaluations play in an environment of their own; set eval_freq and n_eval_episodes",
     "best_model_save_path": "the best policy is saved in the folder `best` of the run",
@@ -378,7 +385,9 @@ def _hidden(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
             f"net_arch has an entry {unknown[0]!r}; it must be a list of sizes, or have pi and vf or qf"
         )
     if "hidden_sizes" in hints:
-        return {} if isinstance(value, Mapping) else {"hidden_sizes": value}
+        if isinstance(value, Mapping):
+            raise ConfigError("net_arch has pi and vf or qf, but this algorithm has one network; give a list of sizes")
+        return {"hidden_sizes": value}
     names = {"pi": "actor_hidden_sizes", "vf": "critic_hidden_sizes", "qf": "critic_hidden_sizes"}
     return {names[key]: found for key, found in sizes.items() if names[key] in hints}
 
@@ -455,10 +464,14 @@ EXPANSIONS: dict[str, tuple[type, Callable[[Any, Mapping[str, Any]], dict[str, A
 """names that set several settings, or whose value has to be read first; with the type of that value"""
 
 
+AMBIGUOUS = {"n_steps": "n_step"}
+"""aliases that may mean another setting as well: they apply only where an algorithm does not have that one"""
+
+
 def canonical(name: str, hints: Mapping[str, Any]) -> str:
     """The setting among `hints` that a name or alias stands for; the name itself where there is none."""
     name = name.replace("-", "_")
-    if name in hints:
+    if name in hints or AMBIGUOUS.get(name) in hints:
         return name
     return next((target for target in ALIASES.get(name, ()) if target in hints), name)
 

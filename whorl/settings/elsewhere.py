@@ -64,6 +64,16 @@ POLICY: Mapping[str, str] = {
     ),
 }
 
+CALLBACK: Mapping[str, str] = {
+    "model": "each method gets the trainer",
+    "logger": "set metrics[name] in on_update(trainer, metrics)",
+    "num_timesteps": "trainer.steps counts environment steps",
+    "n_calls": "trainer.steps counts environment steps",
+    "training_env": "on_step(trainer, step) gets what the environments gave",
+    "locals": "on_step(trainer, step) and on_rollout(trainer, rollout) get the data",
+    "globals": "each method gets the trainer",
+}
+
 
 class Missing:
     """An attribute that a class does not have, though users look for it: the error says what takes its place.

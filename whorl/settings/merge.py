@@ -33,7 +33,7 @@ from whorl.settings.aliases import (
 from whorl.settings.alike import same_meaning, same_topic
 from whorl.settings.conditions import WHERE, ConditionContext, layers_where
 from whorl.settings.follow import follow
-from whorl.settings.presets import algorithm_class, owners, preset_layers, preset_names, read_file, same_name
+from whorl.settings.presets import algorithm_class, owners, preset_layers, preset_names, read_files, same_name
 from whorl.settings.run import RunConfig
 from whorl.settings.schema import bare, build, coerce, describe, fields_of, wrong
 from whorl.settings.secrets import hidden
@@ -117,7 +117,7 @@ def configure(
     tuned = [*tuned, {"env_options": dict(options or {})}]
     # A saved config.yaml, which names its algorithm, holds all settings: none of them was chosen by name.
     complete = {"algorithm": name, **objects} if objects else {}
-    in_files = [layer for path in files for layer in read_file(path)]
+    in_files = read_files(files)
     for read in in_files:
         _check_one_name(read, hints)
     given_layers = [*in_files, complete, arguments, changes or {}]

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from whorl.core.arguments import listed
 from whorl.core.errors import ConfigError, nearest
 from whorl.core.registry import registered, resolve
 from whorl.settings.aliases import POLICIES
@@ -176,6 +177,11 @@ def read_yaml(text: str, what: str) -> Any:
         raise ConfigError(f"{what} is not valid YAML{place}: {error.problem}") from None
     except (yaml.YAMLError, ValueError) as error:  # an impossible date is a ValueError
         raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def read_files(files: "str | Path | Sequence[str | Path | Mapping[str, Any]]") -> list[dict[str, Any]]:
+    """The layers of several files, or of one."""
+    return [layer for path in listed(files) for layer in read_file(path)]
 
 
 def read_file(path: "str | Path | Mapping[str, Any]", seen: tuple[Path, ...] = ()) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePosixPath
 
+from whorl.core.arguments import listed
 from whorl.core.errors import ConfigError
 
 FOLDER = "code"
@@ -63,7 +64,7 @@ def admit(code: Mapping[str, bytes], trust: Sequence[str]) -> tuple[str, ...]:
 
     Raises where a hash is not that of this code.
     """
-    for entry in trust:
+    for entry in listed(trust):
         if entry.startswith(PREFIX):
             _check(entry, code)
             _use(code)
@@ -73,7 +74,7 @@ def admit(code: Mapping[str, bytes], trust: Sequence[str]) -> tuple[str, ...]:
 def expanded(trust: Sequence[str]) -> tuple[str, ...]:
     """`trust`, its hashes replaced by the modules of code that was admitted before, and files by their modules."""
     names: list[str] = []
-    for entry in trust:
+    for entry in listed(trust):
         if not entry.startswith(PREFIX):
             names.append(_import_path(entry))
             continue
