@@ -1,6 +1,7 @@
 """The documentation follows from the source: generated regions are fresh, pages exist, links lead somewhere."""
 
 import importlib.util
+import itertools
 import json
 import re
 import subprocess
@@ -162,6 +163,9 @@ def test_every_setting_of_another_library_is_mapped_as_its_page_says(page: Path)
             if ":" in name:  # to be set under our name
                 name = name.partition(":")[0]
                 assert name in ("env_options", "components") or any(name in hints for hints in SETTINGS), name
+                for alias, hints in itertools.product(filter(str.isidentifier, theirs), SETTINGS):
+                    taken = translated(alias, 1, hints).keys() & hints.keys()
+                    assert name not in hints or not taken or name in taken, f"{alias} is taken as {taken}"
             else:
                 found = [
                     translated(alias, value, hints)

@@ -1,15 +1,18 @@
 """What users of other libraries write, in names, numbers and calls that earlier tests do not hold: each is understood,
 or answered in one sentence."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
 import whorl
 from whorl.cli import main
-from whorl.core.errors import ConfigError
+from whorl.core.errors import ConfigError, EnvError, WhorlError
+from whorl.core.process import CTRL_C
 from whorl.run.reporting import Result
 from whorl.settings.schema import coerce
 
@@ -50,6 +53,15 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
         ("ppo", "run_name", "set name, the name of the run folder"),
         ("ppo", "reward_threshold", "whorl.StopAtReturn"),
         ("ppo", "n_stack", "{frame_stack: 4}"),
+        ("sac", "n_steps", "set n_step, the steps of an n-step return, or num_steps, those of a rollout"),
+        ("dqn", "n_steps", "set n_step"),
+        ("ppo", "train_batch_size_per_learner", "set num_envs * num_steps"),
+        ("dqn", "epsilon", "set exploration_initial_eps"),
+        ("ppo", "epoch_num_steps", "set total_timesteps"),
+        ("ppo", "return_scaling", "set normalize_reward"),
+        ("ppo", "update_step_num_repetitions", "set n_epochs"),
+        ("dqn", "collection_step_num_env_steps", "set num_steps"),
+        ("ppo", "stats_window_size", "set log_freq"),
         ("ppo", "zzz", "--help-all lists all settings"),
     ],
 )
@@ -57,6 +69,26 @@ def test_a_setting_in_other_words_is_answered_with_the_one_here(algorithm: str, 
     with pytest.raises(ConfigError) as error:
         whorl.load("CartPole-v1" if algorithm != "sac" else "Pendulum-v1", algorithm, {name: 3})
     assert said in str(error.value)
+
+
+def test_n_steps_is_the_length_of_a_rollout_where_it_can_be_nothing_else() -> None:
+    assert whorl.load("CartPole-v1", "ppo", n_steps=64).settings.run.num_steps == 64
+
+
+def test_sizes_for_actor_and_critic_are_refused_by_an_algorithm_with_one_network() -> None:
+    with pytest.raises(ConfigError, match="this algorithm has one network; give a list of sizes"):
+        whorl.load("CartPole-v1", "dqn", net_arch={"pi": [64], "qf": [64]})
+
+
+def test_one_name_is_a_list_of_one(tmp_path: Path, result: Result) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("total_timesteps: 100\n")
+    for given in (file, str(file)):
+        trainer = whorl.load("CartPole-v1", "ppo", files=given)  # type: ignore[arg-type]
+        assert trainer.settings.run.total_timesteps == 100
+    assert whorl.plot(result, metrics="loss/critic", output=tmp_path / "loss.png").path.exists()
+    with pytest.raises(WhorlError, match="no logger is called 'mlflows'"):
+        whorl.train("CartPole-v1", "ppo", TINY, loggers="mlflows", runs=tmp_path)  # type: ignore[arg-type]
 
 
 def test_a_flag_in_other_words_is_answered_with_the_one_here(capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,3 +287,66 @@ def test_a_q_value_of_several_choices_asks_for_the_action(tmp_path: Path) -> Non
     ):
         policy.q_values(np.zeros(2))
     assert np.isfinite(policy.q_values(np.zeros(2), [1, 2]))
+
+
+@pytest.mark.parametrize("name", ["_init_callback", "_on_rollout_start"])
+def test_methods_of_other_callbacks_that_would_never_be_called_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} would never be called"):
+        type("Ported", (whorl.Callback,), {name: lambda self: None})
+
+
+def test_attributes_of_other_callbacks_are_answered() -> None:
+    callback = Continues()
+    with pytest.raises(AttributeError, match="trainer.steps counts environment steps"):
+        _ = callback.num_timesteps  # type: ignore[attr-defined]
+    callback.logger = 3  # type: ignore[attr-defined]  # one of the user's own is allowed
+    assert callback.logger == 3  # type: ignore[attr-defined]
+
+
+def test_a_policy_is_as_it_was_restored(result: Result, tmp_path: Path) -> None:
+    policy = whorl.restore(result)
+    with pytest.raises(ConfigError, match="best chooses a policy of a run, but a policy was given"):
+        whorl.evaluate(policy, 1, best=True)
+    with pytest.raises(ConfigError, match="name the file, such as output='video.gif'"):
+        whorl.video(policy)
+    assert whorl.video(policy, tmp_path / "one.gif", max_steps=3).path.exists()
+
+
+class Locked(gymnasium.Env):
+    """Can't be copied."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 1.0, True, False, {}
+
+
+def test_an_object_that_cannot_be_copied_is_told_to_be_given_as_a_class() -> None:
+    with pytest.raises(EnvError, match="Locked was given as an object, which is copied .* pass its class"):
+        whorl.load(Locked(), "ppo", **TINY).train()
+
+
+def test_a_function_that_cannot_be_sent_to_workers_is_told() -> None:
+    lock = threading.Lock()
+
+    def make() -> gymnasium.Env:
+        with lock:
+            return Locked()
+
+    with pytest.raises(EnvError, match="can't be sent to worker processes .* or set workers to 0"):
+        whorl.load(make, "ppo", **TINY, workers=2).train()
+
+
+def test_resume_names_what_continues_a_run_of_a_class(tmp_path: Path) -> None:
+    class Interrupts(whorl.Callback):
+        def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
+            trainer.interrupt(CTRL_C)
+
+    with pytest.raises(KeyboardInterrupt, match=r"continue it with: whorl.resume\(.*, env=...\)"):
+        whorl.train(Locked, "ppo", TINY, runs=tmp_path, callbacks=[Interrupts()])

@@ -400,7 +400,7 @@ def evaluate(
         return _evaluate_behaviors(
             *(run, episodes, env, env_options, seed, max_steps, deterministic, best, trust, device, show)
         )
-    policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
+    policy = _restored(run, best, trust, device)
     mode = show.mode
     with only_trusted(code.expanded(trust)):
         source = source_of(env, policy.settings, env_options, mode)
@@ -429,6 +429,20 @@ def evaluate(
                 )
         finally:
             vector.close()
+
+
+def _restored(run: RunName | SavedPolicy, best: bool, trust: Sequence[str], device: str) -> SavedPolicy:
+    """The policy of a run, or the one that was given, which is on its device already."""
+    if not isinstance(run, SavedPolicy):
+        return restore(run, best=best, trust=trust, device=device)
+    if best:
+        raise ConfigError("best chooses a policy of a run, but a policy was given: whorl.restore(run, best=True)")
+    if device != "cpu" and choose_device(device) != run.agent.device:
+        raise ConfigError(
+            f"device is {device}, but the policy was restored to {run.agent.device}: "
+            f"whorl.restore(run, device={device!r})"
+        )
+    return run
 
 
 def record(
@@ -462,7 +476,7 @@ def record(
     _check_evaluation(episodes, seed, max_steps)
     if is_several(run):
         raise WhorlError("a run of several behaviours can't be recorded; a dataset is that of one policy")
-    policy = run if isinstance(run, SavedPolicy) else restore(run, best=best, trust=trust, device=device)
+    policy = _restored(run, best, trust, device)
     behavior = Behavior(deterministic, epsilon, noise)
     with only_trusted(code.expanded(trust)):
         source = source_of(env, policy.settings, env_options)
@@ -505,14 +519,16 @@ def plot(
     return Media(plot_runs(find_runs(names), path, metrics or (RETURN,)))
 
 
-def video(run: RunName, output: str | Path | None = None, **options: Any) -> Media:
+def video(run: RunName | SavedPolicy, output: str | Path | None = None, **options: Any) -> Media:
     """An episode with a trained policy as a video, which a notebook shows.
 
     Args:
-        output: a .gif or .mp4 file; by default video.gif in the folder of the run.
+        output: a .gif or .mp4 file; by default video.gif in the folder of the run; a policy alone needs it.
         options: those of `evaluate`, such as `best`, `seed`, `max_steps` and `env_options`.
     """
-    path = find_policy(run).output("video.gif") if output is None else Path(output)
+    if isinstance(run, SavedPolicy) and output is None:
+        raise ConfigError("a policy was given, which has no folder; name the file, such as output='video.gif'")
+    path = Path(output) if output is not None else find_policy(run).output("video.gif")
     evaluate(run, **{"episodes": 1, **options, "video": path})
     return Media(path)
 

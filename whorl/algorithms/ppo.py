@@ -77,7 +77,7 @@ class PPOConfig(SharedTrunkConfig):
     ] = "rollout"
     """normalise advantages over the rollout, over each minibatch, or not at all"""
     value_target: Literal["gae", "return"] = "gae"
-    """target of the critic: advantage + value, or the bootstrapped return of the segment (as in CO-GYM)"""
+    """target of the critic: advantage + value, or the bootstrapped return of the rollout (as in CO-GYM)"""
     clip_value: bool = False
     """clip the critic's prediction around its value before the update"""
     clip_range_vf: PositiveLimit = 0.2

@@ -7,7 +7,7 @@ from typing import Any
 
 from whorl import api
 from whorl.box.names import find_policy
-from whorl.core.errors import ConfigError, WhorlError, nearest
+from whorl.core.errors import ConfigError, WhorlError, install_command, nearest
 from whorl.core.hardware import has_display
 from whorl.log.live import Page, Screen, Window
 from whorl.log.terminal import Terminal
@@ -88,7 +88,7 @@ def _open(screen: str, title: str) -> tuple[Screen, bool]:
         except ImportError:
             if screen == "window":
                 raise WhorlError(
-                    "a window needs pygame; install it with: pip install 'whorl-rl[render]', or use --screen terminal"
+                    f"a window needs pygame; install it with: {install_command('render')}, or use --screen terminal"
                 ) from None
         except WhorlError:
             if screen == "window":

@@ -458,7 +458,7 @@ def _play(run: str, own: EvalFlags, rest: Mapping[str, Any]) -> None:
         seed=own.seed,
         deterministic=not own.stochastic,
         max_steps=own.max_steps,
-        best=own.best,
+        best=own.best and several,
         video=video,
         screenshots=pictures,
         render=own.render,

@@ -24,6 +24,7 @@ from whorl.distributed.shared_memory import ArraySpec, SharedSegment
 from whorl.distributed.worker import ARRAY_PREFIX, BUFFERS, EnvWorker, Slice, user_arrays
 from whorl.envs.adapters.gymnasium import check_num_envs, to_arrays, to_spec, to_step, to_tensors
 from whorl.envs.make import Source
+from whorl.envs.mistakes import not_sendable
 from whorl.envs.spaces import Factory, Layout, nest, probe
 from whorl.envs.stepping import Buffers
 from whorl.envs.vector import Step, VectorEnv
@@ -76,7 +77,11 @@ class WorkerPool:
         self.arrays = user_arrays(segment.arrays)
         """the shared arrays that were requested, by name"""
         self._wire_buffers(segment.arrays)
-        environment = cloudpickle.dumps((factory, self.layout))
+        try:
+            environment = cloudpickle.dumps((factory, self.layout))
+        except Exception as error:  # pickling runs arbitrary code of the user's objects
+            segment.release()
+            raise EnvError(f"{not_sendable(error)}, or set workers to 0") from None
         self._remotes: list[ProcessRemote] = []
         try:
             for worker, slices in enumerate(self._slices):

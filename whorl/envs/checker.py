@@ -16,6 +16,7 @@ from whorl.envs.adapter import factory_from_id
 from whorl.envs.make import Batch, is_batch
 from whorl.envs.mistakes import (
     MAKING,
+    not_sendable,
     raised,
     wrong_flag,
     wrong_kind,
@@ -87,10 +88,7 @@ def _make(env: Any, findings: list[str]) -> Any:
         try:
             cloudpickle.dumps(env)
         except Exception as error:  # pickling runs arbitrary code of the user's objects
-            findings.append(
-                f"the function that makes the environment can't be sent to worker processes "
-                f"({raised('pickling it', error)}); open files, viewers and sockets inside it, not outside"
-            )
+            findings.append(not_sendable(error))
         made = _guard(env, MAKING)
     if not is_batch(made):
         _stop_at(wrong_kind(made))

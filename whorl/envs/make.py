@@ -23,7 +23,7 @@ from whorl.envs.adapters.pettingzoo import OPTIONS as PARALLEL_OPTIONS
 from whorl.envs.adapters.pettingzoo import PettingZooAdapter, is_parallel
 from whorl.envs.adapters.vectorized import BatchedVector, is_vectorized
 from whorl.envs.goals import goal_rewards
-from whorl.envs.mistakes import make_env
+from whorl.envs.mistakes import make_env, raised
 from whorl.envs.names import meant
 from whorl.envs.native import WORLDS
 from whorl.envs.spaces import Factory, probe
@@ -409,8 +409,18 @@ def _from_env(env: gymnasium.Env) -> Source:
     if spec is not None and spec.id in WORLDS:
         options = {key: value for key, value in spec.kwargs.items() if key not in ("world_id", "render_mode")}
         return _from_id(spec.id, options)
-    # Copies of the object itself include the wrappers around it.
-    return Source(_name(env), lambda: copy.deepcopy(env), named=False)
+    return Source(_name(env), partial(_copied, env), named=False)
+
+
+def _copied(env: gymnasium.Env) -> gymnasium.Env:
+    """A copy, which includes the wrappers around the environment."""
+    try:
+        return copy.deepcopy(env)
+    except Exception as error:  # copying runs arbitrary code of the user's objects
+        raise EnvError(
+            f"{_name(env)} was given as an object, which is copied for each environment and can't be "
+            f"({raised('copying it', error)}); pass its class, or a function that makes it"
+        ) from None
 
 
 def _wrapped(source: Source, options: dict[str, Any]) -> Source:

@@ -134,6 +134,14 @@ def _remedy(what: str, error: Exception) -> str:
     return ""
 
 
+def not_sendable(error: Exception) -> str:
+    """The sentence for a function that can't be pickled."""
+    return (
+        f"the function that makes the environment can't be sent to worker processes "
+        f"({raised('pickling it', error)}); open files, viewers and sockets inside it, not outside"
+    )
+
+
 def make_env(factory: Callable[[], Any]) -> Any:
     """What a factory makes; its own exceptions become an `EnvError`."""
     _silence_pygame()

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from PIL import Image
 
-from whorl.core.errors import WhorlError
+from whorl.core.errors import WhorlError, install_command
 from whorl.core.hardware import has_display
 from whorl.log.video import Frame
 
@@ -52,7 +52,7 @@ def open_screen(title: str, say: Callable[[str], None]) -> Screen:
         try:
             return Window(title)
         except ImportError:
-            hint = " (pip install 'whorl-rl[render]' shows a window instead)"
+            hint = f" ({install_command('render')} shows a window instead)"
         except WhorlError as error:
             hint = f" ({error})"
     page = Page(title)

@@ -84,7 +84,7 @@ class SavedPolicy:
     Policies with a memory or a frame stack keep them from one call of `act` to the next until `reset`.
     `value`, `probabilities`, `log_prob` and `q_values` read an observation as the next one of the episode, and change
     nothing: ask them before `act`. They are computed by the networks of training, in the units of its rewards, which
-    `normalize_reward` and `reward_clip` scale.
+    `normalize_reward` and `clip_reward` scale.
     """
 
     def __init__(self, agent: Agent, settings: Settings) -> None:
