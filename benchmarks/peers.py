@@ -16,6 +16,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -186,9 +187,8 @@ def setup(names: Iterable[str], folder: Path, limit: float) -> None:
         if process.returncode == 0:
             reason.unlink(missing_ok=True)
         elif errors is not None:
-            lines = [line.strip() for line in errors.splitlines()]
-            said = [line for line in lines if "error" in line.lower() and not line.startswith("note:")]
-            reason.write_text(f"does not install: {(said or ['pip failed'])[-1]}\n")
+            said = re.findall(r"^\s*((?:[\w.]+Error|ERROR): .+)", errors, re.M) or ["pip failed"]
+            reason.write_text(f"does not install: {said[-1]}\n")
         print(f"{name}: {reason.read_text().strip() if reason.exists() else 'installed'}", flush=True)
 
 
