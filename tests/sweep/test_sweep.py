@@ -225,7 +225,11 @@ def test_a_pruned_trial_whose_process_fails_while_closing_stays_pruned(
     monkeypatch.setattr(Stub, "prune", fails)
     values = {0: [5.0, 9.0], 1: [1.0, 1.0], 2: [7.0, 8.0]}
     swept = made(values=values, trials=3, pruner={"class": "median", "n_startup_trials": 1}).run()
-    assert [(row.number, row.state) for row in swept.rows] == [(0, "complete"), (1, "pruned"), (2, "complete")]
+    assert [(row.number, row.state) for row in swept.rows] == [
+        (0, "complete"),
+        (1, "pruned"),
+        (2, "complete"),
+    ]
 
 
 def test_a_trial_that_max_seconds_end_before_its_first_evaluation_is_evaluated(made: Make) -> None:

@@ -84,7 +84,9 @@ def chosen(suite: Suite, choice: Choice) -> Suite:
     where, contestants, tasks, seeds = f"suite {suite.name!r}", suite.contestants, suite.tasks, suite.seeds
     for flag, names in (("--algorithms", choice.algorithms), ("--environments", choice.environments)):
         if twice := [one for one in names if names.count(one) > 1]:
-            raise ConfigError(f"{flag} names {twice[0]!r} twice, which would train one run twice; name it once")
+            raise ConfigError(
+                f"{flag} names {twice[0]!r} twice, which would train one run twice; name it once"
+            )
     if choice.algorithms:
         known = {one.name: one for one in contestants}
         added = [known.get(name) or read_contestant(where, name) for name in choice.algorithms]

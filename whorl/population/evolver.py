@@ -104,7 +104,11 @@ class Evolver:
             self._draw_curve()
         result = self._result()
         if self._signal:
-            raise Interrupted(result, f"continue it with: whorl resume {result.run_dir}") if self._signal == CTRL_C else Terminated(result)
+            raise (
+                Interrupted(result, f"continue it with: whorl resume {result.run_dir}")
+                if self._signal == CTRL_C
+                else Terminated(result)
+            )
         return result
 
     def _save_config(self) -> None:
