@@ -235,7 +235,7 @@ def test_figures_are_drawn_of_whatever_has_ended(tmp_path: Path, few_draws: None
         ({"algorithms": ["ppoo"]}, "no algorithm is called 'ppoo'; did you mean 'ppo'?"),
         ({"algorithms": ["ppo", "ppo"]}, "has two algorithms called 'ppo'"),
         ({"algorithms": []}, "names no algorithms"),
-        ({"seeds": [1, 1]}, "give their number, or a list of different ones"),
+        ({"seeds": [1, 1]}, "give different ones, none below 0, or in a file their number"),
         ({"environments": {"E": {"random": 1}}}, "has no reference return"),
         ({"environments": {"E": {"random": 1, "reference": 0}}}, "must be above that of a random policy"),
         ({"envs": {}}, "has a key 'envs'; choose one of"),
@@ -258,6 +258,24 @@ def test_a_mistake_in_a_suite_is_named_before_anything_is_trained(
         made(**changes).run()
     assert sentence in error.value.message
     assert not (tmp_path / "bench").exists()
+
+
+@pytest.mark.parametrize(
+    "choice, sentence",
+    [
+        (Choice(seeds=(1, 1)), "seeds of suite 'mine' are (1, 1); give different ones, none below 0"),
+        (Choice(seeds=(1, -1)), "seeds of suite 'mine' are (1, -1); give different ones, none below 0"),
+        (Choice(algorithms=("ppo", "ppo")), "--algorithms names 'ppo' twice"),
+        (Choice(environments=("CartPoleContinuous-v0",) * 2), "--environments names 'CartPoleContinuous-v0'"),
+    ],
+    ids=["seed twice", "negative seed", "algorithm twice", "environment twice"],
+)
+def test_a_mistake_in_the_choice_is_named_before_anything_is_trained(
+    made: Make, choice: Choice, sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        made(choice)
+    assert sentence in error.value.message
 
 
 def test_the_suites_of_the_package_are_whole() -> None:

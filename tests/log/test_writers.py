@@ -5,7 +5,10 @@ import errno
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,6 +196,20 @@ def test_tensorboard_shows_numbers_over_steps_and_hides_what_was_purged(tmp_path
 def test_an_unknown_wandb_mode_is_refused_with_the_choices(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="online, offline, disabled"):
         WandB(tmp_path, {}, mode="of")
+
+
+def test_wandb_that_does_not_start_names_the_setting_that_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**given: Any) -> None:
+        raise ConnectionError("no server")
+
+    fake = SimpleNamespace(
+        init=refuse, Settings=SimpleNamespace, errors=SimpleNamespace(Error=ConnectionError)
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    with pytest.raises(WhorlError, match=r"did not start \(no server\).*set wandb_mode to offline"):
+        WandB(tmp_path, {})
 
 
 def test_wandb_works_offline_and_continues_the_same_run(

@@ -31,6 +31,7 @@ from whorl.settings.merge import settings_of
 from whorl.settings.presets import rules
 from whorl.settings.schema import fields_of
 from whorl.state import checkpoint
+from whorl.state.runlock import RunLock
 
 REPLAY = {
     "algorithm": "sac",
@@ -358,6 +359,36 @@ def test_ctrl_c_stops_at_once_and_the_rest_of_the_generation_is_repeated(
     assert read_report(stop.value.result.run_dir / "learner_0", 2) is not None
     assert read_report(stop.value.result.run_dir / "learner_1", 2) is None
     assert equal(states(whorl.resume(stop.value.result.run_dir)), states(whole))
+
+
+def test_the_folder_gets_a_sign_of_life_while_a_generation_trains(
+    small: dict[str, Any], inline: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats, seen, train = [0], list[int](), Member.train
+
+    def beat(lock: RunLock) -> None:
+        beats[0] += lock.path.parent.name.endswith("_beating")  # not of the learners' own folders
+
+    def watched(self: Member, task: Any) -> Report:
+        seen.append(beats[0])
+        return train(self, task)
+
+    monkeypatch.setattr(RunLock, "beat", beat)
+    monkeypatch.setattr(Member, "train", watched)
+    evolve(small, generations=1, tag="beating")
+    assert len(seen) == 3 and 0 < seen[0] < seen[1] < seen[2]
+
+
+def test_ctrl_c_before_the_first_generation_is_taken(
+    small: dict[str, Any], inline: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: evolver.Evolver) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(evolver.Evolver, "_save_config", interrupted)
+    with pytest.raises(Interrupted) as stop:
+        evolve(small)
+    assert stop.value.result.generations == 0
 
 
 def test_a_process_killed_with_9_is_replaced_and_nothing_changes(

@@ -357,3 +357,30 @@ def test_a_metric_that_is_an_array_is_told(tmp_path: Path) -> None:
         ConfigError, match=r"set the metric 'mine/many' to an array of shape .3,.; a metric is one"
     ):
         whorl.train("CartPole-v1", "ppo", SMALL, runs=str(tmp_path), callbacks=[Arrays()])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (None, "None"),
+        ({"a": 1}, "{'a': 1}"),
+        (np.arange(3), "an array of shape (3,)"),
+        (torch.arange(3), "an array of shape (3,)"),
+    ],
+    ids=["None", "dict", "array", "tensor"],
+)
+def test_a_metric_that_is_no_number_is_told_and_the_iteration_is_saved(
+    wrong: Any, said: str, tmp_path: Path
+) -> None:
+    class Wrong(whorl.Callback):
+        def on_update(self, trainer: Any, metrics: dict[str, Any]) -> None:
+            metrics["mine/wrong"] = wrong
+            metrics["mine/number"] = 2.0
+
+    given = {**SMALL, "save_model": True, "runs": str(tmp_path)}
+    sentence = f"set the metric 'mine/wrong' to {said}; a metric is one number; iteration 1"
+    with pytest.raises(ConfigError, match=f"{re.escape(sentence)} .* is saved in checkpoint_1"):
+        whorl.train("CartPole-v1", "ppo", given, callbacks=[Wrong()])
+    (run,) = tmp_path.iterdir()
+    (row,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert row["mine/number"] == 2.0 and "mine/wrong" not in row

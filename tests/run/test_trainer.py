@@ -14,8 +14,9 @@ from torch import nn
 
 import whorl
 from whorl.core import process
-from whorl.core.errors import CheckpointError, ConfigError, DivergedError
+from whorl.core.errors import CheckpointError, ConfigError, DivergedError, WhorlError
 from whorl.nets.normalize import ReturnScale
+from whorl.run import trainer as trainer_module
 from whorl.state import checkpoint
 
 SMALL = {
@@ -104,6 +105,56 @@ def test_a_time_limit_saves_and_stops_and_each_call_has_its_own(tmp_path: Path) 
     again = whorl.resume(first.run_dir)
     assert again.iterations == 2
     assert whorl.resume(first.run_dir, max_seconds=0).iterations == 3
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock of trainers, which stands still unless a test moves it."""
+    found = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(trainer_module, "time", SimpleNamespace(perf_counter=lambda: found.now))
+    return found
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [(trainer_module, "build"), (checkpoint, "bring_rows"), (trainer_module, "Reporting")],
+    ids=["building", "restoring", "loggers"],
+)
+def test_the_time_limit_counts_what_comes_before_the_first_step(
+    slow: tuple[Any, str], clock: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = whorl.train("CartPole-v1", "ppo", {**SMALL, "max_iterations": 1, "runs": str(tmp_path)})
+    usual = getattr(*slow)
+
+    def slowly(*given: Any) -> Any:
+        clock.now += 40.0
+        return usual(*given)
+
+    monkeypatch.setattr(*slow, slowly)
+    limited = whorl.resume(first.run_dir, max_iterations=5, max_seconds=30)
+    assert (limited.iterations, limited.reason) == (2, "30 s are over")
+    assert whorl.resume(first.run_dir, max_seconds=50).iterations == 5
+
+
+def test_the_time_limit_counts_no_pause_between_steps(clock: SimpleNamespace, tmp_path: Path) -> None:
+    with whorl.load("CartPole-v1", "ppo", {**SMALL, "max_seconds": 60.0, "runs": str(tmp_path)}) as trainer:
+        for _ in range(2):
+            trainer.step()
+            clock.now += 1000.0
+        assert not trainer.finished
+
+
+def test_what_raises_before_the_first_step_leaves_no_folder_and_can_be_repeated(tmp_path: Path) -> None:
+    class Refuses(whorl.Callback):
+        def on_start(self, trainer: Any) -> None:
+            raise WhorlError("not today")
+
+    trainer = whorl.load("CartPole-v1", "ppo", {**SMALL, "runs": str(tmp_path)}, callbacks=[Refuses()])
+    with pytest.raises(WhorlError, match="not today"):
+        trainer.train()
+    assert not list(tmp_path.iterdir())
+    trainer.callbacks.pop()
+    assert trainer.train().iterations == 3
 
 
 def test_a_warm_start_takes_weights_but_not_rates_and_any_number_of_envs(tmp_path: Path) -> None:

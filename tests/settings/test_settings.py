@@ -347,6 +347,7 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_
     small = {"num_envs": 2, "num_steps": 8, "batch_size": 16, "max_iterations": 1, "runs": str(tmp_path)}
     with pytest.raises(WhorlError, match=r"pip install -e '.*\[wandb\]'"):
         whorl.load("CartPole-v1", "ppo", {**small, "use_wandb": True, "quiet": True}).train()
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_changeable_setting_exists() -> None:

@@ -193,6 +193,51 @@ def test_a_process_that_fails_twice_is_replaced_and_settings_that_always_fail_ar
     ]
 
 
+def test_a_grid_ends_after_its_last_point(made: Make) -> None:
+    swept = made(sampler="grid", trials=9, search={"gamma": [0.9, 0.99]}).run()
+    assert swept.reason == "all trials are finished"
+    assert [row.state for row in swept.rows] == ["complete", "complete"]
+    assert {row.params["gamma"] for row in swept.rows} == {0.9, 0.99}
+
+
+def test_a_point_of_a_grid_whose_process_failed_is_tried_again(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = Stub.train
+
+    def fails_once(self: Stub, task: Task) -> Progress:
+        if task.number == 0:
+            raise WhorlError("the environment is out of order")
+        return train(self, task)
+
+    monkeypatch.setattr(Stub, "train", fails_once)
+    swept = made(sampler="grid", search={"gamma": [0.9, 0.99]}).run()
+    assert [row.number for row in swept.rows] == [1, 2]
+    assert {row.params["gamma"] for row in swept.rows} == {0.9, 0.99}
+
+
+def test_a_pruned_trial_whose_process_fails_while_closing_stays_pruned(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Stub, task: Task) -> bool:
+        raise WhorlError("the simulator does not close")
+
+    monkeypatch.setattr(Stub, "prune", fails)
+    values = {0: [5.0, 9.0], 1: [1.0, 1.0], 2: [7.0, 8.0]}
+    swept = made(values=values, trials=3, pruner={"class": "median", "n_startup_trials": 1}).run()
+    assert [(row.number, row.state) for row in swept.rows] == [
+        (0, "complete"),
+        (1, "pruned"),
+        (2, "complete"),
+    ]
+
+
+def test_a_trial_that_max_seconds_end_before_its_first_evaluation_is_evaluated(made: Make) -> None:
+    swept = made(trained=True, trials=1, total_timesteps=256, eval_freq=128, max_seconds=1e-6).run()
+    (row,) = swept.rows
+    assert row.state == "complete" and 0 < row.steps < 128 and row.value > 0
+
+
 def test_a_target_ends_the_sweep_and_more_trials_go_on(made: Make) -> None:
     sweep = made(values={0: [1.0, 4.0], 1: [1.0, 2.0]}, trials=3, target_return=4.0)
     swept = sweep.run()

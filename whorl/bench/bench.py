@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from whorl.bench.cell import Cell, CellResult, CellWorker, read_result
-from whorl.bench.suite import CONFIG, Suite, check_runs, find_suite, read_contestant, read_suite, save, suites
+from whorl.bench.suite import (
+    CONFIG,
+    Suite,
+    check_runs,
+    find_suite,
+    read_contestant,
+    read_seeds,
+    read_suite,
+    save,
+    suites,
+)
 from whorl.core import files
 from whorl.core.errors import CheckpointError, ConfigError, nearest
 from whorl.core.hardware import cores
@@ -71,22 +81,27 @@ def load_bench(name: str, choice: Choice, folder: str = "", runs: str = "runs") 
 
 def chosen(suite: Suite, choice: Choice) -> Suite:
     """A part of a suite; algorithms that it does not have join with the settings of their presets."""
-    contestants, tasks = suite.contestants, suite.tasks
+    where, contestants, tasks, seeds = f"suite {suite.name!r}", suite.contestants, suite.tasks, suite.seeds
+    for flag, names in (("--algorithms", choice.algorithms), ("--environments", choice.environments)):
+        if twice := [one for one in names if names.count(one) > 1]:
+            raise ConfigError(
+                f"{flag} names {twice[0]!r} twice, which would train one run twice; name it once"
+            )
     if choice.algorithms:
         known = {one.name: one for one in contestants}
-        added = [
-            known.get(name) or read_contestant(f"suite {suite.name!r}", name) for name in choice.algorithms
-        ]
+        added = [known.get(name) or read_contestant(where, name) for name in choice.algorithms]
         contestants = tuple(added)
     if choice.environments:
         there = {task.env: task for task in tasks}
         for env in choice.environments:
             if env not in there:
-                raise ConfigError(f"suite {suite.name!r} has no environment {env!r}; {nearest(env, there)}")
+                raise ConfigError(f"{where} has no environment {env!r}; {nearest(env, there)}")
         tasks = tuple(there[env] for env in choice.environments)
     if choice.settings:
         tasks = tuple(replace(task, settings={**task.settings, **choice.settings}) for task in tasks)
-    return replace(suite, contestants=contestants, tasks=tasks, seeds=tuple(choice.seeds) or suite.seeds)
+    if choice.seeds:
+        seeds = read_seeds(where, choice.seeds)
+    return replace(suite, contestants=contestants, tasks=tasks, seeds=seeds)
 
 
 class Bench:

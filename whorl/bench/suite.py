@@ -150,7 +150,7 @@ def read_suite(name: str, content: Mapping[str, Any]) -> Suite:
     return Suite(
         name,
         str(content.get("about", "")),
-        _seeds(where, content.get("seeds", 5)),
+        read_seeds(where, content.get("seeds", 5)),
         tuple(contestants),
         tuple(tasks),
         common,
@@ -256,12 +256,15 @@ def _check_fixed(where: str, settings: Mapping[str, Any]) -> None:
             raise ConfigError(f"{where} sets {key}, which a benchmark decides itself; leave it out")
 
 
-def _seeds(where: str, given: Any) -> tuple[int, ...]:
+def read_seeds(where: str, given: Any) -> tuple[int, ...]:
+    """The seeds of a suite: a list, or their number."""
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
         return tuple(range(1, given + 1))
     fits = isinstance(given, Sequence) and given and all(isinstance(one, int) and one >= 0 for one in given)
     if not fits or len(set(given)) < len(given):
-        raise ConfigError(f"seeds of {where} are {given!r}; give their number, or a list of different ones")
+        raise ConfigError(
+            f"seeds of {where} are {given!r}; give different ones, none below 0, or in a file their number"
+        )
     return tuple(given)
 
 

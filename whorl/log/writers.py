@@ -215,7 +215,7 @@ class WandB(Logger):
             )
         except wandb.errors.Error as error:
             raise WhorlError(
-                f"W&B did not start ({error}); run 'wandb login' or choose mode offline"
+                f"W&B did not start ({error}); run 'wandb login' or set wandb_mode to offline"
             ) from error
         # W&B's own step may only increase, but a resumed run repeats the rows after its checkpoint. With "steps"
         # as the x-axis repeated points coincide.

@@ -82,11 +82,11 @@ class Evolver:
         """Go on until the last generation, the target or a signal; that is raised as `Interrupted` or `Terminated`."""
         run = self.settings.run
         with ExitStack() as stack:
-            lock = RunLock(self.folder)
-            stack.callback(lock.release)
+            self.lock = RunLock(self.folder)
+            stack.callback(self.lock.release)
+            self.display = Display(self.config, self.settings, self.folder)
             stack.enter_context(first_interrupt(self._interrupt))
             self._save_config()
-            self.display = Display(self.config, self.settings, self.folder)
             stack.enter_context(self.display)
             self._conclude()
             if not self._over():
@@ -99,13 +99,16 @@ class Evolver:
                     self.backend, "learner", Member, lambda place: arguments, self._processes(), gpus
                 )
             while not self._over():
-                lock.check()
-                lock.beat()
+                self.lock.check()
                 self._generation()
             self._draw_curve()
         result = self._result()
         if self._signal:
-            raise Interrupted(result, f"continue it with: whorl resume {result.run_dir}") if self._signal == CTRL_C else Terminated(result)
+            raise (
+                Interrupted(result, f"continue it with: whorl resume {result.run_dir}")
+                if self._signal == CTRL_C
+                else Terminated(result)
+            )
         return result
 
     def _save_config(self) -> None:
@@ -183,6 +186,7 @@ class Evolver:
         for slot, report in reports.items():
             self.display.ended(slot, report)
         while (queue or self.pool.busy) and not self._signal:
+            self.lock.beat()
             while queue and self.pool.idle:
                 slot, task = queue.popleft()
                 self.display.started(slot)

@@ -5,9 +5,9 @@ anything of the trainer, but must draw random numbers from a generator of its ow
 """
 
 import inspect
-import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,13 +103,24 @@ def _check_arguments(cls: type, name: str) -> None:
         raise ConfigError(f"{cls.__name__}.{name} must take the arguments ({', '.join(wanted)})") from None
 
 
-def check_metrics(metrics: Mapping[str, Any]) -> None:
-    """Raise for what callbacks added to `metrics` that is no number."""
-    for name, value in metrics.items():
-        if not isinstance(value, numbers.Real | np.number | str) and math.prod(np.shape(value)) != 1:
-            raise ConfigError(
-                f"a callback set the metric {name!r} to an array of shape {np.shape(value)}; a metric is one number"
-            )
+def check_metrics(metrics: dict[str, Any]) -> None:
+    """Raise for what callbacks added to `metrics` that is no number, and remove it: the rest can be saved."""
+    wrong = {name: metrics.pop(name) for name, value in [*metrics.items()] if not _is_metric(value)}
+    for name, value in wrong.items():
+        shape = getattr(value, "shape", ())
+        what = f"an array of shape {tuple(shape)}" if shape else reprlib.repr(value)
+        raise ConfigError(f"a callback set the metric {name!r} to {what}; a metric is one number")
+
+
+def _is_metric(value: Any) -> bool:
+    """Whether it is a number, or an array that holds one; short strings are metrics, too."""
+    if isinstance(value, numbers.Real | str):
+        return True
+    try:
+        float(value)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers
+        return False
+    return True
 
 
 def check_callbacks(callbacks: Sequence[object]) -> None:

@@ -144,10 +144,11 @@ class Reporting:
             "metrics_end": end,
         }
 
-    def console(self, parts: Parts, counters: Counters) -> Console:
-        """The progress display."""
-        settings = self.settings
-        done, total, unit = counters.spent(settings.run)
+    def console(self, parts: Parts, counters: Counters, spent: float) -> Console:
+        """The progress display; `spent` seconds of `max_seconds` are over."""
+        settings, run = self.settings, self.settings.run
+        left = max(run.max_seconds - spent, 1e-3) if run.max_seconds else 0.0
+        done, total, unit = counters.spent(run)
         title = f"{settings.algorithm} on {parts.acting.env.id}: {self.run_dir}"
         size = parts.agent.replay_bytes()
         if size:
@@ -156,9 +157,7 @@ class Reporting:
         if parts.acting.dashboard:
             title += f" (Ray: {parts.acting.dashboard})"
         title += f"\n{summary(parts.settings, str(parts.device))}"
-        return DISPLAY.get()(
-            total, unit, title, settings.run.quiet, done=done, seconds=settings.run.max_seconds
-        )
+        return DISPLAY.get()(total, unit, title, run.quiet, done=done, seconds=left)
 
     def upload(self, saved: int, name: str) -> None:
         """Upload the policy of checkpoint number `saved` to W&B, where it is in use."""

@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ class Trainer:
         self.wall_time = 0.0
         """seconds of training, including those before the run was resumed"""
         self._spent_here = 0.0
-        """seconds of training in this process"""
+        """seconds of building, restoring and training since the run was opened here, for `max_seconds`"""
         self.interrupted = False
         self._signal = ""
         """what interrupted training"""
@@ -231,7 +231,8 @@ class Trainer:
             self._rebuild()
             stack.enter_context(first_interrupt(self.interrupt))
             reporting = self._open()
-            console = self._console = stack.enter_context(reporting.console(self.parts, self.counters))
+            console = reporting.console(self.parts, self.counters, self._spent_here)
+            self._console = stack.enter_context(console)
             stack.callback(self._unwatch)
             self.loop.watch(Progress(self._tick))
             for row in self:
@@ -459,11 +460,11 @@ class Trainer:
     def build(self) -> "Trainer":
         """Create environment, agent, collector and learner; the first step does it by itself."""
         if not self._built:
-            self._stop_reason, self.interrupted, self._spent_here = "", False, 0.0
+            self._stop_reason, self.interrupted = "", False
             check_callbacks(self.callbacks)
             hooks = ("on_rollout", "on_step", "on_episode")
             needs = Needs(*(bool(overridden(self.callbacks, hook)) for hook in hooks))
-            with gpu_memory(self.settings):
+            with self._counted(), gpu_memory(self.settings):
                 self._assemble(needs)
             self.settings = self.parts.settings
             self._built = True
@@ -490,36 +491,45 @@ class Trainer:
             use_checkpoint(self.run_dir, lambda found: self.attach(found.folder.parent, found))
         self.build()
 
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count the seconds within towards `max_seconds`; where calls are nested, once."""
+        began, before = time.perf_counter(), self._spent_here
+        try:
+            yield
+        finally:
+            self._spent_here = before + time.perf_counter() - began
+
     def _open(self) -> Reporting:
         """Build what is missing, open the run folder and the loggers, and start."""
         if self._reporting is not None:
             return self._reporting
-        new = self.run_dir is None
+        new = self.run_dir is None and not self._restored
         try:
-            self._rebuild()
-            if self.run_dir is None:
-                self.run_dir = self._new_folder()
-            self._acquire(self.run_dir)
-            self.checkpointing.open(self.run_dir)
-            resumed = self._purge_step, self._last_row_at
-            self._reporting = Reporting(self.run_dir, self.settings, self.loggers, *resumed)
-            while self._unlogged:
-                self._reporting.log.message(self._unlogged.pop(0))
-            self._system = SystemMetrics(self.agent.updates)
-            self._row, self._result, self._inside_step = {}, None, False
-            if not self._restored:
-                self._begin()
-            elif self._branched:
-                self.save()  # from now on the newest checkpoint belongs to this branch
-            call(self.callbacks, "on_start", self)
+            with self._counted():
+                self._rebuild()
+                if self.run_dir is None:
+                    self.run_dir = self._new_folder()
+                self._acquire(self.run_dir)
+                self.checkpointing.open(self.run_dir)
+                resumed = self._purge_step, self._last_row_at
+                self._reporting = Reporting(self.run_dir, self.settings, self.loggers, *resumed)
+                while self._unlogged:
+                    self._reporting.log.message(self._unlogged.pop(0))
+                self._system = SystemMetrics(self.agent.updates)
+                self._row, self._result, self._inside_step = {}, None, False
+                if not self._restored:
+                    self._begin()
+                elif self._branched:
+                    self.save()  # from now on the newest checkpoint belongs to this branch
+                call(self.callbacks, "on_start", self)
         except BaseException as error:
             self._release()
-            # A dataset that does not fit, or a run to load from that is not there: nothing was trained, so nothing is
-            # left of the new folder.
-            mistaken = isinstance(error, (ConfigError, CheckpointError)) and not self._restored
-            if new and mistaken and self.run_dir is not None:
+            # A dataset that does not fit, a run to load from that is not there, a logger that does not start: nothing
+            # was trained, so nothing is left of the new folder.
+            if new and isinstance(error, WhorlError) and self.run_dir is not None:
                 shutil.rmtree(self.run_dir, ignore_errors=True)
-                self.run_dir = None
+                self.run_dir, self._restored = None, False
             raise
         return self._reporting
 
@@ -560,6 +570,7 @@ class Trainer:
 
     def _release(self) -> None:
         """Stop processes, free the environments and close the loggers; write nothing."""
+        self._spent_here = 0.0
         with ExitStack() as stack:
             if self._lock is not None:
                 stack.callback(self._lock.release)
@@ -648,10 +659,11 @@ class Trainer:
         self.run_dir = run_dir
         try:
             self._acquire(run_dir)
-            self.build()
-            checkpoint.bring_rows(loaded, run_dir)
-            with checkpoint.reading(loaded.folder, checkpoint.STATE):
-                self.load_state(loaded.state)
+            with self._counted():
+                self.build()
+                checkpoint.bring_rows(loaded, run_dir)
+                with checkpoint.reading(loaded.folder, checkpoint.STATE):
+                    self.load_state(loaded.state)
             with checkpoint.reading(loaded.folder, checkpoint.METADATA):
                 self.wall_time = float(loaded.metadata["wall_time"])
                 offset = int(loaded.metadata["metrics_offset"])

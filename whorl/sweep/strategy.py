@@ -68,7 +68,11 @@ def make_sampler(part: Part, spaces: Sequence[Space], seed: int, earlier: int) -
         options = {"seed": seed, "scramble": True, "warn_asynchronous_seeding": False}
     if name in ("qmc", "gp", "cmaes"):
         options["warn_independent_sampling"] = False
-    return _made("sampler", part, SAMPLERS, options)
+    sampler = _made("sampler", part, SAMPLERS, options)
+    if name == "grid":
+        # It would stop the study after the last point, which fails outside of `optimize`; the sweep counts itself.
+        sampler.after_trial = lambda *_: None
+    return sampler
 
 
 def make_pruner(part: Part, eval_freq: int, total: int) -> Any:

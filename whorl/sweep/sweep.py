@@ -85,6 +85,8 @@ class _Trial:
     task: Task
     history: list[tuple[float, ...]] = field(default_factory=list)
     """returns of all seeds at each evaluation"""
+    pruned: bool = False
+    """whether its end is written down, and its process is closing the runs"""
 
 
 def load_sweep(config: str | Path, settings: Mapping[str, Any], folder: str | Path = "") -> "Sweep":
@@ -221,10 +223,10 @@ class Sweep:
     def _handle(self, one: _Trial, answer: Any) -> None:
         """Handle the answer of a trial's process."""
         number = one.task.number
-        if isinstance(answer, RemoteError):
-            self._failed(one, answer)
-        elif not isinstance(answer, Progress):  # the trial was pruned, and its runs are closed now
+        if one.pruned:  # the process has closed its runs, or failed to: either way the trial is over
             del self._running[number]
+        elif isinstance(answer, RemoteError):
+            self._failed(one, answer)
         elif answer.note:
             self._end(one, "invalid" if answer.invalid else "diverged", answer)
             self._invalid += answer.invalid
@@ -242,6 +244,7 @@ class Sweep:
             elif one.trial.should_prune():
                 self._end(one, "pruned", answer, value)
                 self.pool.give_next(number, one.task, "prune")
+                one.pruned = True
                 self._running[number] = one  # until its process has closed the runs
             else:
                 self.pool.give_next(number, one.task, "advance")

@@ -152,7 +152,11 @@ def _train_until(run: _Run, goal: int) -> None:
         row = trainer.step()
         if "evaluation/return" in row:
             run.last = float(row["evaluation/return"])
-            if not math.isfinite(run.last):
-                raise DivergedError("the return of its evaluation is not finite")
-            if trainer.steps >= goal:
-                return
+        elif trainer.finished:  # max_seconds are over, after which a run does not evaluate by itself
+            run.last = trainer.evaluate().mean_return
+        else:
+            continue
+        if not math.isfinite(run.last):
+            raise DivergedError("the return of its evaluation is not finite")
+        if trainer.steps >= goal:
+            return
