@@ -3,7 +3,8 @@
     python benchmarks/swing_up.py find --seed 5 --to swing_up.csv
     python benchmarks/swing_up.py record --episodes 500 --output swing_ups
 
-`find` writes a table such as the one along which the environment's `curriculum` starts: iterative LQR (Li and Todorov 2004; bounds on the action by projection, Tassa et al. 2014) from hanging at rest, with
+`find` writes a table such as the one along which the environment's `curriculum` starts: iterative LQR (Li and Todorov
+2004; bounds on the action by projection, Tassa et al. 2014) from hanging at rest, with
 random smooth actions at first and a quadratic cost of the last state that grows to that of a linear-quadratic regulator
 at upright. Then actions are made more expensive, which makes the swing-up smoother and much more robust, and the
 regulator holds the chain for some steps. A linear-quadratic regulator along the result says how robust it is: the share
@@ -200,7 +201,10 @@ def record(episodes: int, output: Path, disturbed: float, noise: float, seed: in
     gains = tracking(states, actions, value)
     world, rng = QuadInvPendulum(episodes), np.random.default_rng(seed)
     steps = world.max_steps
-    observed, taken = np.zeros((steps + 1, episodes, 14), np.float32), np.zeros((steps, episodes, 1), np.float32)
+    observed, taken = (
+        np.zeros((steps + 1, episodes, 14), np.float32),
+        np.zeros((steps, episodes, 1), np.float32),
+    )
     rewards, lasts = np.zeros((steps, episodes)), np.ones(episodes, bool)
     observed[0] = world.reset(seed)
     for t in range(steps):
@@ -214,14 +218,18 @@ def record(episodes: int, output: Path, disturbed: float, noise: float, seed: in
     lasts &= rewards[-100:].mean(0) > 0.7
     single = gymnasium.make(world.id)
     about = {"algorithm_name": "linear-quadratic regulator along a swing-up"}
-    writer = Writer(dataset_name(output), output, single.observation_space, single.action_space, single.spec, about)
+    writer = Writer(
+        dataset_name(output), output, single.observation_space, single.action_space, single.spec, about
+    )
     ends = [False] * (steps - 1)
     for n in np.flatnonzero(lasts):
         given = list(observed[:, n]), list(taken[:, n]), rewards[:, n].tolist()
         writer.add(Episode(seed, *given, terminations=[*ends, False], truncations=[*ends, True]))
     writer.finish()
     mean = rewards.sum(0)[lasts].mean()
-    print(f"{lasts.sum()} of {episodes} episodes last to the end, mean return {mean:.0f}; written to {output}")
+    print(
+        f"{lasts.sum()} of {episodes} episodes last to the end, mean return {mean:.0f}; written to {output}"
+    )
 
 
 def find(seed: int, to: str) -> None:

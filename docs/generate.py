@@ -285,7 +285,9 @@ def keywords() -> str:
     texts: dict[str, Counter[str]] = {}
     for config in dict.fromkeys(configs):
         for name, hint in fields_of(config).items():
-            if name == "loggers" or name in getattr(config, "unused", ()):  # the first is a parameter of its own
+            if name == "loggers" or name in getattr(
+                config, "unused", ()
+            ):  # the first is a parameter of its own
                 continue
             types.setdefault(name, set()).add(_typed(bare(hint)))
             texts.setdefault(name, Counter())[help_of(config)[name]] += 1

@@ -436,7 +436,9 @@ def _restored(run: RunName | SavedPolicy, best: bool, trust: Sequence[str], devi
     if not isinstance(run, SavedPolicy):
         return restore(run, best=best, trust=trust, device=device)
     if best:
-        raise ConfigError("best chooses a policy of a run, but a policy was given: whorl.restore(run, best=True)")
+        raise ConfigError(
+            "best chooses a policy of a run, but a policy was given: whorl.restore(run, best=True)"
+        )
     if device != "cpu" and choose_device(device) != run.agent.device:
         raise ConfigError(
             f"device is {device}, but the policy was restored to {run.agent.device}: "
@@ -526,9 +528,12 @@ def video(run: RunName | SavedPolicy, output: str | Path | None = None, **option
         output: a .gif or .mp4 file; by default video.gif in the folder of the run; a policy alone needs it.
         options: those of `evaluate`, such as `best`, `seed`, `max_steps` and `env_options`.
     """
-    if isinstance(run, SavedPolicy) and output is None:
-        raise ConfigError("a policy was given, which has no folder; name the file, such as output='video.gif'")
-    path = Path(output) if output is not None else find_policy(run).output("video.gif")
+    if output is not None:
+        path = Path(output)
+    elif isinstance(run, SavedPolicy):
+        raise ConfigError("a policy was given, which has no folder; name the file: output='video.gif'")
+    else:
+        path = find_policy(run).output("video.gif")
     evaluate(run, **{"episodes": 1, **options, "video": path})
     return Media(path)
 

@@ -169,8 +169,10 @@ NOTES: dict[str, str] = {
         OF_ENVIRONMENT,
     ),
     "num_minibatches": "set batch_size to num_envs * num_steps / num_minibatches",
-    "train_batch_size_per_learner": "set num_envs * num_steps, the size of a rollout, or batch_size, that of a minibatch",
-    "train_batch_size": "set num_envs * num_steps, the size of a rollout, or batch_size, the size of a minibatch",
+    **dict.fromkeys(
+        ("train_batch_size", "train_batch_size_per_learner"),
+        "set num_envs * num_steps, the size of a rollout, or batch_size, the size of a minibatch",
+    ),
     "step_per_collect": "set num_steps to step_per_collect / num_envs: it counts the steps of one environment",
     "num_envs_per_worker": "set num_envs, which counts the environments of all workers",
     "num_envs_per_env_runner": "set num_envs, which counts the environments of all actors",
@@ -181,7 +183,6 @@ NOTES: dict[str, str] = {
     "collection_step_num_env_steps": "set num_steps to it divided by num_envs: it counts the steps of one environment",
     "update_step_num_repetitions": "set n_epochs",
     "return_scaling": "set normalize_reward",
-    "epsilon": "set exploration_initial_eps and exploration_final_eps of epsilon-greedy algorithms, clip_range of PPO",
     "steps_per_epoch": "set total_timesteps, and num_steps per environment",
     "epoch": "set total_timesteps",
     "target_kl": "only PPO has it: its kl_cut stops updates early, as Stable-Baselines3's target_kl does",
@@ -386,7 +387,9 @@ def _hidden(value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
         )
     if "hidden_sizes" in hints:
         if isinstance(value, Mapping):
-            raise ConfigError("net_arch has pi and vf or qf, but this algorithm has one network; give a list of sizes")
+            raise ConfigError(
+                "net_arch has pi and vf or qf, but this algorithm has one network; give a list of sizes"
+            )
         return {"hidden_sizes": value}
     names = {"pi": "actor_hidden_sizes", "vf": "critic_hidden_sizes", "qf": "critic_hidden_sizes"}
     return {names[key]: found for key, found in sizes.items() if names[key] in hints}

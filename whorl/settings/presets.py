@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
@@ -179,7 +179,7 @@ def read_yaml(text: str, what: str) -> Any:
         raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def read_files(files: "str | Path | Sequence[str | Path | Mapping[str, Any]]") -> list[dict[str, Any]]:
+def read_files(files: "str | Path | Iterable[str | Path | Mapping[str, Any]]") -> list[dict[str, Any]]:
     """The layers of several files, or of one."""
     return [layer for path in listed(files) for layer in read_file(path)]
 
