@@ -373,7 +373,7 @@ class Trainer:
         """Show how far the iteration has come."""
         waits = doing == "collecting" and not self.parts.acting.collector.begun
         if self.interrupted and waits and self.steps == self.counters.saved_steps:  # there is nothing to save
-            raise KeyboardInterrupt if self._signal == CTRL_C else SystemExit(128 + signal.SIGTERM)
+            raise KeyboardInterrupt() if self._signal == CTRL_C else SystemExit(128 + signal.SIGTERM)
         if self._lock is not None:
             self._lock.beat()
         if self._console is None:
