@@ -195,7 +195,9 @@ def test_a_trajectory_that_shards_could_not_read_is_collected_again(max_lag: int
     collector.start()
     collector.finish()
     assert (0, 0) in fleet.released, "its actor has nothing to do"
-    assert ((1, 0) in fleet.released) == (max_lag is None), "the other one waits for the next version with max_lag 0"
+    assert ((1, 0) in fleet.released) == (max_lag is None), (
+        "the other one waits for the next version with max_lag 0"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -206,7 +206,14 @@ def test_the_row_of_an_iteration_that_a_callback_saves_is_there_after_a_resume(
             trainer.save()
 
     setattr(Saves, hook, save)
-    given = {**SMALL, "save_model": True, "eval": True, "eval_freq": 1, "n_eval_episodes": 1, "max_iterations": 4}
+    given = {
+        **SMALL,
+        "save_model": True,
+        "eval": True,
+        "eval_freq": 1,
+        "n_eval_episodes": 1,
+        "max_iterations": 4,
+    }
     run = whorl.load(Goal, "ppo", {**given, "runs": str(tmp_path)}, callbacks=[Saves()]).train()
     evaluated = [row["iteration"] for row in rows(run) if "evaluation/return" in row]
     learned = [row["iteration"] for row in rows(run) if "episodes" in row]

@@ -185,11 +185,10 @@ def test_returns_do_not_go_on_where_environments_without_snapshots_begin_new_epi
     settings = {**SMALL, "reset_every": 10**6, "workers": 2, "overlap_rollouts": overlap}
     trainer = load_run(start("Forgetful-v0", settings, tmp_path).run_dir, {"max_iterations": 17})
     try:
-        saved = tree.clone({name: trainer.state()[name] for name in ("agent", "experience")})
+        running = trainer.agent.state_dict()["rewards.running"]
+        waiting = trainer.experience.state_dict()["pending"]
     finally:
         trainer._release()
-    running = saved["agent"]["module"]["rewards.running"]
-    waiting = saved["experience"]["pending"]
     if overlap:  # the last rollout is merged with the next one: from the returns before it, and up to its end
         assert running.any() and not waiting["keep"][-1].any() and waiting["keep"].any()
     else:
@@ -215,7 +214,9 @@ def test_a_checkpoint_of_a_callback_begins_new_episodes_and_the_run_goes_on_with
     assert_same(state(run.run_dir)["agent"], state(plain.run_dir)["agent"])
     trainer = load_run(run.run_dir / "checkpoint_1", {})
     try:
-        assert trainer.iteration == 3 and trainer.counters.resets == 1  # other seeds than those of the first reset
+        assert (
+            trainer.iteration == 3 and trainer.counters.resets == 1
+        )  # other seeds than those of the first reset
         assert not trainer.collector.episode_statistics.open.any()  # type: ignore[attr-defined]
         waiting = trainer.experience.state_dict()["pending"]
         if overlap:
