@@ -220,7 +220,8 @@ class Trainer:
         `total_timesteps` is the setting of that name, for a run that has not begun: train(100_000).
 
         Ctrl-C and SIGTERM end it after the iteration under way, with a checkpoint, and raise `Interrupted`, a
-        `KeyboardInterrupt`, or `Terminated`, a `SystemExit`, both with the result. The second signal ends it at once.
+        `KeyboardInterrupt`, or `Terminated`, a `SystemExit`, both with the result. The second signal ends it at once,
+        and so does the first while there is nothing to save and no actor has started.
         """
         for name in unknown:
             remedy = NOTES.get(name, f"give it to whorl.load(env, 'ppo', {name}=...)")
@@ -684,7 +685,7 @@ class Trainer:
         if not self.settings.run.eval:
             self.counters.evaluated_return = math.nan
         if why := loaded.metadata.get(RESTARTS):
-            had = why if isinstance(why, str) else FAILED  # earlier versions: true
+            had = why if isinstance(why, str) else FAILED  # earlier versions have true there
             warnings.warn(
                 f"{loaded.folder.name} was saved when {had}; all of them start new episodes",
                 stacklevel=2,
