@@ -1,6 +1,8 @@
 """What the learner makes of trajectories, and settings that would have no effect."""
 
 import gc
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from whorl.distributed.fleet_collector import FleetCollector, make_fleet
 from whorl.envs.make import find
 from whorl.run.resume import load_run
 from whorl.settings.merge import configure
+from whorl.state.checkpoint import checkpoints
 from whorl.state.policy import build_agent
 from whorl.state.streams import Streams
 
@@ -168,6 +171,58 @@ def test_actors_that_never_start_are_not_waited_for_for_ever(monkeypatch: pytest
     monkeypatch.setattr("time.perf_counter", lambda: next(times))
     collector.finish()
     assert fleet.released == [(0, 0)]
+
+
+class Forgetful:
+    """Replay shards that lose the trajectory of the first place once."""
+
+    def __init__(self) -> None:
+        self.lost = [{0}, set(), set()]
+
+    def stage(self, place: int, trajectory: Trajectory, lost: int) -> None: ...
+
+    def staged(self) -> set[int]:
+        return self.lost.pop(0)
+
+
+@pytest.mark.parametrize("max_lag", [0, None])
+def test_a_trajectory_that_shards_could_not_read_is_collected_again(max_lag: int | None) -> None:
+    role = role_of("dqn", 2, 2)
+    both = [trajectory(role, actor, 0) for actor in range(2)]
+    fleet = Scripted(2, 2, both, [trajectory(role, 0, 1)])
+    collector = FleetCollector(fleet, role, role.agent, 2, max_lag)
+    collector.shards = Forgetful()
+    collector.start()
+    collector.finish()
+    assert (0, 0) in fleet.released, "its actor has nothing to do"
+    assert ((1, 0) in fleet.released) == (max_lag is None), (
+        "the other one waits for the next version with max_lag 0"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_actor_has_started_ends_the_run_at_once(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sent = []
+
+    def poll(self: Fleet, seconds: float) -> list[Trajectory]:
+        if not sent:
+            sent.append(number)
+            os.kill(os.getpid(), number)
+        return []
+
+    monkeypatch.setattr(Fleet, "poll", poll)
+    monkeypatch.setattr(Fleet, "_start", lambda self, number: None)
+    given = {"quiet": True, "tensorboard": False, "eval": False, "num_envs": 2, "runs": str(tmp_path)}
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as error:
+        whorl.load("CartPole-v1", "impala", given).train()
+    (run,) = tmp_path.iterdir()
+    assert not (run / "run.lock").exists() and not checkpoints(run)
+    if number == signal.SIGINT:
+        assert "before the first checkpoint; start again with" in str(error.value)
+    else:
+        assert isinstance(error.value, SystemExit) and error.value.code == 143
 
 
 def test_an_actor_that_hangs_at_its_start_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,13 @@ from zoo import LENGTH, Corridors, Meadow, Unsaved
 
 import whorl
 from whorl.cli import main
-from whorl.core.errors import ConfigError
+from whorl.core.errors import ConfigError, EnvError
 from whorl.envs import make
 from whorl.log.console import Console
 from whorl.run.behaviors.evaluate import play
 from whorl.run.behaviors.parts import SharedCollector
 from whorl.run.behaviors.trainer import BehaviorTrainer
+from whorl.run.resume import load_run
 from whorl.run.trust import trust_flag
 from whorl.settings.behaviors import read_saved, take_behaviors
 from whorl.state import checkpoint, code
@@ -194,6 +195,44 @@ def test_returns_end_where_environments_without_snapshots_are_reset(tmp_path):
     trainer.train()
     assert trainer.counters.resets == 2
     assert seen.keep == [1.0, 0.0, 1.0, 0.0]
+
+
+class Stormy(Meadow):
+    """Each copy raises in the first step of the second iteration, as long as it storms."""
+
+    storms = True
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        if self.storms and len(self.received) == 4:
+            raise OSError("the fence is gone")
+        return super().step(actions)
+
+
+def test_an_environment_that_fails_costs_the_iteration_under_way_alone(tmp_path, monkeypatch):
+    with pytest.raises(EnvError, match="the fence is gone") as error:
+        load(tmp_path, Stormy).train()
+    assert "is saved in checkpoint_1, without the episodes under way" in str(error.value)
+    monkeypatch.setattr(Stormy, "storms", False)
+    (run,) = tmp_path.iterdir()
+    with pytest.warns(UserWarning, match="an environment had failed; all of them start new episodes"):
+        trainer = load_run(run, {}, env=Stormy)
+    assert trainer.iteration == 1 and trainer.counters.resets == 1
+    assert trainer.train().iterations == 8
+    assert [row["iteration"] for row in rows(run)] == list(range(1, 9))
+
+
+class Tired(Meadow):
+    """It has no snapshot any more once it was stepped."""
+
+    def get_snapshot(self) -> dict[str, Any] | None:
+        return None if self.received else super().get_snapshot()
+
+
+def test_an_environment_that_loses_its_snapshots_is_trained_and_resumed(tmp_path):
+    with pytest.warns(UserWarning, match=r"copy 0 of .* has no snapshot.* a resumed run begins new ones"):
+        run = load(tmp_path, Tired, checkpoint_freq=1, max_iterations=3).train().run_dir
+    with pytest.warns(UserWarning, match="had no snapshot; all of them start new episodes"):
+        assert whorl.resume(run, env=Tired, max_iterations=4).iterations == 4
 
 
 def test_one_checkpoint_holds_all_behaviours_and_its_policies_can_be_taken_one_by_one(tmp_path):

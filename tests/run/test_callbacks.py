@@ -194,6 +194,48 @@ def test_an_episode_that_spans_rollouts_is_counted_whole(tmp_path: Path) -> None
     ] * 10
 
 
+@pytest.mark.parametrize("hook", ["on_update", "on_evaluation"])
+def test_the_row_of_an_iteration_that_a_callback_saves_is_there_after_a_resume(
+    hook: str, tmp_path: Path
+) -> None:
+    class Saves(whorl.Callback):
+        """Saves after the second iteration."""
+
+    def save(self: Any, trainer: Any, what: Any) -> None:
+        if trainer.iteration == 2:
+            trainer.save()
+
+    setattr(Saves, hook, save)
+    given = {
+        **SMALL,
+        "save_model": True,
+        "eval": True,
+        "eval_freq": 1,
+        "n_eval_episodes": 1,
+        "max_iterations": 4,
+    }
+    run = whorl.load(Goal, "ppo", {**given, "runs": str(tmp_path)}, callbacks=[Saves()]).train()
+    evaluated = [row["iteration"] for row in rows(run) if "evaluation/return" in row]
+    learned = [row["iteration"] for row in rows(run) if "episodes" in row]
+    assert evaluated == learned == [1, 2, 3, 4]
+    again = whorl.resume(run.run_dir / "checkpoint_1", env=Goal, max_iterations=3)
+    learned = [row["iteration"] for row in rows(again) if "episodes" in row]
+    assert learned == [1, 2, 3]
+    if hook == "on_evaluation":
+        assert all("evaluation/return" in row for row in rows(again)) and len(rows(again)) == 3
+
+
+def test_the_last_row_stays_where_a_callback_has_saved_before_it_was_written(tmp_path: Path) -> None:
+    class Saves(whorl.Callback):
+        def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
+            trainer.save()
+
+    given = {**SMALL, "save_model": True, "log_freq": 10**6, "runs": str(tmp_path)}
+    run = whorl.load(Goal, "ppo", given, callbacks=[Saves()]).train()
+    assert [row["iteration"] for row in rows(run)] == [3]
+    assert [row["iteration"] for row in rows(whorl.resume(run.run_dir, env=Goal))] == [3]
+
+
 # Success
 
 

@@ -197,6 +197,82 @@ def test_steps_of_a_rollout_that_was_lost_are_not_counted_on_resume(tmp_path: Pa
         assert not statistics.sums.any()
 
 
+class Later(gymnasium.Wrapper):
+    """Holds an object that no snapshot can have, from its first step on."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.last: object = None
+
+    def step(self, action: Any) -> Any:
+        self.last = object()
+        return super().step(action)
+
+
+class Busy(Faulty):
+    """Its own snapshot fails from its first step on."""
+
+    def get_snapshot(self) -> dict[str, Any]:
+        if self.steps:
+            raise OSError("the simulator is busy")
+        return {}
+
+    def set_snapshot(self, snapshot: dict[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("env", "workers", "why"),
+    [
+        (Later, 0, "environment 0: .* has no snapshot; define get_snapshot and set_snapshot"),
+        (Later, 2, "environment 0: .* has no snapshot; define get_snapshot and set_snapshot"),
+        (Busy, 0, r"get_snapshot\(\) raised OSError: the simulator is busy"),
+    ],
+)
+def test_an_environment_that_loses_its_snapshots_is_trained_and_resumed(
+    env: Any, workers: int, why: str, tmp_path: Path
+) -> None:
+    given = {**ROLLOUTS, "checkpoint_freq": 1, "max_iterations": 3, "workers": workers, "runs": str(tmp_path)}
+    with pytest.warns(UserWarning, match=f"{why}; checkpoints are saved without the episodes under") as told:
+        run = whorl.load(env, "ppo", given).train().run_dir
+    assert sum("snapshot" in str(one.message) for one in told) == 1
+    assert checkpoint.number(checkpoint.checkpoints(run)[0]) == 3
+    with pytest.warns(UserWarning, match="had no snapshot; all of them start new episodes"):
+        trainer = load_run(run, {"max_iterations": 4}, env=env)
+    assert trainer.counters.resets == 1 and trainer.train().iterations == 4
+
+
+def test_workers_that_begin_again_do_not_repeat_their_exploration(tmp_path: Path) -> None:
+    def generators(trainer: Any) -> list[torch.Tensor]:
+        try:
+            return [worker["generator"] for worker in trainer.collector.state_dict()["workers"]]
+        finally:
+            trainer._release()
+
+    fail("raise", tmp_path, workers=2)
+    first = generators(whorl.load(Faulty, "ppo", {**ROLLOUTS, "workers": 2}).build())
+    with pytest.warns(UserWarning, match="start new episodes"):
+        again = generators(load_run(run_of(tmp_path), {}, env=Faulty))
+    assert not any(torch.equal(one, other) for one in first for other in again)
+    assert not torch.equal(*again)
+
+
+def test_a_checkpoint_that_could_not_be_written_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any) -> None:
+        raise CheckpointError("the disk is full")
+
+    with whorl.load("CartPole-v1", "ppo", {**ROLLOUTS, "runs": str(tmp_path)}) as trainer:
+        trainer.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "save", full)
+            with pytest.raises(CheckpointError, match="the disk is full"):
+                trainer.save()
+        assert trainer.checkpointing.saved == trainer.counters.saved_steps == 0
+        assert trainer.save().name == "checkpoint_1"
+        assert trainer.counters.saved_steps == trainer.steps
+
+
 def test_the_replay_buffer_is_saved_too(tmp_path: Path) -> None:
     text = fail("raise", tmp_path, "dqn")
     assert "iteration 3 (step 40) is saved in checkpoint_1" in text

@@ -17,6 +17,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 import whorl
 from whorl.core import tree
+from whorl.run.resume import load_run
 from whorl.run.trainer import Result
 from whorl.state import checkpoint
 
@@ -182,13 +183,65 @@ def test_returns_do_not_go_on_where_environments_without_snapshots_begin_new_epi
     overlap: bool, tmp_path: Path
 ) -> None:
     settings = {**SMALL, "reset_every": 10**6, "workers": 2, "overlap_rollouts": overlap}
-    saved = state(start("Forgetful-v0", settings, tmp_path).run_dir)
-    running = saved["agent"]["module"]["rewards.running"]
-    waiting = saved["experience"]["pending"]
-    if overlap:  # the last rollout is merged after the resume: from the returns before it, and up to its end
+    trainer = load_run(start("Forgetful-v0", settings, tmp_path).run_dir, {"max_iterations": 17})
+    try:
+        running = trainer.agent.state_dict()["rewards.running"]
+        waiting = trainer.experience.state_dict()["pending"]
+    finally:
+        trainer._release()
+    if overlap:  # the last rollout is merged with the next one: from the returns before it, and up to its end
         assert running.any() and not waiting["keep"][-1].any() and waiting["keep"].any()
     else:
         assert not running.any() and not waiting
+
+
+class Saves(whorl.Callback):
+    def on_update(self, trainer: Any, metrics: dict[str, float]) -> None:
+        if trainer.iteration == 3:
+            trainer.save()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_checkpoint_of_a_callback_begins_new_episodes_and_the_run_goes_on_with_its_own(
+    overlap: bool, tmp_path: Path
+) -> None:
+    more = {"workers": 2, "overlap_rollouts": True} if overlap else {"workers": 0}
+    settings = {**SMALL, **more, "reset_every": 10**6, "eval": False, "max_iterations": 4}
+    run = whorl.load(
+        "Forgetful-v0", "ppo", {**settings, "runs": str(tmp_path / "a")}, callbacks=[Saves()]
+    ).train()
+    plain = start("Forgetful-v0", settings, tmp_path / "b")
+    assert_same(state(run.run_dir)["agent"], state(plain.run_dir)["agent"])
+    trainer = load_run(run.run_dir / "checkpoint_1", {})
+    try:
+        assert (
+            trainer.iteration == 3 and trainer.counters.resets == 1
+        )  # other seeds than those of the first reset
+        assert not trainer.collector.episode_statistics.open.any()  # type: ignore[attr-defined]
+        waiting = trainer.experience.state_dict()["pending"]
+        if overlap:
+            assert not waiting["keep"][-1].any() and waiting["keep"].any()
+        else:
+            assert not trainer.agent.state_dict()["rewards.running"].any()
+    finally:
+        trainer._release()
+
+
+def test_a_run_that_goes_on_from_an_older_checkpoint_without_snapshots_can_be_killed_at_once(
+    tmp_path: Path,
+) -> None:
+    """Environments that were reset on loading, and not stepped since, are reset with the same seeds again."""
+    settings = {**SMALL, "reset_every": 10**6, "eval": False, "max_iterations": 4, "workers": 0}
+    run = whorl.load("Forgetful-v0", "ppo", {**settings, "runs": str(tmp_path)}, callbacks=[Saves()]).train()
+    found = []
+    for name in ("checkpoint_1", ""):  # the second time from the checkpoint that the first one began with
+        trainer = load_run(run.run_dir / name, {})
+        try:
+            trainer._open()
+            found.append(tree.clone(trainer.collector.state_dict()))
+        finally:
+            trainer._release()
+    assert_same(*found)
 
 
 def test_a_budget_that_is_spent_already_is_said(tmp_path: Path) -> None:

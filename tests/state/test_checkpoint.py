@@ -383,8 +383,14 @@ def test_saving_a_number_again_replaces_a_damaged_checkpoint(tmp_path: Path) -> 
     assert visible(tmp_path) == {"checkpoint_2"} and not hidden(tmp_path)
 
 
+@pytest.fixture
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system on which two folders can't swap names."""
+    monkeypatch.setattr(files, "exchange", lambda one, other: False)
+
+
 def test_when_the_last_rename_fails_the_checkpoint_of_that_number_is_put_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_exchange: None
 ) -> None:
     write(tmp_path, 2)
     rename, calls = os.rename, []
@@ -528,6 +534,71 @@ def test_the_best_policy_replaces_the_one_before_and_is_no_resume_point(tmp_path
     assert checkpoint.checkpoints(tmp_path) == [] and not hidden(tmp_path)
 
 
+def save_best(run_dir: Path, value: float) -> Path:
+    weight = {"weight": torch.tensor(value)}
+    return checkpoint.save_best(run_dir, weight, {"number": value}, {"mean_return": value}, None)
+
+
+def test_the_best_policy_is_never_missing_while_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").touch()
+    (tmp_path / "b").touch()
+    if not files.exchange(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("names can't be swapped here")
+    best = save_best(tmp_path, 1.0)
+    rename = os.rename
+
+    def watched(a: Path, b: Path) -> None:
+        rename(a, b)
+        assert best.exists()
+
+    monkeypatch.setattr(os, "rename", watched)
+    save_best(tmp_path, 2.0)
+    assert checkpoint.load(best).policy["weight"] == 2.0
+
+
+@pytest.mark.parametrize("renames", [1, 2])
+def test_the_best_policy_is_there_again_after_a_kill_while_it_was_replaced(
+    renames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_exchange: None
+) -> None:
+    best = save_best(tmp_path, 1.0)
+    rename, calls = os.rename, []
+
+    class Killed(BaseException): ...
+
+    def killed(a: Path, b: Path) -> None:
+        if len(calls) == renames:
+            raise Killed
+        calls.append(b)
+        rename(a, b)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", killed)
+        with pytest.raises(Killed):
+            save_best(tmp_path, 2.0)
+    write(tmp_path, 1)
+    assert checkpoint.load(best).policy["weight"] == renames
+    assert visible(tmp_path) == {"best", "checkpoint_1"} and not hidden(tmp_path)
+
+
+@pytest.mark.parametrize("during", ["_verify", "_tensors"])
+def test_a_policy_that_is_replaced_while_it_is_read_is_read_again(
+    during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = save_best(tmp_path, 1.0)
+    work, replaced = getattr(checkpoint, during), []
+
+    def meanwhile(*given: Any) -> Any:
+        if not replaced:
+            replaced.append(save_best(tmp_path, 2.0))
+        return work(*given)
+
+    monkeypatch.setattr(checkpoint, during, meanwhile)
+    found = checkpoint.load(best)
+    assert (found.policy["weight"], found.metadata["mean_return"], found.config["number"]) == (2, 2, 2)
+
+
 SAVER = """
 import os, random, signal, sys, tempfile, time
 from pathlib import Path
@@ -563,7 +634,7 @@ for line in sys.stdin:  # the newest k; then fork, kill, and say so: one slow im
 
 def test_killed_at_any_moment_the_newest_checkpoint_is_whole_and_consistent(tmp_path: Path) -> None:
     write(tmp_path, 1)
-    newest, half_written = 1, 0
+    newest, half_written, seen = 1, 0, False
     command = [sys.executable, "-c", SAVER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as saver:
         assert saver.stdin and saver.stdout
@@ -579,7 +650,10 @@ def test_killed_at_any_moment_the_newest_checkpoint_is_whole_and_consistent(tmp_
             for folder in checkpoint.checkpoints(tmp_path):
                 assert_whole(checkpoint.load(folder), checkpoint.number(folder))
             best = tmp_path / checkpoint.BEST
-            if best.exists():
+            checkpoint.recover(tmp_path)
+            assert best.exists() or not seen
+            seen = best.exists()
+            if seen:
                 marked = checkpoint.load(best)
                 assert torch.equal(marked.policy["weight"], torch.full((50,), float(marked.config["number"])))
             half_written += bool(hidden(tmp_path))

@@ -151,6 +151,15 @@ def test_a_machine_that_was_restarted_has_no_owner_left(tmp_path: Path) -> None:
     RunLock(tmp_path, replace(ME, machine="m")).release()
 
 
+def test_a_lock_that_is_held_counts_on_a_machine_that_seems_restarted(
+    tmp_path: Path, holder: "subprocess.Popen[str]"
+) -> None:
+    """Two virtual machines of one image share host name and machine id, but not the boot."""
+    record(tmp_path, replace(ME, pid=holder.pid, boot="other", machine="m"))
+    with pytest.raises(CheckpointError, match=f"by process {holder.pid} on {ME.host}; stop it first"):
+        RunLock(tmp_path, replace(ME, machine="m"))
+
+
 def test_another_host_is_refused_with_the_file_to_delete(tmp_path: Path) -> None:
     record(tmp_path, Owner(7, "node3", "1", "other", "other"), age=12)
     with pytest.raises(CheckpointError) as error:

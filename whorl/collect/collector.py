@@ -35,6 +35,8 @@ class Collector(Protocol):
     episode_statistics: Statistics
     gaps: Tensor | None = None
     """[B] bool: environments whose newest rows do not continue those of the rollout before; None: there are none"""
+    begun: bool = True
+    """whether the first steps have come; actors may take minutes to start"""
     watch: Callable[[float], None] | None = None
     """called now and then while a rollout is collected, with the share of it that is there"""
 
@@ -43,6 +45,10 @@ class Collector(Protocol):
 
     def start(self, random: bool = False) -> None:
         """Start the next rollout, with `random` actions or those of the policy."""
+
+    def reseed(self, number: int) -> None:
+        """Explore with new random streams, for the time `number`, where they are not those of the run."""
+        return
 
     def finish(self, cut: bool = False) -> Any:
         """Wait for the rollout: a `Batch` (or, from actors that compute gradients, a list of `Gradients`).

@@ -1,5 +1,6 @@
 """Files that are either complete or absent: atomic writes, hidden temporary names, checksums."""
 
+import ctypes
 import errno
 import hashlib
 import os
@@ -79,6 +80,13 @@ def link_or_copy(path: Path, into: Path) -> None:
             os.replace(temp, into)
 
 
+def exchange(one: Path, other: Path) -> bool:
+    """Let two files or folders swap names at once; False where the system or the file system can't."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    here, swap = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
+
+
 def sha256(path: Path) -> str:
     """The hexadecimal digest of a file, read in pieces."""
     digest = hashlib.sha256()
@@ -134,8 +142,6 @@ def _remove(path: Path) -> None:
 def _alive(pid: int) -> bool:
     if sys.platform == "win32":
         # os.kill(pid, 0) would send Ctrl-C there.
-        import ctypes
-
         query_limited_information, still_active = 0x1000, 259
         kernel = ctypes.windll.kernel32
         handle = kernel.OpenProcess(query_limited_information, False, pid)

@@ -72,6 +72,7 @@ class FleetCollector(Collector):
 
     episode_statistics: "SummedStatistics"
     gaps: Tensor
+    begun = False
 
     def __init__(
         self, fleet: Fleet, role: Role, agent: Agent, actors: int, max_lag: int | None, trajectories: int = 0
@@ -153,6 +154,7 @@ class FleetCollector(Collector):
                 self._stand_in(time.perf_counter() - began)
             self._log("queue", len(self._ready) - 1)
             trajectory = self._ready.popleft()
+            self.begun = True
             lag = self.version - trajectory.version
             if self.max_lag is None or lag <= self.max_lag:
                 self._log("lag", lag)
@@ -212,11 +214,14 @@ class FleetCollector(Collector):
         """Release the trajectories that replay shards have read; places whose trajectories were lost are free again."""
         if self.shards is None or not self._staged:
             return
-        for place in self.shards.staged():
-            self._held[place] = (-1, 0, 0)
-            free.add(place)
-        for _, trajectory in self._staged:
-            self._done_with(trajectory)
+        lost = self.shards.staged()
+        for place, trajectory in self._staged:
+            if place in lost:  # its actor collects another one, even if it waits for a new version otherwise
+                self._held[place] = (-1, 0, 0)
+                free.add(place)
+                self.fleet.release(trajectory)
+            else:
+                self._done_with(trajectory)
         self._staged.clear()
 
     def _done_with(self, trajectory: Trajectory) -> None:

@@ -169,6 +169,8 @@ class WorkerPool:
     def snapshot(self) -> dict[str, Any]:
         found: list[Any] = [None] * self.spec.num_envs
         for slices, states in zip(self._slices, self._call("snapshot", [()] * self.workers)):
+            if isinstance(states, str):
+                raise EnvError(states)
             for env_index, state in zip(_numbers(slices), states):
                 found[env_index] = to_tensors(state)
         return {"obs": self._current_obs(), "num_envs": found}

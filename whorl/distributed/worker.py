@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from whorl.core.errors import EnvError
 from whorl.distributed.hang_timer import HangTimer, Report
 from whorl.distributed.shared_memory import SharedSegment
 
@@ -72,8 +73,12 @@ class EnvWorker:
         for part, out in zip(self.slices, self._outputs[0]):
             self.stepper.reset(seed, out, part.first)
 
-    def snapshot(self) -> list[dict[str, Any]]:
-        return self.stepper.snapshot()
+    def snapshot(self) -> list[dict[str, Any]] | str:
+        """Of each environment; or why one has none: an error would end the pool."""
+        try:
+            return self.stepper.snapshot()
+        except EnvError as error:
+            return error.message
 
     def restore(self, snapshots: list[dict[str, Any]]) -> None:
         self.stepper.restore(snapshots)

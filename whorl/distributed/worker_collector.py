@@ -44,7 +44,7 @@ class WorkerCollector(Collector):
         hold: bool = False,
         timeout: float = 0.0,
     ) -> None:
-        self.agent, self.steps = agent, steps
+        self.agent, self.steps, self._streams = agent, steps, streams
         layout = layout_of(Storage.allocate(agent, num_envs, steps).tensors)
         arrays = {spec.name: (spec.shape, spec.dtype) for spec in array_specs(layout)}
         arrays[WEIGHTS] = ((sum(map(padded, agent.acting_tensors())),), "uint8")
@@ -55,14 +55,21 @@ class WorkerCollector(Collector):
         self.episode_statistics = EpisodeStatistics(num_envs, torch.device("cpu"), agent.spec.measures)
         self._weights = views(torch.from_numpy(self.env.arrays[WEIGHTS]), agent.acting_tensors())
         packed = cloudpickle.dumps(agent)
-        seeds = [streams.seed("act", f"worker {number}") for number in range(workers)]
         given = (packed, steps, source.id)
+        seeds = self._seeds("")
         self.env.attach(ActingWorker, [(*given, seed, hold, number) for number, seed in enumerate(seeds)])
+
+    def _seeds(self, more: str) -> list[int]:
+        """Of each worker's exploration; `more` gives other ones."""
+        return [self._streams.seed("act", f"worker {number}{more}") for number in range(self.env.workers)]
 
     def reset(self, seed: int) -> None:
         """Reset all environments; the next rollout begins there, with memories of the newest weights."""
         self._send_weights()
         self._call("reset", [(seed,)] * self.env.workers)
+
+    def reseed(self, number: int) -> None:
+        self._call("reseed", [(seed,) for seed in self._seeds(f" reset {number}")])
 
     def start(self, random: bool = False) -> None:
         """Send the weights and let the workers collect, with `random` actions or the policy's."""
@@ -152,6 +159,9 @@ class ActingWorker:
     def reset(self, seed: int) -> None:
         self._read_weights()
         self.collector.reset(seed)
+
+    def reseed(self, seed: int) -> None:
+        self.collector.generator.manual_seed(seed)
 
     def state(self) -> dict[str, Any]:
         return tree.clone({**self.collector.state_dict(), "generator": self.collector.generator.get_state()})

@@ -12,7 +12,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from whorl.core.errors import EnvError
+from whorl.core.errors import EnvError, WhorlError
+from whorl.envs.mistakes import failure, raised, theirs
 
 PLAIN_FAMILIES = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
 MUJOCO_FAMILY = "gymnasium.envs.mujoco."
@@ -35,7 +36,7 @@ def snapshot_env(env: gymnasium.Env) -> dict[str, Any] | None:
         for layer in _stack(env):
             if hasattr(layer, "get_snapshot") and hasattr(layer, "set_snapshot"):
                 # Includes what the layer wraps.
-                own = layer.get_snapshot()
+                own = _own_snapshot(layer)
                 layers.append({"own": encode(own)})
                 return None if own is None else {"layers": layers}
             state: dict[str, Any] = {"attributes": _attributes(layer)}
@@ -68,6 +69,15 @@ def restore_env(env: gymnasium.Env, snapshot: dict[str, Any]) -> None:
             setattr(layer, name, decode(value, layer.__dict__.get(name)))
         if "data" in state:
             restore_mujoco(layer.data, state["data"])
+
+
+def _own_snapshot(layer: Any) -> Any:
+    try:
+        return layer.get_snapshot()
+    except (WhorlError, _Unknown):
+        raise
+    except Exception as error:  # an environment may raise anything
+        raise failure(raised("get_snapshot()", error), error) from theirs(error)
 
 
 def _stack(env: Any) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from whorl.agents.agent import Agent
-from whorl.core.errors import CheckpointError, ConfigError, DamagedError
+from whorl.core.errors import CheckpointError, ConfigError, DamagedError, EnvError
 from whorl.data.experience import Store
 from whorl.run.build import Parts
 from whorl.run.loop import Counters
@@ -19,7 +19,8 @@ from whorl.state.runfolder import resolve_run
 
 T = TypeVar("T")
 RESTARTS = "restarts_episodes"
-"""in the metadata of a checkpoint whose environments begin new episodes, because one of them had failed"""
+"""in the metadata of a checkpoint whose environments begin new episodes because of a failure: which one it was"""
+FAILED, NO_SNAPSHOT = "an environment had failed", "an environment had no snapshot"
 TRIGGERS = ("save_model", "save_replay_buffer")
 """files in a run folder that ask for a checkpoint, which holds both"""
 SHOWN = 12
@@ -37,6 +38,10 @@ class Checkpointing:
         self.code: dict[str, bytes] = {}
         """source files that are saved with each checkpoint, as they were when the run began"""
         self.store: Store | None = None
+        self._reset_at = 0
+        """the iteration after which all environments were reset because a state was loaded"""
+        self._told = False
+        """whether this run has had a warning about a missing snapshot"""
 
     def open(self, run_dir: Path) -> None:
         """Save into this folder, and keep rows of the replay buffer in files there from now on."""
@@ -56,7 +61,7 @@ class Checkpointing:
     def state(self, restart: bool = False) -> dict[str, Any]:
         """Everything that changes the future, as tensors and plain containers.
 
-        With `restart` without that of the environments, which begin new episodes when it is loaded.
+        With `restart` without that of environments and collector: new episodes begin when it is loaded.
         """
         parts, env = self.parts, self.parts.acting.env
         return {
@@ -71,7 +76,7 @@ class Checkpointing:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly where `state` was taken."""
+        """Continue where `state` was taken: exactly, unless its environments begin new episodes."""
         parts, acting = self.parts, self.parts.acting
         parts.agent.load_state(state["agent"])
         parts.learner.load_state_dict(state["learner"])
@@ -81,12 +86,15 @@ class Checkpointing:
         if parts.map is not None and state.get("map"):  # runs of earlier versions have none
             parts.map.load_state_dict(state["map"])
         restart = state["collector"] == {}
-        if not restart:
+        if restart:
+            self._forget_episodes()
+        else:
             acting.collector.load_state_dict(state["collector"])
         if acting.env.snapshots and not restart:
             acting.env.restore(state["env"])
         else:
             parts.reset(self.counters.resets)
+            self._reset_at = self.counters.iteration
 
     def start_from(self, run: str, strict: bool) -> list[str]:
         """Start a new run where another was: its weights, optimizer states, normalisers and replay buffer, as far as
@@ -127,33 +135,33 @@ class Checkpointing:
         """Whether a checkpoint is due after this iteration, by its frequency or because a file asks for it."""
         run, counters = self.parts.settings.run, self.counters
         due = counters.steps // run.checkpoint_freq > counters.saved_steps // run.checkpoint_freq
-        return run.save_model and (due or self.asked()) and self._exact()
+        return run.save_model and (due or self.asked()) and self.exact
 
     def asked(self) -> bool:
         """Whether the user has put a file into the run folder that asks for a checkpoint."""
         return self.run_dir is not None and any((self.run_dir / name).exists() for name in TRIGGERS)
 
-    def last_due(self) -> bool:
-        """Whether the end of training leaves something to save."""
-        return self.parts.settings.run.save_model and self.counters.saved_steps != self.counters.steps
-
-    def drop_open_episodes(self) -> None:
-        """Prepare a checkpoint at any iteration: on resume, environments that can't be snapshotted are reset."""
-        if not self._exact():
-            self._forget_episodes()
+    def last_due(self, again: bool) -> bool:
+        """Whether the end of training leaves something to save; `again`: even if these steps were saved."""
+        unsaved = self.counters.saved_steps != self.counters.steps
+        return self.parts.settings.run.save_model and (unsaved or again)
 
     def _forget_episodes(self) -> None:
+        """The episodes that were under way are lost, and new ones begin: with other seeds and other exploration."""
+        collector = self.parts.acting.collector
         self.counters.resets += 1
-        self.parts.acting.collector.episode_statistics.forget()
+        collector.episode_statistics.forget()
+        collector.reseed(self.counters.resets)
         if self.parts.experience.waits:
             self.parts.experience.cut()  # the agent forgets these episodes when it learns from their last rows
         else:
             self.parts.agent.forget()
 
-    def _exact(self) -> bool:
+    @property
+    def exact(self) -> bool:
         """Whether a resumed run would repeat what comes next: environments have snapshots or were all reset."""
-        period = self.parts.reset_period
-        return period == 0 or self.counters.iteration % period == 0
+        period, iteration = self.parts.reset_period, self.counters.iteration
+        return period == 0 or iteration % period == 0 or iteration == self._reset_at
 
     def save(self, metadata: Mapping[str, Any], failed: bool = False) -> Path:
         """Write a checkpoint now. Weights and metrics are checked first: a diverged run keeps its last good one.
@@ -162,38 +170,62 @@ class Checkpointing:
             failed: an environment is lost in the middle of a rollout, so all begin new episodes on resume. (Actors
                 always do.)
         """
-        if failed:  # the rows of the unfinished rollout are lost, so they don't count
-            self.parts.acting.collector.episode_statistics.drain()
-        restart = failed and self.parts.acting.workers is not None
-        if restart:
-            self._forget_episodes()
+        if failed:
+            self._drop_rollout()
         if self.run_dir is None:
             raise CheckpointError("there is no run to save yet; call train() or step() first")
-        parts = self.parts
+        parts, before = self.parts, (self.saved, self.counters.saved_steps)
         parts.learner.check_finite()
         self.saved += 1
         self.counters.saved_steps = self.counters.steps
-        state = self.state(restart)
-        if restart:
-            metadata = {**metadata, RESTARTS: True}
-        if self.store is not None:
-            metadata = {**metadata, "segments": self.store.names()}
-        folder = checkpoint.save(
-            self.run_dir,
-            self.saved,
-            state,
-            self.policy(),
-            parts.settings.saved(),
-            metadata,
-            self.normalizer() or None,
-            self.code,
-        )
+        try:
+            state, why = self._savable_state(failed)
+            if why:
+                metadata = {**metadata, RESTARTS: why}
+            if self.store is not None:
+                metadata = {**metadata, "segments": self.store.names()}
+            folder = checkpoint.save(
+                self.run_dir,
+                self.saved,
+                state,
+                self.policy(),
+                parts.settings.saved(),
+                metadata,
+                self.normalizer() or None,
+                self.code,
+            )
+        except BaseException:
+            self.saved, self.counters.saved_steps = before
+            raise
         if checkpoint.retain(self.run_dir, parts.settings.run.keep_checkpoints):
             self._sweep()
         for name in TRIGGERS:
             with suppress(OSError):  # there is none
                 (self.run_dir / name).unlink()
         return folder
+
+    def _drop_rollout(self) -> None:
+        """The rows of the unfinished rollout are lost, so they don't count."""
+        self.parts.acting.collector.episode_statistics.drain()
+
+    def _savable_state(self, failed: bool) -> tuple[dict[str, Any], str]:
+        """The state, and the failure because of which it is without that of the environments, if there is one."""
+        if self.parts.acting.workers is None:  # actors begin new episodes anyway
+            return self.state(), ""
+        if failed:
+            return self.state(restart=True), FAILED
+        try:
+            return self.state(restart=not self.exact), ""
+        except EnvError as error:
+            state = self.state(restart=True)
+            if not self._told:
+                self._told = True
+                warnings.warn(
+                    f"{error.message}; checkpoints are saved without the episodes under way, and a resumed run begins "
+                    "new ones",
+                    stacklevel=2,
+                )
+            return state, NO_SNAPSHOT
 
     def save_best(self, metadata: Mapping[str, Any]) -> None:
         """Write the policy alone into the run's folder `best`."""

@@ -12,6 +12,7 @@ A trainer changes nothing process-wide outside of `train()`, so several can take
 
 import math
 import shutil
+import signal
 import sys
 import time
 import warnings
@@ -46,6 +47,7 @@ from whorl.run.callbacks import (
     overridden,
 )
 from whorl.run.checkpointing import (
+    FAILED,
     RESTARTS,
     Checkpointing,
     find_checkpoint,
@@ -128,6 +130,8 @@ class Trainer:
         self._last_row_at: int | None = None
         """see `Reporting`"""
         self._row: dict[str, Any] = {}
+        self._logged: set[str] | None = None
+        """names in `_row` that were logged, as long as it may still change"""
         self._inside_step = False
         self._result: Result | None = None
 
@@ -216,7 +220,8 @@ class Trainer:
         `total_timesteps` is the setting of that name, for a run that has not begun: train(100_000).
 
         Ctrl-C and SIGTERM end it after the iteration under way, with a checkpoint, and raise `Interrupted`, a
-        `KeyboardInterrupt`, or `Terminated`, a `SystemExit`, both with the result. The second signal ends it at once.
+        `KeyboardInterrupt`, or `Terminated`, a `SystemExit`, both with the result. The second signal ends it at once,
+        and so does the first while there is nothing to save and no actor has started.
         """
         for name in unknown:
             remedy = NOTES.get(name, f"give it to whorl.load(env, 'ppo', {name}=...)")
@@ -267,7 +272,7 @@ class Trainer:
         An iteration is one rollout and its updates. Losses are among the metrics every `log_freq` steps.
         """
         GATE.give_way()
-        reporting = self._open()
+        self._open()
         if self._inside_step:
             raise WhorlError(f"the last step failed; call close(), then whorl.resume({str(self.run_dir)!r})")
         if self.finished:
@@ -276,16 +281,15 @@ class Trainer:
         began, before = time.perf_counter(), self.wall_time
         with saving_on_failure(self, collecting=True), gpu_memory(self.settings):
             row = self._row = self.loop.iterate(self.counters.progress(self.settings.run))
+        self._logged = set()
         if "time/waited_for_actors" in row:
             row |= self._system.metrics(self.agent.updates, row["time/waited_for_actors"])
         row["updates"] = self.agent.updates
         row["time/elapsed"] = self.wall_time = before + time.perf_counter() - began
         with saving_on_failure(self), gpu_memory(self.settings):
             self._observe(row)
-        if self.loop.row_is_due():
-            self._own_folder().beat()
-            reporting.log.write(row)
-            self.counters.clear_new()
+        self._write_row()
+        self._logged = None
         if self.loop.reset_due:  # after the row was written: a reset that fails belongs to the next iteration
             with saving_on_failure(self, collecting=True), gpu_memory(self.settings):
                 self.reset_environments()
@@ -369,6 +373,9 @@ class Trainer:
 
     def _tick(self, share: float, rollout: float, doing: str) -> None:
         """Show how far the iteration has come."""
+        waits = doing == "collecting" and not self.parts.acting.collector.begun
+        if self.interrupted and waits and self.steps == self.counters.saved_steps:  # there is nothing to save
+            raise KeyboardInterrupt() if self._signal == CTRL_C else SystemExit(128 + signal.SIGTERM)
         if self._lock is not None:
             self._lock.beat()
         if self._console is None:
@@ -406,6 +413,17 @@ class Trainer:
                 self.log.picture(name, image.cpu().numpy(), self.steps)
             call(self.callbacks, "on_evaluation", self, evaluation)
 
+    def _write_row(self) -> None:
+        """Log the metrics of this iteration, if that is due; those that were logged for a checkpoint not again."""
+        if self._logged is None or not self.loop.row_is_due():
+            return
+        new = {name: value for name, value in self._row.items() if name not in self._logged}
+        if new:
+            self._own_folder().beat()
+            self.log.write({"steps": self.steps, "iteration": self.iteration, **new})
+            self._logged.update(new)
+            self.counters.clear_new()
+
     def reset_environments(self) -> None:
         """Reset all environments after an iteration that made it due (`reset_every`)."""
         self.loop.reset_due = False
@@ -419,11 +437,13 @@ class Trainer:
         assert self._reporting is not None and self.run_dir is not None
         if self._result is not None:
             return self._result
-        if self._row and not self.loop.row_is_due():
+        last = bool(self._row) and not self.loop.row_is_due()
+        if last:
             self._own_folder()
             self._reporting.write_last({**self._row, **self.parts.learner.means()})
-        if self.checkpointing.last_due():
-            self.checkpointing.drop_open_episodes()
+        done, total, _ = self._spent()
+        # A checkpoint that a callback has saved in this iteration does not have its last row.
+        if self.checkpointing.last_due(again=last and done >= total):
             self.save()
         elif not self.settings.run.save_model:
             self._report_map()
@@ -517,7 +537,7 @@ class Trainer:
                 while self._unlogged:
                     self._reporting.log.message(self._unlogged.pop(0))
                 self._system = SystemMetrics(self.agent.updates)
-                self._row, self._result, self._inside_step = {}, None, False
+                self._row, self._logged, self._result, self._inside_step = {}, None, None, False
                 if not self._restored:
                     self._begin()
                 elif self._branched:
@@ -546,6 +566,7 @@ class Trainer:
         """From now on no other process may train in this folder."""
         if self._lock is None:
             self._lock = RunLock(run_dir)
+            checkpoint.recover(run_dir)
 
     def _own_folder(self) -> RunLock:
         """The lock; raises if the folder was deleted, or belongs to another process now."""
@@ -591,6 +612,7 @@ class Trainer:
         if self._reporting is None:
             raise CheckpointError("there is no run to save yet; call step() or train() first")
         self._own_folder().beat()
+        self._write_row()  # else a resumed run would not have it
         self.log.flush()
         folder = self.checkpointing.save(self._metadata())
         self._report_map()
@@ -600,11 +622,7 @@ class Trainer:
     def save_after_failure(self, collecting: bool) -> Path:
         """Write a checkpoint of the last complete iteration; `collecting`: an environment failed in the next one."""
         self._own_folder()
-        if not collecting:
-            if self.loop.row_is_due():
-                self.log.write(self._row)
-                self.counters.clear_new()
-            self.checkpointing.drop_open_episodes()
+        self._write_row()
         return self.checkpointing.save(self._metadata(), failed=collecting)
 
     def save_best(self, evaluation: Evaluation) -> None:
@@ -625,11 +643,14 @@ class Trainer:
         }
 
     def state(self) -> dict[str, Any]:
-        """Everything that changes the future, as tensors and plain containers."""
-        return self.checkpointing.state()
+        """Everything that changes the future, as tensors and plain containers.
+
+        Environments without snapshots begin new episodes when it is loaded.
+        """
+        return self.checkpointing.state(restart=not self.checkpointing.exact)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly where `state` was taken."""
+        """Continue where `state` was taken."""
         self.build()
         if self.run_dir is not None:
             self.checkpointing.open(self.run_dir)
@@ -675,9 +696,10 @@ class Trainer:
             raise
         if not self.settings.run.eval:
             self.counters.evaluated_return = math.nan
-        if loaded.metadata.get(RESTARTS):
+        if why := loaded.metadata.get(RESTARTS):
+            had = why if isinstance(why, str) else FAILED  # earlier versions have true there
             warnings.warn(
-                f"{loaded.folder.name} was saved when an environment had failed; all of them start new episodes",
+                f"{loaded.folder.name} was saved when {had}; all of them start new episodes",
                 stacklevel=2,
             )
         # Continue after the highest number: neither a newer nor a damaged checkpoint is overwritten.

@@ -46,6 +46,8 @@ BEST = "best"
 """folder of the best policy so far: a checkpoint without state, which can be evaluated but not resumed"""
 
 T = TypeVar("T")
+_KEPT = ".old"
+"""ends the hidden name of a folder while it is replaced, where that is not done at once"""
 _NAME = re.compile(r"checkpoint_([1-9][0-9]*)")
 _CODE = re.compile(r"code(/[A-Za-z_]\w*)+\.py", re.ASCII)
 # The trailer is the same in every format version, so that another format is not mistaken for damage.
@@ -124,6 +126,7 @@ def _save(
             {key: _statistics(value) for key, value in normalizer.items()}, NORMALIZER
         )
     try:
+        recover(run_dir)
         files.sweep(run_dir)
         with files.scratch(final) as temp:
             temp.mkdir()
@@ -214,8 +217,30 @@ def number(folder: Path) -> int:
 
 
 def load(folder: Path, map_location: torch.device | str = "cpu") -> Loaded:
-    """Read one checkpoint after checking every file against its size and sha256."""
-    folder = Path(folder)
+    """Read one checkpoint after checking every file against its size and sha256.
+
+    Where it was replaced meanwhile, as `best` is, the new one is read.
+    """
+    while True:
+        before = _inode(folder)
+        try:
+            found = _load(Path(folder), map_location)
+        except CheckpointError:
+            if _inode(folder) == before:
+                raise
+        else:
+            if _inode(folder) == before:
+                return found
+
+
+def _inode(folder: Path) -> int:
+    try:
+        return os.stat(folder).st_ino
+    except OSError:
+        return 0
+
+
+def _load(folder: Path, map_location: torch.device | str) -> Loaded:
     try:
         metadata = _unsealed(folder)
         for name, expected in metadata["files"].items():
@@ -377,16 +402,31 @@ def _dumper(text: bytes) -> Callable[[_Recorder], object]:
 
 
 def _move_in(temp: Path, final: Path) -> None:
-    """Rename the finished folder; an existing one (damaged, so skipped on resume) is replaced."""
-    with files.scratch(final) as old:
-        if final.exists():
-            os.rename(final, old)
+    """Rename the finished folder; an existing one (`best`, or damaged and so skipped on resume) is replaced."""
+    if not final.exists():
+        os.rename(temp, final)
+    elif not files.exchange(temp, final):
+        kept = final.with_name(f".{final.name}{_KEPT}")
+        os.rename(final, kept)
         try:
             os.rename(temp, final)
         except OSError:
-            if old.exists():
-                os.rename(old, final)
+            os.rename(kept, final)
             raise
+        os.rename(kept, temp)  # which is removed
+
+
+def recover(run_dir: Path) -> None:
+    """Put back a folder that a process was replacing when it was killed, unless the new one is there."""
+    for kept in list(run_dir.glob(f".*{_KEPT}")):
+        final = run_dir / kept.name[1:].removesuffix(_KEPT)
+        if final.name != BEST and _NAME.fullmatch(final.name) is None:
+            continue
+        if not final.exists():
+            os.rename(kept, final)
+        else:
+            with files.scratch(final) as trash:
+                os.rename(kept, trash)
 
 
 def _portable(value: Any, where: str) -> Any:

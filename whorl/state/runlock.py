@@ -176,7 +176,7 @@ class RunLock:
                 raise self._refused(
                     stop if owner.pid != me.pid else "another trainer of this process; close it first"
                 )
-        elif owner.on_machine_of(me) and me.machine:
+        elif owner.on_machine_of(me) and me.machine and locked is not False:
             return  # the machine was restarted
         if locked is False:
             raise self._refused(stop)

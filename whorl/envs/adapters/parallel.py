@@ -76,6 +76,8 @@ class PettingZooEnv(BehaviorEnv):
 
     def snapshot(self) -> dict[str, Any]:
         envs = [snapshot_of(env) for env in self._envs]
+        if None in envs:
+            raise EnvError(f"copy {envs.index(None)} of {self.id} has no snapshot, but it had one before")
         return {
             "envs": [to_tensors(state) for state in envs],
             "live": [list(live) for live in self._live],

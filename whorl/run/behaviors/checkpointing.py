@@ -87,12 +87,15 @@ class BehaviorCheckpointing(Checkpointing):
         parts, shared = self.parts, self.parts.acting.collector
         parts.streams.load_state_dict(state["streams"])
         self.counters.load_state_dict(state["counters"])
+        members = [state[BEHAVIORS][member.name] for member in parts.members]
+        self.counters.resets += any(member["collector"] == {} for member in members)  # with other seeds
         if state["env"]:
             shared.restore(state["env"])
         else:
             parts.reset(self.counters.resets)
-        for member in parts.members:
-            member.checkpointing.load_state(state[BEHAVIORS][member.name])
+            self._reset_at = self.counters.iteration
+        for member, own in zip(parts.members, members):
+            member.checkpointing.load_state(own)
 
     def policy(self) -> dict[str, Any]:
         return {BEHAVIORS: {member.name: member.checkpointing.policy() for member in self.parts.members}}
@@ -104,11 +107,9 @@ class BehaviorCheckpointing(Checkpointing):
             for key, values in member.checkpointing.normalizer().items()
         }
 
-    def _forget_episodes(self) -> None:
-        self.counters.resets += 1
+    def _drop_rollout(self) -> None:
         for member in self.parts.members:
-            member.collector.episode_statistics.forget()
-            member.parts.agent.forget()
+            member.collector.episode_statistics.drain()
 
 
 def of_behavior(found: checkpoint.Loaded, name: str) -> checkpoint.Loaded:

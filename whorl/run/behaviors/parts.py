@@ -72,6 +72,8 @@ class Member:
 class SharedCollector:
     """The environment that all behaviours collect from."""
 
+    begun = True
+
     def __init__(self, env: BehaviorEnv, members: list[Member]) -> None:
         self.env, self.members = env, members
 
