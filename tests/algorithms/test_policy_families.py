@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from whorl.agents.agent import Context
-from whorl.conformance import Run, subject
+from whorl.agents.agent import COMPONENTS, Context
+from whorl.collect.collector import LocalCollector
+from whorl.conformance import RandomWorld, Run, same, subject
+from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Discrete, Spec
 from whorl.data.batch import LAST, POLICY, STREAMS, Batch
@@ -249,6 +251,25 @@ def test_the_policy_head_takes_the_place_of_the_greedy_policy() -> None:
         context.reset,
     )
     assert torch.equal(acted.action, scores.argmax(-1))
+
+
+def test_a_reset_of_all_environments_keeps_the_bandits_and_clears_what_belongs_to_an_episode() -> None:
+    """As `reset_every` resets environments without snapshots."""
+    agent = subject("agent57", "vector", "lstm", "discrete").agent()
+    world: Any = RandomWorld(agent.spec)
+    collector = LocalCollector(world, agent, 48, torch.Generator().manual_seed(1))
+    collector.reset(0)
+    collector.collect()
+    before = tree.clone(collector.memory)
+    collector.reset(1)
+    after, bandit = collector.memory, before[FAMILY]["bandit"]
+    assert bandit["count"].min() > 0 and before[FAMILY]["index"].min() >= 0
+    assert same(after[FAMILY]["bandit"], bandit)
+    with torch.no_grad():
+        fresh = agent.begin(tree.index(collector.storage.obs, collector.steps))
+    for memory in (after, fresh):
+        del memory[FAMILY]["bandit"], memory[COMPONENTS]
+    assert same(after, fresh)
 
 
 @pytest.mark.parametrize("algorithm", AGENTS)

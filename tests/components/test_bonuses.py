@@ -22,6 +22,7 @@ from whorl.conformance import RandomWorld, Run, same, subject
 from whorl.core.spec import Array
 from whorl.data.batch import Batch
 from whorl.nets.novelty import Cells
+from whorl.run.trainer import Trainer
 
 CONFIGS: dict[str, Any] = {
     "icm": ICMConfig(hidden_sizes=(16,), features=4, normalize=False),
@@ -340,6 +341,32 @@ def test_the_episodic_memory_of_actors_equals_one_of_lists(
                 if not ended:
                     assert float(found[t, env]) == pytest.approx(expected, rel=1e-2), (number, t, env)
     assert len(seen) == 4 and resets > 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_reset_of_all_environments_keeps_the_mean_distance_and_clears_the_episode(
+    workers: int, tmp_path: Path
+) -> None:
+    """As `reset_every` resets environments without snapshots."""
+    given: dict[str, Any] = {"num_envs": 4, "num_steps": 16, "batch_size": 32, "workers": workers}
+    given |= {"components": ["episodic"], "episodic": {"capacity": 12, "hidden_sizes": [8], "features": 4}}
+    quiet = {"eval": False, "quiet": True, "tensorboard": False, "runs": str(tmp_path)}
+    with whorl.load("CartPole-v1", "ppo", {**given, **quiet}) as trainer:
+        trainer.step()
+        before, after = (_memories(trainer, reset) for reset in (False, True))
+        assert before["distance"].min() > 0 and before["count"].max() > 1
+        assert after["count"].tolist() == [1] * 4
+        for name in ("distance", "distances"):
+            assert torch.equal(after[name], before[name])
+
+
+def _memories(trainer: Trainer, reset: bool) -> dict[str, Tensor]:
+    """The episodic memories of all environments, after all were reset or as they are."""
+    if reset:
+        trainer.parts.reset(1)
+    found = trainer.parts.acting.collector.state_dict()
+    parts = [part["memory"][COMPONENTS]["episodic"] for part in found.get("workers", [found])]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def test_lifelong_novelty_multiplies_within_its_bounds() -> None:

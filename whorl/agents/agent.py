@@ -164,6 +164,17 @@ class Agent(Optimized):
         action = empty_action(self.spec.action, (len(reset),), self.device)
         return self.follow(memory, obs, action, torch.zeros(len(reset), device=self.device), obs, reset)[0]
 
+    def carry_over(self, memory: Tree, before: Tree) -> Tree:
+        """A memory of `begin` with what outlives episodes taken from the memory `before`."""
+        if COMPONENTS not in memory:
+            return memory
+        parts: dict[str, Any] = dict(self.components)
+        held = {
+            name: {**held, **{key: before[COMPONENTS][name][key] for key in parts[name].outlives_episodes}}
+            for name, held in memory[COMPONENTS].items()
+        }
+        return {**memory, COMPONENTS: held}
+
     def act_tracked(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         """`act` with a memory of `begin`; what components keep track of stays in it."""
         if COMPONENTS not in memory:

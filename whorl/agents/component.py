@@ -43,6 +43,8 @@ class Component(nn.Module):
 
     needs_successor: ClassVar[bool] = False
     """whether `update` reads the observation right after each action (`agents.bonus.drawn`)"""
+    outlives_episodes: ClassVar[tuple[str, ...]] = ()
+    """keys of `initial_memory` that are kept when all environments are reset"""
 
     def __init__(self, name: str, spec: Spec, cfg: Any, agent: "Agent") -> None:
         super().__init__()
@@ -97,7 +99,7 @@ class Component(nn.Module):
         raise NotImplementedError
 
     def initial_memory(self, num_envs: int) -> Tree:
-        """Memory per environment at the start of an episode, [num_envs, ...]."""
+        """Memory per environment before its first episode, [num_envs, ...]."""
         return {}
 
     def track(

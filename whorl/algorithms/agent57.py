@@ -135,6 +135,10 @@ class Agent57(Agent):
         }
         return {**super().initial_memory(num_envs), FAMILY: family}
 
+    def carry_over(self, memory: Tree, before: Tree) -> Tree:
+        family = {**memory[FAMILY], "bandit": before[FAMILY]["bandit"]}
+        return {**super().carry_over(memory, before), FAMILY: family}
+
     def stored(self, num_envs: int = 1) -> Tree:
         memory = super().stored(num_envs)
         return {key: value for key, value in memory.items() if key != FAMILY}
