@@ -485,9 +485,8 @@ class Agent(Optimized):
             return [*self.parameters(), *self.buffers()]
         modules = [getattr(self, name) for name in self.acts_with]
         modules += [backbone for module in modules for backbone in getattr(module, "reads", ())]
-        critic: Any = getattr(self, "critic", None)
-        if getattr(critic, "follows", False) and critic.backbone not in modules:
-            modules.append(critic.backbone)
+        follow: list[Any] = [net for net in self.networks() if getattr(net, "follows", False)]
+        modules += [net.backbone for net in follow if net.backbone not in modules]
         components: list[Any] = list(self.components.values())
         modules += [component for component in components if component.acts]
         return [self.progress, *(t for module in modules for t in (*module.parameters(), *module.buffers()))]
