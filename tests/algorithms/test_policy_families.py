@@ -344,6 +344,8 @@ def test_what_a_family_of_policies_needs_is_named() -> None:
         subject("ngu", "vector", "lstm", "discrete", components=[]).agent()
     with pytest.raises(ConfigError, match="rnd computes its rewards when learning"):
         subject("agent57", "vector", "lstm", "discrete", components=["rnd"]).agent()
+    with pytest.raises(ConfigError, match=r"but episodic.normalize divides them when learning; leave it out"):
+        subject("ngu", "vector", "lstm", "discrete", episodic={"normalize": True}).agent()
     with pytest.raises(ConfigError, match="bandit_window is 3, but each of 4 policies"):
         subject("agent57", "vector", "lstm", "discrete", bandit_window=3).agent()
     for gamma in ("max_gamma", "min_gamma"):

@@ -19,6 +19,7 @@ from whorl.components.episodic import Episodic, EpisodicConfig
 from whorl.components.icm import ICMConfig
 from whorl.components.noveld import NovelDConfig
 from whorl.conformance import RandomWorld, Run, same, subject
+from whorl.core.errors import ConfigError
 from whorl.core.spec import Array
 from whorl.data.batch import Batch
 from whorl.nets.novelty import Cells
@@ -435,6 +436,13 @@ def test_images_are_rewarded_too(name: str) -> None:
     (rollout,) = rollouts(agent)
     reward = agent.receive(rollout).reward[..., 1]
     assert (reward > 0).any() and reward.isfinite().all()
+
+
+def test_a_discount_of_its_own_is_refused_where_it_would_have_no_effect() -> None:
+    with pytest.raises(ConfigError, match=r"count.gamma is 0.5, but DQN .*; leave count.gamma out, or use ppo"):
+        build("dqn", count=CountConfig(gamma=0.5))
+    build("dqn", count=CountConfig(gamma=0.5, normalize=True))
+    build("ppo", count=CountConfig(gamma=0.5))
 
 
 def test_cells_tell_observations_apart() -> None:

@@ -136,8 +136,8 @@ def with_components(build: Callable[[Spec], "Agent"], spec: Spec, configs: Mappi
         key = name.replace(".", "_")  # of an import path: names of submodules have no dots
         agent.components[key] = component = classes[name](key, spec, cfg, agent)
         if agent.tracks and component.streams(key, cfg) and not component.immediate:
-            raise ConfigError(
-                f"{type(agent).__name__} reads intrinsic rewards while acting, but {name} computes its rewards when "
-                f"learning; use components: [episodic]"
-            )
+            why = f"{name} computes its rewards when learning; use components: [episodic]"
+            if type(component).immediate is not Component.immediate and getattr(cfg, "normalize", False):
+                why = f"{name}.normalize divides them when learning; leave it out"
+            raise ConfigError(f"{type(agent).__name__} reads intrinsic rewards while acting, but {why}")
     return agent

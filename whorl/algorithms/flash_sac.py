@@ -18,7 +18,7 @@ could estimate its statistics.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import torch
@@ -38,6 +38,7 @@ from whorl.nets.actor import bounded
 from whorl.nets.atoms import AtomsConfig, ReturnAtoms, advice_on_clipping
 from whorl.nets.backbone import Backbone, BackboneSettings
 from whorl.nets.bounded import BoundedNet, Moments
+from whorl.nets.memory import MemoryConfig
 from whorl.nets.normalize import BoundedReturnScale
 from whorl.nets.preprocessor import Preprocessor, reward_limit
 from whorl.nets.temperature import EntropyConfig, Temperature
@@ -51,9 +52,9 @@ class FlashSACConfig(EntropyConfig, AtomsConfig, ActorCriticConfig):
     unused = (
         *("actor_hidden_sizes", "critic_hidden_sizes", "activation", "actor_network", "critic_network"),
         *("actor_head", "critic_head", "noisy", "privileged_obs"),
-        *("memory", "memory_size", "memory_layers", "memory_heads", "memory_window", "last_action"),
-        *("last_reward", "share_memory", "target_memory", "stored_memory", "refresh_memory"),
-        *("sequence_length", "burn_in", "sequence_stride", "whole_episodes", "priority_eta"),
+        *(field.name for field in fields(MemoryConfig)),
+        *("share_memory", "target_memory", "stored_memory", "refresh_memory", "sequence_length", "burn_in"),
+        *("sequence_stride", "whole_episodes", "priority_eta"),
     )
     batch_size: Annotated[int, Range(2, 10**7)] = 2_048
     """transitions per update"""
