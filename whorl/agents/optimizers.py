@@ -413,7 +413,9 @@ def stepper(
 def _iterating(step: Stepper, layers: list[SpectralConvolution]) -> Stepper:
     """`step`, then one power iteration of each layer."""
 
-    def both(gradients: Sequence[Tensor], rate: Tensor, gate: Tensor | None) -> None:
+    def both(*given: Any) -> None:
+        step(*given)
+| None) -> None:
         step(gradients, rate, gate)
         for layer in layers:
             layer.iterate_()
