@@ -612,7 +612,11 @@ MUTATIONS: list[Mutation] = [
             "clipped = (past.abs() > self.cfg.clip_range)",
             "clipped = (past > self.cfg.clip_range)",
         ),
-        Bug("masked rows overflow", "        log_ratio = blank(log_ratio, weight)  # exp may overflow on masked rows\n", ""),
+        Bug(
+            "masked rows overflow",
+            "        log_ratio = blank(log_ratio, weight)  # exp may overflow on masked rows\n",
+            "",
+        ),
     ),
     *planted(
         "algorithms/a2c.py",
@@ -1164,7 +1168,11 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug("the actor learns by one half", "self.actor.learn(features)", "self.actor.learn(features[:-1])"),
         Bug("rewards are not scaled", "reward=self.rewards(batch.reward)", "reward=batch.reward"),
-        Bug("returns of rewards that are not scaled", "self.observations.scaled(self.discounting", "(self.discounting"),
+        Bug(
+            "returns of rewards that are not scaled",
+            "self.observations.scaled(self.discounting",
+            "(self.discounting",
+        ),
         Bug("returns of rewards that are not clipped", "clipped(rollout, reward_limit(self.cfg))", "rollout"),
         Bug("target critics stand still", "if move_targets:", "if False:"),
     ),

@@ -98,7 +98,9 @@ def test_the_log_deviation_reaches_its_bounds_by_a_tanh() -> None:
 
 def two(batch: Batch, reward: Tensor) -> Batch:
     """The first two rows as a rollout with these rewards [1, 2]."""
-    columns = {name: getattr(batch, name)[:, :2] for name in ("obs", "reset", "action", "discount", "keep", "mask")}
+    columns = {
+        name: getattr(batch, name)[:, :2] for name in ("obs", "reset", "action", "discount", "keep", "mask")
+    }
     return batch.replace(reward=reward, **columns)
 
 

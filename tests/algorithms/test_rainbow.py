@@ -115,10 +115,7 @@ def test_spectral_norms_are_followed_once_per_update_and_targets_keep_their_own(
     }
     found = Subject("btr", spec, small)
     run: Any = Run(found)
-    online, target = (
-        spectral_layers(net)
-        for net in (run.agent.critic, run.agent.target_critic)
-    )
+    online, target = (spectral_layers(net) for net in (run.agent.critic, run.agent.target_critic))
     assert len(online) == len(target) == 12
     with torch.no_grad():
         for layer in online:
@@ -155,7 +152,9 @@ def test_spectral_norms_follow_the_weights_in_every_algorithm(algorithm: str) ->
     given: dict[str, Any] = {"encoder": encoder, "batch_size": 8}
     if component:
         given |= {"components": [component], component: {"encoder": encoder}}
-    found = subject(name, "image", "none", "continuous" if name in ("crossq", "flash_sac") else "discrete", **given)
+    found = subject(
+        name, "image", "none", "continuous" if name in ("crossq", "flash_sac") else "discrete", **given
+    )
     run: Any = Run(found)
     trained = {id(parameter) for parameter in run.agent.trained().values()}
     layers = [layer for layer in spectral_layers(run.agent) if id(layer.layer.weight) in trained]

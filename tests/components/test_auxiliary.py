@@ -127,7 +127,9 @@ def test_an_opposing_auxiliary_gradient_leaves_the_agents_own_as_it_is(adaptive:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"atc.adaptive is 'whole', .*set atc.joins to critic"):
         build("dqn", IMAGE, atc=replace(ATC, adaptive="whole"))
-    with pytest.raises(ConfigError, match=r"atc.weight is 0.5, .* set atc.lr instead, or atc.joins to critic"):
+    with pytest.raises(
+        ConfigError, match=r"atc.weight is 0.5, .* set atc.lr instead, or atc.joins to critic"
+    ):
         build("dqn", IMAGE, atc=replace(ATC, weight=0.5))
     with pytest.raises(ConfigError, match=r"atc.joins is 'actor', but DQN has the optimizers critic"):
         build("dqn", IMAGE, atc=replace(ATC, joins="actor"))

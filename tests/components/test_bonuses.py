@@ -439,7 +439,9 @@ def test_images_are_rewarded_too(name: str) -> None:
 
 
 def test_a_discount_of_its_own_is_refused_where_it_would_have_no_effect() -> None:
-    with pytest.raises(ConfigError, match=r"count.gamma is 0.5, but DQN .*; leave count.gamma out, or use ppo"):
+    with pytest.raises(
+        ConfigError, match=r"count.gamma is 0.5, but DQN .*; leave count.gamma out, or use ppo"
+    ):
         build("dqn", count=CountConfig(gamma=0.5))
     build("dqn", count=CountConfig(gamma=0.5, normalize=True))
     build("ppo", count=CountConfig(gamma=0.5))

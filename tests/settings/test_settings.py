@@ -227,7 +227,11 @@ def test_crossq_ignores_settings_of_target_networks_with_a_warning(key: str) -> 
 @pytest.mark.parametrize(
     ("algorithm", "key"),
     [
-        *((algorithm, key) for algorithm in ("crossq", "flash_sac") for key in ("memory_positions", "memory_gate")),
+        *(
+            (algorithm, key)
+            for algorithm in ("crossq", "flash_sac")
+            for key in ("memory_positions", "memory_gate")
+        ),
         *(("bc", key) for key in ("priority_alpha", "priority_clip", "priority_eta", "reward_scale")),
     ],
 )

@@ -41,8 +41,8 @@ class BonusConfig:
     weight: NonNegative = 0.5
     """weight of the intrinsic reward; the environment's has weight 1"""
     gamma: Fraction = 0.99
-    """discount of the intrinsic return (agents with replay and PQN discount this reward as the environment's: there it is
-    only that of normalize)"""
+    """discount of the intrinsic return (agents with replay and PQN discount this reward as the environment's: there it
+    is only that of normalize)"""
     normalize: bool = True
     """divide the reward by the standard deviation of its discounted return"""
 

@@ -81,7 +81,7 @@ def q_values(agent: Any, rows: Rows, action: Tree | None) -> Tensor:
 
 
 def _read(spec: SpecTree, taken: Tree | None, rows: Rows) -> Tensor:
-    """Actions as critics read them, one vector each: [1, B, columns], or of every discrete action [1, B, n, columns]."""
+    """Actions as critics read them, a vector each: [1, B, columns], or of every discrete action [1, B, n, columns]."""
     if taken is not None:
         return flatten_action(spec, taken)
     return torch.eye(spec.n, device=rows.reset.device).expand(*rows.reset.shape, -1, -1)

@@ -415,8 +415,6 @@ def _iterating(step: Stepper, layers: list[SpectralConvolution]) -> Stepper:
 
     def both(*given: Any) -> None:
         step(*given)
-| None) -> None:
-        step(gradients, rate, gate)
         for layer in layers:
             layer.iterate_()
 

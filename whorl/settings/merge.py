@@ -200,7 +200,6 @@ def _fitted(
     """Both configs with the values that follow what the user chose, and cadences that were given in epochs in steps."""
     values = {key: value for key, value in (vars(run) | vars(algo)).items() if key not in _unused(type(algo))}
     changed = follow(values, before, given) | _hardware(run, given, gpu)
-| vars(algo), before, given) | _hardware(run, given, gpu)
     rows = changed.get("num_envs", run.num_envs) * changed.get("num_steps", run.num_steps)
     cadences = {key: value for key, value in epochs.items() if key != "max_iterations"}
     changed |= {key: coerce(key, value, int) * rows for key, value in cadences.items()}
