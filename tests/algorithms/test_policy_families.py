@@ -261,7 +261,8 @@ def test_a_reset_of_all_environments_keeps_the_bandits_and_clears_what_belongs_t
     collector.reset(0)
     collector.collect()
     before = tree.clone(collector.memory)
-    collector.reset(1)
+    with torch.inference_mode():  # as the world's own tensors are by now
+        collector.reset(1)
     after, bandit = collector.memory, before[FAMILY]["bandit"]
     assert bandit["count"].min() > 0 and before[FAMILY]["index"].min() >= 0
     assert same(after[FAMILY]["bandit"], bandit)
