@@ -170,9 +170,10 @@ class Keywords(TypedDict, total=False):
     last_reward: bool
     """the memory also reads the previous reward (with replay: clipped if clip_reward is set)"""
     actor_hidden_sizes: Sequence[int]
-    """hidden layer sizes of the policy"""
+    """hidden layer sizes of the policy; in other algorithms: hidden layer sizes of the actor"""
     critic_hidden_sizes: Sequence[int]
-    """hidden layer sizes of the critic"""
+    """hidden layer sizes of the critic; in other algorithms: hidden layer sizes of each critic; in other
+    algorithms: hidden layer sizes of V and of each critic"""
     activation: Literal["elu", "relu", "tanh", "sigmoid", "silu", "gelu", "leaky_relu"]
     """activation after each hidden layer"""
     mean_init: float
@@ -180,46 +181,61 @@ class Keywords(TypedDict, total=False):
     log_std_init: float
     """initial log standard deviation of the policy (continuous actions)"""
     log_std_range: Sequence[float]
-    """bounds of the log standard deviation"""
+    """bounds of the log standard deviation; in other algorithms: bounds of the policy's log standard deviation;
+    in other algorithms: bounds of the policy's log standard deviation, reached by a tanh"""
     encoder: Any
     """network that encodes observations: auto (CNN for images, other inputs flattened), flat, magnified (for
     small deviations), images, rays, a registered name or an import path, with options"""
     actor_network: Any
-    """hidden layers of the policy: mlp, a registered name, an import path, or a list of layers"""
+    """hidden layers of the policy: mlp, a registered name, an import path, or a list of layers; in other
+    algorithms: hidden layers of the actor: mlp, residual (SimBa), a registered name, an import path, or a list
+    of layers"""
     critic_network: Any
-    """hidden layers of the critic, in the same form"""
+    """hidden layers of the critic, in the same form; in other algorithms: hidden layers of each critic: mlp
+    (options layer_norm, dropout), residual, or as above"""
     actor_head: Any
     """last layers of the policy, for each part of the action: linear, a registered name, an import path, or a
-    list of hidden layers"""
+    list of hidden layers; in other algorithms: last layers of the actor: linear, a registered name, an import
+    path, or a list of hidden layers"""
     critic_head: Any
-    """last layers of the critic, in the same form"""
+    """last layers of the critic, in the same form; in other algorithms: last layers of each critic, in the same
+    form"""
     privileged_obs: Sequence[str]
-    """keys of a Dict observation that exist in training only: the critic reads them, the policy never does"""
-    chunk_length: int
-    """with memory: rollouts are split into chunks of this many steps for learning"""
+    """keys of a Dict observation that exist in training only: the critic reads them, the policy never does; in
+    other algorithms: keys of a Dict observation that exist in training only: critics read them, the policy
+    never does"""
     optimizer: Any
-    """optimizer of actor and critic: a class of torch.optim or an import path, with options"""
+    """optimizer of all networks: a class of torch.optim or an import path, with options; in other algorithms:
+    optimizer of actor and critic: a class of torch.optim or an import path, with options; in other algorithms:
+    optimizer: a class of torch.optim or an import path, with options"""
     adam_eps: float
     """epsilon of the optimizer"""
     actor_lr: float
-    """learning rate of the actor"""
+    """learning rate of the actor; in other algorithms: learning rate"""
     critic_lr: float
-    """learning rate of the critic"""
+    """learning rate of the critics; in other algorithms: learning rate of the critic"""
     lr_schedule: Any
     """learning rates over the run: constant, linear (to zero), cosine, warmup, or a registered function of
-    progress"""
+    progress; in other algorithms: learning rates over the run: constant, linear (to zero), cosine, warmup, a
+    registered function of progress, or kl (the actor's rate adapts to the KL divergence of each epoch); in
+    other algorithms: learning rate over the run: constant, linear (to zero), cosine, warmup, or a registered
+    function of progress"""
     max_grad_norm: float
-    """maximum norm of the gradients of each network; 0: no clipping"""
+    """maximum norm of the gradients of each network; 0: no clipping; in other algorithms: maximum norm of the
+    gradients; 0: no clipping"""
     normalize_obs: bool
-    """normalise float observations by running statistics; one-hot and binary ones stay as they are"""
+    """normalise float observations by running statistics; one-hot and binary ones stay as they are; in other
+    algorithms: normalise float observations by running statistics"""
     normalize_reward: bool
-    """divide rewards by the standard deviation of the discounted return"""
+    """divide rewards by the standard deviation of the discounted return; in other algorithms: divide rewards by
+    the standard deviation of the discounted return, or by its largest size / v_max, if larger"""
     clip_obs: bool
     """clip normalised observations to obs_clip_range"""
     obs_clip_range: float
     """bound of clipped observations"""
     clip_reward: bool
-    """clip scaled rewards to reward_clip_range"""
+    """clip rewards to reward_clip_range before they are stored; reported returns are not clipped; in other
+    algorithms: clip scaled rewards to reward_clip_range"""
     reward_clip_range: float
     """bound of clipped rewards"""
     shared_trunk: bool
@@ -230,15 +246,20 @@ class Keywords(TypedDict, total=False):
     gamma: float
     """discount factor"""
     gae_lambda: float
-    """lambda of generalised advantage estimation; 1: n-step return of the rollout, 0: one-step TD error"""
+    """lambda of generalised advantage estimation; in other algorithms: lambda of generalised advantage
+    estimation; 1: n-step return of the rollout, 0: one-step TD error; in other algorithms: lambda of V-trace, a
+    factor of its coefficients c"""
     ent_coef: float
     """entropy coefficient"""
     normalize_advantage: Any
-    """normalise advantages over the rollout"""
+    """normalise advantages over the rollout; in other algorithms: normalise advantages over each minibatch; in
+    other algorithms: normalise advantages over the rollout, over each minibatch, or not at all"""
     critic_loss: Any
     """loss of the critic per element: squared, huber, or the import path of a function of (value, target)"""
     batch_size: int
-    """transitions per update; with memory: sequences"""
+    """transitions per update; with memory: sequences; in other algorithms: steps per minibatch; must divide
+    num_envs * num_steps; in other algorithms: transitions per update; in other algorithms: steps per minibatch
+    of the critic; must divide num_envs * num_steps"""
     buffer_size: int
     """transitions in the replay buffer, over all environments"""
     buffer_size_per_env: int
@@ -256,12 +277,11 @@ class Keywords(TypedDict, total=False):
     learning_starts: int
     """environment steps before the first update"""
     updates_per_step: float
-    """updates per environment step (0.25: one update every four steps)"""
+    """updates per environment step (0.25: one update every four steps; 20: twenty updates per step); in other
+    algorithms: updates per environment step (0.25: one update every four steps)"""
     updates_per_iteration: float
     """updates per iteration, that is per num_steps steps of all environments, whatever their number, which then
     sets updates_per_step; 0: updates_per_step as given"""
-    n_step: int
-    """not used: Retrace replaces n-step returns"""
     prioritized: bool
     """sample in proportion to the last TD error instead of uniformly (Schaul et al. 2016)"""
     priority_alpha: float
@@ -307,9 +327,12 @@ class Keywords(TypedDict, total=False):
     random_steps: int
     """environment steps at the start with uniformly random actions"""
     tau: float
-    """coefficient of the soft update of the target network; 1: copy"""
+    """coefficient of the soft update of the target network; 1: copy; in other algorithms: coefficient of the
+    soft update of the target networks; 1: copy; in other algorithms: coefficient of the soft update of the
+    target critics; 1: copy"""
     target_update_interval: int
-    """updates between updates of the target network (Stable-Baselines3's DQN counts environment steps)"""
+    """updates between updates of the target networks; in other algorithms: updates between updates of the
+    target network (Stable-Baselines3's DQN counts environment steps)"""
     target_memory: bool
     """with memory: target networks have a memory of their own; false: they use the online networks' memory"""
     weight_decay: float
@@ -328,15 +351,8 @@ class Keywords(TypedDict, total=False):
     """with dueling: layers of the state value, in the same form"""
     dueling: bool
     """separate streams for state value and advantages (Wang et al. 2016)"""
-    noisy: bool
-    """noisy linear layers after the encoder (Fortunato et al. 2018): factorised, without noise in evaluation"""
-    noisy_sigma: float
-    """initial noise of noisy layers"""
     learning_rate: float
     """learning rate"""
-    double: bool
-    """double Q-learning: the online network selects the action that the target network evaluates (van Hasselt
-    et al. 2016)"""
     rescale_values: bool
     """learn h(return) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000 instead of the return (Pohlen et al. 2018)"""
     exploration: Any
@@ -389,6 +405,17 @@ class Keywords(TypedDict, total=False):
     """MEME: act by a policy that imitates the greedy one, and so changes less from update to update"""
     policy_max_kl: float
     """with policy_head: no update where its KL divergence from the target network's policy is above this"""
+    n_step: int
+    """steps of the n-step return; it never crosses the end of an episode"""
+    noisy: bool
+    """explore by noisy layers in the actor (Fortunato et al. 2018): factorised, without noise in evaluation; in
+    other algorithms: noisy linear layers after the encoder (Fortunato et al. 2018): factorised, without noise
+    in evaluation"""
+    noisy_sigma: float
+    """initial noise of noisy layers"""
+    double: bool
+    """double Q-learning: the online network selects the action that the target network evaluates (van Hasselt
+    et al. 2016)"""
     munchausen: float
     """weight of the policy's log-probability in the reward (Vieillard et al. 2020: 0.9); 0: off"""
     munchausen_temperature: float
@@ -409,11 +436,13 @@ class Keywords(TypedDict, total=False):
     kappa: float
     """threshold of the Huber loss"""
     n_atoms: int
-    """atoms of the return distribution"""
+    """atoms of the distribution of the return that critics predict (FastTD3: 101); 0: critics predict its mean;
+    in other algorithms: atoms of the return distribution; in other algorithms: atoms of the distribution of the
+    return that critics predict"""
     v_min: float
-    """lowest atom"""
+    """lowest atom; in other algorithms: with n_atoms: lowest atom"""
     v_max: float
-    """highest atom"""
+    """highest atom; in other algorithms: with n_atoms: highest atom"""
     share_memory: bool
     """with memory: one memory for actor and critics, trained by the critics' loss; false: one per network"""
     q_regularization: float
@@ -449,7 +478,8 @@ class Keywords(TypedDict, total=False):
     """auto: entropy_per_dimension times the number of dimensions (SAC and TQC, discrete actions: entropy_ratio
     * log(n)); with mixed actions that of the continuous part"""
     entropy_per_dimension: float
-    """target entropy per dimension of the action, scaled to [-1, 1]"""
+    """target entropy per dimension of the action, scaled to [-1, 1]; in other algorithms: target entropy per
+    dimension of the action, scaled to [-1, 1] (-0.478: of a Gaussian with deviation 0.15)"""
     entropy_ratio: float
     """discrete actions: target entropy as a fraction of the uniform policy's entropy"""
     alpha_discrete: Literal["same"] | Any
@@ -470,9 +500,12 @@ class Keywords(TypedDict, total=False):
     ensemble_q_sample: int
     """critics whose minimum is the target, a random subset in each update"""
     actor_q: Any
-    """Q estimate that the actor maximises: minimum or mean over all critics, or minimum over a random subset"""
+    """Q estimate that the actor maximises: minimum or mean over all critics, or minimum over a random subset;
+    in other algorithms: Q estimate that the actor maximises: that of the first critic, or minimum or mean of
+    both (FastTD3: min)"""
     policy_delay: int
-    """critic updates per actor update"""
+    """critic updates per actor update; in other algorithms: critic updates per update of options and
+    terminations"""
     backup_entropy: bool
     """include the entropy bonus in the critics' targets; false: the actor alone is rewarded for entropy (CQL,
     RLPD)"""
@@ -547,12 +580,15 @@ class Keywords(TypedDict, total=False):
     every k-th step (dilated LSTM, FeUdal networks); 1: none"""
     termination_lr: float
     """learning rate of the terminations"""
+    chunk_length: int
+    """PPO and PPG with memory: rollouts are split into chunks of this many steps for learning"""
     n_epochs: int
     """passes over each rollout"""
     clip_range: float
     """clipping of the probability ratio"""
     clip_value: bool
-    """clip the critic's prediction around its value before the update (policy phase)"""
+    """clip the critic's prediction around its value before the update (policy phase); in other algorithms: clip
+    the critic's prediction around its value before the update"""
     clip_range_vf: float
     """clipping of the critic's prediction, with clip_value"""
     aux_every: int
@@ -566,7 +602,7 @@ class Keywords(TypedDict, total=False):
     bc_coef: float
     """weight of the KL divergence from the old policy in the auxiliary phase"""
     value_target: Literal["gae", "return"]
-    """target of the critic: advantage + value, or the bootstrapped return of the segment (as in CO-GYM)"""
+    """target of the critic: advantage + value, or the bootstrapped return of the rollout (as in CO-GYM)"""
     target_kl: float
     """with lr_schedule kl: the actor's rate is divided by 1.2 above twice this KL divergence, and multiplied by
     1.2 below half of it"""
@@ -581,7 +617,7 @@ class Keywords(TypedDict, total=False):
     q_lambda: float
     """lambda of the Q(lambda) return"""
     n_quantiles: int
-    """quantiles per action"""
+    """quantiles per action; in other algorithms: quantiles per critic"""
     baseline: bool
     """subtract a learned state value from the return"""
     baseline_steps: int
