@@ -152,7 +152,8 @@ def test_a_chunk_follows_the_length_of_a_rollout(machine: Any) -> None:
 @pytest.mark.parametrize("algorithm", ["a2c", "impala", "reinforce", "trpo"])
 def test_rollouts_that_are_not_split_keep_their_length(machine: Any, algorithm: str) -> None:
     memory = {} if algorithm == "trpo" else {"memory": "lstm"}
-    assert settings(algorithm, num_steps=75, **memory).num_steps == 75
+    found = settings(algorithm, num_steps=75, **memory)
+    assert (found.num_steps, found.chunk_length) == (75, 32), "no chunk is fitted to a rollout"
     with pytest.raises(ConfigError, match=f"{algorithm} does not use chunk_length; leave it out"):
         settings(algorithm, chunk_length=25, **memory)
 
