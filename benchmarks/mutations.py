@@ -612,6 +612,11 @@ MUTATIONS: list[Mutation] = [
             "clipped = (past.abs() > self.cfg.clip_range)",
             "clipped = (past > self.cfg.clip_range)",
         ),
+        Bug(
+            "masked rows overflow",
+            "        log_ratio = blank(log_ratio, weight)  # exp may overflow on masked rows\n",
+            "",
+        ),
     ),
     *planted(
         "algorithms/a2c.py",
@@ -1031,6 +1036,12 @@ MUTATIONS: list[Mutation] = [
             'Value("value", replace(spec, streams=()), cfg)',
             'Value("value", spec, cfg)',
         ),
+        Bug(
+            "the memory of V is not kept",
+            "return [*super().networks(), self.state_value]",
+            "return super().networks()",
+            "algorithms/test_recurrent_agents.py",
+        ),
     ),
     *planted(
         "algorithms/td3.py",
@@ -1157,6 +1168,12 @@ MUTATIONS: list[Mutation] = [
         ),
         Bug("the actor learns by one half", "self.actor.learn(features)", "self.actor.learn(features[:-1])"),
         Bug("rewards are not scaled", "reward=self.rewards(batch.reward)", "reward=batch.reward"),
+        Bug(
+            "returns of rewards that are not scaled",
+            "self.observations.scaled(self.discounting",
+            "(self.discounting",
+        ),
+        Bug("returns of rewards that are not clipped", "clipped(rollout, reward_limit(self.cfg))", "rollout"),
         Bug("target critics stand still", "if move_targets:", "if False:"),
     ),
     *planted(
@@ -1901,6 +1918,12 @@ MUTATIONS: list[Mutation] = [
         "agents/test_packed.py",
         Bug("RMSprop forgets too fast", "value=1 - alpha)", "value=alpha)"),
         Bug("RMSprop with momentum is packed", "any(group[key] for key in RMSPROP_EXTRAS)", "False"),
+        Bug(
+            "spectral norms stand still",
+            "_iterating(step, spectral) if spectral else step",
+            "step",
+            "algorithms/test_rainbow.py",
+        ),
     ),
     *planted(
         "ops/by_hand.py",
@@ -2490,6 +2513,11 @@ MUTATIONS: list[Mutation] = [
             'rollout.extras[f"{self.name}_error"]',
         ),
         Bug("the newest observation is not kept", "held.scatter_(1, place", "held.scatter(1, place"),
+        Bug(
+            "a reset of all forgets distances",
+            'outlives_episodes = ("distance", "distances")',
+            "outlives_episodes = ()",
+        ),
     ),
     *planted(
         "nets/images.py",
@@ -3673,6 +3701,12 @@ MUTATIONS: list[Mutation] = [
             "a held policy is not renewed by a reset",
             "        if self.renew is not None:\n            self.renew()\n        self.begin(",
             "        self.begin(",
+        ),
+        Bug(
+            "a reset forgets what outlives episodes",
+            "self.agent.carry_over(fresh, self.memory)",
+            "fresh",
+            "algorithms/test_policy_families.py components/test_bonuses.py",
         ),
     ),
     *planted(

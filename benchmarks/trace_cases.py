@@ -295,7 +295,7 @@ def _on_policy() -> Iterator[Case]:
 def _memories() -> Iterator[Case]:
     chunks = {"chunk": 8}
     for rule in ("a2c", "ppo", "ppg", "reinforce", "impala"):
-        yield case(f"{rule} lstm", MAZE, rule, **MEMORY, **chunks)
+        yield case(f"{rule} lstm", MAZE, rule, **MEMORY, **(chunks if rule in ("ppo", "ppg") else {}))
     yield case("ppo gru", VELOCITY, "ppo", **(MEMORY | {"memory": "gru"}), **chunks, memory_layers=2)
     yield case("ppo attention", MAZE, "ppo", **ATTENTION, **chunks)
     yield case("a2c attention", MAZE, "a2c", **ATTENTION, last_action=True)

@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from replay_blocks import ONE, TWO, build, learn, same, transitions, weights
+from replay_blocks import ONE, TWO, VECTOR, build, learn, same, transitions, weights
 from torch import Tensor
 
 from whorl.agents.agent import Context
+from whorl.agents.component import Component
 from whorl.algorithms.flash_sac import FlashSAC, FlashSACConfig
 from whorl.core.errors import ConfigError
-from whorl.core.spec import Discrete, Spec
+from whorl.core.spec import Discrete, Spec, Stream
+from whorl.data.batch import Batch
 from whorl.explore.noise import MEMORY
 from whorl.nets.bounded import BoundedNet
 from whorl.ops.transforms import categorical_projection
@@ -94,25 +96,44 @@ def test_the_log_deviation_reaches_its_bounds_by_a_tanh() -> None:
     assert log_std.flatten().tolist() == pytest.approx([-4, -1, 2])
 
 
+def two(batch: Batch, reward: Tensor) -> Batch:
+    """The first two rows as a rollout with these rewards [1, 2]."""
+    columns = {
+        name: getattr(batch, name)[:, :2] for name in ("obs", "reset", "action", "discount", "keep", "mask")
+    }
+    return batch.replace(reward=reward, **columns)
+
+
 def test_rewards_are_divided_by_the_size_of_returns_when_learned_from() -> None:
     agent = flash()
     batch = transitions(agent)
     assert agent.scaled(batch).reward.equal(batch.reward * agent.rewards.scale())
-    rollout = batch.replace(
-        obs=batch.obs[:, :2],
-        reset=batch.reset[:, :2],
-        action=batch.action[:, :2],
-        reward=torch.tensor([[0.0, 12.0]]),
-        discount=batch.discount[:, :2],
-        keep=batch.keep[:, :2],
-        mask=batch.mask[:, :2],
-    )
-    agent.observe(rollout)
+    rollout = two(batch, torch.tensor([[0.0, 12.0]]))
+    agent.receive(rollout)
     # The returns are 0 and 12, with deviation 6: more than 12 / v_max = 4.
     torch.testing.assert_close(agent.scaled(batch).reward, batch.reward / 6, rtol=1e-5, atol=0)
     plain = flash(normalize_reward=False)
-    plain.observe(rollout)
+    plain.receive(rollout)
     assert plain.scaled(batch).reward.equal(batch.reward)
+
+
+class Novelty(Component):
+    """An intrinsic reward of 4 and 2."""
+
+    def rewards(self, rollout: Batch) -> dict[str, Tensor]:
+        return {"novelty": torch.tensor([[4.0, 2.0]])}
+
+
+def test_the_returns_that_scale_rewards_are_those_of_the_rewards_that_are_learned() -> None:
+    """Of the environment's, clipped to 2, plus half of the intrinsic ones, times 10."""
+    spec = Spec(VECTOR, TWO, 2, streams=(Stream("novelty", weight=0.5),))
+    settings: Any = {**SMALL, "clip_reward": True, "reward_clip_range": 2.0, "reward_scale": 10.0}
+    agent = FlashSAC(spec, FlashSACConfig(**settings))
+    agent.components["novelty"] = Novelty("novelty", spec, None, agent)
+    rollout = two(transitions(agent), torch.tensor([[5.0, 0.0]]))
+    assert agent.receive(rollout).reward.tolist() == [[[5.0, 4.0], [0.0, 2.0]]], "replay clips"
+    # The returns are 10 (2 + 4 / 2) = 40 and 10 (0 + 2 / 2) = 10, with deviation 15: more than 40 / v_max = 13.3.
+    assert agent.rewards.scale().item() == pytest.approx(1 / 15)
 
 
 def test_noise_is_held_while_exploring_and_absent_in_evaluation() -> None:

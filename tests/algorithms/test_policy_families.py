@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from whorl.agents.agent import Context
-from whorl.conformance import Run, subject
+from whorl.agents.agent import COMPONENTS, Context
+from whorl.collect.collector import LocalCollector
+from whorl.conformance import RandomWorld, Run, same, subject
+from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Array, Discrete, Spec
 from whorl.data.batch import LAST, POLICY, STREAMS, Batch
@@ -251,6 +253,26 @@ def test_the_policy_head_takes_the_place_of_the_greedy_policy() -> None:
     assert torch.equal(acted.action, scores.argmax(-1))
 
 
+def test_a_reset_of_all_environments_keeps_the_bandits_and_clears_what_belongs_to_an_episode() -> None:
+    """As `reset_every` resets environments without snapshots."""
+    agent = subject("agent57", "vector", "lstm", "discrete").agent()
+    world: Any = RandomWorld(agent.spec)
+    collector = LocalCollector(world, agent, 48, torch.Generator().manual_seed(1))
+    collector.reset(0)
+    collector.collect()
+    before = tree.clone(collector.memory)
+    with torch.inference_mode():  # as the world's own tensors are by now
+        collector.reset(1)
+    after, bandit = collector.memory, before[FAMILY]["bandit"]
+    assert bandit["count"].min() > 0 and before[FAMILY]["index"].min() >= 0
+    assert same(after[FAMILY]["bandit"], bandit)
+    with torch.no_grad():
+        fresh = agent.begin(tree.index(collector.storage.obs, collector.steps))
+    for memory in (after, fresh):
+        del memory[FAMILY]["bandit"], memory[COMPONENTS]
+    assert same(after, fresh)
+
+
 @pytest.mark.parametrize("algorithm", AGENTS)
 def test_rows_hold_the_policy_and_the_probability_of_its_action(algorithm: str) -> None:
     cell = subject(algorithm, "vector", "lstm", "discrete")
@@ -323,6 +345,8 @@ def test_what_a_family_of_policies_needs_is_named() -> None:
         subject("ngu", "vector", "lstm", "discrete", components=[]).agent()
     with pytest.raises(ConfigError, match="rnd computes its rewards when learning"):
         subject("agent57", "vector", "lstm", "discrete", components=["rnd"]).agent()
+    with pytest.raises(ConfigError, match=r"but episodic.normalize divides them when learning; leave it out"):
+        subject("ngu", "vector", "lstm", "discrete", episodic={"normalize": True}).agent()
     with pytest.raises(ConfigError, match="bandit_window is 3, but each of 4 policies"):
         subject("agent57", "vector", "lstm", "discrete", bandit_window=3).agent()
     for gamma in ("max_gamma", "min_gamma"):

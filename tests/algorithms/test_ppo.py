@@ -251,6 +251,13 @@ def test_the_loss_of_the_actor_and_its_distance_by_hand() -> None:
     assert float(clipped) == pytest.approx(2 / 3)
 
 
+def test_a_masked_row_whose_ratio_is_infinite_is_no_distance() -> None:
+    """A narrow Gaussian of many dimensions: the density of an action that nobody took may be any number."""
+    agent, (_, data) = build(PPO), minibatch()
+    log_ratio = torch.tensor([[0.0, 0.0, 0.0, 100.0]])
+    assert [float(value) for value in agent.distance(log_ratio, torch.zeros(1, 4), data)] == [0, 0, 0]
+
+
 def test_advantages_are_normalised_over_the_unmasked_rows_of_a_minibatch() -> None:
     agent = decided(build(PPO, clip_range=10.0, normalize_advantage="minibatch"))
     rows, data = minibatch()

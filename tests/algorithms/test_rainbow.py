@@ -7,7 +7,7 @@ import torch
 
 from whorl.conformance import NUM_ENVS, Run, Subject, same, subject
 from whorl.core.spec import Array, Discrete, Spec
-from whorl.nets.images import SpectralConvolution
+from whorl.nets.images import spectral_layers
 from whorl.settings.merge import configure
 
 ON: dict[str, dict[str, Any]] = {
@@ -115,10 +115,7 @@ def test_spectral_norms_are_followed_once_per_update_and_targets_keep_their_own(
     }
     found = Subject("btr", spec, small)
     run: Any = Run(found)
-    online, target = (
-        [m for m in net.modules() if isinstance(m, SpectralConvolution)]
-        for net in (run.agent.critic, run.agent.target_critic)
-    )
+    online, target = (spectral_layers(net) for net in (run.agent.critic, run.agent.target_critic))
     assert len(online) == len(target) == 12
     with torch.no_grad():
         for layer in online:
@@ -128,18 +125,15 @@ def test_spectral_norms_are_followed_once_per_update_and_targets_keep_their_own(
     moves = []
     for _, batch in run.experience.due():
         known, kept = [layer.left.clone() for layer in online], [layer.left.clone() for layer in target]
-        wanted = []
-        for layer in online:
-            matrix = layer.layer.weight.detach().flatten(1)
-            right = matrix.T @ layer.left
-            left = matrix @ (right / right.norm())
-            wanted.append(left / left.norm())
         updated = run.agent.update(batch)
         run.agent.updates += 1
         run.experience.settle(batch, updated)
         assert all(torch.isfinite(value) for value in updated.metrics.values())
-        for layer, left, before in zip(online, wanted, known):
-            torch.testing.assert_close(layer.left, left, atol=1e-5, rtol=0)
+        for layer, before in zip(online, known):
+            matrix = layer.layer.weight.detach().flatten(1)
+            right = matrix.T @ before
+            left = matrix @ (right / right.norm())
+            torch.testing.assert_close(layer.left, left / left.norm(), atol=1e-5, rtol=0)
             assert not layer.left.equal(before)
         moves.append(not any(a.equal(layer.left) for a, layer in zip(kept, target)))
         if moves[-1]:
@@ -147,3 +141,27 @@ def test_spectral_norms_are_followed_once_per_update_and_targets_keep_their_own(
         else:
             assert all(a.equal(layer.left) for a, layer in zip(kept, target))
     assert moves[:4] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["a2c", "trpo", "pqn", "sac", "crossq", "flash_sac", "iql", "ppo with rnd"]
+)
+def test_spectral_norms_follow_the_weights_in_every_algorithm(algorithm: str) -> None:
+    encoder = {"class": "images", "kind": "impala", "spectral_norm": True}
+    name, _, component = algorithm.partition(" with ")
+    given: dict[str, Any] = {"encoder": encoder, **({} if name == "a2c" else {"batch_size": 8})}
+    if component:
+        given |= {"components": [component], component: {"encoder": encoder}}
+    found = subject(
+        name, "image", "none", "continuous" if name in ("crossq", "flash_sac") else "discrete", **given
+    )
+    run: Any = Run(found)
+    trained = {id(parameter) for parameter in run.agent.trained().values()}
+    layers = [layer for layer in spectral_layers(run.agent) if id(layer.layer.weight) in trained]
+    assert len(layers) % 12 == 0 and layers
+    with torch.no_grad():
+        for layer in layers:
+            layer.layer.weight.add_(0.05 * torch.randn_like(layer.layer.weight))  # off the orthogonal start
+    before = [layer.left.clone() for layer in layers]
+    run.feed(found.rollouts(run.agent, 2))
+    assert not any(a.equal(layer.left) for a, layer in zip(before, layers))

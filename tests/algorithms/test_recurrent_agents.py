@@ -134,6 +134,39 @@ def test_actions_and_what_critics_remember_come_back_from_a_stored_sequence(
     assert said["action"].std() > 0.03, "the claim says something"
 
 
+def policies(agent: Any, obs: Tree, memory: Tree, reset: Tensor) -> Tree:
+    """What the policy does most."""
+    return agent.actor.step(obs, memory, reset)[0].mode()
+
+
+def state_values(agent: Any, obs: Tree, memory: Tree, reset: Tensor) -> Tree:
+    """V."""
+    return agent.state_value.of(agent.state_value.backbone.step(obs, memory, reset)[0])
+
+
+@pytest.mark.parametrize(("observation", "memory"), CELLS)
+def test_a_cloned_policy_comes_back_from_a_stored_sequence(observation: str, memory: str) -> None:
+    """It reads clipped rewards while acting, too."""
+    small = {key: value for key, value in SMALL.items() if key != "n_step"}
+    watched = Watched(conformance.subject("bc", observation, memory, "continuous", **small), policies)
+    batch, said = watched.sequences()
+    with torch.no_grad():
+        close(watched.agent.actor(batch.now).mode(), said)
+    assert said.std() > 0.03, "the claim says something"
+
+
+@pytest.mark.parametrize(("observation", "memory"), CELLS)
+def test_the_values_of_iql_come_back_from_a_stored_sequence(observation: str, memory: str) -> None:
+    """They have a memory of their own, which acting keeps."""
+    watched = Watched(conformance.subject("iql", observation, memory, "continuous", **SMALL), state_values)
+    batch, said = watched.sequences()
+    with torch.no_grad():
+        close(watched.agent.value(batch.now), said)
+    assert said.std() > 0.03, "the claim says something"
+    sent = {id(tensor) for tensor in watched.agent.acting_tensors()}
+    assert {id(p) for p in watched.agent.state_value.backbone.parameters()} <= sent
+
+
 def test_whole_episodes_open_as_they_did() -> None:
     cell = conformance.subject(
         "dqn", "vector", "lstm", "discrete", **{**SMALL, "burn_in": 0}, whole_episodes=True
@@ -148,7 +181,8 @@ def test_whole_episodes_open_as_they_did() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "action"), [("dqn", "discrete"), ("sac", "continuous"), ("td3", "continuous")]
+    ("name", "action"),
+    [("dqn", "discrete"), ("sac", "continuous"), ("td3", "continuous"), ("iql", "continuous")],
 )
 @pytest.mark.parametrize("memory", ["lstm", "attention"])
 def test_refreshed_memory_is_what_the_nets_remember_by_now(name: str, action: str, memory: str) -> None:

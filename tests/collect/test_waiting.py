@@ -110,7 +110,7 @@ class Restless(Remembering):
 class Steps(torch.nn.Module):
     """A component that counts the steps of each episode, in place."""
 
-    acts = True
+    acts, outlives_episodes = True, ()
 
     def initial_memory(self, num_envs: int) -> Any:
         return {"steps": torch.zeros(num_envs)}

@@ -90,7 +90,7 @@ def test_siamese_q_is_0_for_equal_critics_and_equal_views(algorithm: str) -> Non
 
 
 def test_siamese_q_is_the_squared_difference_to_the_target_critic() -> None:
-    agent: Any = build("sac", IMAGE, siamese_q=SiameseQConfig(shift=0, weight=2.0))
+    agent: Any = build("sac", IMAGE, siamese_q=SiameseQConfig(shift=0, weight=2.0, joins="critic"))
     siamese, (rollout,) = agent.components["siamese_q"], rollouts(agent)
     with torch.no_grad():
         agent.target_critic.nets.biases[-1].add_(3.0)
@@ -127,6 +127,10 @@ def test_an_opposing_auxiliary_gradient_leaves_the_agents_own_as_it_is(adaptive:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"atc.adaptive is 'whole', .*set atc.joins to critic"):
         build("dqn", IMAGE, atc=replace(ATC, adaptive="whole"))
+    with pytest.raises(
+        ConfigError, match=r"atc.weight is 0.5, .* set atc.lr instead, or atc.joins to critic"
+    ):
+        build("dqn", IMAGE, atc=replace(ATC, weight=0.5))
     with pytest.raises(ConfigError, match=r"atc.joins is 'actor', but DQN has the optimizers critic"):
         build("dqn", IMAGE, atc=replace(ATC, joins="actor"))
     with pytest.raises(ConfigError, match="no images"):

@@ -19,9 +19,11 @@ from whorl.components.episodic import Episodic, EpisodicConfig
 from whorl.components.icm import ICMConfig
 from whorl.components.noveld import NovelDConfig
 from whorl.conformance import RandomWorld, Run, same, subject
+from whorl.core.errors import ConfigError
 from whorl.core.spec import Array
 from whorl.data.batch import Batch
 from whorl.nets.novelty import Cells
+from whorl.run.trainer import Trainer
 
 CONFIGS: dict[str, Any] = {
     "icm": ICMConfig(hidden_sizes=(16,), features=4, normalize=False),
@@ -342,6 +344,32 @@ def test_the_episodic_memory_of_actors_equals_one_of_lists(
     assert len(seen) == 4 and resets > 4
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_reset_of_all_environments_keeps_the_mean_distance_and_clears_the_episode(
+    workers: int, tmp_path: Path
+) -> None:
+    """As `reset_every` resets environments without snapshots."""
+    given: dict[str, Any] = {"num_envs": 4, "num_steps": 16, "batch_size": 32, "workers": workers}
+    given |= {"components": ["episodic"], "episodic": {"capacity": 12, "hidden_sizes": [8], "features": 4}}
+    quiet = {"eval": False, "quiet": True, "tensorboard": False, "runs": str(tmp_path)}
+    with whorl.load("CartPole-v1", "ppo", {**given, **quiet}) as trainer:
+        trainer.step()
+        before, after = (_memories(trainer, reset) for reset in (False, True))
+        assert before["distance"].min() > 0 and before["count"].max() > 1
+        assert after["count"].tolist() == [1] * 4
+        for name in ("distance", "distances"):
+            assert torch.equal(after[name], before[name])
+
+
+def _memories(trainer: Trainer, reset: bool) -> dict[str, Tensor]:
+    """The episodic memories of all environments, after all were reset or as they are."""
+    if reset:
+        trainer.parts.reset(1)
+    found = trainer.parts.acting.collector.state_dict()
+    parts = [part["memory"][COMPONENTS]["episodic"] for part in found.get("workers", [found])]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
 def test_lifelong_novelty_multiplies_within_its_bounds() -> None:
     config = EpisodicConfig(hidden_sizes=(16,), features=4, max_lifelong=5.0)
     plain = EpisodicConfig(hidden_sizes=(16,), features=4, max_lifelong=1.0)
@@ -408,6 +436,15 @@ def test_images_are_rewarded_too(name: str) -> None:
     (rollout,) = rollouts(agent)
     reward = agent.receive(rollout).reward[..., 1]
     assert (reward > 0).any() and reward.isfinite().all()
+
+
+def test_a_discount_of_its_own_is_refused_where_it_would_have_no_effect() -> None:
+    with pytest.raises(
+        ConfigError, match=r"count.gamma is 0.5, but DQN .*; leave count.gamma out, or use ppo"
+    ):
+        build("dqn", count=CountConfig(gamma=0.5))
+    build("dqn", count=CountConfig(gamma=0.5, normalize=True))
+    build("ppo", count=CountConfig(gamma=0.5))
 
 
 def test_cells_tell_observations_apart() -> None:

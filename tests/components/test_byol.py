@@ -112,7 +112,7 @@ def test_joined_gradients_are_added_to_the_critics() -> None:
 
 
 def test_the_loss_is_weighted_and_adds_both_orders_of_two_views() -> None:
-    agent: Any = build("dqn", IMAGE, byol=replace(SMALL, weight=3.0))
+    agent: Any = build("dqn", IMAGE, byol=replace(JOINED, weight=3.0))
     byol, batch = agent.components["byol"], rows(agent)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 

@@ -91,7 +91,7 @@ def test_priorities_behind_a_gap_count_the_rows_that_components_look_ahead(
 
 
 def test_rows_behind_a_gap_keep_their_memory_and_claim_no_new_episode() -> None:
-    role = role_of("impala", 1, 4, memory="lstm", chunk_length=2)
+    role = role_of("impala", 1, 4, memory="lstm")
 
     def remembered(number: int) -> Trajectory:
         found = trajectory(role, 0, number)

@@ -125,9 +125,9 @@ def test_actors_and_environments_follow_each_other(machine: Any) -> None:
 def test_memory_is_one_setting(machine: Any, memory: str, algorithm: str, env: str) -> None:
     found = settings(algorithm, env, memory=memory)
     steps = found.num_steps
-    assert (
-        steps % (found.sequence_stride if hasattr(found.algo, "sequence_stride") else found.chunk_length) == 0
-    )
+    strides = [name for name in ("sequence_stride", "chunk_length") if name in found.plain()]
+    assert len(strides) == (algorithm not in ("a2c", "impala", "reinforce"))
+    assert all(steps % found.plain()[name] == 0 for name in strides)
     continuous = algorithm in ("sac", "td3", "tqc", "ddpg", "redq")
     source = whorl.make("Pendulum-v1" if continuous else "CartPole-v1").source
     build_agent(found, source.spec(found.num_envs)).check(found.num_envs * steps)
@@ -147,6 +147,15 @@ def test_a_chunk_follows_the_length_of_a_rollout(machine: Any) -> None:
     assert (
         found.num_steps == 50 and 50 % found.chunk_length == 0 and found.batch_size % found.chunk_length == 0
     )
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "impala", "reinforce", "trpo"])
+def test_rollouts_that_are_not_split_keep_their_length(machine: Any, algorithm: str) -> None:
+    memory = {} if algorithm == "trpo" else {"memory": "lstm"}
+    found = settings(algorithm, num_steps=75, **memory)
+    assert (found.num_steps, found.chunk_length) == (75, 32), "no chunk is fitted to a rollout"
+    with pytest.raises(ConfigError, match=f"{algorithm} does not use chunk_length; leave it out"):
+        settings(algorithm, chunk_length=25, **memory)
 
 
 def test_a_limit_in_iterations_or_episodes_replaces_the_default_budget(machine: Any) -> None:

@@ -66,7 +66,7 @@ def fitted(key: str, value: Any, settings: Mapping[str, Any]) -> Any:
     """A value as training uses it: with memory, a rollout is made of whole strides (`whorl.settings.follow`)."""
     if key != "num_steps" or settings.get("memory", "none") == "none":
         return value
-    stride = settings["sequence_stride" if "sequence_stride" in settings else "chunk_length"]
+    stride = settings.get("sequence_stride" if "sequence_stride" in settings else "chunk_length", 1)
     return math.ceil(value / stride) * stride
 
 

@@ -224,6 +224,28 @@ def test_crossq_ignores_settings_of_target_networks_with_a_warning(key: str) -> 
     assert key not in found.plain()
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "key"),
+    [
+        *(
+            (algorithm, key)
+            for algorithm in ("crossq", "flash_sac")
+            for key in ("memory_positions", "memory_gate")
+        ),
+        *(("bc", key) for key in ("priority_alpha", "priority_clip", "priority_eta", "reward_scale")),
+    ],
+)
+def test_a_setting_that_can_not_act_is_refused_except_in_runs_of_earlier_versions(
+    algorithm: str, key: str
+) -> None:
+    saved = configure(algorithm, "X", {})
+    value = getattr(saved.algo, key)
+    with pytest.raises(ConfigError, match=f"{algorithm} does not use {key}; leave it out"):
+        configure(algorithm, "X", {key: value})
+    again = configure(algorithm, "X", {**saved.plain(), key: value}, presets=False)
+    assert again.plain() == saved.plain()
+
+
 def test_a_saved_run_of_crossq_is_read_without_a_warning() -> None:
     found = settings(algorithm="crossq")
     with warnings.catch_warnings():

@@ -78,6 +78,20 @@ def test_a_discrete_soft_critic_has_a_q_value_for_each_action() -> None:
     assert np.allclose(made.value(OBS), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_critics_of_iql_read_actions_of_any_kind(memory: str) -> None:
+    given: dict[str, Any] = {"memory": memory, "memory_size": 8} if memory != "none" else {}
+    made = policy("iql", LETTERS, **given)
+    values = made.q_values(OBS)
+    assert values.shape == (4, 3) and made.q_values(OBS[0]).shape == (3,)
+    for number in range(3):
+        assert np.allclose(made.q_values(OBS, np.full(4, number + 2)), values[:, number], atol=1e-5)
+    assert values.std(1).min() > 1e-3, "the claim says something"
+    both = spaces.Tuple((LETTERS, FORCE))
+    acted = policy("iql", both, **given).act(OBS[0])
+    assert np.isfinite(policy("iql", both, **given).q_values(OBS[0], acted))
+
+
 def test_a_policy_without_a_critic_says_what_it_has() -> None:
     with pytest.raises(
         WhorlError, match=r"reinforce .* has no value; it has act, predict, probabilities, log_prob"

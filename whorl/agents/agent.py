@@ -164,6 +164,17 @@ class Agent(Optimized):
         action = empty_action(self.spec.action, (len(reset),), self.device)
         return self.follow(memory, obs, action, torch.zeros(len(reset), device=self.device), obs, reset)[0]
 
+    def carry_over(self, memory: Tree, before: Tree) -> Tree:
+        """A memory of `begin` with what outlives episodes taken from the memory `before`."""
+        if COMPONENTS not in memory:
+            return memory
+        parts: dict[str, Any] = dict(self.components)
+        held = {
+            name: {**held, **{key: before[COMPONENTS][name][key] for key in parts[name].outlives_episodes}}
+            for name, held in memory[COMPONENTS].items()
+        }
+        return {**memory, COMPONENTS: held}
+
     def act_tracked(self, obs: Tree, memory: Tree, context: Context) -> Acted:
         """`act` with a memory of `begin`; what components keep track of stays in it."""
         if COMPONENTS not in memory:
@@ -474,9 +485,8 @@ class Agent(Optimized):
             return [*self.parameters(), *self.buffers()]
         modules = [getattr(self, name) for name in self.acts_with]
         modules += [backbone for module in modules for backbone in getattr(module, "reads", ())]
-        critic: Any = getattr(self, "critic", None)
-        if getattr(critic, "follows", False) and critic.backbone not in modules:
-            modules.append(critic.backbone)
+        follow: list[Any] = [net for net in self.networks() if getattr(net, "follows", False)]
+        modules += [net.backbone for net in follow if net.backbone not in modules]
         components: list[Any] = list(self.components.values())
         modules += [component for component in components if component.acts]
         return [self.progress, *(t for module in modules for t in (*module.parameters(), *module.buffers()))]

@@ -30,7 +30,7 @@ class AuxiliaryConfig:
     """Settings of every auxiliary loss."""
 
     weight: NonNegative = 1.0
-    """weight of the loss"""
+    """with joins: weight of the loss; without it set lr"""
     joins: Literal["", "critic", "actor"] = ""
     """optimizer of the agent whose loss this one is added to; empty: an optimizer of its own trains the encoder too"""
     network: Literal["critic", "actor"] = "critic"
@@ -72,6 +72,11 @@ class Auxiliary(Component):
             raise ConfigError(
                 f"{name}.adaptive is {cfg.adaptive!r}, which compares gradients with those of an optimizer of the "
                 f"agent; set {name}.joins to critic"
+            )
+        if cfg.weight not in (0, 1) and not cfg.joins:
+            raise ConfigError(
+                f"{name}.weight is {cfg.weight:g}, but its own optimizer minimises this loss alone; set {name}.lr "
+                f"instead, or {name}.joins to critic"
             )
         if cfg.joins and cfg.joins not in agent.parameters_of():
             raise ConfigError(

@@ -10,6 +10,7 @@ from torch import Tensor
 from whorl.agents.agent import Agent
 from whorl.agents.component import Component
 from whorl.core import tree
+from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
 from whorl.core.spec import Spec, Stream
 from whorl.core.tree import Tree
@@ -40,7 +41,8 @@ class BonusConfig:
     weight: NonNegative = 0.5
     """weight of the intrinsic reward; the environment's has weight 1"""
     gamma: Fraction = 0.99
-    """discount of the intrinsic return"""
+    """discount of the intrinsic return (agents with replay and PQN discount this reward as the environment's: there it
+    is only that of normalize)"""
     normalize: bool = True
     """divide the reward by the standard deviation of its discounted return"""
 
@@ -71,12 +73,17 @@ class Bonus(Component):
     """An intrinsic reward; a subclass defines `bonus`."""
 
     episodic: ClassVar[bool] = True
-    """whether its return stops at the end of an episode"""
+    """whether its return stops at the end of an episode, where agents have a value of it"""
     cfg: BonusConfig
     mean_reward: Tensor
 
     def __init__(self, name: str, spec: Spec, cfg: Any, agent: Agent) -> None:
         super().__init__(name, spec, cfg, agent)
+        if cfg.gamma != type(cfg).gamma and not cfg.normalize and not agent.separate_streams:
+            raise ConfigError(
+                f"{name}.gamma is {cfg.gamma:g}, but {type(agent).__name__} discounts intrinsic rewards as those of "
+                f"the environment; leave {name}.gamma out, or use ppo, which has a value of each reward"
+            )
         self.scale = ReturnScale(spec.num_envs, cfg.normalize, 0.0)
         self.register_buffer("mean_reward", torch.zeros(()))
 

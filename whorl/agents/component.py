@@ -43,6 +43,8 @@ class Component(nn.Module):
 
     needs_successor: ClassVar[bool] = False
     """whether `update` reads the observation right after each action (`agents.bonus.drawn`)"""
+    outlives_episodes: ClassVar[tuple[str, ...]] = ()
+    """keys of `initial_memory` that are kept when all environments are reset"""
 
     def __init__(self, name: str, spec: Spec, cfg: Any, agent: "Agent") -> None:
         super().__init__()
@@ -97,7 +99,7 @@ class Component(nn.Module):
         raise NotImplementedError
 
     def initial_memory(self, num_envs: int) -> Tree:
-        """Memory per environment at the start of an episode, [num_envs, ...]."""
+        """Memory per environment before its first episode, [num_envs, ...]."""
         return {}
 
     def track(
@@ -134,8 +136,8 @@ def with_components(build: Callable[[Spec], "Agent"], spec: Spec, configs: Mappi
         key = name.replace(".", "_")  # of an import path: names of submodules have no dots
         agent.components[key] = component = classes[name](key, spec, cfg, agent)
         if agent.tracks and component.streams(key, cfg) and not component.immediate:
-            raise ConfigError(
-                f"{type(agent).__name__} reads intrinsic rewards while acting, but {name} computes its rewards when "
-                f"learning; use components: [episodic]"
-            )
+            why = f"{name} computes its rewards when learning; use components: [episodic]"
+            if type(component).immediate is not Component.immediate and getattr(cfg, "normalize", False):
+                why = f"{name}.normalize divides them when learning; leave it out"
+            raise ConfigError(f"{type(agent).__name__} reads intrinsic rewards while acting, but {why}")
     return agent

@@ -6,12 +6,13 @@ All functions take one row of prepared observations, `Rows` [1, B], and return [
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whorl.agents.agent import Agent
 from whorl.core import tree
 from whorl.core.action_masks import mask_size
-from whorl.core.spec import Continuous, Discrete, SpecTree, TupleSpec, action_choices
+from whorl.core.spec import Continuous, Discrete, SpecTree, TupleSpec, action_choices, flatten_action
 from whorl.core.tree import Tree
 from whorl.data.batch import Rows
 from whorl.nets.actor import DeterministicHead
@@ -72,11 +73,18 @@ def q_values(agent: Any, rows: Rows, action: Tree | None) -> Tensor:
         return atoms.mean(critic(rows, taken)).amin(0)[0]
     actions = getattr(agent, "actions", None)  # of soft actor-critics
     if actions is None:
-        return critic(rows, taken).amin(0)[0]
+        return critic(rows, _read(agent.spec.action, taken, rows)).amin(0)[0]
     values = critic(rows, None if taken is None else actions.read(taken))  # [critics, 1, B, ...]
     values = values.mean(-1) if len(critic.outputs) > len(actions.outputs) else values  # of quantiles
     values = values if taken is None else actions.pick(values, taken)
     return (values.mean(0) if len(critic.outputs) > len(actions.outputs) else values.amin(0))[0]
+
+
+def _read(spec: SpecTree, taken: Tree | None, rows: Rows) -> Tensor:
+    """Actions as critics read them, a vector each: [1, B, columns], or of every discrete action [1, B, n, columns]."""
+    if taken is not None:
+        return flatten_action(spec, taken)
+    return torch.eye(spec.n, device=rows.reset.device).expand(*rows.reset.shape, -1, -1)
 
 
 def probabilities(spec: SpecTree, policy: Any) -> Any:

@@ -32,7 +32,7 @@ class OnPolicyConfig(NetworkConfig):
     """Settings of the policy-gradient algorithms, which learn from rollouts."""
 
     chunk_length: PositiveCount = 32
-    """with memory: rollouts are split into chunks of this many steps for learning"""
+    """PPO and PPG with memory: rollouts are split into chunks of this many steps for learning"""
     optimizer: Optimizer = Part("Adam")
     """optimizer of actor and critic: a class of torch.optim or an import path, with options"""
     adam_eps: Epsilon = 1e-5

@@ -15,6 +15,7 @@ from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.registry import Part, construct, known, resolve
 from whorl.data.batch import Batch
+from whorl.nets.images import SpectralConvolution, spectral_layers
 from whorl.ops.gradients import add_agreeing_
 from whorl.ops.targets import pieces
 
@@ -135,7 +136,10 @@ class Optimized(nn.Module):
             moments = packed_moments(optimizer)
             if moments and fits(parameters, others):
                 self._packed[name] = Packed(parameters, [optimizer.state[p] for p in parameters], moments)
-            self._steppers[name] = stepper(optimizer, parameters, self._packed.get(name))
+            trained = {id(p) for p in parameters}
+            spectral = [layer for layer in spectral_layers(self) if id(layer.layer.weight) in trained]
+            step = stepper(optimizer, parameters, self._packed.get(name))
+            self._steppers[name] = _iterating(step, spectral) if spectral else step
             self.generators[name] = seeds(name)
         return self
 
@@ -404,6 +408,17 @@ def stepper(
         kernel(weights, cut(gradients), *moments, [], counts, **last, **options)
 
     return step
+
+
+def _iterating(step: Stepper, layers: list[SpectralConvolution]) -> Stepper:
+    """`step`, then one power iteration of each layer."""
+
+    def both(*given: Any) -> None:
+        step(*given)
+        for layer in layers:
+            layer.iterate_()
+
+    return both
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ does.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ from whorl.settings.schema import Fraction, NonNegative, Optimizer
 
 @dataclass(frozen=True)
 class A2CConfig(SharedTrunkConfig):
+    unused: ClassVar[tuple[str, ...]] = ("chunk_length",)
     gamma: Fraction = 0.99
     """discount factor"""
     gae_lambda: Fraction = 1.0

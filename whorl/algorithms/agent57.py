@@ -13,7 +13,8 @@ soft_lambda    Retrace continues where Q'(s, a) >= V' - soft_lambda * |V'|, inst
 policy_head    a second output of Qe's network, pi, imitates the greedy policy of Q, and its best action replaces
                the greedy one in acting and in V': minimise -log pi(argmax Q) where KL(pi' || pi) <= policy_max_kl
 The intrinsic reward is that of the component `episodic`. Evaluation follows the policy with the best recent returns.
-Differs from the paper: the networks read h(max_beta * r_intrinsic).
+Differs from the paper: the networks read h(max_beta * r_intrinsic); policy 0 may learn from the sequences of others
+(`relabel`).
 """
 
 from dataclasses import dataclass
@@ -134,6 +135,10 @@ class Agent57(Agent):
             "bandit": {name: value.to(device) for name, value in self.bandit.initial(num_envs).items()},
         }
         return {**super().initial_memory(num_envs), FAMILY: family}
+
+    def carry_over(self, memory: Tree, before: Tree) -> Tree:
+        family = {**memory[FAMILY], "bandit": before[FAMILY]["bandit"]}
+        return {**super().carry_over(memory, before), FAMILY: family}
 
     def stored(self, num_envs: int = 1) -> Tree:
         memory = super().stored(num_envs)

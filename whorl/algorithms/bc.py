@@ -23,15 +23,10 @@ from whorl.settings.schema import Activation, HiddenSizes, LearningRate, LogStdR
 @dataclass(frozen=True)
 class BCConfig(NetworkConfig, OffPolicyConfig):
     unused = (
-        *(
-            "critic_hidden_sizes",
-            "critic_network",
-            "critic_head",
-            "tau",
-            "target_update_interval",
-            "target_memory",
-        ),
-        *("gamma", "n_step", "priority_on_add", "prioritized", "random_steps"),
+        *("critic_hidden_sizes", "critic_network", "critic_head", "tau", "target_update_interval"),
+        *("target_memory", "gamma", "n_step", "random_steps", "reward_scale", "prioritized"),
+        *("priority_alpha", "priority_beta", "priority_beta_steps", "priority_clip"),
+        *("priority_on_add", "priority_eta"),
     )
     actor_lr: LearningRate = 3e-4
     """learning rate"""

@@ -15,7 +15,7 @@ ignored with a warning. There is no memory: the rows of a sequence are not indep
 estimate its statistics.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import torch
@@ -33,6 +33,7 @@ from whorl.explore.acting import sample
 from whorl.explore.noise import random_action
 from whorl.nets.actor import bounded
 from whorl.nets.backbone import Backbone, BackboneSettings
+from whorl.nets.memory import MemoryConfig
 from whorl.nets.preprocessor import Preprocessor
 from whorl.nets.renorm import Moments, RenormMLP
 from whorl.nets.temperature import EntropyConfig, Temperature
@@ -44,16 +45,9 @@ from whorl.settings.schema import Count, Fraction, HiddenSizes, LearningRate, Op
 class CrossQConfig(EntropyConfig, ActorCriticConfig):
     unused = (
         *("tau", "target_update_interval", "actor_head", "critic_head"),
-        *("memory", "memory_size", "memory_layers", "memory_heads", "memory_window", "last_action"),
-        *("last_reward", "share_memory", "target_memory", "stored_memory", "refresh_memory"),
-        *(
-            "sequence_length",
-            "burn_in",
-            "sequence_stride",
-            "whole_episodes",
-            "priority_eta",
-            "privileged_obs",
-        ),
+        *(field.name for field in fields(MemoryConfig)),
+        *("share_memory", "target_memory", "stored_memory", "refresh_memory", "sequence_length", "burn_in"),
+        *("sequence_stride", "whole_episodes", "priority_eta", "privileged_obs"),
     )
     learning_starts: Count = 5_000
     """environment steps before the first update"""

@@ -6,7 +6,7 @@ actor:        minimise E[alpha log pi(a|s) - min_i Q_i(s, a)], every `policy_del
 temperature:  minimise -log(alpha) * E[log pi(a|s) + target_entropy]
 targets:      theta' <- tau * theta + (1 - tau) * theta'
 weights:      after each step the weights of each unit are scaled to norm 1, scale and shift of norms to sqrt(columns)
-rewards:      r / max(std(G), max|G| / v_max), G the discounted return
+rewards:      r / max(std(G), max|G| / v_max), G the discounted return of r
 (s, a) and (s', a') go through the critics, and s and s' through the actor, as one batch, so that batch normalisation
 sees the statistics of both; target critics too. a', acting and the Q in the actor's loss use running statistics. The
 policy's noise is kept for k steps while acting, P(k) proportional to k^-2.
@@ -18,7 +18,7 @@ could estimate its statistics.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import torch
@@ -32,13 +32,15 @@ from whorl.core.registry import Part
 from whorl.core.spec import Spec
 from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
+from whorl.data.replay import clipped
 from whorl.explore.noise import HeldNoise, random_action
 from whorl.nets.actor import bounded
 from whorl.nets.atoms import AtomsConfig, ReturnAtoms, advice_on_clipping
 from whorl.nets.backbone import Backbone, BackboneSettings
 from whorl.nets.bounded import BoundedNet, Moments
+from whorl.nets.memory import MemoryConfig
 from whorl.nets.normalize import BoundedReturnScale
-from whorl.nets.preprocessor import Preprocessor
+from whorl.nets.preprocessor import Preprocessor, reward_limit
 from whorl.nets.temperature import EntropyConfig, Temperature
 from whorl.ops.distributions import TanhNormal
 from whorl.ops.targets import polyak_
@@ -50,9 +52,9 @@ class FlashSACConfig(EntropyConfig, AtomsConfig, ActorCriticConfig):
     unused = (
         *("actor_hidden_sizes", "critic_hidden_sizes", "activation", "actor_network", "critic_network"),
         *("actor_head", "critic_head", "noisy", "privileged_obs"),
-        *("memory", "memory_size", "memory_layers", "memory_heads", "memory_window", "last_action"),
-        *("last_reward", "share_memory", "target_memory", "stored_memory", "refresh_memory"),
-        *("sequence_length", "burn_in", "sequence_stride", "whole_episodes", "priority_eta"),
+        *(field.name for field in fields(MemoryConfig)),
+        *("share_memory", "target_memory", "stored_memory", "refresh_memory", "sequence_length", "burn_in"),
+        *("sequence_stride", "whole_episodes", "priority_eta"),
     )
     batch_size: Annotated[int, Range(2, 10**7)] = 2_048
     """transitions per update"""
@@ -145,12 +147,17 @@ class FlashSAC(Agent):
         features = self.backbone(rows)
         return self.q(features, self.policy(self.actor(features)).mode())
 
-    def observe(self, rollout: Batch) -> None:
-        super().observe(rollout)
+    @torch.no_grad()
+    def receive(self, rollout: Batch) -> Batch:
+        rollout = super().receive(rollout)
         self.observe_rewards(rollout)
+        return rollout
 
     def observe_rewards(self, rollout: Batch) -> None:
-        reward, keep, mask = (v.to(self.device) for v in (rollout.reward, rollout.keep, rollout.mask))
+        """Follow the return of what is learned: of clipped rewards, with those of components, scaled."""
+        stored = clipped(rollout, reward_limit(self.cfg)).reward
+        reward = self.observations.scaled(self.discounting().reward(stored))
+        reward, keep, mask = (v.to(self.device) for v in (reward, rollout.keep, rollout.mask))
         self.rewards.merge_(reward, keep, mask, self.cfg.gamma)
 
     def update(self, batch: Batch) -> Updated:

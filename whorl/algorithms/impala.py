@@ -14,7 +14,7 @@ Differs from the paper: by default actor and critic share no parameters; losses 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -34,6 +34,7 @@ from whorl.settings.schema import Fraction, NonNegative, Optimizer
 
 @dataclass(frozen=True)
 class IMPALAConfig(SharedTrunkConfig):
+    unused: ClassVar[tuple[str, ...]] = ("chunk_length",)
     gamma: Fraction = 0.99
     """discount factor"""
     gae_lambda: Fraction = 1.0

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from whorl.agents.agent import Acted, Agent, Context, Updated, pure
 from whorl.agents.families import ActorCriticConfig
+from whorl.agents.protocols import MemoryNet
 from whorl.agents.steps import replay_step
 from whorl.agents.targets import TargetNetworks
 from whorl.core.spec import Spec, flat_action_size, flatten_action
@@ -71,8 +72,15 @@ class IQL(Agent):
         self.add_shared_optimizer("critic", "state_value", lr=cfg.critic_lr)
         self.add_optimizers(actor=cfg.actor_lr)
 
+    def networks(self) -> list[MemoryNet]:
+        return [*super().networks(), self.state_value]
+
     def act(self, obs: Tree, memory: Tree, context: Context) -> Acted:
-        return act_by_policy(self, obs, memory, context, log_prob=False)
+        acted = act_by_policy(self, obs, memory, context, log_prob=False)
+        if not self.state_value.follows:
+            return acted
+        after = self.state_value.advance(self.observations(obs), memory, context.reset)
+        return Acted(acted.action, {**acted.memory, **after})
 
     def value(self, rows: Rows) -> Tensor:
         """V(s) of rows [T, B]."""

@@ -264,7 +264,9 @@ class PPO(Agent):
         self, log_ratio: Tensor, entropy: Tensor, data: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Entropy, KL(old || new) by the estimator (ratio - 1) - log ratio, and the fraction of clipped rows."""
-        past, weight = log_ratio.expm1(), data["weight"]
+        weight = data["weight"]
+        log_ratio = blank(log_ratio, weight)  # exp may overflow on masked rows
+        past = log_ratio.expm1()
         clipped = (past.abs() > self.cfg.clip_range) * weight
         return (entropy * weight).mean(), ((past - log_ratio) * weight).mean(), clipped.mean()
 

@@ -111,7 +111,6 @@ class PQN(Agent):
         }
         found = []
         for _ in range(cfg.n_epochs):
-            self.critic.update_spectral_norms_()
             for rows, data in minibatches(batch, columns, cfg.batch_size, random):
                 loss, q = self.critic_loss(rows, data, self.critic.draw(random))
                 norm = self.minimize("critic", loss, cfg.max_grad_norm, measure=True)

@@ -1,7 +1,8 @@
 """REINFORCE (Williams 1992, Machine Learning 8): one step along the Monte-Carlo policy gradient per rollout.
 
 policy:    maximise E[log pi(a|s) * (G - b(s))],  G_t = r_t + gamma * r_{t+1} + ... up to the end of the episode
-baseline:  b = V fitted to G by least squares; without it b = 0, and returns are centred over the rollout instead
+baseline:  b = V fitted to G by least squares; without it b = 0
+With `normalize_returns`, the default, G - b is centred and scaled over the rollout.
 
 G never crosses the end of an episode. Two cases are not determined by the paper:
 - An episode may be unfinished when the rollout ends. Dropping its rows would select by outcome: near the end of the
@@ -15,7 +16,7 @@ Differs from the paper: no factor gamma^t in each row's gradient, as in nearly a
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ from whorl.settings.schema import Count, Fraction, NonNegative, Range
 
 @dataclass(frozen=True)
 class ReinforceConfig(OnPolicyConfig):
+    unused: ClassVar[tuple[str, ...]] = ("chunk_length",)
     gamma: Fraction = 0.99
     """discount factor"""
     baseline: bool = False

@@ -29,6 +29,7 @@ from whorl.core.tree import Tree
 from whorl.data.batch import Batch, Rows
 from whorl.data.rollouts import check_batch_size, minibatches
 from whorl.explore.acting import act_by_policy, by_policy
+from whorl.nets.images import spectral_layers
 from whorl.nets.memory import MemoryConfig
 from whorl.nets.normalize import normalizers
 from whorl.nets.policy import Policy, Value
@@ -144,6 +145,8 @@ class TRPO(Agent):
 
         lengths = [cfg.backtrack_coef**number for number in range(cfg.backtracks)]
         taken, gain, kl = line_search(parameters, length * direction, lengths, measure, cfg.max_kl)
+        for layer in spectral_layers(self.actor):
+            layer.iterate_()
         entropy = masked_mean(policy.entropy().detach().expand_as(batch.mask), batch.mask)
         return {
             "loss/actor": -(start + gain),

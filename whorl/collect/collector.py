@@ -129,7 +129,8 @@ class LocalCollector(Collector):
         )
         if reset is None:
             with acting(self.agent.device):
-                tree.copy_(self.memory, self.agent.begin(tree.index(self.storage.obs, last)))
+                fresh = self.agent.begin(tree.index(self.storage.obs, last))
+                tree.copy_(self.memory, self.agent.carry_over(fresh, self.memory))
 
     def start(self, random: bool = False) -> None:
         self._random = random

@@ -2,6 +2,8 @@
 
 reward_t = phi(s_{t+1})^T C^-1 phi(s_{t+1}),   C = ridge * I + sum of phi phi^T over the observations of this episode
 phi is learned by an inverse dynamics model, so it leaves out what the agent has no influence on.
+
+Differs from the paper: the reward is divided by the running deviation of its return, as in RND (`normalize`).
 """
 
 from dataclasses import dataclass

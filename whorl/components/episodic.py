@@ -78,6 +78,7 @@ class Episodic(Bonus):
     Config = EpisodicConfig
     cfg: EpisodicConfig
     needs_successor = True
+    outlives_episodes = ("distance", "distances")
     mean_lifelong: Tensor
 
     def __init__(self, name: str, spec: Spec, cfg: EpisodicConfig, agent: Agent) -> None:

@@ -7,7 +7,8 @@ loss     = (1 - beta) * inverse loss + beta * 1/2 |forward(phi(s_t), a_t) - phi(
 With `error: inverse` the reward is the inverse model's loss instead: how badly the action can be told.
 
 Differs from the paper: phi learns from the inverse model alone, so that it cannot make the forward model's task easy
-by becoming constant; the reward is divided by a running deviation, as in RND.
+by becoming constant (beta then weighs losses of different networks, which has next to no effect with Adam); the reward
+is divided by a running deviation, as in RND.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,8 @@ class ICMConfig(LearnedBonusConfig):
     """whose error is the reward: the forward model's (what follows was not predicted) or the inverse model's (the
     action can't be told from what follows)"""
     beta: Fraction = 0.2
-    """weight of the forward model's loss; the inverse model's has 1 - beta"""
+    """weight of the forward model's loss; the inverse model's has 1 - beta (they train different networks, so that with
+    Adam, which divides gradients by their size, only 0 and 1 make a difference)"""
     lr: LearningRate = 5e-4
     """learning rate of all its networks"""
     features: Size = 64

@@ -3,7 +3,8 @@
 novelty(s) = |predictor(s) - target(s)|, the error of random network distillation
 reward_t   = max(novelty(s_{t+1}) - alpha * novelty(s_t), 0) * [s_{t+1} is visited for the first time in its episode]
 
-Differs from the paper: visits within an episode are those to hashed cells of the observation (`bins`, `cells`).
+Differs from the paper: visits within an episode are those to hashed cells of the observation (`bins`, `cells`); the
+reward is divided by the running deviation of its return, as in RND (`normalize`).
 """
 
 from dataclasses import dataclass

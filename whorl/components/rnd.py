@@ -3,7 +3,7 @@
 reward_t = mean_k (predictor(s_{t+1}) - target(s_{t+1}))_k^2 / std of the discounted sum of these errors
 The target network is random and fixed; the predictor learns to imitate it on the observations that are visited. Both
 read observations, of a frame stack the newest one, normalised by running statistics and clipped to +-5. The reward
-stream is not episodic.
+stream is not episodic; agents with replay and PQN, which learn from the sum of all rewards, end it with the episode.
 
 Differs from the paper: the predictor is trained once per update on part of its rows, not in every PPO epoch; with
 replay the reward is computed once, when the rollout is added.

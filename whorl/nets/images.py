@@ -253,7 +253,7 @@ class ResidualBlock(nn.Module):
 
 class SpectralConvolution(nn.Module):
     """A convolution whose weight is divided by its spectral norm, estimated by power iteration (Miyato et al. 2018,
-    arXiv:1802.05957). `iterate_` is called once per update: acting and evaluation change nothing.
+    arXiv:1802.05957). `iterate_` is called after each optimizer step: acting and evaluation change nothing.
     """
 
     left: Tensor
@@ -279,6 +279,11 @@ class SpectralConvolution(nn.Module):
         layer = self.layer
         norm = torch.dot(self.left, layer.weight.flatten(1) @ self.right)
         return F.conv2d(value, layer.weight / norm, layer.bias, layer.stride, layer.padding)
+
+
+def spectral_layers(net: nn.Module) -> list[SpectralConvolution]:
+    """The layers whose spectral norm is to be estimated again when the weights of `net` have changed."""
+    return [layer for layer in net.modules() if isinstance(layer, SpectralConvolution)]
 
 
 def _convolution(

@@ -21,9 +21,11 @@ from whorl.core.spec import (
 )
 from whorl.core.tree import Tree
 from whorl.data.batch import Rows
+from whorl.data.config import ReplayConfig
 from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings
 from whorl.nets.layers import Last, last_of, linear_last
 from whorl.nets.memory import MemoryConfig, memory_settings
+from whorl.nets.preprocessor import reward_limit
 from whorl.ops.distributions import Categorical, Joint, MultiCategorical, Normal
 from whorl.settings.schema import Activation, HiddenSizes, LogStd, LogStdRange, Number
 
@@ -222,4 +224,7 @@ def policy_and_value(spec: Spec, cfg: NetworkConfig, shared_trunk: bool) -> tupl
 
 
 def _settings(cfg: NetworkConfig, hidden: tuple[int, ...], network: Part) -> BackboneSettings:
-    return BackboneSettings(hidden, cfg.activation, network, cfg.encoder, memory_settings(cfg))
+    clip = reward_limit(cfg) if isinstance(cfg, ReplayConfig) else 0.0
+    return BackboneSettings(
+        hidden, cfg.activation, network, cfg.encoder, memory_settings(cfg), reward_clip=clip
+    )

@@ -11,10 +11,9 @@ from whorl.core.errors import ConfigError
 from whorl.core.registry import Part
 from whorl.core.spec import MASK_KEY, Continuous, Discrete, Spec
 from whorl.core.tree import Tree
-from whorl.data.batch import Batch, Rows
+from whorl.data.batch import Rows
 from whorl.data.config import ReplayConfig
 from whorl.nets.backbone import Backbone, BackboneNet, BackboneSettings, torso
-from whorl.nets.images import SpectralConvolution
 from whorl.nets.layers import MLP, layered, orthogonal_
 from whorl.nets.memory import MemoryConfig, MemorySettings, memory_settings
 from whorl.nets.noisy import NoisyLinear, NoisyMLP
@@ -78,7 +77,6 @@ class QNetwork(BackboneNet):
         self._draws = self.advantage.draws or (self.value is not None and self.value.draws)
         has_weights = any(True for _ in self.backbone.parameters())
         self.norm = nn.LayerNorm(self.backbone.size) if cfg.layer_norm and has_weights else nn.Identity()
-        self._spectral = [part for part in self.modules() if isinstance(part, SpectralConvolution)]
 
     @staticmethod
     def _build_backbone(name: str, spec: Spec, cfg: QNetworkConfig, hidden: tuple[int, ...]) -> Backbone:
@@ -118,15 +116,6 @@ class QNetwork(BackboneNet):
             return advantage
         value = self.value(features, noise.get("value")).unsqueeze(-2)  # [..., 1, columns]
         return value + advantage - advantage.mean(-2, keepdim=True)
-
-    def prepare(self, batch: Batch) -> Batch:
-        self.update_spectral_norms_()
-        return super().prepare(batch)
-
-    def update_spectral_norms_(self) -> None:
-        """One power iteration of each spectrally normalised layer."""
-        for layer in self._spectral:
-            layer.iterate_()
 
 
 class QuantileNetwork(QNetwork):

@@ -204,8 +204,6 @@ class Keywords(TypedDict, total=False):
     """keys of a Dict observation that exist in training only: the critic reads them, the policy never does; in
     other algorithms: keys of a Dict observation that exist in training only: critics read them, the policy
     never does"""
-    chunk_length: int
-    """with memory: rollouts are split into chunks of this many steps for learning"""
     optimizer: Any
     """optimizer of all networks: a class of torch.optim or an import path, with options; in other algorithms:
     optimizer of actor and critic: a class of torch.optim or an import path, with options; in other algorithms:
@@ -582,6 +580,8 @@ class Keywords(TypedDict, total=False):
     every k-th step (dilated LSTM, FeUdal networks); 1: none"""
     termination_lr: float
     """learning rate of the terminations"""
+    chunk_length: int
+    """PPO and PPG with memory: rollouts are split into chunks of this many steps for learning"""
     n_epochs: int
     """passes over each rollout"""
     clip_range: float

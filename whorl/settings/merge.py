@@ -121,6 +121,8 @@ def configure(
     for read in in_files:
         _check_one_name(read, hints)
     given_layers = [*in_files, complete, arguments, changes or {}]
+    if not presets:  # a run of an earlier version may have saved settings that its algorithm never used
+        given_layers = [_used(layer, configs[1]) if "algorithm" in layer else layer for layer in given_layers]
     own = {*hints, *component_names([*tuned, *given_layers])}
     user: list[Mapping[str, Any]] = [without_sections(layer, own) for layer in given_layers]
     chosen = component_names([*tuned, *user])
@@ -196,7 +198,8 @@ def _fitted(
     gpu: bool,
 ) -> tuple[RunConfig, Any]:
     """Both configs with the values that follow what the user chose, and cadences that were given in epochs in steps."""
-    changed = follow(vars(run) | vars(algo), before, given) | _hardware(run, given, gpu)
+    values = {key: value for key, value in (vars(run) | vars(algo)).items() if key not in _unused(type(algo))}
+    changed = follow(values, before, given) | _hardware(run, given, gpu)
     rows = changed.get("num_envs", run.num_envs) * changed.get("num_steps", run.num_steps)
     cadences = {key: value for key, value in epochs.items() if key != "max_iterations"}
     changed |= {key: coerce(key, value, int) * rows for key, value in cadences.items()}
@@ -386,6 +389,10 @@ def _check_meaning(given: set[str], algo: Any) -> None:
 
 def _unused(config: type) -> tuple[str, ...]:
     return getattr(config, "unused", ())
+
+
+def _used(layer: Mapping[str, Any], config: type) -> dict[str, Any]:
+    return {name: value for name, value in layer.items() if name not in _unused(config)}
 
 
 def _without(layer: Mapping[str, Any], key: str) -> dict[str, Any]:
