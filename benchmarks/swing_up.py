@@ -12,7 +12,7 @@ of 200 episodes that it swings up with noise on its actions. Takes minutes; abou
 environment's table comes from an earlier, faster implementation of the same method, so no seed repeats it exactly.
 
 `record` plays the regulator along the environment's own table, then the one at upright, and writes the episodes that
-end upright as a dataset. Most start near a state of the swing-up, so that the dataset shows how to come back to it.
+end upright as a dataset. A share of the actions is disturbed, so that the dataset shows how to come back.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import torch
 
 from whorl.datasets.minari import Episode, Writer, dataset_name
 from whorl.envs.native import chain
-from whorl.envs.native.quad_pendulum import NEAREST, PERIOD, PUSH, QuadInvPendulum, swing_up
+from whorl.envs.native.quad_pendulum import PERIOD, PUSH, QuadInvPendulum, swing_up
 
 HANGING = np.array([0, *[math.pi] * 4, *[0.0] * 5])
 WEIGHTS = np.array([5.0, *[20.0] * 4, *[0.5] * 5])
@@ -193,28 +193,23 @@ def robustness(states: np.ndarray, actions: np.ndarray, noise: float, value: np.
     return float((inside & (abs(body[:, 1:5]).max(1) < 0.3)).mean())
 
 
-def record(episodes: int, output: Path, steps: int, hanging: float, deviation: float, seed: int) -> None:
-    """Demonstrations, as a dataset. A share `hanging` of the episodes starts as the environment does, the others
-    anywhere on the swing-up, with deviations of up to `deviation` in all ten numbers."""
+def record(episodes: int, output: Path, steps: int, disturbed: float, noise: float, seed: int) -> None:
+    """Demonstrations, as a dataset: `noise` is the standard deviation of what is added to a share of the actions."""
     table = swing_up()
     states, actions = table[:, :10], table[:-1, 10]
     gain, value = regulator()
     gains = np.concatenate([tracking(states, actions, value), [gain]])  # the last one at upright, for ever
     states, actions = np.concatenate([states[:-1], np.zeros((1, 10))]), np.append(actions, 0)
     world, rng = QuadInvPendulum(episodes, training_steps=steps), np.random.default_rng(seed)
-    world.reset(seed)
-    row = np.where(rng.random(episodes) < hanging, 0, rng.integers(0, len(states), episodes))
-    size = deviation * NEAREST ** rng.random((episodes, 1))
-    elsewhere = states[row] + size * rng.normal(size=(episodes, 10))
-    body = np.where(row[:, None] > 0, elsewhere, world.state["body"].T)
-    world.state["body"].copy_(torch.from_numpy(body.T))
     observed = np.zeros((steps + 1, episodes, 14), np.float32)
-    taken, rewards, lasts = np.zeros((steps, episodes, 1), np.float32), np.zeros((steps, episodes)), row >= 0
-    observed[0] = world.observe(world.state)
+    taken, rewards = np.zeros((steps, episodes, 1), np.float32), np.zeros((steps, episodes))
+    observed[0], lasts = world.reset(seed), np.ones(episodes, bool)
     for t in range(steps):
-        at = np.minimum(row + t, len(states) - 1)
+        row = min(t, len(actions) - 1)
         body = world.state["body"].T.double().numpy()
-        taken[t, :, 0] = np.clip(actions[at] - ((body - states[at]) * gains[at]).sum(1), -1, 1)
+        wanted = actions[row] - (body - states[row]) @ gains[row]
+        wanted += noise * rng.normal(size=episodes) * (rng.random(episodes) < disturbed)
+        taken[t, :, 0] = np.clip(wanted, -1, 1)
         step = world.step(torch.from_numpy(taken[t]))
         observed[t + 1], rewards[t] = step.obs, step.reward
         lasts &= ~step.terminated.numpy()
@@ -257,8 +252,8 @@ def main() -> None:
     recording.add_argument("--episodes", type=int, default=500)
     recording.add_argument("--output", type=Path, required=True, help="folder of the dataset")
     recording.add_argument("--steps", type=int, default=400, help="of an episode")
-    recording.add_argument("--hanging", type=float, default=0.2, help="share of episodes that start hanging")
-    recording.add_argument("--deviation", type=float, default=0.1, help="largest one of the other starts")
+    recording.add_argument("--disturbed", type=float, default=0.1, help="share of actions with noise")
+    recording.add_argument("--noise", type=float, default=0.2, help="standard deviation of the noise")
     recording.add_argument("--seed", type=int, default=0)
     args = vars(parser.parse_args())
     {"find": find, "record": record}[args.pop("command")](**args)

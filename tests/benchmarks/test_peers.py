@@ -86,7 +86,7 @@ def arguments(tmp_path: Path) -> argparse.Namespace:
     return argparse.Namespace(
         output=tmp_path / "out.jsonl",
         contestants=["whorl", "sb3"],
-        cases=["replay"],
+        cases=["prioritized"],
         venvs=tmp_path,
         rounds=2,
         threads=1,
