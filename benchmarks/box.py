@@ -19,7 +19,7 @@ MOST_BYTES = 20 * 2**20
 COMMANDS = {
     "cartpole": "whorl train ppo CartPole-v1 --seed 1",
     "quadrotor": "whorl train ppo Quadrotor-v0 --seed 1",
-    "quadinvpendulum": "whorl train tqc QuadInvPendulum-v0 --seed 1",
+    "quadinvpendulum": "whorl train bc QuadInvPendulum-v0 --dataset swing_ups --seed 1",  # swing_up.py record
     "lunarlander": "whorl train ppo LunarLander-v3 --seed 1",
     "halfcheetah": "whorl train sac HalfCheetah-v5 --seed 1",
     "hopper": "whorl train sac Hopper-v5 --seed 1",
