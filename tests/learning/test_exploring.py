@@ -71,10 +71,13 @@ def test_a_hill_is_climbed_without_a_reward_on_the_way(algorithm: str, tmp_path:
 
 
 @pytest.mark.full
-def test_a_pole_is_swung_up_by_a_policy_that_learns_from_those_that_explore(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", FAMILIES)
+def test_a_pole_is_swung_up_by_a_policy_that_learns_from_those_that_explore(
+    algorithm: str, tmp_path: Path
+) -> None:
     """Every push costs; who stands still returns 0."""
     pole = {"enough": 500, "seed": 1}
-    assert best_evaluation("SparseCartPoleSwingUp-v0", "ngu", 200_000, tmp_path, **pole) >= 500
+    assert best_evaluation("SparseCartPoleSwingUp-v0", algorithm, 200_000, tmp_path, **pole) >= 500
 
 
 @pytest.mark.full
