@@ -34,7 +34,7 @@ from whorl.cli.report import show_columns, show_runs, show_table
 from whorl.core.errors import ConfigError, EnvError
 from whorl.core.registry import registered
 from whorl.settings.merge import Settings, config_of, configure, settings_of
-from whorl.settings.presets import algorithm_class, algorithms, preset_names, read_file, same_name
+from whorl.settings.presets import algorithm_class, algorithms, preset_names, read_file, read_files, same_name
 from whorl.settings.run import MAY_CHANGE, RunConfig
 from whorl.settings.schema import Device, Range, build, fields_of
 
@@ -302,7 +302,7 @@ def _resolved(
         pass
     from whorl.settings.draws import take_random
 
-    read = [layer for path in own.config for layer in read_file(path)]
+    read = read_files(own.config)
     hints = settings_of(algorithm_class(algorithm)[1])
     *files, asked = take_random([*read, settings], hints)[1]  # the help shows what is not drawn
     return configure(algorithm, env, asked, files)
