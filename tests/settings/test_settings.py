@@ -204,6 +204,11 @@ def test_a_setting_that_one_algorithm_has_names_it() -> None:
     assert str(caught.value) == "ppo has no setting 'n_cosines', which belongs to IQN"
 
 
+def test_a_setting_of_other_algorithms_is_answered_with_what_is_near_here() -> None:
+    with pytest.raises(ConfigError, match="which belongs to DDPG and TD3; perhaps .*'exploration_initial_eps'"):
+        settings({"epsilon": 0.1}, "dqn")
+
+
 def test_a_setting_of_a_sibling_is_a_warning_that_names_the_owner_and_the_own_name() -> None:
     sentence = "n_critics is a setting of TQC; sac ignores it; its own is ensemble_q_num"
     with pytest.warns(UserWarning) as caught:

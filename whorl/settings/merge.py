@@ -333,7 +333,8 @@ def unknown_setting(
     for name in (key, *ALIASES.get(key, ())):
         if others := owners(name):
             alias = "" if name == key else f" ({name})"
-            return ConfigError(f"{start}{alias}, which belongs to {others}")
+            near = related(key, hints)
+            return ConfigError(f"{start}{alias}, which belongs to {others}{near and f'; {near}'}")
     if word := misspelt(key, spellings(hints)):
         return ConfigError(f"{start}; did you mean {word!r}?")
     if word := component_setting(key, components):
