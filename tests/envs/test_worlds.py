@@ -14,6 +14,7 @@ from whorl.conformance import capture_safe
 from whorl.core import tree
 from whorl.core.errors import ConfigError
 from whorl.core.spec import Continuous, Discrete, empty_action
+from whorl.envs.make import find
 from whorl.envs.native import WORLDS, World
 from whorl.envs.native.sensed import Sensed
 from whorl.envs.vector import Step
@@ -339,3 +340,16 @@ def test_wrong_options_are_named():
         WORLDS["TMaze-v0"](1, length=0)
     with pytest.raises(ConfigError, match="delay is 64; choose 1 to 63"):
         WORLDS["RepeatPrevious-v0"](1, delay=64)
+
+
+def test_wrappers_and_time_limits_around_a_native_environment_are_kept() -> None:
+    plain = gymnasium.make("CatchPoint-v0")
+    assert find(plain).named
+    rewarded = find(gymnasium.wrappers.TransformReward(plain, lambda reward: 1000.0))
+    env = rewarded.factory()
+    env.reset(seed=0)
+    assert not rewarded.named
+    assert env.step(env.action_space.sample())[1] == 1000.0
+    env = find(gymnasium.make("CatchPoint-v0", max_episode_steps=3)).factory()
+    env.reset(seed=0)
+    assert [env.step(env.action_space.sample())[3] for _ in range(3)] == [False, False, True]

@@ -9,6 +9,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from whorl.core.errors import WhorlError
+from whorl.log.groups import evaluations
 from whorl.log.maps import save_maps
 from whorl.log.plot import Style, curve, plot_arms, plot_map, plot_runs
 from whorl.log.writers import MetricFiles
@@ -404,3 +405,21 @@ def test_curves_of_one_point_are_seen(tmp_path: Path, figures: list[Figure]) -> 
 def test_repetitions_of_one_seed_are_not_called_seeds(tmp_path: Path, figures: list[Figure]) -> None:
     plot_runs([run(tmp_path / name, evaluations=False) for name in ("a", "b")], tmp_path / "curve.png")
     assert labels(figures[0]) == ["ppo (2 runs)"]
+
+
+def test_evaluations_of_seeds_some_steps_apart_are_averaged() -> None:
+    one = np.array([100.0, 200.0]), np.array([1.0, 2.0])
+    other = np.array([105.0, 203.0, 300.0]), np.array([3.0, 4.0, 5.0])
+    places, values = evaluations([one, other])
+    assert places.tolist() == [102.5, 201.5, 300.0]
+    assert values.tolist() == [2.0, 3.0, 5.0]
+
+
+def test_single_evaluations_of_seeds_are_averaged_if_they_are_near_each_other() -> None:
+    curves = [
+        (np.array([place]), np.array([value]))
+        for place, value in ((8093.0, 1.0), (8104.0, 3.0), (16000.0, 9.0))
+    ]
+    places, values = evaluations(curves)
+    assert places.tolist() == [8098.5, 16000.0]
+    assert values.tolist() == [2.0, 9.0]

@@ -406,10 +406,16 @@ def _from_id(id: str, options: dict[str, Any]) -> Source:
 
 def _from_env(env: gymnasium.Env) -> Source:
     spec = env.spec
-    if spec is not None and spec.id in WORLDS:
+    if spec is not None and spec.id in WORLDS and _as_registered(spec):
         options = {key: value for key, value in spec.kwargs.items() if key not in ("world_id", "render_mode")}
         return _from_id(spec.id, options)
     return Source(_name(env), partial(_copied, env), named=False)
+
+
+def _as_registered(spec: gymnasium.envs.registration.EnvSpec) -> bool:
+    """Whether there is no wrapper and no time limit but those with which the environment is registered."""
+    limit = gymnasium.spec(spec.id).max_episode_steps
+    return not spec.additional_wrappers and spec.max_episode_steps == limit
 
 
 def _copied(env: gymnasium.Env) -> gymnasium.Env:

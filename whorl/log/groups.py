@@ -223,13 +223,27 @@ def segments(curves: Sequence[Curve], style: Style = STYLE, points: int = 400) -
 
 
 def evaluations(curves: Sequence[Curve], style: Style = STYLE) -> Curve:
-    """The statistic of the seeds that were evaluated at the same place."""
-    at: dict[float, list[float]] = {}
-    for positions, values in curves:
-        for position, value in zip(positions.tolist(), values.tolist()):
-            at.setdefault(position, []).append(value)
-    places = sorted(at)
-    return np.array(places), np.array([float(style.reduce(np.array(at[place]))) for place in places])
+    """The statistic over the seeds of evaluations that belong together: at most one of each seed, nearly at one place.
+
+    Steps that only reset an environment do not count, so seeds are evaluated some steps apart from each other.
+    """
+    points = sorted(
+        (position, seed, value)
+        for seed, (positions, values) in enumerate(curves)
+        for position, value in zip(positions.tolist(), values.tolist())
+    )
+    gaps = [typical_gap(positions) for positions, _ in curves if len(positions) > 1]
+    together: list[dict[int, tuple[float, float]]] = []
+    begin = 0.0
+    for position, seed, value in points:
+        near = min(gaps) / 2 if gaps else RAGGED * position
+        if not together or seed in together[-1] or position - begin > near:
+            together.append({})
+            begin = position
+        together[-1][seed] = (position, value)
+    places = [float(np.mean([position for position, _ in one.values()])) for one in together]
+    found = [float(style.reduce(np.array([value for _, value in one.values()]))) for one in together]
+    return np.array(places), np.array(found)
 
 
 def overlap(curves: Sequence[Curve]) -> bool:
