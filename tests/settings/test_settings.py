@@ -206,7 +206,7 @@ def test_a_setting_that_one_algorithm_has_names_it() -> None:
 
 def test_a_setting_of_other_algorithms_is_answered_with_what_is_near_here() -> None:
     with pytest.raises(
-        ConfigError, match="which belongs to DDPG and TD3; perhaps .*'exploration_initial_eps'"
+        ConfigError, match=r"which belongs to DDPG and TD3; perhaps .*'exploration_initial_eps'"
     ):
         settings({"epsilon": 0.1}, "dqn")
 

@@ -115,9 +115,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "n_atoms": "num_atoms",
         "kappa": "huber_param",
         "n_cosines": "tau_latent_dim num_cosines",
-        "n_fractions": "num_tau_samples sample_size",
+        "n_fractions": "num_tau_samples online_sample_size",
         "n_target_fractions": "num_tau_prime_samples target_sample_size",
-        "n_policy_fractions": "num_quantile_samples online_sample_size",
+        "n_policy_fractions": "num_quantile_samples sample_size",
         "double": "double_q is_double",
         # Populations
         "elite": "evolver_cem_best",
