@@ -214,8 +214,8 @@ def registry_id(name: str) -> str | None:
     """`name`, or its newest version, where Gymnasium's registry has it."""
     if name in gymnasium.registry:
         return name
-    versions = [key for key in gymnasium.registry if key.rpartition("-v")[0] == name]
-    return max(versions, key=lambda key: int(key.rpartition("-v")[2]), default=None)
+    versions = [key for key in gymnasium.registry if key != name and _version(key)[0] == name]
+    return max(versions, key=_version, default=None)
 
 
 def _suggestion(name: str, ids: list[str]) -> str:

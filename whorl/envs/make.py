@@ -47,7 +47,7 @@ class Batch:
 
     def __init__(self, env: Any, factory: Callable[[], Any] | None = None) -> None:
         self.factory = factory
-        self._first: VectorEnv | None = _as_vector(env) if factory else _Borrowed(_as_vector(env))
+        self._first: VectorEnv | None = _as_vector(env) if factory else _borrowed(_as_vector(env))
         self._seen = self._first
         self.id, self.spec = self._first.id or type(env).__name__, self._first.spec
 
@@ -69,16 +69,19 @@ class Batch:
         return {**vars(self), "_first": None, "_seen": None}
 
 
-class _Borrowed:
-    """The user's own instance: closing the run leaves it open."""
+def _borrowed(env: VectorEnv) -> VectorEnv:
+    """The user's own instance: closing the run leaves it open.
 
-    def __init__(self, env: VectorEnv) -> None:
-        self._env = env
+    Its class has the attributes of the instance: from Python 3.12 on, isinstance with a protocol does not ask
+    `__getattr__` for them.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
+    def forward(name: str) -> property:
+        return property(lambda self: getattr(env, name), lambda self, value: setattr(env, name, value))
 
-    def close(self) -> None: ...
+    names = {name: forward(name) for name in dir(env) if not name.startswith("_")}
+    made: VectorEnv = type("Borrowed", (), {**names, "close": lambda self: None})()
+    return made
 
 
 @dataclass(frozen=True)
