@@ -1,5 +1,6 @@
 """Batched environments that the user gives: Gymnasium's VectorEnv, EnvPool, and a simulator of tensors."""
 
+import inspect
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from whorl.core.errors import ConfigError, EnvError
 from whorl.core.spec import Array, Continuous, Spec
 from whorl.envs.adapters.gymnasium import GymnasiumVector
 from whorl.envs.adapters.vectorized import BatchedVector
-from whorl.envs.make import find
+from whorl.envs.make import Batch, find
 from whorl.envs.native import Quadrotor
 from whorl.envs.vector import Step, VectorEnv
 
@@ -336,3 +337,14 @@ def test_envpool_is_a_batch_although_it_is_a_gymnasium_env():
     steps = [vector.step(torch.tensor([0, 1, 0, 1])) for _ in range(4)]
     assert [step.reset[0].item() for step in steps] == [False, False, False, True]
     assert steps[0].reward.tolist() == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_attributes_of_a_given_instance_are_found_without_getattr() -> None:
+    """As isinstance with a protocol looks for them from Python 3.12 on."""
+    given = find("CatchPoint-v0").vector(2)
+    borrowed = Batch(given).vector()
+    assert borrowed is not given
+    for name in (name for name in dir(given) if not name.startswith("_")):
+        inspect.getattr_static(borrowed, name)
+    assert borrowed.spec is given.spec
+    borrowed.close()

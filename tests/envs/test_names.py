@@ -8,7 +8,7 @@ import pytest
 
 import whorl
 from whorl.core.errors import EnvError
-from whorl.envs.adapter import adapter_of, factory_from_id, full_id
+from whorl.envs.adapter import adapter_of, factory_from_id, full_id, registry_id
 from whorl.envs.make import find
 from whorl.envs.names import IDS, named
 
@@ -125,3 +125,13 @@ def test_checks_and_factories_know_the_names():
 def test_a_misspelt_id_of_another_library_is_recognised():
     with pytest.raises(EnvError, match="did you mean 'car-top-v0'"):
         find("car-topp-v0")
+
+
+def test_an_id_without_version_is_not_confused_by_ids_that_continue_it() -> None:
+    for name in ("Robot-v0", "Robot-v10", "Robot-visual"):
+        gymnasium.register(name, entry_point="nowhere:Robot")
+    try:
+        assert registry_id("Robot") == "Robot-v10"
+    finally:
+        for name in ("Robot-v0", "Robot-v10", "Robot-visual"):
+            del gymnasium.registry[name]

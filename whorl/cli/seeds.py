@@ -117,9 +117,11 @@ def check_gpu(settings: Settings, seeds: int) -> None:
     )
 
 
-def _one_after_the_other(trainers: Mapping[int, Any]) -> tuple[int, dict[int, "Result"]]:
+def _one_after_the_other(trainers: dict[int, Any]) -> tuple[int, dict[int, "Result"]]:
     status, results = 0, {}
-    for seed, trainer in trainers.items():
+    for seed in list(trainers):
+        # A trainer keeps its networks and its replay buffer: those of all seeds may not fit into memory.
+        trainer = trainers.pop(seed)
         try:
             results[seed] = trainer.train()
         except (KeyboardInterrupt, SystemExit) as stop:

@@ -27,7 +27,12 @@ def check_dataset(settings: Settings, agent: Agent) -> None:
             f"{settings.algorithm} learns from a dataset: name one with dataset (on the command line --dataset NAME), "
             "a Minari id or a folder that whorl record has written; an empty name learns online"
         )
-    if run.dataset and run.offline_steps < 0 and run.total_episodes and not run.total_timesteps:
+    if (
+        run.dataset
+        and run.offline_steps < 0
+        and run.total_episodes
+        and not (run.total_timesteps or run.max_iterations or run.max_seconds)
+    ):
         raise ConfigError(
             "total_episodes never ends training from a dataset alone, which has no episodes; set total_timesteps"
         )

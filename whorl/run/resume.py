@@ -83,7 +83,13 @@ def load_run(
     unsaved = checkpoint.run_config(folder)
     if unsaved is not None:
         with only_trusted(code.expanded(trust)):
-            return trainer(unsaved, folder).attach_new(folder)
+            made = trainer(unsaved, folder)
+            if not made.settings.run.save_model:
+                raise CheckpointError(
+                    f"{folder} was trained with save_model false, so there is no checkpoint to continue from; "
+                    "train again, or leave save_model true"
+                )
+            return made.attach_new(folder)
     return use_checkpoint(folder, resumed)
 
 
