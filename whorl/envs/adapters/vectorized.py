@@ -1,6 +1,6 @@
 """Environments that step as one batch with Gymnasium's interface: its own `VectorEnv`s, and EnvPool's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from whorl.envs.spaces import (
     nest,
     observation_parts,
 )
-from whorl.envs.stepping import SOFT_END
+from whorl.envs.stepping import SOFT_END, measured
 from whorl.envs.vector import Bindable, Step, VectorEnv
 
 STATE = dict.fromkeys(("CartPole-v0", "CartPole-v1"), ("state", "steps", "prev_done", "np_random"))
@@ -142,14 +142,40 @@ class BatchedVector(VectorEnv, Bindable):
         found = np.full(self._num_envs, np.nan, np.float32)
         for key in reversed(SUCCESS_KEYS):
             if key in info:
-                given = np.asarray(info.get(f"_{key}", np.ones(self._num_envs)), bool)
-                found[given] = np.asarray(info[key], np.float32)[given]
+                given, values = self._given(info, key), np.asarray(info[key])
+                if values.shape != found.shape or values.dtype.kind not in "biuf":  # not numbers alone
+                    each = [
+                        measured({key: told_by(env, info, key)}, SUCCESS) for env in range(self._num_envs)
+                    ]
+                    values = np.array(each, np.float32)
+                found[given] = values[given]
         return torch.from_numpy(found).unsqueeze(1)
 
     def _mask(self, info: dict[str, Any]) -> np.ndarray:
         """The action masks [num_envs, n]; everything is allowed where `info` has none, as at the end of an episode."""
         mask = np.ones((self._num_envs, *self.layout.observation[-1].shape), bool)
         if MASK_KEY in info:
-            given = np.asarray(info.get(f"_{MASK_KEY}", np.ones(self._num_envs)), bool)
-            mask[given] = flatten_mask(choices_of(self.layout.action_space), info[MASK_KEY], 1)[given]
+            choices, told = choices_of(self.layout.action_space), info[MASK_KEY]
+            given = self._given(info, MASK_KEY)
+            if isinstance(told, np.ndarray) and told.dtype != object:
+                mask[given] = flatten_mask(choices, told, 1)[given]
+            else:  # Gymnasium stacks arrays, but not lists, tuples and dicts of them
+                for env in np.flatnonzero(given).tolist():
+                    mask[env] = flatten_mask(choices, told_by(env, info, MASK_KEY))
         return mask
+
+    def _given(self, info: dict[str, Any], key: str) -> np.ndarray:
+        """Which environments have `key` in their infos [num_envs]."""
+        return np.asarray(info.get(f"_{key}", np.ones(self._num_envs)), bool)
+
+
+def told_by(env: int, info: Mapping[str, Any], key: str) -> Any:
+    """The value of `key` in the info of one environment, out of the info of all; None where it has none."""
+    if f"_{key}" in info and not info[f"_{key}"][env]:
+        return None
+    told = info[key]
+    if isinstance(
+        told, Mapping
+    ):  # its entries are told apart by environment, and say in the same way whose they are
+        return {part: told_by(env, told, part) for part in told if f"_{part}" in told}
+    return told[env]
