@@ -171,6 +171,31 @@ def test_agents_that_ended_get_no_action_even_where_the_environment_keeps_them()
     assert [sorted(one) for one in env._envs[0].received[3:]] == [["guard_0", "runner_0"]] * 3
 
 
+class Ghostly(Meadow):
+    """Agents that have ended are there until the reset, with observations, and are terminated at each step."""
+
+    def step(self, actions):
+        self.agents = list(actions)
+        obs, reward, terminated, truncated, infos = super().step(actions)
+        appeared = [agent for agent in obs if agent not in actions]
+        self.ghosts = dict.fromkeys([*(self.ghosts if self.time > 1 else ()), *actions, *appeared])
+        self.agents = list(self.ghosts)
+        ended = {agent: terminated.get(agent, agent not in obs) for agent in self.agents}
+        return self._observe(self.agents), reward, ended, truncated, infos
+
+
+def test_an_agent_that_ended_and_stays_in_the_list_stays_ended_until_the_reset():
+    plain, source = meadow(), find(Ghostly, {"copies": 1})
+    env = source.adapter.behavior_env(source)
+    plain.reset(0)
+    env.reset(0)
+    for _ in range(2 * LENGTH + 2):
+        expected, found = act(plain), act(env)
+        for name in ("runner", "guard"):
+            for column in ("obs", "reward", "terminated", "truncated", "reset", "waits"):
+                assert torch.equal(getattr(found[name], column), getattr(expected[name], column)), column
+
+
 class Failing(Meadow):
     def step(self, actions):
         raise KeyError("wind")

@@ -129,6 +129,7 @@ class PettingZooEnv(BehaviorEnv):
 
     def _step(self, copy: int) -> None:
         env, live = self._envs[copy], self._live[copy]
+        present = list(env.agents)  # agents that have ended may be among them, and stay ended
         actions = {agent: self._action(env, copy, agent) for agent in live}
         with calling(f"copy {copy} of {self.id}, step()"):
             obs, reward, terminated, truncated, infos = env.step(actions)
@@ -149,9 +150,9 @@ class PettingZooEnv(BehaviorEnv):
                 self._of[agent].write(
                     copy, agent, seen, float(reward.get(agent, 0.0)), ends, cut, infos.get(agent, {})
                 )
-        new = [agent for agent in env.agents if agent not in live]
+        new = [agent for agent in env.agents if agent not in present]
         self._open(copy, new, obs, infos)
-        self._live[copy] = [agent for agent in env.agents if agent not in ended]
+        self._live[copy] = [*(agent for agent in live if agent not in ended), *new]
 
     def _action(self, env: Any, copy: int, agent: str) -> Any:
         if agent in self._of:
