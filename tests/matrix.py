@@ -32,8 +32,9 @@ TESTS = (
     *("tests/envs/test_gymnasium.py", "tests/envs/test_checker.py", "tests/envs/test_mistakes.py"),
     *("tests/envs/test_batches.py", "tests/envs/test_snapshot.py", "tests/envs/test_native.py"),
     *("tests/run/test_trainer.py", "tests/run/test_failures.py", "tests/distributed/test_pool.py"),
+    "tests/multi",
 )
-"""maths, replay, settings, checkpoints, environments, a worker pool, trainings; without extras such as MuJoCo"""
+"""maths, replay, settings, checkpoints, environments, a worker pool, trainings, several behaviours; without extras such as MuJoCo"""
 SHOWN = (
     "import platform, torch, gymnasium, numpy\n"
     "print(platform.python_version(), torch.__version__, gymnasium.__version__, numpy.__version__)"
