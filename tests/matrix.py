@@ -34,7 +34,8 @@ TESTS = (
     *("tests/run/test_trainer.py", "tests/run/test_failures.py", "tests/distributed/test_pool.py"),
     "tests/multi",
 )
-"""maths, replay, settings, checkpoints, environments, a worker pool, trainings, several behaviours; without extras such as MuJoCo"""
+"""maths, replay, settings, checkpoints, environments, a worker pool, trainings, several behaviours;
+without extras such as MuJoCo"""
 SHOWN = (
     "import platform, torch, gymnasium, numpy\n"
     "print(platform.python_version(), torch.__version__, gymnasium.__version__, numpy.__version__)"
