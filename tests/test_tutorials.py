@@ -36,7 +36,7 @@ from whorl.bench.bench import Bench, Benched
 from whorl.bench.suite import check_runs, read_suite
 from whorl.core.errors import WhorlError
 from whorl.envs.adapter import adapter_of
-from whorl.envs.adapters.imported import WARP
+from whorl.envs.adapters.imported import GPU
 from whorl.envs.make import find
 from whorl.envs.native import WORLDS
 from whorl.page import server
@@ -196,7 +196,7 @@ def check_command(words: list[str], page: Path) -> None:
         if any("pettingzoo:mpe2" in word for word in rest):  # a package that tests do without
             return
         if tasks := [
-            word for word in rest if word.startswith(WARP)
+            word for word in rest if word.startswith(GPU)
         ]:  # needs a GPU, and packages that tests do without
             assert all(adapter_of(id).full_id(id) == id for id in tasks)
             return

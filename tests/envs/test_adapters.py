@@ -59,6 +59,7 @@ class LabAdapter(Adapter):
         ("AntBulletP-v0", "pybullet"),
         ("BumpsBullet-v0", "bumps_bullet"),
         ("warp:Hopper-v5", "warp"),
+        ("mjx:Hopper-v5", "mjx"),
         ("FetchReach-v4", "robotics"),
         ("PointMaze_UMaze-v3", "robotics"),
     ],
@@ -76,7 +77,7 @@ def test_every_module_has_adapters_with_the_extra_to_install():
     }
     assert extras == {
         *("dm-control", "minatar", "atari", "minigrid", "pybullet", "mujoco", "box2d", "pettingzoo"),
-        *("robotics", "warp"),
+        *("robotics", "warp", "mjx"),
     }
 
 

@@ -18,10 +18,10 @@ from whorl.core.errors import EnvError, WhorlError
 from whorl.envs.adapters import warp as adapter
 from whorl.envs.adapters.imported import module_of
 from whorl.envs.make import find
-from whorl.envs.warp import world as warp_world
+from whorl.envs.warp import physics as warp_physics
 from whorl.envs.warp.physics import Capacity, View
 from whorl.envs.warp.tasks import TASKS
-from whorl.envs.warp.world import WarpWorld
+from whorl.envs.warp.world import MujocoWorld
 
 mujoco = pytest.importorskip("mujoco")
 torch.set_num_threads(1)
@@ -52,7 +52,7 @@ def view_of(data: Any) -> View:
 class MuJoCo:
     """MuJoCo in the place of MuJoCo Warp, one environment after another."""
 
-    compile_seconds, cache, captured, lost = 0.0, "nowhere", False, ""
+    name, compile_seconds, cache, captured, lost = "MuJoCo Warp", 0.0, "nowhere", False, ""
 
     def __init__(
         self, model: Any, num_envs: int, device: Any, substeps: int, capacity: Capacity, *rest: Any
@@ -92,16 +92,16 @@ class MuJoCo:
 
 @pytest.fixture
 def in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warp_world, "Physics", MuJoCo)
+    monkeypatch.setattr(warp_physics, "Physics", MuJoCo)
     monkeypatch.setattr(adapter, "find_spec", lambda name: True)
 
 
-def world(id: str, num_envs: int = 2, device: str = "cpu", **options: Any) -> WarpWorld:
+def world(id: str, num_envs: int = 2, device: str = "cpu", **options: Any) -> MujocoWorld:
     given = {"device": "cpu", **options} if device == "cpu" else options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         found = find(f"warp:{id}", given).vector(num_envs, device)
-    assert isinstance(found, WarpWorld)
+    assert isinstance(found, MujocoWorld)
     return found
 
 
@@ -111,7 +111,7 @@ def action_of(env: Any, canonical: np.ndarray) -> np.ndarray:
 
 
 def compare(
-    env: WarpWorld, id: str, steps: int, stop_at_contact: bool = False, **options: Any
+    env: MujocoWorld, id: str, steps: int, stop_at_contact: bool = False, **options: Any
 ) -> dict[str, float]:
     """Largest distances of environment 0 from Gymnasium's, started from the same state, over `steps`."""
     theirs = made(id, **options).unwrapped

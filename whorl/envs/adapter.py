@@ -43,6 +43,7 @@ MODULES = (
         "pybullet",
         "bumps_bullet",
         "warp",
+        "mjx",
         "robotics",
         "random_spaces",
         "imported",

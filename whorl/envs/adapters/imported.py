@@ -16,8 +16,9 @@ from whorl.core.registry import import_named
 from whorl.envs.adapter import Adapter, imported, registry_id
 from whorl.envs.spaces import Factory
 
-WARP = "warp:"
-"""prefix of ids on a GPU, which name tasks of Gymnasium and import nothing"""
+WARP, MJX, PLAYGROUND = "warp:", "mjx:", "playground:"
+GPU = (WARP, MJX, PLAYGROUND)
+"""prefixes of ids on a GPU, which name tasks of Gymnasium or MuJoCo Playground and import no module of the user"""
 PETTINGZOO = "pettingzoo"
 MAKERS = ("parallel_env", "env")
 """what makes an environment in a module: one in which all agents act at once, or a game that is played in turns"""
@@ -36,7 +37,7 @@ def module_of(id: str) -> str:
         # Its modules hold more than environments: functions that import whatever their arguments name.
         known = module.startswith(f"{PETTINGZOO}.") and name in ("", *MAKERS)
         return "" if known else module
-    if id.startswith(WARP):
+    if id.startswith(GPU):
         return ""
     path = _PATH.fullmatch(id)
     return path[1] if path else id.partition(":")[0] if ":" in id else ""

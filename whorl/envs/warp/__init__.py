@@ -1,1 +1,1 @@
-"""Gymnasium's MuJoCo tasks on a GPU, by MuJoCo Warp: `physics` steps all copies, `tasks` has rewards and ends."""
+"""Gymnasium's MuJoCo tasks on a GPU: `physics` is MuJoCo Warp, `tasks` has rewards and ends, `world` is the batch."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from whorl.core.errors import EnvError, missing_extra
 
 NEWTON = 2
-"""MuJoCo's number of the solver that MuJoCo Warp has; it replaces PGS, which it does not have"""
+"""MuJoCo's number of the solver that MuJoCo Warp and MJX have; it replaces PGS, which they don't have"""
 MAX_VALUE = 1e10
 """positions and velocities beyond this have diverged; MuJoCo's own limit"""
 
@@ -70,6 +70,8 @@ class Physics:
             which Warp allocates by itself, so such steps are not recorded in graphs.
     """
 
+    name = "MuJoCo Warp"
+
     def __init__(
         self,
         model: Any,
@@ -83,7 +85,7 @@ class Physics:
     ) -> None:
         self._warp, self._mujoco_warp = modules()
         self.substeps, self.forces, self.capacity = substeps, forces, capacity
-        self.device = _indexed(device)
+        self.device = indexed(device)
         self._device = self._find_device()
         self._allocator = TorchAllocator(self.device)
         started = time.perf_counter()
@@ -183,8 +185,8 @@ class Physics:
             needs, has = self._warp.get_cuda_toolkit_version(), self._warp.get_cuda_driver_version()
             raise EnvError(
                 f"warp-lang finds no GPU, though torch does: it was built for CUDA {needs[0]}.{needs[1]} and the "
-                f"driver is for {'no CUDA' if has is None else f'CUDA {has[0]}.{has[1]}'}; update the driver, or "
-                "install an older warp-lang"
+                f"driver is for {'no CUDA' if has is None else f'CUDA {has[0]}.{has[1]}'}; update the driver, "
+                "install an older warp-lang, or use mjx: in place of warp:"
             )
         return self._warp.device_from_torch(self.device)
 
@@ -222,14 +224,11 @@ def modules() -> tuple[Any, Any]:
 
 
 def _put_model(mujoco_warp: Any, model: Any, iterations: int, deterministic: bool) -> Any:
-    given = model.opt.solver, model.opt.iterations
-    model.opt.solver, model.opt.iterations = NEWTON, iterations
-    try:
-        found = mujoco_warp.put_model(model)
-    except NotImplementedError as error:
-        raise EnvError(f"MuJoCo Warp can't simulate this model: {error}") from error
-    finally:
-        model.opt.solver, model.opt.iterations = given
+    with newton(model, iterations):
+        try:
+            found = mujoco_warp.put_model(model)
+        except NotImplementedError as error:
+            raise EnvError(f"MuJoCo Warp can't simulate this model: {error}") from error
     # A loop whose end is decided on the GPU can't be recorded by torch.
     found.opt.graph_conditional = False
     found.opt.warn_overflow = False
@@ -237,7 +236,19 @@ def _put_model(mujoco_warp: Any, model: Any, iterations: int, deterministic: boo
     return found
 
 
-def _indexed(device: torch.device) -> torch.device:
+@contextmanager
+def newton(model: Any, iterations: int) -> Iterator[None]:
+    """Within, a `mujoco.MjModel` has this solver and number of iterations."""
+    given = model.opt.solver, model.opt.iterations
+    model.opt.solver, model.opt.iterations = NEWTON, iterations
+    try:
+        yield
+    finally:
+        model.opt.solver, model.opt.iterations = given
+
+
+def indexed(device: torch.device) -> torch.device:
+    """The device with its number: the current one where it has none."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -1,4 +1,4 @@
-"""Gymnasium's MuJoCo tasks stepped by MuJoCo Warp, as one batch of tensors.
+"""Gymnasium's MuJoCo tasks stepped by MuJoCo Warp or MJX, as one batch of tensors.
 
 Positions, velocities and the solver's warm start are the state; the simulation's own memory is written before each step
 and read after it, so a snapshot is exact. Randomness at resets is torch's, so first states have Gymnasium's
@@ -9,7 +9,7 @@ whose state diverged is terminated with reward 0 instead of continued from MuJoC
 """
 
 import warnings
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,56 +17,48 @@ from torch import Tensor
 from whorl.core import tree
 from whorl.core.spec import Continuous, Spec
 from whorl.envs.native.world import State, World
-from whorl.envs.warp.physics import MAX_VALUE, Capacity, Physics
+from whorl.envs.warp.physics import MAX_VALUE, View
 from whorl.envs.warp.tasks import Task
 
 ITERATIONS = 6
 """Newton iterations per substep: random actions need at most 6, half of the steps 1 to 3"""
 
 
-class WarpWorld(World):
+class Simulation(Protocol):
+    """All copies of a MuJoCo model, in tensors; see `whorl.envs.warp.physics.Physics`."""
+
+    name: str
+    view: View
+    compile_seconds: float
+    cache: str
+
+    @property
+    def captured(self) -> bool: ...
+
+    def step(self) -> None: ...
+
+    def place(self) -> None: ...
+
+    def overflow(self) -> str: ...
+
+
+class MujocoWorld(World):
     """State: `qpos`, `qvel`, `warmstart`, `position` (which forward velocity is the change of) and `obs`, [..., B].
 
     Args:
-        env: Gymnasium's environment, from which the model and the task's settings are read.
-        iterations: Newton iterations per substep.
-        nconmax: contacts per environment, on average over all; 0: the task's own.
-        njmax: rows of constraints per environment; 0: the task's own.
-        deterministic: the same bits every time on a GPU, too.
+        env: Gymnasium's environment, from which the model and the task's settings were read.
     """
 
-    def __init__(
-        self,
-        id: str,
-        env: Any,
-        task: type[Task],
-        spec: Spec,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        iterations: int = ITERATIONS,
-        nconmax: int = 0,
-        njmax: int = 0,
-        deterministic: bool = False,
-    ) -> None:
-        super().__init__(num_envs, device)
-        self.id, self.spec, self.env = id, spec.with_num_envs(num_envs), env
+    def __init__(self, id: str, env: Any, task: Task, physics: Simulation, spec: Spec) -> None:
+        super().__init__(spec.num_envs, task.qpos.device)
+        self.id, self.spec, self.env, self.task, self.physics = id, spec, env, task, physics
         self.max_steps = env.spec.max_episode_steps or 2**62
-        gym = env.unwrapped
-        self.task = task(gym, int(id.rpartition("-v")[2]), self.device)
-        capacity = Capacity(nconmax or task.capacity.contacts, njmax or task.capacity.constraints)
-        self.physics = Physics(
-            *(gym.model, num_envs, self.device, gym.frame_skip, capacity, iterations, self.task.forces),
-            deterministic,
-        )
-        self.capturable = self.physics.captured
+        self.capturable = physics.captured
+        self.compile_notice = kernels_notice(physics.name, physics.compile_seconds, physics.cache)
         action = spec.action
         assert isinstance(action, Continuous)
         low, high = (torch.tensor(side, device=self.device) for side in (action.low, action.high))
         self._middle, self._half = (high + low) / 2, (high - low) / 2  # [nu]
-        self.compile_notice = (
-            f"MuJoCo Warp's kernels were compiled or loaded in {self.physics.compile_seconds:.0f} s; they are kept in "
-            f"{self.physics.cache}"
-        )
 
     def initial(self, generator: torch.Generator) -> State:
         view = self.physics.view
@@ -133,3 +125,8 @@ class WarpWorld(World):
             )
 
     _overflowed = False
+
+
+def kernels_notice(engine: str, seconds: float, folder: str) -> str:
+    """What the console says about compilation."""
+    return f"{engine}'s kernels were compiled or loaded in {seconds:.0f} s; they are kept in {folder}"
