@@ -352,7 +352,8 @@ def _evaluate_behaviors(
             playing.close()
 
 
-def _check_evaluation(episodes: int, seed: int, max_steps: int) -> None:
+def _checked_evaluation(episodes: int, seed: int, max_steps: int) -> tuple[int, int, int]:
+    """The arguments of an evaluation as whole numbers; raises for others."""
     if isinstance(episodes, str) or hasattr(episodes, "step") or callable(episodes):
         raise ConfigError(
             f"episodes is {episodes!r}; it must be a whole number; name an environment: whorl.evaluate(run, env=...)"
@@ -360,7 +361,8 @@ def _check_evaluation(episodes: int, seed: int, max_steps: int) -> None:
     episodes = coerce("episodes", episodes, int)
     if not 1 <= episodes <= MOST_EPISODES:
         raise ConfigError(f"episodes is {episodes}; it must lie between 1 and {MOST_EPISODES:,}")
-    build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
+    run = build(RunConfig, {"seed": seed, **({"eval_max_steps": max_steps} if max_steps else {})})
+    return episodes, run.seed, run.eval_max_steps if max_steps else 0
 
 
 def evaluate(
@@ -393,7 +395,7 @@ def evaluate(
             `Viewer` of its own.
     """
     _refuse(evaluate, unknown)
-    _check_evaluation(episodes, seed, max_steps)
+    episodes, seed, max_steps = _checked_evaluation(episodes, seed, max_steps)
     show = Show(video, screenshots, render)
     if is_several(run):
         assert not isinstance(run, SavedPolicy)
@@ -475,7 +477,7 @@ def record(
         noise: standard deviation of Gaussian noise on continuous actions, for actions scaled to [-1, 1].
     """
     _refuse(record, unknown)
-    _check_evaluation(episodes, seed, max_steps)
+    episodes, seed, max_steps = _checked_evaluation(episodes, seed, max_steps)
     if is_several(run):
         raise WhorlError("a run of several behaviours can't be recorded; a dataset is that of one policy")
     policy = _restored(run, best, trust, device)

@@ -260,13 +260,13 @@ def test_a_saved_config_names_every_setting_once_and_trains_the_same_run_again(t
     assert again.settings == load(tmp_path).settings
 
 
-def test_sections_come_from_files_flags_and_aliases_and_later_ones_win():
+def test_sections_come_from_files_flags_and_aliases_layer_by_layer():
     layers = [
         {"gamma": 0.9, "ma_config": {"prey": {"sac_config": {"lr": 1}, "algorithm": "sac"}}},
         {"behaviours.prey.lr": 2, "behaviors": {"hunter": None}},
     ]
     found, rest = take_behaviors(layers)
-    assert found == {"prey": {"lr": 2, "algorithm": "sac"}, "hunter": {}}
+    assert found == [{"prey": {"lr": 1, "algorithm": "sac"}}, {"prey": {"lr": 2}, "hunter": {}}]
     assert rest == [{"gamma": 0.9}, {}]
 
 

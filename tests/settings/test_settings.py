@@ -380,7 +380,7 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_every_changeable_setting_exists() -> None:
-    assert set(MAY_CHANGE) <= set(fields_of(RunConfig))
+    assert set(MAY_CHANGE) <= {*fields_of(RunConfig), *fields_of(ReplayConfig)}
 
 
 def test_activations_that_may_be_named_are_those_there_are() -> None:

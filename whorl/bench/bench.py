@@ -10,7 +10,6 @@ Runs that have ended are skipped and others continued from their newest checkpoi
 moment and continues with the same command.
 """
 
-import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ from whorl.bench.suite import (
     read_contestant,
     read_seeds,
     read_suite,
+    run_name,
     save,
     suites,
 )
@@ -191,7 +191,7 @@ class Bench:
 
     def folder_of(self, name: str, env: str, seed: int) -> Path:
         """The run folder of a run."""
-        return self.folder / re.sub(r"[^\w.-]+", "-", f"{name}_{env}_seed_{seed}")
+        return self.folder / run_name(name, env, seed)
 
     def _interrupt(self, name: str) -> None:
         self._signal = name

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import warnings
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +16,7 @@ from whorl.core.errors import DivergedError
 from whorl.core.process import configure_process
 from whorl.distributed.task_pool import prepare_process
 from whorl.envs.make import find
+from whorl.log.groups import EVALUATION
 from whorl.run.build import learner_threads, on_gpu
 from whorl.run.resume import load_run
 from whorl.run.trainer import Trainer
@@ -50,6 +52,8 @@ class CellResult:
     wall_time: float
     note: str = ""
     """why it diverged"""
+    share: float = 1.0
+    """of its budget that was spent when it ended"""
 
 
 class CellWorker:
@@ -67,14 +71,18 @@ class CellWorker:
             run = trainer.settings.run
             try:
                 with configure_process(run.threads, run.tf32, learner_threads(trainer.settings)), trainer:
-                    for _ in trainer:
-                        pass
+                    rows = deque(trainer, maxlen=1)
+                    if rows and EVALUATION not in rows[-1]:
+                        # max_seconds are over, after which a run does not evaluate by itself
+                        trainer.evaluate()
                     value = trainer.mean_return
                     if not math.isfinite(value):
                         raise DivergedError("the return of its evaluation is not finite")
                     found = CellResult(value, trainer.steps, trainer.wall_time)
             except DivergedError as error:
-                found = CellResult(None, trainer.steps, trainer.wall_time, error.message.partition(";")[0])
+                done, total, _ = trainer.counters.spent(run)
+                why, share = error.message.partition(";")[0], min(done / total, 1.0)
+                found = CellResult(None, trainer.steps, trainer.wall_time, why, share)
         files.write_atomic(Path(cell.folder) / RESULT, json.dumps(asdict(found)).encode())
         return found
 

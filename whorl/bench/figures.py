@@ -1,6 +1,7 @@
 """Figures of a benchmark, after Agarwal et al. 2021: aggregates, performance profiles, improvement, learning curves."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from whorl.bench.bench import Bench, Benched
+from whorl.bench.cell import CellResult
 from whorl.bench.results import AGGREGATES, Estimate, aggregates, improvements, scores_of
+from whorl.bench.suite import Task
+from whorl.core.errors import WhorlError
+from whorl.log.groups import EVALUATION
 from whorl.log.plot import COLOURS, curve, new_figure, save_figure
-from whorl.log.statistics import Floats, aggregate_iqm, performance_profile, stratified_interval
+from whorl.log.statistics import Curve, Floats, aggregate_iqm, performance_profile, stratified_interval
 
-EVALUATED = "evaluation/return"
 POINTS = 60
 THRESHOLDS = 501
 SAMPLES = 1000
@@ -31,7 +35,7 @@ def draw_all(bench: Bench, benched: Benched) -> list[Path]:
     written = [
         draw_aggregates(aggregates(scores), folder / "aggregates.png", title),
         draw_profiles(scores, folder / "profiles.png", title),
-        draw_efficiency(*curves_of(bench, list(scores)), folder / "efficiency.png", title),
+        draw_efficiency(*curves_of(bench, benched, list(scores)), folder / "efficiency.png", title),
     ]
     compared = folder / "improvement.png"
     if len(scores) > 1:
@@ -125,29 +129,51 @@ def draw_efficiency(share: Floats, curves: Mapping[str, Floats], output: Path, t
     return save_figure(figure, output)
 
 
-def curves_of(bench: Bench, names: list[str]) -> tuple[Floats, dict[str, Floats]]:
+def curves_of(bench: Bench, benched: Benched, names: Sequence[str]) -> tuple[Floats, dict[str, Floats]]:
     """Shares of the budget from when every run had been evaluated, and the normalised evaluations of algorithms there.
 
-    An algorithm has [seeds, tasks, points] of them.
+    An algorithm has [seeds, tasks, points] of them. A run that diverged scores 0 from its end on.
     """
-    runs: dict[tuple[str, int, str], tuple[Any, Any]] = {}
-    for name in names:
-        for seed in bench.suite.seeds:
-            for task in bench.suite.tasks:
-                steps, values = curve(bench.folder_of(name, task.env, seed), EVALUATED)
-                kept = np.isfinite(values)
-                runs[name, seed, task.env] = (steps[kept] / steps[-1], values[kept])
-    share = np.linspace(max(float(x[0]) for x, _ in runs.values()), 1, POINTS)
+    suite = bench.suite
+    keys = {
+        name: [[(name, task.env, seed) for task in suite.tasks] for seed in suite.seeds] for name in names
+    }
+    runs = {
+        key: _evaluations(bench.folder_of(*key), benched.results[key])
+        for rows in keys.values()
+        for row in rows
+        for key in row
+    }
+    share = np.linspace(max((float(x[0]) for x, _ in runs.values() if len(x)), default=0.0), 1, POINTS)
     found = {
         name: np.array(
             [
-                [task.normalized(np.interp(share, *runs[name, seed, task.env])) for task in bench.suite.tasks]
-                for seed in bench.suite.seeds
+                [_scores(share, runs[key], benched.results[key], task) for task, key in zip(suite.tasks, row)]
+                for row in rows
             ]
         )
-        for name in names
+        for name, rows in keys.items()
     }
     return share, found
+
+
+def _evaluations(folder: Path, result: CellResult) -> Curve:
+    """Shares of the budget at which a run was evaluated, and returns; that of its end is its result."""
+    steps, values = np.empty(0), np.empty(0)
+    with suppress(WhorlError):  # it ended before its first evaluation
+        steps, values = curve(folder, EVALUATION)
+    share, kept = result.share * steps / max(result.steps, 1), np.isfinite(values)
+    if result.mean_return is None:
+        return share[kept], values[kept]
+    return np.append(share[kept], 1.0), np.append(values[kept], result.mean_return)
+
+
+def _scores(share: Floats, evaluations: Curve, result: CellResult, task: Task) -> Floats:
+    """Scores of a run at shares of its budget."""
+    if not len(evaluations[0]):  # it diverged before the first one
+        return np.zeros_like(share)
+    found = task.normalized(np.interp(share, *evaluations))
+    return found if result.mean_return is not None else np.where(share < result.share, found, 0.0)
 
 
 def _first(pair: tuple[str, str], found: Mapping[tuple[str, str], Estimate], number: int) -> bool:

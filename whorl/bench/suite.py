@@ -12,9 +12,12 @@
 are settings; those of an environment come before those of an algorithm, which come before common ones.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,8 @@ DEFAULTS: dict[str, Any] = {"tensorboard": False, "n_eval_episodes": 10, "keep_c
 """settings of runs where nobody chose them"""
 FIXED = ("seed", "name", "runs", "tag", "eval", "save_model", "render", "ray")
 """settings that a suite decides"""
+LONGEST = 80
+"""characters in the name of a run"""
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,7 @@ def read_suite(name: str, content: Mapping[str, Any]) -> Suite:
     if twice := sorted({one for one in names if names.count(one) > 1}):
         raise ConfigError(f"{where} has two algorithms called {twice[0]!r}; give one of them another name:")
     tasks = [_task(where, str(env), values) for env, values in content["environments"].items()]
+    _check_folders(where, names, [task.env for task in tasks])
     return Suite(
         name,
         str(content.get("about", "")),
@@ -199,11 +205,33 @@ def save(suite: Suite, folder: Path) -> None:
             one for name, one in old.items() if name not in {a["name"] for a in now["algorithms"]}
         ]
         now["environments"] = {**before["environments"], **now["environments"]}
+        _check_folders(str(folder), [one["name"] for one in now["algorithms"]], now["environments"])
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"can't create {folder}: {files.reason(error)}") from error
     files.write_atomic(path, yaml.safe_dump(now, sort_keys=False).encode())
+
+
+def run_name(name: str, env: str, seed: int) -> str:
+    """The name of the folder of a run."""
+    found = re.sub(r"[^\w.-]+", "-", f"{name}_{env}_seed_{seed}").lstrip(".-")
+    if len(found) <= LONGEST:
+        return found
+    return f"{found[:40]}-{hashlib.sha256(found.encode()).hexdigest()[:8]}_seed_{seed}"
+
+
+def _check_folders(where: str, names: Iterable[str], environments: Iterable[str]) -> None:
+    """Raise where two algorithms or environments would have the same run folders."""
+    there: dict[str, str] = {}
+    for one, env in product(names, environments):
+        found, run = run_name(one, env, 1), f"{one!r} on {env!r}"
+        if found in there:
+            raise ConfigError(
+                f"{there[found]} and {run} of {where} would share the run folder {found}; "
+                "give one of the algorithms another name"
+            )
+        there[found] = run
 
 
 def _content(text: str, what: str) -> dict[str, Any]:

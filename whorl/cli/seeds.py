@@ -27,7 +27,11 @@ from whorl.core.hardware import shares, usable_cores
 from whorl.core.process import CTRL_C
 from whorl.log.console import DISPLAY, LIVE_SECONDS, Console, Consoles, summary
 from whorl.run.trust import trust_flag
+from whorl.settings.aliases import canonical
 from whorl.settings.merge import Settings
+from whorl.settings.presets import read_files
+from whorl.settings.run import RunConfig
+from whorl.settings.schema import fields_of
 
 if TYPE_CHECKING:
     from whorl.run.reporting import Result
@@ -50,11 +54,13 @@ class Job:
 
     def with_seed(self, seed: int) -> "Job":
         """The same with a seed, which the name of its run folder shows."""
+        layers, hints = [*read_files(self.files), self.settings], fields_of(RunConfig)
+        asked = {canonical(str(key), hints): value for layer in layers for key, value in layer.items()}
         named = {}
-        if name := str(self.settings.get("name") or ""):
+        if name := str(asked.get("name") or ""):
             shown = "{seed}" in name or "{tag}" in name
             named["name"] = name if shown else f"{name}_seed{seed}"
-        tag = "_".join(filter(None, [str(self.settings.get("tag") or ""), f"seed{seed}"]))
+        tag = "_".join(filter(None, [str(asked.get("tag") or ""), f"seed{seed}"]))
         return Job(self.algorithm, self.env, {**self.settings, "seed": seed, "tag": tag, **named}, self.files)
 
 
@@ -126,8 +132,8 @@ def _one_after_the_other(trainers: dict[int, Any]) -> tuple[int, dict[int, "Resu
             results[seed] = trainer.train()
         except (KeyboardInterrupt, SystemExit) as stop:
             return _show_interrupted(stop, trainer.settings), results
-        except WhorlError as error:
-            print(f"whorl: seed {seed}: {in_lines(error)}", file=sys.stderr)
+        except Exception as error:  # also of an environment or a network: the other seeds continue
+            print(f"whorl: seed {seed}: {_as_message(error)[1]}", file=sys.stderr)
             status = MISTAKE
         else:
             show_result(results[seed], trainer.settings)
@@ -327,12 +333,14 @@ class _SeedThreads(_SeedProcesses):
 
     trainers: Mapping[int, Any] = field(default_factory=dict)
 
-    def _attend(self) -> None:
+    def __post_init__(self) -> None:
         from whorl.run.together import Together
 
         self.inbox: SimpleQueue[Any] = SimpleQueue()
-        members = {seed: _SeedProcess(seed, None, None, None, 0) for seed in self.trainers}
         self.together = Together(self.trainers, self._ended, self._display)
+
+    def _attend(self) -> None:
+        members = {seed: _SeedProcess(seed, None, None, None, 0) for seed in self.trainers}
         self.together.start()
         while not all(member.ended for member in members.values()):
             with suppress(Empty):

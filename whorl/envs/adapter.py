@@ -44,6 +44,7 @@ MODULES = (
         "bumps_bullet",
         "warp",
         "mjx",
+        "playground",
         "robotics",
         "random_spaces",
         "imported",

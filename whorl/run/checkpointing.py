@@ -146,6 +146,12 @@ class Checkpointing:
         unsaved = self.counters.saved_steps != self.counters.steps
         return self.parts.settings.run.save_model and (unsaved or again)
 
+    @property
+    def next_folder(self) -> Path:
+        """Where the next checkpoint will be."""
+        assert self.run_dir is not None
+        return self.run_dir / f"checkpoint_{self.saved + 1}"
+
     def _forget_episodes(self) -> None:
         """The episodes that were under way are lost, and new ones begin: with other seeds and other exploration."""
         collector = self.parts.acting.collector

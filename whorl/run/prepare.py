@@ -42,18 +42,23 @@ def prepare_all(
     options = {**source.options, **env_options_in([*layers, given])}
     several = source.adapter is not None and source.adapter.single is False
     names = source.with_options(options).behaviors if several else ()
-    check_sections(sections, names, source.id)
-    if len(names) < 2 and not sections:
+    for section in sections:
+        check_sections(section, names, source.id)
+    if len(names) < 2 and not any(sections):
         return prepare(source, algorithm, config, files, env_options, settings)
     source = source.with_options(options)
     found: dict[str, Settings] = {}
     for name in names:
-        own = dict(sections.get(name, {}))
+        own = [one.get(name, {}) for one in sections]
         rule, common = algorithm, layers
-        if "algorithm" in own:
-            rule, common = own.pop("algorithm"), [_without_algorithm(layer) for layer in layers]
+        if chosen := [section["algorithm"] for section in own if "algorithm" in section]:
+            rule, common = chosen[-1], [_without_algorithm(layer) for layer in layers]
+        # A flag comes over the section of a file, a section over what its own layer says for all.
+        ordered = [
+            part for layer, section in zip(common, own) for part in (layer, _without_algorithm(section))
+        ]
         try:
-            one, found[name] = prepare(source.behavior(name), rule, objects, common, env_options, own)
+            one, found[name] = prepare(source.behavior(name), rule, objects, ordered, env_options, {})
         except ConfigError as error:
             raise ConfigError(f"behaviour {name!r}: {error.message}") from None
         if found[name].run.num_envs != one.num_envs:
@@ -85,20 +90,21 @@ def prepare(
     drawn, layers = take_random(
         [*read, objects, settings_given(config, {}), settings], settings_of(algorithm_class(algorithm)[1])
     )
-    layers, asked = layers[: len(read)], {**layers[-2], **layers[-1]}
-    made = find(env, _options_in(layers, [given, asked], env))
+    layers, in_config, keywords = layers[: len(read)], layers[-2], layers[-1]
+    made = find(env, _options_in(layers, [given, in_config, keywords], env))
 
     def made_with(options: Mapping[str, Any]) -> Source:
         return made.with_options({**made.options, **options})
 
-    determined = _determined(made, layers, given, asked)
+    determined = _determined(made, layers, given, {**in_config, **keywords})
 
     def resolved(random: Mapping[str, Any]) -> Settings:
         return configure(
             algorithm,
             made.id,
-            {**given, **determined, **asked, **random},
+            {**given, **determined, **in_config},
             layers,
+            changes={**keywords, **random},
             options=made.options if made.named else None,
             objects=objects,
             kind=lambda options: kind_of(made_with(options)),

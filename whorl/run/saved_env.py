@@ -50,7 +50,8 @@ def _source(
         return _saved_source(id, {**saved, **asked}, drawn)
     if isinstance(env, str):
         _check_drawn(env, drawn)
-        same = find(env).id == id
+        # A class that the run was given has its name as id, and is found by module and name: my_envs:Corridor.
+        same = find(env).id == id or (id.isidentifier() and env.endswith(f":{id}"))
         options = {**(saved if same else {}), **asked, **drawn}
         require_secrets(options)
         return find(env, options)

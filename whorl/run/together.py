@@ -42,6 +42,8 @@ class Together:
         self.trainers, self.ended, self.around = trainers, ended, around
         self._threads: list[threading.Thread] = []
         self._options: configure_process | None = None
+        self._signal = ""
+        """what has interrupted the runs"""
 
     def start(self) -> None:
         """Build all runs and start their threads."""
@@ -54,6 +56,8 @@ class Together:
             for key, trainer in self.trainers.items():
                 with _on(streams[key]):
                     trainer.build()
+                if self._signal:  # it came before this run could hear of it
+                    trainer.interrupt(self._signal)
         except BaseException:
             for trainer in self.trainers.values():
                 trainer.close()
@@ -74,6 +78,7 @@ class Together:
 
     def interrupt(self, name: str) -> None:
         """End all runs after their iteration, as a signal called `name` does."""
+        self._signal = name
         for trainer in self.trainers.values():
             trainer.interrupt(name)
 

@@ -71,6 +71,7 @@ from whorl.run.reporting import (
 from whorl.settings.aliases import NOTES
 from whorl.settings.elsewhere import TRAINER, explaining
 from whorl.settings.merge import Settings
+from whorl.settings.schema import Count, checked
 from whorl.state import checkpoint
 from whorl.state.code import flag
 from whorl.state.policy import build_agent
@@ -133,6 +134,10 @@ class Trainer:
         self._logged: set[str] | None = None
         """names in `_row` that were logged, as long as it may still change"""
         self._inside_step = False
+        self._iterating = False
+        """whether a rollout or its updates are under way, so that nothing can be saved"""
+        self._save_asked = False
+        """whether `save` was called meanwhile"""
         self._result: Result | None = None
 
     def __repr__(self) -> str:
@@ -280,7 +285,9 @@ class Trainer:
         self._inside_step = True
         began, before = time.perf_counter(), self.wall_time
         with saving_on_failure(self, collecting=True), gpu_memory(self.settings):
+            self._iterating = True
             row = self._row = self.loop.iterate(self.counters.progress(self.settings.run))
+            self._iterating = False
         self._logged = set()
         if "time/waited_for_actors" in row:
             row |= self._system.metrics(self.agent.updates, row["time/waited_for_actors"])
@@ -293,7 +300,7 @@ class Trainer:
         if self.loop.reset_due:  # after the row was written: a reset that fails belongs to the next iteration
             with saving_on_failure(self, collecting=True), gpu_memory(self.settings):
                 self.reset_environments()
-        if not self.finished and self.checkpointing.due():
+        if self._save_asked or (not self.finished and self.checkpointing.due()):
             self.save()
         spent = time.perf_counter() - began
         self.wall_time, self._spent_here = before + spent, self._spent_here + spent
@@ -314,6 +321,7 @@ class Trainer:
 
     def evaluate(self, episodes: int = 0) -> Evaluation:
         """Play `episodes` (default: as configured) with greedy actions."""
+        episodes = checked("episodes", episodes, Count)
         self.parts.learner.check_finite()
         progress = self.loop.progress
         evaluation = self._evaluator.evaluate(
@@ -538,6 +546,7 @@ class Trainer:
                     self._reporting.log.message(self._unlogged.pop(0))
                 self._system = SystemMetrics(self.agent.updates)
                 self._row, self._logged, self._result, self._inside_step = {}, None, None, False
+                self._iterating = self._save_asked = False
                 if not self._restored:
                     self._begin()
                 elif self._branched:
@@ -608,9 +617,16 @@ class Trainer:
     # Saving and restoring
 
     def save(self) -> Path:
-        """Write a checkpoint now; raises if weights or metrics are not finite."""
+        """Write a checkpoint now; raises if weights or metrics are not finite.
+
+        In `on_step`, `on_episode` and `on_rollout` of a callback it is written at the end of the iteration.
+        """
         if self._reporting is None:
             raise CheckpointError("there is no run to save yet; call step() or train() first")
+        if self._iterating:  # environments are ahead of what was learned and counted
+            self._save_asked = True
+            return self.checkpointing.next_folder
+        self._save_asked = False
         self._own_folder().beat()
         self._write_row()  # else a resumed run would not have it
         self.log.flush()

@@ -89,10 +89,9 @@ class BehaviorSettings:
 
 def take_behaviors(
     layers: Iterable[Mapping[str, Any]],
-) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
-    """The settings of each behaviour that layers name, later ones over earlier ones, and the layers without them."""
-    found: dict[str, dict[str, Any]] = {}
-    rest = []
+) -> tuple[list[dict[str, dict[str, Any]]], list[dict[str, Any]]]:
+    """The settings of each behaviour that every layer names, and the layers without them."""
+    found, rest = [], []
     for layer in layers:
         ours = {key: value for key, value in layer.items() if str(key).partition(".")[0] in SPELLINGS}
         rest.append({key: value for key, value in layer.items() if key not in ours})
@@ -100,8 +99,7 @@ def take_behaviors(
         for key, value in ours.items():
             _, dot, path = str(key).partition(".")
             merge(merged, {f"{BEHAVIORS}{dot}{path}": value}, {})
-        for name, settings in _sections(merged.get(BEHAVIORS) or {}):
-            found[name] = {**found.get(name, {}), **settings}
+        found.append(dict(_sections(merged.get(BEHAVIORS) or {})))
     return found, rest
 
 

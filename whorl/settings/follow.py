@@ -33,7 +33,8 @@ def follow(values: Mapping[str, Any], before: Mapping[str, Any], given: Iterable
         _replay(now, chosen)
     elif "batch_size" in now:
         _batch_size(now, before, chosen)
-    if not now["reset_every"]:
+    followed = "reset_every" not in chosen and now["reset_every"] == before["checkpoint_freq"]
+    if not now["reset_every"] or followed:  # a complete file has the number that it followed before
         now["reset_every"] = now["checkpoint_freq"]
     return {name: value for name, value in now.items() if value != values[name]}
 

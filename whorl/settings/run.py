@@ -165,7 +165,7 @@ MAY_CHANGE = (
     *("save_model", "save_code"),
     *("checkpoint_freq", "keep_checkpoints", "log_freq", "tensorboard", "log_file", "quiet"),
     *("screenshot_freq", "ray", "actors_on_gpu", "actor_restarts", "learners", "loggers"),
-    *("restarts_per_hour", "env_timeout"),
+    *("restarts_per_hour", "env_timeout", "demonstrations"),
     *(
         "use_wandb",
         "wandb_project",

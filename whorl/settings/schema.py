@@ -84,10 +84,14 @@ class Template:
 
     def check(self, name: str, value: Any) -> None:
         try:
-            fields = [field for _, field, _, _ in Formatter().parse(value) if field is not None]
+            parts = list(Formatter().parse(value))
         except ValueError as error:
             raise ConfigError(f"{name} is {value!r}, which is not a template: {error}") from None
-        for field in fields:
+        for _, field, spec, conversion in parts:
+            if field is None:
+                continue
+            if spec or conversion:
+                raise ConfigError(f"{name} is {value!r}; words in braces take no format: {{{field}}}")
             if field not in self.words:
                 raise ConfigError(
                     f"{name} is {value!r}; {{{field}}} is not known: {nearest(field, self.words)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whorl.core import files
-from whorl.core.errors import CheckpointError, nearest
+from whorl.core.errors import CheckpointError, ConfigError, nearest
 from whorl.state.runlock import living_owner
 
 RUNS = Path("runs")
@@ -45,7 +45,10 @@ def new_run_folder(
             "host": socket.gethostname(),
             "tag": tag,
         }
-        found = _safe(name.format_map(words))
+        found = _safe(name.format_map(words)) or found
+    if run_of(Path(found)) != Path(found):
+        raise ConfigError(f"name is {name!r}, a name that only checkpoints have; choose another")
+    runs = runs.expanduser()
     try:
         runs.mkdir(parents=True, exist_ok=True)
         return _create(runs / found)
@@ -55,8 +58,8 @@ def new_run_folder(
 
 def find_run(path_or_name: Path | str, runs: Path = RUNS) -> Path | None:
     """The folder with this path, or with this name in `runs`; None if there is neither."""
-    found = (folder for folder in (Path(path_or_name), runs / path_or_name) if folder.is_dir())
-    folder = next(found, None)
+    places = (place.expanduser() for place in (Path(path_or_name), runs / path_or_name))
+    folder = next((place for place in places if place.is_dir()), None)
     return None if folder is None else folder.resolve()
 
 
