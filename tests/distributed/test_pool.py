@@ -20,6 +20,7 @@ from gymnasium import spaces
 from whorl.core import tree
 from whorl.core.errors import EnvError
 from whorl.core.spec import Discrete
+from whorl.distributed import hang_timer
 from whorl.distributed import pool as pool_module
 from whorl.distributed.pool import WorkerPool
 from whorl.envs.adapter import factory_from_id
@@ -334,9 +335,21 @@ def test_a_worker_has_stalled_when_it_makes_no_step_for_long_not_when_its_rollou
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     progress, now = np.zeros(2), [0.0]
-    monkeypatch.setattr(pool_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(hang_timer.time, "monotonic", lambda: now[0])
     stalls, never = pool_module.StallDetector(progress, 10.0), pool_module.StallDetector(progress, 0.0)
     for second in range(1, 40):
         now[0] = float(second)
         progress[0] += 0.01
         assert stalls.found() == ([1] if second > 10 else []) and never.found() == []
+
+
+def test_workers_have_not_stalled_because_everything_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(hang_timer.time, "monotonic", lambda: now[0])
+    stalls = pool_module.StallDetector(np.zeros(1), 10.0)
+    now[0] = 3600.0  # of these, pool.MOST_BETWEEN count
+    assert stalls.found() == []
+    now[0] += 4.0
+    assert stalls.found() == []
+    now[0] += 2.0
+    assert stalls.found() == [0]

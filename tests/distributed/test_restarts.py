@@ -28,6 +28,10 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
+    def wait(self, seconds: float) -> bool:
+        self.sleep(seconds)
+        return False
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -84,10 +88,11 @@ def reported(
         assert error.message == f"step 3 did not return within {timeout:g} seconds, the setting env_timeout"
         raise TimeoutError
 
-    monkeypatch.setattr(hang_timer.faulthandler, "dump_traceback_later", lambda *args, **more: None)
     monkeypatch.setattr(hang_timer.threading.Thread, "start", lambda thread: None)
+    timer = HangTimer(timeout, look, lambda: "step 3", report)
+    monkeypatch.setattr(timer, "_closed", clock)
     try:
-        HangTimer(timeout, look, lambda: "step 3", report)._watch()
+        timer._watch()
     except Over:
         return None
     except TimeoutError:
@@ -99,6 +104,22 @@ def test_a_step_that_takes_too_long_is_reported(clock: Clock, monkeypatch: pytes
     """Steps take 4 seconds until the one that begins at 100."""
     found = reported(clock, monkeypatch, lambda now: min(now // 4, 25))
     assert found is not None and 110 < found <= 113
+
+
+def test_time_in_which_the_process_was_stopped_does_not_count(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step begins at 100. The process is stopped for an hour at 103, and the step does not return after it."""
+    stopped: list[float] = []
+
+    def state(now: float) -> Any:
+        if now >= 103 and not stopped:
+            stopped.append(now)
+            clock.now += 800.0
+        return min(now // 4, 25)
+
+    found = reported(clock, monkeypatch, state)
+    assert found is not None and 908 < found <= 913
 
 
 @pytest.mark.parametrize("state", [lambda now: now // 9, lambda now: None], ids=["slow", "idle"])

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ import whorl
 from whorl.core.errors import CheckpointError, ConfigError, DivergedError, EnvError, WhorlError
 from whorl.envs.stepping import env_seed
 from whorl.run.checkpointing import RESTARTS
+from whorl.run.hang_watch import HangWatch
 from whorl.run.reporting import Interrupted, Terminated
 from whorl.run.resume import load_run
 from whorl.state import checkpoint
@@ -76,6 +78,8 @@ class Faulty(gymnasium.Env):
                 raise OSError("the simulator is gone")
             if self.what == "hang":
                 time.sleep(1000)
+            while self.what == "spin":
+                pass
             if self.what == "nan":
                 reward = float("nan")
         return np.full(3, 0.1, np.float32), reward, self.steps % 5 == 0, False, {}
@@ -374,6 +378,123 @@ def test_a_worker_that_hangs_ends_the_run_with_a_checkpoint(acting: str, tmp_pat
     wheres = [f"worker {n} (environments {n}): environment {n}, step 4 of episode 5: step()" for n in (0, 1)]
     assert text.startswith(tuple(wheres))
     assert newest(run_of(tmp_path)).metadata["iterations"] == 3
+
+
+def test_an_environment_in_this_process_that_hangs_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    text = fail("hang", tmp_path, env_timeout=1.0)
+    assert text.startswith(
+        "environment 0, step 4 of episode 5: step() did not return within 1 seconds, the setting env_timeout; "
+        "iteration 3 "
+    )
+    assert newest(run_of(tmp_path)).metadata["iterations"] == 3
+
+
+def test_it_is_noticed_in_another_thread_and_in_evaluations(tmp_path: Path) -> None:
+    """An evaluation has environments of its own, the eighth step of which runs for ever."""
+    given = {**ROLLOUTS, "eval": True, "eval_freq": 1, "n_eval_episodes": 2, "env_timeout": 1.0}
+    made: list[Faulty] = []
+
+    def make() -> Faulty:
+        made.append(Faulty("spin", 8) if len(made) > 2 else Faulty())
+        return made[-1]
+
+    errors: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            whorl.load(make, "ppo", {**given, "runs": str(tmp_path)}).train()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert "step() did not return within 1 seconds, the setting env_timeout" in text_of(errors[0])
+    assert isinstance(errors[0], EnvError)
+
+
+def test_a_step_in_a_debugger_may_take_any_time() -> None:
+    """The watch sees a call of an environment that waits, but not one that waits within a debugger."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        entered.set()
+        go_on.wait()
+
+    class Waiting:
+        def step(self, action: Any) -> None:
+            action()
+
+    def seen_by_watch(action: Callable[[], None]) -> bool:
+        entered.clear()
+        go_on.clear()
+        thread = threading.Thread(target=env.step, args=(action,))
+        thread.start()
+        entered.wait()
+        watch.thread = thread.ident or 0
+        found = watch._under_way()
+        go_on.set()
+        thread.join()
+        return found is not None
+
+    env = Waiting()
+    watch = HangWatch(0.0, lambda: [env], str)
+    names: dict[str, Any] = {"__name__": "pdb", "wait": wait}
+    exec("def interaction(): wait()", names)
+    assert seen_by_watch(wait)
+    assert not seen_by_watch(names["interaction"])
+    assert watch._under_way() is None
+
+
+LOCKED = """
+import ctypes, sys
+import gymnasium, numpy
+import whorl.distributed.hang_timer
+from whorl.cli import main
+
+class Locked(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        return numpy.zeros(3, numpy.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 24:
+            lock = ctypes.CDLL(None).pthread_mutex_lock
+            mutex = ctypes.create_string_buffer(128)
+            lock(mutex)
+            lock(mutex)
+        return numpy.zeros(3, numpy.float32), 1.0, self.steps % 5 == 0, False, {}
+
+if __name__ == "__main__":
+    whorl.distributed.hang_timer.GRACE = 0.5
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_command_line_ends_where_native_code_cannot_be_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "locked.py").write_text(LOCKED)
+    given = {name: value for name, value in ROLLOUTS.items() if name not in ("eval", "tensorboard", "quiet")}
+    flags = [
+        word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", json.dumps(value))
+    ]
+    command = ["locked.py", "train", "ppo", "locked:Locked", *flags, "--env-timeout", "1", "--no-eval"]
+    ended = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    lines = ended.stderr.strip().splitlines()
+    assert ended.returncode == 1
+    assert lines[-1].startswith(
+        "whorl: environment 0, step 4 of episode 5: step() did not return within 1 seconds, the setting env_timeout, "
+        "and can't be interrupted; iteration 3 "
+    )
+    assert (
+        " is saved in checkpoint_1, without the episodes under way; continue with: whorl resume " in lines[-1]
+    )
+    assert "    lock(mutex)" in lines[-2]
 
 
 def test_an_actor_that_hangs_is_ended_and_replaced_or_ends_the_run(tmp_path: Path) -> None:

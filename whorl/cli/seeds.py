@@ -66,6 +66,7 @@ class Job:
 
 def run_trainer(trainer: Any) -> int:
     """Train to the end or to a signal, show the result, and give the exit status."""
+    trainer.owns_process = True
     try:
         _show(trainer.train(), trainer.settings)
     except (KeyboardInterrupt, SystemExit) as stop:
@@ -411,6 +412,7 @@ def _work(job: Job, line: Connection, output: Connection, cores: Sequence[int]) 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the parent has loaded the same settings, and told
             trainer = job.load()
+        trainer.owns_process = True
         line.send(_as_message(trainer.train()))
     except BaseException as error:  # the parent prints it, and the other seeds continue
         line.send(_as_message(error))

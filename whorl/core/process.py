@@ -8,14 +8,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import torch
+
+from whorl.core.errors import WhorlError
 
 SWITCH_INTERVAL = 5e-5
 """seconds a Python thread keeps the interpreter lock while others wait, where optimizers step in threads; the default
 of 5 ms is longer than many a step, so that the threads would take turns"""
 
 CTRL_C = "Ctrl-C"
+WAKE: Any = getattr(signal, "SIGURG", None)
+"""ends what the main thread waits for in the operating system; ignored by default, and unknown to Windows"""
 
 
 class configure_process:
@@ -89,3 +94,48 @@ def first_interrupt(handle: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+@contextmanager
+def interruptible_waits() -> Iterator[None]:
+    """Within, `raise_in` also reaches the main thread while it waits in the operating system."""
+    main = threading.current_thread() is threading.main_thread()
+    if WAKE is None or not main or signal.getsignal(WAKE) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(WAKE, _raise_sent)
+    try:
+        yield
+    finally:
+        signal.signal(WAKE, signal.SIG_DFL)
+
+
+def raise_in(thread: int, error: WhorlError, inside: Callable[[FrameType | None], bool]) -> None:
+    """Raise an error in another thread, at its next instruction in Python.
+
+    Args:
+        thread: its identity.
+        inside: whether a frame is still in the call that the error is about; if not, nothing is raised.
+    """
+    if thread == threading.main_thread().ident and WAKE and signal.getsignal(WAKE) is _raise_sent:
+        _sent.append((error, inside))
+        signal.pthread_kill(thread, WAKE)
+    elif inside(sys._current_frames().get(thread)):
+        # Python makes the error from its class, without arguments.
+        kind = type(
+            type(error).__name__,
+            (type(error),),
+            {"__init__": lambda self: WhorlError.__init__(self, error.message)},
+        )
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
+
+
+_sent: list[tuple[WhorlError, Callable[[FrameType | None], bool]]] = []
+"""errors for the main thread"""
+
+
+def _raise_sent(number: int, frame: FrameType | None) -> None:
+    while _sent:
+        error, inside = _sent.pop()
+        if inside(frame):
+            raise error

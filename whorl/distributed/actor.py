@@ -261,7 +261,7 @@ class ActorProcess:
 
     def watch_hangs(self, report: Report) -> None:
         """Report a step that takes longer than the role allows."""
-        HangTimer(self._timeout, self._under_way, self._where, report)
+        HangTimer(self._timeout, self._under_way, self._where, report, ends=True)
 
     def _made_step(self, share: float) -> None:
         self._share = share

@@ -4,8 +4,10 @@ A worker that dies or raises ends the pool with an error that names it; a parent
 """
 
 import os
-import time
+import signal
+import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -17,7 +19,7 @@ import torch
 from whorl.core import tree
 from whorl.core.errors import EnvError
 from whorl.core.tree import Tree
-from whorl.distributed.hang_timer import GRACE
+from whorl.distributed.hang_timer import GRACE, AwakeClock
 from whorl.distributed.process import FAILURE, ProcessRemote, close_all, wait
 from whorl.distributed.remote import RemoteError
 from whorl.distributed.shared_memory import ArraySpec, SharedSegment
@@ -31,6 +33,8 @@ from whorl.envs.vector import Step, VectorEnv
 
 WATCH_SECONDS = 0.2
 """time between two looks at the progress of workers"""
+MOST_BETWEEN = 5.0
+"""what counts of the time between two looks: if it was longer, this process was stopped"""
 
 
 class WorkerPool:
@@ -292,6 +296,11 @@ class WorkerPool:
         return [found[remote.name] for remote in remotes]
 
     def _hangs(self, remote: ProcessRemote) -> NoReturn:
+        remote.process.send_signal(
+            signal.SIGABRT
+        )  # it prints a traceback, even where its step holds Python's lock
+        with suppress(subprocess.TimeoutExpired):
+            remote.process.wait(GRACE)
         remote.process.kill()
         self._end(
             RemoteError(
@@ -319,11 +328,12 @@ class StallDetector:
 
     def __init__(self, progress: np.ndarray | None, timeout: float) -> None:
         self._progress, self._timeout = progress, timeout
-        now = time.monotonic()
+        self._clock = AwakeClock(MOST_BETWEEN)
+        now = self._clock()
         self._seen = [] if progress is None or not timeout else [(value, now) for value in progress]
 
     def found(self) -> list[int]:
-        now, stalled = time.monotonic(), []
+        now, stalled = self._clock(), []
         for number, (value, since) in enumerate(self._seen):
             assert self._progress is not None
             if self._progress[number] != value:

@@ -5,6 +5,7 @@ systems behave alike. It gets its object through shared memory and its calls thr
 does, however that ends. This module does not import torch, because environment workers start without it.
 """
 
+import faulthandler
 import gc
 import os
 import pickle
@@ -309,6 +310,7 @@ def main() -> None:
     `watch_hangs`, if there is one, gets the function that reports a call which does not return.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
+    faulthandler.enable()
     channel = _Channel()
     if hasattr(select, "poll"):
         threading.Thread(target=_leave_with_parent, args=(channel.commands,), daemon=True).start()

@@ -226,7 +226,7 @@ class Evaluator:
     def __init__(self, source: Source, parts: Parts) -> None:
         source = source.evaluated
         self.source, self.parts = drawn(source) if parts.settings.run.render else source, parts
-        self._env: VectorEnv | None = None
+        self.env: VectorEnv | None = None
         self._viewer: Viewer | None = None
 
     def evaluate(
@@ -240,10 +240,10 @@ class Evaluator:
         if policy.device.type == "cuda":
             num_envs = max(num_envs, run.num_envs)  # the shape that is compiled already
         num_envs = self.source.num_envs or num_envs
-        if self._env is None or self._env.spec.num_envs != num_envs:
+        if self.env is None or self.env.spec.num_envs != num_envs:
             self.close()
             workers = 0 if run.render else min(run.workers, num_envs)
-            self._env = make_vector(
+            self.env = make_vector(
                 self.source, num_envs, policy.device, workers, run.compile, run.env_timeout
             )
         self.parts.send_weights()
@@ -259,12 +259,12 @@ class Evaluator:
                 if viewer is not None:
                     viewer(env, step, action)
 
-        return run_episodes(policy, self._env, episodes, seed, watch=watch, max_steps=run.eval_max_steps)
+        return run_episodes(policy, self.env, episodes, seed, watch=watch, max_steps=run.eval_max_steps)
 
     def close(self) -> None:
         if self._viewer is not None:
             self._viewer.close()
             self._viewer = None
-        if self._env is not None:
-            self._env.close()
-            self._env = None
+        if self.env is not None:
+            self.env.close()
+            self.env = None

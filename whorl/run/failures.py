@@ -23,7 +23,7 @@ def saving_on_failure(trainer: "Trainer", collecting: bool = False) -> Iterator[
     try:
         yield
     except Exception as error:  # an environment or a callback may raise anything
-        extend(error, _save(trainer, collecting))
+        extend(error, what_is_saved(trainer, collecting))
         raise
 
 
@@ -37,13 +37,18 @@ def interrupt_explained(trainer: "Trainer") -> Iterator[None]:
         raise
 
 
-def _save(trainer: "Trainer", collecting: bool) -> str:
-    """Save the last complete iteration unless that was done; says what there is to continue from."""
+def what_is_saved(trainer: "Trainer", collecting: bool, save: bool = True) -> str:
+    """What there is to continue from.
+
+    Args:
+        collecting: environments are lost in the middle of a rollout.
+        save: save the last complete iteration first, unless that was done.
+    """
     if not trainer.settings.run.save_model:
         return "nothing was saved, because save_model is false"
     call = _resume_call(trainer)
     go_on = f"continue with: {call}"
-    if trainer.loop.whole and trainer.steps > trainer.counters.saved_steps:
+    if save and trainer.loop.whole and trainer.steps > trainer.counters.saved_steps:
         with suppress(WhorlError):  # diverged weights, a full disk: the first error is the one to report
             folder = trainer.save_after_failure(collecting)
             without = ", without the episodes under way" if collecting else ""

@@ -14,6 +14,7 @@ import math
 import shutil
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -30,8 +31,9 @@ from whorl.collect.episodes import Episode
 from whorl.core import files
 from whorl.core.cuda_graphs import GATE
 from whorl.core.errors import CheckpointError, ConfigError, DamagedError, WhorlError
-from whorl.core.process import CTRL_C, configure_process, first_interrupt
+from whorl.core.process import CTRL_C, configure_process, first_interrupt, interruptible_waits
 from whorl.data.experience import Experience
+from whorl.distributed.pool import WorkerPool
 from whorl.envs.make import Source
 from whorl.log.console import Console
 from whorl.log.maps import heat_map, save_maps, shades
@@ -56,7 +58,8 @@ from whorl.run.checkpointing import (
 )
 from whorl.run.dataset import fill_replay
 from whorl.run.evaluate import Evaluation, Evaluator
-from whorl.run.failures import how_to_go_on, interrupt_explained, saving_on_failure
+from whorl.run.failures import how_to_go_on, interrupt_explained, saving_on_failure, what_is_saved
+from whorl.run.hang_watch import HangWatch
 from whorl.run.loop import Counters, Loop
 from whorl.run.progress import Progress
 from whorl.run.reporting import (
@@ -133,6 +136,10 @@ class Trainer:
         self._row: dict[str, Any] = {}
         self._logged: set[str] | None = None
         """names in `_row` that were logged, as long as it may still change"""
+        self.owns_process = False
+        """whether an environment that can't be interrupted ends the process, as on the command line"""
+        self._hang_watch: HangWatch | None = None
+        """as long as the run is open"""
         self._inside_step = False
         self._iterating = False
         """whether a rollout or its updates are under way, so that nothing can be saved"""
@@ -240,6 +247,7 @@ class Trainer:
             stack.enter_context(interrupt_explained(self))
             self._rebuild()
             stack.enter_context(first_interrupt(self.interrupt))
+            stack.enter_context(interruptible_waits())
             reporting = self._open()
             console = reporting.console(self.parts, self.counters, self._spent_here)
             self._console = stack.enter_context(console)
@@ -283,6 +291,8 @@ class Trainer:
         if self.finished:
             raise WhorlError(f"training is over: {self._reason()}; resume the run with a larger budget")
         self._inside_step = True
+        if self._hang_watch is not None:
+            self._hang_watch.thread = threading.get_ident()
         began, before = time.perf_counter(), self.wall_time
         with saving_on_failure(self, collecting=True), gpu_memory(self.settings):
             self._iterating = True
@@ -547,6 +557,12 @@ class Trainer:
                 self._system = SystemMetrics(self.agent.updates)
                 self._row, self._logged, self._result, self._inside_step = {}, None, None, False
                 self._iterating = self._save_asked = False
+                self._hang_watch = HangWatch(
+                    self.settings.run.env_timeout,
+                    self._environments,
+                    lambda: what_is_saved(self, collecting=True, save=self.owns_process),
+                    self.owns_process,
+                )
                 if not self._restored:
                     self._begin()
                 elif self._branched:
@@ -598,10 +614,18 @@ class Trainer:
         self.parts.reset(0)
         self._restored = True
 
+    def _environments(self) -> list[Any]:
+        """Those that this process steps."""
+        envs = (self.parts.acting.env, self._evaluator.env)
+        return [env for env in envs if env is not None and not isinstance(env, WorkerPool)]
+
     def _release(self) -> None:
         """Stop processes, free the environments and close the loggers; write nothing."""
         self._spent_here = 0.0
         with ExitStack() as stack:
+            if self._hang_watch is not None:
+                stack.callback(self._hang_watch.close)
+                self._hang_watch = None
             if self._lock is not None:
                 stack.callback(self._lock.release)
                 self._lock = None

@@ -63,8 +63,8 @@ class RunConfig:
     """with actors, shards or learners: how often one is restarted within an hour; its next failure ends the run, even
     if it worked in between; 0: any number"""
     env_timeout: Annotated[float, Range(0, 10**6)] = 600.0
-    """with workers or actors: time limit of one environment step in seconds; an actor that exceeds it is replaced, a
-    worker ends the run with a checkpoint; 0: no limit"""
+    """time limit of one environment step in seconds; an actor that exceeds it is replaced, otherwise the run ends
+    with a checkpoint; 0: no limit"""
     learners: Annotated[int, Range(1, 1000)] = 1
     """data-parallel learners, which share each batch and average gradients: this process and replicas of it"""
     disable_sample: bool = False

@@ -25,7 +25,7 @@ class BehaviorEvaluator:
 
     def __init__(self, source: Source, parts: BehaviorParts) -> None:
         self.source, self.parts = source, parts
-        self._env: BehaviorEnv | None = None
+        self.env: BehaviorEnv | None = None
 
     def evaluate(
         self, episodes: int, iteration: int, progress: Callable[[], None] | None = None
@@ -34,23 +34,23 @@ class BehaviorEvaluator:
         every step."""
         run = self.parts.settings.run
         episodes = episodes or run.n_eval_episodes
-        if self._env is None:
+        if self.env is None:
             assert self.source.adapter is not None
-            self._env = self.source.adapter.behavior_env(self.source, min(episodes, EVAL_ENVS))
+            self.env = self.source.adapter.behavior_env(self.source, min(episodes, EVAL_ENVS))
         for member in self.parts.members:
             member.parts.send_weights()
         seed = self.parts.streams.seed("eval", str(iteration))
         agents = {member.name: member.parts.acting.policy for member in self.parts.members}
         watch = None if progress is None else lambda *_: progress()
-        found = play(agents, self._env, episodes, seed, True, watch, run.eval_max_steps)
+        found = play(agents, self.env, episodes, seed, True, watch, run.eval_max_steps)
         for member in self.parts.members:
             member.counters.evaluated_return = found.behaviors[member.name].mean_return
         return found
 
     def close(self) -> None:
-        if self._env is not None:
-            self._env.close()
-            self._env = None
+        if self.env is not None:
+            self.env.close()
+            self.env = None
 
 
 def play(

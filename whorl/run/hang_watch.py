@@ -1,0 +1,103 @@
+"""Ends training whose environment, stepped by this process, does not return from a call (`env_timeout`).
+
+The error is raised in the thread that steps, where Python runs or waits for the operating system, and is saved and
+reported like any other of the environment. Native code that neither returns nor waits can't be interrupted: that is
+said, and the command line ends the process. Native code that holds Python's lock is only noticed in workers.
+"""
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from types import CodeType, FrameType
+from typing import Any
+
+from whorl.core.errors import EnvError
+from whorl.core.process import raise_in
+from whorl.distributed.hang_timer import HangTimer
+from whorl.envs.stepping import EnvStepper
+
+CALLS = ("reset", "step")
+DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
+"""modules in which a step may wait for a person"""
+CAN_NOT_END = 1
+"""exit status of a command whose environment can't be interrupted"""
+
+
+class HangWatch:
+    """Watches the calls of environments in one thread, at first that which makes it.
+
+    Args:
+        timeout: seconds that a call may take; 0: any.
+        envs: those that are stepped now, in training or evaluation; None is left out.
+        left: what there is to continue from.
+        ends_process: whether a call that can't be interrupted ends the process.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        envs: Callable[[], Iterable[Any]],
+        left: Callable[[], str],
+        ends_process: bool = False,
+    ) -> None:
+        self._envs, self._left, self._ends_process = envs, left, ends_process
+        self.thread = threading.get_ident()
+        """that which steps"""
+        self._reports = 0
+        self._timer = HangTimer(timeout, self._under_way, self._where, self._report)
+
+    def close(self) -> None:
+        self._timer.close()
+
+    def _under_way(self) -> Any:
+        """The call of an environment and its step, which change with every step; None: no call is under way.
+
+        Frames are compared themselves: the next one may lie at the address of the last.
+        """
+        frame = self._call(sys._current_frames().get(self.thread))
+        if frame is None:
+            self._reports = 0
+            return None
+        return frame, [None if stepper is None else stepper.under_way() for stepper in self._steppers()]
+
+    def _call(self, frame: FrameType | None) -> FrameType | None:
+        """The call of an environment in which a frame is; None: it is in none, or a debugger is in it."""
+        codes = {EnvStepper.reset.__code__, EnvStepper.step.__code__, *self._codes()}
+        while frame is not None and frame.f_code not in codes:
+            if frame.f_globals.get("__name__", "").partition(".")[0] in DEBUGGERS:
+                return None
+            frame = frame.f_back
+        return frame
+
+    def _codes(self) -> Iterable[CodeType]:
+        for env in self._envs():
+            for name in CALLS:
+                code = getattr(getattr(type(env), name, None), "__code__", None)
+                if code is not None:
+                    yield code
+
+    def _steppers(self) -> list[EnvStepper | None]:
+        return [getattr(env, "stepper", None) for env in self._envs()]
+
+    def _where(self) -> str:
+        for stepper in self._steppers():
+            if stepper is not None and stepper.under_way() is not None:
+                return stepper.where()
+        return "a call of the environment"
+
+    def _report(self, error: EnvError) -> None:
+        self._reports += 1
+        if self._reports == 1:
+            # The stepper that the error passes names the environment and the step itself.
+            what = error.message[len(self._where().rpartition(": ")[0]) :].removeprefix(": ")
+            raise_in(self.thread, EnvError(what), lambda frame: self._call(frame) is not None)
+        elif self._reports == 2:
+            frame = sys._current_frames().get(self.thread)
+            stack = "".join(traceback.format_stack(frame))
+            message = f"whorl: {error.message}, and can't be interrupted; {self._left()}"
+            sys.stderr.write(f"{stack.rstrip()}\n{message}\n")
+            sys.stderr.flush()
+            if self._ends_process:
+                os._exit(CAN_NOT_END)
