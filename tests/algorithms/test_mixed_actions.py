@@ -310,7 +310,9 @@ def test_dqn_like_acting_follows_the_critics_but_for_epsilon() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"action_coupling": "conditioned"}, {"joint_choices": 2}], ids=["joint", "coupled", "sums"]
+    "settings",
+    [{}, {"action_coupling": "conditioned"}, {"joint_choices": 2}],
+    ids=["joint", "coupled", "sums"],
 )
 def test_dqn_like_choices_need_no_random_numbers_where_they_are_greedy(settings: dict[str, Any]) -> None:
     """So an exported policy has none among its inputs."""

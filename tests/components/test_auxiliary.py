@@ -124,6 +124,31 @@ def test_an_opposing_auxiliary_gradient_leaves_the_agents_own_as_it_is(adaptive:
     assert all((seen[places[id(head)]] == 1).all() for head in heads)
 
 
+@pytest.mark.parametrize("order", [("byol", "atc"), ("atc", "byol")])
+def test_gradients_are_compared_with_the_agents_own_and_not_with_those_of_other_losses(
+    order: tuple[str, str],
+) -> None:
+    """The agent's gradient is 2 w; BYOL adds -6 w wherever it points, and ATC's -2 w must not follow it."""
+    known = {"byol": BYOLConfig(joins="critic"), "atc": replace(ATC, joins="critic", adaptive="whole")}
+    agent: Any = build("dqn", IMAGE, **{name: known[name] for name in order})
+    weights = list(agent.critic.parameters())
+
+    def value(factor: float) -> torch.Tensor:
+        return sum((factor * weight.square().sum() for weight in weights), torch.zeros(()))
+
+    factors = {"off": -3.0, "whole": -1.0}
+    agent._joined["critic"] = [
+        replace(joined, loss=lambda batch, factor=factors[joined.adaptive]: value(factor))
+        for joined in agent._joined["critic"]
+    ]
+    (agent._batch,) = rollouts(agent)
+    seen: list[Any] = []
+    agent._steppers["critic"] = lambda gradients, rate, gate: seen.extend(gradients)
+    agent.minimize("critic", value(1.0))
+    for weight, gradient in zip(weights, seen):
+        torch.testing.assert_close(gradient, -4 * weight)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"atc.adaptive is 'whole', .*set atc.joins to critic"):
         build("dqn", IMAGE, atc=replace(ATC, adaptive="whole"))
