@@ -2003,7 +2003,13 @@ MUTATIONS: list[Mutation] = [
             "packed.steps.add_(1)",
         ),
         Bug("state behind a closed gate moves", "torch.where(gate > 0, tensor, old)", "tensor"),
-        Bug("joined losses are left out", "loss = loss + added", "loss = loss + 0 * added"),
+        Bug("joined losses are left out", "free.append(added)", "free.append(0 * added)"),
+        Bug(
+            "gradients are compared with those of other joined losses",
+            "loss if gated else sum(free, loss)",
+            "sum(free, loss)",
+            "components/test_auxiliary.py",
+        ),
         Bug(
             "learning rates are not annealed",
             'getattr(self, f"lr_{name}").copy_(rate * factor)',
